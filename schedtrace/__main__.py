@@ -1,0 +1,5 @@
+"""``python -m schedtrace`` is the same as ``schedtrace``."""
+
+from schedtrace.cli.main import entry
+
+entry()

@@ -1,0 +1,44 @@
+"""Errors that are told to a person in one line, and the exit code each ends with.
+
+SchedtraceError
+├── UsageError      2  the command line or a configuration file is wrong
+├── InputError      3  a trace, run folder or workload file cannot be read
+└── EngineError     4  vLLM did not start, or died
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process returns to the shell."""
+
+    OK = 0
+    FINDINGS = 1
+    USAGE = 2
+    INPUT = 3
+    ENGINE = 4
+    INTERRUPTED = 130
+
+
+class SchedtraceError(Exception):
+    """Base of all errors raised on purpose; ``str(error)`` is the line for the person."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UsageError(SchedtraceError):
+    """The command line or a configuration file asks for something impossible."""
+
+    exit_code = ExitCode.USAGE
+
+
+class InputError(SchedtraceError):
+    """A trace, run folder or workload file is missing or cannot be understood."""
+
+    exit_code = ExitCode.INPUT
+
+
+class EngineError(SchedtraceError):
+    """vLLM's engine did not start, or died while working."""
+
+    exit_code = ExitCode.ENGINE

@@ -1,0 +1,114 @@
+"""``run.json``: what a run was, who made it and how it ended."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from schedtrace.errors import InputError
+
+SCHEMA_VERSION = 1
+FILE_NAME = "run.json"
+
+Status = Literal["starting", "running", "finished", "interrupted", "failed", "attached"]
+
+
+class Workload(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The requests of one trial, and how they are handed over."""
+
+    dataset: str
+    num_prompts: int
+    input_tokens: int | None = None
+    """Sum over the prompts; None where only the engine's front end tokenizes."""
+    output_tokens: int | None = None
+    """Sum of the ``max_tokens`` asked for."""
+    input_len: int | None = None
+    output_len: int | None = None
+    request_rate: float | None = None
+    """Requests per second; None: all at once."""
+    burstiness: float = 1.0
+    prequeue: bool = False
+    seed: int = 0
+    warmup_requests: int = 0
+    keep_prefix_cache: bool = False
+
+
+class TrialResult(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One trial as the front end saw it; the trace tells the rest."""
+
+    trial: int
+    elapsed_s: float
+    num_requests: int
+    input_tokens: int
+    output_tokens: int
+    prefix_cache_reset: bool | None = None
+    """Whether the cache was emptied before this trial; None: not asked for."""
+
+
+class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One run. Fields are added with a default, never renamed or retyped."""
+
+    schema_version: int = SCHEMA_VERSION
+    schedtrace_version: str
+    status: Status
+    label: str | None = None
+    started_at: str
+    """ISO 8601, UTC."""
+    command: list[str] = []
+    host: str | None = None
+    cpu_count: int | None = None
+    python_version: str | None = None
+    vllm_version: str | None = None
+    torch_version: str | None = None
+    device: str | None = None
+    environment: dict[str, str] = {}
+    """The ``VLLM_*`` (and schedtrace's own) variables of the engine's process."""
+    front_end: str | None = None
+    """``LLMEngine`` (as ``LLM.generate``) or ``AsyncLLM`` (as ``vllm serve``)."""
+    engine_args_given: dict[str, Any] = {}
+    engine_args_chosen: dict[str, Any] = {}
+    """What schedtrace added because it could be found out (a CPU's KV cache size, ...)."""
+    config_resolved: dict[str, Any] = {}
+    """vLLM's own configuration after it resolved every default: section -> field -> value."""
+    workload: Workload | None = None
+    trials_asked: int | None = None
+    trials: list[TrialResult] = []
+    error: str | None = None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``run.json`` so that a reader sees the old or the new one, never a part."""
+    text = json.dumps(msgspec.to_builtins(manifest), indent=2) + "\n"
+    part = folder / f".{FILE_NAME}.{os.getpid()}"
+    part.write_text(text)
+    part.replace(folder / FILE_NAME)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a run folder; None if there is none.
+
+    Raises:
+        InputError: it is there but cannot be understood.
+    """
+    path = folder / FILE_NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(msg) from error
+    try:
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except msgspec.DecodeError as error:
+        msg = f"{path}: not a manifest of a schedtrace run ({error})"
+        raise InputError(msg) from error
+    if manifest.schema_version > SCHEMA_VERSION:
+        msg = (
+            f"{path}: written by schedtrace {manifest.schedtrace_version} with schema version "
+            f"{manifest.schema_version}, this one reads up to {SCHEMA_VERSION}; upgrade schedtrace"
+        )
+        raise InputError(msg)
+    return manifest

@@ -1,0 +1,231 @@
+"""The lines of ``engine-<rank>.jsonl``; the format's page is ``docs/trace-format.md``.
+
+Every line is one of the tagged structs below (key ``type``). Times end in ``_us``: microseconds of the
+engine's monotonic clock since the header was written, so a front-end arrival may be negative. Fields at
+their default are left out of the line. Evolution: fields are added with a default, never renamed or retyped.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from schedtrace.model.causes import Cause
+
+SCHEMA_VERSION = 1
+"""Raised only when an older reader would misread a newer trace; added fields do not raise it."""
+
+Via = Literal["source", "inferred"]
+Loop = Literal["running", "waiting"]
+ExitKind = Literal["break", "continue", "condition", "gate"]
+
+
+class Line(msgspec.Struct, omit_defaults=True, tag_field="type"):
+    """What all lines have in common."""
+
+
+class Header(Line, tag="header", kw_only=True):
+    """First line: makes the file readable on its own."""
+
+    schema_version: int
+    schedtrace_version: str
+    vllm_version: str
+    torch_version: str | None = None
+    python_version: str
+    host: str
+    device: str
+    pid: int
+    engine_rank: int
+    """Data-parallel rank of this engine."""
+    wall_anchor_us: int
+    """Unix time in microseconds at which the trace's clock read 0: lines up ranks."""
+    scheduler_class: str
+    """The class that vLLM chose, before it was wrapped."""
+    async_scheduling: bool | None = None
+    exits_via: Via = "inferred"
+    model: str
+    max_model_len: int | None = None
+    token_budget: int
+    max_num_running_reqs: int
+    block_size: int | None = None
+    kv_blocks_total: int | None = None
+    enable_prefix_caching: bool | None = None
+    data_parallel_size: int = 1
+    scheduler_config: dict[str, Any] = {}
+    """Every field of vLLM's ``SchedulerConfig``."""
+    trial_ids: bool = False
+    """Request ids tell the trial (``t<trial>-<n>``), because ``schedtrace run`` made them."""
+    hashed_ids: bool = False
+    notices: list[str] = []
+    """What could not be recorded, and why."""
+
+
+class ScheduledRequest(msgspec.Struct, omit_defaults=True):
+    """What one request got in one step."""
+
+    request_id: str
+    computed_tokens: int
+    """Before this step. For a new request: tokens taken from the prefix cache or a KV connector."""
+    scheduled_tokens: int
+    phase: Literal["running", "new", "resumed"] = "running"
+    draft_tokens: int = 0
+
+
+class Exit(msgspec.Struct, omit_defaults=True):
+    """One place where ``schedule()`` stopped or skipped a request."""
+
+    loop: Loop
+    kind: ExitKind
+    cause: Cause
+    request_id: str | None = None
+    budget_left: int = 0
+    """Token budget left when the exit was taken."""
+    detail: str | None = None
+    guard: str | None = None
+    """For ``other``: the text that stands there, or why nothing more is known."""
+    location: str | None = None
+    """``file:line`` of the exit in the installed vLLM (only ``via`` source)."""
+    via: Via = "inferred"
+
+
+class Preemption(msgspec.Struct, omit_defaults=True):
+    """One request that lost its KV blocks."""
+
+    request_id: str
+    lost_tokens: int
+    """Computed tokens that have to be computed again, unless the prefix cache still has them."""
+    for_request_id: str | None = None
+    """Whose allocation failed; None where it could not be seen."""
+    num_preemptions: int | None = None
+    """Of this request so far, this one included."""
+    in_schedule: bool = True
+    """False: preempted outside ``schedule()``, by a reset of the prefix cache."""
+
+
+class Arrival(msgspec.Struct, omit_defaults=True):
+    """One request that reached the scheduler."""
+
+    request_id: str
+    arrived_us: int | None
+    """At the front end (vLLM's ``arrival_time``, a wall clock)."""
+    queued_us: int
+    """In ``Scheduler.add_request``."""
+    prompt_tokens: int
+    max_tokens: int | None = None
+    priority: int = 0
+    lora: str | None = None
+    streaming_update: bool = False
+    """The same id came again: another part of a streaming session, not a new request."""
+
+
+class Finish(msgspec.Struct, omit_defaults=True):
+    """One request that left the scheduler, finished or aborted."""
+
+    request_id: str
+    status: str
+    """``RequestStatus`` name without ``FINISHED_``: STOPPED, LENGTH_CAPPED, ABORTED, ERROR, ..."""
+    finished_us: int
+    prompt_tokens: int
+    output_tokens: int
+    num_preemptions: int | None = None
+    arrived_us: int | None = None
+    queued_us: int | None = None
+    scheduled_us: int | None = None
+    """Start of the first step that scheduled it."""
+    first_token_us: int | None = None
+    """When the output with its first token came back."""
+    last_token_us: int | None = None
+    cached_tokens: int = 0
+    """Prompt tokens found in a cache at its first scheduling."""
+
+
+class Step(Line, tag="step", kw_only=True):
+    """One ``schedule()`` call."""
+
+    step: int
+    """Counts every call of this engine from 0."""
+    trial: int | None = None
+    """Trial of ``schedtrace run``; 0 is the warm-up; None outside ``run``."""
+    start_us: int
+    schedule_us: int
+    """How long ``schedule()`` took."""
+    output_us: int | None = None
+    """When ``update_from_output`` was called for this step; None: not back when the line was written."""
+    update_us: int | None = None
+    """How long ``update_from_output`` took."""
+    token_budget: int
+    remaining_budget: int
+    """``token_budget`` minus the tokens scheduled in this step."""
+    total_requests: int
+    """Requests scheduled in this step."""
+    max_num_running_reqs: int
+    num_running_before: int
+    num_running_after: int
+    num_waiting_before: int
+    num_waiting_after: int
+    num_not_ready_after: int = 0
+    """Of the waiting: known to be waiting for something else than the scheduler (grammar, remote KV, ...)."""
+    waiting_tokens_after: int | None = None
+    """Tokens that the waiting requests want; None where the recorder's own count disagrees with vLLM's."""
+    kv_blocks_total: int | None = None
+    kv_blocks_free_before: int | None = None
+    kv_blocks_free_after: int | None = None
+    num_new: int = 0
+    num_resumed: int = 0
+    num_continued: int = 0
+    prefill_tokens: int = 0
+    """Tokens at positions below the prompt's length."""
+    decode_tokens: int = 0
+    """Tokens that are neither prompt nor recomputed."""
+    recomputed_tokens: int = 0
+    """Tokens at positions that a preemption had thrown away; those of the prompt count in both."""
+    cached_tokens: int = 0
+    """Tokens that new and resumed requests found in a cache."""
+    draft_tokens: int = 0
+    output_tokens: int | None = None
+    """Tokens sampled by this step and accepted; None: the output has not come back."""
+    requests: list[ScheduledRequest] = []
+    exits: list[Exit] = []
+    preempted: list[Preemption] = []
+    arrived: list[Arrival] = []
+    """Since the last line; all of them were in the queue when this step began."""
+    finished: list[Finish] = []
+    """Since the last line."""
+    dummy_batches: int = 0
+    """Dummy batches that this data-parallel rank executed since the last line."""
+
+
+class Output(Line, tag="output", kw_only=True):
+    """Completes a step whose line had to be written before its output came back."""
+
+    step: int
+    output_us: int
+    update_us: int
+    output_tokens: int
+
+
+class Events(Line, tag="events", kw_only=True):
+    """What happened after the last step, when no further step follows soon."""
+
+    at_us: int
+    arrived: list[Arrival] = []
+    finished: list[Finish] = []
+    dummy_batches: int = 0
+
+
+class Notice(Line, tag="notice", kw_only=True):
+    """Something that the recorder could not do; recording goes on as far as it can."""
+
+    at_us: int
+    message: str
+
+
+class End(Line, tag="end", kw_only=True):
+    """Last line of a trace that was closed in order. Its absence means that the engine was killed."""
+
+    at_us: int
+    steps: int
+    """``schedule()`` calls seen; more than the step lines if some were dropped."""
+    dropped_steps: int = 0
+
+
+AnyLine = Header | Step | Output | Events | Notice | End

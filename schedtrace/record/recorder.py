@@ -1,0 +1,180 @@
+"""Notes what the traced scheduler tells it and hands it to the writer. Never raises."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from loguru import logger
+
+from schedtrace.model.trace import Arrival, Finish, Preemption
+from schedtrace.record import settings
+from schedtrace.record.capture import Capture, Result
+from schedtrace.record.exits import ExitObserver, num_not_ready, num_waiting
+from schedtrace.record.header import make_header
+from schedtrace.record.writer import Writer
+
+
+def open_recorder(scheduler: Any) -> "Recorder | None":
+    """A recorder for a scheduler just built; None, with one warning, where that is impossible."""
+    try:
+        chosen = settings.from_environment()
+        anchor_ns, wall_anchor_us = time.monotonic_ns(), time.time_ns() // 1000
+        header = make_header(scheduler, chosen, wall_anchor_us)
+        writer = Writer(chosen, header, anchor_ns)
+        recorder = Recorder(scheduler, writer)
+    except Exception as error:
+        logger.warning("schedtrace: not recording: {!r}", error)
+        return None
+    logger.info("schedtrace: recording engine {} to {}", header.engine_rank, writer.path)
+    return recorder
+
+
+class Recorder:
+    """One engine's recording; all methods run on the scheduler's thread."""
+
+    def __init__(self, scheduler: Any, writer: Writer) -> None:
+        self.active = True
+        self.clock: Callable[[], int] = time.monotonic_ns
+        self._writer = writer
+        self._exits = ExitObserver(scheduler)
+        self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
+        self._steps = 0
+        self._current: Capture | None = None
+        self._in_schedule = False
+        self._in_flight: dict[int, Capture] = {}
+        self._preempted: list[tuple[Preemption, int]] = []
+
+    def schedule_begins(self, scheduler: Any) -> None:
+        """Note the state before the call."""
+        try:
+            capture = Capture()
+            capture.result = None
+            capture.step = self._steps
+            self._steps += 1
+            capture.arrived, capture.finished, capture.dummy_batches = self._writer.take_events()
+            capture.running_before = len(scheduler.running)
+            capture.waiting_before = num_waiting(scheduler)
+            capture.free_before = self._free_blocks()
+            self._exits.begin(scheduler, capture.running_before, capture.waiting_before)
+            self._current = capture
+            self._in_schedule = True
+            capture.start_ns = self.clock()
+        except Exception as error:
+            self._fail("before schedule()", error)
+
+    def schedule_ended(self, scheduler: Any, output: Any) -> None:
+        """Note what the call decided; reads the state right away, since it changes after this."""
+        end_ns = self.clock()
+        try:
+            capture, self._current, self._in_schedule = self._current, None, False
+            if capture is None:
+                return
+            capture.end_ns = end_ns
+            capture.output = output
+            capture.token_budget = scheduler.max_num_scheduled_tokens
+            capture.max_num_running_reqs = scheduler.max_num_running_reqs
+            capture.running_after = len(scheduler.running)
+            capture.waiting_after = num_waiting(scheduler)
+            capture.not_ready_after = num_not_ready(scheduler)
+            capture.free_after = self._free_blocks()
+            capture.kv_blocks_total = getattr(self._block_pool, "num_gpu_blocks", None)
+            capture.preempted, self._preempted = self._preempted, []
+            capture.exits = self._exits.end(
+                scheduler,
+                capture.token_budget - output.total_num_scheduled_tokens,
+                output.num_scheduled_tokens,
+                sum(preemption.in_schedule for preemption, _ in capture.preempted),
+            )
+            self._in_flight[id(output)] = capture
+            self._writer.put(capture)
+            if not self._writer.working:
+                self.active = False
+        except Exception as error:
+            self._fail("after schedule()", error)
+
+    def output_came_back(self, output: Any, back_ns: int, outputs: Any) -> None:
+        """Note when a step's output came back; several steps may be in flight, so match by identity."""
+        try:
+            capture = self._in_flight.pop(id(output), None)
+            if capture is not None:
+                capture.result = Result(back_ns, self.clock(), outputs)
+        except Exception as error:
+            self._fail("in update_from_output()", error)
+
+    def request_arrives(self, scheduler: Any, request: Any) -> None:
+        """Note a request before it enters the queue."""
+        try:
+            lora = getattr(request, "lora_request", None)
+            arrival = Arrival(
+                request_id=request.request_id,
+                arrived_us=self._writer.from_wall_clock(request.arrival_time),
+                queued_us=self._writer.since_anchor(self.clock()),
+                prompt_tokens=request.num_prompt_tokens,
+                max_tokens=request.max_tokens,
+                priority=request.priority,
+                lora=None if lora is None else lora.lora_name,
+                streaming_update=request.request_id in scheduler.requests,
+            )
+            self._writer.arrived.append(arrival)
+        except Exception as error:
+            self._fail("in add_request()", error)
+
+    def request_preempted(self, request: Any) -> None:
+        """Note a victim before its counters are reset, and for whom it is, from the caller's frame.
+
+        Within ``schedule()`` the local ``request`` is the one whose allocation failed (all releases).
+        """
+        try:
+            caller = sys._getframe(2) if self._in_schedule else None
+            wants = None
+            if caller is not None and caller.f_code.co_name == "schedule":
+                wants = getattr(caller.f_locals.get("request"), "request_id", None)
+            count = getattr(request, "num_preemptions", None)
+            preemption = Preemption(
+                request_id=request.request_id,
+                lost_tokens=request.num_computed_tokens,
+                for_request_id=wants,
+                num_preemptions=None if count is None else count + 1,
+                in_schedule=self._in_schedule,
+            )
+            self._preempted.append((preemption, request.num_tokens))
+        except Exception as error:
+            self._fail("in _preempt_request()", error)
+
+    def request_freed(self, request: Any) -> None:
+        """Note a request that leaves, finished or aborted."""
+        try:
+            finish = Finish(
+                request_id=request.request_id,
+                status=request.status.name.removeprefix("FINISHED_"),
+                finished_us=self._writer.since_anchor(self.clock()),
+                prompt_tokens=request.num_prompt_tokens,
+                output_tokens=request.num_output_tokens,
+                num_preemptions=getattr(request, "num_preemptions", None),
+            )
+            self._writer.finished.append(finish)
+        except Exception as error:
+            self._fail("in _free_request()", error)
+
+    def dummy_batch(self) -> None:
+        """Count a batch that a data-parallel rank ran only to keep the others company."""
+        self._writer.dummy_batches += 1
+
+    def close(self) -> None:
+        """Write what is left and the end line; a second call does nothing."""
+        self.active = False
+        self._writer.close()
+
+    def _free_blocks(self) -> int | None:
+        return None if self._block_pool is None else self._block_pool.get_num_free_blocks()
+
+    def _fail(self, where: str, error: Exception) -> None:
+        """Stop recording, say so once in the log and in the trace; the engine goes on."""
+        self._current, self._in_schedule = None, False
+        self._in_flight.clear()
+        if self.active:
+            self.active = False
+            message = f"recording stopped {where}: {error!r}"
+            logger.warning("schedtrace: {}", message)
+            self._writer.notice(message)

@@ -1,0 +1,123 @@
+"""A traced subclass of whatever scheduler class vLLM chose.
+
+Every method calls the original first to last with the very arguments it got, and tells the recorder before
+and after. The recorder swallows its own errors, so nothing here can change what the scheduler does.
+"""
+
+import types
+from functools import cache
+from typing import Any
+
+from loguru import logger
+
+from schedtrace.record.recorder import Recorder, open_recorder
+
+
+class _Traced:
+    """Hooks on the methods that every release of vLLM's V1 scheduler has."""
+
+    _schedtrace_recorder: Recorder | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._schedtrace_recorder = open_recorder(self)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._schedtrace_recorder
+        if recorder is None or not recorder.active:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]  # the base is vLLM's scheduler
+        recorder.schedule_begins(self)
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]  # likewise
+        recorder.schedule_ended(self, output)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._schedtrace_recorder
+        if recorder is None or not recorder.active:
+            return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        back = recorder.clock()
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        recorder.output_came_back(scheduler_output, back, outputs)
+        return outputs
+
+    def add_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._schedtrace_recorder
+        if recorder is not None:
+            recorder.request_arrives(self, request)
+        return super().add_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._schedtrace_recorder
+        if recorder is not None:
+            recorder.close()
+        return super().shutdown(*args, **kwargs)  # type: ignore[misc]
+
+
+class _TracedPreemption:
+    """Hook on ``_preempt_request`` (vLLM 0.12 and newer)."""
+
+    _schedtrace_recorder: Recorder | None
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._schedtrace_recorder is not None:
+            self._schedtrace_recorder.request_preempted(request)
+        return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
+
+class _TracedFree:
+    """Hook on ``_free_request``: every way out of the scheduler leads through it."""
+
+    _schedtrace_recorder: Recorder | None
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._schedtrace_recorder is not None:
+            self._schedtrace_recorder.request_freed(request)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+
+@cache
+def traced_class(base: type) -> type:
+    """A subclass of ``base`` that records; ``base`` itself if it records already.
+
+    Args:
+        base: A scheduler class with vLLM's ``SchedulerInterface``.
+    """
+    if issubclass(base, _Traced):
+        return base
+    hooks: list[type] = [_Traced]
+    if hasattr(base, "_preempt_request"):
+        hooks.append(_TracedPreemption)
+    if hasattr(base, "_free_request"):
+        hooks.append(_TracedFree)
+    return types.new_class(f"Traced{base.__name__}", (*hooks, base), exec_body=_named_like(base))
+
+
+def _named_like(base: type) -> Any:
+    def body(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = __name__
+        namespace["__doc__"] = f"{base.__module__}.{base.__qualname__}, recorded by schedtrace."
+
+    return body
+
+
+def traced_scheduler(**kwargs: Any) -> Any:
+    """For ``--scheduler-cls schedtrace.record.traced.traced_scheduler``, where plugins are disabled.
+
+    Chooses between vLLM's ``AsyncScheduler`` and ``Scheduler`` as vLLM does without ``--scheduler-cls``
+    (``SchedulerConfig.get_scheduler_cls``), and records to ``SCHEDTRACE_DIR`` (``logs`` if unset). With the
+    plugin path the user's own class is kept; with this one it cannot be, since the option is taken.
+    """
+    import os
+
+    from schedtrace.record import settings
+
+    if not settings.enabled():
+        os.environ[settings.DIR] = "logs"
+        logger.info("schedtrace: SCHEDTRACE_DIR is not set, recording to logs/")
+    config = kwargs["vllm_config"].scheduler_config
+    given, config.scheduler_cls = config.scheduler_cls, None
+    try:
+        chosen = config.get_scheduler_cls()
+    finally:
+        config.scheduler_cls = given
+    return traced_class(chosen)(**kwargs)

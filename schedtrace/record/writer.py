@@ -1,0 +1,228 @@
+"""Takes captures off the scheduler's thread, turns them into lines and puts them on disk.
+
+A step is written as soon as its output is back, or after half a second without (an ``output`` line then
+completes it), so what was recorded a second ago is in the operating system's hands whatever happens.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from loguru import logger
+
+from schedtrace.model.manifest import FILE_NAME, Manifest, write_manifest
+from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
+from schedtrace.record.assemble import Assembler
+from schedtrace.record.capture import Capture
+from schedtrace.record.settings import Settings
+
+_T = TypeVar("_T")
+
+DRAIN_EVERY_S = 0.2
+WRITE_LATEST_NS = 500_000_000
+"""A step without output is written after this long; with ``DRAIN_EVERY_S`` it stays under one second."""
+
+MAX_PENDING = 50_000
+"""Captures held at most: a disk that stands still costs steps, counted, and not the engine's memory."""
+
+
+class Writer:
+    """One trace file and the thread that fills it.
+
+    Args:
+        chosen: Where to and how.
+        header: The first line.
+        anchor_ns: Monotonic clock at which the trace's time is 0.
+
+    Raises:
+        OSError: the run folder or file cannot be made.
+    """
+
+    def __init__(self, chosen: Settings, header: Header, anchor_ns: int) -> None:
+        self.working = True
+        self.arrived: deque[Arrival] = deque()
+        self.finished: deque[Finish] = deque()
+        self.dummy_batches = 0
+        self._anchor_ns = anchor_ns
+        self._wall_anchor_us = header.wall_anchor_us
+        self._assembler = Assembler(anchor_ns, trial_ids=chosen.trial_ids, hash_ids=chosen.hash_ids)
+        self._encode = msgspec.json.Encoder().encode
+        self._pending: deque[Capture] = deque()
+        self._early: list[Capture] = []
+        self._notices: deque[str] = deque()
+        self._steps = 0
+        self._dropped = 0
+        self._last_events_ns = anchor_ns
+        self._closing = threading.Event()
+        self.path, self._file = _create(chosen.run_dir, f"engine-{header.engine_rank}.jsonl")
+        _manifest_if_missing(self.path.parent, header)
+        self._write([header])
+        self._thread = threading.Thread(target=self._run, name="schedtrace-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, capture: Capture) -> None:
+        """Hand over one step (engine's thread)."""
+        self._steps += 1
+        if len(self._pending) < MAX_PENDING:
+            self._pending.append(capture)
+        else:
+            self._dropped += 1
+
+    def take_events(self) -> tuple[list[Arrival], list[Finish], int]:
+        """Everything that came and went since the last call."""
+        dummies, self.dummy_batches = self.dummy_batches, 0
+        return _drain(self.arrived), _drain(self.finished), dummies
+
+    def notice(self, message: str) -> None:
+        """Have a notice written."""
+        self._notices.append(message)
+
+    def since_anchor(self, ns: int) -> int:
+        """A monotonic time in the trace's microseconds."""
+        return (ns - self._anchor_ns) // 1000
+
+    def from_wall_clock(self, unix_s: float) -> int:
+        """A Unix time in the trace's microseconds."""
+        return int(unix_s * 1e6) - self._wall_anchor_us
+
+    def close(self) -> None:
+        """Write everything, then the end line; a second call does nothing."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._thread.join(timeout=10)
+        if not self.working or self._thread.is_alive():
+            return
+        try:
+            self._work(last=True)
+            end = End(at_us=self._now_us(), steps=self._steps, dropped_steps=self._dropped)
+            self._write([end])
+            os.close(self._file)
+        except Exception as error:
+            self._give_up(error)
+        self.working = False
+
+    def _run(self) -> None:
+        while not self._closing.wait(DRAIN_EVERY_S):
+            try:
+                self._work(last=False)
+            except Exception as error:
+                self._give_up(error)
+                return
+
+    def _work(self, *, last: bool) -> None:
+        """One round: outputs of early lines, then steps that are ready, then idle-time events."""
+        count = len(self._pending)
+        lines: list[AnyLine] = [Notice(at_us=self._now_us(), message=m) for m in _drain(self._notices)]
+        lines += self._late_outputs()
+        size = 0
+        for _ in range(count):
+            capture = self._pending[0]
+            waited_ns = time.monotonic_ns() - capture.end_ns
+            if capture.result is None and not last and waited_ns < WRITE_LATEST_NS:
+                break
+            if capture.result is None:
+                self._early.append(capture)
+            self._pending.popleft()
+            lines.append(self._assembler.step(capture))
+            size += 1 + len(capture.output.num_scheduled_tokens)
+            if size > 1000:
+                self._write(lines)
+                lines, size = [], 0
+            time.sleep(0)  # lets the engine's thread have the interpreter between two steps
+        lines += self._idle_events(last=last)
+        self._write(lines)
+
+    def _late_outputs(self) -> list[AnyLine]:
+        done = [capture for capture in self._early if capture.result is not None]
+        if done:
+            self._early = [capture for capture in self._early if capture.result is None]
+        return [self._assembler.output(capture, capture.result) for capture in done if capture.result]
+
+    def _idle_events(self, *, last: bool) -> list[AnyLine]:
+        """Arrivals and departures that no step has taken along for half a second."""
+        now = time.monotonic_ns()
+        if self._pending or not (self.arrived or self.finished or self.dummy_batches):
+            self._last_events_ns = now
+            return []
+        if not last and now - self._last_events_ns < WRITE_LATEST_NS:
+            return []
+        arrived, finished, dummies = self.take_events()
+        self._assembler.events(arrived, finished)
+        self._assembler.hide_ids(arrived, finished)
+        return [Events(at_us=self._now_us(), arrived=arrived, finished=finished, dummy_batches=dummies)]
+
+    def _write(self, lines: list[AnyLine]) -> None:
+        """Whole lines only: what a full disk cut off is taken back by truncating."""
+        if not lines:
+            return
+        data = memoryview(b"".join(self._encode(line) + b"\n" for line in lines))
+        start = os.lseek(self._file, 0, os.SEEK_END)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            os.ftruncate(self._file, start)
+            raise
+
+    def _give_up(self, error: Exception) -> None:
+        self.working = False
+        logger.warning("schedtrace: recording to {} stopped: {!r}; serving goes on", self.path, error)
+        try:
+            self._write([Notice(at_us=self._now_us(), message=f"recording stopped: {error!r}")])
+        except Exception:  # noqa: S110  # the disk is full or gone: the log line above has said so
+            pass
+        self._pending.clear()
+
+    def _now_us(self) -> int:
+        return self.since_anchor(time.monotonic_ns())
+
+
+def _drain(queue: deque[_T]) -> list[_T]:
+    """Take all there is; safe against another thread that appends or takes."""
+    taken = []
+    while queue:
+        try:
+            taken.append(queue.popleft())
+        except IndexError:
+            break
+    return taken
+
+
+def _create(run_dir: Path, name: str) -> tuple[Path, int]:
+    """A new file that nobody else has; a second engine of the same process gets a folder of its own."""
+    folder, again = run_dir, 1
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            return folder / name, os.open(folder / name, flags, 0o644)
+        except FileExistsError:
+            again += 1
+            folder = run_dir.with_name(f"{run_dir.name}-{again}")
+
+
+def _manifest_if_missing(folder: Path, header: Header) -> None:
+    """``schedtrace run`` writes a richer manifest before; an attached server gets this one."""
+    if (folder / FILE_NAME).exists():
+        return
+    manifest = Manifest(
+        schedtrace_version=header.schedtrace_version,
+        status="attached",
+        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        command=sys.argv,
+        host=header.host,
+        cpu_count=os.cpu_count(),
+        python_version=header.python_version,
+        vllm_version=header.vllm_version,
+        torch_version=header.torch_version,
+        device=header.device,
+        environment={name: os.environ[name] for name in sorted(os.environ) if name.startswith("VLLM_")},
+        config_resolved={"scheduler_config": header.scheduler_config},
+    )
+    write_manifest(folder, manifest)
