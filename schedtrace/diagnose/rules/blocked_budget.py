@@ -1,0 +1,117 @@
+"""``blocked-budget``: token budget was left although requests waited; one finding per cause."""
+
+import polars as pl
+
+from schedtrace.diagnose.rules.common import counted, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.view import View
+from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
+from schedtrace.model.report import Finding
+
+CODE = "blocked-budget"
+
+WHY = {
+    Cause.MAX_NUM_SEQS: "as many requests ran as {seats} allows",
+    Cause.KV_BLOCKS: "the KV cache had no room for the next request",
+    Cause.PREEMPTED_THIS_STEP: "the step had preempted a request, which closes admission for that step",
+    Cause.CHUNKED_PREFILL_OFF: (
+        "chunked prefill is off and the next prompt is larger than the budget that was left"
+    ),
+    Cause.PAUSED: "the scheduler was paused",
+    Cause.GRAMMAR_PENDING: "the next request's grammar was not compiled yet",
+    Cause.REMOTE_KV_PENDING: "the next request's KV blocks had not arrived from elsewhere yet",
+    Cause.STREAMING_INPUT_PENDING: "the next request waits for its own streaming input",
+    Cause.INPUT_BUDGET: "the slots for drafted tokens were spent",
+    Cause.PREFILL_THROTTLED: "the prefill cadence held new prefills back",
+    Cause.LORA_CAP: "max_loras adapters were already in the batch",
+    Cause.OTHER: "the state after schedule() does not tell why",
+}
+
+ADVICE = {
+    Cause.MAX_NUM_SEQS: "Raise --max-num-seqs (now {max_num_seqs}); watch the KV cache, which has to hold them all.",
+    Cause.KV_BLOCKS: (
+        "Give the KV cache more room (--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger "
+        "--num-gpu-blocks-override where one is set), or ask for less at once."
+    ),
+    Cause.PREEMPTED_THIS_STEP: "See the preemption finding: the KV cache is too small for what runs.",
+    Cause.CHUNKED_PREFILL_OFF: (
+        "Switch it on (--enable-chunked-prefill), or raise --max-num-batched-tokens (now {token_budget})."
+    ),
+    Cause.PAUSED: "Somebody asked for it (sleep or pause); nothing to tune.",
+    Cause.LORA_CAP: "Raise --max-loras.",
+    Cause.OTHER: "The steps are listed; this way of recording cannot know more.",
+}
+
+
+def find(view: View) -> list[Finding]:
+    """See ``docs/findings/blocked-budget.md``."""
+    blocked = view.steps.filter(
+        (pl.col("remaining_budget") > 0)
+        & (pl.col("num_waiting_after") > 0)
+        & ~pl.col("waiting_cause").is_in([*NOT_A_REFUSAL, Cause.TOKEN_BUDGET])
+    ).with_columns(
+        unused=pl.min_horizontal(
+            "remaining_budget", pl.col("waiting_tokens_after").fill_null(pl.col("remaining_budget"))
+        )
+    )
+    found = [
+        _finding(view, Cause(str(cause)), steps)
+        for (cause,), steps in blocked.group_by("waiting_cause", maintain_order=True)
+    ]
+    return sorted(found, key=lambda finding: -finding.tokens)
+
+
+def _finding(view: View, cause: Cause, steps: pl.DataFrame) -> Finding:
+    header = view.header
+    words = {
+        "seats": _seats(header.scheduler_config, header.max_num_running_reqs),
+        "max_num_seqs": header.max_num_running_reqs,
+        "token_budget": header.token_budget,
+    }
+    working = view.steps.filter((pl.col("total_requests") > 0) | (pl.col("num_waiting_after") > 0)).height
+    trials = trial_numbers(steps)
+    why = WHY.get(cause, f"cause {cause}").format(**words)
+    left = float(steps.select((pl.col("remaining_budget") / pl.col("token_budget")).mean()).item())
+    tokens = int(steps["unused"].sum())
+    waiting = float(steps["num_waiting_after"].mean() or 0)  # type: ignore[arg-type]  # an integer column
+    message = (
+        f"{counted(steps.height, 'step')} of {working:,}{in_trials(trials, len(view.trials()))} left "
+        f"{left:.0%} of the token budget unused on average although {waiting:,.1f} requests waited: {why}. "
+        f"Over these steps, {tokens:,} tokens of waiting work would have fitted the budget."
+    )
+    severity = "info" if cause in ASKED_FOR else "warning"
+    return Finding(
+        code=CODE,
+        severity=severity,
+        cause=cause,
+        via=str(steps["waiting_via"].unique().sort()[0]),
+        engine_rank=view.rank,
+        count=steps.height,
+        trials=trials,
+        steps=step_numbers(steps),
+        tokens=tokens,
+        message=message,
+        advice=ADVICE.get(cause, "See docs/causes.md.").format(**words),
+        evidence={
+            "mean_budget_left_frac": left,
+            "mean_waiting": waiting,
+            "details": steps["waiting_detail"].drop_nulls().unique().sort().head(5).to_list(),
+            "examples": steps.sort("unused", "step", descending=[True, False])
+            .select(
+                "step",
+                "trial",
+                pl.col("waiting_request").alias("request_id"),
+                pl.col("remaining_budget").alias("budget_left"),
+                "num_waiting_after",
+                "num_running_after",
+                "kv_blocks_free_after",
+                pl.col("waiting_location").alias("location"),
+            )
+            .head(3)
+            .to_dicts(),
+        },
+    )
+
+
+def _seats(scheduler_config: dict[str, object], max_num_seqs: int) -> str:
+    active = scheduler_config.get("max_num_active_seqs")
+    return f"max_num_active_seqs={active}" if active else f"max_num_seqs={max_num_seqs}"

@@ -1,0 +1,53 @@
+"""``budget-saturated``: the whole token budget was spent and requests still waited for tokens."""
+
+import polars as pl
+
+from schedtrace.diagnose.rules.common import counted, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.view import View
+from schedtrace.model.causes import Cause
+from schedtrace.model.report import Finding
+
+CODE = "budget-saturated"
+ADVICE = (
+    "The budget of {token_budget:,} tokens is what limits these steps: a larger --max-num-batched-tokens starts "
+    "prompts sooner (lower TTFT) and makes each step longer (higher inter-token latency, more activation memory)."
+)
+
+
+def find(view: View) -> list[Finding]:
+    """See ``docs/findings/budget-saturated.md``."""
+    full = view.steps.filter((pl.col("remaining_budget") == 0) & (pl.col("num_waiting_after") > 0))
+    if full.is_empty():
+        return []
+    working = view.steps.filter(pl.col("total_requests") > 0).height
+    trials = trial_numbers(full)
+    waiting = float(full["num_waiting_after"].mean() or 0)  # type: ignore[arg-type]  # an integer column
+    tokens = full["waiting_tokens_after"].drop_nulls()
+    most = int(tokens.max() or 0)  # type: ignore[call-overload]  # an integer column
+    message = (
+        f"{counted(full.height, 'step')} of {working:,}{in_trials(trials, len(view.trials()))} spent the whole "
+        f"token budget while {waiting:,.1f} requests waited on average (at most {most:,} tokens at once)."
+    )
+    return [
+        Finding(
+            code=CODE,
+            severity="info",
+            cause=Cause.TOKEN_BUDGET,
+            via="source",
+            engine_rank=view.rank,
+            count=full.height,
+            trials=trials,
+            steps=step_numbers(full),
+            tokens=most,
+            message=message,
+            advice=ADVICE.format(token_budget=view.header.token_budget),
+            evidence={
+                "mean_waiting": waiting,
+                "max_waiting_tokens": most,
+                "examples": full.sort("num_waiting_after", "step", descending=[True, False])
+                .select("step", "trial", "num_waiting_after", "waiting_tokens_after", "total_requests")
+                .head(3)
+                .to_dicts(),
+            },
+        )
+    ]

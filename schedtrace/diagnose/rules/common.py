@@ -1,0 +1,25 @@
+"""What several rules need: lists of steps and trials, and words for numbers."""
+
+import polars as pl
+
+from schedtrace.model.report import MAX_STEPS
+
+
+def step_numbers(steps: pl.DataFrame) -> list[int]:
+    """The numbers of the steps that show a finding, the first ``MAX_STEPS``."""
+    return steps["step"].unique().sort().head(MAX_STEPS).to_list()
+
+
+def trial_numbers(steps: pl.DataFrame) -> list[int]:
+    """The trials that show a finding; empty for a trace without trials."""
+    return steps["trial"].drop_nulls().unique().sort().to_list()
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """``1 step``, ``1,234 steps``."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def in_trials(trials: list[int], of: int) -> str:
+    """`` in 7 of 8 trials``, or nothing for a trace without trials."""
+    return f" in {len(trials)} of {counted(of, 'trial')}" if trials else ""

@@ -1,0 +1,73 @@
+"""``preemption``: running requests lost their KV blocks and have to compute again."""
+
+import polars as pl
+
+from schedtrace.diagnose.rules.common import counted, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.view import View
+from schedtrace.model.causes import Cause
+from schedtrace.model.report import Finding
+
+CODE = "preemption"
+CRITICAL_RECOMPUTE_FRAC = 0.10
+"""A tenth of all prefill spent on recomputation costs about as much throughput again."""
+
+ADVICE = (
+    "The KV cache is too small for what runs at once: lower --max-num-seqs, keep a reserve with --watermark "
+    "(vLLM 0.24 and newer), or give the cache more room (--gpu-memory-utilization, --kv-cache-memory-bytes)."
+)
+
+
+def find(view: View) -> list[Finding]:
+    """See ``docs/findings/preemption.md``."""
+    lost = view.preemptions.filter(pl.col("in_schedule"))
+    if lost.is_empty():
+        return []
+    victims = lost.group_by("request_id", maintain_order=True).agg(pl.len().alias("times"))
+    repeated = victims.filter(pl.col("times") > 1).sort("times", descending=True)
+    for_others = lost.filter(pl.col("for_request_id") != pl.col("request_id"))
+    trials = trial_numbers(lost)
+    tokens = int(lost["lost_tokens"].sum())
+    recomputed = int(view.steps["recomputed_tokens"].sum())
+    prefill = int(view.steps["prefill_tokens"].sum())
+    share = recomputed / max(1, prefill)
+    message = (
+        f"{counted(lost.height, 'preemption')}{in_trials(trials, len(view.trials()))} threw away {tokens:,} "
+        f"computed tokens of {counted(victims.height, 'request')}; {recomputed:,} were computed again "
+        f"(as much as {share:.0%} of all prompt tokens computed)."
+    )
+    if repeated.height:
+        worst = repeated.row(0, named=True)
+        message += (
+            f" {counted(repeated.height, 'request was', 'requests were')} hit more than once, "
+            f"{worst['request_id']} {worst['times']} times."
+        )
+    return [
+        Finding(
+            code=CODE,
+            severity="critical" if share >= CRITICAL_RECOMPUTE_FRAC else "warning",
+            cause=Cause.KV_BLOCKS,
+            via="source",
+            engine_rank=view.rank,
+            count=lost.height,
+            trials=trials,
+            steps=step_numbers(lost),
+            tokens=tokens,
+            message=message,
+            advice=ADVICE,
+            evidence={
+                "victims": victims.height,
+                "repeat_victims": repeated.head(10).to_dicts(),
+                "for_another_request": for_others.height,
+                "for_itself": lost.filter(pl.col("for_request_id") == pl.col("request_id")).height,
+                "lost_tokens": tokens,
+                "recomputed_tokens": recomputed,
+                "prefill_tokens": prefill,
+                "examples": lost.select(
+                    "step", "trial", "request_id", "for_request_id", "lost_tokens", "num_preemptions"
+                )
+                .sort("lost_tokens", "step", descending=[True, False])
+                .head(3)
+                .to_dicts(),
+            },
+        )
+    ]

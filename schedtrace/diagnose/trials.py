@@ -1,0 +1,111 @@
+"""The figures of each trial."""
+
+import polars as pl
+
+from schedtrace.diagnose.view import View
+from schedtrace.model.manifest import Manifest, TrialResult
+from schedtrace.model.report import Percentiles, StripCell, TrialReport
+
+STRIP_CELLS = 60
+
+
+def trial_reports(view: View, manifest: Manifest | None) -> list[TrialReport]:
+    """One report per trial of one engine, in the order of the trials."""
+    measured = {result.trial: result for result in manifest.trials} if manifest else {}
+    ranks = view.header.data_parallel_size
+    return [_report(view, trial, measured.get(trial or 0), ranks) for trial in view.trials()]
+
+
+def _report(view: View, trial: int | None, result: TrialResult | None, ranks: int) -> TrialReport:
+    steps = view.of_trial(view.steps, trial)
+    finishes = view.of_trial(view.finishes, trial)
+    working = steps.filter(pl.col("total_requests") > 0)
+    waited = working.filter(pl.col("num_waiting_after") > 0)
+    first = working.row(0, named=True) if working.height else None
+    done = finishes.filter(pl.col("status") != "ABORTED")
+    duration_s = _duration_s(steps)
+    if ranks > 1:
+        result = None  # the front end's figures are of all ranks together
+    report = TrialReport(
+        trial=trial,
+        engine_rank=view.rank,
+        steps=steps.height,
+        duration_s=duration_s,
+        first_step_requests=first and first["total_requests"],
+        first_step_tokens=first and first["used_tokens"],
+        new_per_step=working.filter(pl.col("num_new") > 0)["num_new"].to_list(),
+        budget_use_frac=_use(working),
+        budget_use_waiting_frac=_use(waited),
+        preemptions=_preemptions(view, trial),
+        requests_finished=done.height,
+        requests_aborted=finishes.height - done.height,
+        requests_per_s=None,
+        total_tokens_per_s=None,
+        output_tokens_per_s=None,
+        throughput_from=None,
+        ttft_ms=_percentiles(done, (pl.col("first_token_us") - pl.col("arrived_us")) / 1e3),
+        tpot_ms=_percentiles(
+            done.filter(pl.col("output_tokens") > 1),
+            (pl.col("last_token_us") - pl.col("first_token_us")) / 1e3 / (pl.col("output_tokens") - 1),
+        ),
+        e2e_ms=_percentiles(done, (pl.col("last_token_us") - pl.col("arrived_us")) / 1e3),
+    )
+    if result is not None:
+        _throughput(report, result.num_requests, result.input_tokens, result.output_tokens, result.elapsed_s)
+        report.throughput_from = "front_end"
+    elif duration_s and done.height:
+        _throughput(report, done.height, done["prompt_tokens"].sum(), done["output_tokens"].sum(), duration_s)
+        report.throughput_from = "trace"
+    return report
+
+
+def _throughput(
+    report: TrialReport, num_requests: int, input_tokens: int, output_tokens: int, elapsed_s: float
+) -> None:
+    """The three figures that vLLM's throughput benchmark prints."""
+    report.requests_per_s = num_requests / elapsed_s
+    report.total_tokens_per_s = (input_tokens + output_tokens) / elapsed_s
+    report.output_tokens_per_s = output_tokens / elapsed_s
+
+
+def _duration_s(steps: pl.DataFrame) -> float | None:
+    back = steps["output_us"].max()
+    if back is None:
+        return None
+    return float(back - steps["start_us"].min()) / 1e6  # type: ignore[operator]  # both are integers here
+
+
+def _use(steps: pl.DataFrame) -> float | None:
+    mean = steps.select((pl.col("used_tokens") / pl.col("token_budget")).mean()).item()
+    return None if mean is None else float(mean)
+
+
+def _preemptions(view: View, trial: int | None) -> int:
+    return view.of_trial(view.preemptions, trial).filter(pl.col("in_schedule")).height
+
+
+def _percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
+    """Mean and linearly interpolated percentiles of ``value`` over the rows where it is known."""
+    values = frame.select(value.alias("value"))["value"].drop_nulls()
+    if values.is_empty():
+        return None
+    quantile = [float(values.quantile(q, "linear") or 0.0) for q in (0.5, 0.9, 0.99)]
+    mean = float(values.mean() or 0.0)  # type: ignore[arg-type]  # a mean of floats is a float
+    return Percentiles(count=len(values), mean=mean, p50=quantile[0], p90=quantile[1], p99=quantile[2])
+
+
+def strip(view: View) -> list[StripCell]:
+    """Budget use over the run: at most ``STRIP_CELLS`` equal shares of the steps that scheduled anything."""
+    steps = view.steps.filter(pl.col("total_requests") > 0)
+    if steps.is_empty():
+        return []
+    cells = min(STRIP_CELLS, steps.height)
+    binned = (
+        steps.with_row_index("at")
+        .group_by((pl.col("at") * cells // steps.height).alias("cell"), maintain_order=True)
+        .agg(
+            (pl.col("used_tokens") / pl.col("token_budget")).max().alias("use"),
+            (pl.col("num_waiting_after") > 0).mean().alias("waiting"),
+        )
+    )
+    return [StripCell(use, waiting) for use, waiting in binned.select("use", "waiting").iter_rows()]

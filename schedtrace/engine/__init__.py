@@ -1,0 +1,5 @@
+"""Starts vLLM for ``schedtrace run``: workloads, trials, engine arguments, results.
+
+The engine lives in a child process (``child``), so that its log, its crashes and its signals stay its own;
+``supervise`` is the parent's half and imports no vLLM.
+"""

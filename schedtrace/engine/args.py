@@ -1,0 +1,81 @@
+"""vLLM's own arguments, parsed and validated by vLLM itself, and what they resolved to."""
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from schedtrace.errors import UsageError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
+SECTIONS = ("scheduler_config", "cache_config", "parallel_config", "model_config", "load_config")
+
+
+def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
+    """vLLM's ``EngineArgs`` for command-line ``arguments``, and those that differ from its defaults.
+
+    Raises:
+        UsageError: with vLLM's own words.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is untyped here
+        def error(self, message: str) -> NoReturn:
+            raise UsageError(message)
+
+    parser = AsyncEngineArgs.add_cli_args(Parser(add_help=False, allow_abbrev=False))
+    parsed: argparse.Namespace = parser.parse_args(arguments)
+    given = {
+        name: value if isinstance(value, bool | int | float | str | None) else str(value)
+        for name, value in sorted(vars(parsed).items())
+        if value != parser.get_default(name)
+    }
+    return AsyncEngineArgs.from_cli_args(parsed), given
+
+
+def choose_what_is_missing(engine_args: Any, given: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
+    """Set what can be found out and was not given; returns what was set.
+
+    A local model folder without tokenizer files runs on token ids. A CPU starts without torch.compile,
+    which would cost it tens of seconds and does not change scheduling.
+    """
+    chosen: dict[str, Any] = {}
+    folder = Path(engine_args.model)
+    if (
+        folder.is_dir()
+        and not {"tokenizer", "skip_tokenizer_init"} & given.keys()
+        and not any((folder / name).exists() for name in TOKENIZER_FILES)
+    ):
+        chosen["skip_tokenizer_init"] = True
+    if cpu and "enforce_eager" not in given:
+        chosen["enforce_eager"] = True
+    for name, value in chosen.items():
+        setattr(engine_args, name, value)
+    return chosen
+
+
+def resolved(config: Any) -> dict[str, Any]:
+    """The plain values of vLLM's resolved configuration, section by section.
+
+    ``SchedulerConfig`` is kept whole (what is no JSON value as text); of the other sections only scalars,
+    since their objects (a Hugging Face config, say) are large and are not settings.
+    """
+    sections: dict[str, Any] = {}
+    for name in SECTIONS:
+        section = getattr(config, name, None)
+        if section is None:
+            continue
+        fields = {field.name: getattr(section, field.name, None) for field in dataclasses.fields(section)}
+        scalars = {k: v for k, v in fields.items() if isinstance(v, bool | int | float | str | None)}
+        if name == "scheduler_config":
+            scalars |= {k: str(v) for k, v in fields.items() if k not in scalars}
+        sections[name] = scalars
+    return sections
+
+
+def environment() -> dict[str, str]:
+    """The variables that vLLM reads, as they are set."""
+    prefixes = ("VLLM_", "SCHEDTRACE_", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}

@@ -1,0 +1,183 @@
+"""The engine process of ``schedtrace run``: commands come in on stdin, events go out on a pipe.
+
+stdout and stderr belong to vLLM's log. Started by ``supervise`` as ``python -m schedtrace.engine.child FD``.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import msgspec
+from loguru import logger
+
+from schedtrace.engine import args, cpu, spec
+from schedtrace.engine.workload import load_prompts, make_requests
+from schedtrace.errors import SchedtraceError, UsageError
+
+RESET_TRIES = 20
+RESET_PAUSE_S = 0.05
+
+
+class _Stopped(BaseException):
+    """Somebody asked this process to end."""
+
+
+def main() -> None:
+    """Start the engine as told by the first command, then do as told until the end."""
+    events = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
+
+    def send(event: spec.Event) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the supervisor is gone; stdin will end, too
+            events.write(msgspec.json.encode(event) + b"\n")
+
+    def stop(_signal: int, _frame: Any) -> NoReturn:
+        raise _Stopped
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    session: Session | None = None
+    try:
+        for command in _commands():
+            if isinstance(command, spec.Start):
+                session = Session(command.spec, send)
+            elif isinstance(command, spec.RunTrial) and session is not None:
+                send(spec.TrialDone(session.run_trial(command.trial)))
+            else:
+                break
+    except _Stopped:
+        pass
+    except SchedtraceError as error:
+        send(spec.Failed(str(error), usage=isinstance(error, UsageError)))
+    except Exception as error:
+        logger.exception("the engine process failed")
+        send(spec.Failed(_in_one_line(error)))
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.front_end.shutdown()
+        send(spec.Stopped())
+
+
+def _commands() -> Iterator[spec.Command]:
+    decode = msgspec.json.Decoder(spec.Command).decode
+    while line := sys.stdin.buffer.readline():
+        yield decode(line)
+
+
+class Session:
+    """One engine and its workload."""
+
+    def __init__(self, run: spec.RunSpec, send: Any) -> None:
+        self._run, self._send = run, send
+        prompts = load_prompts(run)
+        on_cpu = cpu.is_cpu_build()
+        if on_cpu:
+            cpu.prepare_environment()
+        send(spec.Phase("importing vLLM"))
+        engine_args, given = args.parse_engine_args(run.engine_args)
+        chosen = args.choose_what_is_missing(engine_args, given, cpu=on_cpu)
+        send(spec.Phase("resolving the configuration"))
+        offline = run.request_rate is None and engine_args.data_parallel_size == 1
+        if run.prequeue and not offline:
+            msg = "--prequeue needs one engine: it cannot go with --data-parallel-size"
+            raise UsageError(msg)
+        config = engine_args.create_engine_config(_usage_context(offline=offline))
+        if on_cpu:
+            chosen |= cpu.keep_async_scheduling(config, given)
+            longest = config.model_config.max_model_len
+            tokens = sum((p.input_len or longest) + (p.output_len or 0) for p in prompts)
+            if (size := cpu.size_kv_cache(config, given, tokens=tokens)) is not None:
+                chosen["kv_cache_memory_bytes"] = size
+            cpu.fork_workers()
+        send(spec.Phase("starting the engine"))
+        self.front_end = _front_end(config, run, offline=offline)
+        tokenizer = self.front_end.tokenizer()
+        self._requests = make_requests(
+            prompts, seed=run.seed, vocab_size=config.model_config.get_vocab_size(), tokenizer=tokenizer
+        )
+        send(self._ready(config, given, chosen, offline=offline))
+
+    def run_trial(self, trial: int) -> Any:
+        """Run one trial; trial 0 is the warm-up and takes only its share of the requests."""
+        reset = None
+        if not self._run.keep_prefix_cache:
+            reset = self._reset_prefix_cache()
+        requests = self._requests[: self._run.warmup] if trial == 0 else self._requests
+        result = self.front_end.run_trial(trial, requests, self._throttled(len(requests)))
+        result.prefix_cache_reset = reset
+        return result
+
+    def _reset_prefix_cache(self) -> bool:
+        """The last requests' blocks may still be held for a moment: try a few times."""
+        for _ in range(RESET_TRIES):
+            if self.front_end.reset_prefix_cache():
+                return True
+            time.sleep(RESET_PAUSE_S)
+        return False
+
+    def _throttled(self, total: int) -> Any:
+        """Progress at most ten times a second: it must not slow the front end down."""
+        last = 0.0
+
+        def progress(finished: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if finished == total or now - last > 0.1:  # noqa: PLR2004  # a tenth of a second
+                last = now
+                self._send(spec.Progress(finished))
+
+        return progress
+
+    def _ready(self, config: Any, given: Any, chosen: Any, *, offline: bool) -> spec.Ready:
+        from schedtrace.record.header import device_name, package_version, vllm_version
+
+        known = [request.input_tokens for request in self._requests]
+        return spec.Ready(
+            vllm_version=vllm_version(),
+            torch_version=package_version("torch"),
+            device=device_name(),
+            front_end="LLMEngine" if offline else "AsyncLLM",
+            engine_args_given=given,
+            engine_args_chosen=chosen,
+            config_resolved=args.resolved(config),
+            environment=args.environment(),
+            num_prompts=len(self._requests),
+            input_tokens=None if None in known else sum(n for n in known if n is not None),
+            output_tokens=sum(request.output_len for request in self._requests),
+        )
+
+
+def _usage_context(*, offline: bool) -> Any:
+    """vLLM's defaults for the token budget depend on who asks: ask as ``LLM`` or as the server does."""
+    from vllm.usage.usage_lib import UsageContext
+
+    return UsageContext.LLM_CLASS if offline else UsageContext.OPENAI_API_SERVER
+
+
+def _front_end(config: Any, run: spec.RunSpec, *, offline: bool) -> Any:
+    from schedtrace.engine.front_ends import OfflineFrontEnd, OnlineFrontEnd
+
+    if offline:
+        return OfflineFrontEnd(config, prequeue=run.prequeue)
+    return OnlineFrontEnd(
+        config, request_rate=run.request_rate, burstiness=run.burstiness, seed=run.seed
+    )
+
+
+def _in_one_line(error: Exception) -> str:
+    """The part of an exception's text that says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and "validation error" in lines[0]:  # pydantic: the reason is on the second line
+        lines = lines[1:]
+    return f"{type(error).__name__}: {' '.join(lines)[:600]}" if lines else type(error).__name__
+
+
+
+
+if __name__ == "__main__":
+    main()

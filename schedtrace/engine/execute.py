@@ -1,0 +1,207 @@
+"""Runs plans: one (``schedtrace run``) or two with their trials in turn (``schedtrace diff --run``)."""
+
+import os
+import platform
+import re
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from schedtrace import __version__
+from schedtrace.engine import spec
+from schedtrace.engine.spec import RunSpec
+from schedtrace.engine.supervise import EngineProcess, model_of
+from schedtrace.engine.workload import load_prompts
+from schedtrace.errors import EngineError, SchedtraceError, UsageError
+from schedtrace.model.manifest import Manifest, Status, TrialResult, Workload, write_manifest
+
+
+@dataclass
+class Plan:
+    """One run to be made, and how far it has come."""
+
+    spec: RunSpec
+    folder: Path
+    label: str
+    command: list[str]
+    manifest: Manifest = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.manifest = Manifest(
+            schedtrace_version=__version__,
+            status="starting",
+            label=self.label,
+            started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            command=self.command,
+            host=platform.node(),
+            cpu_count=os.cpu_count(),
+            python_version=platform.python_version(),
+            trials_asked=self.spec.trials,
+        )
+
+    def save(self, status: Status, error: str | None = None) -> None:
+        """Write the manifest with a new status."""
+        self.manifest.status = status
+        self.manifest.error = error
+        write_manifest(self.folder, self.manifest)
+
+
+class Observer(Protocol):
+    """Is told what happens, to show it."""
+
+    def phase(self, plan: Plan, name: str) -> None: ...
+
+    def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None: ...
+
+    def trial_done(self, plan: Plan, result: TrialResult) -> None: ...
+
+
+def check(run: RunSpec) -> None:
+    """Find out what is wrong with a spec before anything is started.
+
+    Raises:
+        SchedtraceError: a line for the person.
+    """
+    if model_of(run.engine_args) is None:
+        msg = "no model given: --model NAME_OR_FOLDER"
+        raise UsageError(msg)
+    if run.prequeue and run.request_rate is not None:
+        msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
+        raise UsageError(msg)
+    if run.trials < 1:
+        msg = f"--trials {run.trials}: at least 1"
+        raise UsageError(msg)
+    load_prompts(run)
+
+
+def make_folder(output: Path, name: str, *, force: bool) -> Path:
+    """An empty run folder ``output/name``.
+
+    Raises:
+        UsageError: it holds something already, and ``force`` is not given.
+    """
+    folder = output / re.sub(r"[^\w.+=-]+", "_", name)
+    if folder.exists() and any(folder.iterdir()):
+        if not force:
+            msg = f"{folder} exists: give another --label or --output, or --force to replace it"
+            raise UsageError(msg)
+        if not any(folder.glob("engine-*.jsonl")) and not (folder / "run.json").exists():
+            msg = f"{folder} is no run folder: --force will not empty it"
+            raise UsageError(msg)
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{folder}: cannot be made ({error.strerror})"
+        raise UsageError(msg) from error
+    return folder
+
+
+def execute(plans: list[Plan], observer: Observer, *, interleave: bool = True) -> None:
+    """Make the runs; with ``interleave`` their trials in turn, so that a drifting machine is fair to all.
+
+    Raises:
+        SchedtraceError: an engine did not start or died; what was recorded stays.
+        KeyboardInterrupt: after the engines were shut down in order.
+    """
+    groups = [plans] if interleave else [[plan] for plan in plans]
+    for group in groups:
+        _execute_group(group, observer)
+
+
+def _execute_group(plans: list[Plan], observer: Observer) -> None:
+    engines: list[tuple[Plan, EngineProcess]] = []
+    try:
+        for plan in plans:
+            plan.save("starting")
+            engine = EngineProcess(plan.spec, plan.folder)
+            engines.append((plan, engine))
+            _await_ready(plan, engine, observer)
+            plan.save("running")
+        first = 0 if any(plan.spec.warmup for plan in plans) else 1
+        for trial in range(first, max(plan.spec.trials for plan in plans) + 1):
+            for plan, engine in engines:
+                if trial <= plan.spec.trials and (trial or plan.spec.warmup):
+                    _run_trial(plan, engine, trial, observer)
+        for plan, engine in engines:
+            observer.phase(plan, "shutting down")
+            engine.send(spec.Stop())
+            for _ in engine.events():
+                pass
+            plan.save("finished")
+    except KeyboardInterrupt:
+        _stop_all(engines, "interrupted", observer)
+        raise
+    except SchedtraceError as error:
+        _stop_all(engines, "failed", observer, str(error).splitlines()[0])
+        raise
+
+
+def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
+    for event in engine.events():
+        if isinstance(event, spec.Phase):
+            observer.phase(plan, event.name)
+        elif isinstance(event, spec.Ready):
+            _note(plan, event)
+            observer.phase(plan, "ready")
+            return
+    msg = f"the engine stopped while it was starting; see {engine.log_path}"
+    raise EngineError(msg)
+
+
+def _note(plan: Plan, ready: spec.Ready) -> None:
+    """Put what the started engine told into the manifest."""
+    manifest, run = plan.manifest, plan.spec
+    manifest.vllm_version = ready.vllm_version
+    manifest.torch_version = ready.torch_version
+    manifest.device = ready.device
+    manifest.front_end = ready.front_end
+    manifest.environment = ready.environment
+    manifest.engine_args_given = ready.engine_args_given
+    manifest.engine_args_chosen = ready.engine_args_chosen
+    manifest.config_resolved = ready.config_resolved
+    manifest.workload = Workload(
+        dataset=run.dataset,
+        num_prompts=ready.num_prompts,
+        input_tokens=ready.input_tokens,
+        output_tokens=ready.output_tokens,
+        input_len=run.input_len if run.dataset == spec.RANDOM else None,
+        output_len=run.output_len,
+        request_rate=run.request_rate,
+        burstiness=run.burstiness,
+        prequeue=run.prequeue,
+        seed=run.seed,
+        warmup_requests=run.warmup,
+        keep_prefix_cache=run.keep_prefix_cache,
+    )
+
+
+def _run_trial(plan: Plan, engine: EngineProcess, trial: int, observer: Observer) -> None:
+    workload = plan.manifest.workload
+    total = 0 if workload is None else workload.num_prompts
+    if trial == 0:
+        total = min(total, plan.spec.warmup)
+    observer.progress(plan, trial, 0, total)
+    engine.send(spec.RunTrial(trial))
+    for event in engine.events():
+        if isinstance(event, spec.Progress):
+            observer.progress(plan, trial, event.finished, total)
+        elif isinstance(event, spec.TrialDone):
+            if trial:
+                plan.manifest.trials.append(event.result)
+                plan.save("running")
+            observer.trial_done(plan, event.result)
+            return
+    msg = f"the engine stopped in trial {trial}; see {engine.log_path}"
+    raise EngineError(msg)
+
+
+def _stop_all(
+    engines: list[tuple[Plan, EngineProcess]], status: Status, observer: Observer, error: str | None = None
+) -> None:
+    for plan, engine in engines:
+        observer.phase(plan, "shutting down")
+        engine.stop()
+        plan.save(status, error)

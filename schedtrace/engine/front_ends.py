@@ -1,0 +1,184 @@
+"""The two ways in which requests reach vLLM's engine, driven as vLLM itself drives them."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from schedtrace.engine.workload import Request
+from schedtrace.model.manifest import TrialResult
+
+Progress = Callable[[int], None]
+"""Told how many requests of the trial are finished."""
+
+
+class FrontEnd(Protocol):
+    """Runs trials on one engine."""
+
+    def tokenizer(self) -> Any: ...
+
+    def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult: ...
+
+    def reset_prefix_cache(self) -> bool: ...
+
+    def shutdown(self) -> None: ...
+
+
+def _sampling(request: Request, *, detokenize: bool) -> Any:
+    """The sampling parameters of vLLM's throughput benchmark."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        n=1,
+        temperature=1.0,
+        top_p=1.0,
+        ignore_eos=True,
+        max_tokens=request.output_len,
+        detokenize=detokenize,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+class _Tally:
+    """Counts the finished requests of one trial."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.finished = 0
+        self.input_tokens = 0
+        self.output_tokens = 0
+
+    def add(self, output: Any) -> None:
+        self.finished += 1
+        self.input_tokens += len(output.prompt_token_ids or ())
+        self.output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        self._progress(self.finished)
+
+    def result(self, trial: int, elapsed_s: float) -> TrialResult:
+        return TrialResult(
+            trial=trial,
+            elapsed_s=elapsed_s,
+            num_requests=self.finished,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+        )
+
+
+class OfflineFrontEnd:
+    """``LLMEngine``, stepped as ``LLM.generate`` does: all requests are handed over one after the other,
+    then the outputs are collected.
+
+    Args:
+        config: vLLM's resolved configuration.
+        prequeue: Hand all requests over while scheduling is paused, as
+            ``vllm bench throughput --prequeue-requests``.
+    """  # noqa: D205  # the first sentence needs two lines
+
+    def __init__(self, config: Any, *, prequeue: bool) -> None:
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self._prequeue = prequeue
+        self._engine = LLMEngine.from_vllm_config(
+            config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
+        )
+
+    def tokenizer(self) -> Any:
+        return self._engine.input_processor.tokenizer
+
+    def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
+        engine, tally = self._engine, _Tally(progress)
+        detokenize = self.tokenizer() is not None
+        parameters = [_sampling(request, detokenize=detokenize) for request in requests]
+        if self._prequeue:
+            engine.sleep(level=0, mode="abort")
+        start = time.perf_counter()
+        try:
+            for at, (request, sampling) in enumerate(zip(requests, parameters, strict=True)):
+                engine.add_request(f"t{trial}-{at}", request.prompt, sampling, priority=request.priority)
+        finally:
+            if self._prequeue:
+                engine.wake_up(tags=["scheduling"])
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    tally.add(output)
+        return tally.result(trial, time.perf_counter() - start)
+
+    def reset_prefix_cache(self) -> bool:
+        return bool(self._engine.reset_prefix_cache())
+
+    def shutdown(self) -> None:
+        self._engine.engine_core.shutdown()
+
+
+class OnlineFrontEnd:
+    """``AsyncLLM``, as ``vllm serve`` uses it: requests come at a rate, each on its own.
+
+    Args:
+        config: vLLM's resolved configuration.
+        request_rate: Requests per second; None: all at once.
+        burstiness: Shape of the gamma distribution of the gaps; 1 is a Poisson process, as in
+            ``vllm bench serve``.
+        seed: Of the gaps.
+    """
+
+    def __init__(self, config: Any, *, request_rate: float | None, burstiness: float, seed: int) -> None:
+        self._rate, self._burstiness, self._seed = request_rate, burstiness, seed
+        self._loop = asyncio.new_event_loop()
+        self._engine = self._loop.run_until_complete(self._start(config))
+
+    @staticmethod
+    async def _start(config: Any) -> Any:
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        return AsyncLLM.from_vllm_config(
+            config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=True
+        )
+
+    def tokenizer(self) -> Any:
+        return self._engine.input_processor.tokenizer
+
+    def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
+        return self._loop.run_until_complete(self._run(trial, requests, progress))
+
+    async def _run(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
+        tally = _Tally(progress)
+        detokenize = self.tokenizer() is not None
+
+        async def one(at: int, request: Request) -> None:
+            sampling = _sampling(request, detokenize=detokenize)
+            async for output in self._engine.generate(
+                request.prompt, sampling, f"t{trial}-{at}", priority=request.priority
+            ):
+                if output.finished:
+                    tally.add(output)
+
+        start = time.perf_counter()
+        tasks = []
+        for at, (request, due_s) in enumerate(zip(requests, self._due(len(requests)), strict=True)):
+            await asyncio.sleep(max(0.0, start + due_s - time.perf_counter()))
+            tasks.append(asyncio.create_task(one(at, request)))
+        await asyncio.gather(*tasks)
+        return tally.result(trial, time.perf_counter() - start)
+
+    def _due(self, count: int) -> list[float]:
+        """Seconds after the start at which each request is handed over; the first at 0."""
+        import numpy as np
+
+        if self._rate is None:
+            return [0.0] * count
+        scale = 1.0 / (self._rate * self._burstiness)
+        gaps = np.random.default_rng(self._seed).gamma(self._burstiness, scale, size=max(0, count - 1))
+        return [0.0, *np.cumsum(gaps).tolist()][:count]
+
+    def reset_prefix_cache(self) -> bool:
+        return bool(self._loop.run_until_complete(self._engine.reset_prefix_cache()))
+
+    def shutdown(self) -> None:
+        async def stop() -> None:
+            self._engine.shutdown()
+
+        self._loop.run_until_complete(stop())

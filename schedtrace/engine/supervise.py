@@ -1,0 +1,186 @@
+"""The supervisor's half of a run: starts the engine process, talks to it, and never hangs on it."""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from schedtrace.engine import spec
+from schedtrace.engine.spec import RunSpec
+from schedtrace.errors import EngineError, UsageError
+from schedtrace.record import settings
+
+LOG_NAME = "vllm.log"
+STOP_GRACE_S = 30.0
+TAIL_LINES = 15
+
+
+class EngineProcess:
+    """vLLM in a child process and session of its own, so that Ctrl-C reaches it only through us.
+
+    Args:
+        run: What it is to do.
+        folder: The run folder; vLLM's output goes to ``vllm.log`` in it.
+    """
+
+    def __init__(self, run: RunSpec, folder: Path) -> None:
+        self.log_path = folder / LOG_NAME
+        self._log: IO[bytes] = self.log_path.open("wb")
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
+        read_end, write_end = os.pipe()
+        self._events = read_end
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "schedtrace.engine.child", str(write_end)],
+                stdin=subprocess.PIPE,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write_end,),
+                start_new_session=True,
+                env=_environment(run, folder),
+            )
+        finally:
+            os.close(write_end)
+        self.send(spec.Start(run))
+
+    @property
+    def pid(self) -> int:
+        """The process that holds vLLM's front end; the engine core is its child."""
+        return self._process.pid
+
+    def send(self, command: spec.Command) -> None:
+        """Give a command; a dead process is found out by ``events``."""
+        assert self._process.stdin is not None  # noqa: S101  # it was opened as a pipe above
+        try:
+            self._process.stdin.write(msgspec.json.encode(command) + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass
+
+    def events(self) -> Iterator[spec.Event]:
+        """What the process says, until it has stopped.
+
+        Raises:
+            UsageError: vLLM refused the arguments.
+            EngineError: the engine did not start, or died; with the end of its log.
+        """
+        decode = msgspec.json.Decoder(spec.Event).decode
+        while (line := self._next_line()) is not None:
+            event = decode(line)
+            if isinstance(event, spec.Failed):
+                self._wait()
+                if event.usage:
+                    raise UsageError(event.message)
+                raise EngineError(self._failure(event.message))
+            yield event
+            if isinstance(event, spec.Stopped):
+                self._wait()
+                return
+        raise EngineError(self._failure(self._how_it_died()))
+
+    def stop(self) -> None:
+        """Ask for an orderly end, wait for it, and take the process group down if it does not come."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._wait()
+
+    def kill(self) -> None:
+        """End it at once, engine core included."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._wait()
+
+    def _wait(self) -> None:
+        try:
+            self._process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:
+                pass
+        self._log.close()
+
+    def _next_line(self) -> bytes | None:
+        """The next event's line; None once the process is dead and has said everything.
+
+        The engine core inherits the pipe, so its end of file does not tell that the front end died: look.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._events, selectors.EVENT_READ)
+            while not self._lines:
+                dead = self._process.poll() is not None
+                if selector.select(timeout=0 if dead else 0.5):
+                    data = os.read(self._events, 1 << 16)
+                    if not data:
+                        return None
+                    *lines, self._rest = (self._rest + data).split(b"\n")
+                    self._lines.extend(lines)
+                elif dead:
+                    return None
+        return self._lines.popleft()
+
+    def _how_it_died(self) -> str:
+        code = self._process.wait()
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            return f"the engine process was ended by {name}{hint}"
+        return f"the engine process ended with exit code {code}"
+
+    def _failure(self, message: str) -> str:
+        return f"{message}\n{log_tail(self.log_path)}full log: {self.log_path}"
+
+
+def log_tail(path: Path, count: int = TAIL_LINES) -> str:
+    """The last lines of vLLM's log, indented; shutdown chatter left out."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    telling = [line for line in lines if line.strip() and "[shutdown]" not in line]
+    return "".join(f"  | {line[:200]}\n" for line in telling[-count:])
+
+
+def _environment(run: RunSpec, folder: Path) -> dict[str, str]:
+    """The child's environment: the user's, and where to record to."""
+    environment = dict(os.environ)
+    environment.pop(settings.DIR, None)
+    environment[settings.RUN_DIR] = str(folder.absolute())
+    environment[settings.TRIAL_IDS] = "1"
+    if run.hash_ids:
+        environment[settings.HASH_IDS] = "1"
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    if model_is_local(run.engine_args):  # nothing to fetch: do not wait for a hub that may be out of reach
+        environment.setdefault("HF_HUB_OFFLINE", "1")
+    return environment
+
+
+def model_of(engine_args: list[str]) -> str | None:
+    """The value of ``--model``."""
+    for at, argument in enumerate(engine_args):
+        if argument == "--model" and at + 1 < len(engine_args):
+            return engine_args[at + 1]
+        if argument.startswith("--model="):
+            return argument.removeprefix("--model=")
+    return None
+
+
+def model_is_local(engine_args: list[str]) -> bool:
+    """Whether model and tokenizer are both in a local folder."""
+    model = model_of(engine_args)
+    elsewhere = any(argument.startswith("--tokenizer") for argument in engine_args)
+    return model is not None and Path(model).is_dir() and not elsewhere
+

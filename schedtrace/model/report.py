@@ -1,0 +1,121 @@
+"""What ``analyze`` finds out; ``docs/report-format.md`` describes its JSON form."""
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+REPORT_SCHEMA_VERSION = 1
+
+
+class Severity(IntEnum):
+    """How much a finding matters; ``--fail-on`` compares by this order."""
+
+    INFO = 1
+    WARNING = 2
+    CRITICAL = 3
+
+
+class Finding(msgspec.Struct, kw_only=True):
+    """One thing that a person should know about a run."""
+
+    code: str
+    """Name of the page in ``docs/findings/``."""
+    severity: str
+    """``info``, ``warning`` or ``critical``."""
+    cause: str | None
+    """A word of ``docs/causes.md``; None where the finding is not about an exit."""
+    via: str
+    """``source`` or ``inferred``: how the cause is known."""
+    engine_rank: int
+    count: int
+    """Steps that show it (for ``preemption``: preemptions)."""
+    trials: list[int]
+    """Trials that show it; empty for a trace without trials."""
+    steps: list[int]
+    """Their numbers, the first ``MAX_STEPS``."""
+    tokens: int
+    """What ``tokens`` counts stands on the finding's page."""
+    message: str
+    advice: str
+    evidence: dict[str, Any]
+
+
+MAX_STEPS = 100
+"""Step numbers that a finding lists."""
+
+
+class Percentiles(msgspec.Struct, kw_only=True):
+    """A distribution over requests, in milliseconds."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+class TrialReport(msgspec.Struct, kw_only=True):
+    """One trial on one engine; of a trace without trials, the whole of it."""
+
+    trial: int | None
+    engine_rank: int
+    steps: int
+    """``schedule()`` calls, those without tokens included."""
+    duration_s: float | None
+    """From the start of the first step to the last output."""
+    first_step_requests: int | None
+    first_step_tokens: int | None
+    """Requests and tokens of the first step that scheduled anything."""
+    new_per_step: list[int]
+    """Requests newly scheduled in each successive step that scheduled any."""
+    budget_use_frac: float | None
+    """Mean share of the token budget used, over steps that scheduled anything."""
+    budget_use_waiting_frac: float | None
+    """The same over steps after which requests still waited; None if there were none."""
+    preemptions: int
+    requests_finished: int
+    requests_aborted: int
+    requests_per_s: float | None
+    total_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    throughput_from: str | None
+    """``front_end``: measured there by ``schedtrace run``; ``trace``: from the engine's times."""
+    ttft_ms: Percentiles | None
+    """Arrival at the front end to the first token's output in the engine."""
+    tpot_ms: Percentiles | None
+    """Time per output token after the first."""
+    e2e_ms: Percentiles | None
+    """Arrival at the front end to the last token's output in the engine."""
+
+
+class StripCell(msgspec.Struct):
+    """One piece of the budget-use strip: an equal share of the steps."""
+
+    use_frac: float
+    """Highest share of the budget used by a step of it."""
+    waiting_frac: float
+    """Share of its steps after which requests waited."""
+
+
+class RunReport(msgspec.Struct, kw_only=True):
+    """One run, understood."""
+
+    path: str
+    label: str
+    config: dict[str, Any]
+    """Model, versions, limits and workload, as far as the run tells them."""
+    problems: list[str]
+    """What is wrong with the trace, and what the recorder said."""
+    trials: list[TrialReport]
+    findings: list[Finding]
+    strip: list[StripCell]
+    warmup_steps: int
+    """Steps of the warm-up: recorded, but in no figure above."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """The answer of ``schedtrace analyze``."""
+
+    schema_version: int = REPORT_SCHEMA_VERSION
+    runs: list[RunReport]

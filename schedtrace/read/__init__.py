@@ -1,0 +1,1 @@
+"""Run folders to checked Polars frames. Works where vLLM is not installed."""

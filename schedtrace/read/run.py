@@ -1,0 +1,72 @@
+"""Run folders: a manifest and one trace an engine, found from what a person typed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from schedtrace.errors import InputError
+from schedtrace.model.manifest import FILE_NAME, Manifest, read_manifest
+from schedtrace.read.trace import Trace, read_trace
+
+TRACE_PATTERN = "engine-*.jsonl"
+
+
+@dataclass
+class Run:
+    """One run, read."""
+
+    path: Path
+    manifest: Manifest | None
+    traces: list[Trace]
+    """One per data-parallel rank, in their order."""
+
+    @property
+    def label(self) -> str:
+        """What a person calls it."""
+        return (self.manifest and self.manifest.label) or self.path.name
+
+
+def find_runs(paths: list[Path]) -> list[Path]:
+    """Run folders and trace files in ``paths``; a folder of runs stands for all of them.
+
+    Raises:
+        InputError: a path is missing or holds no trace.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            msg = f"{path}: no such file or folder"
+            raise InputError(msg)
+        if path.is_file() or _is_run(path):
+            found.append(path)
+            continue
+        runs = sorted(child for child in path.iterdir() if child.is_dir() and _is_run(child))
+        if not runs:
+            msg = f"{path}: no traces in it; expected {TRACE_PATTERN} or folders that have them"
+            raise InputError(msg)
+        found += runs
+    return list(dict.fromkeys(found))
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder, or a single trace file with the manifest beside it.
+
+    Raises:
+        InputError: nothing was recorded, or it cannot be understood.
+    """
+    folder = path if path.is_dir() else path.parent
+    manifest = read_manifest(folder)
+    files = sorted(path.glob(TRACE_PATTERN), key=_rank) if path.is_dir() else [path]
+    if not files:
+        how = f" (run {manifest.status}: {manifest.error})" if manifest and manifest.error else ""
+        msg = f"{path}: no trace in this run{how}; expected {TRACE_PATTERN}"
+        raise InputError(msg)
+    return Run(path, manifest, [read_trace(file) for file in files])
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / FILE_NAME).exists() or any(folder.glob(TRACE_PATTERN))
+
+
+def _rank(file: Path) -> tuple[int, str]:
+    digits = "".join(character for character in file.stem if character.isdigit())
+    return int(digits or 0), file.name

@@ -1,0 +1,228 @@
+"""One ``engine-<rank>.jsonl``: every line checked, what is broken dropped and counted."""
+
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from schedtrace.errors import InputError
+from schedtrace.model.trace import (
+    SCHEMA_VERSION,
+    AnyLine,
+    Arrival,
+    End,
+    Events,
+    Exit,
+    Finish,
+    Header,
+    Notice,
+    Output,
+    Preemption,
+    ScheduledRequest,
+    Step,
+)
+from schedtrace.read.schema import defaults_of, schema_of
+
+_STEP_START = b'{"type":"step",'
+_REQUIRED = ["step", "start_us", "token_budget", "remaining_budget", "total_requests", "num_waiting_after"]
+_NAMED_LINES = 5
+
+
+@dataclass
+class Problems:
+    """What is wrong with a trace, for the person to know."""
+
+    garbled_lines: list[int] = field(default_factory=list)
+    """Line numbers (from 1) that are no trace lines; dropped."""
+    truncated: bool = False
+    """The last line was cut off; dropped."""
+    unclosed: bool = False
+    """There is no end line: the engine was killed, or still runs."""
+    missing_steps: int = 0
+    """Steps that the numbering says there were, and that are not in the file."""
+
+    def sentences(self, trace: Path) -> list[str]:
+        """One sentence a problem."""
+        said = []
+        if self.truncated:
+            said.append(f"{trace}: the last line is cut off and was dropped")
+        if self.garbled_lines:
+            count = len(self.garbled_lines)
+            lines = ", ".join(str(number) for number in self.garbled_lines[:_NAMED_LINES])
+            more = ", ..." if count > _NAMED_LINES else ""
+            noun = "line is" if count == 1 else "lines are"
+            said.append(f"{trace}: {count} {noun} no trace lines and were dropped (line {lines}{more})")
+        if self.missing_steps:
+            said.append(f"{trace}: {self.missing_steps} steps are missing")
+        if self.unclosed:
+            said.append(
+                f"{trace}: not closed, the engine was killed or still runs; "
+                "up to one second before the end may be missing"
+            )
+        return said
+
+
+@dataclass
+class Trace:
+    """One engine's trace. Frames have the columns of ``model.trace``'s structs."""
+
+    path: Path
+    header: Header
+    steps: pl.DataFrame
+    arrivals: pl.DataFrame
+    finishes: pl.DataFrame
+    notices: list[str]
+    end: End | None
+    problems: Problems
+
+    def requests(self) -> pl.LazyFrame:
+        """What every request got: one row per step and request, in the order of the steps."""
+        return _nested(self.steps.lazy(), "requests", ScheduledRequest)
+
+    def exits(self) -> pl.LazyFrame:
+        """Every recorded exit: one row each, in the order in which they were taken."""
+        return _nested(self.steps.lazy(), "exits", Exit)
+
+    def preemptions(self) -> pl.LazyFrame:
+        """Every preemption: one row each."""
+        return _nested(self.steps.lazy(), "preempted", Preemption)
+
+
+def read_trace(path: Path) -> Trace:
+    """Read and check one trace.
+
+    Raises:
+        InputError: missing, empty, no schedtrace trace, or of a newer schema.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(msg) from error
+    if not content.strip():
+        msg = f"{path}: empty; the engine stopped before it recorded anything"
+        raise InputError(msg)
+    problems = Problems()
+    lines = content.split(b"\n")
+    if lines[-1]:
+        problems.truncated = True
+    lines.pop()
+    header = _header(path, lines)
+    step_lines: list[tuple[int, bytes]] = []
+    others: list[AnyLine] = []
+    for number, line in enumerate(lines[1:], start=2):
+        if line.startswith(_STEP_START):
+            step_lines.append((number, line))
+        elif line:
+            try:
+                others.append(msgspec.json.decode(line, type=AnyLine))
+            except msgspec.DecodeError:
+                problems.garbled_lines.append(number)
+    steps = _merge_outputs(_read_steps(step_lines, problems), others)
+    end = next((line for line in reversed(others) if isinstance(line, End)), None)
+    problems.unclosed = end is None
+    if steps.height:
+        expected = max(int(steps["step"].max()) + 1, end.steps if end else 0)  # type: ignore[arg-type]
+        problems.missing_steps = max(0, expected - steps.height)
+    problems.garbled_lines.sort()
+    events = [line for line in others if isinstance(line, Events)]
+    return Trace(
+        path=path,
+        header=header,
+        steps=steps,
+        arrivals=_events(steps, "arrived", Arrival, [row for line in events for row in line.arrived]),
+        finishes=_events(steps, "finished", Finish, [row for line in events for row in line.finished]),
+        notices=[*header.notices, *(line.message for line in others if isinstance(line, Notice))],
+        end=end,
+        problems=problems,
+    )
+
+
+def _header(path: Path, lines: list[bytes]) -> Header:
+    try:
+        raw = msgspec.json.decode(lines[0]) if lines else None
+    except msgspec.DecodeError:
+        raw = None
+    if not isinstance(raw, dict) or raw.get("type") != "header":
+        msg = f"{path}:1: not a schedtrace trace, the first line is no header"
+        raise InputError(msg)
+    version = raw.get("schema_version")
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        msg = (
+            f"{path}:1: schema version {version}, written by schedtrace {raw.get('schedtrace_version')}; "
+            f"this one reads up to {SCHEMA_VERSION}: upgrade schedtrace"
+        )
+        raise InputError(msg)
+    try:
+        return msgspec.json.decode(lines[0], type=Header)
+    except msgspec.DecodeError as error:
+        msg = f"{path}:1: broken header ({error})"
+        raise InputError(msg) from error
+
+
+def _read_steps(numbered: list[tuple[int, bytes]], problems: Problems) -> pl.DataFrame:
+    """All step lines at once; if that fails, line by line to find the broken ones."""
+    steps = _parse([line for _, line in numbered])
+    if steps is None:
+        decode = msgspec.json.Decoder(Step).decode
+        good = []
+        for number, line in numbered:
+            try:
+                decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                problems.garbled_lines.append(number)
+            else:
+                good.append(line)
+        steps = _parse(good)
+        if steps is None:  # what msgspec takes for valid, Polars does too; keep the promise all the same
+            problems.garbled_lines += [number for number, _ in numbered]
+            steps = pl.DataFrame(schema=schema_of(Step))
+    defaults = [pl.col(name).fill_null(value) for name, value in defaults_of(Step).items()]
+    return steps.with_columns(*defaults).unique("step", keep="first", maintain_order=True).sort("step")
+
+
+def _parse(lines: list[bytes]) -> pl.DataFrame | None:
+    schema = schema_of(Step)
+    if not lines:
+        return pl.DataFrame(schema=schema)
+    try:
+        steps = pl.read_ndjson(BytesIO(b"\n".join(lines)), schema=schema)
+    except pl.exceptions.PolarsError:
+        return None
+    if steps.height != len(lines) or any(steps[name].null_count() for name in _REQUIRED):
+        return None
+    return steps
+
+
+def _merge_outputs(steps: pl.DataFrame, others: list[AnyLine]) -> pl.DataFrame:
+    """Put what ``output`` lines tell into the steps that were written before."""
+    late = [msgspec.to_builtins(line) for line in others if isinstance(line, Output)]
+    if not late:
+        return steps
+    columns = ["step", "output_us", "update_us", "output_tokens"]
+    return steps.update(pl.DataFrame(late, schema=dict.fromkeys(columns, pl.Int64)), on="step", how="left")
+
+
+def _nested(steps: pl.LazyFrame, column: str, struct: type[msgspec.Struct]) -> pl.LazyFrame:
+    """One row per entry of a list column, with the step it belongs to; defaults filled in."""
+    rows = (
+        steps.select("step", "trial", "start_us", pl.col(column).alias("entry"))
+        .filter(pl.col("entry").list.len() > 0)
+        .explode("entry")
+        .unnest("entry")
+    )
+    return rows.with_columns(pl.col(name).fill_null(value) for name, value in defaults_of(struct).items())
+
+
+def _events(
+    steps: pl.DataFrame, column: str, struct: type[msgspec.Struct], idle: list[msgspec.Struct]
+) -> pl.DataFrame:
+    """Arrivals or finishes of the whole trace, those told with a step and those told between."""
+    of_steps = _nested(steps.lazy(), column, struct).drop("start_us").collect()
+    rows = [msgspec.to_builtins(row) for row in idle]
+    between = pl.DataFrame(rows, schema=schema_of(struct)).with_columns(
+        pl.col(name).fill_null(value) for name, value in defaults_of(struct).items()
+    )
+    return pl.concat([of_steps, between], how="diagonal")
