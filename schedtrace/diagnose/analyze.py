@@ -1,10 +1,12 @@
 """Runs to a report."""
 
+from collections.abc import Callable
 from typing import Any
 
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.view import make_view
+from schedtrace.errors import UsageError
 from schedtrace.model.report import Finding, Report, RunReport, Severity
 from schedtrace.read.run import Run
 
@@ -66,6 +68,22 @@ def config_of(run: Run) -> dict[str, Any]:
             workload = manifest.workload
             config["workload"] = {name: getattr(workload, name) for name in workload.__struct_fields__}
     return config
+
+
+def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
+    """A test for findings at least this severe; for None, one that no finding passes.
+
+    Raises:
+        UsageError: there is no such severity.
+    """
+    if severity is None:
+        return lambda _: False
+    try:
+        least = Severity[severity.upper()]
+    except KeyError:
+        msg = f"--fail-on {severity}: expected info, warning or critical"
+        raise UsageError(msg) from None
+    return lambda finding: Severity[finding.severity.upper()] >= least
 
 
 def _weight(finding: Finding) -> tuple[int, int, int]:

@@ -11,11 +11,16 @@ from typing import Protocol
 
 from schedtrace import __version__
 from schedtrace.engine import spec
+from schedtrace.engine.cpu import is_cpu_build
 from schedtrace.engine.spec import RunSpec
-from schedtrace.engine.supervise import EngineProcess, model_of
+from schedtrace.engine.supervise import EngineProcess, model_of, option_of
 from schedtrace.engine.workload import load_prompts
 from schedtrace.errors import EngineError, SchedtraceError, UsageError
 from schedtrace.model.manifest import Manifest, Status, TrialResult, Workload, write_manifest
+
+
+DEFAULT_MEMORY_SHARE = 0.9
+MAX_MEMORY_SHARE = 0.95
 
 
 @dataclass
@@ -97,6 +102,24 @@ def make_folder(output: Path, name: str, *, force: bool) -> Path:
         msg = f"{folder}: cannot be made ({error.strerror})"
         raise UsageError(msg) from error
     return folder
+
+
+def both_fit(plans: list[Plan]) -> bool:
+    """Whether the engines can be up together: on a CPU yes, on a GPU if their memory shares add up.
+
+    vLLM takes ``--gpu-memory-utilization`` (0.9 unless given) of the device for each engine.
+    """
+    if is_cpu_build():
+        return True
+    return sum(_memory_share(plan.spec.engine_args) for plan in plans) <= MAX_MEMORY_SHARE
+
+
+def _memory_share(engine_args: list[str]) -> float:
+    share = option_of(engine_args, "--gpu-memory-utilization")
+    try:
+        return DEFAULT_MEMORY_SHARE if share is None else float(share)
+    except ValueError:
+        return DEFAULT_MEMORY_SHARE  # vLLM will say what is wrong with it
 
 
 def execute(plans: list[Plan], observer: Observer, *, interleave: bool = True) -> None:

@@ -11,6 +11,8 @@ from schedtrace.model.manifest import TrialResult
 Progress = Callable[[int], None]
 """Told how many requests of the trial are finished."""
 
+SHUTDOWN_S = 10.0
+
 
 class FrontEnd(Protocol):
     """Runs trials on one engine."""
@@ -38,6 +40,14 @@ def _sampling(request: Request, *, detokenize: bool) -> Any:
         detokenize=detokenize,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _shut_down(engine: Any) -> None:
+    """Give the engine core time to end in order; releases before 0.14 take no timeout."""
+    try:
+        engine.shutdown(timeout=SHUTDOWN_S)
+    except TypeError:
+        engine.shutdown()
 
 
 class _Tally:
@@ -110,7 +120,7 @@ class OfflineFrontEnd:
         return bool(self._engine.reset_prefix_cache())
 
     def shutdown(self) -> None:
-        self._engine.engine_core.shutdown()
+        _shut_down(self._engine.engine_core)
 
 
 class OnlineFrontEnd:
@@ -179,6 +189,6 @@ class OnlineFrontEnd:
 
     def shutdown(self) -> None:
         async def stop() -> None:
-            self._engine.shutdown()
+            _shut_down(self._engine)
 
         self._loop.run_until_complete(stop())

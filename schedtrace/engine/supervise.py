@@ -168,14 +168,19 @@ def _environment(run: RunSpec, folder: Path) -> dict[str, str]:
     return environment
 
 
+def option_of(engine_args: list[str], name: str) -> str | None:
+    """The value given for ``--name`` last, written with dashes or underscores, or None."""
+    found = None
+    for at, argument in enumerate(engine_args):
+        key, _, value = argument.partition("=")
+        if key.replace("_", "-") == name:
+            found = value or (engine_args[at + 1] if at + 1 < len(engine_args) else None)
+    return found
+
+
 def model_of(engine_args: list[str]) -> str | None:
     """The value of ``--model``."""
-    for at, argument in enumerate(engine_args):
-        if argument == "--model" and at + 1 < len(engine_args):
-            return engine_args[at + 1]
-        if argument.startswith("--model="):
-            return argument.removeprefix("--model=")
-    return None
+    return option_of(engine_args, "--model")
 
 
 def model_is_local(engine_args: list[str]) -> bool:

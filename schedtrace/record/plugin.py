@@ -7,6 +7,7 @@ custom-class warning appears.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from loguru import logger
@@ -26,7 +27,7 @@ def register() -> None:
     try:
         settings.claim_run_dir()
         _wrap_scheduler_choice()
-        _wrap_dummy_batches()
+        _wrap_engine()
     except Exception as error:
         logger.warning("schedtrace: not recording, this vLLM could not be hooked into: {!r}", error)
 
@@ -53,20 +54,30 @@ def _wrap_scheduler_choice() -> None:
     SchedulerConfig.get_scheduler_cls = get_scheduler_cls
 
 
-def _wrap_dummy_batches() -> None:
-    """Dummy batches of a data-parallel rank pass the scheduler by: count them at the engine."""
+def _wrap_engine() -> None:
+    """Two things the scheduler does not see: a data-parallel rank's dummy batches, and the engine's end.
+
+    The engine stops its workers before it tells the scheduler, and may be killed while it waits for them:
+    close the trace first.
+    """
     from vllm.v1.engine.core import EngineCore
 
-    execute = getattr(EngineCore, "execute_dummy_batch", None)
-    if execute is None or hasattr(execute, _MARK):
+    _call_before(EngineCore, "execute_dummy_batch", lambda recorder: recorder.dummy_batch())
+    _call_before(EngineCore, "shutdown", lambda recorder: recorder.close())
+
+
+def _call_before(owner: Any, name: str, tell: Callable[[Any], None]) -> None:
+    """Have the engine's recorder told before ``owner.name`` runs."""
+    original = getattr(owner, name, None)
+    if original is None or hasattr(original, _MARK):
         return
 
-    @functools.wraps(execute)
-    def execute_dummy_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = getattr(getattr(self, "scheduler", None), "_schedtrace_recorder", None)
         if recorder is not None:
-            recorder.dummy_batch()
-        return execute(self, *args, **kwargs)
+            tell(recorder)
+        return original(self, *args, **kwargs)
 
-    setattr(execute_dummy_batch, _MARK, True)
-    EngineCore.execute_dummy_batch = execute_dummy_batch
+    setattr(wrapped, _MARK, True)
+    setattr(owner, name, wrapped)

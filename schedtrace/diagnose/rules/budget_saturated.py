@@ -33,7 +33,7 @@ def find(view: View) -> list[Finding]:
             code=CODE,
             severity="info",
             cause=Cause.TOKEN_BUDGET,
-            via="source",
+            via="recorded",
             engine_rank=view.rank,
             count=full.height,
             trials=trials,

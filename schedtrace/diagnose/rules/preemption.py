@@ -46,7 +46,7 @@ def find(view: View) -> list[Finding]:
             code=CODE,
             severity="critical" if share >= CRITICAL_RECOMPUTE_FRAC else "warning",
             cause=Cause.KV_BLOCKS,
-            via="source",
+            via="recorded",
             engine_rank=view.rank,
             count=lost.height,
             trials=trials,

@@ -1,0 +1,32 @@
+"""``schedtrace analyze``: what happened in a run, and why."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedtrace.cli.options import Format, show, show_json
+from schedtrace.errors import ExitCode
+
+
+def analyze(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, a folder of runs, or trace files.")],
+    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TEXT,
+    fail_on: Annotated[
+        str | None, typer.Option(help="Exit with 1 at a finding this severe: info, warning or critical.")
+    ] = None,
+) -> None:
+    """Say why the token budget went unused, who was refused and what to try."""
+    from schedtrace.diagnose.analyze import analyze as analyze_runs
+    from schedtrace.diagnose.analyze import at_or_above
+    from schedtrace.present.report import report_view
+    from schedtrace.read.run import find_runs, read_run
+
+    severe = at_or_above(fail_on)
+    report = analyze_runs([read_run(path) for path in find_runs(paths)])
+    if output_format is Format.JSON:
+        show_json(report)
+    else:
+        show(report_view(report))
+    if any(severe(finding) for run in report.runs for finding in run.findings):
+        raise typer.Exit(ExitCode.FINDINGS)

@@ -1,0 +1,68 @@
+"""``schedtrace diff``: two runs, or two configurations to be run and compared."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from schedtrace.cli.options import Format, show, show_json
+from schedtrace.errors import InputError, UsageError
+
+CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def diff(
+    context: typer.Context,
+    base: Annotated[Path, typer.Argument(help="Run folder (with --run: YAML file).")],
+    new: Annotated[Path, typer.Argument(help="Run folder (with --run: YAML file).")],
+    run: Annotated[bool, typer.Option("--run", help="Run both YAML configurations first, trials in turn.")] = False,
+    interleave: Annotated[
+        bool | None,
+        typer.Option(help="With --run: keep both engines up and run their trials in turn (default: if they fit)."),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="With --run: folder that gets the run folders.")] = Path("logs"),
+    force: Annotated[bool, typer.Option(help="With --run: replace run folders of the same names.")] = False,
+    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TEXT,
+) -> None:
+    """Compare two runs: settings, metrics over trials, findings that came and went."""
+    if context.args and not run:
+        msg = f"unexpected argument {context.args[0]}; engine options go with --run only"
+        raise UsageError(msg)
+    folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
+
+    from schedtrace.diagnose.compare import compare
+    from schedtrace.present.comparison import comparison_view
+    from schedtrace.read.run import find_runs, read_run
+
+    found = [find_runs([folder]) for folder in folders]
+    for folder, runs in zip(folders, found, strict=True):
+        if len(runs) != 1:
+            msg = f"{folder}: {len(runs)} runs in it; name one of them, such as {runs[0]}"
+            raise InputError(msg)
+    comparison = compare(base=read_run(found[0][0]), new=read_run(found[1][0]))
+    if output_format is Format.JSON:
+        show_json(comparison)
+    else:
+        show(comparison_view(comparison))
+
+
+def _run_both(
+    context: typer.Context, files: list[Path], interleave: bool | None, output: Path, force: bool
+) -> list[Path]:
+    """Make the two runs; what stands behind the files on the command line goes to both."""
+    from schedtrace.cli.main import app
+    from schedtrace.cli.run import make_plan, merge, run_plans
+    from schedtrace.engine.execute import both_fit
+
+    command: Any = typer.main.get_command(app)
+    run_command = command.commands["run"]
+    plans = []
+    for file in files:
+        child = run_command.make_context("run", list(context.args), parent=context)
+        options, engine_args = merge(child, dict(child.params), file)
+        options["output"], options["force"] = output, force
+        options["label"] = options["label"] or file.stem
+        plans.append(make_plan(options, engine_args, command=["schedtrace", *sys.argv[1:]]))
+    run_plans(plans, interleave=both_fit(plans) if interleave is None else interleave)
+    return [plan.folder for plan in plans]

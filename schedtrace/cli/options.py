@@ -1,0 +1,92 @@
+"""What several commands share: output formats, consoles, and the run options' YAML files."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedtrace.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def stdout_console() -> "Console":
+    """For results: follows the terminal; a pipe gets plain text 100 columns wide."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _pipe_width())
+
+
+def stderr_console() -> "Console":
+    """For progress."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def show(view: "RenderableType") -> None:
+    """Print a view on stdout."""
+    stdout_console().print(view)
+
+
+def show_json(document: Any) -> None:
+    """Print one JSON object on stdout and nothing else."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A ``--config`` file: one mapping of option names to values; underscores may stand for dashes.
+
+    Raises:
+        InputError: it cannot be read.
+        UsageError: it is no such mapping.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        msg = f"--config {path}: {error.strerror}"
+        raise InputError(msg) from error
+    except yaml.YAMLError as error:
+        msg = f"--config {path}: not YAML ({' '.join(str(error).split())})"
+        raise UsageError(msg) from error
+    if not isinstance(content, dict):
+        msg = f"--config {path}: expected a mapping of options, such as 'num-prompts: 16'"
+        raise UsageError(msg)
+    return {str(name).replace("_", "-").lstrip("-"): value for name, value in content.items()}
+
+
+def as_arguments(options: dict[str, Any]) -> list[str]:
+    """YAML options as command-line arguments: true is ``--x``, false ``--no-x``, a mapping is JSON."""
+    import json
+
+    arguments = []
+    for name, value in options.items():
+        if value is True:
+            arguments.append(f"--{name}")
+        elif value is False:
+            arguments.append(f"--no-{name}")
+        elif value is None:
+            continue
+        elif isinstance(value, list):
+            arguments += [f"--{name}", *(str(item) for item in value)]
+        else:
+            arguments += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return arguments
+
+
+def _pipe_width() -> int:
+    import os
+
+    return int(os.environ.get("COLUMNS") or 100)

@@ -1,0 +1,217 @@
+"""Two runs to a comparison: settings, metrics over trials, findings."""
+
+from collections.abc import Callable
+from typing import Any
+
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.rules.common import counted
+from schedtrace.errors import InputError
+from schedtrace.model.comparison import Comparison, ConfigChange, FindingChange, MetricChange, Sample
+from schedtrace.model.report import Finding, Percentiles, RunReport, TrialReport
+from schedtrace.read.run import Run
+
+Value = float | int | None
+
+METRICS: list[tuple[str, str, bool, Callable[[TrialReport], Value]]] = [
+    ("output throughput", "tok/s", True, lambda t: t.output_tokens_per_s),
+    ("total throughput", "tok/s", True, lambda t: t.total_tokens_per_s),
+    ("requests", "req/s", True, lambda t: t.requests_per_s),
+    ("TTFT p50", "ms", False, lambda t: _p(t.ttft_ms, "p50")),
+    ("TTFT p99", "ms", False, lambda t: _p(t.ttft_ms, "p99")),
+    ("TPOT p50", "ms", False, lambda t: _p(t.tpot_ms, "p50")),
+    ("E2E p50", "ms", False, lambda t: _p(t.e2e_ms, "p50")),
+    ("E2E p99", "ms", False, lambda t: _p(t.e2e_ms, "p99")),
+    ("steps", "", False, lambda t: t.steps),
+    ("first-step requests", "", True, lambda t: t.first_step_requests),
+    ("first-step tokens", "", True, lambda t: t.first_step_tokens),
+    ("steps that admit", "", False, lambda t: len(t.new_per_step)),
+    ("preemptions", "", False, lambda t: t.preemptions),
+]
+"""Name, unit, whether more is better, and the figure of one trial."""
+
+NOISE = {"SCHEDTRACE_RUN_DIR", "SCHEDTRACE_TRIAL_IDS"}
+
+
+def compare(*, base: Run, new: Run) -> Comparison:
+    """Compare two runs.
+
+    Raises:
+        InputError: they have nothing in common that could be compared.
+    """
+    base_report, new_report = analyze_run(base), analyze_run(new)
+    _require_common_ground(base=base_report, new=new_report)
+    metrics = _metrics(base=base_report, new=new_report)
+    findings = _findings(base=base_report, new=new_report)
+    notes = [*base_report.problems, *new_report.problems]
+    base_trials, new_trials = len(base_report.trials), len(new_report.trials)
+    if base_trials != new_trials:
+        notes.append(f"base has {counted(base_trials, 'trial')}, new has {new_trials}: all of them are used")
+    if min(base_trials, new_trials) == 1:
+        notes.append("one trial on a side: how much it would vary by itself is unknown; use --trials")
+    return Comparison(
+        verdict=_verdict(metrics, findings),
+        base_path=base_report.path,
+        new_path=new_report.path,
+        base_label=base_report.label,
+        new_label=new_report.label,
+        notes=notes,
+        config=_config(base=base, new=new),
+        metrics=metrics,
+        findings=findings,
+    )
+
+
+def _require_common_ground(*, base: RunReport, new: RunReport) -> None:
+    for report in (base, new):
+        if not any(trial.steps for trial in report.trials):
+            msg = f"{report.path}: no step in it to compare"
+            raise InputError(msg)
+    workloads = [report.config.get("workload") for report in (base, new)]
+    lengths = [
+        None if w is None else (w["dataset"], w["num_prompts"], w["input_tokens"], w["output_tokens"])
+        for w in workloads
+    ]
+    if base.config["model"] != new.config["model"] and None not in lengths and lengths[0] != lengths[1]:
+        msg = (
+            f"nothing in common to compare: {base.path} ran {base.config['model']} on {_load(workloads[0])}, "
+            f"{new.path} ran {new.config['model']} on {_load(workloads[1])}"
+        )
+        raise InputError(msg)
+
+
+def _load(workload: Any) -> str:
+    return f"{counted(workload['num_prompts'], 'prompt')} ({workload['dataset']})"
+
+
+def _metrics(*, base: RunReport, new: RunReport) -> list[MetricChange]:
+    """Metrics that both sides have."""
+    changes = []
+    for name, unit, higher_is_better, value in METRICS:
+        samples = [_sample([value(trial) for trial in report.trials]) for report in (base, new)]
+        if samples[0] is None or samples[1] is None:
+            continue
+        before, after = samples[0], samples[1]
+        known_spread = before.count > 1 and after.count > 1
+        changes.append(
+            MetricChange(
+                name=name,
+                unit=unit,
+                higher_is_better=higher_is_better,
+                base=before,
+                new=after,
+                change_frac=after.mean / before.mean - 1 if before.mean else None,
+                beyond_spread=(after.min > before.max or after.max < before.min) if known_spread else None,
+            )
+        )
+    return changes
+
+
+def _sample(values: list[Value]) -> Sample | None:
+    known = [float(value) for value in values if value is not None]
+    if not known:
+        return None
+    return Sample(count=len(known), mean=sum(known) / len(known), min=min(known), max=max(known))
+
+
+def _findings(*, base: RunReport, new: RunReport) -> list[FindingChange]:
+    before, after = _by_kind(base.findings), _by_kind(new.findings)
+    changes = []
+    for kind in dict.fromkeys([*after, *before]):
+        old, now = before.get(kind, []), after.get(kind, [])
+        state = "stayed" if old and now else "appeared" if now else "went"
+        changes.append(
+            FindingChange(
+                code=kind[0],
+                cause=kind[1],
+                state=state,
+                base_count=sum(finding.count for finding in old),
+                new_count=sum(finding.count for finding in now),
+                base_trials=sorted({trial for finding in old for trial in finding.trials}),
+                new_trials=sorted({trial for finding in now for trial in finding.trials}),
+                message=(now or old)[0].message,
+            )
+        )
+    return changes
+
+
+def _by_kind(findings: list[Finding]) -> dict[tuple[str, str | None], list[Finding]]:
+    kinds: dict[tuple[str, str | None], list[Finding]] = {}
+    for finding in findings:
+        kinds.setdefault((finding.code, finding.cause), []).append(finding)
+    return kinds
+
+
+def _config(*, base: Run, new: Run) -> list[ConfigChange]:
+    """Settings that differ: given arguments first, then what vLLM resolved, workload and environment."""
+    before, after = _flat_config(base), _flat_config(new)
+    given = _given(base) | _given(new)
+    changes = [
+        ConfigChange(
+            name=name,
+            base=before.get(name),
+            new=after.get(name),
+            given=name.rpartition(".")[2] in given or name.startswith(("workload.", "environment.")),
+        )
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+    return sorted(changes, key=lambda change: not change.given)
+
+
+def _given(run: Run) -> set[str]:
+    return set(run.manifest.engine_args_given) if run.manifest else set()
+
+
+def _flat_config(run: Run) -> dict[str, Any]:
+    """``section.field`` to value, from the manifest, or from the trace's header without one."""
+    header = run.traces[0].header
+    flat: dict[str, Any] = {
+        "model": header.model,
+        "vllm_version": header.vllm_version,
+        "device": header.device,
+        "scheduler_class": header.scheduler_class,
+        "kv_blocks_total": header.kv_blocks_total,
+        "token_budget": header.token_budget,
+    }
+    flat |= {f"scheduler_config.{name}": value for name, value in header.scheduler_config.items()}
+    manifest = run.manifest
+    if manifest is not None:
+        for section, fields in manifest.config_resolved.items():
+            flat |= {f"{section}.{name}": value for name, value in fields.items()}
+        if manifest.workload is not None:
+            workload = manifest.workload
+            flat |= {f"workload.{name}": getattr(workload, name) for name in workload.__struct_fields__}
+        flat |= {f"environment.{k}": v for k, v in manifest.environment.items() if k not in NOISE}
+    return flat
+
+
+def _verdict(metrics: list[MetricChange], findings: list[FindingChange]) -> str:
+    """The first line: what changed, in the order of what matters."""
+    parts = []
+    for state, verb in (("went", "gone"), ("appeared", "new")):
+        named = [_named(change) for change in findings if change.state == state]
+        if named:
+            parts.append(f"{verb}: {', '.join(named)}")
+    headline = metrics[0] if metrics else None
+    moved = [metric for metric in metrics if metric.beyond_spread and metric.unit]
+    if moved:
+        parts.append("; ".join(f"{m.name} {_percent(m.change_frac)}" for m in moved[:3]))
+    elif headline is not None and headline.beyond_spread is False:
+        parts.append(f"{headline.name} {_percent(headline.change_frac)}, within the spread of the trials")
+    elif headline is not None:
+        parts.append(f"{headline.name} {_percent(headline.change_frac)}, one trial only: may be noise")
+    return "; ".join(parts) or "no difference found"
+
+
+def _named(change: FindingChange) -> str:
+    count = change.base_count if change.state == "went" else change.new_count
+    cause = f" ({change.cause})" if change.code == "blocked-budget" else ""
+    return f"{change.code}{cause}, {counted(count, 'step' if change.code != 'preemption' else 'time')}"
+
+
+def _percent(change_frac: float | None) -> str:
+    return "n/a" if change_frac is None else f"{change_frac:+.1%}"
+
+
+def _p(percentiles: Percentiles | None, name: str) -> float | None:
+    return None if percentiles is None else float(getattr(percentiles, name))

@@ -1,0 +1,71 @@
+"""What ``diff`` finds out about two runs; ``docs/report-format.md`` describes its JSON form."""
+
+from typing import Any
+
+import msgspec
+
+COMPARISON_SCHEMA_VERSION = 1
+
+
+class ConfigChange(msgspec.Struct, kw_only=True):
+    """One setting that differs."""
+
+    name: str
+    base: Any
+    new: Any
+    given: bool
+    """Whether a person gave it on either side, or vLLM resolved it differently."""
+
+
+class Sample(msgspec.Struct, kw_only=True):
+    """One metric over the trials of one run."""
+
+    count: int
+    mean: float
+    min: float
+    max: float
+
+
+class MetricChange(msgspec.Struct, kw_only=True):
+    """One metric on both sides."""
+
+    name: str
+    unit: str
+    higher_is_better: bool
+    base: Sample
+    new: Sample
+    change_frac: float | None
+    """``new / base - 1`` of the means; None where the base is 0."""
+    beyond_spread: bool | None
+    """Whether no trial of one side lies within the range of the other; None with one trial on a side."""
+
+
+class FindingChange(msgspec.Struct, kw_only=True):
+    """One kind of finding (code and cause) on both sides."""
+
+    code: str
+    cause: str | None
+    state: str
+    """``appeared``, ``went``, ``stayed``."""
+    base_count: int
+    new_count: int
+    base_trials: list[int]
+    new_trials: list[int]
+    message: str
+    """Of the new run's finding, or of the base's if it went."""
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    """The answer of ``schedtrace diff``."""
+
+    schema_version: int = COMPARISON_SCHEMA_VERSION
+    verdict: str
+    base_path: str
+    new_path: str
+    base_label: str
+    new_label: str
+    notes: list[str]
+    """What to keep in mind: problems of the traces, trials on one side only."""
+    config: list[ConfigChange]
+    metrics: list[MetricChange]
+    findings: list[FindingChange]

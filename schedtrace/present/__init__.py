@@ -1,0 +1,1 @@
+"""Facts to text and pictures. Nothing is computed here, and only here rich is used."""

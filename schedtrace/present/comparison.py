@@ -1,0 +1,93 @@
+"""A comparison as text for a terminal."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from schedtrace.model.comparison import Comparison, MetricChange, Sample
+from schedtrace.present.numbers import integer, number, percent
+
+MAX_SETTINGS = 15
+STATE_STYLE = {"appeared": "yellow", "went": "green", "stayed": ""}
+
+
+def comparison_view(comparison: Comparison) -> RenderableType:
+    """The verdict first, then what it rests on."""
+    return Group(*_parts(comparison))
+
+
+def _parts(comparison: Comparison) -> Iterator[RenderableType]:
+    yield Text.assemble(("Verdict: ", "bold"), (comparison.verdict, "bold"))
+    yield Text(f"base  {comparison.base_label}  {comparison.base_path}")
+    yield Text(f"new   {comparison.new_label}  {comparison.new_path}")
+    for note in comparison.notes:
+        yield Text(f"! {note}", style="yellow")
+    yield Text()
+    yield Text("Settings that differ", style="bold")
+    yield Padding(Group(*_settings(comparison)), (0, 0, 0, 2))
+    yield Text()
+    yield _metrics(comparison.metrics)
+    yield Text()
+    yield Text("Findings", style="bold")
+    yield Padding(Group(*_findings(comparison)), (0, 0, 0, 2))
+
+
+def _settings(comparison: Comparison) -> Iterator[RenderableType]:
+    if not comparison.config:
+        yield Text("none")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for change in comparison.config[:MAX_SETTINGS]:
+        how = "given" if change.given else "resolved"
+        table.add_row(change.name, f"{change.base} -> {change.new}", Text(how, style="dim"))
+    yield table
+    if len(comparison.config) > MAX_SETTINGS:
+        yield Text(f"{len(comparison.config) - MAX_SETTINGS} more: --format json lists them all", style="dim")
+
+
+def _metrics(metrics: list[MetricChange]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("mean over trials (range)")
+    for heading in ("base", "new", "change"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for metric in metrics:
+        name = f"{metric.name} {metric.unit}".strip()
+        table.add_row(
+            name, _sample(metric.base), _sample(metric.new), percent(metric.change_frac, signed=True), _word(metric)
+        )
+    return table
+
+
+def _sample(sample: Sample) -> str:
+    if sample.min == sample.max:
+        return number(sample.mean)
+    return f"{number(sample.mean)} ({number(sample.min)}..{number(sample.max)})"
+
+
+def _word(metric: MetricChange) -> Text:
+    """What the change means, in one word."""
+    if metric.base == metric.new:
+        return Text("same", style="dim")
+    if metric.beyond_spread is None:
+        return Text("one trial", style="dim")
+    if not metric.beyond_spread:
+        return Text("ranges overlap", style="dim")
+    better = (metric.new.mean > metric.base.mean) == metric.higher_is_better
+    return Text("better", style="green") if better else Text("worse", style="red")
+
+
+def _findings(comparison: Comparison) -> Iterator[RenderableType]:
+    if not comparison.findings:
+        yield Text("none on either side")
+    for change in comparison.findings:
+        cause = f" ({change.cause})" if change.cause else ""
+        yield Text.assemble(
+            (f"{change.state:<9}", STATE_STYLE[change.state]),
+            (f"{change.code}{cause}", "bold"),
+            f"  {integer(change.base_count)} -> {integer(change.new_count)}",
+        )
+        yield Padding(Text(change.message, style="dim"), (0, 0, 0, 9))

@@ -1,0 +1,45 @@
+"""How numbers are written, in one place."""
+
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def integer(value: float | None) -> str:
+    """``1,234``; ``-`` for what is not known."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def number(value: float | None) -> str:
+    """Three digits that matter: ``0.42``, ``12.3``, ``1,234``; ``-`` for what is not known."""
+    if value is None:
+        return "-"
+    if value == int(value):
+        return f"{value:,.0f}"
+    for limit, digits in ((10, 2), (100, 1)):
+        if abs(value) < limit:
+            return f"{value:,.{digits}f}"
+    return f"{value:,.0f}"
+
+
+def percent(fraction: float | None, *, signed: bool = False) -> str:
+    """``12 %`` or ``+12.3 %``; ``-`` for what is not known."""
+    if fraction is None:
+        return "-"
+    return f"{fraction:+.1%}" if signed else f"{fraction:.0%}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Milliseconds without the unit, which stands in the table's head."""
+    return number(value)
+
+
+def bar(fraction: float) -> str:
+    """One character as high as the fraction; anything above 0 is visible."""
+    if fraction <= 0:
+        return BARS[0]
+    return BARS[min(len(BARS) - 1, max(1, round(fraction * (len(BARS) - 1))))]
+
+
+def series(values: list[int], most: int = 6) -> str:
+    """``1, 15`` or ``8, 8, 8, 8, 8, 8 ... (40)`` with the number of all."""
+    shown = ", ".join(f"{value:,}" for value in values[:most])
+    return shown if len(values) <= most else f"{shown} ... ({len(values)})"

@@ -1,0 +1,75 @@
+"""What a run is doing, while it does it: bars on a terminal, plain lines elsewhere. On stderr."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from schedtrace.engine.execute import Plan
+from schedtrace.model.manifest import TrialResult
+
+
+class RunProgress:
+    """An ``engine.execute.Observer`` for a person.
+
+    Args:
+        console: Where to; the bars are left out if it is no terminal.
+        several: Whether more than one run is made, so that lines have to say which.
+    """
+
+    def __init__(self, console: Console, *, several: bool) -> None:
+        self._console = console
+        self._several = several
+        self._start = time.monotonic()
+        self._tasks: dict[str, TaskID] = {}
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> "RunProgress":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def phase(self, plan: Plan, name: str) -> None:
+        self._say(plan, name)
+
+    def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None:
+        task = self._tasks.get(plan.label)
+        text = self._which(plan) + self._trial(plan, trial)
+        if task is None:
+            self._tasks[plan.label] = self._bars.add_task(text, total=total, completed=finished)
+        else:
+            self._bars.update(task, description=text, total=total, completed=finished)
+
+    def trial_done(self, plan: Plan, result: TrialResult) -> None:
+        rate = result.num_requests / result.elapsed_s
+        total = (result.input_tokens + result.output_tokens) / result.elapsed_s
+        output = result.output_tokens / result.elapsed_s
+        self._say(
+            plan,
+            f"{self._trial(plan, result.trial)}: {result.num_requests} requests in {result.elapsed_s:.2f} s, "
+            f"{rate:.2f} requests/s, {total:,.0f} total tokens/s, {output:,.0f} output tokens/s",
+        )
+
+    def _say(self, plan: Plan, text: str) -> None:
+        elapsed = time.monotonic() - self._start
+        self._console.print(f"[{elapsed:6.1f} s] {self._which(plan)}{text}", markup=False, highlight=False)
+
+    def _which(self, plan: Plan) -> str:
+        return f"{plan.label}: " if self._several else ""
+
+    @staticmethod
+    def _trial(plan: Plan, trial: int) -> str:
+        return "warm-up" if trial == 0 else f"trial {trial}/{plan.spec.trials}"

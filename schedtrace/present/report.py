@@ -1,0 +1,140 @@
+"""A report as text for a terminal."""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from schedtrace.model.report import Finding, Report, RunReport, TrialReport
+from schedtrace.present.numbers import bar, integer, milliseconds, number, percent, series
+
+SEVERITY_STYLE = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
+MOST_STEPS = 8
+
+
+def report_view(report: Report) -> RenderableType:
+    """All runs, one after the other."""
+    parts: list[RenderableType] = []
+    for run in report.runs:
+        parts += [*_run(run), Text()]
+    return Group(*parts[:-1])
+
+
+def _run(run: RunReport) -> Iterator[RenderableType]:
+    yield Text.assemble((run.label, "bold"), f"  {run.path}" if run.label != run.path else "")
+    yield Padding(Group(*(Text(line) for line in _header(run))), (0, 0, 0, 2))
+    for problem in run.problems:
+        yield Text(f"! {problem}", style="yellow")
+    yield Text()
+    yield trials_table(run.trials)
+    if run.strip:
+        yield Text()
+        yield _strip(run)
+    yield Text()
+    if not run.findings:
+        yield Text("No findings: no budget was left while requests waited, and nothing was preempted.")
+    for at, finding in enumerate(run.findings):
+        if at:
+            yield Text()
+        yield from _finding(finding, several_engines=bool(run.config["engines"] > 1))
+
+
+def _header(run: RunReport) -> Iterator[str]:
+    config = run.config
+    scheduler = str(config["scheduler_class"]).rpartition(".")[2]
+    yield f"{config['model']} on {config['device']}, vLLM {config['vllm_version']}, {scheduler}"
+    engines = f"{config['engines']} engines, each: " if config["engines"] > 1 else ""
+    on = {True: "on", False: "off", None: "unknown"}
+    yield (
+        f"{engines}budget {integer(config['token_budget'])} tokens, max_num_seqs "
+        f"{integer(config['max_num_running_reqs'])}, max_model_len {integer(config['max_model_len'])}"
+    )
+    yield (
+        f"KV cache {integer(config['kv_blocks_total'])} blocks of {integer(config['block_size'])} tokens, "
+        f"chunked prefill {on[config['enable_chunked_prefill']]}, "
+        f"prefix caching {on[config['enable_prefix_caching']]}"
+    )
+    workload = config.get("workload")
+    if workload:
+        lengths = f" of {workload['input_len']}" if workload["input_len"] else ""
+        output = f" + {workload['output_len']}" if workload["output_len"] else ""
+        pace = "all at once"
+        if workload["request_rate"]:
+            pace = f"{number(workload['request_rate'])} per second"
+        elif workload["prequeue"]:
+            pace = "all queued before the first step"
+        yield f"workload: {integer(workload['num_prompts'])} prompts{lengths}{output} tokens, {pace}"
+    warmup = f"; {run.warmup_steps:,} warm-up steps left out" if run.warmup_steps else ""
+    yield f"causes {config['exits_via']}{warmup}"
+
+
+def trials_table(trials: list[TrialReport]) -> Table:
+    """One row per trial."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    several = len({trial.engine_rank for trial in trials}) > 1
+    if several:
+        table.add_column("engine", justify="right")
+    for heading in ("trial", "steps", "first step\nreq / tokens"):
+        table.add_column(heading, justify="right")
+    table.add_column("newly scheduled\nper step", justify="left")
+    for heading in ("use while\nwaiting", "pre-\nempted", "output\ntok/s", "TTFT ms\np50 / p99", "TPOT\nms p50"):
+        table.add_column(heading, justify="right")
+    for trial in trials:
+        ttft, tpot = trial.ttft_ms, trial.tpot_ms
+        row = [
+            "all" if trial.trial is None else str(trial.trial),
+            integer(trial.steps),
+            f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
+            series(trial.new_per_step),
+            percent(trial.budget_use_waiting_frac),
+            integer(trial.preemptions),
+            integer(trial.output_tokens_per_s),
+            f"{milliseconds(ttft.p50)} / {milliseconds(ttft.p99)}" if ttft else "-",
+            milliseconds(tpot.p50) if tpot else "-",
+        ]
+        table.add_row(*([str(trial.engine_rank)] if several else []), *row)
+    return table
+
+
+def _strip(run: RunReport) -> Text:
+    """Budget use over the run, and below it where requests waited."""
+    use = "".join(bar(cell.use_frac) for cell in run.strip)
+    waiting = "".join(bar(cell.waiting_frac) for cell in run.strip)
+    text = Text(no_wrap=True, overflow="crop")
+    text.append("budget use  ", style="bold")
+    text.append(use, style="green")
+    text.append("  highest of each part\n")
+    text.append("waiting     ", style="bold")
+    text.append(waiting if waiting.strip() else "nobody", style="yellow")
+    if waiting.strip():
+        text.append("  share of steps")
+    return text
+
+
+def _finding(finding: Finding, *, several_engines: bool) -> Iterator[RenderableType]:
+    head = Text()
+    head.append(f"{finding.severity:<8} ", style=SEVERITY_STYLE[finding.severity])
+    head.append(finding.code, style="bold")
+    known = "" if finding.via == "recorded" else f", {finding.via}"
+    if finding.cause:
+        head.append(f"  cause {finding.cause}{known}")
+    if several_engines:
+        head.append(f"  engine {finding.engine_rank}")
+    yield head
+    yield Padding(Text(finding.message), (0, 0, 0, 9))
+    yield Padding(Text(_where(finding), style="dim"), (0, 0, 0, 9))
+    yield Padding(Text.assemble(("try: ", "bold"), finding.advice), (0, 0, 0, 9))
+
+
+def _where(finding: Finding) -> str:
+    steps = ", ".join(str(step) for step in finding.steps[:MOST_STEPS])
+    more = ", ..." if len(finding.steps) > MOST_STEPS else ""
+    example = finding.evidence["examples"][0]
+    shown = ", ".join(f"{name} {_plain(value)}" for name, value in example.items() if value is not None)
+    return f"steps {steps}{more}; for instance {shown}"
+
+
+def _plain(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
