@@ -16,12 +16,18 @@ def diff(
     context: typer.Context,
     base: Annotated[Path, typer.Argument(help="Run folder (with --run: YAML file).")],
     new: Annotated[Path, typer.Argument(help="Run folder (with --run: YAML file).")],
-    run: Annotated[bool, typer.Option("--run", help="Run both YAML configurations first, trials in turn.")] = False,
+    run: Annotated[
+        bool, typer.Option("--run", help="Run both YAML configurations first, trials in turn.")
+    ] = False,
     interleave: Annotated[
         bool | None,
-        typer.Option(help="With --run: keep both engines up and run their trials in turn (default: if they fit)."),
+        typer.Option(
+            help="With --run: keep both engines up and run their trials in turn (default: if they fit)."
+        ),
     ] = None,
-    output: Annotated[Path, typer.Option(help="With --run: folder that gets the run folders.")] = Path("logs"),
+    output: Annotated[Path, typer.Option(help="With --run: folder that gets the run folders.")] = Path(
+        "logs"
+    ),
     force: Annotated[bool, typer.Option(help="With --run: replace run folders of the same names.")] = False,
     output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TEXT,
 ) -> None:

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from schedtrace.cli.options import as_arguments, read_yaml, show, stderr_console, stdout_console
@@ -23,7 +22,8 @@ def run(
     ] = "random",
     input_len: Annotated[int, typer.Option(min=1, help="Tokens of a random prompt.")] = 1024,
     output_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens to generate (128 for random prompts, else the data's own).")
+        int | None,
+        typer.Option(min=1, help="Tokens to generate (128 for random prompts, else the data's own)."),
     ] = None,
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="Prompts of a trial (1000 random ones, or all of the data set).")
@@ -44,10 +44,13 @@ def run(
     keep_prefix_cache: Annotated[bool, typer.Option(help="Do not empty it between trials.")] = False,
     hash_ids: Annotated[bool, typer.Option(help="Write request ids as hashes.")] = False,
     output: Annotated[Path, typer.Option(help="Folder that gets the run folder.")] = Path("logs"),
-    label: Annotated[str | None, typer.Option(help="The run folder's name (default: model and time).")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The run folder's name (default: model and time).")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Replace a run folder of the same name.")] = False,
     config: Annotated[
-        Path | None, typer.Option(help="YAML file with any of these options and vLLM's; the command line wins.")
+        Path | None,
+        typer.Option(help="YAML file with any of these options and vLLM's; the command line wins."),
     ] = None,
 ) -> None:
     """Run a workload on vLLM with the scheduler traced.
@@ -63,7 +66,7 @@ def run(
 
 
 def merge(
-    context: click.Context, given: dict[str, Any], config: Path | None
+    context: typer.Context, given: dict[str, Any], config: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
     """The options in force and vLLM's arguments: command line over file over defaults."""
     from_file = read_yaml(config) if config else {}
@@ -74,30 +77,25 @@ def merge(
         if key in from_file:
             value = from_file.pop(key)
             if source is None or source.name in {"DEFAULT", "DEFAULT_MAP"}:
-                options[name] = _checked(context, name, value)
+                options[name] = value
     return options, [*as_arguments(from_file), *context.args]
-
-
-def _checked(context: click.Context, name: str, value: Any) -> Any:
-    """A value from a file, converted and checked like one from the command line."""
-    parameter = next(p for p in context.command.params if p.name == name)
-    try:
-        return parameter.type_cast_value(context, value if isinstance(value, bool | None) else str(value))
-    except click.UsageError as error:
-        msg = f"--config: {name.replace('_', '-')}: {error.message}"
-        raise UsageError(msg) from error
 
 
 def make_plan(options: dict[str, Any], engine_args: list[str], command: list[str]) -> Any:
     """Check the options and make the run folder."""
+    import msgspec
+
     from schedtrace.engine.execute import Plan, check, make_folder
     from schedtrace.engine.spec import RunSpec
 
     model = options["model"]
     arguments = [*(["--model", model] if model else []), "--seed", str(options["seed"]), *engine_args]
-    spec = RunSpec(
-        engine_args=arguments, **{name: value for name, value in options.items() if name not in NOT_IN_SPEC}
-    )
+    fields = {name: value for name, value in options.items() if name not in NOT_IN_SPEC}
+    try:
+        spec = msgspec.convert({"engine_args": arguments, **fields}, RunSpec)
+    except msgspec.ValidationError as error:
+        msg = f"--config: {str(error).replace('$.', '').replace('_', '-')}"
+        raise UsageError(msg) from error
     check(spec)
     label = options["label"] or f"{Path(str(model)).name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = make_folder(Path(options["output"]), label, force=options["force"])

@@ -12,22 +12,22 @@ from schedtrace.read.run import Run
 
 Value = float | int | None
 
-METRICS: list[tuple[str, str, bool, Callable[[TrialReport], Value]]] = [
-    ("output throughput", "tok/s", True, lambda t: t.output_tokens_per_s),
-    ("total throughput", "tok/s", True, lambda t: t.total_tokens_per_s),
+METRICS: list[tuple[str, str, bool | None, Callable[[TrialReport], Value]]] = [
+    ("output", "tok/s", True, lambda t: t.output_tokens_per_s),
+    ("total", "tok/s", True, lambda t: t.total_tokens_per_s),
     ("requests", "req/s", True, lambda t: t.requests_per_s),
     ("TTFT p50", "ms", False, lambda t: _p(t.ttft_ms, "p50")),
     ("TTFT p99", "ms", False, lambda t: _p(t.ttft_ms, "p99")),
     ("TPOT p50", "ms", False, lambda t: _p(t.tpot_ms, "p50")),
     ("E2E p50", "ms", False, lambda t: _p(t.e2e_ms, "p50")),
     ("E2E p99", "ms", False, lambda t: _p(t.e2e_ms, "p99")),
-    ("steps", "", False, lambda t: t.steps),
-    ("first-step requests", "", True, lambda t: t.first_step_requests),
-    ("first-step tokens", "", True, lambda t: t.first_step_tokens),
-    ("steps that admit", "", False, lambda t: len(t.new_per_step)),
+    ("steps", "", None, lambda t: t.steps),
+    ("first-step requests", "", None, lambda t: t.first_step_requests),
+    ("first-step tokens", "", None, lambda t: t.first_step_tokens),
+    ("steps that admit", "", None, lambda t: len(t.new_per_step)),
     ("preemptions", "", False, lambda t: t.preemptions),
 ]
-"""Name, unit, whether more is better, and the figure of one trial."""
+"""Name, unit, whether more is better (None: neither), and the figure of one trial."""
 
 NOISE = {"SCHEDTRACE_RUN_DIR", "SCHEDTRACE_TRIAL_IDS"}
 
@@ -192,6 +192,9 @@ def _verdict(metrics: list[MetricChange], findings: list[FindingChange]) -> str:
         named = [_named(change) for change in findings if change.state == state]
         if named:
             parts.append(f"{verb}: {', '.join(named)}")
+    parts += [
+        _steadied(metric) for metric in metrics if metric.name == "first-step requests" and _steadied(metric)
+    ]
     headline = metrics[0] if metrics else None
     moved = [metric for metric in metrics if metric.beyond_spread and metric.unit]
     if moved:
@@ -203,14 +206,28 @@ def _verdict(metrics: list[MetricChange], findings: list[FindingChange]) -> str:
     return "; ".join(parts) or "no difference found"
 
 
+def _steadied(metric: MetricChange) -> str:
+    """That trials no longer vary, or now do; empty if neither."""
+    before, after = metric.base, metric.new
+    if after.min == after.max and before.min < before.max:
+        return f"{metric.name} now {after.min:.0f} in every trial (were {before.min:.0f} to {before.max:.0f})"
+    if before.min == before.max and after.min < after.max:
+        return f"{metric.name} now vary from {after.min:.0f} to {after.max:.0f} (were {before.min:.0f})"
+    return ""
+
+
 def _named(change: FindingChange) -> str:
     count = change.base_count if change.state == "went" else change.new_count
-    cause = f" ({change.cause})" if change.code == "blocked-budget" else ""
-    return f"{change.code}{cause}, {counted(count, 'step' if change.code != 'preemption' else 'time')}"
+    trials = change.base_trials if change.state == "went" else change.new_trials
+    cause = f" {change.cause}" if change.code == "blocked-budget" else ""
+    where = f" in {counted(len(trials), 'trial')}" if trials else ""
+    return (
+        f"{change.code}{cause} ({counted(count, 'step' if change.code != 'preemption' else 'time')}{where})"
+    )
 
 
 def _percent(change_frac: float | None) -> str:
-    return "n/a" if change_frac is None else f"{change_frac:+.1%}"
+    return "n/a" if change_frac is None else f"{100 * change_frac:+.1f} %"
 
 
 def _p(percentiles: Percentiles | None, name: str) -> float | None:

@@ -31,8 +31,8 @@ def _report(view: View, trial: int | None, result: TrialResult | None, ranks: in
         engine_rank=view.rank,
         steps=steps.height,
         duration_s=duration_s,
-        first_step_requests=first and first["total_requests"],
-        first_step_tokens=first and first["used_tokens"],
+        first_step_requests=None if first is None else first["total_requests"],
+        first_step_tokens=None if first is None else first["used_tokens"],
         new_per_step=working.filter(pl.col("num_new") > 0)["num_new"].to_list(),
         budget_use_frac=_use(working),
         budget_use_waiting_frac=_use(waited),
@@ -54,7 +54,10 @@ def _report(view: View, trial: int | None, result: TrialResult | None, ranks: in
         _throughput(report, result.num_requests, result.input_tokens, result.output_tokens, result.elapsed_s)
         report.throughput_from = "front_end"
     elif duration_s and done.height:
-        _throughput(report, done.height, done["prompt_tokens"].sum(), done["output_tokens"].sum(), duration_s)
+        prompt_tokens, output_tokens = (
+            sum(done[name].to_list()) for name in ("prompt_tokens", "output_tokens")
+        )
+        _throughput(report, done.height, prompt_tokens, output_tokens, duration_s)
         report.throughput_from = "trace"
     return report
 
@@ -69,10 +72,8 @@ def _throughput(
 
 
 def _duration_s(steps: pl.DataFrame) -> float | None:
-    back = steps["output_us"].max()
-    if back is None:
-        return None
-    return float(back - steps["start_us"].min()) / 1e6  # type: ignore[operator]  # both are integers here
+    back = steps["output_us"].drop_nulls().to_list()
+    return (max(back) - min(steps["start_us"].to_list())) / 1e6 if back else None
 
 
 def _use(steps: pl.DataFrame) -> float | None:

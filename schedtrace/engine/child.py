@@ -52,7 +52,7 @@ def main() -> None:
         pass
     except SchedtraceError as error:
         send(spec.Failed(str(error), usage=isinstance(error, UsageError)))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever vLLM raises is told to the supervisor
         logger.exception("the engine process failed")
         send(spec.Failed(_in_one_line(error)))
     finally:
@@ -164,9 +164,7 @@ def _front_end(config: Any, run: spec.RunSpec, *, offline: bool) -> Any:
 
     if offline:
         return OfflineFrontEnd(config, prequeue=run.prequeue)
-    return OnlineFrontEnd(
-        config, request_rate=run.request_rate, burstiness=run.burstiness, seed=run.seed
-    )
+    return OnlineFrontEnd(config, request_rate=run.request_rate, burstiness=run.burstiness, seed=run.seed)
 
 
 def _in_one_line(error: Exception) -> str:
@@ -175,8 +173,6 @@ def _in_one_line(error: Exception) -> str:
     if len(lines) > 1 and "validation error" in lines[0]:  # pydantic: the reason is on the second line
         lines = lines[1:]
     return f"{type(error).__name__}: {' '.join(lines)[:600]}" if lines else type(error).__name__
-
-
 
 
 if __name__ == "__main__":

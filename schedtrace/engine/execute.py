@@ -18,7 +18,6 @@ from schedtrace.engine.workload import load_prompts
 from schedtrace.errors import EngineError, SchedtraceError, UsageError
 from schedtrace.model.manifest import Manifest, Status, TrialResult, Workload, write_manifest
 
-
 DEFAULT_MEMORY_SHARE = 0.9
 MAX_MEMORY_SHARE = 0.95
 
@@ -56,11 +55,14 @@ class Plan:
 class Observer(Protocol):
     """Is told what happens, to show it."""
 
-    def phase(self, plan: Plan, name: str) -> None: ...
+    def phase(self, plan: Plan, name: str) -> None:
+        """Start-up and shutdown have come this far."""
 
-    def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None: ...
+    def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None:
+        """So many requests of a trial (0: the warm-up) are finished."""
 
-    def trial_done(self, plan: Plan, result: TrialResult) -> None: ...
+    def trial_done(self, plan: Plan, result: TrialResult) -> None:
+        """A trial is over."""
 
 
 def check(run: RunSpec) -> None:
@@ -74,9 +76,6 @@ def check(run: RunSpec) -> None:
         raise UsageError(msg)
     if run.prequeue and run.request_rate is not None:
         msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
-        raise UsageError(msg)
-    if run.trials < 1:
-        msg = f"--trials {run.trials}: at least 1"
         raise UsageError(msg)
     load_prompts(run)
 

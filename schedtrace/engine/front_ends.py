@@ -17,13 +17,17 @@ SHUTDOWN_S = 10.0
 class FrontEnd(Protocol):
     """Runs trials on one engine."""
 
-    def tokenizer(self) -> Any: ...
+    def tokenizer(self) -> Any:
+        """vLLM's tokenizer; None if it runs without one."""
 
-    def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult: ...
+    def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
+        """Hand all requests over and wait until they are finished."""
 
-    def reset_prefix_cache(self) -> bool: ...
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache; False if blocks are still in use."""
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Stop the engine and its processes."""
 
 
 def _sampling(request: Request, *, detokenize: bool) -> Any:
@@ -75,15 +79,14 @@ class _Tally:
         )
 
 
-class OfflineFrontEnd:
-    """``LLMEngine``, stepped as ``LLM.generate`` does: all requests are handed over one after the other,
-    then the outputs are collected.
+class OfflineFrontEnd(FrontEnd):
+    """``LLMEngine``, stepped as ``LLM.generate`` does: first all requests in, then the outputs out.
 
     Args:
         config: vLLM's resolved configuration.
         prequeue: Hand all requests over while scheduling is paused, as
             ``vllm bench throughput --prequeue-requests``.
-    """  # noqa: D205  # the first sentence needs two lines
+    """
 
     def __init__(self, config: Any, *, prequeue: bool) -> None:
         from vllm.usage.usage_lib import UsageContext
@@ -123,7 +126,7 @@ class OfflineFrontEnd:
         _shut_down(self._engine.engine_core)
 
 
-class OnlineFrontEnd:
+class OnlineFrontEnd(FrontEnd):
     """``AsyncLLM``, as ``vllm serve`` uses it: requests come at a rate, each on its own.
 
     Args:

@@ -1,12 +1,15 @@
 """What a run is asked to do, and the messages between the supervisor and its engine process."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from schedtrace.model.manifest import TrialResult
 
 RANDOM = "random"
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+AboveZero = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class RunSpec(msgspec.Struct, kw_only=True):
@@ -16,16 +19,16 @@ class RunSpec(msgspec.Struct, kw_only=True):
     """vLLM's command-line arguments as given, ``--model`` included."""
     dataset: str = RANDOM
     """``random``, a ShareGPT ``.json``, or a ``.jsonl`` with prompts or lengths."""
-    input_len: int = 1024
-    output_len: int | None = None
+    input_len: Positive = 1024
+    output_len: Positive | None = None
     """Tokens to generate; None: 128 for random prompts, the data set's own lengths otherwise."""
-    num_prompts: int | None = None
+    num_prompts: Positive | None = None
     """None: 1000 random prompts, or all of a data set."""
-    range_ratio: float = 0.0
-    request_rate: float | None = None
-    burstiness: float = 1.0
-    trials: int = 1
-    warmup: int = 1
+    range_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    request_rate: AboveZero | None = None
+    burstiness: AboveZero = 1.0
+    trials: Positive = 1
+    warmup: Annotated[int, msgspec.Meta(ge=0)] = 1
     prequeue: bool = False
     seed: int = 0
     keep_prefix_cache: bool = False

@@ -1,5 +1,6 @@
 """The supervisor's half of a run: starts the engine process, talks to it, and never hangs on it."""
 
+import contextlib
 import os
 import selectors
 import signal
@@ -59,11 +60,9 @@ class EngineProcess:
     def send(self, command: spec.Command) -> None:
         """Give a command; a dead process is found out by ``events``."""
         assert self._process.stdin is not None  # noqa: S101  # it was opened as a pipe above
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(msgspec.json.encode(command) + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass
 
     def events(self) -> Iterator[spec.Event]:
         """What the process says, until it has stopped.
@@ -94,10 +93,8 @@ class EngineProcess:
 
     def kill(self) -> None:
         """End it at once, engine core included."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._wait()
 
     def _wait(self) -> None:
@@ -107,10 +104,8 @@ class EngineProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-            except BrokenPipeError:
-                pass
         self._log.close()
 
     def _next_line(self) -> bytes | None:
@@ -188,4 +183,3 @@ def model_is_local(engine_args: list[str]) -> bool:
     model = model_of(engine_args)
     elsewhere = any(argument.startswith("--tokenizer") for argument in engine_args)
     return model is not None and Path(model).is_dir() and not elsewhere
-

@@ -111,9 +111,7 @@ def _jsonl(path: Path, content: bytes) -> list[Prompt]:
             msg = f"{path}:{number}: give either prompt (a text) or input_len (a number of random tokens)"
             raise InputError(msg)
         prompts.append(
-            Prompt(
-                text=row.prompt, input_len=row.input_len, output_len=row.output_len, priority=row.priority
-            )
+            Prompt(text=row.prompt, input_len=row.input_len, output_len=row.output_len, priority=row.priority)
         )
     return prompts
 

@@ -10,7 +10,7 @@ class Cause(StrEnum):
     """Why a loop of ``schedule()`` ended, or why it skipped one request."""
 
     QUEUE_EMPTY = "queue_empty"
-    TOKEN_BUDGET = "token_budget"
+    TOKEN_BUDGET = "token_budget"  # noqa: S105  # no password, tokens of text
     INPUT_BUDGET = "input_budget"
     MAX_NUM_SEQS = "max_num_seqs"
     KV_BLOCKS = "kv_blocks"

@@ -31,7 +31,8 @@ class MetricChange(msgspec.Struct, kw_only=True):
 
     name: str
     unit: str
-    higher_is_better: bool
+    higher_is_better: bool | None
+    """None: a shape, neither good nor bad by itself."""
     base: Sample
     new: Sample
     change_frac: float | None

@@ -26,7 +26,7 @@ class Finding(msgspec.Struct, kw_only=True):
     cause: str | None
     """A word of ``docs/causes.md``; None where the finding is not about an exit."""
     via: str
-    """How the cause is known: ``recorded`` as an event or a number, or an exit by ``source`` or ``inferred``."""
+    """How the cause is known: ``recorded`` as a fact, or an exit told by ``source`` or ``inferred``."""
     engine_rank: int
     count: int
     """Steps that show it (for ``preemption``: preemptions)."""

@@ -17,6 +17,7 @@ SCHEMA_VERSION = 1
 Via = Literal["source", "inferred"]
 Loop = Literal["running", "waiting"]
 ExitKind = Literal["break", "continue", "condition", "gate"]
+Phase = Literal["running", "new", "resumed"]
 
 
 class Line(msgspec.Struct, omit_defaults=True, tag_field="type"):
@@ -66,7 +67,7 @@ class ScheduledRequest(msgspec.Struct, omit_defaults=True):
     computed_tokens: int
     """Before this step. For a new request: tokens taken from the prefix cache or a KV connector."""
     scheduled_tokens: int
-    phase: Literal["running", "new", "resumed"] = "running"
+    phase: Phase = "running"
     draft_tokens: int = 0
 
 

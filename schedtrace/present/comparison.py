@@ -27,12 +27,12 @@ def _parts(comparison: Comparison) -> Iterator[RenderableType]:
         yield Text(f"! {note}", style="yellow")
     yield Text()
     yield Text("Settings that differ", style="bold")
-    yield Padding(Group(*_settings(comparison)), (0, 0, 0, 2))
+    yield Padding(Group(*_settings(comparison)), (0, 0, 0, 2), expand=False)
     yield Text()
     yield _metrics(comparison.metrics)
     yield Text()
     yield Text("Findings", style="bold")
-    yield Padding(Group(*_findings(comparison)), (0, 0, 0, 2))
+    yield Padding(Group(*_findings(comparison)), (0, 0, 0, 2), expand=False)
 
 
 def _settings(comparison: Comparison) -> Iterator[RenderableType]:
@@ -49,15 +49,19 @@ def _settings(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def _metrics(metrics: list[MetricChange]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("mean over trials (range)")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("mean (range) of trials", no_wrap=True)
     for heading in ("base", "new", "change"):
         table.add_column(heading, justify="right")
     table.add_column("")
     for metric in metrics:
         name = f"{metric.name} {metric.unit}".strip()
         table.add_row(
-            name, _sample(metric.base), _sample(metric.new), percent(metric.change_frac, signed=True), _word(metric)
+            name,
+            _sample(metric.base),
+            _sample(metric.new),
+            percent(metric.change_frac, signed=True),
+            _word(metric),
         )
     return table
 
@@ -68,14 +72,20 @@ def _sample(sample: Sample) -> str:
     return f"{number(sample.mean)} ({number(sample.min)}..{number(sample.max)})"
 
 
-def _word(metric: MetricChange) -> Text:
+def _word(metric: MetricChange) -> Text:  # noqa: PLR0911  # one return per word
     """What the change means, in one word."""
     if metric.base == metric.new:
         return Text("same", style="dim")
     if metric.beyond_spread is None:
         return Text("one trial", style="dim")
+    if metric.new.min == metric.new.max and metric.base.min < metric.base.max:
+        return Text("now steady")
+    if metric.base.min == metric.base.max and metric.new.min < metric.new.max:
+        return Text("now varies")
     if not metric.beyond_spread:
         return Text("ranges overlap", style="dim")
+    if metric.higher_is_better is None:
+        return Text("differs")
     better = (metric.new.mean > metric.base.mean) == metric.higher_is_better
     return Text("better", style="green") if better else Text("worse", style="red")
 
@@ -90,4 +100,4 @@ def _findings(comparison: Comparison) -> Iterator[RenderableType]:
             (f"{change.code}{cause}", "bold"),
             f"  {integer(change.base_count)} -> {integer(change.new_count)}",
         )
-        yield Padding(Text(change.message, style="dim"), (0, 0, 0, 9))
+        yield Padding(Text(change.message, style="dim"), (0, 0, 0, 9), expand=False)

@@ -24,7 +24,13 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
     """``12 %`` or ``+12.3 %``; ``-`` for what is not known."""
     if fraction is None:
         return "-"
-    return f"{fraction:+.1%}" if signed else f"{fraction:.0%}"
+    if signed:
+        return f"{100 * fraction:+.1f} %"
+    if 0 < fraction < 0.005:  # noqa: PLR2004  # would be rounded to nothing
+        return "<1 %"
+    if 0.995 < fraction < 1:  # noqa: PLR2004  # would be rounded to all
+        return ">99 %"
+    return f"{100 * fraction:.0f} %"
 
 
 def milliseconds(value: float | None) -> str:

@@ -2,15 +2,16 @@
 
 import time
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from schedtrace.engine.execute import Plan
+from schedtrace.engine.execute import Observer, Plan
 from schedtrace.model.manifest import TrialResult
 
 
-class RunProgress:
+class RunProgress(Observer):
     """An ``engine.execute.Observer`` for a person.
 
     Args:
@@ -33,7 +34,7 @@ class RunProgress:
             disable=not console.is_terminal,
         )
 
-    def __enter__(self) -> "RunProgress":
+    def __enter__(self) -> Self:
         self._bars.start()
         return self
 
@@ -65,7 +66,7 @@ class RunProgress:
 
     def _say(self, plan: Plan, text: str) -> None:
         elapsed = time.monotonic() - self._start
-        self._console.print(f"[{elapsed:6.1f} s] {self._which(plan)}{text}", markup=False, highlight=False)
+        self._console.print(f"[{elapsed:6.1f} s] {self._which(plan)}{text}", markup=False, soft_wrap=True)
 
     def _which(self, plan: Plan) -> str:
         return f"{plan.label}: " if self._several else ""

@@ -24,7 +24,7 @@ def report_view(report: Report) -> RenderableType:
 
 def _run(run: RunReport) -> Iterator[RenderableType]:
     yield Text.assemble((run.label, "bold"), f"  {run.path}" if run.label != run.path else "")
-    yield Padding(Group(*(Text(line) for line in _header(run))), (0, 0, 0, 2))
+    yield Padding(Group(*(Text(line) for line in _header(run))), (0, 0, 0, 2), expand=False)
     for problem in run.problems:
         yield Text(f"! {problem}", style="yellow")
     yield Text()
@@ -58,36 +58,44 @@ def _header(run: RunReport) -> Iterator[str]:
     )
     workload = config.get("workload")
     if workload:
-        lengths = f" of {workload['input_len']}" if workload["input_len"] else ""
-        output = f" + {workload['output_len']}" if workload["output_len"] else ""
+        lengths = (
+            f" of {workload['input_len']:,} tokens" if workload["input_len"] else f" of {workload['dataset']}"
+        )
+        output = f" + {workload['output_len']:,}" if workload["output_len"] else ""
         pace = "all at once"
         if workload["request_rate"]:
             pace = f"{number(workload['request_rate'])} per second"
         elif workload["prequeue"]:
             pace = "all queued before the first step"
-        yield f"workload: {integer(workload['num_prompts'])} prompts{lengths}{output} tokens, {pace}"
+        yield f"workload: {integer(workload['num_prompts'])} prompts{lengths}{output}, {pace}"
     warmup = f"; {run.warmup_steps:,} warm-up steps left out" if run.warmup_steps else ""
     yield f"causes {config['exits_via']}{warmup}"
 
 
 def trials_table(trials: list[TrialReport]) -> Table:
     """One row per trial."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     several = len({trial.engine_rank for trial in trials}) > 1
     if several:
-        table.add_column("engine", justify="right")
-    for heading in ("trial", "steps", "first step\nreq / tokens"):
-        table.add_column(heading, justify="right")
-    table.add_column("newly scheduled\nper step", justify="left")
-    for heading in ("use while\nwaiting", "pre-\nempted", "output\ntok/s", "TTFT ms\np50 / p99", "TPOT\nms p50"):
-        table.add_column(heading, justify="right")
+        table.add_column("engine", justify="right", no_wrap=True)
+    for heading in ("trial", "steps", "first step\nreq / tok"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("  new requests\n  per step", justify="left")
+    for heading in (
+        "use while\nwaiting",
+        "pre-\nempted",
+        "output\ntok/s",
+        "TTFT ms\np50 / p99",
+        "TPOT\np50",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
     for trial in trials:
         ttft, tpot = trial.ttft_ms, trial.tpot_ms
-        row = [
+        row: list[RenderableType] = [
             "all" if trial.trial is None else str(trial.trial),
             integer(trial.steps),
             f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
-            series(trial.new_per_step),
+            Padding(series(trial.new_per_step), (0, 0, 0, 2)),
             percent(trial.budget_use_waiting_frac),
             integer(trial.preemptions),
             integer(trial.output_tokens_per_s),
@@ -104,12 +112,13 @@ def _strip(run: RunReport) -> Text:
     waiting = "".join(bar(cell.waiting_frac) for cell in run.strip)
     text = Text(no_wrap=True, overflow="crop")
     text.append("budget use  ", style="bold")
-    text.append(use, style="green")
-    text.append("  highest of each part\n")
+    text.append(use + "\n", style="green")
     text.append("waiting     ", style="bold")
     text.append(waiting if waiting.strip() else "nobody", style="yellow")
-    if waiting.strip():
-        text.append("  share of steps")
+    text.append(
+        f"\n            each cell is 1/{len(run.strip)} of the steps: highest use, share with waiting",
+        style="dim",
+    )
     return text
 
 
@@ -123,18 +132,12 @@ def _finding(finding: Finding, *, several_engines: bool) -> Iterator[RenderableT
     if several_engines:
         head.append(f"  engine {finding.engine_rank}")
     yield head
-    yield Padding(Text(finding.message), (0, 0, 0, 9))
-    yield Padding(Text(_where(finding), style="dim"), (0, 0, 0, 9))
-    yield Padding(Text.assemble(("try: ", "bold"), finding.advice), (0, 0, 0, 9))
+    yield Padding(Text(finding.message), (0, 0, 0, 9), expand=False)
+    yield Padding(Text(_where(finding), style="dim"), (0, 0, 0, 9), expand=False)
+    yield Padding(Text.assemble(("try: ", "bold"), finding.advice), (0, 0, 0, 9), expand=False)
 
 
 def _where(finding: Finding) -> str:
     steps = ", ".join(str(step) for step in finding.steps[:MOST_STEPS])
-    more = ", ..." if len(finding.steps) > MOST_STEPS else ""
-    example = finding.evidence["examples"][0]
-    shown = ", ".join(f"{name} {_plain(value)}" for name, value in example.items() if value is not None)
-    return f"steps {steps}{more}; for instance {shown}"
-
-
-def _plain(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    more = ", ..." if len(finding.steps) > MOST_STEPS else "."
+    return f"Steps {steps}{more} For instance {finding.evidence['example']}"

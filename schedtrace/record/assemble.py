@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from schedtrace.model.trace import Arrival, Finish, Output, Preemption, ScheduledRequest, Step
+from schedtrace.model.trace import Arrival, Finish, Output, Phase, Preemption, ScheduledRequest, Step
 from schedtrace.record.capture import Capture, Result
 
 _TRIAL = re.compile(r"t(\d+)-")
@@ -145,7 +145,7 @@ class Assembler:
         for new in output.scheduled_new_reqs:
             life = self._life(new.req_id)
             # The V2 model runner gets resumed requests as new ones: tell by whether it ran before.
-            phase = "new" if life.scheduled_us is None else "resumed"
+            phase: Phase = "new" if life.scheduled_us is None else "resumed"
             rows.append(ScheduledRequest(new.req_id, new.num_computed_tokens, scheduled[new.req_id], phase))
             if life.scheduled_us is None:
                 life.scheduled_us = start_us

@@ -58,7 +58,9 @@ class ExitObserver:
         exits.append(self._waiting_exit(scheduler, budget_left, preempted))
         return exits
 
-    def _waiting_exit(self, scheduler: Any, budget_left: int, preempted: int) -> Exit:
+    def _waiting_exit(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
+        self, scheduler: Any, budget_left: int, preempted: int
+    ) -> Exit:
         total = num_waiting(scheduler)
         if total == 0:
             return Exit("waiting", "condition", Cause.QUEUE_EMPTY, budget_left=budget_left)
@@ -131,7 +133,8 @@ def num_waiting(scheduler: Any) -> int:
 
 def num_not_ready(scheduler: Any) -> int:
     """Requests that the scheduler set aside because they are not ready (or, since 0.31, over a cap)."""
-    return len(getattr(scheduler, "deferred_waiting", None) or getattr(scheduler, "skipped_waiting", ()))
+    name = "deferred_waiting" if hasattr(scheduler, "deferred_waiting") else "skipped_waiting"
+    return len(getattr(scheduler, name, ()))
 
 
 def _head(scheduler: Any) -> Any:

@@ -61,7 +61,8 @@ def vllm_version() -> str:
 
 def engine_rank(parallel: Any) -> int:
     """Data-parallel rank; dense ranks are made independent and keep it in ``data_parallel_index`` only."""
-    return int(getattr(parallel, "data_parallel_index", None) or getattr(parallel, "data_parallel_rank", 0))
+    index = getattr(parallel, "data_parallel_index", None)
+    return int(index or getattr(parallel, "data_parallel_rank", None) or 0)
 
 
 def plain_fields(config: Any) -> dict[str, Any]:
@@ -75,6 +76,7 @@ def plain_fields(config: Any) -> dict[str, Any]:
 
 
 def package_version(package: str) -> str | None:
+    """Version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -82,6 +84,7 @@ def package_version(package: str) -> str | None:
 
 
 def device_name() -> str:
+    """What vLLM calls the device; its type where it has no name."""
     from vllm.platforms import current_platform
 
     try:

@@ -4,6 +4,7 @@ A step is written as soon as its output is back, or after half a second without 
 completes it), so what was recorded a second ago is in the operating system's hands whatever happens.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -26,6 +27,9 @@ _T = TypeVar("_T")
 DRAIN_EVERY_S = 0.2
 WRITE_LATEST_NS = 500_000_000
 """A step without output is written after this long; with ``DRAIN_EVERY_S`` it stays under one second."""
+
+WRITE_AFTER_ROWS = 1000
+"""Steps and their requests put together before they are written."""
 
 MAX_PENDING = 50_000
 """Captures held at most: a disk that stands still costs steps, counted, and not the engine's memory."""
@@ -131,7 +135,7 @@ class Writer:
             self._pending.popleft()
             lines.append(self._assembler.step(capture))
             size += 1 + len(capture.output.num_scheduled_tokens)
-            if size > 1000:
+            if size > WRITE_AFTER_ROWS:
                 self._write(lines)
                 lines, size = [], 0
             time.sleep(0)  # lets the engine's thread have the interpreter between two steps
@@ -173,10 +177,8 @@ class Writer:
     def _give_up(self, error: Exception) -> None:
         self.working = False
         logger.warning("schedtrace: recording to {} stopped: {!r}; serving goes on", self.path, error)
-        try:
+        with contextlib.suppress(Exception):  # the disk is full or gone: the log line above has said so
             self._write([Notice(at_us=self._now_us(), message=f"recording stopped: {error!r}")])
-        except Exception:  # noqa: S110  # the disk is full or gone: the log line above has said so
-            pass
         self._pending.clear()
 
     def _now_us(self) -> int:

@@ -1,8 +1,10 @@
 """``arrival-limited``: the step was small because requests had not arrived yet, and nobody was refused."""
 
+from typing import Any
+
 import polars as pl
 
-from schedtrace.diagnose.rules.common import counted, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import at_step, counted, in_trials, step_numbers, trial_numbers
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Finding
@@ -36,7 +38,7 @@ def find(view: View) -> list[Finding]:
         f"because requests had not reached the scheduler yet: when schedule() ended, nothing waited. "
         f"{counted(late.height, 'request')} ({tokens:,} tokens) that would have fitted came before the "
         f"step's output was back, {_how_late(latest_ms, on_their_way, late.height)}, "
-        f"and needed {counted(extra.height, 'extra step')} ({extra_ms:,.0f} ms)."
+        f"and were taken in by {counted(extra.height, 'extra step')} ({extra_ms:,.0f} ms)."
     )
     return [
         Finding(
@@ -58,6 +60,7 @@ def find(view: View) -> list[Finding]:
                 "on_their_way": on_their_way,
                 "extra_steps": extra.height,
                 "extra_steps_us": round(extra_ms * 1e3),
+                "example": _in_words(_examples(late)[0]),
                 "examples": _examples(late),
             },
         )
@@ -73,7 +76,9 @@ def late_requests(view: View) -> pl.DataFrame:
     """
     steps = (
         view.steps.filter(
-            (pl.col("total_requests") > 0) & pl.col("output_us").is_not_null() & pl.col("end_us").is_not_null()
+            (pl.col("total_requests") > 0)
+            & pl.col("output_us").is_not_null()
+            & pl.col("end_us").is_not_null()
         )
         .select(
             "step",
@@ -130,7 +135,15 @@ def _how_late(latest_ms: float, on_their_way: int, count: int) -> str:
     return f"the last one {latest_ms:,.1f} ms after schedule(){way}"
 
 
-def _examples(late: pl.DataFrame) -> list[dict[str, object]]:
+def _in_words(example: dict[str, Any]) -> str:
+    return (
+        f"{at_step(example)} scheduled {example['scheduled_requests']:,} "
+        f"({example['scheduled_tokens']:,} tokens) of the "
+        f"{example['scheduled_requests'] + example['late_requests']:,} requests that it could have, with {example['remaining_budget']:,} tokens of budget left."
+    )
+
+
+def _examples(late: pl.DataFrame) -> list[dict[str, Any]]:
     """The three steps that missed most."""
     return (
         late.group_by("step", "trial", maintain_order=True)

@@ -1,8 +1,10 @@
 """``blocked-budget``: token budget was left although requests waited; one finding per cause."""
 
+from typing import Any
+
 import polars as pl
 
-from schedtrace.diagnose.rules.common import counted, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
 from schedtrace.model.report import Finding
@@ -27,7 +29,9 @@ WHY = {
 }
 
 ADVICE = {
-    Cause.MAX_NUM_SEQS: "Raise --max-num-seqs (now {max_num_seqs}); watch the KV cache, which has to hold them all.",
+    Cause.MAX_NUM_SEQS: (
+        "Raise --max-num-seqs (now {max_num_seqs}); watch the KV cache, which has to hold them all."
+    ),
     Cause.KV_BLOCKS: (
         "Give the KV cache more room (--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger "
         "--num-gpu-blocks-override where one is set), or ask for less at once."
@@ -72,11 +76,13 @@ def _finding(view: View, cause: Cause, steps: pl.DataFrame) -> Finding:
     why = WHY.get(cause, f"cause {cause}").format(**words)
     left = float(steps.select((pl.col("remaining_budget") / pl.col("token_budget")).mean()).item())
     tokens = int(steps["unused"].sum())
-    waiting = float(steps["num_waiting_after"].mean() or 0)  # type: ignore[arg-type]  # an integer column
+    waiting = steps["num_waiting_after"].sum() / steps.height
+    examples = _examples(steps)
     message = (
         f"{counted(steps.height, 'step')} of {working:,}{in_trials(trials, len(view.trials()))} left "
-        f"{left:.0%} of the token budget unused on average although {waiting:,.1f} requests waited: {why}. "
-        f"Over these steps, {tokens:,} tokens of waiting work would have fitted the budget."
+        f"{share(left)} of the token budget unused on average although {waiting:,.1f} requests waited: "
+        f"{why}. "
+        f"On average {tokens / steps.height:,.0f} waiting tokens per step would have fitted the budget."
     )
     severity = "info" if cause in ASKED_FOR else "warning"
     return Finding(
@@ -95,20 +101,40 @@ def _finding(view: View, cause: Cause, steps: pl.DataFrame) -> Finding:
             "mean_budget_left_frac": left,
             "mean_waiting": waiting,
             "details": steps["waiting_detail"].drop_nulls().unique().sort().head(5).to_list(),
-            "examples": steps.sort("unused", "step", descending=[True, False])
-            .select(
-                "step",
-                "trial",
-                pl.col("waiting_request").alias("request_id"),
-                pl.col("remaining_budget").alias("budget_left"),
-                "num_waiting_after",
-                "num_running_after",
-                "kv_blocks_free_after",
-                pl.col("waiting_location").alias("location"),
-            )
-            .head(3)
-            .to_dicts(),
+            "example": _in_words(examples[0]),
+            "examples": examples,
         },
+    )
+
+
+def _examples(steps: pl.DataFrame) -> list[dict[str, Any]]:
+    """The three steps in which most waiting work would have fitted."""
+    return (
+        steps.sort("unused", "step", descending=[True, False])
+        .select(
+            "step",
+            "trial",
+            pl.col("waiting_request").alias("request_id"),
+            pl.col("remaining_budget").alias("budget_left"),
+            "num_waiting_after",
+            "num_running_after",
+            "kv_blocks_free_after",
+            pl.col("waiting_location").alias("location"),
+        )
+        .head(3)
+        .to_dicts()
+    )
+
+
+def _in_words(example: dict[str, Any]) -> str:
+    refused = f", {example['request_id']} next in line" if example["request_id"] else ""
+    blocks = example["kv_blocks_free_after"]
+    free = "" if blocks is None else f", {counted(blocks, 'KV block')} free"
+    where = f" (left at {example['location']})" if example["location"] else ""
+    return (
+        f"{at_step(example)}: {counted(example['num_waiting_after'], 'request')} waiting{refused}, "
+        f"{example['num_running_after']:,} running, {example['budget_left']:,} tokens of budget left"
+        f"{free}{where}."
     )
 
 

@@ -1,16 +1,19 @@
 """``budget-saturated``: the whole token budget was spent and requests still waited for tokens."""
 
+from typing import Any
+
 import polars as pl
 
-from schedtrace.diagnose.rules.common import counted, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import at_step, counted, in_trials, step_numbers, trial_numbers
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Finding
 
 CODE = "budget-saturated"
 ADVICE = (
-    "The budget of {token_budget:,} tokens is what limits these steps: a larger --max-num-batched-tokens starts "
-    "prompts sooner (lower TTFT) and makes each step longer (higher inter-token latency, more activation memory)."
+    "The budget of {token_budget:,} tokens is what limits these steps: a larger --max-num-batched-tokens "
+    "starts prompts sooner (lower TTFT) and makes each step longer (higher inter-token latency, more "
+    "activation memory)."
 )
 
 
@@ -21,12 +24,18 @@ def find(view: View) -> list[Finding]:
         return []
     working = view.steps.filter(pl.col("total_requests") > 0).height
     trials = trial_numbers(full)
-    waiting = float(full["num_waiting_after"].mean() or 0)  # type: ignore[arg-type]  # an integer column
-    tokens = full["waiting_tokens_after"].drop_nulls()
-    most = int(tokens.max() or 0)  # type: ignore[call-overload]  # an integer column
+    waiting = full["num_waiting_after"].sum() / full.height
+    known = full["waiting_tokens_after"].drop_nulls().to_list()
+    most = max(known, default=0)
     message = (
-        f"{counted(full.height, 'step')} of {working:,}{in_trials(trials, len(view.trials()))} spent the whole "
-        f"token budget while {waiting:,.1f} requests waited on average (at most {most:,} tokens at once)."
+        f"{counted(full.height, 'step')} of {working:,}{in_trials(trials, len(view.trials()))} spent "
+        f"the whole token budget while {waiting:,.1f} requests waited on average (at most {most:,} tokens at once)."
+    )
+    examples = (
+        full.sort("num_waiting_after", "step", descending=[True, False])
+        .select("step", "trial", "num_waiting_after", "waiting_tokens_after", "total_requests", "used_tokens")
+        .head(3)
+        .to_dicts()
     )
     return [
         Finding(
@@ -44,10 +53,15 @@ def find(view: View) -> list[Finding]:
             evidence={
                 "mean_waiting": waiting,
                 "max_waiting_tokens": most,
-                "examples": full.sort("num_waiting_after", "step", descending=[True, False])
-                .select("step", "trial", "num_waiting_after", "waiting_tokens_after", "total_requests")
-                .head(3)
-                .to_dicts(),
+                "example": _in_words(examples[0]),
+                "examples": examples,
             },
         )
     ]
+
+
+def _in_words(example: dict[str, Any]) -> str:
+    return (
+        f"{at_step(example)} spent all {example['used_tokens']:,} tokens on "
+        f"{counted(example['total_requests'], 'request')}; {example['num_waiting_after']:,} waited."
+    )

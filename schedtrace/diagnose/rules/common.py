@@ -20,6 +20,21 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
+def share(fraction: float) -> str:
+    """``44 %``; what is not quite nothing or not quite all says so."""
+    if 0 < fraction < 0.005:  # noqa: PLR2004  # would be rounded to nothing
+        return "under 1 %"
+    if 0.995 < fraction < 1:  # noqa: PLR2004  # would be rounded to all
+        return "over 99 %"
+    return f"{100 * fraction:.0f} %"
+
+
 def in_trials(trials: list[int], of: int) -> str:
     """`` in 7 of 8 trials``, or nothing for a trace without trials."""
     return f" in {len(trials)} of {counted(of, 'trial')}" if trials else ""
+
+
+def at_step(example: dict[str, object]) -> str:
+    """``step 12 of trial 3``."""
+    trial = example.get("trial")
+    return f"step {example['step']}" + (f" of trial {trial}" if trial is not None else "")

@@ -1,8 +1,10 @@
 """``preemption``: running requests lost their KV blocks and have to compute again."""
 
+from typing import Any
+
 import polars as pl
 
-from schedtrace.diagnose.rules.common import counted, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Finding
@@ -29,11 +31,11 @@ def find(view: View) -> list[Finding]:
     tokens = int(lost["lost_tokens"].sum())
     recomputed = int(view.steps["recomputed_tokens"].sum())
     prefill = int(view.steps["prefill_tokens"].sum())
-    share = recomputed / max(1, prefill)
+    part = recomputed / max(1, prefill)
     message = (
         f"{counted(lost.height, 'preemption')}{in_trials(trials, len(view.trials()))} threw away {tokens:,} "
         f"computed tokens of {counted(victims.height, 'request')}; {recomputed:,} were computed again "
-        f"(as much as {share:.0%} of all prompt tokens computed)."
+        f"(as much as {share(part)} of all prompt tokens computed)."
     )
     if repeated.height:
         worst = repeated.row(0, named=True)
@@ -41,10 +43,16 @@ def find(view: View) -> list[Finding]:
             f" {counted(repeated.height, 'request was', 'requests were')} hit more than once, "
             f"{worst['request_id']} {worst['times']} times."
         )
+    examples = (
+        lost.select("step", "trial", "request_id", "for_request_id", "lost_tokens", "num_preemptions")
+        .sort("lost_tokens", "step", descending=[True, False])
+        .head(3)
+        .to_dicts()
+    )
     return [
         Finding(
             code=CODE,
-            severity="critical" if share >= CRITICAL_RECOMPUTE_FRAC else "warning",
+            severity="critical" if part >= CRITICAL_RECOMPUTE_FRAC else "warning",
             cause=Cause.KV_BLOCKS,
             via="recorded",
             engine_rank=view.rank,
@@ -62,12 +70,21 @@ def find(view: View) -> list[Finding]:
                 "lost_tokens": tokens,
                 "recomputed_tokens": recomputed,
                 "prefill_tokens": prefill,
-                "examples": lost.select(
-                    "step", "trial", "request_id", "for_request_id", "lost_tokens", "num_preemptions"
-                )
-                .sort("lost_tokens", "step", descending=[True, False])
-                .head(3)
-                .to_dicts(),
+                "example": _in_words(examples[0]),
+                "examples": examples,
             },
         )
     ]
+
+
+def _in_words(example: dict[str, Any]) -> str:
+    if example["for_request_id"] is None:
+        whom = "for a request that could not be seen"
+    elif example["for_request_id"] == example["request_id"]:
+        whom = "by its own need of blocks"
+    else:
+        whom = f"for {example['for_request_id']}"
+    return (
+        f"{at_step(example)} preempted {example['request_id']} {whom}: "
+        f"{example['lost_tokens']:,} computed tokens lost."
+    )
