@@ -139,7 +139,8 @@ def _in_words(example: dict[str, Any]) -> str:
     return (
         f"{at_step(example)} scheduled {example['scheduled_requests']:,} "
         f"({example['scheduled_tokens']:,} tokens) of the "
-        f"{example['scheduled_requests'] + example['late_requests']:,} requests that it could have, with {example['remaining_budget']:,} tokens of budget left."
+        f"{example['scheduled_requests'] + example['late_requests']:,} requests that it could have, "
+        f"with {example['remaining_budget']:,} tokens of budget left."
     )
 
 

@@ -29,7 +29,8 @@ def find(view: View) -> list[Finding]:
     most = max(known, default=0)
     message = (
         f"{counted(full.height, 'step')} of {working:,}{in_trials(trials, len(view.trials()))} spent "
-        f"the whole token budget while {waiting:,.1f} requests waited on average (at most {most:,} tokens at once)."
+        f"the whole token budget while {waiting:,.1f} requests waited on average "
+        f"(at most {most:,} tokens at once)."
     )
     examples = (
         full.sort("num_waiting_after", "step", descending=[True, False])

