@@ -32,12 +32,13 @@ def why_it_varies(default: list[RunReport], prequeued: list[RunReport]) -> str:
     requests = sum(finding.evidence["late_requests"] for finding in late)
     latest_ms = max(finding.evidence["late_us_max"] for finding in late) / 1e3
     again = sum(count_of(report, "arrival-limited") for report in prequeued)
+    when = "before" if latest_ms < 0 else f"up to {latest_ms:.1f} ms after"
     return (
-        f"Because the others had not arrived yet. In {short} steps budget was left, and each time the waiting "
-        f"queue was empty when schedule() ended: everything that had reached the scheduler was scheduled. "
-        f"{requests} requests that would have fitted were still on their way; the last one reached the front "
-        f"end {latest_ms:.1f} ms after schedule() had ended. The engine steps as soon as the first request is "
-        f"in. With all requests queued first it happened {again} times."
+        f"Because the others had not arrived yet. In {short} steps budget was left, and each time the "
+        "waiting queue was empty when schedule() ended: everything that had reached the scheduler was "
+        f"scheduled. {requests} requests that would have fitted were still on their way, handed to the front "
+        f"end {when} schedule() had ended. The engine steps as soon as the first request is in. With all "
+        f"requests queued first it happened {again} times."
     )
 
 
@@ -46,11 +47,11 @@ def bug_or_intended(default: list[RunReport]) -> str:
     blocked = [f for report in default for f in report.findings if f.code == "blocked-budget"]
     if blocked:
         causes = ", ".join(sorted({str(finding.cause) for finding in blocked}))
-        return f"In these runs requests were refused while budget was left: {causes}. See schedtrace analyze."
+        return f"In these runs requests were refused while budget was left ({causes}): see the findings."
     return (
         "Intended, and no early break: in no step was budget left while a request waited (0 blocked-budget "
-        "findings). The break for prompts larger than the budget with chunked prefill off, which the thread's "
-        "automatic answer blamed, was not taken."
+        "findings). The break for prompts larger than the budget with chunked prefill off, which the "
+        "thread's automatic answer blamed, was not taken."
     )
 
 
@@ -69,7 +70,9 @@ def main() -> None:
         ("1. Why does the first round vary although the budget suffices?", why_it_varies(default, prequeued)),
         ("2. Is this a bug or intended?", bug_or_intended(default)),
     ):
-        print(f"\n{question}\n{textwrap.fill(answer, width=100, initial_indent='   ', subsequent_indent='   ')}")
+        print(
+            f"\n{question}\n{textwrap.fill(answer, width=100, initial_indent='   ', subsequent_indent='   ')}"
+        )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def analyze(runs: list[Run]) -> Report:
 
 def analyze_run(run: Run) -> RunReport:
     """Figures and findings of one run; of several engines, rank after rank."""
-    views = [make_view(trace) for trace in run.traces]
+    views = [make_view(trace, run.manifest) for trace in run.traces]
     findings = [finding for view in views for rule in RULES.values() for finding in rule(view)]
     problems = [said for trace in run.traces for said in trace.problems.sentences(trace.path)]
     problems += [f"{trace.path}: {notice}" for trace in run.traces for notice in trace.notices]
@@ -30,7 +30,7 @@ def analyze_run(run: Run) -> RunReport:
         label=run.label,
         config=config_of(run),
         problems=problems,
-        trials=[report for view in views for report in trial_reports(view, run.manifest)],
+        trials=[report for view in views for report in trial_reports(view, run.manifest, engines=len(views))],
         findings=sorted(findings, key=_weight),
         strip=strip(views[0]),
         warmup_steps=sum(view.warmup_steps for view in views),

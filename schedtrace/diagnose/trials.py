@@ -9,14 +9,21 @@ from schedtrace.model.report import Percentiles, StripCell, TrialReport
 STRIP_CELLS = 60
 
 
-def trial_reports(view: View, manifest: Manifest | None) -> list[TrialReport]:
-    """One report per trial of one engine, in the order of the trials."""
+def trial_reports(view: View, manifest: Manifest | None, *, engines: int = 1) -> list[TrialReport]:
+    """One report per trial of one engine, in the order of the trials.
+
+    Args:
+        view: The engine's trace.
+        manifest: Has the front end's figures, which are of all ``engines`` together.
+        engines: Of the run; with several, throughput is taken from each one's trace.
+    """
     measured = {result.trial: result for result in manifest.trials} if manifest else {}
-    ranks = view.header.data_parallel_size
-    return [_report(view, trial, measured.get(trial or 0), ranks) for trial in view.trials()]
+    if engines > 1:
+        measured = {}
+    return [_report(view, trial, measured.get(trial or 0)) for trial in view.trials()]
 
 
-def _report(view: View, trial: int | None, result: TrialResult | None, ranks: int) -> TrialReport:
+def _report(view: View, trial: int | None, result: TrialResult | None) -> TrialReport:
     steps = view.of_trial(view.steps, trial)
     finishes = view.of_trial(view.finishes, trial)
     working = steps.filter(pl.col("total_requests") > 0)
@@ -24,8 +31,6 @@ def _report(view: View, trial: int | None, result: TrialResult | None, ranks: in
     first = working.row(0, named=True) if working.height else None
     done = finishes.filter(pl.col("status") != "ABORTED")
     duration_s = _duration_s(steps)
-    if ranks > 1:
-        result = None  # the front end's figures are of all ranks together
     report = TrialReport(
         trial=trial,
         engine_rank=view.rank,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from schedtrace.model.manifest import Manifest
 from schedtrace.model.trace import Header
 from schedtrace.read.trace import Trace
 
@@ -31,6 +32,8 @@ class View:
     finishes: pl.DataFrame
     preemptions: pl.DataFrame
     warmup_steps: int
+    closed_workload: bool = False
+    """All requests of a trial are handed over at once; False also where that is unknown."""
 
     @property
     def rank(self) -> int:
@@ -47,9 +50,10 @@ class View:
         return frame if trial is None else frame.filter(pl.col("trial") == trial)
 
 
-def make_view(trace: Trace) -> View:
-    """Prepare a trace for the rules."""
+def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
+    """Prepare a trace for the rules; the manifest tells how the requests came."""
     steps = trace.steps
+    workload = manifest.workload if manifest else None
     measured = pl.col("trial").is_null() | (pl.col("trial") != WARMUP_TRIAL)
     if trace.header.trial_ids:  # steps before the first request belong to no trial
         measured = pl.col("trial").is_not_null() & (pl.col("trial") != WARMUP_TRIAL)
@@ -71,6 +75,7 @@ def make_view(trace: Trace) -> View:
         arrivals=trace.arrivals.filter(measured),
         finishes=finishes.filter(measured),
         preemptions=trace.preemptions().filter(measured).collect(),
+        closed_workload=workload is not None and workload.request_rate is None,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
     )
 

@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import msgspec
-from loguru import logger
 
-from schedtrace.engine import args, cpu, spec
+from schedtrace.engine import args, cpu, spec, watchdog
 from schedtrace.engine.workload import load_prompts, make_requests
 from schedtrace.errors import SchedtraceError, UsageError
 
@@ -53,10 +53,11 @@ def main() -> None:
     except SchedtraceError as error:
         send(spec.Failed(str(error), usage=isinstance(error, UsageError)))
     except Exception as error:  # noqa: BLE001  # whatever vLLM raises is told to the supervisor
-        logger.exception("the engine process failed")
+        traceback.print_exc()
         send(spec.Failed(_in_one_line(error)))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        watchdog.stop_watching()
         if session is not None:
             with contextlib.suppress(Exception):
                 session.front_end.shutdown()
@@ -96,6 +97,7 @@ class Session:
             cpu.fork_workers()
         send(spec.Phase("starting the engine"))
         self.front_end = _front_end(config, run, offline=offline)
+        watchdog.watch(self.front_end.client())
         tokenizer = self.front_end.tokenizer()
         self._requests = make_requests(
             prompts, seed=run.seed, vocab_size=config.model_config.get_vocab_size(), tokenizer=tokenizer

@@ -71,8 +71,12 @@ def check(run: RunSpec) -> None:
     Raises:
         SchedtraceError: a line for the person.
     """
-    if model_of(run.engine_args) is None:
+    model = model_of(run.engine_args)
+    if model is None:
         msg = "no model given: --model NAME_OR_FOLDER"
+        raise UsageError(msg)
+    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists():
+        msg = f"--model {model}: no such folder"
         raise UsageError(msg)
     if run.prequeue and run.request_rate is not None:
         msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
@@ -142,8 +146,7 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
             engines.append((plan, engine))
             _await_ready(plan, engine, observer)
             plan.save("running")
-        first = 0 if any(plan.spec.warmup for plan in plans) else 1
-        for trial in range(first, max(plan.spec.trials for plan in plans) + 1):
+        for trial in range(max(plan.spec.trials for plan in plans) + 1):
             for plan, engine in engines:
                 if trial <= plan.spec.trials and (trial or plan.spec.warmup):
                     _run_trial(plan, engine, trial, observer)
@@ -158,7 +161,15 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
         raise
     except SchedtraceError as error:
         _stop_all(engines, "failed", observer, str(error).splitlines()[0])
+        if isinstance(error, UsageError):  # nothing was run: the names may be used again
+            _remove_empty(plans)
         raise
+
+
+def _remove_empty(plans: list[Plan]) -> None:
+    for plan in plans:
+        if not any(plan.folder.glob("engine-*.jsonl")):
+            shutil.rmtree(plan.folder, ignore_errors=True)
 
 
 def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:

@@ -17,6 +17,9 @@ SHUTDOWN_S = 10.0
 class FrontEnd(Protocol):
     """Runs trials on one engine."""
 
+    def client(self) -> Any:
+        """vLLM's client of the engine core."""
+
     def tokenizer(self) -> Any:
         """vLLM's tokenizer; None if it runs without one."""
 
@@ -97,6 +100,9 @@ class OfflineFrontEnd(FrontEnd):
             config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
         )
 
+    def client(self) -> Any:
+        return self._engine.engine_core
+
     def tokenizer(self) -> Any:
         return self._engine.input_processor.tokenizer
 
@@ -150,6 +156,9 @@ class OnlineFrontEnd(FrontEnd):
         return AsyncLLM.from_vllm_config(
             config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=True
         )
+
+    def client(self) -> Any:
+        return self._engine.engine_core
 
     def tokenizer(self) -> Any:
         return self._engine.input_processor.tokenizer

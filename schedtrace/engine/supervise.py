@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -20,7 +21,9 @@ from schedtrace.record import settings
 
 LOG_NAME = "vllm.log"
 STOP_GRACE_S = 30.0
-TAIL_LINES = 15
+TAIL_LINES = 12
+
+_ROOT_CAUSE = re.compile(r"\((?:EngineCore|Worker)\S* pid=\d+\).*?((?:\w+\.)*\w+(?:Error|Exception): .+)")
 
 
 class EngineProcess:
@@ -136,17 +139,37 @@ class EngineProcess:
         return f"the engine process ended with exit code {code}"
 
     def _failure(self, message: str) -> str:
-        return f"{message}\n{log_tail(self.log_path)}full log: {self.log_path}"
+        lines = _log_lines(self.log_path)
+        cause = root_cause(lines)
+        return f"{cause[0] if cause else message}\n{log_tail(lines)}full log: {self.log_path}"
 
 
-def log_tail(path: Path, count: int = TAIL_LINES) -> str:
-    """The last lines of vLLM's log, indented; shutdown chatter left out."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    telling = [line for line in lines if line.strip() and "[shutdown]" not in line]
+def root_cause(lines: list[str]) -> tuple[str, int] | None:
+    """What vLLM's engine core or worker said before it failed to start, and where; None if nothing did.
+
+    The front end's own exception then only says "see root cause above".
+    """
+    found = None
+    for at, line in enumerate(lines):
+        match = _ROOT_CAUSE.search(line)
+        if match and "Engine core initialization failed" not in line:
+            found = match[1], at
+    return found
+
+
+def log_tail(lines: list[str], count: int = TAIL_LINES) -> str:
+    """The last telling lines of vLLM's log, up to the root cause where there is one, indented."""
+    cause = root_cause(lines)
+    until = len(lines) if cause is None else cause[1] + 1
+    telling = [line for line in lines[:until] if line.strip() and "[shutdown]" not in line]
     return "".join(f"  | {line[:200]}\n" for line in telling[-count:])
+
+
+def _log_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _environment(run: RunSpec, folder: Path) -> dict[str, str]:

@@ -86,7 +86,7 @@ def trials_table(trials: list[TrialReport]) -> Table:
         "pre-\nempted",
         "output\ntok/s",
         "TTFT ms\np50 / p99",
-        "TPOT\np50",
+        "TPOT\np50 ms",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for trial in trials:
@@ -111,14 +111,13 @@ def _strip(run: RunReport) -> Text:
     use = "".join(bar(cell.use_frac) for cell in run.strip)
     waiting = "".join(bar(cell.waiting_frac) for cell in run.strip)
     text = Text(no_wrap=True, overflow="crop")
+    engine = " of engine 0" if run.config["engines"] > 1 else ""
     text.append("budget use  ", style="bold")
     text.append(use + "\n", style="green")
     text.append("waiting     ", style="bold")
     text.append(waiting if waiting.strip() else "nobody", style="yellow")
-    text.append(
-        f"\n            each cell is 1/{len(run.strip)} of the steps: highest use, share with waiting",
-        style="dim",
-    )
+    cell = f"each cell is 1/{len(run.strip)} of the steps{engine}"
+    text.append(f"\n            {cell}: highest use, share with waiting", style="dim")
     return text
 
 

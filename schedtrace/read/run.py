@@ -26,7 +26,7 @@ class Run:
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
-    """Run folders and trace files in ``paths``; a folder of runs stands for all of them.
+    """Run folders and trace files in ``paths``; a folder of runs stands for all of them that recorded.
 
     Raises:
         InputError: a path is missing or holds no trace.
@@ -39,7 +39,7 @@ def find_runs(paths: list[Path]) -> list[Path]:
         if path.is_file() or _is_run(path):
             found.append(path)
             continue
-        runs = sorted(child for child in path.iterdir() if child.is_dir() and _is_run(child))
+        runs = sorted(child for child in path.iterdir() if child.is_dir() and _has_trace(child))
         if not runs:
             msg = f"{path}: no traces in it; expected {TRACE_PATTERN} or folders that have them"
             raise InputError(msg)
@@ -64,7 +64,11 @@ def read_run(path: Path) -> Run:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / FILE_NAME).exists() or any(folder.glob(TRACE_PATTERN))
+    return (folder / FILE_NAME).exists() or _has_trace(folder)
+
+
+def _has_trace(folder: Path) -> bool:
+    return any(folder.glob(TRACE_PATTERN))
 
 
 def _rank(file: Path) -> tuple[int, str]:

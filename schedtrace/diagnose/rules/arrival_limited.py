@@ -10,7 +10,11 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.report import Finding
 
 CODE = "arrival-limited"
-ADVICE = (
+ADVICE_OPEN = (
+    "Nobody was refused: no limit to raise. Requests that come by themselves meet a step that is already "
+    "under way; vLLM does not wait for more of them."
+)
+ADVICE_CLOSED = (
     "Nobody was refused: no limit to raise, and no bug in the budget. To measure with full batches, "
     "have everything queued before the first step: schedtrace run --prequeue "
     "(in vLLM: vllm bench throughput --prequeue-requests)."
@@ -52,7 +56,7 @@ def find(view: View) -> list[Finding]:
             steps=step_numbers(steps),
             tokens=tokens,
             message=message,
-            advice=ADVICE,
+            advice=ADVICE_CLOSED if view.closed_workload else ADVICE_OPEN,
             evidence={
                 "late_requests": late.height,
                 "late_us_min": late["late_us"].min(),

@@ -1,0 +1,97 @@
+"""How runs end badly: killed, interrupted, not started. What was recorded stays readable."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from schedtrace.read.trace import read_trace
+from tests.e2e.conftest import MODEL, environment, run_options, schedtrace
+
+LONG = {"input_len": 64, "output_len": 4000, "num_prompts": 4, "max-model-len": 8192, "warmup": 0}
+
+
+def start(workplace, label):
+    """A run that would take minutes, once it is in its first trial."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "schedtrace", "run", *map(str, run_options(label=label, **LONG))],
+        cwd=workplace,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    trace = workplace / "logs" / label / "engine-0.jsonl"
+    until = time.monotonic() + 120
+    while time.monotonic() < until and process.poll() is None:
+        if trace.exists() and trace.read_bytes().count(b"\n") > 300:
+            return process, trace
+        time.sleep(0.1)
+    process.terminate()
+    pytest.fail(f"the run did not get going: {process.communicate()}")
+
+
+def wall_clock_of_the_last_step(trace):
+    """Unix time of the end of the last recorded schedule() call."""
+    row = trace.steps.row(-1, named=True)
+    return (trace.header.wall_anchor_us + row["start_us"] + row["schedule_us"]) / 1e6
+
+
+def test_sigkill_of_the_engine_loses_at_most_a_second_and_says_so(workplace):
+    process, path = start(workplace, "killed")
+    engine = json.loads(path.read_text().split("\n")[0])["pid"]
+    killed_at = time.time()
+    os.kill(engine, signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 4
+    assert "full log:" in err
+    trace = read_trace(path)
+    assert trace.problems.unclosed
+    assert trace.problems.garbled_lines == []
+    assert trace.problems.missing_steps == 0
+    assert 0 <= killed_at - wall_clock_of_the_last_step(trace) <= 1.0
+    ended = schedtrace("analyze", path.parent, "--format", "json", cwd=workplace)
+    assert ended.code == 0
+    problems = " ".join(ended.json()["runs"][0]["problems"])
+    assert "not closed" in problems
+    assert "4 requests" in problems
+    assert "the run was failed" in problems
+
+
+def test_ctrl_c_ends_the_engine_in_order_and_keeps_the_trace(workplace):
+    process, path = start(workplace, "interrupted")
+    engine = json.loads(path.read_text().split("\n")[0])["pid"]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    trace = read_trace(path)
+    assert not trace.problems.unclosed
+    assert trace.steps.height == trace.end.steps
+    assert set(trace.finishes["status"]) == {"ABORTED"}
+    assert json.loads((path.parent / "run.json").read_text())["status"] == "interrupted"
+    with pytest.raises(ProcessLookupError):
+        os.kill(engine, 0)
+
+
+def test_an_unknown_engine_argument_is_refused_in_vllms_words(workplace):
+    ended = schedtrace("run", "--model", MODEL, "--label", "bad", "--no-such-flag", cwd=workplace)
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1] == "schedtrace: unrecognized arguments: --no-such-flag"
+    assert not (workplace / "logs" / "bad").exists()
+
+
+def test_a_kv_cache_too_small_to_start_is_told_with_vllms_reason(workplace):
+    options = run_options(label="tiny-kv", **{"kv-cache-memory-bytes": "1M"})
+    ended = schedtrace("run", *options, cwd=workplace)
+    assert ended.code == 4
+    (reason,) = [line for line in ended.err.splitlines() if line.startswith("schedtrace: ")]
+    assert "KV cache" in reason
+    assert "Traceback" not in reason
+    again = schedtrace("analyze", workplace / "logs" / "tiny-kv", cwd=workplace)
+    assert again.code == 3
+    assert "no trace in this run" in again.err

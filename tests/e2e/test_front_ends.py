@@ -1,0 +1,158 @@
+"""Asynchronous scheduling, request rates, data-parallel ranks and a real server."""
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from schedtrace.read.run import read_run
+from tests.e2e.conftest import REPO, environment
+
+
+def test_async_scheduling_is_kept_and_two_steps_are_in_flight(record, analyzed):
+    folder = record("async", input_len=256, output_len=32, num_prompts=8, **{"async-scheduling": True})
+    (trace,) = read_run(folder).traces
+    assert trace.header.scheduler_class == "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
+    assert trace.header.async_scheduling is True
+    steps = trace.steps.select("start_us", "output_us").to_dicts()
+    overlapping = [
+        after["start_us"] < before["output_us"]
+        for before, after in itertools.pairwise(steps)
+        if before["output_us"] is not None
+    ]
+    assert sum(overlapping) > len(overlapping) / 2
+    assert trace.steps["output_us"].null_count() == 0
+    assert "output_in_flight" in trace.exits().collect()["cause"].to_list()
+    assert analyzed(folder)["trials"][0]["requests_finished"] == 8
+
+
+def test_a_request_rate_goes_through_the_online_front_end(record, analyzed):
+    folder = record("rate", input_len=64, output_len=8, num_prompts=20, request_rate=40, seed=3)
+    run = analyzed(folder)
+    assert run["config"]["front_end"] == "AsyncLLM"
+    assert run["trials"][0]["requests_finished"] == 20
+    (trace,) = read_run(folder).traces
+    arrived = trace.arrivals.filter(trace.arrivals["trial"] == 1)["arrived_us"].sort()
+    assert 0.2 < (arrived[-1] - arrived[0]) / 1e6 < 1.5  # 19 gaps of 25 ms on average
+
+
+def test_every_data_parallel_rank_has_its_trace(record, analyzed):
+    folder = record("dp", input_len=64, output_len=8, num_prompts=8, **{"data-parallel-size": 2})
+    run = read_run(folder)
+    assert [trace.header.engine_rank for trace in run.traces] == [0, 1]
+    report = analyzed(folder)
+    assert [trial["engine_rank"] for trial in report["trials"]] == [0, 1]
+    assert sum(trial["requests_finished"] for trial in report["trials"]) == 8
+    assert {trial["throughput_from"] for trial in report["trials"]} == {"trace"}
+
+
+def test_dummy_batches_of_a_lock_step_rank_are_counted(workplace, record):
+    """A dense config with ``num_experts`` makes vLLM run its lock-step core; no expert is computed."""
+    folder = workplace / "lock-step"
+    folder.mkdir()
+    config = json.loads((REPO / "examples" / "tiny-qwen3" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_experts": 2}))
+    run = record(
+        "lockstep", model=folder, input_len=64, output_len=32, num_prompts=1, **{"data-parallel-size": 2}
+    )
+    traces = read_run(run).traces
+    assert sorted(int(trace.arrivals.height) for trace in traces) == [0, 2]  # warm-up and trial on one rank
+    idle = next(trace for trace in traces if trace.arrivals.height == 0)
+    lines = [json.loads(line) for line in idle.path.read_text().splitlines()]
+    assert sum(line.get("dummy_batches", 0) for line in lines) >= 32
+
+
+@pytest.fixture(scope="module")
+def server(workplace):
+    """A real ``vllm serve`` with a tokenizer made on the spot, recorded through the environment alone."""
+    subprocess.run(
+        [sys.executable, REPO / "examples" / "tiny_model.py", workplace / "model"],
+        check=True,
+        capture_output=True,
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = (workplace / "server.log").open("wb")
+    command = [sys.executable, REPO / "examples" / "vllm_cpu.py", "serve", "model", "--load-format", "dummy"]
+    command += [
+        "--enforce-eager",
+        "--kv-cache-memory-bytes",
+        "64M",
+        "--max-model-len",
+        "4096",
+        "--port",
+        str(port),
+    ]
+    process = subprocess.Popen(
+        list(map(str, command)),
+        cwd=workplace,
+        env=environment(SCHEDTRACE_DIR="served"),
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + 150
+        while not _answers(f"{url}/health"):
+            assert process.poll() is None, (workplace / "server.log").read_text()[-3000:]
+            assert time.monotonic() < until
+            time.sleep(0.5)
+        yield process, url
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+
+
+def _answers(url):
+    try:
+        return urllib.request.urlopen(url, timeout=1).status == 200
+    except OSError:
+        return False
+
+
+def test_a_served_model_is_recorded_with_finished_and_aborted_requests(server, workplace, analyzed):
+    process, url = server
+    port = url.rpartition(":")[2]
+    bench = [sys.executable, REPO / "examples" / "vllm_cpu.py", "bench", "serve", "--model", "model"]
+    bench += ["--port", port, "--dataset-name", "random", "--random-input-len", "100"]
+    bench += ["--random-output-len", "8", "--num-prompts", "20"]
+    ended = subprocess.run(
+        list(map(str, bench)),
+        cwd=workplace,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "Successful requests:                     20" in ended.stdout, ended.stderr[-2000:]
+    body = {"model": "model", "prompt": "abc", "max_tokens": 3900, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with pytest.raises((TimeoutError, urllib.error.URLError)):
+        urllib.request.urlopen(request, timeout=1)
+    time.sleep(1)
+    os.kill(process.pid, signal.SIGTERM)
+    process.wait(60)
+    (folder,) = (workplace / "served").iterdir()
+    run = analyzed(folder)
+    assert run["problems"] == []
+    (trial,) = run["trials"]
+    assert trial["trial"] is None
+    assert trial["requests_finished"] >= 20
+    assert trial["requests_aborted"] == 1
+    assert run["config"]["status"] == "attached"
+    text = (folder / "engine-0.jsonl").read_text()
+    assert '"abc"' not in text
+    assert "prompt_token_ids" not in text

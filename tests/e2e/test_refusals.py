@@ -1,0 +1,103 @@
+"""Every refusal that a configuration can force on the real engine, told by its cause."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.e2e.conftest import MODEL, environment, findings, schedtrace
+
+BATCH = {"input_len": 256, "output_len": 16, "num-prompts": 16}
+
+
+@pytest.fixture(scope="session")
+def compared(workplace):
+    """Two YAML configurations run with their trials in turn, and compared: 16 seats and 4."""
+    common = f"model: {MODEL}\nload-format: dummy\nprequeue: true\n"
+    common += "input-len: 256\noutput_len: 16\nnum-prompts: 16\n"
+    (workplace / "many.yaml").write_text(common + "trials: 2\nmax-num-seqs: 16\n")
+    (workplace / "few.yaml").write_text(common + "trials: 2\nmax_num_seqs: 4\n")
+    ended = schedtrace("diff", "--run", "many.yaml", "few.yaml", "--format", "json", cwd=workplace)
+    assert ended.code == 0, ended.err
+    return ended.json()
+
+
+def test_diff_run_makes_both_runs_and_compares_them(compared, workplace):
+    changed = {change["name"]: (change["base"], change["new"]) for change in compared["config"]}
+    assert changed["scheduler_config.max_num_seqs"] == (16, 4)
+    (blocked,) = [change for change in compared["findings"] if change["code"] == "blocked-budget"]
+    assert (blocked["cause"], blocked["state"]) == ("max_num_seqs", "appeared")
+    assert "blocked-budget max_num_seqs" in compared["verdict"]
+    for label in ("many", "few"):
+        manifest = json.loads((workplace / "logs" / label / "run.json").read_text())
+        assert [trial["trial"] for trial in manifest["trials"]] == [1, 2]
+
+
+def test_four_seats_block_sixteen_prompts_until_the_last_four_run(compared, workplace, analyzed):
+    del compared
+    run = analyzed(workplace / "logs" / "few")
+    (blocked,) = findings(run, "blocked-budget")
+    assert blocked["cause"] == "max_num_seqs"
+    assert blocked["trials"] == [1, 2]
+    assert blocked["count"] == 2 * 3 * 16  # three groups of four wait while the one before decodes
+    assert [trial["new_per_step"] for trial in run["trials"]] == [[4, 4, 4, 4]] * 2
+    assert findings(run, "arrival-limited") == []
+
+
+def test_chunked_prefill_off_blocks_a_prompt_larger_than_the_budget_left(workplace, record, analyzed):
+    """The thread's other explanation, told apart from late arrivals."""
+    lengths = [100, 100, 100, 2000, 100]
+    rows = [json.dumps({"input_len": length, "output_len": 8}) for length in lengths]
+    (workplace / "long.jsonl").write_text("\n".join(rows) + "\n")
+    folder = record(
+        "nochunk",
+        dataset="long.jsonl",
+        prequeue=True,
+        **{"max-num-batched-tokens": 2048, "max-model-len": 2048, "no-enable-chunked-prefill": True},
+    )
+    run = analyzed(folder)
+    (blocked,) = findings(run, "blocked-budget")
+    assert blocked["cause"] == "chunked_prefill_off"
+    assert run["trials"][0]["new_per_step"] == [3, 1, 1]
+    example = blocked["evidence"]["examples"][0]
+    assert example["request_id"].startswith("t1-3-")
+    assert example["budget_left"] == 2048 - 300
+    assert findings(run, "arrival-limited") == []
+
+
+IN_PROCESS = """
+import json
+from vllm import LLM, SamplingParams
+
+llm = LLM(
+    model={model!r}, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, max_model_len=2048,
+    kv_cache_memory_bytes=64 << 20, num_gpu_blocks_override=24, disable_log_stats=False,
+)
+prompts = [{{"prompt_token_ids": [7 * i + j % 1000 for j in range(400)]}} for i in range(12)]
+llm.generate(prompts, SamplingParams(max_tokens=300, ignore_eos=True, detokenize=False), use_tqdm=False)
+print(json.dumps({{m.name: m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"}}))
+"""
+
+
+def test_preemptions_equal_vllms_own_counter_with_a_small_kv_cache(workplace, analyzed):
+    """Also the in-process engine, recorded through the plugin alone."""
+    ended = subprocess.run(
+        [sys.executable, "-c", IN_PROCESS.format(model=str(MODEL))],
+        env=environment(SCHEDTRACE_DIR=str(workplace / "attached"), VLLM_ENABLE_V1_MULTIPROCESSING="0"),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    counted = json.loads(ended.stdout.splitlines()[-1])["vllm:num_preemptions"]
+    assert counted > 0
+    (folder,) = (workplace / "attached").iterdir()
+    run = analyzed(folder)
+    assert run["problems"] == []
+    (preemption,) = findings(run, "preemption")
+    assert preemption["count"] == counted == run["trials"][0]["preemptions"]
+    assert preemption["evidence"]["for_another_request"] + preemption["evidence"]["for_itself"] == counted
+    assert "kv_blocks" in {finding["cause"] for finding in findings(run, "blocked-budget")}
+    assert run["trials"][0]["requests_finished"] == 12
