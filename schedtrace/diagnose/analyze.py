@@ -24,7 +24,8 @@ def analyze_run(run: Run) -> RunReport:
     problems += [f"{trace.path}: {notice}" for trace in run.traces for notice in trace.notices]
     if run.manifest and run.manifest.status in {"failed", "interrupted"}:
         why = f": {run.manifest.error}" if run.manifest.error else ""
-        problems.append(f"the run was {run.manifest.status}{why}; what was recorded before is analyzed")
+        how = {"failed": "failed", "interrupted": "was interrupted"}[run.manifest.status]
+        problems.append(f"the run {how}{why}; what was recorded before is analyzed")
     return RunReport(
         path=str(run.path),
         label=run.label,

@@ -40,6 +40,8 @@ class Problems:
     """The last line was cut off; dropped."""
     unclosed: bool = False
     """There is no end line: the engine was killed, or still runs."""
+    unfinished_requests: int = 0
+    """Requests that had arrived and not ended when an unclosed trace ends."""
     missing_steps: int = 0
     """Steps that the numbering says there were, and that are not in the file."""
 
@@ -58,8 +60,8 @@ class Problems:
             said.append(f"{trace}: {self.missing_steps} steps are missing")
         if self.unclosed:
             said.append(
-                f"{trace}: not closed, the engine was killed or still runs; "
-                "up to one second before the end may be missing"
+                f"{trace}: not closed, the engine was killed or still runs; up to one second before the end "
+                f"may be missing, and the end of {self.unfinished_requests} requests is"
             )
         return said
 
@@ -128,12 +130,19 @@ def read_trace(path: Path) -> Trace:
         problems.missing_steps = max(0, expected - steps.height)
     problems.garbled_lines.sort()
     events = [line for line in others if isinstance(line, Events)]
+    arrivals = _events(steps, "arrived", Arrival, [row for line in events for row in line.arrived])
+    finishes = _events(steps, "finished", Finish, [row for line in events for row in line.finished])
+    if problems.unclosed:
+        ended = finishes["request_id"].implode()
+        problems.unfinished_requests = arrivals.filter(~pl.col("request_id").is_in(ended))[
+            "request_id"
+        ].n_unique()
     return Trace(
         path=path,
         header=header,
         steps=steps,
-        arrivals=_events(steps, "arrived", Arrival, [row for line in events for row in line.arrived]),
-        finishes=_events(steps, "finished", Finish, [row for line in events for row in line.finished]),
+        arrivals=arrivals,
+        finishes=finishes,
         notices=[*header.notices, *(line.message for line in others if isinstance(line, Notice))],
         end=end,
         problems=problems,

@@ -59,7 +59,7 @@ def test_sigkill_of_the_engine_loses_at_most_a_second_and_says_so(workplace):
     problems = " ".join(ended.json()["runs"][0]["problems"])
     assert "not closed" in problems
     assert "4 requests" in problems
-    assert "the run was failed" in problems
+    assert "the run failed: vLLM's engine core was killed" in problems
 
 
 def test_ctrl_c_ends_the_engine_in_order_and_keeps_the_trace(workplace):
