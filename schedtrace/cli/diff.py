@@ -66,7 +66,7 @@ def _run_both(
     plans = []
     for file in files:
         child = run_command.make_context("run", list(context.args), parent=context)
-        options, engine_args = merge(child, dict(child.params), file)
+        options, engine_args = merge(child, file)
         options["output"], options["force"] = output, force
         options["label"] = options["label"] or file.stem
         plans.append(make_plan(options, engine_args, command=["schedtrace", *sys.argv[1:]]))

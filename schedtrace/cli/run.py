@@ -1,5 +1,6 @@
 """``schedtrace run``: drive a workload on vLLM's engine with the scheduler traced."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -58,20 +59,17 @@ def run(
     Every other option is vLLM's own, as for 'vllm serve': --max-num-seqs 64, --enforce-eager,
     --kv-cache-memory-bytes 1G, --scheduler-cls my.Scheduler, ...
     """
-    given = {name: value for name, value in locals().items() if name != "context"}
-    options, engine_args = merge(context, given, config)
+    options, engine_args = merge(context, config)
     plan = make_plan(options, engine_args, command=["schedtrace", *sys.argv[1:]])
     run_plans([plan])
     _show_outcome(plan)
 
 
-def merge(
-    context: typer.Context, given: dict[str, Any], config: Path | None
-) -> tuple[dict[str, Any], list[str]]:
+def merge(context: typer.Context, config: Path | None) -> tuple[dict[str, Any], list[str]]:
     """The options in force and vLLM's arguments: command line over file over defaults."""
     from_file = read_yaml(config) if config else {}
-    options = dict(given)
-    for name in given:
+    options = dict(context.params)
+    for name in context.params:
         key = name.replace("_", "-")
         source = context.get_parameter_source(name)
         if key in from_file:
@@ -107,6 +105,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
     from schedtrace.engine.execute import execute
     from schedtrace.present.progress import RunProgress
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end in order, as with Ctrl-C
     with RunProgress(stderr_console(), several=len(plans) > 1) as progress:
         execute(plans, progress, interleave=interleave)
 

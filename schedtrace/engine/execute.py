@@ -236,5 +236,8 @@ def _stop_all(
 ) -> None:
     for plan, engine in engines:
         observer.phase(plan, "shutting down")
-        engine.stop()
+        try:
+            engine.stop()
+        except KeyboardInterrupt:  # asked twice
+            engine.kill()
         plan.save(status, error)

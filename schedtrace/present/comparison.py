@@ -42,7 +42,7 @@ def _settings(comparison: Comparison) -> Iterator[RenderableType]:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for change in comparison.config[:MAX_SETTINGS]:
         how = "given" if change.given else "resolved"
-        table.add_row(change.name, f"{change.base} -> {change.new}", Text(how, style="dim"))
+        table.add_row(Text(change.name), Text(f"{change.base} -> {change.new}"), Text(how, style="dim"))
     yield table
     if len(comparison.config) > MAX_SETTINGS:
         yield Text(f"{len(comparison.config) - MAX_SETTINGS} more: --format json lists them all", style="dim")
