@@ -1,0 +1,193 @@
+# ruff: noqa: INP001  # a script to run, no package
+"""Write the generated parts of ``docs/``: field tables and JSON Schemas, from the structs themselves.
+
+``python docs/generate.py`` rewrites them, ``python docs/generate.py --check`` fails if one is stale. A table
+stands between ``<!-- fields: module.Struct -->`` and ``<!-- end -->``. A field's meaning is the docstring
+below it in ``schedtrace/model/``; for a field without one it stands in ``fields.toml``.
+"""
+
+import ast
+import inspect
+import json
+import re
+import sys
+import tomllib
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from schedtrace.model import comparison, manifest, report, trace
+
+DOCS = Path(__file__).parent
+MODULES = {"trace": trace, "manifest": manifest, "report": report, "comparison": comparison}
+SCHEMAS = {
+    "trace-line": (trace.AnyLine, "One line of engine-<rank>.jsonl"),
+    "manifest": (manifest.Manifest, "run.json"),
+    "report": (report.Report, "What schedtrace analyze --format json prints"),
+    "comparison": (comparison.Comparison, "What schedtrace diff --format json prints"),
+}
+MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+UNITS = [
+    (r"_us$", "µs"),
+    (r"_ms$", "ms"),
+    (r"tokens_per_s$", "tokens/s"),
+    (r"requests_per_s$", "requests/s"),
+    (r"request_rate$", "requests/s"),
+    (r"_s$", "s"),
+    (r"_frac$", "fraction"),
+    (r"kv_blocks", "blocks"),
+    (r"tokens|budget|block_size|max_model_len|(in|out)put_len", "tokens"),
+    (r"dummy_batches", "batches"),
+    (r"steps$", "steps"),
+    (r"num_preemptions|preemptions$", "preemptions"),
+    (r"num_(running|waiting|not_ready|new|resumed|continued)|num_requests|num_prompts", "requests"),
+    (r"_reqs$|_requests$|requests_(finished|aborted)|new_per_step", "requests"),
+]
+"""By name, first match: the unit of a number."""
+
+Struct = type[msgspec.Struct]
+
+
+def structs() -> dict[str, Struct]:
+    """``module.Struct`` to the struct, for all that have fields."""
+    return {
+        f"{short}.{name}": struct
+        for short, module in MODULES.items()
+        for name, struct in vars(module).items()
+        if inspect.isclass(struct)
+        and issubclass(struct, msgspec.Struct)
+        and struct.__module__ == module.__name__
+        and struct.__struct_fields__
+    }
+
+
+def docstrings(struct: Struct) -> dict[str, str]:
+    """The strings that stand below the fields of ``struct``."""
+    body = ast.parse(inspect.getsource(struct)).body[0]
+    assert isinstance(body, ast.ClassDef)  # noqa: S101  # the source of a class is one
+    found = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+        ):
+            found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def meanings() -> dict[str, dict[str, str]]:
+    """Struct to field to meaning; every field has exactly one, from its docstring or ``fields.toml``."""
+    given: dict[str, dict[str, str]] = tomllib.loads((DOCS / "fields.toml").read_text())
+    every = {}
+    for name, struct in structs().items():
+        here = docstrings(struct)
+        extra = given.pop(struct.__name__, {})
+        missing = set(struct.__struct_fields__) - here.keys() - extra.keys()
+        needless = extra.keys() - (set(struct.__struct_fields__) - here.keys())
+        if missing or needless:
+            sys.exit(f"{name}: no meaning for {sorted(missing)}, one too many for {sorted(needless)}")
+        every[struct.__name__] = {field: _as_json(said) for field, said in (here | extra).items()}
+    if given:
+        sys.exit(f"fields.toml: no such struct: {', '.join(given)}")
+    return every
+
+
+def _as_json(said: str) -> str:
+    """Python's words as those of JSON and Markdown."""
+    return re.sub(r"\bNone\b", "null", said.replace("``", "`"))
+
+
+def table(struct: Struct, meaning: dict[str, str]) -> str:
+    """The Markdown table of a struct's fields."""
+    omits = struct.__struct_config__.omit_defaults
+    head = ["field", "type", "if absent", "meaning"] if omits else ["field", "type", "meaning"]
+    rows = [head, ["---"] * len(head)]
+    if tag := struct.__struct_config__.tag:
+        rows.append(["`type`", f'`"{tag}"`', *([""] if omits else []), "Tells the kind of line."])
+    for field in msgspec.structs.fields(struct):
+        kind = type_of(field.type)
+        unit = unit_of(field.name) if re.search(r"int|float|Percentiles", kind) else None
+        absent = [f"`{json.dumps(default_of(field))}`" if not field.required else ""] if omits else []
+        text = meaning[field.name].replace("|", "\\|")
+        rows.append([f"`{field.name}`", f"{kind}, {unit}" if unit else kind, *absent, text])
+    return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows)
+
+
+def default_of(field: Any) -> Any:
+    """What a reader has to take for a field that is left out."""
+    return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+
+
+def type_of(hint: Any) -> str:
+    """A type in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in {types.UnionType, Union}:
+        return " or ".join(type_of(argument) for argument in arguments)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin is list:
+        return f"list of {type_of(arguments[0])}"
+    if hint is Any:
+        return "any"
+    if hint is type(None):
+        return "null"
+    return "object" if origin is dict else str(hint.__name__)
+
+
+def unit_of(name: str) -> str | None:
+    """The unit of a number of this name, where it has one."""
+    return next((unit for pattern, unit in UNITS if re.search(pattern, name)), None)
+
+
+def schema(kind: Any, title: str, every: dict[str, dict[str, str]]) -> str:
+    """The JSON Schema of ``kind``, with the meaning of every field."""
+    document = msgspec.json.schema(kind)
+    for name, definition in document["$defs"].items():
+        for field, said in every.get(name, {}).items():
+            definition["properties"][field]["description"] = said
+    first = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+    return json.dumps(first | document, indent=2) + "\n"
+
+
+def generated() -> Iterator[tuple[Path, str]]:
+    """Every file with generated parts, and what it should hold.
+
+    A struct that no page shows ends the script: nothing may be left undocumented.
+    """
+    every, known = meanings(), structs()
+    shown: set[str] = set()
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[2]
+        shown.add(name)
+        return f"{match[1]}\n{table(known[name], every[known[name].__name__])}\n{match[3]}"
+
+    for page in sorted(DOCS.rglob("*.md")):
+        text = page.read_text()
+        if MARKED.search(text):
+            yield page, MARKED.sub(fill, text)
+    if left_out := known.keys() - shown:
+        sys.exit(f"no page has the fields of {', '.join(sorted(left_out))}")
+    for name, (kind, title) in SCHEMAS.items():
+        yield DOCS / "schema" / f"{name}.schema.json", schema(kind, title, every)
+
+
+def main() -> None:
+    """Rewrite what is stale; with ``--check`` only say so."""
+    check = "--check" in sys.argv[1:]
+    stale = [(path, text) for path, text in generated() if not path.exists() or path.read_text() != text]
+    for path, text in stale:
+        sys.stdout.write(f"{'stale' if check else 'wrote'}: {path.relative_to(DOCS.parent)}\n")
+        if not check:
+            path.write_text(text)
+    if check and stale:
+        sys.exit("run: python docs/generate.py")
+
+
+if __name__ == "__main__":
+    main()

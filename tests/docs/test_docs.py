@@ -1,0 +1,210 @@
+"""The pages say what the code does: every option, cause, rule and field; real traces pass the schemas."""
+
+import ast
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from jsonschema import Draft202012Validator
+
+from schedtrace.cli.main import app, main
+from schedtrace.diagnose.analyze import analyze
+from schedtrace.diagnose.rules import RULES
+from schedtrace.errors import ExitCode
+from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
+from schedtrace.model.trace import Preemption
+from schedtrace.read.run import read_run
+from schedtrace.read.trace import read_trace
+from schedtrace.record import exits, settings
+from tests.makers import arrival, run_folder, step
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SAMPLE = Path(__file__).parent / "data" / "base"
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+MINIMAL = Path(__file__).parent / "data" / "minimal.jsonl"
+"""One line of each kind, with nothing but required fields, and a step with an entry of each kind."""
+
+
+def validator(name):
+    schema = json.loads((DOCS / "schema" / f"{name}.schema.json").read_text())
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def written_about(command):
+    """The page of a command's options; all pages for one that has none of its own."""
+    own = {"": "run.md", "run": "run.md", "diff": "run.md", "analyze": "report-format.md"}.get(command)
+    return "\n".join(page.read_text() for page in ([DOCS / own] if own else PAGES))
+
+
+def printed_json(capsys, *arguments):
+    assert main([*map(str, arguments), "--format", "json"]) == ExitCode.OK
+    return json.loads(capsys.readouterr().out)
+
+
+def options():
+    group = typer.main.get_command(app)
+    for name, command in [("", group), *group.commands.items()]:
+        for parameter in command.params:
+            yield from ((name, option) for option in [*parameter.opts, *parameter.secondary_opts])
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(command, option) for command, option in options() if option.startswith("--")]
+)
+def test_every_option_of_the_command_line_is_written_about(command, option):
+    assert re.search(rf"{option}(?![\w-])", written_about(command))
+
+
+@pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))
+def test_every_command_is_written_about(command):
+    assert f"schedtrace {command}" in written_about(command)
+
+
+def test_every_rule_has_its_page_and_every_page_its_rule():
+    pages = {page.stem for page in (DOCS / "findings").glob("*.md")} - {"README"}
+    assert pages == set(RULES)
+
+
+@pytest.mark.parametrize("code", sorted(RULES))
+def test_every_finding_is_in_the_list(code):
+    assert f"[{code}]({code}.md)" in (DOCS / "findings" / "README.md").read_text()
+
+
+def causes_table():
+    """Cause to how it becomes known, from the page."""
+    row = re.compile(r"^\| `(\w+)` \| (?:running|waiting|both) \|.*\| ([\w ]+) \|$", re.MULTILINE)
+    return dict(row.findall((DOCS / "causes.md").read_text()))
+
+
+def test_every_cause_has_a_row():
+    assert set(causes_table()) == {cause.value for cause in Cause}
+
+
+def test_the_causes_told_to_be_inferred_are_those_that_the_code_infers():
+    names = {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(exits)))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Cause"
+    }
+    inferred = {Cause[name].value for name in names} | {
+        cause.value for cause in WAITING_STATUS_CAUSES.values()
+    }
+    assert {cause for cause, known in causes_table().items() if known == "inferred"} == inferred
+
+
+@pytest.mark.parametrize("variable", [settings.DIR, settings.RUN_DIR, settings.TRIAL_IDS, settings.HASH_IDS])
+def test_every_variable_has_a_row(variable):
+    assert f"| `{variable}` |" in (DOCS / "recording.md").read_text()
+
+
+@pytest.mark.parametrize("code", list(ExitCode))
+def test_every_exit_code_has_a_row(code):
+    assert f"| {code.value} |" in (DOCS / "report-format.md").read_text()
+
+
+def test_generated_parts_are_up_to_date():
+    done = subprocess.run(
+        [sys.executable, DOCS / "generate.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("trace", [MINIMAL, SAMPLE / "engine-0.jsonl"], ids=["minimal", "real"])
+def test_every_line_of_a_trace_passes_its_schema(trace):
+    check = validator("trace-line")
+    for line in trace.read_text().splitlines():
+        check.validate(json.loads(line))
+
+
+def test_lines_with_nothing_but_required_fields_are_a_trace():
+    trace = read_trace(MINIMAL)
+    assert trace.problems.sentences(MINIMAL) == []
+    assert trace.steps["output_us"].to_list() == [None, 9]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param({"type": "end", "at_us": 9}, id="required field missing"),
+        pytest.param({"type": "notice", "at_us": "9", "message": "m"}, id="number as text"),
+        pytest.param({"type": "newer", "at_us": 9}, id="unknown type"),
+        pytest.param({"at_us": 9, "steps": 1}, id="no type"),
+    ],
+)
+def test_the_schema_refuses_what_is_no_line(line):
+    assert not validator("trace-line").is_valid(line)
+
+
+def test_a_real_manifest_passes_its_schema():
+    validator("manifest").validate(json.loads((SAMPLE / "run.json").read_text()))
+
+
+def test_the_json_of_analyze_passes_its_schema(capsys):
+    report = printed_json(capsys, "analyze", SAMPLE)
+    validator("report").validate(report)
+    assert [finding["code"] for finding in report["runs"][0]["findings"]] == ["arrival-limited"]
+
+
+def test_the_json_of_diff_passes_its_schema(capsys, all_findings):
+    comparison = printed_json(capsys, "diff", SAMPLE, all_findings)
+    validator("comparison").validate(comparison)
+    assert {change["state"] for change in comparison["findings"]} == {"appeared", "stayed"}
+
+
+@pytest.fixture
+def all_findings(tmp_path):
+    """A run in which every rule finds something."""
+    a_victim = Preemption("v", lost_tokens=50, for_request_id="v")
+    return run_folder(
+        tmp_path / "all",
+        step(0, got={"a": 100}, new="a", arrived=[arrival("a", -20)]),
+        step(1, got={"b": 100}, new="b", arrived=[arrival("b", 500)]),
+        step(2, got={"a": 1}, waiting=1, ended=Cause.MAX_NUM_SEQS),
+        step(3, got={"a": 1000}, waiting=1, ended=Cause.TOKEN_BUDGET, waiting_tokens_after=7),
+        step(4, got={"a": 1}, preempted=[a_victim]),
+    )
+
+
+def test_every_key_of_the_evidence_is_on_the_findings_page(all_findings):
+    (run,) = analyze([read_run(all_findings)]).runs
+    assert {finding.code for finding in run.findings} == set(RULES)
+    for finding in run.findings:
+        page = (DOCS / "findings" / f"{finding.code}.md").read_text()
+        keys = finding.evidence.keys() | finding.evidence["examples"][0].keys()
+        for key in keys - {"example"}:
+            assert f"`{key}`" in page, f"{finding.code}: {key}"
+
+
+def test_every_key_of_the_configuration_is_on_the_page():
+    (run,) = analyze([read_run(SAMPLE)]).runs
+    page = (DOCS / "report-format.md").read_text()
+    assert [key for key in run.config if f"`{key}`" not in page] == []
+
+
+def test_the_example_line_of_the_format_is_from_the_real_trace():
+    shown = re.search(r"```json\n(.*?)```", (DOCS / "trace-format.md").read_text(), re.DOTALL)
+    lines = [json.loads(line) for line in (SAMPLE / "engine-0.jsonl").read_text().splitlines()]
+    assert msgspec.json.decode(shown[1]) in lines
+
+
+def anchor(heading):
+    """The name that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target, fragment in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), target
+        if fragment:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
+            assert fragment in map(anchor, headings), f"{target}#{fragment}"
