@@ -63,12 +63,15 @@ def _run_both(
 
     command: Any = typer.main.get_command(app)
     run_command = command.commands["run"]
-    plans = []
+    plans: list[Any] = []
     for file in files:
         child = run_command.make_context("run", list(context.args), parent=context)
         options, engine_args = merge(child, file)
         options["output"], options["force"] = output, force
-        options["label"] = options["label"] or file.stem
+        options["label"] = str(options["label"] or file.stem)
+        if options["label"] in {plan.label for plan in plans}:
+            msg = f"both runs would be called {options['label']}: give each file a label of its own"
+            raise UsageError(msg)
         plans.append(make_plan(options, engine_args, command=["schedtrace", *sys.argv[1:]]))
     run_plans(plans, interleave=both_fit(plans) if interleave is None else interleave)
     return [plan.folder for plan in plans]

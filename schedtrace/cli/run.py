@@ -95,8 +95,8 @@ def make_plan(options: dict[str, Any], engine_args: list[str], command: list[str
         msg = f"--config: {str(error).replace('$.', '').replace('_', '-')}"
         raise UsageError(msg) from error
     check(spec)
-    label = options["label"] or f"{Path(str(model)).name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = make_folder(Path(options["output"]), label, force=options["force"])
+    label = str(options["label"] or "") or f"{Path(str(model)).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = make_folder(Path(str(options["output"])), label, force=options["force"])
     return Plan(spec, folder, label, command)
 
 

@@ -92,5 +92,5 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
 
 
 def _weight(finding: Finding) -> tuple[int, int, int]:
-    """Most severe first, then by the number of steps."""
+    """Most severe first, then engine by engine, then by the number of steps."""
     return -Severity[finding.severity.upper()], finding.engine_rank, -finding.count

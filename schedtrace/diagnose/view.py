@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.model.manifest import Manifest
+from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.trace import Header
 from schedtrace.read.trace import Trace
 
@@ -19,7 +19,6 @@ class View:
 
     * ``end_us``: when ``schedule()`` returned,
     * ``used_tokens``: tokens scheduled,
-    * ``eligible_after``: waiting requests that are not known to wait for something else,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_guard``, ``waiting_location``,
       ``waiting_via``: the exit with which the loop over the waiting queue ended.
     """
@@ -33,7 +32,18 @@ class View:
     preemptions: pl.DataFrame
     warmup_steps: int
     closed_workload: bool = False
-    """All requests of a trial are handed over at once; False also where that is unknown."""
+    """All requests of a trial are handed to one engine at once; False also where that is unknown."""
+
+    @property
+    def active_limit(self) -> int | None:
+        """``max_num_active_seqs`` (vLLM 0.31 and newer), where it is set."""
+        limit = self.header.scheduler_config.get("max_num_active_seqs")
+        return None if limit is None else int(limit)
+
+    @property
+    def seats(self) -> int:
+        """How many requests may run at once."""
+        return self.active_limit or self.header.max_num_running_reqs
 
     @property
     def rank(self) -> int:
@@ -53,7 +63,6 @@ class View:
 def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
     """Prepare a trace for the rules; the manifest tells how the requests came."""
     steps = trace.steps
-    workload = manifest.workload if manifest else None
     measured = pl.col("trial").is_null() | (pl.col("trial") != WARMUP_TRIAL)
     if trace.header.trial_ids:  # steps before the first request belong to no trial
         measured = pl.col("trial").is_not_null() & (pl.col("trial") != WARMUP_TRIAL)
@@ -64,7 +73,6 @@ def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
         .with_columns(
             end_us=pl.col("start_us") + pl.col("schedule_us"),
             used_tokens=pl.col("token_budget") - pl.col("remaining_budget"),
-            eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
         .join(_waiting_ends(trace), on="step", how="left")
     )
@@ -75,7 +83,7 @@ def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
         arrivals=trace.arrivals.filter(measured),
         finishes=finishes.filter(measured),
         preemptions=trace.preemptions().filter(measured).collect(),
-        closed_workload=workload is not None and workload.request_rate is None,
+        closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
     )
 

@@ -2,18 +2,18 @@
 
 import argparse
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any, NoReturn
 
 from schedtrace.errors import UsageError
+from schedtrace.model.redact import hide_secrets
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
 SECTIONS = ("scheduler_config", "cache_config", "parallel_config", "model_config", "load_config")
 
 
 def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
-    """vLLM's ``EngineArgs`` for command-line ``arguments``, and those that differ from its defaults.
+    """vLLM's ``EngineArgs`` for command-line ``arguments``, and by name those that were given.
 
     Raises:
         UsageError: with vLLM's own words.
@@ -26,11 +26,13 @@ def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
             raise UsageError(message)
 
     parser = AsyncEngineArgs.add_cli_args(Parser(add_help=False, allow_abbrev=False))
-    parsed: argparse.Namespace = parser.parse_args(arguments)
+    parsed: argparse.Namespace = parser.parse_args(list(arguments))
+    for action in parser._actions:  # noqa: SLF001  # argparse has no other way to tell given from default
+        action.default = argparse.SUPPRESS
+    named = vars(parser.parse_args(list(arguments)))
     given = {
         name: value if isinstance(value, bool | int | float | str | None) else str(value)
-        for name, value in sorted(vars(parsed).items())
-        if value != parser.get_default(name)
+        for name, value in sorted(named.items())
     }
     return AsyncEngineArgs.from_cli_args(parsed), given
 
@@ -71,11 +73,5 @@ def resolved(config: Any) -> dict[str, Any]:
         scalars = {k: v for k, v in fields.items() if isinstance(v, bool | int | float | str | None)}
         if name == "scheduler_config":
             scalars |= {k: str(v) for k, v in fields.items() if k not in scalars}
-        sections[name] = scalars
+        sections[name] = hide_secrets(scalars)
     return sections
-
-
-def environment() -> dict[str, str]:
-    """The variables that vLLM reads, as they are set."""
-    prefixes = ("VLLM_", "SCHEDTRACE_", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}

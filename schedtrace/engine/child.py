@@ -17,6 +17,8 @@ import msgspec
 from schedtrace.engine import args, cpu, spec, watchdog
 from schedtrace.engine.workload import load_prompts, make_requests
 from schedtrace.errors import SchedtraceError, UsageError
+from schedtrace.model.manifest import OFFLINE, ONLINE
+from schedtrace.model.redact import hide_secrets, vllm_environment
 
 RESET_TRIES = 20
 RESET_PAUSE_S = 0.05
@@ -143,11 +145,11 @@ class Session:
             vllm_version=vllm_version(),
             torch_version=package_version("torch"),
             device=device_name(),
-            front_end="LLMEngine" if offline else "AsyncLLM",
-            engine_args_given=given,
+            front_end=OFFLINE if offline else ONLINE,
+            engine_args_given=hide_secrets(given),
             engine_args_chosen=chosen,
             config_resolved=args.resolved(config),
-            environment=args.environment(),
+            environment=vllm_environment(),
             num_prompts=len(self._requests),
             input_tokens=None if None in known else sum(n for n in known if n is not None),
             output_tokens=sum(request.output_len for request in self._requests),

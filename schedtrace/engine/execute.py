@@ -17,9 +17,10 @@ from schedtrace.engine.supervise import EngineProcess, model_of, option_of
 from schedtrace.engine.workload import load_prompts
 from schedtrace.errors import EngineError, SchedtraceError, UsageError
 from schedtrace.model.manifest import Manifest, Status, TrialResult, Workload, write_manifest
+from schedtrace.model.redact import without_secrets
 
-DEFAULT_MEMORY_SHARE = 0.9
 MAX_MEMORY_SHARE = 0.95
+"""Of a GPU, for the engines of both runs together."""
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Plan:
             status="starting",
             label=self.label,
             started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            command=self.command,
+            command=without_secrets(self.command),
             host=platform.node(),
             cpu_count=os.cpu_count(),
             python_version=platform.python_version(),
@@ -90,7 +91,10 @@ def make_folder(output: Path, name: str, *, force: bool) -> Path:
     Raises:
         UsageError: it holds something already, and ``force`` is not given.
     """
-    folder = output / re.sub(r"[^\w.+=-]+", "_", name)
+    folder = output / re.sub(r"[^\w.+=-]+", "_", name).lstrip(".")
+    if folder == output:
+        msg = f"--label {name}: no name for a folder"
+        raise UsageError(msg)
     if folder.exists() and any(folder.iterdir()):
         if not force:
             msg = f"{folder} exists: give another --label or --output, or --force to replace it"
@@ -108,21 +112,20 @@ def make_folder(output: Path, name: str, *, force: bool) -> Path:
 
 
 def both_fit(plans: list[Plan]) -> bool:
-    """Whether the engines can be up together: on a CPU yes, on a GPU if their memory shares add up.
+    """Whether the engines can be up together: on a CPU yes, on a GPU if the shares given add up.
 
-    vLLM takes ``--gpu-memory-utilization`` (0.9 unless given) of the device for each engine.
+    Each vLLM engine takes ``--gpu-memory-utilization`` of the device; its default is nearly all of it.
     """
     if is_cpu_build():
         return True
-    return sum(_memory_share(plan.spec.engine_args) for plan in plans) <= MAX_MEMORY_SHARE
-
-
-def _memory_share(engine_args: list[str]) -> float:
-    share = option_of(engine_args, "--gpu-memory-utilization")
+    shares = [option_of(plan.spec.engine_args, "--gpu-memory-utilization") for plan in plans]
     try:
-        return DEFAULT_MEMORY_SHARE if share is None else float(share)
+        return (
+            sum(float(share) for share in shares if share is not None) <= MAX_MEMORY_SHARE
+            and None not in shares
+        )
     except ValueError:
-        return DEFAULT_MEMORY_SHARE  # vLLM will say what is wrong with it
+        return False  # vLLM will say what is wrong with it
 
 
 def execute(plans: list[Plan], observer: Observer, *, interleave: bool = True) -> None:

@@ -10,6 +10,8 @@ import msgspec
 from schedtrace.errors import InputError
 
 SCHEMA_VERSION = 1
+OFFLINE = "LLMEngine"
+ONLINE = "AsyncLLM"
 FILE_NAME = "run.json"
 
 Status = Literal["starting", "running", "finished", "interrupted", "failed", "attached"]
@@ -64,7 +66,7 @@ class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
     torch_version: str | None = None
     device: str | None = None
     environment: dict[str, str] = {}
-    """The ``VLLM_*`` (and schedtrace's own) variables of the engine's process."""
+    """The ``VLLM_*`` (and schedtrace's own) variables of the front end's process, secrets hidden."""
     front_end: str | None = None
     """``LLMEngine`` (as ``LLM.generate``) or ``AsyncLLM`` (as ``vllm serve``)."""
     engine_args_given: dict[str, Any] = {}

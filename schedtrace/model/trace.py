@@ -50,7 +50,6 @@ class Header(Line, tag="header", kw_only=True):
     block_size: int | None = None
     kv_blocks_total: int | None = None
     enable_prefix_caching: bool | None = None
-    data_parallel_size: int = 1
     scheduler_config: dict[str, Any] = {}
     """Every field of vLLM's ``SchedulerConfig``."""
     trial_ids: bool = False
@@ -164,7 +163,8 @@ class Step(Line, tag="step", kw_only=True):
     num_waiting_before: int
     num_waiting_after: int
     num_not_ready_after: int = 0
-    """Of the waiting: known to be waiting for something else than the scheduler (grammar, remote KV, ...)."""
+    """Of the waiting: set aside because they wait for something else than the scheduler (a grammar, a remote
+    KV transfer) or, since vLLM 0.31, are over ``max_loras``. 0 before vLLM 0.18, which does not tell."""
     waiting_tokens_after: int | None = None
     """Tokens that the waiting requests want; None where the recorder's own count disagrees with vLLM's."""
     kv_blocks_total: int | None = None
@@ -208,6 +208,8 @@ class Events(Line, tag="events", kw_only=True):
     """What happened after the last step, when no further step follows soon."""
 
     at_us: int
+    trial: int | None = None
+    """As in ``Step``."""
     arrived: list[Arrival] = []
     finished: list[Finish] = []
     dummy_batches: int = 0

@@ -1,5 +1,6 @@
 """One ``engine-<rank>.jsonl``: every line checked, what is broken dropped and counted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -112,16 +113,7 @@ def read_trace(path: Path) -> Trace:
         problems.truncated = True
     lines.pop()
     header = _header(path, lines)
-    step_lines: list[tuple[int, bytes]] = []
-    others: list[AnyLine] = []
-    for number, line in enumerate(lines[1:], start=2):
-        if line.startswith(_STEP_START):
-            step_lines.append((number, line))
-        elif line:
-            try:
-                others.append(msgspec.json.decode(line, type=AnyLine))
-            except msgspec.DecodeError:
-                problems.garbled_lines.append(number)
+    step_lines, others = _sort_lines(lines, problems)
     steps = _merge_outputs(_read_steps(step_lines, problems), others)
     end = next((line for line in reversed(others) if isinstance(line, End)), None)
     problems.unclosed = end is None
@@ -130,8 +122,12 @@ def read_trace(path: Path) -> Trace:
         problems.missing_steps = max(0, expected - steps.height)
     problems.garbled_lines.sort()
     events = [line for line in others if isinstance(line, Events)]
-    arrivals = _events(steps, "arrived", Arrival, [row for line in events for row in line.arrived])
-    finishes = _events(steps, "finished", Finish, [row for line in events for row in line.finished])
+    arrivals = _events(
+        steps, "arrived", Arrival, [(line.trial, row) for line in events for row in line.arrived]
+    )
+    finishes = _events(
+        steps, "finished", Finish, [(line.trial, row) for line in events for row in line.finished]
+    )
     if problems.unclosed:
         ended = finishes["request_id"].implode()
         problems.unfinished_requests = arrivals.filter(~pl.col("request_id").is_in(ended))[
@@ -147,6 +143,28 @@ def read_trace(path: Path) -> Trace:
         end=end,
         problems=problems,
     )
+
+
+def _sort_lines(lines: list[bytes], problems: Problems) -> tuple[list[tuple[int, bytes]], list[AnyLine]]:
+    """Step lines, unread and with their numbers, and all other lines but the header, read."""
+    step_lines: list[tuple[int, bytes]] = []
+    others: list[AnyLine] = []
+    for number, line in enumerate(lines[1:], start=2):
+        if line.startswith(_STEP_START):
+            step_lines.append((number, line))
+            continue
+        if not line:
+            continue
+        try:
+            other = msgspec.json.decode(line, type=AnyLine)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            problems.garbled_lines.append(number)
+            continue
+        if isinstance(other, Step):  # written by somebody else, in another order or with spaces
+            step_lines.append((number, line))
+        else:
+            others.append(other)
+    return step_lines, others
 
 
 def _header(path: Path, lines: list[bytes]) -> Header:
@@ -226,12 +244,15 @@ def _nested(steps: pl.LazyFrame, column: str, struct: type[msgspec.Struct]) -> p
 
 
 def _events(
-    steps: pl.DataFrame, column: str, struct: type[msgspec.Struct], idle: list[msgspec.Struct]
+    steps: pl.DataFrame,
+    column: str,
+    struct: type[msgspec.Struct],
+    idle: Sequence[tuple[int | None, msgspec.Struct]],
 ) -> pl.DataFrame:
     """Arrivals or finishes of the whole trace, those told with a step and those told between."""
     of_steps = _nested(steps.lazy(), column, struct).drop("start_us").collect()
-    rows = [msgspec.to_builtins(row) for row in idle]
-    between = pl.DataFrame(rows, schema=schema_of(struct)).with_columns(
+    rows = [{"trial": trial, **msgspec.to_builtins(row)} for trial, row in idle]
+    between = pl.DataFrame(rows, schema={"trial": pl.Int64, **schema_of(struct)}).with_columns(
         pl.col(name).fill_null(value) for name, value in defaults_of(struct).items()
     )
     return pl.concat([of_steps, between], how="diagonal")

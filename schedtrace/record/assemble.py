@@ -37,9 +37,9 @@ class Assembler:
 
     def __init__(self, anchor_ns: int, *, trial_ids: bool, hash_ids: bool) -> None:
         self._anchor_ns = anchor_ns
+        self.trial: int | None = None
         self._trial_ids = trial_ids
         self._hash_ids = hash_ids
-        self._trial: int | None = None
         self._lives: dict[str, _Life] = {}
         self._waiting: dict[str, int] = {}
         self._waiting_tokens = 0
@@ -49,7 +49,8 @@ class Assembler:
         output = capture.output
         arrived, finished = self.events(capture.arrived, capture.finished)
         for preemption, num_tokens in capture.preempted:
-            self._life(preemption.request_id).lost_tokens = preemption.lost_tokens
+            life = self._life(preemption.request_id)
+            life.lost_tokens = max(life.lost_tokens, preemption.lost_tokens)
             self._wait(preemption.request_id, num_tokens)
         start_us = self._us(capture.start_ns)
         rows = self._rows(output, start_us)
@@ -58,7 +59,7 @@ class Assembler:
                 self._unwait(row.request_id)
         step = Step(
             step=capture.step,
-            trial=self._trial,
+            trial=self.trial,
             start_us=start_us,
             schedule_us=(capture.end_ns - capture.start_ns) // 1000,
             token_budget=capture.token_budget,
@@ -106,7 +107,7 @@ class Assembler:
             self._lives[arrival.request_id] = _Life(arrival)
             self._wait(arrival.request_id, arrival.prompt_tokens)
             if self._trial_ids and (match := _TRIAL.match(arrival.request_id)):
-                self._trial = int(match[1])
+                self.trial = int(match[1])
         for finish in finished:
             self._complete(finish)
         return arrived, finished

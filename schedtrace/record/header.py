@@ -46,7 +46,6 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
             getattr(scheduler.kv_cache_manager, "block_pool", None), "num_gpu_blocks", None
         ),
         enable_prefix_caching=getattr(scheduler.cache_config, "enable_prefix_caching", None),
-        data_parallel_size=_data_parallel_size(config),
         scheduler_config=plain_fields(scheduler.scheduler_config),
         trial_ids=chosen.trial_ids,
         hashed_ids=chosen.hash_ids,
@@ -97,9 +96,3 @@ def _class_name(traced: type) -> str:
     """The class that vLLM chose: the first of the MRO that is not ours."""
     chosen = next(c for c in traced.__mro__ if not c.__module__.startswith("schedtrace."))
     return f"{chosen.__module__}.{chosen.__qualname__}"
-
-
-def _data_parallel_size(config: Any) -> int:
-    """Ranks of this deployment; a dense rank's own config says 1, so ask for the original first."""
-    parallel = config.parallel_config
-    return int(getattr(parallel, "data_parallel_size", 1) or 1)

@@ -35,7 +35,7 @@ def register() -> None:
 def _wrap_scheduler_choice() -> None:
     from vllm.config import SchedulerConfig
 
-    from schedtrace.record.traced import traced_class
+    from schedtrace.record.traced import traced_class, traced_scheduler
 
     choose = SchedulerConfig.get_scheduler_cls
     if hasattr(choose, _MARK):
@@ -44,6 +44,8 @@ def _wrap_scheduler_choice() -> None:
     @functools.wraps(choose)
     def get_scheduler_cls(self: Any) -> Any:
         chosen = choose(self)
+        if chosen is traced_scheduler:  # given by --scheduler-cls: records by itself
+            return chosen
         try:
             return traced_class(chosen)
         except Exception as error:

@@ -104,6 +104,8 @@ class Recorder:
 
     def request_arrives(self, scheduler: Any, request: Any) -> None:
         """Note a request before it enters the queue."""
+        if not self.active:
+            return
         try:
             lora = getattr(request, "lora_request", None)
             arrival = Arrival(
@@ -125,6 +127,8 @@ class Recorder:
 
         Within ``schedule()`` the local ``request`` is the one whose allocation failed (all releases).
         """
+        if not self.active:
+            return
         try:
             caller = sys._getframe(2) if self._in_schedule else None
             wants = None
@@ -144,6 +148,8 @@ class Recorder:
 
     def request_freed(self, request: Any) -> None:
         """Note a request that leaves, finished or aborted."""
+        if not self.active:
+            return
         try:
             finish = Finish(
                 request_id=request.request_id,
@@ -175,6 +181,6 @@ class Recorder:
         self._in_flight.clear()
         if self.active:
             self.active = False
-            message = f"recording stopped {where}: {error!r}"
+            message = f"recording stopped {where}: {self._writer.describe(error)}"
             logger.warning("schedtrace: {}", message)
             self._writer.notice(message)

@@ -82,6 +82,9 @@ def traced_class(base: type) -> type:
     Args:
         base: A scheduler class with vLLM's ``SchedulerInterface``.
     """
+    if not isinstance(base, type):
+        msg = f"{base!r} is no class; one made by a function cannot be recorded"
+        raise TypeError(msg)
     if issubclass(base, _Traced):
         return base
     hooks: list[type] = [_Traced]

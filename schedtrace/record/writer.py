@@ -17,6 +17,7 @@ import msgspec
 from loguru import logger
 
 from schedtrace.model.manifest import FILE_NAME, Manifest, write_manifest
+from schedtrace.model.redact import vllm_environment, without_secrets
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import Capture
@@ -53,6 +54,7 @@ class Writer:
         self.finished: deque[Finish] = deque()
         self.dummy_batches = 0
         self._anchor_ns = anchor_ns
+        self._hash_ids = chosen.hash_ids
         self._wall_anchor_us = header.wall_anchor_us
         self._assembler = Assembler(anchor_ns, trial_ids=chosen.trial_ids, hash_ids=chosen.hash_ids)
         self._encode = msgspec.json.Encoder().encode
@@ -81,6 +83,10 @@ class Writer:
         """Everything that came and went since the last call."""
         dummies, self.dummy_batches = self.dummy_batches, 0
         return _drain(self.arrived), _drain(self.finished), dummies
+
+    def describe(self, error: Exception) -> str:
+        """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
+        return type(error).__name__ if self._hash_ids else repr(error)
 
     def notice(self, message: str) -> None:
         """Have a notice written."""
@@ -159,7 +165,15 @@ class Writer:
         arrived, finished, dummies = self.take_events()
         self._assembler.events(arrived, finished)
         self._assembler.hide_ids(arrived, finished)
-        return [Events(at_us=self._now_us(), arrived=arrived, finished=finished, dummy_batches=dummies)]
+        return [
+            Events(
+                at_us=self._now_us(),
+                trial=self._assembler.trial,
+                arrived=arrived,
+                finished=finished,
+                dummy_batches=dummies,
+            )
+        ]
 
     def _write(self, lines: list[AnyLine]) -> None:
         """Whole lines only: what a full disk cut off is taken back by truncating."""
@@ -176,9 +190,11 @@ class Writer:
 
     def _give_up(self, error: Exception) -> None:
         self.working = False
-        logger.warning("schedtrace: recording to {} stopped: {!r}; serving goes on", self.path, error)
+        logger.warning(
+            "schedtrace: recording to {} stopped: {}; serving goes on", self.path, self.describe(error)
+        )
         with contextlib.suppress(Exception):  # the disk is full or gone: the log line above has said so
-            self._write([Notice(at_us=self._now_us(), message=f"recording stopped: {error!r}")])
+            self._write([Notice(at_us=self._now_us(), message=f"recording stopped: {self.describe(error)}")])
         self._pending.clear()
 
     def _now_us(self) -> int:
@@ -217,14 +233,14 @@ def _manifest_if_missing(folder: Path, header: Header) -> None:
         schedtrace_version=header.schedtrace_version,
         status="attached",
         started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        command=sys.argv,
+        command=without_secrets(sys.argv),
         host=header.host,
         cpu_count=os.cpu_count(),
         python_version=header.python_version,
         vllm_version=header.vllm_version,
         torch_version=header.torch_version,
         device=header.device,
-        environment={name: os.environ[name] for name in sorted(os.environ) if name.startswith("VLLM_")},
+        environment=vllm_environment(),
         config_resolved={"scheduler_config": header.scheduler_config},
     )
     write_manifest(folder, manifest)

@@ -95,7 +95,6 @@ def late_requests(view: View) -> pl.DataFrame:
             "waiting_cause",
             "waiting_via",
             "num_running_after",
-            "max_num_running_reqs",
             "kv_blocks_free_after",
         )
         .sort("output_us")
@@ -114,7 +113,7 @@ def late_requests(view: View) -> pl.DataFrame:
     )
     block_size = view.header.block_size or 1
     blocks = (pl.col("prompt_tokens") + block_size - 1) // block_size
-    seats = pl.col("max_num_running_reqs") - pl.col("num_running_after")
+    seats = view.seats - pl.col("num_running_after")
     return (
         missed.sort("queued_us")
         .with_columns(

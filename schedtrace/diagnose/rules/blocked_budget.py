@@ -12,7 +12,7 @@ from schedtrace.model.report import Finding
 CODE = "blocked-budget"
 
 WHY = {
-    Cause.MAX_NUM_SEQS: "as many requests ran as {seats} allows",
+    Cause.MAX_NUM_SEQS: "as many requests ran as {limit} {seats} allows",
     Cause.KV_BLOCKS: "the KV cache had no room for the next request",
     Cause.PREEMPTED_THIS_STEP: "the step had preempted a request, which closes admission for that step",
     Cause.CHUNKED_PREFILL_OFF: (
@@ -29,9 +29,7 @@ WHY = {
 }
 
 ADVICE = {
-    Cause.MAX_NUM_SEQS: (
-        "Raise --max-num-seqs (now {max_num_seqs}); watch the KV cache, which has to hold them all."
-    ),
+    Cause.MAX_NUM_SEQS: ("Raise --{limit} (now {seats}); watch the KV cache, which has to hold them all."),
     Cause.KV_BLOCKS: (
         "Give the KV cache more room (--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger "
         "--num-gpu-blocks-override where one is set), or ask for less at once."
@@ -67,8 +65,8 @@ def find(view: View) -> list[Finding]:
 def _finding(view: View, cause: Cause, steps: pl.DataFrame) -> Finding:
     header = view.header
     words = {
-        "seats": _seats(header.scheduler_config, header.max_num_running_reqs),
-        "max_num_seqs": header.max_num_running_reqs,
+        "limit": "max-num-active-seqs" if view.active_limit else "max-num-seqs",
+        "seats": view.seats,
         "token_budget": header.token_budget,
     }
     working = view.steps.filter((pl.col("total_requests") > 0) | (pl.col("num_waiting_after") > 0)).height
@@ -136,8 +134,3 @@ def _in_words(example: dict[str, Any]) -> str:
         f"{example['num_running_after']:,} running, {example['budget_left']:,} tokens of budget left"
         f"{free}{where}."
     )
-
-
-def _seats(scheduler_config: dict[str, object], max_num_seqs: int) -> str:
-    active = scheduler_config.get("max_num_active_seqs")
-    return f"max_num_active_seqs={active}" if active else f"max_num_seqs={max_num_seqs}"
