@@ -57,12 +57,10 @@ def _run_both(
     context: typer.Context, files: list[Path], interleave: bool | None, output: Path, force: bool
 ) -> list[Path]:
     """Make the two runs; what stands behind the files on the command line goes to both."""
-    from schedtrace.cli.main import app
-    from schedtrace.cli.run import make_plan, merge, run_plans
-    from schedtrace.engine.execute import both_fit
+    from schedtrace.cli.run import as_command, make_plan, merge, run_plans
+    from schedtrace.engine.plan import both_fit
 
-    command: Any = typer.main.get_command(app)
-    run_command = command.commands["run"]
+    run_command = as_command()
     plans: list[Any] = []
     for file in files:
         child = run_command.make_context("run", list(context.args), parent=context)

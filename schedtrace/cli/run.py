@@ -65,6 +65,13 @@ def run(
     _show_outcome(plan)
 
 
+def as_command() -> Any:
+    """``run`` as a command of its own, for others that take its options."""
+    app = typer.Typer()
+    app.command("run", context_settings=CONTEXT_SETTINGS)(run)
+    return typer.main.get_command(app)
+
+
 def merge(context: typer.Context, config: Path | None) -> tuple[dict[str, Any], list[str]]:
     """The options in force and vLLM's arguments: command line over file over defaults."""
     from_file = read_yaml(config) if config else {}
@@ -83,7 +90,7 @@ def make_plan(options: dict[str, Any], engine_args: list[str], command: list[str
     """Check the options and make the run folder."""
     import msgspec
 
-    from schedtrace.engine.execute import Plan, check, make_folder
+    from schedtrace.engine.plan import Plan, check, make_folder
     from schedtrace.engine.spec import RunSpec
 
     model = options["model"]

@@ -5,8 +5,9 @@ from typing import Any
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules.common import counted
+from schedtrace.diagnose.settings import changed_settings
 from schedtrace.errors import InputError
-from schedtrace.model.comparison import Comparison, ConfigChange, FindingChange, MetricChange, Sample
+from schedtrace.model.comparison import Comparison, FindingChange, MetricChange, Sample
 from schedtrace.model.report import Finding, Percentiles, RunReport, TrialReport
 from schedtrace.read.run import Run
 
@@ -28,8 +29,6 @@ METRICS: list[tuple[str, str, bool | None, Callable[[TrialReport], Value]]] = [
     ("preemptions", "", False, lambda t: t.preemptions),
 ]
 """Name, unit, whether more is better (None: neither), and the figure of one trial."""
-
-NOISE = {"SCHEDTRACE_RUN_DIR", "SCHEDTRACE_TRIAL_IDS"}
 
 
 def compare(*, base: Run, new: Run) -> Comparison:
@@ -55,7 +54,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
         base_label=base_report.label,
         new_label=new_report.label,
         notes=notes,
-        config=_config(base=base, new=new),
+        config=changed_settings(base=base, new=new),
         metrics=metrics,
         findings=findings,
     )
@@ -139,50 +138,6 @@ def _by_kind(findings: list[Finding]) -> dict[tuple[str, str | None], list[Findi
     for finding in findings:
         kinds.setdefault((finding.code, finding.cause), []).append(finding)
     return kinds
-
-
-def _config(*, base: Run, new: Run) -> list[ConfigChange]:
-    """Settings that differ: given arguments first, then what vLLM resolved, workload and environment."""
-    before, after = _flat_config(base), _flat_config(new)
-    given = _given(base) | _given(new)
-    changes = [
-        ConfigChange(
-            name=name,
-            base=before.get(name),
-            new=after.get(name),
-            given=name.rpartition(".")[2] in given or name.startswith(("workload.", "environment.")),
-        )
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
-    return sorted(changes, key=lambda change: not change.given)
-
-
-def _given(run: Run) -> set[str]:
-    return set(run.manifest.engine_args_given) if run.manifest else set()
-
-
-def _flat_config(run: Run) -> dict[str, Any]:
-    """``section.field`` to value, from the manifest, or from the trace's header without one."""
-    header = run.traces[0].header
-    flat: dict[str, Any] = {
-        "model": header.model,
-        "vllm_version": header.vllm_version,
-        "device": header.device,
-        "scheduler_class": header.scheduler_class,
-        "kv_blocks_total": header.kv_blocks_total,
-        "token_budget": header.token_budget,
-    }
-    flat |= {f"scheduler_config.{name}": value for name, value in header.scheduler_config.items()}
-    manifest = run.manifest
-    if manifest is not None:
-        for section, fields in manifest.config_resolved.items():
-            flat |= {f"{section}.{name}": value for name, value in fields.items()}
-        if manifest.workload is not None:
-            workload = manifest.workload
-            flat |= {f"workload.{name}": getattr(workload, name) for name in workload.__struct_fields__}
-        flat |= {f"environment.{k}": v for k, v in manifest.environment.items() if k not in NOISE}
-    return flat
 
 
 def _verdict(metrics: list[MetricChange], findings: list[FindingChange]) -> str:

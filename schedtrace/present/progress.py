@@ -7,7 +7,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from schedtrace.engine.execute import Observer, Plan
+from schedtrace.engine.execute import Observer
+from schedtrace.engine.plan import Plan
 from schedtrace.model.manifest import TrialResult
 
 

@@ -6,21 +6,18 @@ completes it), so what was recorded a second ago is in the operating system's ha
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from loguru import logger
 
-from schedtrace.model.manifest import FILE_NAME, Manifest, write_manifest
-from schedtrace.model.redact import vllm_environment, without_secrets
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import Capture
+from schedtrace.record.run_folder import create, write_manifest_if_missing
 from schedtrace.record.settings import Settings
 
 _T = TypeVar("_T")
@@ -65,8 +62,8 @@ class Writer:
         self._dropped = 0
         self._last_events_ns = anchor_ns
         self._closing = threading.Event()
-        self.path, self._file = _create(chosen.run_dir, f"engine-{header.engine_rank}.jsonl")
-        _manifest_if_missing(self.path.parent, header)
+        self.path, self._file = create(chosen.run_dir, f"engine-{header.engine_rank}.jsonl")
+        write_manifest_if_missing(self.path.parent, header)
         self._write([header])
         self._thread = threading.Thread(target=self._run, name="schedtrace-writer", daemon=True)
         self._thread.start()
@@ -210,37 +207,3 @@ def _drain(queue: deque[_T]) -> list[_T]:
         except IndexError:
             break
     return taken
-
-
-def _create(run_dir: Path, name: str) -> tuple[Path, int]:
-    """A new file that nobody else has; a second engine of the same process gets a folder of its own."""
-    folder, again = run_dir, 1
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-            return folder / name, os.open(folder / name, flags, 0o644)
-        except FileExistsError:
-            again += 1
-            folder = run_dir.with_name(f"{run_dir.name}-{again}")
-
-
-def _manifest_if_missing(folder: Path, header: Header) -> None:
-    """``schedtrace run`` writes a richer manifest before; an attached server gets this one."""
-    if (folder / FILE_NAME).exists():
-        return
-    manifest = Manifest(
-        schedtrace_version=header.schedtrace_version,
-        status="attached",
-        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        command=without_secrets(sys.argv),
-        host=header.host,
-        cpu_count=os.cpu_count(),
-        python_version=header.python_version,
-        vllm_version=header.vllm_version,
-        torch_version=header.torch_version,
-        device=header.device,
-        environment=vllm_environment(),
-        config_resolved={"scheduler_config": header.scheduler_config},
-    )
-    write_manifest(folder, manifest)

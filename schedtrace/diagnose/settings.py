@@ -1,0 +1,53 @@
+"""The settings of two runs that differ: given ones, and what vLLM resolved them to."""
+
+from typing import Any
+
+from schedtrace.model.comparison import ConfigChange
+from schedtrace.read.run import Run
+
+NOISE = {"SCHEDTRACE_RUN_DIR", "SCHEDTRACE_TRIAL_IDS"}
+"""Variables that tell where a run was written, and nothing about it."""
+
+
+def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
+    """Settings that differ: given arguments first, then what vLLM resolved, workload and environment."""
+    before, after = _flat_config(base), _flat_config(new)
+    given = _given(base) | _given(new)
+    changes = [
+        ConfigChange(
+            name=name,
+            base=before.get(name),
+            new=after.get(name),
+            given=name.rpartition(".")[2] in given or name.startswith(("workload.", "environment.")),
+        )
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+    return sorted(changes, key=lambda change: not change.given)
+
+
+def _given(run: Run) -> set[str]:
+    return set(run.manifest.engine_args_given) if run.manifest else set()
+
+
+def _flat_config(run: Run) -> dict[str, Any]:
+    """``section.field`` to value, from the manifest, or from the trace's header without one."""
+    header = run.traces[0].header
+    flat: dict[str, Any] = {
+        "model": header.model,
+        "vllm_version": header.vllm_version,
+        "device": header.device,
+        "scheduler_class": header.scheduler_class,
+        "kv_blocks_total": header.kv_blocks_total,
+        "token_budget": header.token_budget,
+    }
+    flat |= {f"scheduler_config.{name}": value for name, value in header.scheduler_config.items()}
+    manifest = run.manifest
+    if manifest is not None:
+        for section, fields in manifest.config_resolved.items():
+            flat |= {f"{section}.{name}": value for name, value in fields.items()}
+        if manifest.workload is not None:
+            workload = manifest.workload
+            flat |= {f"workload.{name}": getattr(workload, name) for name in workload.__struct_fields__}
+        flat |= {f"environment.{k}": v for k, v in manifest.environment.items() if k not in NOISE}
+    return flat
