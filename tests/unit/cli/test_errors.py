@@ -1,0 +1,123 @@
+"""Every bad input: the exit code, one or two lines on stderr that say what and where, nothing on stdout."""
+
+import pytest
+
+from schedtrace.model.manifest import FILE_NAME
+from tests.makers import encoded, header, manifest, run_folder, step, workload, write_trace
+
+USAGE, INPUT = 2, 3
+
+
+@pytest.fixture
+def bad(tmp_path, monkeypatch):
+    """A folder with one of every bad thing; relative paths, so that lines stay short."""
+    monkeypatch.chdir(tmp_path)
+    run_folder(tmp_path / "good", step(0))
+    run_folder(tmp_path / "runs" / "one", step(0))
+    run_folder(tmp_path / "runs" / "two", step(0))
+    run_folder(tmp_path / "stepless")
+    run_folder(tmp_path / "newer", step(0), schema_version=7)
+    run_folder(tmp_path / "newer-run", step(0), about=manifest(schema_version=7))
+    run_folder(tmp_path / "broken-run", step(0))
+    (tmp_path / "broken-run" / FILE_NAME).write_text("{")
+    for name, count in (("small", 4), ("large", 9)):
+        told = manifest(workload=workload(num_prompts=count))
+        run_folder(tmp_path / name, step(0), about=told, model=name)
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "failed").mkdir()
+    (tmp_path / "failed" / FILE_NAME).write_bytes(encoded(manifest(status="failed", error="no memory")))
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "text.jsonl").write_text("hello\n")
+    write_trace(tmp_path / "cut.jsonl", closed=False, tail=encoded(header())[:50])
+    (tmp_path / "list.yaml").write_text("- model\n")
+    (tmp_path / "empty.yaml").touch()
+    (tmp_path / "bad.yaml").write_text("model: [unclosed\n")
+    (tmp_path / "typed.yaml").write_text("model: tiny\ntrials: many\n")
+    (tmp_path / "zero.yaml").write_text("model: tiny\ninput_len: 0\n")
+    (tmp_path / "half.jsonl").write_text('{"prompt": "a", "output_len": 1}\n\n{"prompt": \n')
+    (tmp_path / "neither.jsonl").write_text('{"output_len": 1}\n')
+    (tmp_path / "both.jsonl").write_text('{"prompt": "a", "input_len": 1, "output_len": 1}\n')
+    (tmp_path / "lengthless.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "share.json").write_text('{"conversations": 1}')
+    (tmp_path / "nobody.json").write_text("[]")
+    return tmp_path
+
+
+READING = [
+    ("analyze gone", INPUT, "gone: no such file or folder"),
+    ("analyze good gone", INPUT, "gone: no such file or folder"),
+    ("analyze nothing", INPUT, "nothing: no traces in it"),
+    ("analyze failed", INPUT, "failed: no trace in this run (run failed: no memory)"),
+    ("analyze empty.jsonl", INPUT, "empty.jsonl: empty"),
+    ("analyze text.jsonl", INPUT, "text.jsonl:1: not a schedtrace trace"),
+    ("analyze cut.jsonl", INPUT, "cut.jsonl:1: not a schedtrace trace"),
+    ("analyze newer", INPUT, "newer/engine-0.jsonl:1: schema version 7"),
+    ("analyze newer-run", INPUT, "newer-run/run.json: written by"),
+    ("analyze broken-run", INPUT, "broken-run/run.json: not a manifest"),
+    ("analyze good --fail-on dire", USAGE, "--fail-on dire: expected info, warning or critical"),
+    ("diff good gone", INPUT, "gone: no such file or folder"),
+    ("diff good runs", INPUT, "runs: 2 runs in it; name one of them, such as runs/one"),
+    ("diff stepless good", INPUT, "stepless: no step in it to compare"),
+    ("diff small large", INPUT, "nothing in common to compare"),
+    ("diff good good --max-num-seqs 4", USAGE, "unexpected argument --max-num-seqs"),
+]
+RUNNING = [
+    ("run", USAGE, "no model given: --model"),
+    ("run --max-num-seqs 4", USAGE, "no model given: --model"),
+    ("run --config gone.yaml", INPUT, "--config gone.yaml: No such file"),
+    ("run --config list.yaml", USAGE, "list.yaml: expected a mapping of options"),
+    ("run --config empty.yaml", USAGE, "empty.yaml: expected a mapping of options"),
+    ("run --config bad.yaml", USAGE, "--config bad.yaml: not YAML"),
+    ("run --config typed.yaml", USAGE, "trials"),
+    ("run --config zero.yaml", USAGE, "input-len"),
+    ("run --model tiny --prequeue --request-rate 5", USAGE, "it cannot go with --request-rate"),
+    ("run --model tiny --dataset prompts.csv", USAGE, "--dataset prompts.csv: expected"),
+    ("run --model tiny --dataset gone.jsonl", INPUT, "--dataset gone.jsonl: No such file"),
+    ("run --model tiny --dataset empty.jsonl", INPUT, "empty.jsonl: no usable prompt"),
+    ("run --model tiny --dataset half.jsonl", INPUT, "half.jsonl:3: "),
+    ("run --model tiny --dataset neither.jsonl", INPUT, "neither.jsonl:1: give either prompt"),
+    ("run --model tiny --dataset both.jsonl", INPUT, "both.jsonl:1: give either prompt"),
+    ("run --model tiny --dataset lengthless.jsonl", USAGE, "give --output-len"),
+    ("run --model tiny --dataset share.json", INPUT, "share.json: not a ShareGPT file"),
+    ("run --model tiny --dataset nobody.json", INPUT, "nobody.json: no usable prompt"),
+    ("run --model tiny --output . --label ..", USAGE, "--label .."),
+    ("run --model tiny --output . --label good", USAGE, "good exists: give another --label"),
+    ("run --model tiny --output . --label runs --force", USAGE, "runs is no run folder"),
+    ("diff --run gone.yaml empty.yaml", INPUT, "--config gone.yaml: No such file"),
+    ("diff --run typed.yaml typed.yaml", USAGE, "trials"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "says"), [*READING, *RUNNING])
+@pytest.mark.usefixtures("bad", "plans")
+def test_a_bad_input_is_told_in_one_or_two_lines(cli, line, code, says):
+    told, out, err = cli(*line.split())
+    assert (told, out) == (code, "")
+    assert err.startswith("schedtrace: ")
+    assert says in err
+    assert 1 <= len(err.splitlines()) <= 2
+
+
+@pytest.mark.usefixtures("bad")
+@pytest.mark.parametrize("line", [one[0] for one in RUNNING])
+def test_a_run_that_cannot_be_made_starts_nothing(cli, plans, line):
+    cli(*line.split())
+    assert plans == []
+
+
+USAGE_ERRORS = [
+    "bogus",
+    "analyze",
+    "analyze good --format xml",
+    "analyze --bogus good",
+    "diff good",
+    "run --trials 0",
+]
+
+
+@pytest.mark.parametrize("line", USAGE_ERRORS)
+@pytest.mark.usefixtures("bad")
+def test_a_wrong_command_line_ends_with_2_and_names_what_is_wrong(cli, line):
+    told, out, err = cli(*line.split())
+    assert (told, out) == (USAGE, "")
+    assert "Error: " in err.splitlines()[-1]

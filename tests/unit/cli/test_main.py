@@ -1,0 +1,75 @@
+import subprocess
+import sys
+
+import pytest
+
+from schedtrace import __version__
+from schedtrace.cli import main as command
+
+HEAVY = ["polars", "vllm", "torch", "scipy", "numpy", "rich", "yaml"]
+ENGINE = ["vllm", "torch", "scipy"]
+
+
+def imported_by(arguments, modules):
+    """Which of ``modules`` a fresh interpreter has imported once the command has ended."""
+    program = (
+        "import sys; from schedtrace.cli.main import main; code = main(sys.argv[2:]); "
+        "print([name for name in sys.argv[1].split() if name in sys.modules], file=sys.stderr); "
+        "sys.exit(code)"
+    )
+    run = [sys.executable, "-c", program, " ".join(modules), *map(str, arguments)]
+    ended = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr.strip()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["analyze", "--help"], ["run", "--help"], ["--version"]])
+def test_help_answers_at_once(arguments):
+    assert imported_by(arguments, HEAVY) == "[]"
+
+
+def test_analyze_needs_no_engine(quiet):
+    assert imported_by(["analyze", quiet], ENGINE) == "[]"
+
+
+def test_the_version_is_the_packages(cli):
+    assert cli("--version") == (0, f"schedtrace {__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["analyze"], ["diff"], ["run"]])
+def test_every_command_explains_itself_on_stdout(cli, arguments):
+    code, out, err = cli(*arguments, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: ")
+    assert {*arguments, "[OPTIONS]"} <= set(out.splitlines()[0].split())
+    assert "--help" in out
+
+
+def test_python_m_schedtrace_is_the_same_command():
+    ended = subprocess.run(
+        [sys.executable, "-m", "schedtrace", "--version"], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, f"schedtrace {__version__}\n")
+
+
+def test_an_interruption_ends_with_130(cli, quiet, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("schedtrace.read.run.find_runs", interrupted)
+    assert cli("analyze", quiet)[:2] == (130, "")
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback(quiet):
+    program = "import sys; from schedtrace.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    run = [sys.executable, "-c", program, "analyze", str(quiet), "--format", "json"]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+def test_the_console_script_exits_with_what_main_returns(monkeypatch):
+    monkeypatch.setattr(command, "main", lambda: 3)
+    with pytest.raises(SystemExit) as end:
+        command.entry()
+    assert end.value.code == 3

@@ -1,0 +1,53 @@
+"""Traces by hand, read back the way ``analyze`` reads them."""
+
+import pytest
+
+from schedtrace.cli.main import main
+from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.view import make_view
+from schedtrace.read.run import read_run
+from schedtrace.read.trace import read_trace
+from tests import makers
+
+
+@pytest.fixture
+def trace_of(tmp_path):
+    """``trace_of(step(0), ..., token_budget=...)``: the trace of these lines, its header as told."""
+
+    def read(*lines, closed=True, tail=b"", **header):
+        path = tmp_path / "engine-0.jsonl"
+        return read_trace(makers.write_trace(path, makers.header(**header), *lines, closed=closed, tail=tail))
+
+    return read
+
+
+@pytest.fixture
+def view_of(trace_of):
+    """The same as the rules see it."""
+    return lambda *lines, **header: make_view(trace_of(*lines, **header))
+
+
+@pytest.fixture
+def found(view_of):
+    """``found("preemption", step(0), ...)``: what this rule finds in these lines."""
+    return lambda code, *lines, **header: RULES[code](view_of(*lines, **header))
+
+
+@pytest.fixture
+def run_of(tmp_path):
+    """``run_of("base", step(0), ..., about=manifest())``: a run read from its folder."""
+    return lambda name, *lines, **told: read_run(makers.run_folder(tmp_path / name, *lines, **told))
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    """``cli("analyze", path)``: the exit code, what went to stdout and what to stderr."""
+
+    def call(*arguments):
+        capsys.readouterr()
+        words = [str(argument) for argument in arguments]
+        monkeypatch.setattr("sys.argv", ["schedtrace", *words])
+        code = main(words)
+        return (int(code), *capsys.readouterr())
+
+    return call

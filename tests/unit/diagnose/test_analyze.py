@@ -1,0 +1,94 @@
+import pytest
+
+from schedtrace.diagnose.analyze import analyze, analyze_run, at_or_above
+from schedtrace.errors import UsageError
+from schedtrace.model.causes import Cause
+from schedtrace.model.report import Severity
+from schedtrace.model.trace import Preemption
+from schedtrace.read.run import read_run
+from tests.makers import arrival, finish, manifest, result, run_folder, step, workload
+
+BLOCKED = step(0, trial=1, got={"a": 1}, waiting=1, waiting_tokens_after=9, ended=Cause.KV_BLOCKS)
+PAUSED = step(1, trial=1, got={"a": 1}, waiting=1, waiting_tokens_after=9, ended=Cause.PAUSED)
+PREEMPTED = step(
+    2, trial=1, prefill_tokens=100, recomputed_tokens=50, preempted=[Preemption("a", 50)], ended=None
+)
+
+
+def test_the_most_severe_finding_comes_first(run_of):
+    report = analyze_run(run_of("r", PAUSED, BLOCKED, PREEMPTED))
+    told = [(finding.severity, finding.code, finding.cause) for finding in report.findings]
+    assert told == [
+        ("critical", "preemption", "kv_blocks"),
+        ("warning", "blocked-budget", "kv_blocks"),
+        ("info", "blocked-budget", "paused"),
+    ]
+
+
+def test_engines_of_a_run_are_reported_one_after_the_other(tmp_path):
+    for rank, tokens in ((0, 100), (1, 300)):
+        done = [finish("a", output_tokens=50)]
+        line = step(0, trial=1, back=500_000, got={"a": tokens}, new="a", arrived=[arrival("a", 0)])
+        told = manifest(trials=[result(1, 2.0)])
+        run_folder(
+            tmp_path,
+            line,
+            step(1, trial=1, start=500_000, finished=done),
+            PREEMPTED,
+            about=told,
+            engine_rank=rank,
+        )
+    report = analyze_run(read_run(tmp_path))
+    assert [(one.engine_rank, one.first_step_tokens) for one in report.trials] == [(0, 100), (1, 300)]
+    assert {one.throughput_from for one in report.trials} == {"trace"}
+    assert [one.engine_rank for one in report.findings] == [0, 1]
+    assert report.config["engines"] == 2
+
+
+def test_what_is_wrong_with_a_trace_and_what_the_recorder_said_is_told(run_of):
+    run = run_of("r", step(0), step(2), notices=["no hook for preemptions"])
+    said = analyze_run(run).problems
+    assert len(said) == 2
+    assert "missing" in said[0]
+    assert said[1].endswith("engine-0.jsonl: no hook for preemptions")
+
+
+@pytest.mark.parametrize(("status", "told"), [("failed", True), ("interrupted", True), ("finished", False)])
+def test_a_run_that_did_not_finish_says_so(run_of, status, told):
+    problems = analyze_run(run_of("r", step(0), about=manifest(status=status, error="boom"))).problems
+    assert [f"{status}: boom" in problem for problem in problems] == [True] * told
+
+
+def test_the_configuration_is_the_headers_and_the_manifests(run_of):
+    bare = analyze_run(run_of("bare", step(0))).config
+    full = analyze_run(run_of("full", step(0), about=manifest(workload=workload(prequeue=True)))).config
+    shared = {"token_budget": 1000, "max_num_running_reqs": 8, "policy": "fcfs", "engines": 1}
+    assert shared.items() <= bare.items() <= full.items()
+    assert "workload" not in bare
+    assert (full["workload"]["prequeue"], full["workload"]["num_prompts"]) == (True, 4)
+
+
+def test_several_runs_are_reported_each_for_itself(run_of):
+    report = analyze([run_of("a", BLOCKED), run_of("b", PAUSED)])
+    assert [run.label for run in report.runs] == ["a", "b"]
+    assert [[finding.cause for finding in run.findings] for run in report.runs] == [["kv_blocks"], ["paused"]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "passing"),
+    [
+        (None, []),
+        ("critical", ["critical"]),
+        ("Warning", ["critical", "warning"]),
+        ("info", ["critical", "warning", "info"]),
+    ],
+)
+def test_a_severity_asked_for_is_passed_by_it_and_by_worse(run_of, asked, passing):
+    report = analyze_run(run_of("r", PAUSED, BLOCKED, PREEMPTED))
+    assert [one.severity for one in report.findings if at_or_above(asked)(one)] == passing
+
+
+def test_a_severity_that_does_not_exist_is_refused_with_those_that_do():
+    with pytest.raises(UsageError) as refused:
+        at_or_above("dire")
+    assert all(name.lower() in str(refused.value) for name in ("dire", *Severity.__members__))

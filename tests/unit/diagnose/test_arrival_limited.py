@@ -1,0 +1,146 @@
+import pytest
+
+from schedtrace.model.causes import Cause
+from tests.makers import BLOCK_SIZE, arrival, step
+
+CODE = "arrival-limited"
+
+
+def late(*arrivals, ended=Cause.QUEUE_EMPTY, got=100, back=1000, **fields):
+    """Step 0 ends at 100 us with ``got`` of 1000 tokens used, its output is back at 1000; 1 takes them in."""
+    first = {"x": got} if got else {}
+    names = [one.request_id for one in arrivals]
+    return [
+        step(0, start=0, took=100, back=back, got=first, new=first, ended=ended, **fields),
+        step(1, start=2000, back=500, got=dict.fromkeys(names, 100), new=names, arrived=list(arrivals)),
+    ]
+
+
+def test_requests_that_came_after_schedule_and_would_have_fitted_are_found_with_exact_figures(found):
+    came_late = arrival("a", came=150, queued=200, prompt_tokens=300)
+    on_its_way = arrival("b", came=50, queued=120, prompt_tokens=200)
+    [finding] = found(CODE, *late(came_late, on_its_way))
+    assert (finding.severity, finding.cause, finding.via) == ("info", "queue_empty", "inferred")
+    assert (finding.count, finding.steps, finding.tokens, finding.trials) == (1, [0], 500, [])
+    told = {name: finding.evidence[name] for name in ("late_requests", "on_their_way", "extra_steps")}
+    assert told == {"late_requests": 2, "on_their_way": 1, "extra_steps": 1}
+    assert (finding.evidence["late_us_min"], finding.evidence["late_us_max"]) == (-50, 50)
+    assert finding.evidence["extra_steps_us"] == 500
+    [example] = finding.evidence["examples"]
+    assert example == {
+        "step": 0,
+        "trial": None,
+        "scheduled_requests": 1,
+        "scheduled_tokens": 100,
+        "remaining_budget": 900,
+        "late_requests": 2,
+        "late_tokens": 500,
+        "late_us_max": 50,
+    }
+
+
+def count_of_late(findings):
+    return sum(finding.evidence["late_requests"] for finding in findings)
+
+
+@pytest.mark.parametrize(("tokens", "late_requests"), [(900, 1), (901, 0)])
+def test_a_late_request_counts_only_if_its_prompt_fits_the_budget_left(found, tokens, late_requests):
+    assert count_of_late(found(CODE, *late(arrival("a", 150, prompt_tokens=tokens)))) == late_requests
+
+
+def test_late_requests_share_the_budget_left_in_the_order_of_the_queue(found):
+    second = arrival("b", came=140, queued=300, prompt_tokens=500)
+    first = arrival("a", came=150, queued=200, prompt_tokens=500)
+    [finding] = found(CODE, *late(second, first))
+    assert (count_of_late([finding]), finding.evidence["late_us_max"]) == (1, 50)
+
+
+def test_nobody_counts_behind_a_request_that_does_not_fit(found):
+    too_long = arrival("a", came=140, queued=200, prompt_tokens=901)
+    assert found(CODE, *late(too_long, arrival("b", came=150, queued=300, prompt_tokens=10))) == []
+
+
+@pytest.mark.parametrize(
+    ("seats", "active", "late_requests"), [(3, None, 2), (2, None, 1), (1, None, 0), (8, 2, 1)]
+)
+def test_late_requests_count_only_while_seats_are_left(found, seats, active, late_requests):
+    told = {"max_num_running_reqs": seats, "scheduler_config": {"max_num_active_seqs": active}}
+    assert count_of_late(found(CODE, *late(arrival("a", 150), arrival("b", 160)), **told)) == late_requests
+
+
+@pytest.mark.parametrize(("tokens", "free", "late_requests"), [(300, 30, 1), (301, 30, 0), (301, None, 1)])
+def test_late_requests_count_only_while_kv_blocks_are_left(found, tokens, free, late_requests):
+    assert BLOCK_SIZE == 10
+    lines = late(arrival("a", 150, prompt_tokens=tokens), kv_blocks_free_after=free)
+    assert count_of_late(found(CODE, *lines)) == late_requests
+
+
+@pytest.mark.parametrize(("came", "late_requests"), [(999, 1), (1001, 0)])
+def test_who_came_after_the_output_was_back_was_not_late(found, came, late_requests):
+    assert count_of_late(found(CODE, *late(arrival("a", came)))) == late_requests
+
+
+def test_who_was_queued_before_schedule_ended_was_not_late(found):
+    assert found(CODE, *late(arrival("a", came=50, queued=99))) == []
+
+
+@pytest.mark.parametrize(
+    "near_miss",
+    [
+        late(arrival("a", 150), ended=Cause.MAX_NUM_SEQS, waiting=1),
+        late(arrival("a", 150), ended=Cause.KV_BLOCKS, waiting=1),
+        late(arrival("a", 150), ended=None),
+        late(arrival("a", 150), got=0),
+        late(arrival("a", 150), got=1000),
+        late(arrival("a", 150), back=None),
+        late(arrival("a", None, queued=150)),
+        late(arrival("a", 150, streaming_update=True)),
+    ],
+    ids=[
+        "somebody waited for a seat",
+        "somebody waited for KV blocks",
+        "why it stopped is unknown",
+        "the step scheduled nothing",
+        "no budget was left",
+        "its output never came back",
+        "when it came is unknown",
+        "it is a part of a running session",
+    ],
+)
+def test_nothing_is_found_when(found, near_miss):
+    assert found(CODE, *near_miss) == []
+
+
+def test_with_two_steps_in_flight_a_late_request_counts_once_at_the_first_to_come_back(found):
+    came = arrival("a", came=350, queued=400)
+    [finding] = found(
+        CODE,
+        step(0, start=0, took=100, back=1000, got={"x": 100}, new="x"),
+        step(1, start=200, took=100, back=1200, got={"x": 1}),
+        step(2, start=1100, took=100, back=1000, got={"x": 1, "a": 100}, new="a", arrived=[came]),
+    )
+    assert (finding.steps, finding.tokens, count_of_late([finding])) == ([0], 100, 1)
+
+
+def test_trials_that_show_it_are_named(found):
+    came = arrival("b", came=20_150, queued=20_200)
+    [finding] = found(
+        CODE,
+        step(0, trial=1, got={"a": 100}, new="a", arrived=[arrival("a", 0, queued=0)]),
+        step(2, trial=2, got={"x": 100}, new="x", arrived=[arrival("x", 15_000)]),
+        step(3, trial=2, got={"x": 1, "b": 100}, new="b", arrived=[came]),
+        trial_ids=True,
+    )
+    assert (finding.trials, finding.steps) == ([2], [2])
+    assert "1 of 2 trials" in finding.message
+
+
+def test_not_yet_arrived_and_refused_are_told_apart_in_one_trace(found):
+    lines = [
+        *late(arrival("a", 150), arrival("b", 160)),
+        step(2, got={"x": 1}, waiting=3, waiting_tokens_after=200, ended=Cause.MAX_NUM_SEQS),
+    ]
+    [not_arrived] = found(CODE, *lines)
+    [refused] = found("blocked-budget", *lines)
+    assert (not_arrived.steps, not_arrived.cause) == ([0], "queue_empty")
+    assert (refused.steps, refused.cause) == ([2], "max_num_seqs")

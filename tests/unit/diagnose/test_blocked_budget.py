@@ -1,0 +1,120 @@
+import re
+
+import pytest
+
+from schedtrace.model.causes import NOT_A_REFUSAL, Cause
+from schedtrace.model.report import MAX_STEPS
+from schedtrace.model.trace import Exit
+from tests.makers import step
+
+CODE = "blocked-budget"
+REFUSALS = [cause for cause in Cause if cause not in {*NOT_A_REFUSAL, Cause.TOKEN_BUDGET}]
+
+
+def refused(number, cause=Cause.KV_BLOCKS, got=100, waiting=2, waiting_tokens=300, **fields):
+    ended = cause if isinstance(cause, Exit) else Exit("waiting", "break", cause, "next")
+    tokens = {"waiting": waiting, "waiting_tokens_after": waiting_tokens, "ended": ended}
+    return step(number, got={"x": got} if got else {}, **tokens, **fields)
+
+
+def test_budget_left_while_requests_waited_is_found_with_exact_figures(found):
+    [finding] = found(
+        CODE,
+        refused(0, got=100, waiting=2, waiting_tokens=300, kv_blocks_free_after=7),
+        refused(1, got=500, waiting=4, waiting_tokens=800, kv_blocks_free_after=3),
+        step(2, got={"x": 1}),
+    )
+    assert (finding.severity, finding.cause, finding.via) == ("warning", "kv_blocks", "inferred")
+    assert (finding.count, finding.steps, finding.trials) == (2, [0, 1], [])
+    assert finding.tokens == 300 + 500
+    assert finding.evidence["mean_budget_left_frac"] == pytest.approx(0.7)
+    assert finding.evidence["mean_waiting"] == 3
+    assert finding.evidence["examples"][0] == {
+        "step": 1,
+        "trial": None,
+        "request_id": "next",
+        "budget_left": 500,
+        "num_waiting_after": 4,
+        "num_running_after": 1,
+        "kv_blocks_free_after": 3,
+        "location": None,
+    }
+    assert "2 steps of 3 " in finding.message
+    assert "70 %" in finding.message
+
+
+@pytest.mark.parametrize("cause", REFUSALS)
+def test_every_refusal_is_a_finding_of_its_own_cause(found, cause):
+    [finding] = found(CODE, refused(0, cause))
+    assert (finding.cause, finding.count) == (cause, 1)
+    assert finding.severity == ("info" if cause is Cause.PAUSED else "warning")
+    assert "{" not in finding.message + finding.advice
+
+
+@pytest.mark.parametrize("cause", sorted({*Cause} - set(REFUSALS)))
+def test_no_budget_and_nobody_eligible_are_no_refusals(found, cause):
+    assert found(CODE, refused(0, cause)) == []
+
+
+def test_several_causes_are_several_findings_most_tokens_first(found):
+    findings = found(
+        CODE,
+        refused(0, Cause.MAX_NUM_SEQS, waiting_tokens=10),
+        refused(1, Cause.KV_BLOCKS, waiting_tokens=50),
+        refused(2, Cause.MAX_NUM_SEQS, waiting_tokens=20),
+    )
+    told = [(one.cause, one.steps, one.tokens) for one in findings]
+    assert told == [("kv_blocks", [1], 50), ("max_num_seqs", [0, 2], 30)]
+
+
+@pytest.mark.parametrize("near_miss", [{"got": 1000}, {"waiting": 0}, {"got": 1000, "waiting": 0}])
+def test_without_budget_left_or_without_anybody_waiting_nothing_is_blocked(found, near_miss):
+    assert found(CODE, refused(0, **near_miss)) == []
+
+
+def test_a_step_that_scheduled_nothing_can_be_blocked(found):
+    [finding] = found(CODE, refused(0, Cause.PAUSED, got=0), step(1))
+    assert (finding.count, finding.evidence["mean_budget_left_frac"]) == (1, 1.0)
+    assert "1 step of 1 " in finding.message
+
+
+def test_unknown_waiting_tokens_do_not_hide_the_finding(found):
+    [finding] = found(CODE, refused(0, waiting_tokens=None), refused(1, waiting_tokens=None))
+    assert (finding.count, finding.steps) == (2, [0, 1])
+
+
+def test_one_inferred_exit_makes_the_whole_finding_inferred(found):
+    exact = Exit("waiting", "break", Cause.KV_BLOCKS, via="source", location="scheduler.py:7")
+    guessed = Exit("waiting", "break", Cause.KV_BLOCKS)
+    [mixed] = found(CODE, refused(0, exact), refused(1, guessed))
+    [pure] = found(CODE, refused(0, exact), refused(1, exact))
+    assert (mixed.via, pure.via) == ("inferred", "source")
+    assert "scheduler.py:7" in pure.evidence["example"]
+
+
+def test_details_are_listed_once(found):
+    free, watermark = (
+        Exit("waiting", "break", Cause.KV_BLOCKS, detail=detail) for detail in ("free", "watermark")
+    )
+    [finding] = found(CODE, refused(0, watermark), refused(1, free), refused(2, free))
+    assert finding.evidence["details"] == ["free", "watermark"]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"), [({}, "max.num.seqs.8"), ({"max_num_active_seqs": 5}, "max.num.active.seqs.5")]
+)
+def test_the_limit_on_seats_is_the_one_that_counts(found, config, says):
+    [finding] = found(CODE, refused(0, Cause.MAX_NUM_SEQS), scheduler_config=config)
+    assert re.search(says, finding.message)
+
+
+def test_the_list_of_steps_ends_where_the_count_goes_on(found):
+    [finding] = found(CODE, *(refused(number) for number in range(MAX_STEPS + 5)))
+    assert finding.steps == list(range(MAX_STEPS))
+    assert finding.count == MAX_STEPS + 5
+
+
+def test_trials_that_show_it_are_counted_against_all(found):
+    [finding] = found(CODE, refused(0, trial=1), step(1, trial=2), refused(2, trial=3))
+    assert finding.trials == [1, 3]
+    assert "2 of 3 trials" in finding.message

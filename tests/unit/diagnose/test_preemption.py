@@ -1,0 +1,70 @@
+import pytest
+
+from schedtrace.model.trace import Preemption
+from tests.makers import step
+
+CODE = "preemption"
+
+
+def test_preemptions_are_counted_with_what_they_threw_away(found):
+    [finding] = found(
+        CODE,
+        step(0, got={"a": 100}, prefill_tokens=1000),
+        step(1, preempted=[Preemption("a", 40, "b", 1), Preemption("c", 60, "b", 1)]),
+        step(2, got={"a": 30}, prefill_tokens=1000, recomputed_tokens=30),
+        step(3, preempted=[Preemption("a", 50, "a", 2)]),
+        step(4, preempted=[Preemption("d", 5)]),
+    )
+    assert (finding.severity, finding.cause, finding.via) == ("warning", "kv_blocks", "recorded")
+    assert (finding.count, finding.steps, finding.tokens) == (4, [1, 3, 4], 155)
+    evidence = finding.evidence
+    assert (evidence["victims"], evidence["recomputed_tokens"], evidence["prefill_tokens"]) == (3, 30, 2000)
+    assert (evidence["for_another_request"], evidence["for_itself"]) == (2, 1)
+    assert [(one["step"], one["lost_tokens"]) for one in evidence["examples"]] == [(1, 60), (3, 50), (1, 40)]
+
+
+def test_who_was_hit_more_than_once_is_named_worst_first(found):
+    hits = ["a", "b", "c", "b", "a", "b"]
+    [finding] = found(CODE, *(step(n, preempted=[Preemption(one, 1)]) for n, one in enumerate(hits)))
+    assert finding.evidence["repeat_victims"] == [
+        {"request_id": "b", "times": 3},
+        {"request_id": "a", "times": 2},
+    ]
+    assert "2 requests were" in finding.message
+    assert "b 3 times" in finding.message
+
+
+def test_nobody_hit_twice_is_not_talked_about(found):
+    [finding] = found(CODE, step(0, preempted=[Preemption("a", 1), Preemption("b", 1)]))
+    assert finding.evidence["repeat_victims"] == []
+    assert "more than once" not in finding.message
+
+
+@pytest.mark.parametrize(("recomputed", "severity"), [(99, "warning"), (100, "critical"), (101, "critical")])
+def test_it_is_critical_from_a_tenth_of_all_prompt_tokens_on(found, recomputed, severity):
+    [finding] = found(
+        CODE, step(0, prefill_tokens=1000, recomputed_tokens=recomputed, preempted=[Preemption("a", 200)])
+    )
+    assert finding.severity == severity
+    assert "10 %" in finding.message
+
+
+def test_a_reset_outside_schedule_is_no_preemption(found):
+    reset = Preemption("a", 40, in_schedule=False)
+    assert found(CODE, step(0, preempted=[reset])) == []
+    [finding] = found(CODE, step(0, preempted=[reset, Preemption("b", 5)]))
+    assert (finding.count, finding.tokens, finding.evidence["victims"]) == (1, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("wanted_by", "says"), [(None, "could not be seen"), ("a", "its own need"), ("b", "for b")]
+)
+def test_the_example_says_for_whom(found, wanted_by, says):
+    [finding] = found(CODE, step(7, trial=2, preempted=[Preemption("a", 40, wanted_by)]))
+    assert says in finding.evidence["example"]
+    assert finding.evidence["example"].startswith("step 7 of trial 2 preempted a ")
+
+
+def test_preemptions_of_the_warm_up_do_not_count(found):
+    warm = step(0, trial=0, preempted=[Preemption("w", 9)], recomputed_tokens=9, prefill_tokens=9)
+    assert found(CODE, warm, step(1, trial=1), trial_ids=True) == []

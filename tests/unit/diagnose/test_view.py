@@ -1,0 +1,95 @@
+import pytest
+
+from schedtrace.diagnose.view import make_view
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Events, Exit, Preemption
+from tests.makers import arrival, finish, manifest, step
+
+WARM_UP_AND_TWO_TRIALS = [
+    step(0),  # before the first request: of no trial
+    step(1, trial=0, got={"w": 5}, new="w", arrived=[arrival("w", 0)], preempted=[Preemption("w", 5)]),
+    step(2, trial=0, finished=[finish("w")]),
+    step(3, trial=1, got={"a": 5}, new="a", arrived=[arrival("a", 1)], preempted=[Preemption("a", 5)]),
+    step(4, trial=2, got={"b": 5}, new="b", arrived=[arrival("b", 2)], finished=[finish("a")]),
+    Events(at_us=9, finished=[finish("b")]),
+]
+
+
+def test_the_warm_up_is_in_no_frame_but_counted(view_of):
+    view = view_of(*WARM_UP_AND_TWO_TRIALS, trial_ids=True)
+    assert view.steps["step"].to_list() == [3, 4]
+    assert view.requests["request_id"].to_list() == ["a", "b"]
+    assert view.arrivals["request_id"].to_list() == ["a", "b"]
+    assert view.preemptions["request_id"].to_list() == ["a"]
+    assert view.warmup_steps == 2
+
+
+def test_a_finish_belongs_to_the_trial_of_its_arrival_not_of_the_step_that_tells_it(view_of):
+    view = view_of(*WARM_UP_AND_TWO_TRIALS, trial_ids=True)
+    assert dict(view.finishes.select("request_id", "trial").rows()) == {"a": 1, "b": 2}
+
+
+def test_what_came_and_went_between_steps_belongs_to_the_trial_of_its_line(view_of):
+    lines = [
+        Events(at_us=1, trial=0, arrived=[arrival("w", 0)]),
+        Events(at_us=2, trial=1, arrived=[arrival("a", 1)]),
+        step(0, trial=1, got={"a": 5}, new="a"),
+        Events(at_us=9, trial=2, finished=[finish("w"), finish("a")]),
+    ]
+    view = view_of(*lines, trial_ids=True)
+    assert view.arrivals.select("request_id", "trial").rows() == [("a", 1)]
+    assert view.finishes.select("request_id", "trial").rows() == [("a", 1)]
+
+
+def test_trials_come_in_their_order(view_of):
+    assert view_of(*WARM_UP_AND_TWO_TRIALS, trial_ids=True).trials() == [1, 2]
+
+
+def test_a_trace_without_trials_is_one_trial_of_everything(view_of):
+    view = view_of(step(0), step(1, got={"a": 5}))
+    assert (view.trials(), view.warmup_steps) == ([None], 0)
+    assert view.of_trial(view.steps, None).height == 2
+
+
+def test_of_trial_keeps_one_trial(view_of):
+    view = view_of(*WARM_UP_AND_TWO_TRIALS, trial_ids=True)
+    assert view.of_trial(view.steps, 2)["step"].to_list() == [4]
+
+
+def test_steps_tell_when_schedule_returned_and_what_was_used(view_of):
+    row = view_of(step(3, start=500, took=70, got={"a": 250, "b": 50})).steps.row(0, named=True)
+    assert (row["end_us"], row["used_tokens"]) == (570, 300)
+
+
+def test_the_last_exit_of_the_waiting_loop_is_the_one_that_ended_it(view_of):
+    exits = [
+        Exit("waiting", "continue", Cause.GRAMMAR_PENDING, "g"),
+        Exit("waiting", "break", Cause.KV_BLOCKS, "k", 7, "free", location="scheduler.py:7", via="source"),
+        Exit("running", "continue", Cause.NO_NEW_TOKENS, "r"),
+    ]
+    row = view_of(step(0, exits=exits)).steps.row(0, named=True)
+    told = {name: row[f"waiting_{name}"] for name in ("cause", "request", "detail", "location", "via")}
+    assert told == {
+        "cause": "kv_blocks",
+        "request": "k",
+        "detail": "free",
+        "location": "scheduler.py:7",
+        "via": "source",
+    }
+
+
+def test_a_step_without_an_exit_of_the_waiting_loop_has_no_cause(view_of):
+    running = Exit("running", "continue", Cause.NO_NEW_TOKENS, "r")
+    view = view_of(step(0, exits=[running]), step(1, ended=None), step(2, ended=Cause.PAUSED))
+    assert view.steps["waiting_cause"].to_list() == [None, None, "paused"]
+
+
+@pytest.mark.parametrize(("front_end", "closed"), [("LLMEngine", True), ("AsyncLLM", False), (None, False)])
+def test_a_workload_is_closed_if_the_offline_front_end_hands_it_over(trace_of, front_end, closed):
+    trace = trace_of(step(0))
+    assert make_view(trace, manifest(front_end=front_end)).closed_workload is closed
+    assert make_view(trace).closed_workload is False
+
+
+def test_the_rank_is_the_headers(view_of):
+    assert view_of(engine_rank=3).rank == 3

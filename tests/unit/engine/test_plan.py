@@ -1,0 +1,116 @@
+import pytest
+
+from schedtrace.engine import plan
+from schedtrace.engine.plan import Plan, both_fit, check, make_folder
+from schedtrace.engine.spec import RunSpec
+from schedtrace.errors import SchedtraceError, UsageError
+from schedtrace.model.manifest import read_manifest
+from tests.makers import manifest, run_folder, step
+
+
+def spec(*engine_args, **fields):
+    return RunSpec(engine_args=["--model", "tiny", *engine_args], **fields)
+
+
+def test_a_new_folder_is_made_with_its_parents(tmp_path):
+    folder = make_folder(tmp_path / "a" / "b", "run", force=False)
+    assert (folder, folder.is_dir()) == (tmp_path / "a" / "b" / "run", True)
+
+
+def test_an_empty_folder_is_taken_as_it_is(tmp_path):
+    (tmp_path / "run").mkdir()
+    assert make_folder(tmp_path, "run", force=False) == tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("label", "name"), [("a b/c", "a_b_c"), ("x=1,y=2", "x=1_y=2"), ("v1.2+k-_", "v1.2+k-_"), ("ü", "ü")]
+)
+def test_a_label_becomes_one_folder_name(tmp_path, label, name):
+    assert make_folder(tmp_path, label, force=False) == tmp_path / name
+
+
+def test_a_folder_with_something_in_it_is_refused_without_force(tmp_path):
+    run_folder(tmp_path / "run", step(0))
+    with pytest.raises(UsageError, match=r"run exists: .*--force"):
+        make_folder(tmp_path, "run", force=False)
+    assert (tmp_path / "run" / "engine-0.jsonl").exists()
+
+
+def test_force_empties_a_run_folder(tmp_path):
+    run_folder(tmp_path / "run", step(0), about=manifest())
+    (tmp_path / "run" / "vllm.log").touch()
+    assert list(make_folder(tmp_path, "run", force=True).iterdir()) == []
+
+
+def test_force_takes_a_run_that_recorded_nothing_for_a_run(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
+    assert list(make_folder(tmp_path, "run", force=True).iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "engine.jsonl", "run.json.bak"])
+def test_force_never_empties_a_folder_that_is_no_run(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("precious")
+    with pytest.raises(UsageError, match="run is no run folder"):
+        make_folder(tmp_path, "run", force=True)
+    assert (tmp_path / "run" / name).read_text() == "precious"
+
+
+def test_force_never_empties_a_folder_of_runs(tmp_path):
+    run_folder(tmp_path / "logs" / "one", step(0))
+    with pytest.raises(UsageError, match="logs is no run folder"):
+        make_folder(tmp_path, "logs", force=True)
+    assert (tmp_path / "logs" / "one" / "engine-0.jsonl").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be made"):
+        make_folder(tmp_path / "file", "run", force=False)
+
+
+def test_a_plan_begins_as_a_manifest_of_its_own(tmp_path):
+    plan = Plan(spec(trials=3), tmp_path, "x", ["schedtrace", "run"])
+    plan.save("failed", "no memory")
+    told = read_manifest(tmp_path)
+    assert (told.status, told.error, told.label) == ("failed", "no memory", "x")
+    assert (told.command, told.trials_asked, told.trials) == (["schedtrace", "run"], 3, [])
+
+
+def test_a_sound_spec_passes_the_check():
+    assert check(spec(prequeue=True)) is None
+    assert check(spec(request_rate=5.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (RunSpec(engine_args=["--seed", "0"]), "no model given"),
+        (spec(prequeue=True, request_rate=5.0), "--prequeue"),
+        (spec(dataset="x.csv"), "x.csv"),
+        (spec(dataset="gone.jsonl"), "gone.jsonl"),
+    ],
+)
+def test_what_cannot_work_is_found_before_anything_is_started(run, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SchedtraceError, match=says):
+        check(run)
+
+
+@pytest.mark.parametrize(
+    ("shares", "fit"),
+    [
+        ([[], []], False),
+        ([["--gpu-memory-utilization", "0.4"], ["--gpu-memory-utilization=0.5"]], True),
+        ([["--gpu-memory-utilization", "0.4"], []], False),
+        ([["--gpu_memory_utilization", "0.4"], ["--gpu-memory-utilization", "0.6"]], False),
+        ([["--gpu-memory-utilization", "half"], ["--gpu-memory-utilization", "0.04"]], False),
+    ],
+)
+def test_on_a_gpu_both_engines_fit_if_their_shares_do(tmp_path, monkeypatch, shares, fit):
+    plans = [Plan(spec(*arguments), tmp_path, "x", []) for arguments in shares]
+    monkeypatch.setattr(plan, "is_cpu_build", lambda: False)
+    assert both_fit(plans) is fit
+    monkeypatch.setattr(plan, "is_cpu_build", lambda: True)
+    assert both_fit(plans) is True

@@ -1,0 +1,54 @@
+import pytest
+
+from schedtrace.engine.supervise import log_tail, model_is_local, model_of, option_of, root_cause
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ([], None),
+        (["--model", "a"], "a"),
+        (["--model=a"], "a"),
+        (["--model", "a", "--seed", "0", "--model", "b"], "b"),
+        (["--model-impl", "a"], None),
+        (["--model"], None),
+        (["--model=a=b"], "a=b"),
+    ],
+)
+def test_the_model_is_the_last_one_given(arguments, value):
+    assert model_of(arguments) == value
+
+
+@pytest.mark.parametrize("written", ["--max-num-seqs", "--max_num_seqs"])
+def test_an_option_may_be_written_with_dashes_or_underscores(written):
+    assert option_of([written, "4"], "--max-num-seqs") == "4"
+    assert option_of([f"{written}=4"], "--max-num-seqs") == "4"
+
+
+def test_a_model_is_local_if_it_and_its_tokenizer_are_in_a_folder(tmp_path):
+    assert model_is_local(["--model", str(tmp_path)])
+    assert not model_is_local(["--model", str(tmp_path), "--tokenizer", "org/other"])
+    assert not model_is_local(["--model", "org/tiny"])
+    assert not model_is_local([])
+
+
+TOLD = "(EngineCore_DP0 pid=7) ERROR core.py: ValueError: too few blocks"
+AFTER = "RuntimeError: Engine core initialization failed. See root cause above."
+
+
+def test_the_tail_of_a_log_is_its_last_telling_lines_indented():
+    log = ["one", "", "two", "[shutdown] bye", "x" * 300]
+    assert log_tail(log, 2) == f"  | two\n  | {'x' * 200}\n"
+    assert log_tail([]) == ""
+
+
+def test_the_root_cause_is_what_the_engine_core_said_not_the_front_end():
+    assert root_cause(["start", TOLD, f"(EngineCore_DP0 pid=7) {AFTER}", AFTER]) == (
+        "ValueError: too few blocks",
+        1,
+    )
+    assert root_cause(["start", AFTER]) is None
+
+
+def test_the_tail_of_a_log_ends_with_the_root_cause():
+    assert log_tail(["start", TOLD, "Traceback", AFTER], 2) == f"  | start\n  | {TOLD}\n"

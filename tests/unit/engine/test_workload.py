@@ -1,0 +1,131 @@
+import json
+
+import pytest
+
+from schedtrace.engine.spec import RunSpec
+from schedtrace.engine.workload import DEFAULT_RANDOM_OUTPUT_LEN, DEFAULT_RANDOM_PROMPTS, Prompt, load_prompts
+from schedtrace.errors import InputError, UsageError
+
+
+def prompts(**fields):
+    return load_prompts(RunSpec(engine_args=[], **fields))
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """``dataset("x.jsonl", "...")``: the path of a file with this text."""
+
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    return write
+
+
+def test_random_prompts_have_the_lengths_asked_for():
+    assert prompts(input_len=64, output_len=8, num_prompts=3) == [Prompt(input_len=64, output_len=8)] * 3
+
+
+def test_random_defaults_are_those_of_vllms_benchmark():
+    made = prompts()
+    assert (len(made), made[0]) == (1000, Prompt(input_len=1024, output_len=128))
+    assert (DEFAULT_RANDOM_PROMPTS, DEFAULT_RANDOM_OUTPUT_LEN) == (1000, 128)
+
+
+def test_random_lengths_are_the_same_for_the_same_seed_only():
+    varied = {"input_len": 100, "output_len": 50, "range_ratio": 0.5, "num_prompts": 50}
+    assert prompts(seed=1, **varied) == prompts(seed=1, **varied)
+    assert prompts(seed=1, **varied) != prompts(seed=2, **varied)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "inputs", "outputs"),
+    [(0.0, (100, 100), (10, 10)), (0.5, (50, 150), (5, 15)), (1.0, (1, 200), (1, 20))],
+)
+def test_random_lengths_reach_both_ends_of_their_range_and_never_leave_it(ratio, inputs, outputs):
+    made = prompts(input_len=100, output_len=10, range_ratio=ratio, num_prompts=3000)
+    for lengths, ends in (([p.input_len for p in made], inputs), ([p.output_len for p in made], outputs)):
+        assert (min(lengths), max(lengths)) == ends
+
+
+def test_more_random_prompts_begin_with_the_same_ones():
+    varied = {"input_len": 100, "range_ratio": 0.5}
+    assert prompts(num_prompts=20, **varied)[:5] == prompts(num_prompts=5, **varied)
+
+
+ROWS = '{"prompt": "hi", "output_len": 3}\n\n{"input_len": 7, "output_len": 4, "priority": 2}\n'
+
+
+def test_jsonl_rows_are_texts_or_lengths(dataset):
+    assert prompts(dataset=dataset("x.jsonl", ROWS)) == [
+        Prompt(text="hi", output_len=3),
+        Prompt(input_len=7, output_len=4, priority=2),
+    ]
+
+
+def test_output_len_given_replaces_the_data_sets_own(dataset):
+    made = prompts(dataset=dataset("x.jsonl", ROWS + '{"prompt": "no length"}\n'), output_len=9)
+    assert [prompt.output_len for prompt in made] == [9, 9, 9]
+
+
+@pytest.mark.parametrize(("count", "texts"), [(1, "a"), (2, "ab"), (5, "ababa")])
+def test_the_data_set_is_cut_or_repeated_to_the_number_asked_for(dataset, count, texts):
+    rows = "".join(f'{{"prompt": "{text}", "output_len": 1}}\n' for text in "ab")
+    made = prompts(dataset=dataset("x.jsonl", rows), num_prompts=count)
+    assert "".join(prompt.text for prompt in made) == texts
+
+
+def conversation(*turns):
+    return {"conversations": [{"from": "x", "value": turn} for turn in turns]}
+
+
+def test_sharegpt_takes_the_first_question_and_answer_of_each_conversation(dataset):
+    content = [conversation("q", "a", "q2", "a2"), conversation("alone"), {"id": 1}, conversation("p", "b")]
+    made = prompts(dataset=dataset("x.json", json.dumps(content)))
+    assert made == [Prompt(text="q", completion="a"), Prompt(text="p", completion="b")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.jsonl", ROWS + "{", r"x\.jsonl:4: "),
+        ("x.jsonl", '{"prompt": 5}', r"x\.jsonl:1: .*prompt"),
+        ("x.jsonl", '{"input_len": "5"}', r"x\.jsonl:1: .*input_len"),
+        ("x.jsonl", "[1]", r"x\.jsonl:1: "),
+        ("x.jsonl", b"\xff\xfe", r"x\.jsonl:1: "),
+        ("x.jsonl", "{}", r"x\.jsonl:1: give either prompt"),
+        ("x.jsonl", '{"prompt": "a", "input_len": 1}', r"x\.jsonl:1: give either prompt"),
+        ("x.jsonl", "\n\n", "no usable prompt"),
+        ("x.json", "[", "not a ShareGPT file"),
+        ("x.json", "", "not a ShareGPT file"),
+        ("x.json", b"\xff\xfe\xff", "not a ShareGPT file"),
+        ("x.json", "5", "not a ShareGPT file"),
+        ("x.json", "[1]", "not a ShareGPT file"),
+        ("x.json", '["text"]', "not a ShareGPT file"),
+        ("x.json", '{"conversations": []}', "not a ShareGPT file"),
+        ("x.json", '[{"conversations": [{"text": "q"}, {"text": "a"}]}]', "not a ShareGPT file"),
+        ("x.json", "[]", "no usable prompt"),
+        ("x.json", json.dumps([conversation("alone")]), "no usable prompt"),
+    ],
+)
+def test_a_broken_data_set_is_refused_with_its_path(dataset, name, content, says):
+    path = dataset(name, content)
+    with pytest.raises(InputError, match=says) as refused:
+        prompts(dataset=path)
+    assert str(refused.value).startswith(path)
+
+
+def test_a_missing_data_set_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"--dataset .*gone\.json: No such file"):
+        prompts(dataset=str(tmp_path / "gone.json"))
+
+
+def test_a_data_set_of_no_known_kind_is_refused():
+    with pytest.raises(UsageError, match="expected 'random', a ShareGPT"):
+        prompts(dataset="ShareGPT")
+
+
+def test_without_a_length_anywhere_it_has_to_be_given(dataset):
+    with pytest.raises(UsageError, match="--output-len"):
+        prompts(dataset=dataset("x.jsonl", '{"prompt": "a"}'))

@@ -1,0 +1,43 @@
+import pytest
+
+from schedtrace.model.redact import HIDDEN, hide_secrets, is_secret, vllm_environment, without_secrets
+
+
+@pytest.mark.parametrize(
+    "name", ["--hf-token", "--api-key", "api_keys", "VLLM_API_KEY", "aws_secret_access_key", "password"]
+)
+def test_keys_tokens_and_passwords_are_secrets(name):
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["--tokenizer", "--max-num-batched-tokens", "eos_token_id", "bos_token", "token_budget", "--seed"]
+)
+def test_tokens_of_text_are_no_secrets(name):
+    assert not is_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["--api-key", "x", "--seed", "0"], ["--api-key", HIDDEN, "--seed", "0"]),
+        (["--api-key=x=y", "run"], [f"--api-key={HIDDEN}", "run"]),
+        (["--api-key", "x", "y", "--seed", "0"], ["--api-key", HIDDEN, HIDDEN, "--seed", "0"]),
+        (["run", "--model", "m"], ["run", "--model", "m"]),
+        (["--hf-token"], ["--hf-token"]),
+    ],
+)
+def test_a_command_line_keeps_everything_but_the_values_of_secrets(command, shown):
+    assert without_secrets(command) == shown
+
+
+def test_settings_that_are_not_set_stay_so():
+    given = {"hf_token": None, "api_key": "x", "seed": 0, "password": ""}
+    assert hide_secrets(given) == {"hf_token": None, "api_key": HIDDEN, "seed": 0, "password": ""}
+
+
+def test_only_variables_of_vllm_and_schedtrace_are_kept(monkeypatch):
+    monkeypatch.setattr(
+        "os.environ", {"VLLM_API_KEY": "x", "VLLM_B": "1", "HOME": "h", "SCHEDTRACE_DIR": "d"}
+    )
+    assert vllm_environment() == {"SCHEDTRACE_DIR": "d", "VLLM_API_KEY": HIDDEN, "VLLM_B": "1"}

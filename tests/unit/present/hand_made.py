@@ -1,0 +1,120 @@
+"""Runs made by hand for the golden files: everything that ``analyze`` and ``diff`` can show, in few steps."""
+
+from pathlib import Path
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import AnyLine, Events, Exit, Preemption
+from tests.makers import arrival, finish, manifest, result, run_folder, step, workload
+
+MS = 1000
+
+
+def ran(name: str, came: int, first: int, last: int):
+    """A request that came at ``came`` and had its first and last of 10 tokens at these times."""
+    return finish(name, arrived_us=came, first_token_us=first, last_token_us=last)
+
+
+def trial(number: int, first: int, *, blocked: bool) -> list[AnyLine]:
+    """Four steps from step ``first`` on, for four requests, two of which come late."""
+    at = 100 * MS * number
+    a, b, c, d = (f"t{number}-{n}" for n in range(4))
+    came = [arrival(name, at - 100, at - 50) for name in (a, b)]
+    late = [arrival(name, at + 5 * MS, at + 6 * MS, prompt_tokens=200) for name in (c, d)]
+    refused = Exit("waiting", "break", Cause.KV_BLOCKS, d, 798, via="source", location="scheduler.py:1001")
+    held = {"waiting": 1, "waiting_tokens_after": 200, "ended": refused, "kv_blocks_free_after": 3}
+    return [
+        step(
+            first,
+            trial=number,
+            start=at,
+            back=10 * MS,
+            got={a: 100, b: 100},
+            new=[a, b],
+            arrived=came,
+            kv_blocks_free_after=80,
+            prefill_tokens=200,
+        ),
+        step(
+            first + 1,
+            trial=number,
+            start=at + 11 * MS,
+            back=12 * MS,
+            got={a: 1, b: 1, c: 200} if blocked else {a: 1, b: 1, c: 200, d: 200},
+            new=[c] if blocked else [c, d],
+            arrived=late,
+            prefill_tokens=200,
+            **(held if blocked else {}),
+        ),
+        step(
+            first + 2,
+            trial=number,
+            start=at + 24 * MS,
+            back=4 * MS,
+            got={a: 1, b: 1, d: 200} if blocked else {a: 1, b: 1, c: 1, d: 1},
+            new=[d] if blocked else [],
+            preempted=[Preemption(c, 200, d, 1)] if blocked else [],
+            prefill_tokens=200 if blocked else 0,
+        ),
+        step(
+            first + 3,
+            trial=number,
+            start=at + 29 * MS,
+            back=11 * MS,
+            got={c: 201} if blocked else {c: 1, d: 1},
+            resumed=[c] if blocked else [],
+            prefill_tokens=200 if blocked else 0,
+            recomputed_tokens=200 if blocked else 0,
+            finished=[ran(name, at - 100, at + 10 * MS, at + 28 * MS) for name in (a, b)],
+        ),
+        Events(
+            at_us=at + 50 * MS,
+            finished=[ran(name, at + 5 * MS, at + 23 * MS, at + 40 * MS) for name in (c, d)],
+        ),
+    ]
+
+
+def warm_up() -> list[AnyLine]:
+    come = [arrival("t0-0", 0, 0)]
+    return [
+        step(0, trial=0, got={"t0-0": 100}, new=["t0-0"], arrived=come),
+        step(1, trial=0, got={"t0-0": 1}),
+    ]
+
+
+def about(label: str, **engine: int):
+    return manifest(
+        label=label,
+        engine_args_given=engine,
+        config_resolved={"scheduler_config": {"max_num_seqs": 8}, "cache_config": engine},
+        workload=workload(warmup_requests=1),
+        trials=[result(1, 0.050), result(2, 0.040 if engine else 0.048)],
+    )
+
+
+def small_kv(folder: Path) -> Path:
+    """Two trials of requests that come late, are refused and preempted; then it was interrupted."""
+    lines = [*warm_up(), *trial(1, 2, blocked=True), *trial(2, 6, blocked=True)]
+    told = about("small-kv", num_gpu_blocks_override=40)
+    told.status = "interrupted"
+    return run_folder(
+        folder,
+        *lines,
+        about=told,
+        trial_ids=True,
+        exits_via="source",
+    )
+
+
+def enough(folder: Path) -> Path:
+    """The same requests where nobody is refused."""
+    lines = [*warm_up(), *trial(1, 2, blocked=False), *trial(2, 6, blocked=False)]
+    return run_folder(folder, *lines, about=about("enough"), trial_ids=True, kv_blocks_total=200)
+
+
+def two_bare_engines(folder: Path) -> Path:
+    """Attached to a server: no manifest, no trials, nothing to find, and a notice of the recorder."""
+    for rank in (0, 1):
+        got = {"a": 400, "b": 300}
+        lines = [step(0, got=got, new="ab"), step(1, got={"a": 1, "b": 1}), step(2)]
+        run_folder(folder, *lines, engine_rank=rank, notices=["no hook for preemptions"])
+    return folder

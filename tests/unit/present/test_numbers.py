@@ -1,0 +1,85 @@
+import pytest
+
+from schedtrace.present.numbers import BARS, bar, integer, number, percent, series
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (999, "999"),
+        (1234, "1,234"),
+        (1_234_567, "1,234,567"),
+        (2.4, "2"),
+        (-1500, "-1,500"),
+    ],
+)
+def test_integers_have_thousands_separated(value, text):
+    assert integer(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (5.0, "5"),
+        (0.42, "0.42"),
+        (9.876, "9.88"),
+        (12.34, "12.3"),
+        (99.94, "99.9"),
+        (123.4, "123"),
+        (1234.5, "1,234"),
+        (-3.456, "-3.46"),
+        (1000.0, "1,000"),
+    ],
+)
+def test_numbers_have_three_digits_that_matter(value, text):
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [
+        (None, "-"),
+        (0, "0 %"),
+        (0.0001, "<1 %"),
+        (0.0049, "<1 %"),
+        (0.006, "1 %"),
+        (0.125, "12 %"),
+        (0.994, "99 %"),
+        (0.996, ">99 %"),
+        (0.9999, ">99 %"),
+        (1, "100 %"),
+    ],
+)
+def test_what_is_not_quite_nothing_or_all_is_not_rounded_to_it(fraction, text):
+    assert percent(fraction) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"), [(0.1234, "+12.3 %"), (-0.5, "-50.0 %"), (0, "+0.0 %"), (None, "-")]
+)
+def test_changes_carry_their_sign(fraction, text):
+    assert percent(fraction, signed=True) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "height"), [(-0.1, 0), (0, 0), (1e-9, 1), (0.125, 1), (0.5, 4), (0.99, 8), (1, 8), (1.5, 8)]
+)
+def test_bars_are_as_high_as_the_fraction_and_anything_above_nothing_shows(fraction, height):
+    assert bar(fraction) == BARS[height]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([], ""),
+        ([1, 15], "1, 15"),
+        ([1] * 6, "1, 1, 1, 1, 1, 1"),
+        ([1024] * 7, "1,024, 1,024, 1,024, 1,024, 1,024, 1,024 ... (7)"),
+    ],
+)
+def test_a_long_series_is_cut_and_tells_its_length(values, text):
+    assert series(values) == text

@@ -1,0 +1,128 @@
+import pytest
+
+from schedtrace.errors import ExitCode, InputError
+from schedtrace.model.trace import End, Events, Output
+from schedtrace.read.trace import Problems, read_trace
+from tests.makers import arrival, encoded, finish, header, step, write_trace
+
+STEP = encoded(step(1, got={"a": 5}))
+GARBAGE = {
+    "bytes that are no text": b"\xff\xfe\x00\x81",
+    "zeros, as after a power failure": b"\x00" * 64,
+    "half a step": STEP[:40],
+    "two steps run into each other": STEP[:40] + STEP,
+    "no JSON at all": b"Traceback (most recent call last):",
+    "a JSON list": b"[1, 2]",
+    "a JSON number": b"7",
+    "null": b"null",
+    "an object without a type": b'{"step": 1}',
+    "a line of an unknown type": b'{"type": "telemetry"}',
+    "brackets without end": b"[" * 50_000,
+    "a step with a text for a number": STEP.replace(b'"step":1', b'"step":"one"'),
+    "a step with a text in an optional field": STEP.replace(b'"exits"', b'"num_resumed":"x","exits"'),
+    "a step with null for its number": STEP.replace(b'"step":1', b'"step":null'),
+    "a step whose requests are no list": STEP.replace(b'"requests":[', b'"requests":5,"x":['),
+    "a step in a broken encoding": STEP.replace(b'"a"', b'"\xff"'),
+    "a notice in a broken encoding": b'{"type":"notice","at_us":1,"message":"\xff"}',
+    "an output without its time": b'{"type":"output","step":1}',
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+def test_a_garbled_line_is_dropped_and_named_and_the_others_stay(trace_of, garbage):
+    trace = trace_of(step(0), garbage, step(2))
+    assert trace.problems.garbled_lines == [3]
+    assert trace.steps["step"].to_list() == [0, 2]
+
+
+def test_several_garbled_lines_are_counted_with_their_numbers_in_order(trace_of):
+    half = STEP[:40]
+    trace = trace_of(half, step(0), b"x", b"y", step(1), half, b"z", b"")
+    assert trace.problems.garbled_lines == [2, 4, 5, 7, 8]
+    [said] = trace.problems.sentences(trace.path)
+    assert "5 lines" in said
+    assert "2, 4, 5, 7, 8)" in said
+
+
+def test_no_more_than_five_line_numbers_are_said(trace_of):
+    [said] = (trace := trace_of(*[b"x"] * 6)).problems.sentences(trace.path)
+    assert "6 lines" in said
+    assert "2, 3, 4, 5, 6, ...)" in said
+
+
+def test_the_last_line_cut_off_is_dropped_and_told(trace_of):
+    trace = trace_of(step(0), closed=False, tail=STEP[:60])
+    assert trace.steps["step"].to_list() == [0]
+    assert (trace.problems.truncated, trace.problems.garbled_lines) == (True, [])
+    assert "cut off" in trace.problems.sentences(trace.path)[0]
+
+
+def test_even_a_whole_line_without_its_newline_counts_as_cut_off(trace_of):
+    trace = trace_of(step(0), closed=False, tail=STEP)
+    assert (trace.problems.truncated, trace.steps.height) == (True, 1)
+
+
+def test_a_trace_without_an_end_line_is_unclosed(trace_of):
+    trace = trace_of(step(0), closed=False)
+    assert trace.problems == Problems(unclosed=True)
+    assert "not closed" in trace.problems.sentences(trace.path)[0]
+
+
+def test_an_unclosed_trace_counts_the_requests_whose_end_is_missing(trace_of):
+    lines = [step(0, arrived=[arrival("a", 0), arrival("b", 1)]), step(1, finished=[finish("a")])]
+    more = Events(at_us=9, arrived=[arrival("c", 5), arrival("c", 6, streaming_update=True)])
+    assert trace_of(*lines, more, closed=False).problems.unfinished_requests == 2
+    assert trace_of(*lines, more).problems.unfinished_requests == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "missing"),
+    [
+        ([step(0), step(3), step(4)], 2),
+        ([step(1), step(2)], 1),
+        ([step(0), step(1), End(at_us=0, steps=5, dropped_steps=3)], 3),
+        ([step(0), step(1), End(at_us=0, steps=2)], 0),
+    ],
+)
+def test_steps_that_the_numbering_or_the_end_line_tells_of_are_counted_as_missing(trace_of, lines, missing):
+    trace = trace_of(*lines, closed=False)
+    assert trace.problems.missing_steps == missing
+
+
+def test_an_output_line_of_a_step_that_was_lost_changes_nothing(trace_of):
+    steps = trace_of(step(0), Output(step=9, output_us=5, update_us=1, output_tokens=1)).steps
+    assert steps.select("step", "output_us").rows() == [(0, 1000)]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty"),
+        (b"\n \n", "empty"),
+        (b"hello\nworld\n", ":1: not a schedtrace trace"),
+        (STEP + b"\n", ":1: not a schedtrace trace"),
+        (b"[1]\n", ":1: not a schedtrace trace"),
+        (b"\xff\xfe\n", ":1: not a schedtrace trace"),
+        (b'{"type":"header","schema_version":1}\n', ":1: broken header"),
+        (encoded(header()).replace(b'"pid":1', b'"pid":"x"') + b"\n", "$.pid"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_with_its_place(tmp_path, content, says):
+    path = tmp_path / "engine-0.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as refused:
+        read_trace(path)
+    assert str(refused.value).startswith(str(path))
+    assert says in str(refused.value)
+    assert refused.value.exit_code is ExitCode.INPUT
+
+
+def test_a_newer_schema_is_refused_with_both_versions_and_what_to_do(tmp_path):
+    path = write_trace(tmp_path / "t.jsonl", header(schema_version=2, schedtrace_version="9.0"))
+    with pytest.raises(InputError, match=r":1: schema version 2.*schedtrace 9\.0.*up to 1: upgrade"):
+        read_trace(path)
+
+
+def test_a_missing_file_is_an_input_error(tmp_path):
+    with pytest.raises(InputError, match=r"gone\.jsonl: cannot be read \(No such file"):
+        read_trace(tmp_path / "gone.jsonl")

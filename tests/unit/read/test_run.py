@@ -1,0 +1,90 @@
+import pytest
+
+from schedtrace.errors import InputError
+from schedtrace.model.manifest import FILE_NAME
+from schedtrace.read.run import find_runs, read_run
+from tests.makers import header, manifest, run_folder, step, write_trace
+
+
+def test_a_run_folder_is_one_run_with_its_manifest(tmp_path):
+    folder = run_folder(tmp_path / "kv", step(0), about=manifest(label="small KV"))
+    assert find_runs([folder]) == [folder]
+    run = read_run(folder)
+    assert (run.label, run.manifest.status, len(run.traces)) == ("small KV", "finished", 1)
+
+
+def test_without_a_manifest_the_folder_names_the_run(tmp_path):
+    run = read_run(run_folder(tmp_path / "kv", step(0)))
+    assert (run.label, run.manifest) == ("kv", None)
+
+
+def test_a_folder_of_runs_stands_for_all_of_them_in_the_order_of_their_names(tmp_path):
+    runs = [run_folder(tmp_path / name, step(0)) for name in ("b", "a")]
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    assert find_runs([tmp_path]) == [runs[1], runs[0]]
+
+
+def test_a_run_named_twice_is_one_run(tmp_path):
+    folder = run_folder(tmp_path / "a", step(0))
+    assert find_runs([folder, tmp_path, folder]) == [folder]
+
+
+def test_a_trace_file_is_a_run_of_its_own_with_the_manifest_beside_it(tmp_path):
+    folder = run_folder(tmp_path / "a", step(0), about=manifest(label="named"))
+    run_folder(folder, step(0), engine_rank=1)
+    run = read_run(folder / "engine-1.jsonl")
+    assert (run.label, [trace.header.engine_rank for trace in run.traces]) == ("named", [1])
+
+
+def test_engines_come_in_the_order_of_their_ranks_not_of_their_names(tmp_path):
+    for rank in (10, 2, 0):
+        run_folder(tmp_path, step(0), engine_rank=rank)
+    assert [trace.header.engine_rank for trace in read_run(tmp_path).traces] == [0, 2, 10]
+
+
+def test_a_missing_path_is_refused(tmp_path):
+    with pytest.raises(InputError, match="gone: no such file or folder"):
+        find_runs([tmp_path / "gone"])
+
+
+def test_a_folder_without_traces_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no traces in it; expected engine-\*\.jsonl"):
+        find_runs([tmp_path])
+
+
+def test_a_manifest_without_a_trace_says_how_the_run_failed(tmp_path):
+    (tmp_path / FILE_NAME).write_text(
+        '{"schedtrace_version":"0","status":"failed","started_at":"","error":"out of memory"}'
+    )
+    assert find_runs([tmp_path]) == [tmp_path]
+    with pytest.raises(InputError, match=r"no trace in this run \(run failed: out of memory\)"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"status":"finished"}', b"\xff\xff"])
+def test_a_broken_manifest_is_refused_with_its_path(tmp_path, broken):
+    run_folder(tmp_path, step(0))
+    (tmp_path / FILE_NAME).write_bytes(broken)
+    with pytest.raises(InputError, match=r"run\.json: not a manifest of a schedtrace run"):
+        read_run(tmp_path)
+
+
+def test_a_newer_manifest_is_refused_with_what_to_do(tmp_path):
+    run_folder(tmp_path, step(0), about=manifest(schema_version=2, schedtrace_version="9.0"))
+    with pytest.raises(InputError, match=r"schedtrace 9\.0 with schema version 2.*up to 1; upgrade"):
+        read_run(tmp_path)
+
+
+def test_fields_that_a_newer_manifest_adds_are_ignored(tmp_path):
+    run_folder(tmp_path, step(0), about=manifest(label="x"))
+    path = tmp_path / FILE_NAME
+    path.write_text(path.read_text().replace("{", '{"mood": "good",', 1))
+    assert read_run(tmp_path).label == "x"
+
+
+def test_one_broken_engine_of_a_run_is_refused_by_its_file(tmp_path):
+    run_folder(tmp_path, step(0))
+    write_trace(tmp_path / "engine-1.jsonl", header(engine_rank=1, schema_version=3))
+    with pytest.raises(InputError, match=r"engine-1\.jsonl:1: schema version 3"):
+        read_run(tmp_path)

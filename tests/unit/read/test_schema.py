@@ -1,0 +1,67 @@
+import msgspec
+import polars as pl
+import pytest
+
+from schedtrace.model import trace
+from schedtrace.read.schema import defaults_of, schema_of
+
+STRUCTS = [
+    trace.Step,
+    trace.Arrival,
+    trace.Finish,
+    trace.Exit,
+    trace.Preemption,
+    trace.ScheduledRequest,
+    trace.Output,
+    trace.Events,
+]
+
+
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_a_schema_has_every_field_of_its_struct_in_their_order(struct):
+    assert list(schema_of(struct)) == list(struct.__struct_fields__)
+
+
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_polars_takes_the_schema_as_it_is(struct):
+    assert pl.DataFrame(schema=schema_of(struct)).columns == list(struct.__struct_fields__)
+
+
+def test_numbers_texts_and_flags_keep_their_kind_with_or_without_none():
+    assert schema_of(trace.Arrival) == {
+        "request_id": pl.String,
+        "arrived_us": pl.Int64,
+        "queued_us": pl.Int64,
+        "prompt_tokens": pl.Int64,
+        "max_tokens": pl.Int64,
+        "priority": pl.Int64,
+        "lora": pl.String,
+        "streaming_update": pl.Boolean,
+    }
+
+
+def test_literals_and_causes_are_texts():
+    schema = schema_of(trace.Exit)
+    assert {schema[name] for name in ("loop", "kind", "cause", "via")} == {pl.String}
+
+
+def test_lists_of_structs_are_nested():
+    assert schema_of(trace.Step)["preempted"] == pl.List(pl.Struct(schema_of(trace.Preemption)))
+
+
+def test_free_form_dicts_are_no_columns():
+    assert set(trace.Header.__struct_fields__) - set(schema_of(trace.Header)) == {"scheduler_config"}
+
+
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_defaults_are_those_that_msgspec_leaves_out(struct):
+    left_out = {
+        field.name: field.default
+        for field in msgspec.structs.fields(struct)
+        if not field.required and field.default not in {None, msgspec.NODEFAULT}
+    }
+    assert defaults_of(struct) == left_out
+
+
+def test_the_defaults_of_a_scheduled_request_are_a_running_one_without_drafts():
+    assert defaults_of(trace.ScheduledRequest) == {"phase": "running", "draft_tokens": 0}
