@@ -1,5 +1,6 @@
 """The ``schedtrace`` command. Heavy modules are imported by the commands that need them."""
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -14,7 +15,6 @@ app = typer.Typer(
     name="schedtrace",
     help="Why did vLLM's scheduler not schedule that request? Records every schedule() call, says why the "
     "token budget went unused, and compares configurations.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,
@@ -41,22 +41,31 @@ def options(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code; every error on purpose is told on stderr."""
-    try:
-        app(args=arguments)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    command = typer.main.get_command(app)
+    given = sys.argv[1:] if arguments is None else arguments
+    try:  # not app(): it would turn Ctrl-C and closed pipes into exit codes of its own
+        with command.make_context("schedtrace", given or ["--help"]) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
     except SchedtraceError as error:
-        typer.echo(f"schedtrace: {error}", err=True)
-        return error.exit_code
-    except KeyboardInterrupt:
-        typer.echo("schedtrace: interrupted", err=True)
-        return ExitCode.INTERRUPTED
+        return _tell(str(error), error.exit_code)
+    except typer.TyperException as error:
+        return _tell(error.format_message(), ExitCode.USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        return _tell("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
     return ExitCode.OK
+
+
+def _tell(message: str, code: int) -> int:
+    typer.echo(f"schedtrace: {message}", err=True)
+    return code
 
 
 def entry() -> None:
     """The console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without our characters gets question marks
     sys.exit(main())

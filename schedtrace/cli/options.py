@@ -1,5 +1,6 @@
 """What several commands share: output formats, consoles, and the run options' YAML files."""
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -34,14 +35,23 @@ def stderr_console() -> "Console":
 
 def show(view: "RenderableType") -> None:
     """Print a view on stdout."""
-    stdout_console().print(view)
+    console = stdout_console()
+    with console.capture() as captured:
+        console.print(view)
+    _write(captured.get())
 
 
 def show_json(document: Any) -> None:
     """Print one JSON object on stdout and nothing else."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+    _write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+
+
+def _write(text: str) -> None:
+    """To stdout by ourselves: rich would turn a closed pipe into exit code 1."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -58,7 +68,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         msg = f"--config {path}: {error.strerror}"
         raise InputError(msg) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         msg = f"--config {path}: not YAML ({' '.join(str(error).split())})"
         raise UsageError(msg) from error
     if not isinstance(content, dict):
@@ -87,6 +97,5 @@ def as_arguments(options: dict[str, Any]) -> list[str]:
 
 
 def _pipe_width() -> int:
-    import os
-
-    return int(os.environ.get("COLUMNS") or 100)
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) else 100

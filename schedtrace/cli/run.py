@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from schedtrace.cli.options import as_arguments, read_yaml, show, stderr_console, stdout_console
+from schedtrace.cli.options import as_arguments, read_yaml, show, stderr_console
 from schedtrace.errors import UsageError
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -93,7 +93,9 @@ def make_plan(options: dict[str, Any], engine_args: list[str], command: list[str
     from schedtrace.engine.plan import Plan, check, make_folder
     from schedtrace.engine.spec import RunSpec
 
-    model = options["model"]
+    model = options["model"] and str(options["model"])
+    if options["request_rate"] == float("inf"):  # vLLM's own way to say: all at once
+        options = {**options, "request_rate": None}
     arguments = [*(["--model", model] if model else []), "--seed", str(options["seed"]), *engine_args]
     fields = {name: value for name, value in options.items() if name not in NOT_IN_SPEC}
     try:
@@ -126,6 +128,5 @@ def _show_outcome(plan: Any) -> None:
     report = analyze_run(read_run(plan.folder))
     show(trials_table(report.trials))
     found = len(report.findings)
-    console = stdout_console()
-    console.print(f"\nrecorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}", markup=False)
-    console.print(f"next: schedtrace analyze {plan.folder}", markup=False, soft_wrap=True)
+    typer.echo(f"\nrecorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")
+    typer.echo(f"next: schedtrace analyze {plan.folder}")

@@ -35,7 +35,9 @@ def analyze_run(run: Run) -> RunReport:
         label=run.label,
         config=config_of(run),
         problems=problems,
-        trials=[report for view in views for report in trial_reports(view, run.manifest, engines=len(views))],
+        trials=[
+            report for view in views for report in trial_reports(view, run.manifest, engines=run.engines)
+        ],
         findings=sorted(findings, key=_weight),
         strip=strip(views[0]),
         warmup_steps=sum(view.warmup_steps for view in views),

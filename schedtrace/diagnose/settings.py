@@ -20,10 +20,18 @@ def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
             new=after.get(name),
             given=name.rpartition(".")[2] in given or name.startswith(("workload.", "environment.")),
         )
-        for name in sorted(before.keys() | after.keys())
+        for name in sorted(before.keys() & after.keys() | _variables(base, new))
         if before.get(name) != after.get(name)
     ]
     return sorted(changes, key=lambda change: not change.given)
+
+
+def _variables(base: Run, new: Run) -> set[str]:
+    """Environment variables of either side, if both sides tell theirs; other settings need both values."""
+    if not (base.manifest and new.manifest):
+        return set()
+    names = base.manifest.environment.keys() | new.manifest.environment.keys()
+    return {f"environment.{name}" for name in names - NOISE}
 
 
 def _given(run: Run) -> set[str]:

@@ -3,10 +3,12 @@
 import polars as pl
 
 from schedtrace.diagnose.view import View
-from schedtrace.model.manifest import Manifest, TrialResult
+from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.report import Percentiles, StripCell, TrialReport
 
 STRIP_CELLS = 60
+FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
+"""``RequestStatus`` names of requests that got what they asked for."""
 
 
 def trial_reports(view: View, manifest: Manifest | None, *, engines: int = 1) -> list[TrialReport]:
@@ -18,9 +20,13 @@ def trial_reports(view: View, manifest: Manifest | None, *, engines: int = 1) ->
         engines: Of the run; with several, throughput is taken from each one's trace.
     """
     measured = {result.trial: result for result in manifest.trials} if manifest else {}
-    if engines > 1:
-        measured = {}
-    return [_report(view, trial, measured.get(trial or 0)) for trial in view.trials()]
+    ended_early = manifest is not None and manifest.status in ENDED_EARLY
+    reports = []
+    for trial in view.trials():
+        report = _report(view, trial, measured.get(trial or 0) if engines == 1 else None)
+        report.complete = trial is None or not ended_early or trial in measured
+        reports.append(report)
+    return reports
 
 
 def _report(view: View, trial: int | None, result: TrialResult | None) -> TrialReport:
@@ -29,11 +35,12 @@ def _report(view: View, trial: int | None, result: TrialResult | None) -> TrialR
     working = steps.filter(pl.col("total_requests") > 0)
     waited = working.filter(pl.col("num_waiting_after") > 0)
     first = working.row(0, named=True) if working.height else None
-    done = finishes.filter(pl.col("status") != "ABORTED")
+    done = finishes.filter(pl.col("status").is_in(FINISHED))
     duration_s = _duration_s(steps)
     report = TrialReport(
         trial=trial,
         engine_rank=view.rank,
+        complete=True,
         steps=steps.height,
         duration_s=duration_s,
         first_step_requests=None if first is None else first["total_requests"],
@@ -86,7 +93,9 @@ def _use(steps: pl.DataFrame) -> float | None:
     return None if mean is None else float(mean)
 
 
-def _preemptions(view: View, trial: int | None) -> int:
+def _preemptions(view: View, trial: int | None) -> int | None:
+    if not view.header.preemptions_recorded:
+        return None
     return view.of_trial(view.preemptions, trial).filter(pl.col("in_schedule")).height
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from schedtrace.model.causes import Cause
 from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.trace import Header
 from schedtrace.read.trace import Trace
@@ -19,6 +20,7 @@ class View:
 
     * ``end_us``: when ``schedule()`` returned,
     * ``used_tokens``: tokens scheduled,
+    * ``eligible_after``: waiting requests that are not known to wait for something else,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_guard``, ``waiting_location``,
       ``waiting_via``: the exit with which the loop over the waiting queue ended.
     """
@@ -67,14 +69,18 @@ def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
     if trace.header.trial_ids:  # steps before the first request belong to no trial
         measured = pl.col("trial").is_not_null() & (pl.col("trial") != WARMUP_TRIAL)
     trial_of = trace.arrivals.select("request_id", "trial").unique("request_id")
-    finishes = trace.finishes.drop("trial", strict=False).join(trial_of, on="request_id", how="left")
+    finishes = trace.finishes.drop("trial", strict=False).join(
+        trial_of, on="request_id", how="left", maintain_order="left"
+    )
     kept = (
         steps.filter(measured)
         .with_columns(
             end_us=pl.col("start_us") + pl.col("schedule_us"),
             used_tokens=pl.col("token_budget") - pl.col("remaining_budget"),
+            eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
-        .join(_waiting_ends(trace), on="step", how="left")
+        .join(_waiting_ends(trace), on="step", how="left", maintain_order="left")
+        .with_columns(_told(pl.col("waiting_cause")), pl.col("waiting_via").fill_null(trace.header.exits_via))
     )
     return View(
         header=trace.header,
@@ -86,6 +92,12 @@ def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
     )
+
+
+def _told(cause: pl.Expr) -> pl.Expr:
+    """The cause; where no exit was recorded, whether anything waited decides what can be said."""
+    nobody = pl.when(pl.col("num_waiting_after") == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
+    return cause.fill_null(nobody.otherwise(pl.lit(str(Cause.OTHER))))
 
 
 def _waiting_ends(trace: Trace) -> pl.DataFrame:

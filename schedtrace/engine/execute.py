@@ -100,6 +100,7 @@ def _note(plan: Plan, ready: spec.Ready) -> None:
         output_tokens=ready.output_tokens,
         input_len=run.input_len if run.dataset == spec.RANDOM else None,
         output_len=run.output_len,
+        range_ratio=run.range_ratio,
         request_rate=run.request_rate,
         burstiness=run.burstiness,
         prequeue=run.prequeue,

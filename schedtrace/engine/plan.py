@@ -80,6 +80,9 @@ def make_folder(output: Path, name: str, *, force: bool) -> Path:
     if folder == output:
         msg = f"--label {name}: no name for a folder"
         raise UsageError(msg)
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        msg = f"{folder} is no folder: give another --label or --output"
+        raise UsageError(msg)
     if folder.exists() and any(folder.iterdir()):
         if not force:
             msg = f"{folder} exists: give another --label or --output, or --force to replace it"
@@ -105,9 +108,7 @@ def both_fit(plans: list[Plan]) -> bool:
         return True
     shares = [option_of(plan.spec.engine_args, "--gpu-memory-utilization") for plan in plans]
     try:
-        return (
-            sum(float(share) for share in shares if share is not None) <= MAX_MEMORY_SHARE
-            and None not in shares
-        )
+        known = [float(share) for share in shares if share is not None]
     except ValueError:
         return False  # vLLM will say what is wrong with it
+    return len(known) == len(plans) and round(sum(known), 6) <= MAX_MEMORY_SHARE

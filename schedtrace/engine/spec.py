@@ -9,7 +9,7 @@ from schedtrace.model.manifest import TrialResult
 RANDOM = "random"
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-AboveZero = Annotated[float, msgspec.Meta(gt=0)]
+AboveZero = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class RunSpec(msgspec.Struct, kw_only=True):

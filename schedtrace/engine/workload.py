@@ -1,12 +1,11 @@
 """The requests of one trial: random as in vLLM's benchmark, ShareGPT, or a JSONL file of one's own."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from schedtrace.engine.spec import RANDOM, RunSpec
+from schedtrace.engine.spec import RANDOM, Positive, RunSpec
 from schedtrace.errors import InputError, UsageError
 
 DEFAULT_RANDOM_PROMPTS = 1000
@@ -29,8 +28,8 @@ class Row(msgspec.Struct):
     """One line of a JSONL data set: ``prompt`` or ``input_len``, and how much to generate."""
 
     prompt: str | None = None
-    input_len: int | None = None
-    output_len: int | None = None
+    input_len: Positive | None = None
+    output_len: Positive | None = None
     priority: int = 0
 
 
@@ -83,18 +82,27 @@ def _random(spec: RunSpec) -> list[Prompt]:
     ]
 
 
+class Turn(msgspec.Struct):
+    """One side of a ShareGPT conversation."""
+
+    value: str
+
+
+class Conversation(msgspec.Struct):
+    """One entry of a ShareGPT file."""
+
+    conversations: list[Turn] = []
+
+
 def _sharegpt(path: Path, content: bytes) -> list[Prompt]:
     """First question and answer of every conversation that has both."""
     try:
-        conversations = json.loads(content)
-        turns = [entry.get("conversations", []) for entry in conversations]
-        return [
-            Prompt(text=first["value"], completion=second["value"])
-            for first, second, *_ in (pair for pair in turns if len(pair) >= 2)  # noqa: PLR2004  # a pair
-        ]
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        entries = msgspec.json.decode(content, type=list[Conversation])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         msg = f"{path}: not a ShareGPT file, a list of {{'conversations': [{{'value': ...}}, ...]}} ({error})"
         raise InputError(msg) from error
+    pairs = [entry.conversations[:2] for entry in entries if len(entry.conversations) > 1]
+    return [Prompt(text=question.value, completion=answer.value) for question, answer in pairs]
 
 
 def _jsonl(path: Path, content: bytes) -> list[Prompt]:
@@ -104,7 +112,7 @@ def _jsonl(path: Path, content: bytes) -> list[Prompt]:
             continue
         try:
             row = msgspec.json.decode(line, type=Row)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             msg = f"{path}:{number}: {error}"
             raise InputError(msg) from error
         if (row.prompt is None) == (row.input_len is None):

@@ -15,6 +15,8 @@ ONLINE = "AsyncLLM"
 FILE_NAME = "run.json"
 
 Status = Literal["starting", "running", "finished", "interrupted", "failed", "attached"]
+ENDED_EARLY = frozenset({"running", "interrupted", "failed"})
+"""Of a run whose last trial may be cut."""
 
 
 class Workload(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -28,6 +30,8 @@ class Workload(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Sum of the ``max_tokens`` asked for."""
     input_len: int | None = None
     output_len: int | None = None
+    range_ratio: float = 0.0
+    """Random lengths vary by this share around ``input_len`` and ``output_len``."""
     request_rate: float | None = None
     """Requests per second; None: all at once."""
     burstiness: float = 1.0
@@ -104,7 +108,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise InputError(msg) from error
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         msg = f"{path}: not a manifest of a schedtrace run ({error})"
         raise InputError(msg) from error
     if manifest.schema_version > SCHEMA_VERSION:

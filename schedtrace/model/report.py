@@ -60,6 +60,8 @@ class TrialReport(msgspec.Struct, kw_only=True):
 
     trial: int | None
     engine_rank: int
+    complete: bool
+    """False: the run ended within this trial."""
     steps: int
     """``schedule()`` calls, those without tokens included."""
     duration_s: float | None
@@ -73,9 +75,11 @@ class TrialReport(msgspec.Struct, kw_only=True):
     """Mean share of the token budget used, over steps that scheduled anything."""
     budget_use_waiting_frac: float | None
     """The same over steps after which requests still waited; None if there were none."""
-    preemptions: int
+    preemptions: int | None
+    """None: this scheduler cannot be asked for them."""
     requests_finished: int
     requests_aborted: int
+    """Ended otherwise: aborted, ignored, in error."""
     requests_per_s: float | None
     total_tokens_per_s: float | None
     output_tokens_per_s: float | None

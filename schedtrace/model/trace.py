@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from schedtrace.model.causes import Cause
-
 SCHEMA_VERSION = 1
 """Raised only when an older reader would misread a newer trace; added fields do not raise it."""
 
@@ -55,6 +53,8 @@ class Header(Line, tag="header", kw_only=True):
     trial_ids: bool = False
     """Request ids tell the trial (``t<trial>-<n>``), because ``schedtrace run`` made them."""
     hashed_ids: bool = False
+    preemptions_recorded: bool = True
+    """False: this scheduler cannot be asked for them."""
     notices: list[str] = []
     """What could not be recorded, and why."""
 
@@ -75,7 +75,8 @@ class Exit(msgspec.Struct, omit_defaults=True):
 
     loop: Loop
     kind: ExitKind
-    cause: Cause
+    cause: str
+    """A ``Cause``; a newer version may know words that this one does not."""
     request_id: str | None = None
     budget_left: int = 0
     """Token budget left when the exit was taken."""

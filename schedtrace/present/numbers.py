@@ -14,6 +14,8 @@ def number(value: float | None) -> str:
         return "-"
     if value == int(value):
         return f"{value:,.0f}"
+    if abs(value) < 0.1:  # noqa: PLR2004  # two decimals would hide it
+        return f"{value:.2g}"
     for limit, digits in ((10, 2), (100, 1)):
         if abs(value) < limit:
             return f"{value:,.{digits}f}"

@@ -34,7 +34,8 @@ def _run(run: RunReport) -> Iterator[RenderableType]:
         yield _strip(run)
     yield Text()
     if not run.findings:
-        yield Text("No findings: no budget was left while requests waited, and nothing was preempted.")
+        steps = sum(trial.steps for trial in run.trials)
+        yield Text("No findings." if steps else "No step was recorded: nothing to find.")
     for at, finding in enumerate(run.findings):
         if at:
             yield Text()
@@ -62,13 +63,16 @@ def _header(run: RunReport) -> Iterator[str]:
             f" of {workload['input_len']:,} tokens" if workload["input_len"] else f" of {workload['dataset']}"
         )
         output = f" + {workload['output_len']:,}" if workload["output_len"] else ""
+        if workload["range_ratio"]:
+            output += f" (lengths within {percent(workload['range_ratio'])} of these)"
         pace = "all at once"
         if workload["request_rate"]:
             pace = f"{number(workload['request_rate'])} per second"
         elif workload["prequeue"]:
             pace = "all queued before the first step"
         yield f"workload: {integer(workload['num_prompts'])} prompts{lengths}{output}, {pace}"
-    warmup = f"; {run.warmup_steps:,} warm-up steps left out" if run.warmup_steps else ""
+    steps = "step" if run.warmup_steps == 1 else "steps"
+    warmup = f"; {run.warmup_steps:,} warm-up {steps} left out" if run.warmup_steps else ""
     yield f"causes {config['exits_via']}{warmup}"
 
 
@@ -92,7 +96,7 @@ def trials_table(trials: list[TrialReport]) -> Table:
     for trial in trials:
         ttft, tpot = trial.ttft_ms, trial.tpot_ms
         row: list[RenderableType] = [
-            "all" if trial.trial is None else str(trial.trial),
+            "all" if trial.trial is None else str(trial.trial) if trial.complete else f"{trial.trial} cut",
             integer(trial.steps),
             f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
             Padding(series(trial.new_per_step), (0, 0, 0, 2)),
@@ -111,13 +115,13 @@ def _strip(run: RunReport) -> Text:
     use = "".join(bar(cell.use_frac) for cell in run.strip)
     waiting = "".join(bar(cell.waiting_frac) for cell in run.strip)
     text = Text(no_wrap=True, overflow="crop")
-    engine = " of engine 0" if run.config["engines"] > 1 else ""
+    whose = "engine 0's steps" if run.config["engines"] > 1 else "the steps"
     text.append("budget use  ", style="bold")
     text.append(use + "\n", style="green")
     text.append("waiting     ", style="bold")
     text.append(waiting if waiting.strip() else "nobody", style="yellow")
-    cell = f"each cell is 1/{len(run.strip)} of the steps{engine}"
-    text.append(f"\n            {cell}: highest use, share with waiting", style="dim")
+    legend = f"{len(run.strip)} equal parts of {whose}: highest use, share with waiting"
+    text.append(f"\n            {legend}", style="dim")
     return text
 
 

@@ -18,6 +18,8 @@ class Run:
     manifest: Manifest | None
     traces: list[Trace]
     """One per data-parallel rank, in their order."""
+    engines: int
+    """Ranks that the run had, though only one of them may have been asked for."""
 
     @property
     def label(self) -> str:
@@ -33,7 +35,7 @@ def find_runs(paths: list[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        if not path.exists():
+        if not _exists(path):
             msg = f"{path}: no such file or folder"
             raise InputError(msg)
         if path.is_file() or _is_run(path):
@@ -60,7 +62,15 @@ def read_run(path: Path) -> Run:
         how = f" (run {manifest.status}: {manifest.error})" if manifest and manifest.error else ""
         msg = f"{path}: no trace in this run{how}; expected {TRACE_PATTERN}"
         raise InputError(msg)
-    return Run(path, manifest, [read_trace(file) for file in files])
+    engines = len(list(folder.glob(TRACE_PATTERN))) if manifest else len(files)
+    return Run(path, manifest, [read_trace(file) for file in files], engines)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # no possible name
+        return False
 
 
 def _is_run(folder: Path) -> bool:

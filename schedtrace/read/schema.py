@@ -23,6 +23,15 @@ def defaults_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     }
 
 
+def required_of(struct: type[msgspec.Struct]) -> list[str]:
+    """Fields that a line must have and that may not be null."""
+    return [
+        field.name
+        for field in msgspec.structs.fields(struct)
+        if field.required and type(None) not in get_args(field.type)
+    ]
+
+
 def _dtype(hint: Any) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in {types.UnionType, Union}:

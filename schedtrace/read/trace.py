@@ -24,11 +24,17 @@ from schedtrace.model.trace import (
     ScheduledRequest,
     Step,
 )
-from schedtrace.read.schema import defaults_of, schema_of
+from schedtrace.read.schema import defaults_of, required_of, schema_of
 
 _STEP_START = b'{"type":"step",'
-_REQUIRED = ["step", "start_us", "token_budget", "remaining_budget", "total_requests", "num_waiting_after"]
 _NAMED_LINES = 5
+_NESTED: dict[str, type[msgspec.Struct]] = {
+    "requests": ScheduledRequest,
+    "exits": Exit,
+    "preempted": Preemption,
+    "arrived": Arrival,
+    "finished": Finish,
+}
 
 
 @dataclass
@@ -55,14 +61,17 @@ class Problems:
             count = len(self.garbled_lines)
             lines = ", ".join(str(number) for number in self.garbled_lines[:_NAMED_LINES])
             more = ", ..." if count > _NAMED_LINES else ""
-            noun = "line is" if count == 1 else "lines are"
-            said.append(f"{trace}: {count} {noun} no trace lines and were dropped (line {lines}{more})")
+            said.append(f"{trace}: {_lines(count)} not understood and dropped (line {lines}{more})")
         if self.missing_steps:
-            said.append(f"{trace}: {self.missing_steps} steps are missing")
+            steps = "1 step is" if self.missing_steps == 1 else f"{self.missing_steps:,} steps are"
+            said.append(f"{trace}: {steps} missing")
         if self.unclosed:
+            open_ones = (
+                f"; {self.unfinished_requests} requests had not ended" if self.unfinished_requests else ""
+            )
             said.append(
                 f"{trace}: not closed, the engine was killed or still runs; up to one second before the end "
-                f"may be missing, and the end of {self.unfinished_requests} requests is"
+                f"may be missing{open_ones}"
             )
         return said
 
@@ -93,6 +102,10 @@ class Trace:
         return _nested(self.steps.lazy(), "preempted", Preemption)
 
 
+def _lines(count: int) -> str:
+    return "1 line was" if count == 1 else f"{count:,} lines were"
+
+
 def read_trace(path: Path) -> Trace:
     """Read and check one trace.
 
@@ -108,18 +121,18 @@ def read_trace(path: Path) -> Trace:
         msg = f"{path}: empty; the engine stopped before it recorded anything"
         raise InputError(msg)
     problems = Problems()
-    lines = content.split(b"\n")
-    if lines[-1]:
-        problems.truncated = True
-    lines.pop()
+    *lines, rest = content.split(b"\n")
+    problems.truncated = bool(rest)
+    if not lines:
+        msg = f"{path}:1: cut off in its first line; the engine stopped before it recorded anything"
+        raise InputError(msg)
     header = _header(path, lines)
     step_lines, others = _sort_lines(lines, problems)
     steps = _merge_outputs(_read_steps(step_lines, problems), others)
     end = next((line for line in reversed(others) if isinstance(line, End)), None)
     problems.unclosed = end is None
-    if steps.height:
-        expected = max(int(steps["step"].max()) + 1, end.steps if end else 0)  # type: ignore[arg-type]
-        problems.missing_steps = max(0, expected - steps.height)
+    expected = max([*steps["step"].tail(1) + 1, end.steps if end else 0])
+    problems.missing_steps = max(0, expected - steps.height)
     problems.garbled_lines.sort()
     events = [line for line in others if isinstance(line, Events)]
     arrivals = _events(
@@ -169,8 +182,8 @@ def _sort_lines(lines: list[bytes], problems: Problems) -> tuple[list[tuple[int,
 
 def _header(path: Path, lines: list[bytes]) -> Header:
     try:
-        raw = msgspec.json.decode(lines[0]) if lines else None
-    except msgspec.DecodeError:
+        raw = msgspec.json.decode(lines[0])
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raw = None
     if not isinstance(raw, dict) or raw.get("type") != "header":
         msg = f"{path}:1: not a schedtrace trace, the first line is no header"
@@ -194,20 +207,31 @@ def _read_steps(numbered: list[tuple[int, bytes]], problems: Problems) -> pl.Dat
     steps = _parse([line for _, line in numbered])
     if steps is None:
         decode = msgspec.json.Decoder(Step).decode
-        good = []
+        good: list[tuple[int, bytes]] = []
         for number, line in numbered:
             try:
                 decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 problems.garbled_lines.append(number)
             else:
-                good.append(line)
-        steps = _parse(good)
-        if steps is None:  # what msgspec takes for valid, Polars does too; keep the promise all the same
-            problems.garbled_lines += [number for number, _ in numbered]
-            steps = pl.DataFrame(schema=schema_of(Step))
+                good.append((number, line))
+        steps = _parse([line for _, line in good])
+        if steps is None:  # msgspec takes some lines that Polars does not, such as integers over 64 bits
+            steps = _parse([line for _, line in _parsable(good, problems)])
+        assert steps is not None  # noqa: S101  # each of these lines was parsed before
     defaults = [pl.col(name).fill_null(value) for name, value in defaults_of(Step).items()]
     return steps.with_columns(*defaults).unique("step", keep="first", maintain_order=True).sort("step")
+
+
+def _parsable(numbered: list[tuple[int, bytes]], problems: Problems) -> list[tuple[int, bytes]]:
+    """The lines that Polars takes, found by halving."""
+    if not numbered or _parse([line for _, line in numbered]) is not None:
+        return numbered
+    if len(numbered) == 1:
+        problems.garbled_lines.append(numbered[0][0])
+        return []
+    half = len(numbered) // 2
+    return _parsable(numbered[:half], problems) + _parsable(numbered[half:], problems)
 
 
 def _parse(lines: list[bytes]) -> pl.DataFrame | None:
@@ -218,9 +242,27 @@ def _parse(lines: list[bytes]) -> pl.DataFrame | None:
         steps = pl.read_ndjson(BytesIO(b"\n".join(lines)), schema=schema)
     except pl.exceptions.PolarsError:
         return None
-    if steps.height != len(lines) or any(steps[name].null_count() for name in _REQUIRED):
+    if steps.height != len(lines) or _incomplete(steps, Step):
         return None
     return steps
+
+
+def _incomplete(rows: pl.DataFrame, struct: type[msgspec.Struct]) -> bool:
+    """Whether a field without a default is missing, in the rows or in what is nested in them."""
+    if any(rows[name].null_count() for name in required_of(struct)):
+        return True
+    nested: dict[str, type[msgspec.Struct]] = {
+        "requests": ScheduledRequest,
+        "exits": Exit,
+        "preempted": Preemption,
+    }
+    nested |= {"arrived": Arrival, "finished": Finish}
+    if struct is not Step:
+        return False
+    return any(
+        _incomplete(rows.filter(pl.col(name).list.len() > 0)[name].explode().struct.unnest(), entry)
+        for name, entry in nested.items()
+    )
 
 
 def _merge_outputs(steps: pl.DataFrame, others: list[AnyLine]) -> pl.DataFrame:
@@ -229,7 +271,8 @@ def _merge_outputs(steps: pl.DataFrame, others: list[AnyLine]) -> pl.DataFrame:
     if not late:
         return steps
     columns = ["step", "output_us", "update_us", "output_tokens"]
-    return steps.update(pl.DataFrame(late, schema=dict.fromkeys(columns, pl.Int64)), on="step", how="left")
+    outputs = pl.DataFrame(late, schema=dict.fromkeys(columns, pl.Int64)).unique("step", keep="first")
+    return steps.update(outputs, on="step", how="left")
 
 
 def _nested(steps: pl.LazyFrame, column: str, struct: type[msgspec.Struct]) -> pl.LazyFrame:

@@ -49,6 +49,7 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         scheduler_config=plain_fields(scheduler.scheduler_config),
         trial_ids=chosen.trial_ids,
         hashed_ids=chosen.hash_ids,
+        preemptions_recorded=hasattr(scheduler, "_preempt_request"),
         notices=notices,
     )
 

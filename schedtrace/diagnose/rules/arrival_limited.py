@@ -39,10 +39,11 @@ def find(view: View) -> list[Finding]:
     tokens = int(late["prompt_tokens"].sum())
     message = (
         f"{counted(steps.height, 'step')}{in_trials(trials, len(view.trials()))} left token budget unused "
-        f"because requests had not reached the scheduler yet: when schedule() ended, nothing waited. "
+        "because requests had not reached the scheduler yet: when schedule() ended, nothing eligible "
+        "waited. "
         f"{counted(late.height, 'request')} ({tokens:,} tokens) that would have fitted came before the "
         f"step's output was back, {_how_late(latest_ms, on_their_way, late.height)}, "
-        f"and were taken in by {counted(extra.height, 'extra step')} ({extra_ms:,.0f} ms)."
+        f"and were first scheduled in {counted(extra.height, 'later step')} ({extra_ms:,.0f} ms in all)."
     )
     return [
         Finding(
@@ -111,8 +112,8 @@ def late_requests(view: View) -> pl.DataFrame:
         & (pl.col("remaining_budget") > 0)
         & (pl.col("waiting_cause") == Cause.QUEUE_EMPTY)
     )
-    block_size = view.header.block_size or 1
-    blocks = (pl.col("prompt_tokens") + block_size - 1) // block_size
+    block_size = view.header.block_size
+    blocks = pl.lit(None, pl.Int64) if block_size is None else -(-pl.col("prompt_tokens") // block_size)
     seats = view.seats - pl.col("num_running_after")
     return (
         missed.sort("queued_us")

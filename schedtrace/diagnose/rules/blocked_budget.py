@@ -11,7 +11,7 @@ from schedtrace.model.report import Finding
 
 CODE = "blocked-budget"
 
-WHY = {
+WHY: dict[str, str] = {
     Cause.MAX_NUM_SEQS: "as many requests ran as {limit} {seats} allows",
     Cause.KV_BLOCKS: "the KV cache had no room for the next request",
     Cause.PREEMPTED_THIS_STEP: "the step had preempted a request, which closes admission for that step",
@@ -28,7 +28,7 @@ WHY = {
     Cause.OTHER: "the state after schedule() does not tell why",
 }
 
-ADVICE = {
+ADVICE: dict[str, str] = {
     Cause.MAX_NUM_SEQS: ("Raise --{limit} (now {seats}); watch the KV cache, which has to hold them all."),
     Cause.KV_BLOCKS: (
         "Give the KV cache more room (--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger "
@@ -56,13 +56,13 @@ def find(view: View) -> list[Finding]:
         )
     )
     found = [
-        _finding(view, Cause(str(cause)), steps)
+        _finding(view, str(cause), steps)
         for (cause,), steps in blocked.group_by("waiting_cause", maintain_order=True)
     ]
     return sorted(found, key=lambda finding: -finding.tokens)
 
 
-def _finding(view: View, cause: Cause, steps: pl.DataFrame) -> Finding:
+def _finding(view: View, cause: str, steps: pl.DataFrame) -> Finding:
     header = view.header
     words = {
         "limit": "max-num-active-seqs" if view.active_limit else "max-num-seqs",
@@ -80,7 +80,7 @@ def _finding(view: View, cause: Cause, steps: pl.DataFrame) -> Finding:
         f"{counted(steps.height, 'step')} of {working:,}{in_trials(trials, len(view.trials()))} left "
         f"{share(left)} of the token budget unused on average although {waiting:,.1f} requests waited: "
         f"{why}. "
-        f"On average {tokens / steps.height:,.0f} waiting tokens per step would have fitted the budget."
+        f"{_could_have_used(steps)}"
     )
     severity = "info" if cause in ASKED_FOR else "warning"
     return Finding(
@@ -122,6 +122,15 @@ def _examples(steps: pl.DataFrame) -> list[dict[str, Any]]:
         .head(3)
         .to_dicts()
     )
+
+
+def _could_have_used(steps: pl.DataFrame) -> str:
+    """How much budget the waiting requests could have used, had the cause not stood in the way."""
+    known = steps.filter(pl.col("waiting_tokens_after").is_not_null())
+    if known.is_empty():
+        return "How many tokens they wanted is not known."
+    mean = known["unused"].sum() / known.height
+    return f"Had that not been so, they could have used {mean:,.0f} tokens of each step's budget on average."
 
 
 def _in_words(example: dict[str, Any]) -> str:

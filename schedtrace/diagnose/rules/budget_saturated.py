@@ -19,18 +19,18 @@ ADVICE = (
 
 def find(view: View) -> list[Finding]:
     """See ``docs/findings/budget-saturated.md``."""
-    full = view.steps.filter((pl.col("remaining_budget") == 0) & (pl.col("num_waiting_after") > 0))
+    full = view.steps.filter((pl.col("remaining_budget") == 0) & (pl.col("eligible_after") > 0))
     if full.is_empty():
         return []
     working = view.steps.filter(pl.col("total_requests") > 0).height
     trials = trial_numbers(full)
-    waiting = full["num_waiting_after"].sum() / full.height
+    waiting = full["eligible_after"].sum() / full.height
     known = full["waiting_tokens_after"].drop_nulls().to_list()
     most = max(known, default=0)
+    at_once = f" (at most {most:,} tokens at once)" if known else ""
     message = (
         f"{counted(full.height, 'step')} of {working:,}{in_trials(trials, len(view.trials()))} spent "
-        f"the whole token budget while {waiting:,.1f} requests waited on average "
-        f"(at most {most:,} tokens at once)."
+        f"the whole token budget while {waiting:,.1f} requests waited for tokens on average{at_once}."
     )
     examples = (
         full.sort("num_waiting_after", "step", descending=[True, False])
@@ -53,7 +53,7 @@ def find(view: View) -> list[Finding]:
             advice=ADVICE.format(token_budget=view.header.token_budget),
             evidence={
                 "mean_waiting": waiting,
-                "max_waiting_tokens": most,
+                "max_waiting_tokens": most if known else None,
                 "example": _in_words(examples[0]),
                 "examples": examples,
             },

@@ -11,7 +11,7 @@ from schedtrace.model.report import Finding
 
 CODE = "preemption"
 CRITICAL_RECOMPUTE_FRAC = 0.10
-"""A tenth of all prefill spent on recomputation costs about as much throughput again."""
+"""A tenth of all tokens computed for the second time is about a tenth of the throughput."""
 
 ADVICE = (
     "The KV cache is too small for what runs at once: lower --max-num-seqs, keep a reserve with --watermark "
@@ -30,12 +30,12 @@ def find(view: View) -> list[Finding]:
     trials = trial_numbers(lost)
     tokens = int(lost["lost_tokens"].sum())
     recomputed = int(view.steps["recomputed_tokens"].sum())
-    prefill = int(view.steps["prefill_tokens"].sum())
-    part = recomputed / max(1, prefill)
+    computed = int(view.steps["used_tokens"].sum())
+    part = recomputed / max(1, computed, recomputed)
     message = (
         f"{counted(lost.height, 'preemption')}{in_trials(trials, len(view.trials()))} threw away {tokens:,} "
         f"computed tokens of {counted(victims.height, 'request')}; {recomputed:,} were computed again "
-        f"(as much as {share(part)} of all prompt tokens computed)."
+        f"({share(part)} of all tokens computed)."
     )
     if repeated.height:
         worst = repeated.row(0, named=True)
@@ -69,7 +69,7 @@ def find(view: View) -> list[Finding]:
                 "for_itself": lost.filter(pl.col("for_request_id") == pl.col("request_id")).height,
                 "lost_tokens": tokens,
                 "recomputed_tokens": recomputed,
-                "prefill_tokens": prefill,
+                "computed_tokens": computed,
                 "example": _in_words(examples[0]),
                 "examples": examples,
             },
