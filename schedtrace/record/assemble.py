@@ -44,7 +44,7 @@ class Assembler:
         self._waiting: dict[str, int] = {}
         self._waiting_tokens = 0
 
-    def step(self, capture: Capture) -> Step:
+    def step(self, capture: Capture, result: Result | None) -> Step:
         """The line of one ``schedule()`` call, with its output where that is back."""
         output = capture.output
         arrived, finished = self.events(capture.arrived, capture.finished)
@@ -85,8 +85,8 @@ class Assembler:
             dummy_batches=capture.dummy_batches,
         )
         self._count(step)
-        if capture.result is not None:
-            step.output_us, step.update_us, step.output_tokens = self._result(capture.result)
+        if result is not None:
+            step.output_us, step.update_us, step.output_tokens = self._result(result)
         self.hide_ids(step.requests, step.arrived, step.finished, step.preempted)
         if self._hash_ids:
             _hide_mentioned_ids(step)

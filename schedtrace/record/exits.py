@@ -28,6 +28,7 @@ class ExitObserver:
         failures are preemptions, which have their own hook. Cost where it is watched: about 0.1 us for
         each scheduled request.
         """
+        self.release()  # from a call that ended in an exception
         self._refused = None
         self._watching = waiting > 0 and running < seats(scheduler)
         if self._watching:
@@ -48,15 +49,20 @@ class ExitObserver:
             scheduled: Request id to tokens of this step.
             preempted: Requests preempted within this call.
         """
-        if self._watching:
-            self._watching = False
-            if self._instance_method:
-                self._manager.allocate_slots = self._allocate
-            else:
-                del self._manager.allocate_slots  # the class's own method shows again
+        self.release()
         exits = _running_exits(scheduler, budget_left, scheduled)
         exits.append(self._waiting_exit(scheduler, budget_left, preempted))
         return exits
+
+    def release(self) -> None:
+        """Stop watching allocations; nothing of ours stays on vLLM's objects."""
+        if not self._watching:
+            return
+        self._watching = False
+        if self._instance_method:
+            self._manager.allocate_slots = self._allocate
+        else:
+            del self._manager.allocate_slots  # the class's own method shows again
 
     def _waiting_exit(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
         self, scheduler: Any, budget_left: int, preempted: int

@@ -179,6 +179,7 @@ class Recorder:
         """Stop recording, say so once in the log and in the trace; the engine goes on."""
         self._current, self._in_schedule = None, False
         self._in_flight.clear()
+        self._exits.release()
         if self.active:
             self.active = False
             message = f"recording stopped {where}: {self._writer.describe(error)}"

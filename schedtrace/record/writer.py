@@ -130,13 +130,14 @@ class Writer:
         size = 0
         for _ in range(count):
             capture = self._pending[0]
+            result = capture.result  # the engine's thread may set it any time: look once
             waited_ns = time.monotonic_ns() - capture.end_ns
-            if capture.result is None and not last and waited_ns < WRITE_LATEST_NS:
+            if result is None and not last and waited_ns < WRITE_LATEST_NS:
                 break
-            if capture.result is None:
+            if result is None:
                 self._early.append(capture)
             self._pending.popleft()
-            lines.append(self._assembler.step(capture))
+            lines.append(self._assembler.step(capture, result))
             size += 1 + len(capture.output.num_scheduled_tokens)
             if size > WRITE_AFTER_ROWS:
                 self._write(lines)
