@@ -15,7 +15,10 @@ from jsonschema import Draft202012Validator
 
 from schedtrace.cli.main import app, main
 from schedtrace.diagnose.analyze import analyze
+from schedtrace.diagnose.compare import WORK
+from schedtrace.diagnose.metrics import METRICS
 from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.trials import FINISHED
 from schedtrace.errors import ExitCode
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
 from schedtrace.model.trace import Preemption
@@ -193,6 +196,25 @@ def test_the_example_line_of_the_format_is_from_the_real_trace():
     shown = re.search(r"```json\n(.*?)```", (DOCS / "trace-format.md").read_text(), re.DOTALL)
     lines = [json.loads(line) for line in (SAMPLE / "engine-0.jsonl").read_text().splitlines()]
     assert msgspec.json.decode(shown[1]) in lines
+
+
+@pytest.mark.parametrize("name", [metric.name for metric in METRICS])
+def test_every_metric_is_on_the_page(name):
+    assert f"`{name}`" in (DOCS / "report-format.md").read_text()
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_what_makes_the_same_work_is_on_the_page(name):
+    [same] = re.findall(
+        r"^\* Different workloads: .*?\.$", (DOCS / "report-format.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert f"`{name}`" in same
+
+
+@pytest.mark.parametrize("status", FINISHED)
+def test_what_a_finished_request_is_is_on_the_page(status):
+    [row] = re.findall(r"^\| `requests_finished` .*$", (DOCS / "report-format.md").read_text(), re.MULTILINE)
+    assert f"`{status}`" in row
 
 
 def anchor(heading):

@@ -3,6 +3,8 @@ import json
 import pytest
 
 from schedtrace.model.report import REPORT_SCHEMA_VERSION, Finding, Report, RunReport, TrialReport
+from schedtrace.model.trace import Exit
+from tests import makers
 
 
 def test_a_report_goes_to_stdout_and_nothing_to_stderr(cli, quiet):
@@ -20,6 +22,71 @@ def test_a_pipe_gets_plain_text_of_the_width_asked_for(cli, warned, monkeypatch)
         assert "\x1b" not in out
         wide.append(max(len(line.rstrip()) for line in out.splitlines()[1:]))
     assert wide[0] <= 80 < wide[1] <= 120
+
+
+@pytest.mark.parametrize("columns", ["wide", "", "0", "-5", "1.5"])
+def test_a_width_that_is_none_is_not_taken(cli, warned, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, _ = cli("analyze", warned)
+    assert code == 0
+    assert 80 < max(len(line.rstrip()) for line in out.splitlines()[1:]) <= 100
+
+
+def test_a_run_without_a_step_does_not_claim_to_have_been_searched(cli, tmp_path):
+    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "empty"))
+    assert "No step was recorded: nothing to find." in out
+
+
+def test_a_trial_that_the_run_was_cut_in_is_told_so(cli, tmp_path):
+    lines = [makers.step(at, trial=at + 1, got={"a": 1}) for at in range(2)]
+    told = makers.manifest(status="interrupted", trials=[makers.result(1, 1.0)])
+    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "cut", *lines, about=told))
+    assert [line.split()[:3] for line in out.splitlines() if "1 / 1" in line] == [
+        ["1", "1", "1"],
+        ["2", "cut", "1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "says"), [(0, ""), (1, "; 1 warm-up step left out"), (2, "; 2 warm-up steps")]
+)
+def test_the_warm_up_is_told_to_be_left_out(cli, tmp_path, count, says):
+    lines = [makers.step(at, trial=0 if at < count else 1) for at in range(3)]
+    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "r", *lines))
+    [line] = [line.strip() for line in out.splitlines() if "causes inferred" in line]
+    assert line.startswith(f"causes inferred{says}")
+    assert ("warm-up" in line) is bool(count)
+
+
+def test_grammars_that_are_awaited_are_no_finding(cli, tmp_path):
+    line = makers.step(0, got={"a": 1}, waiting=3, num_not_ready_after=3)
+    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "r", line))
+    assert out.splitlines()[-1] == "No findings."
+
+
+def test_a_cause_that_only_a_newer_version_knows_is_told_by_its_word(cli, tmp_path):
+    newer = Exit("waiting", "break", "disk_blocks")
+    refused = makers.step(0, got={"a": 1}, waiting=1, waiting_tokens_after=9, ended=newer)
+    code, out, _ = cli("analyze", makers.run_folder(tmp_path / "newer", refused))
+    assert code == 0
+    assert "blocked-budget  cause disk_blocks, inferred" in out
+
+
+@pytest.mark.parametrize(
+    ("load", "says"),
+    [
+        ({}, "4 prompts of 100 tokens + 10, all at once"),
+        ({"request_rate": 0.001}, "4 prompts of 100 tokens + 10, 0.001 per second"),
+        ({"prequeue": True}, "4 prompts of 100 tokens + 10, all queued before the first step"),
+        ({"range_ratio": 0.5}, "4 prompts of 100 tokens + 10 (lengths within 50 % of these), all at once"),
+        ({"dataset": "x.json", "input_len": None, "output_len": None}, "4 prompts of x.json, all at once"),
+    ],
+)
+def test_the_workload_is_told_as_it_was(cli, tmp_path, monkeypatch, load, says):
+    monkeypatch.setenv("COLUMNS", "120")
+    told = makers.manifest(workload=makers.workload(**load))
+    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "r", makers.step(0), about=told))
+    assert f"workload: {says}" in [line.strip() for line in out.splitlines()]
 
 
 @pytest.mark.parametrize(

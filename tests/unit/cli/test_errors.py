@@ -32,7 +32,9 @@ def bad(tmp_path, monkeypatch):
     (tmp_path / "list.yaml").write_text("- model\n")
     (tmp_path / "empty.yaml").touch()
     (tmp_path / "bad.yaml").write_text("model: [unclosed\n")
+    (tmp_path / "latin.yaml").write_bytes(b"model: \xff\n")
     (tmp_path / "typed.yaml").write_text("model: tiny\ntrials: many\n")
+    (tmp_path / "inf.yaml").write_text("model: tiny\nrequest-rate: 1.0e+10\n")
     (tmp_path / "zero.yaml").write_text("model: tiny\ninput_len: 0\n")
     (tmp_path / "half.jsonl").write_text('{"prompt": "a", "output_len": 1}\n\n{"prompt": \n')
     (tmp_path / "neither.jsonl").write_text('{"output_len": 1}\n')
@@ -45,12 +47,13 @@ def bad(tmp_path, monkeypatch):
 
 READING = [
     ("analyze gone", INPUT, "gone: no such file or folder"),
+    (f"analyze {'a' * 300}", INPUT, "aaa: no such file or folder"),
     ("analyze good gone", INPUT, "gone: no such file or folder"),
     ("analyze nothing", INPUT, "nothing: no traces in it"),
     ("analyze failed", INPUT, "failed: no trace in this run (run failed: no memory)"),
     ("analyze empty.jsonl", INPUT, "empty.jsonl: empty"),
     ("analyze text.jsonl", INPUT, "text.jsonl:1: not a schedtrace trace"),
-    ("analyze cut.jsonl", INPUT, "cut.jsonl:1: not a schedtrace trace"),
+    ("analyze cut.jsonl", INPUT, "cut.jsonl:1: cut off in its first line"),
     ("analyze newer", INPUT, "newer/engine-0.jsonl:1: schema version 7"),
     ("analyze newer-run", INPUT, "newer-run/run.json: written by"),
     ("analyze broken-run", INPUT, "broken-run/run.json: not a manifest"),
@@ -68,7 +71,9 @@ RUNNING = [
     ("run --config list.yaml", USAGE, "list.yaml: expected a mapping of options"),
     ("run --config empty.yaml", USAGE, "empty.yaml: expected a mapping of options"),
     ("run --config bad.yaml", USAGE, "--config bad.yaml: not YAML"),
+    ("run --config latin.yaml", USAGE, "--config latin.yaml: not YAML"),
     ("run --config typed.yaml", USAGE, "trials"),
+    ("run --config inf.yaml", USAGE, "request-rate"),
     ("run --config zero.yaml", USAGE, "input-len"),
     ("run --model tiny --prequeue --request-rate 5", USAGE, "it cannot go with --request-rate"),
     ("run --model tiny --dataset prompts.csv", USAGE, "--dataset prompts.csv: expected"),
@@ -83,6 +88,7 @@ RUNNING = [
     ("run --model tiny --output . --label ..", USAGE, "--label .."),
     ("run --model tiny --output . --label good", USAGE, "good exists: give another --label"),
     ("run --model tiny --output . --label runs --force", USAGE, "runs is no run folder"),
+    ("run --model tiny --output . --label list.yaml", USAGE, "list.yaml is no folder"),
     ("diff --run gone.yaml empty.yaml", INPUT, "--config gone.yaml: No such file"),
     ("diff --run typed.yaml typed.yaml", USAGE, "trials"),
 ]
@@ -106,18 +112,20 @@ def test_a_run_that_cannot_be_made_starts_nothing(cli, plans, line):
 
 
 USAGE_ERRORS = [
-    "bogus",
-    "analyze",
-    "analyze good --format xml",
-    "analyze --bogus good",
-    "diff good",
-    "run --trials 0",
+    ("bogus", "'bogus'"),
+    ("analyze", "'paths'"),
+    ("analyze good --format xml", "'--format'"),
+    ("analyze --bogus good", "--bogus"),
+    ("diff good", "'new'"),
+    ("run --trials 0", "'--trials'"),
 ]
 
 
-@pytest.mark.parametrize("line", USAGE_ERRORS)
+@pytest.mark.parametrize(("line", "names"), USAGE_ERRORS)
 @pytest.mark.usefixtures("bad")
-def test_a_wrong_command_line_ends_with_2_and_names_what_is_wrong(cli, line):
+def test_a_wrong_command_line_ends_with_2_and_names_what_is_wrong_in_one_line(cli, line, names):
     told, out, err = cli(*line.split())
     assert (told, out) == (USAGE, "")
-    assert "Error: " in err.splitlines()[-1]
+    assert err.startswith("schedtrace: ")
+    assert names in err
+    assert len(err.splitlines()) == 1

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -57,15 +58,33 @@ def test_an_interruption_ends_with_130(cli, quiet, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("schedtrace.read.run.find_runs", interrupted)
-    assert cli("analyze", quiet)[:2] == (130, "")
+    assert cli("analyze", quiet) == (130, "", "schedtrace: interrupted\n")
 
 
-def test_a_reader_that_has_seen_enough_gets_no_traceback(quiet):
-    program = "import sys; from schedtrace.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    run = [sys.executable, "-c", program, "analyze", str(quiet), "--format", "json"]
+@pytest.mark.parametrize("output_format", ["text", "json"])
+def test_a_reader_that_has_seen_enough_is_no_error(quiet, output_format):
+    run = [sys.executable, "-m", "schedtrace", "analyze", str(quiet), "--format", output_format]
     with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
-        assert process.stderr.read() == ""
+        assert (process.stderr.read(), process.wait()) == ("", 0)
+
+
+def test_a_terminal_without_our_characters_gets_question_marks(quiet):
+    ended = subprocess.run(
+        [sys.executable, "-m", "schedtrace", "analyze", str(quiet)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "budget use  ?\n" in ended.stdout
+
+
+def test_without_a_command_it_explains_itself(cli):
+    code, out, err = cli()
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: ")
 
 
 def test_the_console_script_exits_with_what_main_returns(monkeypatch):

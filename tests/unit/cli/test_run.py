@@ -77,6 +77,15 @@ def test_a_label_that_yaml_takes_for_a_number_is_a_name_all_the_same(ran):
     assert ran("model: tiny\nlabel: 64").folder.name == "64"
 
 
+def test_a_model_that_yaml_takes_for_a_number_is_a_name_all_the_same(ran):
+    assert ran("model: 5").spec.engine_args[:2] == ["--model", "5"]
+
+
+def test_an_endless_rate_is_vllms_word_for_all_at_once(cli, plans, tmp_path):
+    code, _, _ = cli("run", "--model", "tiny", "--request-rate", "inf", "--output", tmp_path)
+    assert (code, plans[0].spec.request_rate) == (0, None)
+
+
 @pytest.mark.parametrize(
     ("given", "arguments"),
     [

@@ -45,6 +45,14 @@ def test_engines_of_a_run_are_reported_one_after_the_other(tmp_path):
     assert report.config["engines"] == 2
 
 
+def test_one_engine_of_several_is_measured_by_its_trace_even_alone(tmp_path):
+    for rank in (0, 1):
+        done = step(0, trial=1, arrived=[arrival("a", 0)], finished=[finish("a")])
+        run_folder(tmp_path, done, about=manifest(trials=[result(1, 2.0)]), engine_rank=rank)
+    [alone] = analyze_run(read_run(tmp_path / "engine-1.jsonl")).trials
+    assert (alone.engine_rank, alone.throughput_from) == (1, "trace")
+
+
 def test_what_is_wrong_with_a_trace_and_what_the_recorder_said_is_told(run_of):
     run = run_of("r", step(0), step(2), notices=["no hook for preemptions"])
     said = analyze_run(run).problems
@@ -62,6 +70,10 @@ def test_a_run_that_did_not_finish_says_so(run_of, status, told):
 def test_the_configuration_is_the_headers_and_the_manifests(run_of):
     bare = analyze_run(run_of("bare", step(0))).config
     full = analyze_run(run_of("full", step(0), about=manifest(workload=workload(prequeue=True)))).config
+    varied = workload(range_ratio=0.5)
+    assert analyze_run(run_of("varied", step(0), about=manifest(workload=varied))).config["workload"][
+        "range_ratio"
+    ] == pytest.approx(0.5)
     shared = {"token_budget": 1000, "max_num_running_reqs": 8, "policy": "fcfs", "engines": 1}
     assert shared.items() <= bare.items() <= full.items()
     assert "workload" not in bare

@@ -89,7 +89,7 @@ def test_who_was_queued_before_schedule_ended_was_not_late(found):
     [
         late(arrival("a", 150), ended=Cause.MAX_NUM_SEQS, waiting=1),
         late(arrival("a", 150), ended=Cause.KV_BLOCKS, waiting=1),
-        late(arrival("a", 150), ended=None),
+        late(arrival("a", 150), ended=None, waiting=1),
         late(arrival("a", 150), got=0),
         late(arrival("a", 150), got=1000),
         late(arrival("a", 150), back=None),
@@ -109,6 +109,27 @@ def test_who_was_queued_before_schedule_ended_was_not_late(found):
 )
 def test_nothing_is_found_when(found, near_miss):
     assert found(CODE, *near_miss) == []
+
+
+def test_nobody_waiting_says_that_the_queue_was_empty_where_no_exit_was_recorded(found):
+    [finding] = found(CODE, *late(arrival("a", 150), ended=None), exits_via="source")
+    assert (finding.steps, finding.via) == ([0], "source")
+
+
+def test_requests_that_are_not_ready_may_have_waited(found):
+    [finding] = found(CODE, *late(arrival("a", 150), waiting=2, num_not_ready_after=2))
+    assert "nothing eligible waited" in finding.message
+
+
+def test_steps_that_took_the_late_ones_in_are_not_said_to_be_extra(found):
+    [finding] = found(CODE, *late(arrival("a", 150)))
+    assert finding.message.endswith("and were first scheduled in 1 later step (0 ms in all).")
+
+
+def test_without_a_block_size_kv_blocks_do_not_count(found):
+    lines = late(arrival("a", 150, prompt_tokens=900), kv_blocks_free_after=1)
+    assert count_of_late(found(CODE, *lines, block_size=None)) == 1
+    assert count_of_late(found(CODE, *lines)) == 0
 
 
 def test_with_two_steps_in_flight_a_late_request_counts_once_at_the_first_to_come_back(found):

@@ -80,7 +80,39 @@ def test_a_step_that_scheduled_nothing_can_be_blocked(found):
 
 def test_unknown_waiting_tokens_do_not_hide_the_finding(found):
     [finding] = found(CODE, refused(0, waiting_tokens=None), refused(1, waiting_tokens=None))
-    assert (finding.count, finding.steps) == (2, [0, 1])
+    assert (finding.count, finding.steps, finding.tokens) == (2, [0, 1], 1800)
+    assert finding.message.endswith("How many tokens they wanted is not known.")
+
+
+def test_what_could_have_been_used_is_the_mean_over_the_steps_where_it_is_known(found):
+    lines = [
+        refused(0, got=100, waiting_tokens=300),
+        refused(1, got=900, waiting_tokens=300),
+        refused(2, got=1, waiting_tokens=None),
+    ]
+    [finding] = found(CODE, *lines)
+    assert finding.tokens == 300 + 100 + 999
+    assert finding.message.endswith("they could have used 200 tokens of each step's budget on average.")
+
+
+def test_a_prompt_that_did_not_fit_as_a_whole_is_not_said_to_have_fitted(found):
+    [finding] = found(CODE, refused(0, Cause.CHUNKED_PREFILL_OFF, got=100, waiting_tokens=2000))
+    assert finding.message.endswith(
+        "Had that not been so, they could have used 900 tokens of each step's budget on average."
+    )
+
+
+@pytest.mark.parametrize(("waiting", "causes"), [(2, ["other"]), (0, [])])
+def test_without_an_exit_the_cause_is_not_known_if_something_waited(found, waiting, causes):
+    line = step(0, got={"x": 100}, waiting=waiting, ended=None)
+    assert [finding.cause for finding in found(CODE, line)] == causes
+
+
+def test_a_cause_of_a_newer_version_is_told_by_its_word(found):
+    [finding] = found(CODE, refused(0, Exit("waiting", "break", "disk_blocks", "next")))
+    assert (finding.cause, finding.severity) == ("disk_blocks", "warning")
+    assert "requests waited: cause disk_blocks. " in finding.message
+    assert finding.advice == "See docs/causes.md."
 
 
 def test_one_inferred_exit_makes_the_whole_finding_inferred(found):

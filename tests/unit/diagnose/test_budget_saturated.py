@@ -6,9 +6,9 @@ from tests.makers import step
 CODE = "budget-saturated"
 
 
-def full(number, waiting, waiting_tokens, got=1000):
+def full(number, waiting, waiting_tokens, got=1000, **fields):
     tokens = {"waiting": waiting, "waiting_tokens_after": waiting_tokens, "ended": Cause.TOKEN_BUDGET}
-    return step(number, got={"x": got - 10, "y": 10}, **tokens)
+    return step(number, got={"x": got - 10, "y": 10}, **tokens, **fields)
 
 
 def test_a_spent_budget_with_requests_waiting_is_found_with_exact_figures(found):
@@ -35,4 +35,16 @@ def test_a_token_left_or_nobody_waiting_is_no_saturation(found, waiting, got):
 
 def test_steps_with_unknown_waiting_tokens_count_but_do_not_lower_the_maximum(found):
     [finding] = found(CODE, full(0, 2, None), full(1, 1, 70))
-    assert (finding.count, finding.tokens) == (2, 70)
+    assert (finding.count, finding.tokens, finding.evidence["max_waiting_tokens"]) == (2, 70, 70)
+
+
+def test_where_waiting_tokens_are_never_known_no_number_of_them_is_told(found):
+    [finding] = found(CODE, full(0, 2, None))
+    assert (finding.tokens, finding.evidence["max_waiting_tokens"]) == (0, None)
+    assert finding.message.endswith("requests waited for tokens on average.")
+
+
+@pytest.mark.parametrize(("not_ready", "waited_for_tokens"), [(0, [3.0]), (1, [2.0]), (3, []), (4, [])])
+def test_who_waits_for_something_else_does_not_count(found, not_ready, waited_for_tokens):
+    findings = found(CODE, full(0, 3, 70, num_not_ready_after=not_ready))
+    assert [finding.evidence["mean_waiting"] for finding in findings] == waited_for_tokens

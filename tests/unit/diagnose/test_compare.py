@@ -2,11 +2,12 @@ import inspect
 
 import pytest
 
-from schedtrace.diagnose.compare import METRICS, compare
+from schedtrace.diagnose.compare import compare
 from schedtrace.errors import InputError
-from tests.makers import arrival, finish, manifest, result, step, workload
-
-OUTPUT = METRICS[0][0]
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Preemption
+from schedtrace.read.run import read_run
+from tests.makers import arrival, finish, manifest, result, run_folder, step, workload
 
 
 def trials(*first_steps, **fields):
@@ -41,99 +42,113 @@ def test_base_and_new_cannot_be_swapped_by_their_place(run_of):
         compare(run, run)
 
 
-def test_metrics_are_means_and_ranges_over_trials(run_of):
-    comparison = compare(
-        base=run_of("a", *trials(1, 1), about=results(2.0, 4.0)),
-        new=run_of("b", *trials(1, 1), about=results(1.0, 2.0)),
-    )
-    output = metrics_of(comparison)[OUTPUT]
-    assert (output.base.count, output.base.mean, output.base.min, output.base.max) == (2, 15, 10, 20)
-    assert (output.new.mean, output.change_frac, output.higher_is_better) == (30, 1.0, True)
+def test_a_comparison_names_both_runs_and_has_their_settings_metrics_and_findings(run_of):
+    base = run_of("a", *trials(1, 1), about=results(2.0, 4.0))
+    new = run_of("b", *trials(1, 1, waiting=1, ended=Cause.KV_BLOCKS), about=results(1.0, 1.5), model="new")
+    comparison = compare(base=base, new=new)
+    assert (comparison.base_label, comparison.new_label) == ("a", "b")
+    assert (comparison.base_path, comparison.new_path) == (str(base.path), str(new.path))
+    assert [change.name for change in comparison.config] == ["model"]
+    assert metrics_of(comparison)["output"].change_frac == pytest.approx((40 + 40 / 1.5) / 30 - 1)
+    assert [change.cause for change in comparison.findings] == ["kv_blocks"]
+    assert comparison.verdict.startswith("new: blocked-budget kv_blocks (2 steps in 2 trials); output +")
 
 
-@pytest.mark.parametrize(
-    ("base", "new", "beyond"),
-    [
-        ((2.0, 4.0), (1.0, 1.5), True),
-        ((1.0, 1.5), (2.0, 4.0), True),
-        ((2.0, 4.0), (1.0, 2.0), False),
-        ((2.0, 4.0), (3.0, 3.5), False),
-        ((2.0, 2.0), (1.0, 1.0), True),
-        ((2.0, 2.0), (2.0, 2.0), False),
-        ((2.0,), (1.0, 1.5), None),
-        ((2.0, 4.0), (1.0,), None),
-    ],
-)
-def test_a_change_is_beyond_the_spread_only_if_the_ranges_do_not_touch(run_of, base, new, beyond):
-    comparison = compare(
-        base=run_of("a", *trials(*[1] * len(base)), about=results(*base)),
-        new=run_of("b", *trials(*[1] * len(new)), about=results(*new)),
-    )
-    assert metrics_of(comparison)[OUTPUT].beyond_spread is beyond
+def test_a_run_does_not_differ_from_itself(run_of):
+    run = run_of("a", *trials(1, 1), about=results(1.0, 2.0))
+    comparison = compare(base=run, new=run)
+    assert (comparison.verdict, comparison.notes, comparison.config) == ("no difference found", [], [])
 
 
 def test_one_trial_on_a_side_is_noted_and_so_are_different_numbers_of_them(run_of):
     one, two = run_of("one", *trials(1)), run_of("two", *trials(1, 1))
-    told = " / ".join(compare(base=one, new=two).notes)
-    assert "one trial on a side" in told
-    assert "base has 1 trial, new has 2" in told
+    assert compare(base=one, new=two).notes == [
+        "base has 1 whole trial, new has 2: all are used",
+        "one trial on a side: how much it would vary by itself is unknown; use --trials",
+    ]
     assert compare(base=two, new=two).notes == []
 
 
-def test_problems_of_both_traces_are_noted(run_of):
-    comparison = compare(base=run_of("a", step(0), step(2)), new=run_of("b", step(0), step(3)))
-    assert [note.partition(":")[0].rpartition("/")[2] for note in comparison.notes[:2]] == [
-        "engine-0.jsonl"
-    ] * 2
-    assert "1 steps" in comparison.notes[0]
-    assert "2 steps" in comparison.notes[1]
+def test_engines_are_no_trials(tmp_path, run_of):
+    for rank in (0, 1):
+        run_folder(tmp_path / "a", step(0, got={"a": 1}, new="a"), engine_rank=rank)
+    [note] = compare(base=read_run(tmp_path / "a"), new=run_of("b", step(0, got={"a": 1}))).notes
+    assert note.startswith("one trial on a side")
 
 
-def test_a_metric_that_one_side_lacks_is_left_out(run_of):
-    done = step(1, trial=1, finished=[finish("t1-0", arrived_us=0, first_token_us=5000, last_token_us=9000)])
-    comparison = compare(base=run_of("a", *trials(1), done), new=run_of("b", *trials(1)))
-    assert "steps" in metrics_of(comparison)
-    assert not {"TTFT p50", OUTPUT} & set(metrics_of(comparison))
+def test_problems_are_noted_with_the_side_that_has_them(run_of):
+    base, new = run_of("a", step(0), step(2)), run_of("b", step(0), about=manifest(status="interrupted"))
+    assert compare(base=base, new=new).notes[:2] == [
+        f"base: {base.path}/engine-0.jsonl: 1 step is missing",
+        "new: the run was interrupted; what was recorded before is analyzed",
+    ]
 
 
-def test_without_a_value_to_start_from_there_is_no_percentage(run_of):
-    comparison = compare(base=run_of("a", *trials(1)), new=run_of("b", *trials(1)))
-    assert metrics_of(comparison)["preemptions"].change_frac is None
+def test_a_trial_cut_short_is_in_no_metric(run_of):
+    whole = run_of("a", *trials(1, 1), about=results(1.0, 1.0))
+    told = results(1.0, 1.0)
+    told.status = "interrupted"
+    cut = run_of("b", *trials(1, 1, 7), about=told)
+    assert metrics_of(compare(base=whole, new=cut))["first-step requests"].new.max == 1
 
 
-@pytest.mark.parametrize(
-    ("base", "new", "says"),
-    [
-        ((1, 4), (4, 4), "first-step requests now 4 in every trial (were 1 to 4)"),
-        ((4, 4), (1, 4), "first-step requests now vary from 1 to 4 (were 4)"),
-    ],
-)
-def test_the_verdict_says_that_the_first_step_has_become_steady_or_no_longer_is(run_of, base, new, says):
-    verdict = compare(base=run_of("a", *trials(*base)), new=run_of("b", *trials(*new))).verdict
-    assert says in verdict
+def test_throughput_of_different_sources_is_noted(run_of):
+    done = finish("t1-0", arrived_us=0, first_token_us=1, last_token_us=900)
+    lines = trials(1, finished=[done])
+    front_end, trace = run_of("a", *lines, about=results(2.0)), run_of("b", *lines)
+    note = "throughput is the front end's on one side and the trace's on the other: not quite alike"
+    unknown = run_of("c", *trials(1))
+    for other, noted in ((trace, True), (front_end, False), (unknown, False)):
+        assert (note in compare(base=front_end, new=other).notes) is noted
+        assert (note in compare(base=other, new=front_end).notes) is noted
 
 
-@pytest.mark.parametrize(
-    ("base", "new", "says"),
-    [
-        ((2.0, 4.0), (1.0, 1.5), "output +122.2 %"),
-        ((2.0, 4.0), (2.0, 3.5), "within the spread"),
-        ((2.0,), (1.0,), "output +100.0 %, one trial only"),
-    ],
-)
-def test_the_verdict_weighs_the_change_by_the_spread_of_the_trials(run_of, base, new, says):
-    comparison = compare(
-        base=run_of("a", *trials(*[1] * len(base)), about=results(*base)),
-        new=run_of("b", *trials(*[1] * len(new)), about=results(*new)),
-    )
-    assert says in comparison.verdict
+def test_preemptions_that_one_side_could_not_record_are_not_compared(run_of):
+    seen = run_of("a", step(0, got={"a": 1}, preempted=[Preemption("a", 1)]))
+    unseen = run_of("b", step(0, got={"a": 1}), preemptions_recorded=False)
+    assert "preemptions" not in metrics_of(compare(base=seen, new=unseen))
+
+
+WORKLOADS = [
+    ({"num_prompts": 9}, "9 prompts (random, 400 + 40 tokens)"),
+    ({"num_prompts": 1}, "1 prompt (random, 400 + 40 tokens)"),
+    ({"input_tokens": 4000}, "4 prompts (random, 4,000 + 40 tokens)"),
+    ({"output_tokens": 50}, "4 prompts (random, 400 + 50 tokens)"),
+    ({"dataset": "x.json", "input_tokens": None}, "4 prompts (x.json)"),
+]
+
+
+@pytest.mark.parametrize(("load", "says"), WORKLOADS)
+def test_different_workloads_are_noted_and_come_first_in_the_verdict(run_of, load, says):
+    base = run_of("a", step(0), about=manifest(workload=workload()))
+    new = run_of("b", step(0), about=manifest(workload=workload(**load)))
+    comparison = compare(base=base, new=new)
+    told = f"different workloads: base 4 prompts (random, 400 + 40 tokens), new {says}"
+    assert comparison.notes[0] == told
+    assert comparison.verdict.startswith("different workloads, so the figures say little")
+
+
+@pytest.mark.parametrize("load", [{"prequeue": True}, {"warmup_requests": 3}, {"keep_prefix_cache": True}])
+def test_the_same_requests_handed_over_otherwise_are_the_same_work(run_of, load):
+    base = run_of("a", step(0), about=manifest(workload=workload()))
+    new = run_of("b", step(0), about=manifest(workload=workload(**load)))
+    assert not any("workload" in note for note in compare(base=base, new=new).notes)
+
+
+def test_a_workload_that_one_side_does_not_tell_is_taken_for_the_same(run_of):
+    base, new = run_of("a", step(0)), run_of("b", step(0), about=manifest(workload=workload()))
+    assert not any("workload" in note for note in compare(base=base, new=new).notes)
 
 
 def test_different_models_on_different_workloads_have_nothing_in_common(run_of):
     base = run_of("a", step(0), about=manifest(workload=workload(num_prompts=4)), model="small")
     new = run_of("b", step(0), about=manifest(workload=workload(num_prompts=9)), model="large")
-    with pytest.raises(InputError, match=r"nothing in common.*small on 4 prompts.*large on 9 prompts"):
+    with pytest.raises(InputError) as refused:
         compare(base=base, new=new)
+    assert str(refused.value) == (
+        f"nothing in common to compare: {base.path} ran small on 4 prompts (random, 400 + 40 tokens), "
+        f"{new.path} ran large on 9 prompts (random, 400 + 40 tokens)"
+    )
 
 
 def test_different_models_on_the_same_workload_can_be_compared(run_of):
@@ -145,5 +160,11 @@ def test_different_models_on_the_same_workload_can_be_compared(run_of):
 @pytest.mark.parametrize("empty", ["base", "new"])
 def test_a_run_without_a_step_cannot_be_compared(run_of, empty):
     runs = {"base": run_of("a", step(0)), "new": run_of("b", step(0))} | {empty: run_of("none")}
-    with pytest.raises(InputError, match="none: no step in it to compare"):
+    with pytest.raises(InputError, match=r"none: no step in it to compare$"):
         compare(**runs)
+
+
+def test_an_engine_without_a_step_leaves_it_to_the_others(tmp_path):
+    run_folder(tmp_path, step(0, got={"a": 1}))
+    run = read_run(run_folder(tmp_path, engine_rank=1))
+    assert metrics_of(compare(base=run, new=run))["steps"].base.mean == 1

@@ -9,16 +9,16 @@ CODE = "preemption"
 def test_preemptions_are_counted_with_what_they_threw_away(found):
     [finding] = found(
         CODE,
-        step(0, got={"a": 100}, prefill_tokens=1000),
+        step(0, got={"a": 970}),
         step(1, preempted=[Preemption("a", 40, "b", 1), Preemption("c", 60, "b", 1)]),
-        step(2, got={"a": 30}, prefill_tokens=1000, recomputed_tokens=30),
+        step(2, got={"a": 30}, recomputed_tokens=30),
         step(3, preempted=[Preemption("a", 50, "a", 2)]),
         step(4, preempted=[Preemption("d", 5)]),
     )
     assert (finding.severity, finding.cause, finding.via) == ("warning", "kv_blocks", "recorded")
     assert (finding.count, finding.steps, finding.tokens) == (4, [1, 3, 4], 155)
     evidence = finding.evidence
-    assert (evidence["victims"], evidence["recomputed_tokens"], evidence["prefill_tokens"]) == (3, 30, 2000)
+    assert (evidence["victims"], evidence["recomputed_tokens"], evidence["computed_tokens"]) == (3, 30, 1000)
     assert (evidence["for_another_request"], evidence["for_itself"]) == (2, 1)
     assert [(one["step"], one["lost_tokens"]) for one in evidence["examples"]] == [(1, 60), (3, 50), (1, 40)]
 
@@ -41,12 +41,23 @@ def test_nobody_hit_twice_is_not_talked_about(found):
 
 
 @pytest.mark.parametrize(("recomputed", "severity"), [(99, "warning"), (100, "critical"), (101, "critical")])
-def test_it_is_critical_from_a_tenth_of_all_prompt_tokens_on(found, recomputed, severity):
+def test_it_is_critical_from_a_tenth_of_all_tokens_computed_on(found, recomputed, severity):
     [finding] = found(
-        CODE, step(0, prefill_tokens=1000, recomputed_tokens=recomputed, preempted=[Preemption("a", 200)])
+        CODE, step(0, got={"x": 1000}, recomputed_tokens=recomputed, preempted=[Preemption("a", 200)])
     )
     assert finding.severity == severity
-    assert "10 %" in finding.message
+    assert f"{recomputed} were computed again (10 % of all tokens computed)." in finding.message
+
+
+def test_no_more_than_all_tokens_are_computed_again(found):
+    [finding] = found(CODE, step(0, recomputed_tokens=50, preempted=[Preemption("a", 50)]))
+    assert "(100 % of all tokens computed)" in finding.message
+
+
+def test_where_nothing_is_computed_again_nothing_is(found):
+    [finding] = found(CODE, step(0, preempted=[Preemption("a", 50)]))
+    assert (finding.severity, finding.evidence["recomputed_tokens"]) == ("warning", 0)
+    assert "0 were computed again (0 % of all tokens computed)" in finding.message
 
 
 def test_a_reset_outside_schedule_is_no_preemption(found):

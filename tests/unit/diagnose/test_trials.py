@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.diagnose.trials import STRIP_CELLS, strip, trial_reports
+from schedtrace.diagnose.trials import FINISHED, STRIP_CELLS, strip, trial_reports
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Percentiles
 from schedtrace.model.trace import Preemption
@@ -68,6 +68,43 @@ def test_aborted_requests_are_counted_apart_and_in_no_other_figure(view_of):
     assert (report.requests_finished, report.requests_aborted) == (2, 1)
     assert (report.ttft_ms.count, report.ttft_ms.p99, report.e2e_ms.p99) == (2, 10, 20)
     assert report.requests_per_s == pytest.approx(2)
+
+
+@pytest.mark.parametrize("status", ["ABORTED", "ERROR", "IGNORED", "of a newer version"])
+def test_only_requests_that_got_what_they_asked_for_are_finished(view_of, status):
+    finished = [*(ran(name, 10, 20, status=name) for name in FINISHED), ran("z", 500, 900, status=status)]
+    [report] = trial_reports(view_of(step(0, back=1_000_000, finished=finished)), None)
+    assert FINISHED == ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
+    assert (report.requests_finished, report.requests_aborted, report.requests_per_s) == (3, 1, 3)
+
+
+@pytest.mark.parametrize(("recorded", "count"), [(True, 1), (False, None)])
+def test_preemptions_that_could_not_be_recorded_are_not_none(view_of, recorded, count):
+    lines = [step(0, preempted=[Preemption("a", 1)] if recorded else [])]
+    [report] = trial_reports(view_of(*lines, preemptions_recorded=recorded), None)
+    assert report.preemptions == count
+
+
+@pytest.mark.parametrize(
+    ("status", "complete"),
+    [
+        ("finished", [True, True]),
+        ("attached", [True, True]),
+        ("running", [True, False]),
+        ("interrupted", [True, False]),
+        ("failed", [True, False]),
+    ],
+)
+def test_a_trial_without_a_result_was_cut_if_the_run_ended_early(view_of, status, complete):
+    view = view_of(step(0, trial=1), step(1, trial=2))
+    told = manifest(status=status, trials=[result(1, 2.0)])
+    assert [report.complete for report in trial_reports(view, told)] == complete
+    assert [report.complete for report in trial_reports(view, None)] == [True, True]
+
+
+def test_a_trace_without_trials_is_never_cut(view_of):
+    [report] = trial_reports(view_of(step(0)), manifest(status="failed"))
+    assert report.complete
 
 
 def test_throughput_is_the_front_ends_where_it_measured(view_of):

@@ -78,10 +78,29 @@ def test_the_last_exit_of_the_waiting_loop_is_the_one_that_ended_it(view_of):
     }
 
 
-def test_a_step_without_an_exit_of_the_waiting_loop_has_no_cause(view_of):
-    running = Exit("running", "continue", Cause.NO_NEW_TOKENS, "r")
-    view = view_of(step(0, exits=[running]), step(1, ended=None), step(2, ended=Cause.PAUSED))
-    assert view.steps["waiting_cause"].to_list() == [None, None, "paused"]
+def test_without_an_exit_of_the_waiting_loop_the_queue_was_empty_or_the_cause_is_not_known(view_of):
+    running = Exit("running", "continue", Cause.NO_NEW_TOKENS, "r", via="source")
+    lines = [step(0, exits=[running]), step(1, ended=None, waiting=1), step(2, ended=Cause.PAUSED)]
+    view = view_of(*lines, exits_via="source")
+    assert view.steps["waiting_cause"].to_list() == ["queue_empty", "other", "paused"]
+    assert view.steps["waiting_via"].to_list() == ["source", "source", "inferred"]
+
+
+def test_eligible_are_those_that_wait_for_the_scheduler_only(view_of):
+    lines = [step(at, waiting=2, num_not_ready_after=count) for at, count in enumerate((0, 1, 2, 3))]
+    assert view_of(*lines).steps["eligible_after"].to_list() == [2, 1, 0, 0]
+
+
+def test_rows_stay_in_the_order_of_the_trace_whatever_they_are_joined_with(view_of):
+    exits = [Cause.KV_BLOCKS, None, Cause.PAUSED, None] * 50
+    lines = [step(at, waiting=1, ended=cause) for at, cause in enumerate(exits)]
+    names = [f"t1-{at}" for at in range(200)]
+    come = step(200, trial=1, arrived=[arrival(name, 0) for name in reversed(names)])
+    gone = step(201, trial=1, finished=[finish(name) for name in names])
+    view = view_of(*reversed(lines), come, gone)
+    assert view.steps["step"].to_list() == list(range(202))
+    assert view.steps["waiting_cause"].to_list()[:4] == ["kv_blocks", "other", "paused", "other"]
+    assert view.finishes["request_id"].to_list() == names
 
 
 @pytest.mark.parametrize(("front_end", "closed"), [("LLMEngine", True), ("AsyncLLM", False), (None, False)])

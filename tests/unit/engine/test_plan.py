@@ -57,6 +57,16 @@ def test_force_never_empties_a_folder_that_is_no_run(tmp_path, name):
     assert (tmp_path / "run" / name).read_text() == "precious"
 
 
+@pytest.mark.parametrize("force", [True, False])
+def test_a_file_or_a_link_of_that_name_is_no_folder(tmp_path, force):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(run_folder(tmp_path / "real", step(0)))
+    for name in ("file", "link"):
+        with pytest.raises(UsageError, match=f"{name} is no folder"):
+            make_folder(tmp_path, name, force=force)
+    assert (tmp_path / "real" / "engine-0.jsonl").exists()
+
+
 def test_force_never_empties_a_folder_of_runs(tmp_path):
     run_folder(tmp_path / "logs" / "one", step(0))
     with pytest.raises(UsageError, match="logs is no run folder"):
@@ -76,6 +86,11 @@ def test_a_plan_begins_as_a_manifest_of_its_own(tmp_path):
     told = read_manifest(tmp_path)
     assert (told.status, told.error, told.label) == ("failed", "no memory", "x")
     assert (told.command, told.trials_asked, told.trials) == (["schedtrace", "run"], 3, [])
+
+
+def test_a_plan_keeps_no_secret_of_its_command(tmp_path):
+    plan = Plan(spec(), tmp_path, "x", ["schedtrace", "run", "--hf-token", "hf_x", "--api-key=y"])
+    assert plan.manifest.command == ["schedtrace", "run", "--hf-token", "(hidden)", "--api-key=(hidden)"]
 
 
 def test_a_sound_spec_passes_the_check():
@@ -104,6 +119,8 @@ def test_what_cannot_work_is_found_before_anything_is_started(run, says, tmp_pat
         ([[], []], False),
         ([["--gpu-memory-utilization", "0.4"], ["--gpu-memory-utilization=0.5"]], True),
         ([["--gpu-memory-utilization", "0.4"], []], False),
+        ([["--gpu-memory-utilization", "0.9"], ["--gpu-memory-utilization", "0.05"]], True),
+        ([["--gpu-memory-utilization", "0.9"], ["--gpu-memory-utilization", "0.0501"]], False),
         ([["--gpu_memory_utilization", "0.4"], ["--gpu-memory-utilization", "0.6"]], False),
         ([["--gpu-memory-utilization", "half"], ["--gpu-memory-utilization", "0.04"]], False),
     ],

@@ -4,14 +4,22 @@ from schedtrace.model.redact import HIDDEN, hide_secrets, is_secret, vllm_enviro
 
 
 @pytest.mark.parametrize(
-    "name", ["--hf-token", "--api-key", "api_keys", "VLLM_API_KEY", "aws_secret_access_key", "password"]
+    "name",
+    [
+        *("--hf-token", "--hf_token", "HF_TOKEN", "--api-key", "api_keys", "VLLM_API_KEY", "auth-token"),
+        *("aws_secret_access_key", "ACCESS_KEY", "client_secret", "SECRET_KEY", "password", "--db-password"),
+    ],
 )
 def test_keys_tokens_and_passwords_are_secrets(name):
     assert is_secret(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["--tokenizer", "--max-num-batched-tokens", "eos_token_id", "bos_token", "token_budget", "--seed"]
+    "name",
+    [
+        *("--tokenizer", "--max-num-batched-tokens", "eos_token_id", "bos_token", "token_budget", "--seed"),
+        *("api_key_file", "passwords_checked", "keypassword", "turkey", "--api-keyboard"),
+    ],
 )
 def test_tokens_of_text_are_no_secrets(name):
     assert not is_secret(name)
@@ -25,10 +33,21 @@ def test_tokens_of_text_are_no_secrets(name):
         (["--api-key", "x", "y", "--seed", "0"], ["--api-key", HIDDEN, HIDDEN, "--seed", "0"]),
         (["run", "--model", "m"], ["run", "--model", "m"]),
         (["--hf-token"], ["--hf-token"]),
+        (["--hf-token", "--api-key", "x"], ["--hf-token", "--api-key", HIDDEN]),
+        (["--api_key", "x", "--api_key=y"], ["--api_key", HIDDEN, f"--api_key={HIDDEN}"]),
+        (["--api-key="], [f"--api-key={HIDDEN}"]),
+        (["api-key", "x"], ["api-key", "x"]),
+        ([], []),
     ],
 )
 def test_a_command_line_keeps_everything_but_the_values_of_secrets(command, shown):
     assert without_secrets(command) == shown
+
+
+def test_a_command_line_is_not_changed_itself():
+    command = ["--api-key", "x"]
+    without_secrets(command)
+    assert command == ["--api-key", "x"]
 
 
 def test_settings_that_are_not_set_stay_so():
@@ -38,6 +57,16 @@ def test_settings_that_are_not_set_stay_so():
 
 def test_only_variables_of_vllm_and_schedtrace_are_kept(monkeypatch):
     monkeypatch.setattr(
-        "os.environ", {"VLLM_API_KEY": "x", "VLLM_B": "1", "HOME": "h", "SCHEDTRACE_DIR": "d"}
+        "os.environ",
+        {
+            "VLLM_API_KEY": "x",
+            "VLLM_B": "1",
+            "HOME": "h",
+            "SCHEDTRACE_DIR": "d",
+            "HF_TOKEN": "y",
+            "MY_VLLM_": "",
+        },
     )
-    assert vllm_environment() == {"SCHEDTRACE_DIR": "d", "VLLM_API_KEY": HIDDEN, "VLLM_B": "1"}
+    told = vllm_environment()
+    assert told == {"SCHEDTRACE_DIR": "d", "VLLM_API_KEY": HIDDEN, "VLLM_B": "1"}
+    assert list(told) == sorted(told)

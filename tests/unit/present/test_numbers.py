@@ -26,6 +26,11 @@ def test_integers_have_thousands_separated(value, text):
         (0, "0"),
         (5.0, "5"),
         (0.42, "0.42"),
+        (0.1, "0.10"),
+        (0.0999, "0.1"),
+        (0.001, "0.001"),
+        (0.01234, "0.012"),
+        (-0.001, "-0.001"),
         (9.876, "9.88"),
         (12.34, "12.3"),
         (99.94, "99.9"),
@@ -35,7 +40,7 @@ def test_integers_have_thousands_separated(value, text):
         (1000.0, "1,000"),
     ],
 )
-def test_numbers_have_three_digits_that_matter(value, text):
+def test_numbers_have_two_or_three_digits_that_matter(value, text):
     assert number(value) == text
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from schedtrace.errors import ExitCode, InputError
-from schedtrace.model.trace import End, Events, Output
+from schedtrace.model.trace import End, Events, Exit, Output
 from schedtrace.read.trace import Problems, read_trace
 from tests.makers import arrival, encoded, finish, header, step, write_trace
 
@@ -24,6 +24,12 @@ GARBAGE = {
     "a step whose requests are no list": STEP.replace(b'"requests":[', b'"requests":5,"x":['),
     "a step in a broken encoding": STEP.replace(b'"a"', b'"\xff"'),
     "a notice in a broken encoding": b'{"type":"notice","at_us":1,"message":"\xff"}',
+    "a step without a field that it must have": STEP.replace(b'"schedule_us":100,', b""),
+    "a request without a field that it must have": STEP.replace(b'"scheduled_tokens":5', b'"x":5'),
+    "a finish that is null in a field that it must have": encoded(step(1, finished=[finish("a")])).replace(
+        b'"prompt_tokens":100', b'"prompt_tokens":null'
+    ),
+    "a number of more than 64 bits": STEP.replace(b'"start_us":10000', b'"start_us":99999999999999999999'),
     "an output without its time": b'{"type":"output","step":1}',
 }
 
@@ -40,8 +46,38 @@ def test_several_garbled_lines_are_counted_with_their_numbers_in_order(trace_of)
     trace = trace_of(half, step(0), b"x", b"y", step(1), half, b"z", b"")
     assert trace.problems.garbled_lines == [2, 4, 5, 7, 8]
     [said] = trace.problems.sentences(trace.path)
-    assert "5 lines" in said
-    assert "2, 4, 5, 7, 8)" in said
+    assert said == f"{trace.path}: 5 lines were not understood and dropped (line 2, 4, 5, 7, 8)"
+
+
+def test_one_garbled_line_and_one_missing_step_are_told_as_one(trace_of):
+    trace = trace_of(step(0), b"x", step(2))
+    assert trace.problems.sentences(trace.path) == [
+        f"{trace.path}: 1 line was not understood and dropped (line 3)",
+        f"{trace.path}: 1 step is missing",
+    ]
+
+
+def test_a_line_has_the_same_fate_whatever_else_is_in_the_trace(trace_of):
+    newer = step(0, got={"a": 1}, waiting=1, ended=Exit("waiting", "break", "disk_blocks"))
+    for more in ([], [STEP[:40]], [STEP.replace(b'"start_us":10000', b'"start_us":99999999999999999999')]):
+        trace = trace_of(newer, *more)
+        assert trace.exits().collect()["cause"].to_list() == ["disk_blocks"]
+        assert trace.problems.garbled_lines == [3] * len(more)
+
+
+def test_lines_that_only_polars_refuses_are_found_among_many(trace_of):
+    lines = [encoded(step(at, start=7)) for at in range(40)]
+    for at in (0, 17, 18, 39):
+        lines[at] = lines[at].replace(b'"start_us":7', b'"start_us":99999999999999999999')
+    trace = trace_of(*lines)
+    assert trace.problems.garbled_lines == [2, 19, 20, 41]
+    assert trace.steps["step"].to_list() == [at for at in range(40) if at not in {0, 17, 18, 39}]
+
+
+def test_a_trace_of_nothing_but_lines_that_polars_refuses_has_no_steps(trace_of):
+    big = STEP.replace(b'"start_us":10000', b'"start_us":99999999999999999999')
+    trace = trace_of(big, big)
+    assert (trace.steps.height, trace.problems.garbled_lines) == (0, [2, 3])
 
 
 def test_no_more_than_five_line_numbers_are_said(trace_of):
@@ -82,11 +118,25 @@ def test_an_unclosed_trace_counts_the_requests_whose_end_is_missing(trace_of):
         ([step(1), step(2)], 1),
         ([step(0), step(1), End(at_us=0, steps=5, dropped_steps=3)], 3),
         ([step(0), step(1), End(at_us=0, steps=2)], 0),
+        ([End(at_us=0, steps=5)], 5),
+        ([], 0),
     ],
 )
 def test_steps_that_the_numbering_or_the_end_line_tells_of_are_counted_as_missing(trace_of, lines, missing):
     trace = trace_of(*lines, closed=False)
     assert trace.problems.missing_steps == missing
+
+
+def test_an_output_told_twice_counts_once(trace_of):
+    first, again = (Output(step=0, output_us=at, update_us=1, output_tokens=1) for at in (5, 6))
+    steps = trace_of(step(0), step(1), first, again).steps
+    assert steps.select("step", "output_us").rows() == [(0, 5), (1, 11_000)]
+
+
+def test_an_unclosed_trace_in_which_all_requests_ended_says_nothing_about_requests(trace_of):
+    trace = trace_of(step(0), closed=False)
+    [said] = trace.problems.sentences(trace.path)
+    assert said.endswith("up to one second before the end may be missing")
 
 
 def test_an_output_line_of_a_step_that_was_lost_changes_nothing(trace_of):
@@ -103,6 +153,8 @@ def test_an_output_line_of_a_step_that_was_lost_changes_nothing(trace_of):
         (STEP + b"\n", ":1: not a schedtrace trace"),
         (b"[1]\n", ":1: not a schedtrace trace"),
         (b"\xff\xfe\n", ":1: not a schedtrace trace"),
+        (encoded(header()).replace(b'"box"', b'"\xff"') + b"\n", ":1: not a schedtrace trace"),
+        (encoded(header()), ":1: cut off in its first line"),
         (b'{"type":"header","schema_version":1}\n', ":1: broken header"),
         (encoded(header()).replace(b'"pid":1', b'"pid":"x"') + b"\n", "$.pid"),
     ],

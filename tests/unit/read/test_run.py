@@ -37,6 +37,18 @@ def test_a_trace_file_is_a_run_of_its_own_with_the_manifest_beside_it(tmp_path):
     assert (run.label, [trace.header.engine_rank for trace in run.traces]) == ("named", [1])
 
 
+def test_an_engine_read_alone_knows_how_many_the_run_had(tmp_path):
+    for rank in (0, 1):
+        run_folder(tmp_path, step(0), about=manifest(), engine_rank=rank)
+    assert [read_run(path).engines for path in (tmp_path, tmp_path / "engine-1.jsonl")] == [2, 2]
+
+
+def test_traces_beside_each_other_are_one_run_only_if_a_manifest_says_so(tmp_path):
+    for rank in (0, 1):
+        run_folder(tmp_path, step(0), engine_rank=rank)
+    assert [read_run(path).engines for path in (tmp_path, tmp_path / "engine-1.jsonl")] == [2, 1]
+
+
 def test_engines_come_in_the_order_of_their_ranks_not_of_their_names(tmp_path):
     for rank in (10, 2, 0):
         run_folder(tmp_path, step(0), engine_rank=rank)
@@ -46,6 +58,11 @@ def test_engines_come_in_the_order_of_their_ranks_not_of_their_names(tmp_path):
 def test_a_missing_path_is_refused(tmp_path):
     with pytest.raises(InputError, match="gone: no such file or folder"):
         find_runs([tmp_path / "gone"])
+
+
+def test_a_path_that_can_be_no_name_is_missing(tmp_path):
+    with pytest.raises(InputError, match="aaa: no such file or folder"):
+        find_runs([tmp_path / ("a" * 300)])
 
 
 def test_a_folder_without_traces_is_refused(tmp_path):
@@ -62,7 +79,9 @@ def test_a_manifest_without_a_trace_says_how_the_run_failed(tmp_path):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"status":"finished"}', b"\xff\xff"])
+@pytest.mark.parametrize(
+    "broken", [b"", b"{", b"[]", b'{"status":"finished"}', b"\xff\xff", b'{"label":"\xff"}']
+)
 def test_a_broken_manifest_is_refused_with_its_path(tmp_path, broken):
     run_folder(tmp_path, step(0))
     (tmp_path / FILE_NAME).write_bytes(broken)

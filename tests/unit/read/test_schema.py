@@ -3,7 +3,7 @@ import polars as pl
 import pytest
 
 from schedtrace.model import trace
-from schedtrace.read.schema import defaults_of, schema_of
+from schedtrace.read.schema import defaults_of, required_of, schema_of
 
 STRUCTS = [
     trace.Step,
@@ -61,6 +61,11 @@ def test_defaults_are_those_that_msgspec_leaves_out(struct):
         if not field.required and field.default not in {None, msgspec.NODEFAULT}
     }
     assert defaults_of(struct) == left_out
+
+
+def test_required_is_what_has_no_default_and_may_not_be_null():
+    assert required_of(trace.Arrival) == ["request_id", "queued_us", "prompt_tokens"]
+    assert required_of(trace.Exit) == ["loop", "kind", "cause"]
 
 
 def test_the_defaults_of_a_scheduled_request_are_a_running_one_without_drafts():

@@ -92,6 +92,15 @@ def test_an_older_trace_with_fewer_fields_reads_as_if_they_were_at_their_default
     assert_frame_equal(old.steps.select(nothing_nested), read_trace(new).steps.select(nothing_nested))
 
 
+def test_lists_written_though_they_are_empty_are_empty(trace_of):
+    lists = b",".join(b'"%s":[]' % name for name in (b"preempted", b"arrived", b"finished", b"exits"))
+    trace = trace_of(
+        encoded(step(0, got={"a": 5}, ended=None)).replace(b'"requests"', lists + b',"requests"')
+    )
+    assert (trace.steps.height, trace.problems) == (1, Problems())
+    assert (trace.requests().collect().height, trace.exits().collect().height) == (1, 0)
+
+
 def test_fields_of_a_newer_version_are_ignored(trace_of):
     newer = encoded(step(0, got={"a": 5})).replace(
         b'"requests":[{', b'"shape":[1,{"x":2}],"requests":[{"y":3,'

@@ -1,0 +1,91 @@
+from schedtrace.diagnose.settings import changed_settings
+from tests.makers import manifest, step, workload
+
+
+def told(base, new):
+    """``(name, base, new, given)`` of every setting that differs."""
+    return [(one.name, one.base, one.new, one.given) for one in changed_settings(base=base, new=new)]
+
+
+def changes(run_of, base, new):
+    """The same between two manifests."""
+    return told(run_of("a", step(0), about=manifest(**base)), run_of("b", step(0), about=manifest(**new)))
+
+
+def config(given, **scheduler):
+    return {"engine_args_given": given, "config_resolved": {"scheduler_config": scheduler}}
+
+
+def test_the_same_settings_do_not_differ(run_of):
+    same = {**config({"max_num_seqs": 4}, max_num_seqs=4), "workload": workload(), "environment": {"A": "1"}}
+    assert changes(run_of, same, same) == []
+
+
+def test_what_a_person_gave_comes_before_what_vllm_resolved(run_of):
+    base = config({}, max_num_seqs=256, cuda_graph_size=8, policy="fcfs")
+    new = config({"policy": "priority"}, max_num_seqs=128, cuda_graph_size=8, policy="priority")
+    assert changes(run_of, base, new) == [
+        ("scheduler_config.policy", "fcfs", "priority", True),
+        ("scheduler_config.max_num_seqs", 256, 128, False),
+    ]
+
+
+def test_a_setting_given_on_the_base_side_only_is_given_too(run_of):
+    [change] = changes(run_of, config({"max_num_seqs": 4}, max_num_seqs=4), config({}, max_num_seqs=256))
+    assert change == ("scheduler_config.max_num_seqs", 4, 256, True)
+
+
+def test_workload_and_environment_are_given_by_a_person(run_of):
+    base = {"workload": workload(prequeue=False), "environment": {"VLLM_X": "1"}}
+    new = {"workload": workload(prequeue=True), "environment": {"VLLM_X": "2"}}
+    assert changes(run_of, base, new) == [
+        ("environment.VLLM_X", "1", "2", True),
+        ("workload.prequeue", False, True, True),
+    ]
+
+
+def test_a_variable_that_is_set_on_one_side_only_differs(run_of):
+    base, new = {"environment": {"VLLM_OLD": "1"}}, {"environment": {"VLLM_NEW": "2"}}
+    assert changes(run_of, base, new) == [
+        ("environment.VLLM_NEW", None, "2", True),
+        ("environment.VLLM_OLD", "1", None, True),
+    ]
+
+
+def test_a_variable_says_nothing_about_a_side_that_does_not_tell_its_own(run_of):
+    bare, set_there = run_of("a", step(0)), run_of("b", step(0), about=manifest(environment={"VLLM_X": "1"}))
+    assert told(bare, set_there) == told(set_there, bare) == []
+
+
+def test_a_setting_that_is_known_on_one_side_only_does_not_differ(run_of):
+    bare = run_of("a", step(0))
+    full = {"workload": workload(), "config_resolved": {"cache_config": {"block_size": 10}}}
+    manifested = run_of("b", step(0), about=manifest(**full))
+    assert told(bare, manifested) == told(manifested, bare) == []
+
+
+def test_a_setting_that_is_known_to_be_none_is_known(run_of):
+    base, new = config({}, seed=None), config({}, seed=5)
+    assert changes(run_of, base, new) == [("scheduler_config.seed", None, 5, False)]
+
+
+def test_where_a_run_was_recorded_to_is_no_setting(run_of):
+    for name in ("SCHEDTRACE_RUN_DIR", "SCHEDTRACE_TRIAL_IDS"):
+        base, new = ({"environment": {name: value}} for value in "ab")
+        assert changes(run_of, base, new) == changes(run_of, base, {}) == []
+
+
+def test_without_manifests_the_headers_are_compared(run_of):
+    base = run_of("a", step(0), kv_blocks_total=40, scheduler_config={"max_num_seqs": 8})
+    new = run_of("b", step(0), kv_blocks_total=50, scheduler_config={"max_num_seqs": 9})
+    assert told(base, new) == [
+        ("kv_blocks_total", 40, 50, False),
+        ("scheduler_config.max_num_seqs", 8, 9, False),
+    ]
+
+
+def test_every_setting_of_the_header_that_decides_scheduling_is_compared(run_of):
+    names = ["device", "kv_blocks_total", "model", "scheduler_class", "token_budget", "vllm_version"]
+    new = dict.fromkeys(names, "other") | {"kv_blocks_total": 7, "token_budget": 8}
+    found = changed_settings(base=run_of("a", step(0)), new=run_of("b", step(0), **new))
+    assert [change.name for change in found] == names
