@@ -12,8 +12,8 @@ from schedtrace.model.comparison import Comparison, FindingChange
 from schedtrace.model.report import Finding, RunReport
 from schedtrace.read.run import Run
 
-WORK = ("dataset", "num_prompts", "input_tokens", "output_tokens", "request_rate")
-"""What makes two workloads the same work."""
+WORK = ("dataset", "num_prompts", "input_tokens", "output_tokens")
+"""What makes two workloads the same work; how fast it comes is a setting like others."""
 
 
 def compare(*, base: Run, new: Run) -> Comparison:
@@ -43,12 +43,16 @@ def compare(*, base: Run, new: Run) -> Comparison:
 
 def _notes(*, base: RunReport, new: RunReport, same_work: bool) -> list[str]:
     """What to keep in mind when reading the figures."""
-    notes = [f"{side}: {problem}" for side, run in (("base", base), ("new", new)) for problem in run.problems]
+    sides = (("base", base), ("new", new))
+    notes = [f"{side}: {problem}" for side, run in sides for problem in run.problems]
     if not same_work:
         notes.append(f"different workloads: base {_load(base)}, new {_load(new)}")
     counts = [len(trials_used(report)) for report in (base, new)]
     if counts[0] != counts[1]:
-        notes.append(f"base has {counted(counts[0], 'whole trial')}, new has {counts[1]}: all are used")
+        notes.append(f"base has {counted(counts[0], 'trial')}, new has {counts[1]}: all are used")
+    notes += [
+        f"{side}: its only trial was cut" for side, run in sides if not any(t.complete for t in run.trials)
+    ]
     if min(counts) == 1:
         notes.append("one trial on a side: how much it would vary by itself is unknown; use --trials")
     sources = [{t.throughput_from for t in report.trials if t.throughput_from} for report in (base, new)]

@@ -62,7 +62,7 @@ def _report(view: View, trial: int | None, result: TrialResult | None) -> TrialR
         ),
         e2e_ms=_percentiles(done, (pl.col("last_token_us") - pl.col("arrived_us")) / 1e3),
     )
-    if result is not None:
+    if result is not None and result.elapsed_s > 0:
         _throughput(report, result.num_requests, result.input_tokens, result.output_tokens, result.elapsed_s)
         report.throughput_from = "front_end"
     elif duration_s and done.height:
@@ -89,7 +89,7 @@ def _duration_s(steps: pl.DataFrame) -> float | None:
 
 
 def _use(steps: pl.DataFrame) -> float | None:
-    mean = steps.select((pl.col("used_tokens") / pl.col("token_budget")).mean()).item()
+    mean = steps.select(pl.col("use_frac").mean()).item()
     return None if mean is None else float(mean)
 
 
@@ -119,7 +119,7 @@ def strip(view: View) -> list[StripCell]:
         steps.with_row_index("at")
         .group_by((pl.col("at") * cells // steps.height).alias("cell"), maintain_order=True)
         .agg(
-            (pl.col("used_tokens") / pl.col("token_budget")).max().alias("use"),
+            pl.col("use_frac").max().fill_null(0.0).alias("use"),
             (pl.col("num_waiting_after") > 0).mean().alias("waiting"),
         )
     )

@@ -17,14 +17,22 @@ def verdict(metrics: list[MetricChange], findings: list[FindingChange], *, same_
         said for metric in metrics if metric.name == "first-step requests" and (said := _steadied(metric))
     ]
     parts = [part for part in parts if part]
-    moved = sorted((m for m in metrics if m.unit and m.beyond_spread), key=_size, reverse=True)
-    if moved:
-        parts.append(", ".join(f"{m.name} {percent(m.change_frac)}" for m in moved[:MOST_METRICS]))
-    elif all(metric.base == metric.new for metric in metrics):
-        parts = parts or ["no difference found"]
-    elif metrics and metrics[0].unit:
-        parts.append(f"{metrics[0].name} {percent(metrics[0].change_frac)}, {_how_sure(metrics[0])}")
-    return "; ".join(parts) or "no difference found beyond the spread of the trials"
+    parts += _figures(metrics, shapes_too=not parts)
+    return "; ".join(parts) or "no difference found"
+
+
+def _figures(metrics: list[MetricChange], *, shapes_too: bool) -> list[str]:
+    """The largest changes beyond the spread; else the first change, and that it may be chance.
+
+    Figures without a unit, such as the number of steps, count only where nothing else is to be said.
+    """
+    beyond = sorted((metric for metric in metrics if metric.beyond_spread), key=_size, reverse=True)
+    if measured := [metric for metric in beyond if metric.unit]:
+        return [", ".join(f"{m.name} {percent(m.change_frac)}" for m in measured[:MOST_METRICS])]
+    if beyond and shapes_too:
+        return [", ".join(f"{m.name} {m.base.mean:g} -> {m.new.mean:g}" for m in beyond[:MOST_METRICS])]
+    changed = [m for m in metrics if (m.unit or shapes_too) and not m.base.same_figures(m.new)]
+    return [f"{m.name} {percent(m.change_frac)}, {_how_sure(m)}" for m in changed[:1]]
 
 
 def percent(change_frac: float | None) -> str:

@@ -19,7 +19,7 @@ class View:
     ``steps`` has the columns of ``model.trace.Step`` and
 
     * ``end_us``: when ``schedule()`` returned,
-    * ``used_tokens``: tokens scheduled,
+    * ``used_tokens``: tokens scheduled, and ``use_frac``: their share of the token budget,
     * ``eligible_after``: waiting requests that are not known to wait for something else,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_guard``, ``waiting_location``,
       ``waiting_via``: the exit with which the loop over the waiting queue ended.
@@ -76,11 +76,12 @@ def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
         steps.filter(measured)
         .with_columns(
             end_us=pl.col("start_us") + pl.col("schedule_us"),
-            used_tokens=pl.col("token_budget") - pl.col("remaining_budget"),
+            used_tokens=_used(),
+            use_frac=pl.when(pl.col("token_budget") > 0).then(_used() / pl.col("token_budget")),
             eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
         .join(_waiting_ends(trace), on="step", how="left", maintain_order="left")
-        .with_columns(_told(pl.col("waiting_cause")), pl.col("waiting_via").fill_null(trace.header.exits_via))
+        .with_columns(_told(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
     )
     return View(
         header=trace.header,
@@ -92,6 +93,10 @@ def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
     )
+
+
+def _used() -> pl.Expr:
+    return pl.col("token_budget") - pl.col("remaining_budget")
 
 
 def _told(cause: pl.Expr) -> pl.Expr:

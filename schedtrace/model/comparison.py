@@ -25,6 +25,10 @@ class Sample(msgspec.Struct, kw_only=True):
     min: float
     max: float
 
+    def same_figures(self, other: "Sample") -> bool:
+        """Whether the figures are alike, whatever the number of trials."""
+        return (self.mean, self.min, self.max) == (other.mean, other.min, other.max)
+
 
 class MetricChange(msgspec.Struct, kw_only=True):
     """One metric on both sides."""

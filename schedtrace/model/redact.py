@@ -7,9 +7,9 @@ from typing import Any
 
 HIDDEN = "(hidden)"
 
-_SECRET_NAME = re.compile(
-    r"(^|_)(hf_token|api_keys?|auth_token|access_key|secret\w*|password)$", re.IGNORECASE
-)
+_WORDS = r"hf_token|auth_token|api_?keys?|access_key|secret\w*|password"
+_SECRET_NAME = re.compile(rf"^token$|(^|_)({_WORDS})$", re.IGNORECASE)
+_SECRET_IN_JSON = re.compile(rf'("(?:token|\w*(?:{_WORDS}))"\s*:\s*)"[^"]*"', re.IGNORECASE)
 _KEPT = ("VLLM_", "SCHEDTRACE_", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
@@ -30,7 +30,7 @@ def without_secrets(command: list[str]) -> list[str]:
         elif option and equals and is_secret(name):
             shown.append(f"{name}={HIDDEN}")
         else:
-            shown.append(argument)
+            shown.append(_SECRET_IN_JSON.sub(rf'\1"{HIDDEN}"', argument))
         hide = (option and not equals and is_secret(name)) or (hide and not option)
     return shown
 

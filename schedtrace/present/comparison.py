@@ -74,7 +74,7 @@ def _sample(sample: Sample) -> str:
 
 def _word(metric: MetricChange) -> Text:  # noqa: PLR0911  # one return per word
     """What the change means, in one word."""
-    if metric.base == metric.new:
+    if metric.base.same_figures(metric.new):
         return Text("same", style="dim")
     if metric.beyond_spread is None:
         return Text("one trial", style="dim")

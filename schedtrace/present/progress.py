@@ -56,9 +56,10 @@ class RunProgress(Observer):
             self._bars.update(task, description=text, total=total, completed=finished)
 
     def trial_done(self, plan: Plan, result: TrialResult) -> None:
-        rate = result.num_requests / result.elapsed_s
-        total = (result.input_tokens + result.output_tokens) / result.elapsed_s
-        output = result.output_tokens / result.elapsed_s
+        elapsed = max(result.elapsed_s, 1e-9)
+        rate = result.num_requests / elapsed
+        total = (result.input_tokens + result.output_tokens) / elapsed
+        output = result.output_tokens / elapsed
         self._say(
             plan,
             f"{self._trial(plan, result.trial)}: {result.num_requests} requests in {result.elapsed_s:.2f} s, "

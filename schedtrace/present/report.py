@@ -120,7 +120,8 @@ def _strip(run: RunReport) -> Text:
     text.append(use + "\n", style="green")
     text.append("waiting     ", style="bold")
     text.append(waiting if waiting.strip() else "nobody", style="yellow")
-    legend = f"{len(run.strip)} equal parts of {whose}: highest use, share with waiting"
+    parts = f"{len(run.strip)} equal parts of {whose}" if len(run.strip) > 1 else f"all of {whose}"
+    legend = f"{parts}: highest use, share with waiting"
     text.append(f"\n            {legend}", style="dim")
     return text
 

@@ -1,5 +1,6 @@
 """One ``engine-<rank>.jsonl``: every line checked, what is broken dropped and counted."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -28,6 +29,8 @@ from schedtrace.read.schema import defaults_of, required_of, schema_of
 
 _STEP_START = b'{"type":"step",'
 _NAMED_LINES = 5
+_HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
+"""Nothing that is counted or timed here has 19 digits; such a number would not fit Polars' integers."""
 _NESTED: dict[str, type[msgspec.Struct]] = {
     "requests": ScheduledRequest,
     "exits": Exit,
@@ -171,6 +174,8 @@ def _sort_lines(lines: list[bytes], problems: Problems) -> tuple[list[tuple[int,
         try:
             other = msgspec.json.decode(line, type=AnyLine)
         except (msgspec.DecodeError, UnicodeDecodeError):
+            other = None
+        if other is None or _HUGE_NUMBER.search(line):
             problems.garbled_lines.append(number)
             continue
         if isinstance(other, Step):  # written by somebody else, in another order or with spaces
@@ -196,10 +201,14 @@ def _header(path: Path, lines: list[bytes]) -> Header:
         )
         raise InputError(msg)
     try:
-        return msgspec.json.decode(lines[0], type=Header)
+        header = msgspec.json.decode(lines[0], type=Header)
     except msgspec.DecodeError as error:
         msg = f"{path}:1: broken header ({error})"
         raise InputError(msg) from error
+    if _HUGE_NUMBER.search(lines[0]):
+        msg = f"{path}:1: broken header (a number in it is too large)"
+        raise InputError(msg)
+    return header
 
 
 def _read_steps(numbered: list[tuple[int, bytes]], problems: Problems) -> pl.DataFrame:
@@ -212,6 +221,9 @@ def _read_steps(numbered: list[tuple[int, bytes]], problems: Problems) -> pl.Dat
             try:
                 decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
+                problems.garbled_lines.append(number)
+                continue
+            if _HUGE_NUMBER.search(line):
                 problems.garbled_lines.append(number)
             else:
                 good.append((number, line))
@@ -251,17 +263,9 @@ def _incomplete(rows: pl.DataFrame, struct: type[msgspec.Struct]) -> bool:
     """Whether a field without a default is missing, in the rows or in what is nested in them."""
     if any(rows[name].null_count() for name in required_of(struct)):
         return True
-    nested: dict[str, type[msgspec.Struct]] = {
-        "requests": ScheduledRequest,
-        "exits": Exit,
-        "preempted": Preemption,
-    }
-    nested |= {"arrived": Arrival, "finished": Finish}
-    if struct is not Step:
-        return False
-    return any(
+    return struct is Step and any(
         _incomplete(rows.filter(pl.col(name).list.len() > 0)[name].explode().struct.unnest(), entry)
-        for name, entry in nested.items()
+        for name, entry in _NESTED.items()
     )
 
 

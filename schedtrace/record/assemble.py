@@ -15,10 +15,19 @@ _TRIAL = re.compile(r"t(\d+)-")
 class _Life:
     """What has to be remembered of a request while it lives."""
 
-    __slots__ = ("arrival", "cached", "first_token_us", "last_token_us", "lost_tokens", "scheduled_us")
+    __slots__ = (
+        "arrival",
+        "cached",
+        "first_token_us",
+        "last_token_us",
+        "lost_tokens",
+        "prompt_tokens",
+        "scheduled_us",
+    )
 
     def __init__(self, arrival: Arrival | None) -> None:
         self.arrival = arrival
+        self.prompt_tokens = 0 if arrival is None else arrival.prompt_tokens
         self.scheduled_us: int | None = None
         self.first_token_us: int | None = None
         self.last_token_us: int | None = None
@@ -83,6 +92,7 @@ class Assembler:
             arrived=arrived,
             finished=finished,
             dummy_batches=capture.dummy_batches,
+            draft_tokens=sum(map(len, output.scheduled_spec_decode_tokens.values())),
         )
         self._count(step)
         if result is not None:
@@ -137,12 +147,12 @@ class Assembler:
         drafts = output.scheduled_spec_decode_tokens
         cached = output.scheduled_cached_reqs
         resumed = getattr(cached, "resumed_req_ids", ())
-        rows = [
-            ScheduledRequest(request_id, computed, scheduled[request_id])
-            if request_id not in resumed
-            else ScheduledRequest(request_id, computed, scheduled[request_id], "resumed")
-            for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-        ]
+        tokens = map(scheduled.__getitem__, cached.req_ids)
+        rows = list(map(ScheduledRequest, cached.req_ids, cached.num_computed_tokens, tokens))
+        if resumed:
+            for row in rows:
+                if row.request_id in resumed:
+                    row.phase = "resumed"
         for new in output.scheduled_new_reqs:
             life = self._life(new.req_id)
             # The V2 model runner gets resumed requests as new ones: tell by whether it ran before.
@@ -157,33 +167,41 @@ class Assembler:
         return rows
 
     def _count(self, step: Step) -> None:
-        """Sums over the rows: phases, prefill, decode, recomputed, cached and draft tokens."""
+        """Sums over the rows: phases, prefill, decode, recomputed and cached tokens."""
+        lives = self._lives
+        decoded = 0
         for row in step.requests:
-            life = self._lives.get(row.request_id)
-            prompt = 0 if life is None or life.arrival is None else life.arrival.prompt_tokens
+            life = lives.get(row.request_id)
+            prompt = 0 if life is None else life.prompt_tokens
             lost = 0 if life is None else life.lost_tokens
-            start, end = row.computed_tokens, row.computed_tokens + row.scheduled_tokens
-            if row.phase == "running":
-                step.num_continued += 1
-            else:
+            start = row.computed_tokens
+            if row.phase != "running":
                 step.num_new += row.phase == "new"
                 step.num_resumed += row.phase == "resumed"
                 step.cached_tokens += start
+            if start >= prompt and start >= lost:  # nearly every row: an ordinary decode
+                decoded += row.scheduled_tokens
+                continue
+            end = start + row.scheduled_tokens
             step.prefill_tokens += max(0, min(end, prompt) - start)
             step.recomputed_tokens += max(0, min(end, lost) - start)
-            step.decode_tokens += max(0, end - max(start, prompt, lost))
-            step.draft_tokens += row.draft_tokens
+            decoded += max(0, end - max(prompt, lost))
+        step.decode_tokens = decoded
+        step.num_continued = len(step.requests) - step.num_new - step.num_resumed
 
     def _result(self, result: Result) -> tuple[int, int, int]:
         back_us = self._us(result.back_ns)
         tokens = 0
         by_client = result.outputs or {}
+        lives = self._lives
         for outputs in by_client.values():
             for output in outputs.outputs:
                 new = len(output.new_token_ids)
+                if not new:
+                    continue
                 tokens += new
-                life = self._lives.get(output.request_id)
-                if new and life is not None:
+                life = lives.get(output.request_id)
+                if life is not None:
                     life.last_token_us = back_us
                     if life.first_token_us is None:
                         life.first_token_us = back_us

@@ -43,7 +43,7 @@ def find(view: View) -> list[Finding]:
         "waited. "
         f"{counted(late.height, 'request')} ({tokens:,} tokens) that would have fitted came before the "
         f"step's output was back, {_how_late(latest_ms, on_their_way, late.height)}, "
-        f"and were first scheduled in {counted(extra.height, 'later step')} ({extra_ms:,.0f} ms in all)."
+        f"and {_taken_in(extra.height, extra_ms)}."
     )
     return [
         Finding(
@@ -131,6 +131,14 @@ def late_requests(view: View) -> pl.DataFrame:
     )
 
 
+def _taken_in(steps: int, duration_ms: float) -> str:
+    """When they were scheduled at last."""
+    if not steps:
+        return "had not been scheduled when the trace ended"
+    took = f" ({duration_ms:,.0f} ms in all)" if duration_ms else ""
+    return f"were first scheduled in {counted(steps, 'later step')}{took}"
+
+
 def _how_late(latest_ms: float, on_their_way: int, count: int) -> str:
     """When they reached the front end, as seen from the end of ``schedule()``."""
     if on_their_way == count:
@@ -142,7 +150,7 @@ def _how_late(latest_ms: float, on_their_way: int, count: int) -> str:
 def _in_words(example: dict[str, Any]) -> str:
     return (
         f"{at_step(example)} scheduled {example['scheduled_requests']:,} "
-        f"({example['scheduled_tokens']:,} tokens) of the "
+        f"({counted(example['scheduled_tokens'], 'token')}) of the "
         f"{example['scheduled_requests'] + example['late_requests']:,} requests that it could have, "
         f"with {example['remaining_budget']:,} tokens of budget left."
     )

@@ -29,14 +29,14 @@ WHY: dict[str, str] = {
 }
 
 ADVICE: dict[str, str] = {
-    Cause.MAX_NUM_SEQS: ("Raise --{limit} (now {seats}); watch the KV cache, which has to hold them all."),
+    Cause.MAX_NUM_SEQS: ("Raise --{limit} (now {seats:,}); watch the KV cache, which has to hold them all."),
     Cause.KV_BLOCKS: (
         "Give the KV cache more room (--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger "
         "--num-gpu-blocks-override where one is set), or ask for less at once."
     ),
     Cause.PREEMPTED_THIS_STEP: "See the preemption finding: the KV cache is too small for what runs.",
     Cause.CHUNKED_PREFILL_OFF: (
-        "Switch it on (--enable-chunked-prefill), or raise --max-num-batched-tokens (now {token_budget})."
+        "Switch it on (--enable-chunked-prefill), or raise --max-num-batched-tokens (now {token_budget:,})."
     ),
     Cause.PAUSED: "Somebody asked for it (sleep or pause); nothing to tune.",
     Cause.LORA_CAP: "Raise --max-loras.",
@@ -72,7 +72,7 @@ def _finding(view: View, cause: str, steps: pl.DataFrame) -> Finding:
     working = view.steps.filter((pl.col("total_requests") > 0) | (pl.col("num_waiting_after") > 0)).height
     trials = trial_numbers(steps)
     why = WHY.get(cause, f"cause {cause}").format(**words)
-    left = float(steps.select((pl.col("remaining_budget") / pl.col("token_budget")).mean()).item())
+    left = 1 - float(steps["use_frac"].mean() or 0)  # type: ignore[arg-type]  # a column of floats
     tokens = int(steps["unused"].sum())
     waiting = steps["num_waiting_after"].sum() / steps.height
     examples = _examples(steps)

@@ -113,7 +113,7 @@ def test_nothing_is_found_when(found, near_miss):
 
 def test_nobody_waiting_says_that_the_queue_was_empty_where_no_exit_was_recorded(found):
     [finding] = found(CODE, *late(arrival("a", 150), ended=None), exits_via="source")
-    assert (finding.steps, finding.via) == ([0], "source")
+    assert (finding.steps, finding.via) == ([0], "inferred")
 
 
 def test_requests_that_are_not_ready_may_have_waited(found):

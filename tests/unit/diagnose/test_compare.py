@@ -63,7 +63,7 @@ def test_a_run_does_not_differ_from_itself(run_of):
 def test_one_trial_on_a_side_is_noted_and_so_are_different_numbers_of_them(run_of):
     one, two = run_of("one", *trials(1)), run_of("two", *trials(1, 1))
     assert compare(base=one, new=two).notes == [
-        "base has 1 whole trial, new has 2: all are used",
+        "base has 1 trial, new has 2: all are used",
         "one trial on a side: how much it would vary by itself is unknown; use --trials",
     ]
     assert compare(base=two, new=two).notes == []

@@ -83,7 +83,7 @@ def test_without_an_exit_of_the_waiting_loop_the_queue_was_empty_or_the_cause_is
     lines = [step(0, exits=[running]), step(1, ended=None, waiting=1), step(2, ended=Cause.PAUSED)]
     view = view_of(*lines, exits_via="source")
     assert view.steps["waiting_cause"].to_list() == ["queue_empty", "other", "paused"]
-    assert view.steps["waiting_via"].to_list() == ["source", "source", "inferred"]
+    assert view.steps["waiting_via"].to_list() == ["inferred", "inferred", "inferred"]
 
 
 def test_eligible_are_those_that_wait_for_the_scheduler_only(view_of):
