@@ -11,7 +11,7 @@ record() {  # record LABEL NUM_PROMPTS [OPTION...]
     shift 2
     printf '\n== recording %s: %s prompts, 8 trials %s\n' "$label" "$prompts" "$*"
     schedtrace run --model examples/tiny-qwen3 --load-format dummy --max-num-batched-tokens 16384 \
-        --input-len 1024 --output-len 64 --num-prompts "$prompts" --trials 8 \
+        --input-len 1024 --output-len 64 --num-prompts "$prompts" --warmup "$prompts" --trials 8 \
         --output "$logs" --label "$label" --force "$@"
 }
 
