@@ -1,0 +1,74 @@
+"""Every test here leaves vLLM's classes and the environment as it found them."""
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from loguru import logger
+
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _plugins_are_loaded() -> None:
+    """VLLM loads plugins once a process, with the first configuration: here while recording is off."""
+    if find_spec("vllm") is not None:
+        from vllm.plugins import load_general_plugins
+
+        _switch_off()
+        load_general_plugins()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    """Plugin hooks are taken out again; nothing else of vLLM may have changed."""
+    if find_spec("vllm") is None:
+        yield
+        return
+    before = _vllm_attributes()
+    assert not _hooks(before)
+    yield
+    _switch_off()
+    for place in _hooks(_vllm_attributes()):
+        setattr(*place, before[place])
+    assert _vllm_attributes() == before
+
+
+@pytest.fixture
+def recording(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Recording is on; the run folder."""
+    monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """What schedtrace warns of, in its log."""
+    heard: list[str] = []
+    sink = logger.add(lambda message: heard.append(message.record["message"]), level="WARNING")
+    yield heard
+    logger.remove(sink)
+
+
+def _switch_off() -> None:
+    for name in [name for name in os.environ if name.startswith("SCHEDTRACE_")]:
+        del os.environ[name]
+
+
+def _vllm_attributes() -> dict[tuple[type, str], Any]:
+    """Every attribute of the classes that schedtrace knows."""
+    from vllm.config import SchedulerConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.request import Request
+
+    classes = [SchedulerConfig, EngineCore, Scheduler, AsyncScheduler, KVCacheManager, Request]
+    return {(owner, name): value for owner in classes for name, value in vars(owner).items()}
+
+
+def _hooks(attributes: dict[tuple[type, str], Any]) -> list[tuple[type, str]]:
+    return [place for place, value in attributes.items() if hasattr(value, "_schedtrace_wrapped")]

@@ -1,0 +1,82 @@
+"""An engine that keeps every decision its scheduler takes, to compare two of them step by step."""
+
+from itertools import zip_longest
+from typing import Any
+
+from tests.contract.driver import Engine
+from tests.contract.loads import FAMILIES, make_script, play
+
+Decision = dict[str, Any]
+
+
+class Deciding(Engine):
+    """Notes tokens, block ids, queues and results of every ``schedule()`` and ``update_from_output()``."""
+
+    def __init__(self, wrap: Any = None, **options: Any) -> None:
+        super().__init__(wrap, **options)
+        self.decisions: list[Decision] = []
+
+    def schedule(self, *args: Any) -> Any:
+        output = super().schedule(*args)
+        cached = output.scheduled_cached_reqs
+        decision = {
+            "tokens": list(output.num_scheduled_tokens.items()),
+            "new": [
+                (new.req_id, new.num_computed_tokens, new.block_ids) for new in output.scheduled_new_reqs
+            ],
+            "cached": list(
+                zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
+            ),
+            "resumed": cached.resumed_req_ids,
+            "finished": output.finished_req_ids,
+            "preempted": output.preempted_req_ids,
+        }
+        self.decisions.append(decision | self._queues())
+        assert "allocate_slots" not in vars(
+            self.scheduler.kv_cache_manager
+        )  # nothing of the recorder's stays
+        return output
+
+    def update(self) -> Any:
+        outputs = super().update()
+        told = [
+            (output.request_id, output.new_token_ids, output.finish_reason)
+            for of_client in outputs.values()
+            for output in of_client.outputs
+        ]
+        self.decisions.append({"told": told} | self._queues())
+        return outputs
+
+    def _queues(self) -> Decision:
+        scheduler = self.scheduler
+        return {
+            "running": [request.request_id for request in scheduler.running],
+            "waiting": [request.request_id for request in scheduler.waiting],
+            "holding": [request.request_id for request in scheduler.kv_holding_waiting],
+            "deferred": {request.request_id for request in scheduler.deferred_waiting},
+            "usage": scheduler.get_kv_cache_usage(),
+        }
+
+
+def decisions(name: str, seed: int, wrap: Any = None) -> list[Decision]:
+    """All decisions taken for one load."""
+    family = FAMILIES[name]
+    return play(Deciding(wrap, **family.engine), make_script(family, seed)).decisions
+
+
+def first_difference(one: list[Decision], other: list[Decision]) -> int | None:
+    """Where two records part; None where they are equal to the end."""
+    pairs = enumerate(zip_longest(one, other))
+    return next((number for number, (left, right) in pairs if left != right), None)
+
+
+def failing_from(call: int, function: Any, error: Exception) -> Any:
+    """``function`` until its call number ``call``; from then on it raises."""
+    calls = iter(range(call))
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(calls, None) is None:
+            raise error
+        return function(*args, **kwargs)
+
+    return failing

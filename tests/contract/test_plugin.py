@@ -1,0 +1,151 @@
+"""Both ways into vLLM, the plugin and ``--scheduler-cls``, keep the class that vLLM would have chosen."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.config import SchedulerConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
+
+from schedtrace.read.run import read_run
+from schedtrace.record.plugin import register
+from schedtrace.record.traced import traced_class, traced_scheduler
+from tests.contract.deciding import decisions, first_difference
+from tests.contract.driver import Engine, engine_config, scheduler_arguments
+
+pytestmark = pytest.mark.vllm
+
+HOOKED = [
+    (SchedulerConfig, "get_scheduler_cls"),
+    (EngineCore, "execute_dummy_batch"),
+    (EngineCore, "shutdown"),
+]
+LOAD = ("tight_kv", 1)
+
+
+class UserScheduler(Scheduler):
+    """A class that somebody gave with ``scheduler_cls``."""
+
+
+CHOICES = [
+    ({}, Scheduler),
+    ({"async_scheduling": True}, AsyncScheduler),
+    ({"scheduler_cls": UserScheduler}, UserScheduler),
+    ({"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}, Scheduler),
+    ({"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler", "async_scheduling": True}, Scheduler),
+]
+
+
+def hooks():
+    return [getattr(owner, name) for owner, name in HOOKED]
+
+
+def test_without_the_environment_variables_nothing_is_hooked_or_recorded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = hooks()
+    register()
+    assert hooks() == before
+    assert engine_config().scheduler_config.get_scheduler_cls() is Scheduler
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("recording")
+def test_registering_again_changes_nothing():
+    before = hooks()
+    register()
+    once = hooks()
+    register()
+    assert hooks() == once
+    assert not set(before) & set(once)
+
+
+@pytest.mark.parametrize(("options", "expected"), CHOICES)
+def test_the_plugin_wraps_what_vllm_chose(options, expected, recording):
+    register()
+    config = engine_config(**options)
+    chosen = config.scheduler_config.get_scheduler_cls()
+    assert chosen is traced_class(expected)
+    assert chosen.__mro__[chosen.__mro__.index(expected) :] == expected.__mro__
+    chosen(**scheduler_arguments(config)).shutdown()
+    [trace] = read_run(recording).traces
+    assert trace.header.scheduler_class == f"{expected.__module__}.{expected.__qualname__}"
+
+
+@pytest.mark.parametrize(("options", "expected"), CHOICES[:2])
+def test_traced_scheduler_chooses_as_vllm_does_without_the_option(options, expected, recording):
+    given = "schedtrace.record.traced.traced_scheduler"
+    config = engine_config(scheduler_cls=given, **options)
+    made = config.scheduler_config.get_scheduler_cls()(**scheduler_arguments(config))
+    made.shutdown()
+    assert type(made) is traced_class(expected)
+    assert config.scheduler_config.scheduler_cls == given
+    [trace] = read_run(recording).traces
+    assert trace.header.scheduler_class == f"{expected.__module__}.{expected.__qualname__}"
+
+
+def test_traced_scheduler_beside_the_plugin_records_once_and_without_a_warning(recording, warnings):
+    register()
+    config = engine_config(scheduler_cls="schedtrace.record.traced.traced_scheduler")
+    config.scheduler_config.get_scheduler_cls()(**scheduler_arguments(config)).shutdown()
+    assert [path.name for path in recording.parent.iterdir()] == ["run"]
+    assert warnings == []
+
+
+def test_traced_scheduler_decides_as_the_plain_one(recording):
+    traced = decisions(*LOAD, lambda _: traced_scheduler)
+    assert first_difference(decisions(*LOAD), traced) is None
+    assert read_run(recording).traces[0].steps.height == sum("tokens" in taken for taken in traced)
+
+
+def test_traced_scheduler_records_to_logs_where_no_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Engine(lambda _: traced_scheduler).finish()
+    [run] = (tmp_path / "logs").iterdir()
+    assert read_run(run).traces[0].end.steps == 0
+
+
+def test_two_schedulers_of_one_process_record_apart(recording):
+    engines = [Engine(traced_class), Engine(traced_class)]
+    for number, engine in enumerate(engines):
+        engine.add(f"of engine {number}")
+        engine.finish()
+    folders = [recording, recording.with_name("run-2")]
+    ids = [read_run(folder).traces[0].arrivals["request_id"].to_list() for folder in folders]
+    assert ids == [["of engine 0"], ["of engine 1"]]
+
+
+def test_dummy_batches_are_counted_with_the_next_step(recording):
+    register()
+    engine = Engine(traced_class)
+    executed = []
+    executor = SimpleNamespace(execute_dummy_batch=lambda: executed.append("dummy"))
+    core = SimpleNamespace(scheduler=engine.scheduler, model_executor=executor)
+    for _ in range(3):
+        EngineCore.execute_dummy_batch(core)
+    engine.step()
+    engine.finish()
+    assert executed == ["dummy"] * 3
+    assert read_run(recording).traces[0].steps["dummy_batches"].to_list() == [3]
+
+
+def test_the_trace_is_closed_before_the_workers_are_stopped(recording, monkeypatch):
+    register()
+    monkeypatch.setattr("vllm.v1.engine.core.cleanup_dist_env_and_memory", lambda: None)
+    engine = Engine(traced_class)
+    closed = []
+
+    def stop_workers():
+        closed.append(read_run(recording).traces[0].end is not None)
+
+    EngineCore.shutdown(
+        SimpleNamespace(
+            structured_output_manager=engine.scheduler.structured_output_manager,
+            model_executor=SimpleNamespace(shutdown=stop_workers),
+            scheduler=engine.scheduler,
+        )
+    )
+    assert closed == [True]
