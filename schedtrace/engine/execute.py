@@ -5,7 +5,7 @@ from typing import Protocol
 
 from schedtrace.engine import spec
 from schedtrace.engine.plan import Plan
-from schedtrace.engine.supervise import EngineProcess
+from schedtrace.engine.supervise import EngineProcess, log_lines
 from schedtrace.errors import EngineError, SchedtraceError, UsageError
 from schedtrace.model.manifest import Status, TrialResult, Workload
 
@@ -76,9 +76,20 @@ def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
             observer.phase(plan, event.name)
         elif isinstance(event, spec.Ready):
             _note(plan, event)
+            _require_recording(plan, engine)
             observer.phase(plan, "ready")
             return
     msg = f"the engine stopped while it was starting; see {engine.log_path}"
+    raise EngineError(msg)
+
+
+def _require_recording(plan: Plan, engine: EngineProcess) -> None:
+    """The scheduler is built now; without a trace file there is nothing to run for."""
+    if any(plan.folder.glob("engine-*.jsonl")):
+        return
+    said = [line for line in log_lines(engine.log_path) if "schedtrace: not recording" in line]
+    why = said[-1].partition("schedtrace: ")[2] if said else "if VLLM_PLUGINS is set, it must name schedtrace"
+    msg = f"vLLM is up, but its scheduler is not recorded: {why}; see {engine.log_path}"
     raise EngineError(msg)
 
 

@@ -139,7 +139,7 @@ class EngineProcess:
         return f"the engine process ended with exit code {code}"
 
     def _failure(self, message: str) -> str:
-        lines = _log_lines(self.log_path)
+        lines = log_lines(self.log_path)
         cause = root_cause(lines)
         return f"{cause[0] if cause else message}\n{log_tail(lines)}full log: {self.log_path}"
 
@@ -165,7 +165,8 @@ def log_tail(lines: list[str], count: int = TAIL_LINES) -> str:
     return "".join(f"  | {line[:200]}\n" for line in telling[-count:])
 
 
-def _log_lines(path: Path) -> list[str]:
+def log_lines(path: Path) -> list[str]:
+    """The lines of vLLM's log; none if there is no log."""
     try:
         return path.read_text(errors="replace").splitlines()
     except OSError:

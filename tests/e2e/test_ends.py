@@ -12,6 +12,7 @@ import pytest
 from schedtrace.read.trace import read_trace
 from tests.e2e.conftest import MODEL, environment, run_options, schedtrace
 
+SHORT = {"input_len": 64, "output_len": 4}
 LONG = {"input_len": 64, "output_len": 4000, "num_prompts": 4, "max-model-len": 8192, "warmup": 0}
 
 
@@ -83,6 +84,23 @@ def test_an_unknown_engine_argument_is_refused_in_vllms_words(workplace):
     assert ended.code == 2
     assert ended.err.splitlines()[-1] == "schedtrace: unrecognized arguments: --no-such-flag"
     assert not (workplace / "logs" / "bad").exists()
+
+
+def test_a_vllm_that_may_not_load_our_plugin_is_told_so(workplace, monkeypatch):
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    ended = schedtrace("run", *run_options(label="no-plugin"), cwd=workplace)
+    assert ended.code == 4
+    assert "not recorded: if VLLM_PLUGINS is set, it must name schedtrace" in ended.err
+
+
+def test_the_scheduler_class_path_records_where_plugins_are_off(workplace, monkeypatch):
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    options = {"num_prompts": 4, "scheduler-cls": "schedtrace.record.traced.traced_scheduler"}
+    ended = schedtrace("run", *run_options(label="by-class", **SHORT, **options), cwd=workplace)
+    assert ended.code == 0, ended.err
+    trace = read_trace(workplace / "logs" / "by-class" / "engine-0.jsonl")
+    assert trace.header.scheduler_class == "vllm.v1.core.sched.scheduler.Scheduler"
+    assert trace.finishes.height == 5  # four and the warm-up
 
 
 def test_a_kv_cache_too_small_to_start_is_told_with_vllms_reason(workplace):
