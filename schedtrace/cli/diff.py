@@ -35,6 +35,9 @@ def diff(
     if context.args and not run:
         msg = f"unexpected argument {context.args[0]}; engine options go with --run only"
         raise UsageError(msg)
+    if not run and {base.suffix, new.suffix} & {".yaml", ".yml"}:
+        msg = "these are configurations, not runs: add --run to run and compare them"
+        raise UsageError(msg)
     folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
 
     from schedtrace.diagnose.compare import compare

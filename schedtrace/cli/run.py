@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from schedtrace.cli.options import as_arguments, read_yaml, show, stderr_console
-from schedtrace.errors import UsageError
+from schedtrace.errors import InterruptedRunError, UsageError
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 NOT_IN_SPEC = {"model", "output", "label", "force", "config"}
@@ -115,8 +115,12 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
     from schedtrace.present.progress import RunProgress
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end in order, as with Ctrl-C
-    with RunProgress(stderr_console(), several=len(plans) > 1) as progress:
-        execute(plans, progress, interleave=interleave)
+    try:
+        with RunProgress(stderr_console(), several=len(plans) > 1) as progress:
+            execute(plans, progress, interleave=interleave)
+    except KeyboardInterrupt:
+        msg = f"interrupted; what was recorded: schedtrace analyze {' '.join(str(p.folder) for p in plans)}"
+        raise InterruptedRunError(msg) from None
 
 
 def _show_outcome(plan: Any) -> None:

@@ -26,6 +26,8 @@ def analyze_run(run: Run) -> RunReport:
         why = f": {run.manifest.error}" if run.manifest.error else ""
         how = {"failed": "failed", "interrupted": "was interrupted"}[run.manifest.status]
         problems.append(f"the run {how}{why}; what was recorded before is analyzed")
+    if run.manifest and run.manifest.status in {"starting", "running"}:
+        problems.append("the run's command ended without a result, or still runs")
     if run.manifest:
         dirty = [str(trial.trial) for trial in run.manifest.trials if trial.prefix_cache_reset is False]
         if dirty:

@@ -12,8 +12,8 @@ from schedtrace.model.comparison import Comparison, FindingChange
 from schedtrace.model.report import Finding, RunReport
 from schedtrace.read.run import Run
 
-WORK = ("dataset", "num_prompts", "input_tokens", "output_tokens")
-"""What makes two workloads the same work; how fast it comes is a setting like others."""
+WORK = ("dataset", "num_prompts", "input_tokens", "output_tokens", "request_rate", "burstiness")
+"""What makes two workloads the same: how much there is to do, and how it comes."""
 
 
 def compare(*, base: Run, new: Run) -> Comparison:
@@ -86,7 +86,9 @@ def _load(report: RunReport) -> str:
     workload = report.config["workload"]
     tokens = [workload["input_tokens"], workload["output_tokens"]]
     sizes = "" if None in tokens else f", {tokens[0]:,} + {tokens[1]:,} tokens"
-    return f"{counted(workload['num_prompts'], 'prompt')} ({workload['dataset']}{sizes})"
+    rate = workload["request_rate"]
+    pace = "" if rate is None else f", {rate:g} per second, burstiness {workload['burstiness']:g}"
+    return f"{counted(workload['num_prompts'], 'prompt')} ({workload['dataset']}{sizes}{pace})"
 
 
 def _findings(*, base: RunReport, new: RunReport) -> list[FindingChange]:

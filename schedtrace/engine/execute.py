@@ -6,6 +6,7 @@ from typing import Protocol
 from schedtrace.engine import spec
 from schedtrace.engine.plan import Plan
 from schedtrace.engine.supervise import EngineProcess, log_lines
+from schedtrace.engine.workload import DEFAULT_RANDOM_OUTPUT_LEN
 from schedtrace.errors import EngineError, SchedtraceError, UsageError
 from schedtrace.model.manifest import Status, TrialResult, Workload
 
@@ -110,7 +111,7 @@ def _note(plan: Plan, ready: spec.Ready) -> None:
         input_tokens=ready.input_tokens,
         output_tokens=ready.output_tokens,
         input_len=run.input_len if run.dataset == spec.RANDOM else None,
-        output_len=run.output_len,
+        output_len=run.output_len or (DEFAULT_RANDOM_OUTPUT_LEN if run.dataset == spec.RANDOM else None),
         range_ratio=run.range_ratio,
         request_rate=run.request_rate,
         burstiness=run.burstiness,

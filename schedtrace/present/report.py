@@ -70,7 +70,8 @@ def _header(run: RunReport) -> Iterator[str]:
             pace = f"{number(workload['request_rate'])} per second"
         elif workload["prequeue"]:
             pace = "all queued before the first step"
-        yield f"workload: {integer(workload['num_prompts'])} prompts{lengths}{output}, {pace}"
+        prompts = "prompt" if workload["num_prompts"] == 1 else "prompts"
+        yield f"workload: {integer(workload['num_prompts'])} {prompts}{lengths}{output}, {pace}"
     steps = "step" if run.warmup_steps == 1 else "steps"
     warmup = f"; {run.warmup_steps:,} warm-up {steps} left out" if run.warmup_steps else ""
     yield f"causes {config['exits_via']}{warmup}"

@@ -49,6 +49,12 @@ def find_runs(paths: list[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def runs_without_trace(paths: list[Path]) -> list[Path]:
+    """Run folders within the folders of ``paths`` that have a manifest and recorded nothing."""
+    children = [child for path in paths if path.is_dir() for child in path.iterdir() if child.is_dir()]
+    return sorted(child for child in children if _is_run(child) and not _has_trace(child))
+
+
 def read_run(path: Path) -> Run:
     """Read a run folder, or a single trace file with the manifest beside it.
 

@@ -66,5 +66,5 @@ def _model_name() -> str | None:
         elif argument.startswith("--model="):
             value = argument.removeprefix("--model=")
         if value and not value.startswith("-"):
-            return re.sub(r"[^\w.]+", "_", Path(value).name)[:40]
+            return re.sub(r"[^\w.-]+", "_", Path(value).name)[:40]
     return None

@@ -10,6 +10,10 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.report import Finding
 
 CODE = "budget-saturated"
+ADVICE_FULL = (
+    "A larger --max-num-batched-tokens alone admits nobody here: {what} in these steps, too. It lets running "
+    "prompts take larger chunks."
+)
 ADVICE = (
     "The budget of {token_budget:,} tokens is what limits these steps: a larger --max-num-batched-tokens "
     "starts prompts sooner (lower TTFT) and makes each step longer (higher inter-token latency, more "
@@ -50,15 +54,28 @@ def find(view: View) -> list[Finding]:
             steps=step_numbers(full),
             tokens=most,
             message=message,
-            advice=ADVICE.format(token_budget=view.header.token_budget),
+            advice=_advice(view, full),
             evidence={
                 "mean_waiting": waiting,
                 "max_waiting_tokens": most if known else None,
+                "steps_without_seat": full.filter(pl.col("num_running_after") >= view.seats).height,
+                "steps_without_block": full.filter(pl.col("kv_blocks_free_after") == 0).height,
                 "example": _in_words(examples[0]),
                 "examples": examples,
             },
         )
     ]
+
+
+def _advice(view: View, full: pl.DataFrame) -> str:
+    """A larger budget helps only where another request could have been admitted at all."""
+    no_seat = full.filter(pl.col("num_running_after") >= view.seats).height
+    no_block = full.filter(pl.col("kv_blocks_free_after") == 0).height
+    if 2 * no_seat > full.height:
+        return ADVICE_FULL.format(what=f"{no_seat} of {full.height} had no seat left ({view.seats:,} run)")
+    if 2 * no_block > full.height:
+        return ADVICE_FULL.format(what=f"{no_block} of {full.height} had no free KV block left")
+    return ADVICE.format(token_budget=view.header.token_budget)
 
 
 def _in_words(example: dict[str, Any]) -> str:

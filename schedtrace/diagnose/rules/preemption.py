@@ -15,7 +15,8 @@ CRITICAL_RECOMPUTE_FRAC = 0.10
 
 ADVICE = (
     "The KV cache is too small for what runs at once: lower --max-num-seqs, keep a reserve with --watermark "
-    "(vLLM 0.24 and newer), or give the cache more room (--gpu-memory-utilization, --kv-cache-memory-bytes)."
+    "(vLLM 0.24 and newer), or give the cache more room (--gpu-memory-utilization, --kv-cache-memory-bytes, "
+    "or a larger --num-gpu-blocks-override where one is set)."
 )
 
 
