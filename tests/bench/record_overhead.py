@@ -16,12 +16,15 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVE
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loguru import logger
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from schedtrace.record.traced import traced_class
 from tests.contract.driver import Engine
 
-LOADS = [(16, 0), (64, 0), (256, 0), (256, 10_000)]
+LOADS = [(16, 0, 0), (64, 0, 0), (256, 0, 0), (256, 10_000, 0), (256, 1, 1)]
+"""Running, waiting, seats free: with a free seat the recorder watches for allocations that fail."""
+
 RESTED = {"average": median, "rounds": 60, "steps": 20}
 BUSY = {"average": mean, "rounds": 10, "steps": 300}
 PATCHED_CALLS = 60
@@ -79,13 +82,15 @@ CLASSES = {"plain": Scheduler, "traced": traced_class(Scheduler), "patched": Pat
 
 
 class SteadyDecode(Engine):
-    """So many requests that decode one token a step, and others that wait for a seat."""
+    """So many requests that decode one token a step; others wait for a seat, or for their grammar."""
 
-    def __init__(self, running, waiting=0):
-        limits = {"max_num_seqs": running, "max_num_batched_tokens": 16 * running, "max_model_len": 16_384}
-        super().__init__(lambda _: Switched, num_blocks=running * 500, **limits)
+    def __init__(self, running, waiting=0, free_seats=0):
+        limits = {"max_num_seqs": running + free_seats, "max_num_batched_tokens": 16 * running}
+        super().__init__(lambda _: Switched, num_blocks=running * 500, max_model_len=16_384, **limits)
+        never_ready = StructuredOutputsParams(json="{}") if free_seats else None
         for number in range(running + waiting):
-            self.add(f"request-{number}", prompt=16, max_tokens=16_000)
+            grammar = never_ready if number >= running else None
+            self.add(f"request-{number}", prompt=16, max_tokens=16_000, structured_outputs=grammar)
         self.writer = self.scheduler._schedtrace_recorder._writer
         self.turn("traced", 10)
         gc.collect()
@@ -120,7 +125,7 @@ def compare(load, other, average, rounds, steps):
         turns = {place: engine.turn(other if place else "plain", steps) for place in order}
         pairs.append((turns[0], turns[1]))
     engine.close()
-    cells, added_us = [f"{load[0]:>3} + {load[1]:<6,}", f"{other:6}"], 0.0
+    cells, added_us = [f"{load[0]:>3} + {load[1]:<6,} | {load[2]}", f"{other:6}"], 0.0
     for method in ("schedule", "update"):
         plain_us = median(average(plain[method]) for plain, _ in pairs)
         ratios = [average(second[method]) / average(plain[method]) for plain, second in pairs]
@@ -138,10 +143,10 @@ def compare_with_patch(folder):
     for name in CLASSES:
         before = engine.writer.path.stat().st_size
         times = engine.turn(name, PATCHED_CALLS)["schedule"]
-        written = (
-            Patched.path.stat().st_size if name == "patched" else engine.writer.path.stat().st_size - before
-        )
-        print(f"{name:7} | {median(times[:10]):6,.0f} us | {median(times[-10:]):6,.0f} us | {written:>12,}")
+        size = engine.writer.path.stat().st_size - before
+        if name == "patched":
+            size = Patched.path.stat().st_size
+        print(f"{name:7} | {median(times[:10]):6,.0f} us | {median(times[-10:]):6,.0f} us | {size:>12,}")
     engine.close()
 
 
@@ -150,17 +155,16 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         os.environ["SCHEDTRACE_RUN_DIR"] = str(Path(name) / "run")
         columns = (
-            "running + waiting | class | schedule(), more | update_from_output(), more | both | writer's CPU"
+            "running + waiting | seats free | class | schedule(), more | update_from_output(), more"
+            " | both, a step | writer's CPU, a step"
         )
         print(f"A. The writer rests meanwhile; medians of turns of {RESTED['steps']} steps\n{columns}")
-        compare((256, 0), "plain", **RESTED)
+        compare((256, 0, 0), "plain", **RESTED)
         for load in LOADS:
             compare(load, "traced", **RESTED)
-        print(
-            f"\nB. The scheduler never waits for a device; means of turns of {BUSY['steps']} steps\n{columns}"
-        )
-        compare((256, 0), "plain", **BUSY)
-        compare((256, 0), "traced", **BUSY)
+        print(f"\nB. The engine never waits for a device; means of turns of {BUSY['steps']} steps\n{columns}")
+        compare((256, 0, 0), "plain", **BUSY)
+        compare((256, 0, 0), "traced", **BUSY)
         print("\nC. The forum thread's patch; schedule() with 256 running requests")
         print(f"class | first 10 calls | calls {PATCHED_CALLS - 9} to {PATCHED_CALLS} | bytes on disk")
         compare_with_patch(Path(name))
