@@ -91,6 +91,7 @@ def server(workplace):
         "--port",
         str(port),
     ]
+    command += ["--shutdown-timeout", "20"]  # with its default of 0 vLLM kills the engine core at once
     process = subprocess.Popen(
         list(map(str, command)),
         cwd=workplace,
