@@ -39,6 +39,20 @@ class Cause(StrEnum):
     OTHER = "other"
 
 
+class Cap(StrEnum):
+    """A limit that made a request's chunk smaller without being an exit."""
+
+    LONG_PREFILL = "long_prefill_token_threshold"
+    LONG_PREFILL_ADAPTIVE = "long_prefill_token_threshold_adaptive"
+    MAX_MODEL_LEN = "max_model_len"
+    TOKEN_BUDGET = "token_budget"  # noqa: S105  # no password, tokens of text
+    INPUT_BUDGET = "input_budget"
+    MAMBA_ALIGNMENT = "mamba_alignment"
+    ENCODER_BUDGET = "encoder_budget"
+    PREFILL_LOOKAHEAD = "prefill_lookahead"
+    OTHER = "other"
+
+
 NOT_A_REFUSAL = frozenset({Cause.QUEUE_EMPTY, Cause.KV_LOAD_STARTED})
 """Causes with which a waiting loop ends although nobody was refused."""
 

@@ -41,6 +41,13 @@ class Header(Line, tag="header", kw_only=True):
     """The class that vLLM chose, before it was wrapped."""
     async_scheduling: bool | None = None
     exits_via: Via = "inferred"
+    """``source``: all of ``schedule()`` that runs is instrumented; else ``notices`` say what could not be."""
+    exit_sites: int = 0
+    """Places in the scheduler's code where an exit or a cap is noted."""
+    unknown_guards: list[str] = []
+    """Those whose cause this version cannot name: ``file:line: guard``."""
+    registered_causes: dict[str, str] = {}
+    """Causes that another package has named for its scheduler's guards, with their meaning."""
     model: str
     max_model_len: int | None = None
     token_budget: int
@@ -86,6 +93,28 @@ class Exit(msgspec.Struct, omit_defaults=True):
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM (only ``via`` source)."""
     via: Via = "inferred"
+    count: int = 1
+    """How many exits this line stands for: after 64 at one place in one call the rest share a line."""
+    blocks_needed: int | None = None
+    """For ``kv_blocks``: the blocks that were asked for, where it can be known."""
+    blocks_free: int | None = None
+    """For ``kv_blocks``: the blocks that were free."""
+
+
+class ChunkCap(msgspec.Struct, omit_defaults=True):
+    """A limit that made the tokens of one request in one step fewer, without being an exit."""
+
+    request_id: str | None
+    cap: str
+    """A ``Cap``; a newer version may know words that this one does not."""
+    wanted_tokens: int
+    """Before this limit."""
+    capped_tokens: int
+    """After it; another limit may follow, and the allocation may still fail."""
+    location: str | None = None
+    """``file:line`` in the installed vLLM."""
+    statement: str | None = None
+    """For ``other``: the statement that stands there."""
 
 
 class Preemption(msgspec.Struct, omit_defaults=True):
@@ -100,6 +129,12 @@ class Preemption(msgspec.Struct, omit_defaults=True):
     """Of this request so far, this one included."""
     in_schedule: bool = True
     """False: preempted outside ``schedule()``, by a reset of the prefix cache."""
+    blocks_needed: int | None = None
+    """New blocks that the allocation asked for which failed."""
+    blocks_freed: int | None = None
+    """Blocks that became free at once: not those that others share, nor those that are freed later."""
+    policy: str | None = None
+    """``fcfs`` or ``priority``."""
 
 
 class Arrival(msgspec.Struct, omit_defaults=True):
@@ -187,6 +222,9 @@ class Step(Line, tag="step", kw_only=True):
     """Tokens sampled by this step and accepted; None: the output has not come back."""
     requests: list[ScheduledRequest] = []
     exits: list[Exit] = []
+    """In the order in which they were taken."""
+    caps: list[ChunkCap] = []
+    """Likewise."""
     preempted: list[Preemption] = []
     arrived: list[Arrival] = []
     """Since the last line; all of them were in the queue when this step began."""

@@ -6,8 +6,19 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from schedtrace.model.trace import Arrival, Finish, Output, Phase, Preemption, ScheduledRequest, Step
+from schedtrace.model.trace import (
+    Arrival,
+    ChunkCap,
+    Exit,
+    Finish,
+    Output,
+    Phase,
+    Preemption,
+    ScheduledRequest,
+    Step,
+)
 from schedtrace.record.capture import Capture, Result
+from schedtrace.record.exit_lines import to_lines
 
 _TRIAL = re.compile(r"t(\d+)-")
 
@@ -42,10 +53,14 @@ class Assembler:
         anchor_ns: Monotonic clock at which the trace's time is 0.
         trial_ids: Whether request ids tell the trial.
         hash_ids: Whether request ids are written as hashes.
+        long_prefill_threshold: ``long_prefill_token_threshold`` as configured.
     """
 
-    def __init__(self, anchor_ns: int, *, trial_ids: bool, hash_ids: bool) -> None:
+    def __init__(
+        self, anchor_ns: int, *, trial_ids: bool, hash_ids: bool, long_prefill_threshold: int = 0
+    ) -> None:
         self._anchor_ns = anchor_ns
+        self._long_prefill_threshold = long_prefill_threshold
         self.trial: int | None = None
         self._trial_ids = trial_ids
         self._hash_ids = hash_ids
@@ -66,13 +81,15 @@ class Assembler:
         for row in rows:
             if row.phase != "running":
                 self._unwait(row.request_id)
+        remaining = capture.token_budget - output.total_num_scheduled_tokens
+        exits, caps = to_lines(capture.events, remaining, self._long_prefill_threshold)
         step = Step(
             step=capture.step,
             trial=self.trial,
             start_us=start_us,
             schedule_us=(capture.end_ns - capture.start_ns) // 1000,
             token_budget=capture.token_budget,
-            remaining_budget=capture.token_budget - output.total_num_scheduled_tokens,
+            remaining_budget=remaining,
             total_requests=len(rows),
             max_num_running_reqs=capture.max_num_running_reqs,
             num_running_before=capture.running_before,
@@ -87,7 +104,8 @@ class Assembler:
             kv_blocks_free_before=capture.free_before,
             kv_blocks_free_after=capture.free_after,
             requests=rows,
-            exits=capture.exits,
+            exits=exits + (capture.inferred or []),
+            caps=caps,
             preempted=[preemption for preemption, _ in capture.preempted],
             arrived=arrived,
             finished=finished,
@@ -230,6 +248,7 @@ def _hide_mentioned_ids(step: Step) -> None:
     for preemption in step.preempted:
         if preemption.for_request_id is not None:
             preemption.for_request_id = hashed(preemption.for_request_id)
-    for taken in step.exits:
-        if taken.request_id is not None:
-            taken.request_id = hashed(taken.request_id)
+    taken: list[Exit | ChunkCap] = [*step.exits, *step.caps]
+    for place in taken:
+        if place.request_id is not None:
+            place.request_id = hashed(place.request_id)

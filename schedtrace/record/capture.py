@@ -7,6 +7,7 @@ thread; vLLM builds new ones for every step and does not change them afterwards.
 from typing import Any
 
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
+from schedtrace.record.exits import Event
 
 
 class Capture:
@@ -16,10 +17,11 @@ class Capture:
         "arrived",
         "dummy_batches",
         "end_ns",
-        "exits",
+        "events",
         "finished",
         "free_after",
         "free_before",
+        "inferred",
         "kv_blocks_total",
         "max_num_running_reqs",
         "not_ready_after",
@@ -50,7 +52,10 @@ class Capture:
     free_after: int | None
     output: Any
     """The ``SchedulerOutput``."""
-    exits: list[Exit]
+    events: list[Event]
+    """What the marks in ``schedule()`` noted."""
+    inferred: list[Exit] | None
+    """Where they did not tell how the call ended."""
     preempted: list[tuple[Preemption, int]]
     """With the tokens that the victim had in all."""
     arrived: list[Arrival]

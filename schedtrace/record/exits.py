@@ -1,155 +1,109 @@
-"""Why did ``schedule()`` stop? Told from the state it left behind, and marked ``via: inferred``.
+"""What the marks in ``schedule()`` note, and the trace lines that are made of it later.
 
-This is the seam for exact recording: ``ExitObserver`` is told when a call begins and asked when it has
-ended. The order of the tests below follows ``Scheduler.schedule()`` of vLLM 0.12 to 0.33. Where the state
-does not decide, the answer is ``other`` with what is known, never a guess.
+A mark notes scalars only, since the objects change after the exit, and it never raises.
 """
 
 from typing import Any
 
-from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
-from schedtrace.model.trace import Exit
+import msgspec
+
+from schedtrace.record import queues
+from schedtrace.record.allocation import Refusal, why_refused
+from schedtrace.record.sites import Site
+
+SITES: list[Site] = []
+"""All marked places of this process; an event says its place by its number here."""
 
 
-class ExitObserver:
-    """Infers the exits of one scheduler's ``schedule()`` calls."""
+class Event(msgspec.Struct, gc=False):
+    """One mark that was passed; it refers to nothing that could refer back (``gc=False``)."""
 
-    def __init__(self, scheduler: Any) -> None:
-        self._manager = scheduler.kv_cache_manager
-        self._allocate = self._manager.allocate_slots
-        self._instance_method = "allocate_slots" in vars(self._manager)
-        self._refused: Any = None
-        self._watching = False
+    site: int
+    budget: int | None
+    request_id: str | None = None
+    status: str | None = None
+    """Of the request."""
+    which: int = 0
+    """Of a condition: the number of the first part that was false."""
+    queued: bool = True
+    """Whether somebody is left in the queue in question."""
+    pause: str | None = None
+    before: int = 0
+    now: int = 0
+    """Tokens before and after a cap."""
+    refusal: Refusal | None = None
 
-    def begin(self, scheduler: Any, running: int, waiting: int) -> None:
-        """Watch for failed allocations, but only when somebody could be refused one.
 
-        A decode step with nobody waiting, or with no seat left, is left untouched: its only allocation
-        failures are preemptions, which have their own hook. What watching costs: ``docs/overhead.md``.
-        """
-        self.release()  # from a call that ended in an exception
-        self._refused = None
-        self._watching = waiting > 0 and running < seats(scheduler)
-        if self._watching:
-            self._manager.allocate_slots = self._watched_allocate
+class Marks:
+    """The object that the marks call: it stands in place of a constant of the code.
 
-    def _watched_allocate(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        blocks = self._allocate(request, *args, **kwargs)
-        if blocks is None:
-            self._refused = request
-        return blocks
+    ``scheduler`` is the one that is scheduling; it keeps the events, or None while nothing is recorded.
+    """
 
-    def end(self, scheduler: Any, budget_left: int, scheduled: dict[str, int], preempted: int) -> list[Exit]:
-        """The exits of the call that just ended.
-
-        Args:
-            scheduler: After the call.
-            budget_left: Token budget minus the tokens scheduled.
-            scheduled: Request id to tokens of this step.
-            preempted: Requests preempted within this call.
-        """
-        self.release()
-        exits = _running_exits(scheduler, budget_left, scheduled)
-        exits.append(self._waiting_exit(scheduler, budget_left, preempted))
-        return exits
-
-    def release(self) -> None:
-        """Stop watching allocations; nothing of ours stays on vLLM's objects."""
-        if not self._watching:
+    @staticmethod
+    def exit(scheduler: Any, site: int, budget: Any, request: Any, queue: Any) -> None:
+        """A ``break`` or ``continue`` is about to be taken."""
+        try:
+            event = _note(scheduler, site, budget, request)
+            if event is not None and request is None:
+                event.queued = True if queue is None else bool(queue)
+                event.pause = queues.pause_state(scheduler)
+                following = queue.peek_request() if queue else queues.head(scheduler)
+                event.request_id = getattr(following, "request_id", None)
+        except Exception:  # the event is noted; what it lacks is left out
             return
-        self._watching = False
-        if self._instance_method:
-            self._manager.allocate_slots = self._allocate
-        else:
-            del self._manager.allocate_slots  # the class's own method shows again
 
-    def _waiting_exit(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
-        self, scheduler: Any, budget_left: int, preempted: int
-    ) -> Exit:
-        total = num_waiting(scheduler)
-        if total == 0:
-            return Exit("waiting", "condition", Cause.QUEUE_EMPTY, budget_left=budget_left)
-        if preempted:
-            return Exit("waiting", "gate", Cause.PREEMPTED_THIS_STEP, budget_left=budget_left)
-        pause = getattr(getattr(scheduler, "_pause_state", None), "name", "UNPAUSED")
-        if pause != "UNPAUSED":
-            return Exit("waiting", "gate", Cause.PAUSED, budget_left=budget_left, detail=pause)
-        head = _head(scheduler)
-        request_id = None if head is None else head.request_id
-        if budget_left <= 0:
-            return Exit("waiting", "condition", Cause.TOKEN_BUDGET, request_id, budget_left)
-        refused = self._refused
-        if refused is not None and refused.status.name != "RUNNING":
-            return Exit("waiting", "break", Cause.KV_BLOCKS, refused.request_id, budget_left)
-        occupied = len(scheduler.running) + getattr(scheduler, "num_waiting_for_streaming_input", 0)
-        if occupied >= seats(scheduler):
-            return Exit("waiting", "break", Cause.MAX_NUM_SEQS, request_id, budget_left)
-        if head is not None and (not_ready := WAITING_STATUS_CAUSES.get(head.status.name)):
-            return Exit("waiting", "continue", not_ready, request_id, budget_left, detail=head.status.name)
-        if head is not None and _needs_whole_prompt(scheduler) and head.num_tokens > budget_left:
-            detail = f"prompt of {head.num_tokens} tokens"
-            return Exit("waiting", "break", Cause.CHUNKED_PREFILL_OFF, request_id, budget_left, detail=detail)
-        return Exit(
-            "waiting",
-            "break",
-            Cause.OTHER,
-            request_id,
-            budget_left,
-            guard="the state after schedule() does not tell which exit was taken",
-        )
+    @staticmethod
+    def refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
+        """``allocate_slots`` has returned None, and the loop is about to be left."""
+        try:
+            event = _note(scheduler, site, budget, request)
+            if event is not None:
+                event.refusal = why_refused(scheduler.kv_cache_manager, arguments)
+        except Exception:
+            return
 
+    @staticmethod
+    def end(scheduler: Any, site: int, budget: Any, which: int, left_out: Any) -> None:
+        """A loop's condition, or the gate before a loop, was false."""
+        try:
+            event = _note(scheduler, site, budget, left_out)
+            if event is not None:
+                event.which = which
+                event.pause = queues.pause_state(scheduler)
+                if left_out is None and SITES[site].loop == "waiting":
+                    event.request_id = getattr(queues.head(scheduler), "request_id", None)
+        except Exception:
+            return
 
-def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) -> list[Exit]:
-    """One exit for each running request that got nothing; usually there is none."""
-    running = scheduler.running
-    if len(running) == len(scheduled):  # everything scheduled is in running, so nobody was left out
-        return []
-    if budget_left <= 0:
-        left_out = next(r.request_id for r in running if r.request_id not in scheduled)
-        return [Exit("running", "condition", Cause.TOKEN_BUDGET, left_out, 0)]
-    return [
-        Exit("running", "continue", _why_skipped(request), request.request_id, budget_left)
-        for request in running
-        if request.request_id not in scheduled
-    ]
+    @staticmethod
+    def cap(scheduler: Any, site: int, budget: Any, request: Any, before: int, now: int) -> None:
+        """A limit has made the number of tokens smaller."""
+        try:
+            event = _note(scheduler, site, budget, request)
+            if event is not None:
+                event.before, event.now = before, now
+        except Exception:
+            return
+
+    @staticmethod
+    def preempts(scheduler: Any, site: int, request: Any, arguments: Any) -> None:
+        """``allocate_slots`` has returned None, and somebody is about to be preempted for ``request``."""
+        try:
+            event = _note(scheduler, site, None, request)
+            if event is not None:
+                event.refusal = why_refused(scheduler.kv_cache_manager, arguments)
+        except Exception:
+            return
 
 
-def _why_skipped(request: Any) -> Cause:
-    """Async scheduling leaves out a request whose last token is already in flight; the rest is unknown."""
-    placeholders = getattr(request, "num_output_placeholders", 0)
-    last = request.num_prompt_tokens + request.max_tokens
-    if placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last:
-        return Cause.OUTPUT_IN_FLIGHT
-    return Cause.OTHER
-
-
-def seats(scheduler: Any) -> int:
-    """How many requests may run at once (``max_num_active_seqs`` counts since vLLM 0.31)."""
-    return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
-
-
-def num_waiting(scheduler: Any) -> int:
-    """Requests in all waiting queues; ``deferred_waiting`` is a subset of them and not added."""
-    total = len(scheduler.waiting)
-    for name in ("skipped_waiting", "kv_holding_waiting"):
-        total += len(getattr(scheduler, name, ()))
-    return total
-
-
-def num_not_ready(scheduler: Any) -> int:
-    """Requests that the scheduler set aside because they are not ready (or, since 0.31, over a cap)."""
-    name = "deferred_waiting" if hasattr(scheduler, "deferred_waiting") else "skipped_waiting"
-    return len(getattr(scheduler, name, ()))
-
-
-def _head(scheduler: Any) -> Any:
-    """The request that would be looked at next, or None; peeking is O(1) in both queue classes."""
-    for name in ("kv_holding_waiting", "waiting", "skipped_waiting"):
-        queue = getattr(scheduler, name, None)
-        if queue:
-            return queue.peek_request()
-    return None
-
-
-def _needs_whole_prompt(scheduler: Any) -> bool:
-    return not getattr(scheduler.scheduler_config, "enable_chunked_prefill", True)
+def _note(scheduler: Any, site: int, budget: Any, request: Any) -> Event | None:
+    events = scheduler._schedtrace_events
+    if events is None:
+        return None
+    event = Event(site, budget)
+    events.append(event)
+    if request is not None:
+        event.request_id = request.request_id
+        event.status = request.status.name
+    return event

@@ -8,6 +8,8 @@ from typing import Any
 
 from schedtrace import __version__
 from schedtrace.model.trace import SCHEMA_VERSION, Header
+from schedtrace.record.exit_lines import unknown_guards
+from schedtrace.record.guards import registered_guards
 from schedtrace.record.settings import Settings
 
 
@@ -20,6 +22,8 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
     config = scheduler.vllm_config
     parallel = config.parallel_config
     notices = []
+    instrumented = type(scheduler)._schedtrace_instrumented
+    notices += [f"exits cannot be recorded from {refused}" for refused in instrumented.refused]
     if not hasattr(scheduler, "_preempt_request"):
         notices.append("this scheduler has no _preempt_request: preemptions are not recorded")
     if not hasattr(scheduler, "_free_request"):
@@ -37,6 +41,10 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         wall_anchor_us=wall_anchor_us,
         scheduler_class=_class_name(type(scheduler)),
         async_scheduling=getattr(scheduler.scheduler_config, "async_scheduling", None),
+        exits_via="source" if instrumented.classes and not instrumented.refused else "inferred",
+        exit_sites=len(instrumented.sites),
+        unknown_guards=unknown_guards(instrumented.sites),
+        registered_causes={guard.cause: guard.meaning for guard in registered_guards()},
         model=str(config.model_config.model),
         max_model_len=scheduler.max_model_len,
         token_budget=scheduler.max_num_scheduled_tokens,

@@ -10,8 +10,11 @@ from loguru import logger
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import settings
 from schedtrace.record.capture import Capture, Result
-from schedtrace.record.exits import ExitObserver, num_not_ready, num_waiting
+from schedtrace.record.exit_lines import is_preemption, tells_how_admission_ended
+from schedtrace.record.exits import Event
 from schedtrace.record.header import make_header
+from schedtrace.record.inference import InferredExits
+from schedtrace.record.queues import num_not_ready, num_waiting
 from schedtrace.record.writer import Writer
 
 
@@ -37,13 +40,15 @@ class Recorder:
         self.active = True
         self.clock: Callable[[], int] = time.monotonic_ns
         self._writer = writer
-        self._exits = ExitObserver(scheduler)
+        self._inference = InferredExits(scheduler)
+        self._expects_inference = not type(scheduler)._schedtrace_instrumented.classes
         self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
         self._steps = 0
         self._current: Capture | None = None
         self._in_schedule = False
         self._in_flight: dict[int, Capture] = {}
         self._preempted: list[tuple[Preemption, int]] = []
+        self._free_before_preemption: int | None = None
 
     def schedule_begins(self, scheduler: Any) -> None:
         """Note the state before the call."""
@@ -56,8 +61,10 @@ class Recorder:
             capture.running_before = len(scheduler.running)
             capture.waiting_before = num_waiting(scheduler)
             capture.free_before = self._free_blocks()
-            self._exits.begin(scheduler, capture.running_before, capture.waiting_before)
+            if self._expects_inference:
+                self._inference.begin(scheduler, capture.running_before, capture.waiting_before)
             self._current = capture
+            scheduler._schedtrace_events = []
             self._in_schedule = True
             capture.start_ns = self.clock()
         except Exception as error:
@@ -68,7 +75,9 @@ class Recorder:
         end_ns = self.clock()
         try:
             capture, self._current, self._in_schedule = self._current, None, False
-            if capture is None:
+            events: list[Event] | None = scheduler._schedtrace_events
+            scheduler._schedtrace_events = None
+            if capture is None or events is None:
                 return
             capture.end_ns = end_ns
             capture.output = output
@@ -80,12 +89,14 @@ class Recorder:
             capture.free_after = self._free_blocks()
             capture.kv_blocks_total = getattr(self._block_pool, "num_gpu_blocks", None)
             capture.preempted, self._preempted = self._preempted, []
-            capture.exits = self._exits.end(
-                scheduler,
-                capture.token_budget - output.total_num_scheduled_tokens,
-                output.num_scheduled_tokens,
-                sum(preemption.in_schedule for preemption, _ in capture.preempted),
-            )
+            capture.events, capture.inferred = events, None
+            if not tells_how_admission_ended(events):
+                capture.inferred = self._inference.end(
+                    scheduler,
+                    capture.token_budget - output.total_num_scheduled_tokens,
+                    output.num_scheduled_tokens,
+                    sum(preemption.in_schedule for preemption, _ in capture.preempted),
+                )
             self._in_flight[id(output)] = capture
             self._writer.put(capture)
             if not self._writer.working:
@@ -122,29 +133,45 @@ class Recorder:
         except Exception as error:
             self._fail("in add_request()", error)
 
-    def request_preempted(self, request: Any) -> None:
-        """Note a victim before its counters are reset, and for whom it is, from the caller's frame.
+    def request_preempted(self, scheduler: Any, request: Any) -> None:
+        """Note a victim before its counters are reset, and for whom it is.
 
-        Within ``schedule()`` the local ``request`` is the one whose allocation failed (all releases).
+        The mark before the preemption has told; without marks the caller's frame does: within
+        ``schedule()`` the local ``request`` is the one whose allocation failed (all releases).
         """
         if not self.active:
             return
         try:
-            caller = sys._getframe(2) if self._in_schedule else None
-            wants = None
-            if caller is not None and caller.f_code.co_name == "schedule":
-                wants = getattr(caller.f_locals.get("request"), "request_id", None)
             count = getattr(request, "num_preemptions", None)
             preemption = Preemption(
                 request_id=request.request_id,
                 lost_tokens=request.num_computed_tokens,
-                for_request_id=wants,
                 num_preemptions=None if count is None else count + 1,
                 in_schedule=self._in_schedule,
+                policy=getattr(getattr(scheduler, "policy", None), "value", None),
             )
+            if events := scheduler._schedtrace_events:
+                if is_preemption(events[-1]):
+                    preemption.for_request_id = events[-1].request_id
+                    preemption.blocks_needed = events[-1].refusal and events[-1].refusal.needed
+            elif self._in_schedule and (caller := sys._getframe(2)).f_code.co_name == "schedule":
+                wants = caller.f_locals.get("request")
+                preemption.for_request_id = getattr(wants, "request_id", None)
             self._preempted.append((preemption, request.num_tokens))
+            self._free_before_preemption = self._free_blocks()
         except Exception as error:
             self._fail("in _preempt_request()", error)
+
+    def request_was_preempted(self) -> None:
+        """Note how many blocks became free by it."""
+        if not self.active:
+            return
+        try:
+            free = self._free_blocks()
+            if free is not None and self._free_before_preemption is not None and self._preempted:
+                self._preempted[-1][0].blocks_freed = free - self._free_before_preemption
+        except Exception as error:
+            self._fail("after _preempt_request()", error)
 
     def request_freed(self, request: Any) -> None:
         """Note a request that leaves, finished or aborted."""
@@ -179,7 +206,7 @@ class Recorder:
         """Stop recording, say so once in the log and in the trace; the engine goes on."""
         self._current, self._in_schedule = None, False
         self._in_flight.clear()
-        self._exits.release()
+        self._inference.release()
         if self.active:
             self.active = False
             message = f"recording stopped {where}: {self._writer.describe(error)}"

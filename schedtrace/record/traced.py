@@ -10,6 +10,8 @@ from typing import Any
 
 from loguru import logger
 
+from schedtrace.record.exits import Event
+from schedtrace.record.instrument import Instrumented, instrument
 from schedtrace.record.recorder import Recorder, open_recorder
 
 
@@ -17,6 +19,9 @@ class _Traced:
     """Hooks on the methods that every release of vLLM's V1 scheduler has."""
 
     _schedtrace_recorder: Recorder | None = None
+    _schedtrace_events: list[Event] | None = None
+    """What the marks have noted in the call of ``schedule()`` that runs; None outside such a call."""
+    _schedtrace_instrumented: Instrumented = Instrumented((), ())
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,8 +65,11 @@ class _TracedPreemption:
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         if self._schedtrace_recorder is not None:
-            self._schedtrace_recorder.request_preempted(request)
-        return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+            self._schedtrace_recorder.request_preempted(self, request)
+        result = super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        if self._schedtrace_recorder is not None:
+            self._schedtrace_recorder.request_was_preempted()
+        return result
 
 
 class _TracedFree:
@@ -92,15 +100,25 @@ def traced_class(base: type) -> type:
         hooks.append(_TracedPreemption)
     if hasattr(base, "_free_request"):
         hooks.append(_TracedFree)
-    return types.new_class(f"Traced{base.__name__}", (*hooks, base), exec_body=_named_like(base))
+    instrumented = instrument(base)
+    try:
+        return _subclass(base, hooks, instrumented)
+    except Exception as error:  # a class with rules of its own for its subclasses
+        refused = f"{base.__module__}.{base.__qualname__}: {error!r}"
+        return _subclass(base, hooks, Instrumented((), (*instrumented.refused, refused)))
 
 
-def _named_like(base: type) -> Any:
+def _subclass(base: type, hooks: list[type], instrumented: Instrumented) -> type:
+    """The traced class; each marked copy of ``schedule()`` comes right before its original in the MRO."""
+    own = [] if any(base is made.__base__ for made in instrumented.classes) else [base]
+
     def body(namespace: dict[str, Any]) -> None:
         namespace["__module__"] = __name__
         namespace["__doc__"] = f"{base.__module__}.{base.__qualname__}, recorded by schedtrace."
+        namespace["_schedtrace_instrumented"] = instrumented
 
-    return body
+    bases = (*hooks, *own, *instrumented.classes)
+    return types.new_class(f"Traced{base.__name__}", bases, exec_body=body)
 
 
 def traced_scheduler(**kwargs: Any) -> Any:

@@ -53,7 +53,12 @@ class Writer:
         self._anchor_ns = anchor_ns
         self._hash_ids = chosen.hash_ids
         self._wall_anchor_us = header.wall_anchor_us
-        self._assembler = Assembler(anchor_ns, trial_ids=chosen.trial_ids, hash_ids=chosen.hash_ids)
+        self._assembler = Assembler(
+            anchor_ns,
+            trial_ids=chosen.trial_ids,
+            hash_ids=chosen.hash_ids,
+            long_prefill_threshold=header.scheduler_config.get("long_prefill_token_threshold") or 0,
+        )
         self._encode = msgspec.json.Encoder().encode
         self._pending: deque[Capture] = deque()
         self._early: list[Capture] = []

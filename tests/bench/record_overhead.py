@@ -20,7 +20,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from schedtrace.record.traced import traced_class
-from tests.contract.driver import Engine
+from schedtrace.simulate import Driver as Engine
 
 LOADS = [(16, 0, 0), (64, 0, 0), (256, 0, 0), (256, 10_000, 0), (256, 1, 1)]
 """Running, waiting, seats free: with a free seat the recorder watches for allocations that fail."""

@@ -3,7 +3,7 @@
 from itertools import zip_longest
 from typing import Any
 
-from tests.contract.driver import Engine
+from schedtrace.simulate import Driver as Engine
 from tests.contract.loads import FAMILIES, make_script, play
 
 Decision = dict[str, Any]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.contract.driver import Engine
+from schedtrace.simulate import Driver as Engine
 
 SEEDS = [1, 2, 3]
 BUSY_STEPS = 120

@@ -6,7 +6,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 from schedtrace.record.traced import traced_class
-from tests.contract.driver import Engine
+from schedtrace.simulate import Driver as Engine
 
 
 class _Refusing(KVCacheManager):

@@ -8,8 +8,9 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.outputs import DraftTokenIds
 
 from schedtrace.read.run import read_run
-from schedtrace.record.traced import traced_class
-from tests.contract.driver import Engine
+from schedtrace.record import traced
+from schedtrace.record.instrument import Instrumented
+from schedtrace.simulate import Driver as Engine
 
 pytestmark = pytest.mark.vllm
 
@@ -17,11 +18,16 @@ COLUMNS = ["loop", "kind", "cause", "request_id", "budget_left", "detail"]
 NOBODY_WAITS = ("waiting", "condition", "queue_empty", None)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_can_be_proven(monkeypatch):
+    monkeypatch.setattr(traced, "instrument", lambda _: Instrumented((), ("schedule: no source",)))
+
+
 class Watched(Engine):
-    """A traced engine that must never be left with the recorder's ``allocate_slots``."""
+    """An engine traced without its source, never left with the recorder's ``allocate_slots``."""
 
     def __init__(self, **options):
-        super().__init__(traced_class, **options)
+        super().__init__(traced.traced_class.__wrapped__, **options)
 
     def schedule(self, *args):
         output = super().schedule(*args)

@@ -8,8 +8,8 @@ pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
+from schedtrace.simulate import Driver as Engine
 from tests.contract.deciding import Deciding, decisions, failing_from, first_difference
-from tests.contract.driver import Engine
 from tests.contract.loads import FAMILIES, make_script, play
 
 pytestmark = pytest.mark.vllm
@@ -25,8 +25,7 @@ def plain():
 ON_THE_ENGINES_THREAD = {
     "Capture": "before schedule()",
     "num_waiting": "before schedule()",
-    "ExitObserver.begin": "before schedule()",
-    "ExitObserver.end": "after schedule()",
+    "tells_how_admission_ended": "after schedule()",
     "num_not_ready": "after schedule()",
     "Writer.put": "after schedule()",
     "Preemption": "in _preempt_request()",

@@ -14,8 +14,10 @@ from vllm.v1.engine.core import EngineCore
 from schedtrace.read.run import read_run
 from schedtrace.record.plugin import register
 from schedtrace.record.traced import traced_class, traced_scheduler
+from schedtrace.simulate import Driver as Engine
+from schedtrace.simulate.config import engine_config
+from schedtrace.simulate.parts import kv_cache_groups, scheduler_arguments
 from tests.contract.deciding import decisions, first_difference
-from tests.contract.driver import Engine, engine_config, scheduler_arguments
 
 pytestmark = pytest.mark.vllm
 
@@ -69,8 +71,8 @@ def test_the_plugin_wraps_what_vllm_chose(options, expected, recording):
     config = engine_config(**options)
     chosen = config.scheduler_config.get_scheduler_cls()
     assert chosen is traced_class(expected)
-    assert chosen.__mro__[chosen.__mro__.index(expected) :] == expected.__mro__
-    chosen(**scheduler_arguments(config)).shutdown()
+    assert [c for c in chosen.__mro__ if not c.__module__.startswith("schedtrace.")] == [*expected.__mro__]
+    chosen(**scheduler_arguments(config, kv_cache_groups(config))).shutdown()
     [trace] = read_run(recording).traces
     assert trace.header.scheduler_class == f"{expected.__module__}.{expected.__qualname__}"
 
@@ -79,7 +81,7 @@ def test_the_plugin_wraps_what_vllm_chose(options, expected, recording):
 def test_traced_scheduler_chooses_as_vllm_does_without_the_option(options, expected, recording):
     given = "schedtrace.record.traced.traced_scheduler"
     config = engine_config(scheduler_cls=given, **options)
-    made = config.scheduler_config.get_scheduler_cls()(**scheduler_arguments(config))
+    made = config.scheduler_config.get_scheduler_cls()(**scheduler_arguments(config, kv_cache_groups(config)))
     made.shutdown()
     assert type(made) is traced_class(expected)
     assert config.scheduler_config.scheduler_cls == given
@@ -90,7 +92,9 @@ def test_traced_scheduler_chooses_as_vllm_does_without_the_option(options, expec
 def test_traced_scheduler_beside_the_plugin_records_once_and_without_a_warning(recording, warnings):
     register()
     config = engine_config(scheduler_cls="schedtrace.record.traced.traced_scheduler")
-    config.scheduler_config.get_scheduler_cls()(**scheduler_arguments(config)).shutdown()
+    config.scheduler_config.get_scheduler_cls()(
+        **scheduler_arguments(config, kv_cache_groups(config))
+    ).shutdown()
     assert [path.name for path in recording.parent.iterdir()] == ["run"]
     assert warnings == []
 

@@ -11,8 +11,8 @@ pytest.importorskip("vllm")
 from schedtrace.read.run import read_run
 from schedtrace.record import run_folder, writer
 from schedtrace.record.traced import traced_class
+from schedtrace.simulate import Driver as Engine
 from tests.contract.deciding import decisions, failing_from, first_difference
-from tests.contract.driver import Engine
 from tests.contract.loads import FAMILIES, make_script, play
 
 pytestmark = pytest.mark.vllm

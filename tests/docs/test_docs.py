@@ -24,7 +24,7 @@ from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
 from schedtrace.model.trace import Preemption
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
-from schedtrace.record import exits, settings
+from schedtrace.record import inference, settings
 from tests.makers import arrival, run_folder, step
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ def test_every_cause_has_a_row():
 def test_the_causes_told_to_be_inferred_are_those_that_the_code_infers():
     names = {
         node.attr
-        for node in ast.walk(ast.parse(inspect.getsource(exits)))
+        for node in ast.walk(ast.parse(inspect.getsource(inference)))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Cause"
     }
     inferred = {Cause[name].value for name in names} | {

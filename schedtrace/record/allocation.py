@@ -1,0 +1,109 @@
+"""Why ``allocate_slots`` returned None: its own code is asked, up to where it would begin to allocate.
+
+The proven source of ``allocate_slots`` is cut behind its last ``return None``, and every statement that is
+there for its effect is left out. What remains computes and changes nothing; it is run once more, with the
+arguments of the call that failed, and tells where it returns and what it had computed by then.
+"""
+
+import ast
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from schedtrace.record import syntax
+from schedtrace.record.source import copy_of, prove
+
+
+class Refusal(msgspec.Struct, gc=False):
+    """A failed allocation, in KV blocks."""
+
+    limit: str | None
+    """``free``: the chunk itself does not fit. ``reserved``, ``watermark``: it would, but for blocks that
+    must stay free. ``full_sequence``: it would, but the whole sequence does not. None: cannot be told."""
+    needed: int | None
+    """New blocks wanted, without what had to stay free beside them."""
+    free: int
+
+
+def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Refusal | None:
+    """The reason, right after ``manager.allocate_slots`` has returned None; None where it cannot be told.
+
+    Args:
+        manager: vLLM's ``KVCacheManager``.
+        arguments: Positional and keyword arguments of the failed call.
+
+    Raises:
+        Exception: whatever vLLM's own code raises when it is asked once more.
+    """
+    kind: Any = type(manager)  # hashable, as every class
+    ask = stand_in(kind)
+    positional, keywords = arguments
+    refusal = _refusal(manager.block_pool, ask(manager, *positional, **keywords))
+    if refusal is None or refusal.limit != "full_sequence":
+        return refusal
+    chunk_only = {**keywords, "full_sequence_must_fit": False}
+    return _refusal(manager.block_pool, ask(manager, *positional, **chunk_only)) or refusal
+
+
+def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal | None:
+    """Which of the limits was decisive: the first one without which there would have been room."""
+    if answer is None:
+        return None
+    full_sequence, computed = answer
+    free = pool.get_num_free_blocks()
+    needed = computed.get("num_blocks_to_allocate")
+    if (
+        needed is None or needed > pool.num_gpu_blocks
+    ):  # more than there are: vLLM's word for "not in this step"
+        return Refusal(None, None, free)
+    if full_sequence:
+        return Refusal("full_sequence", needed, free)
+    reserved, watermark = computed.get("reserved_blocks", 0), computed.get("watermark_blocks", 0)
+    if needed > free:
+        return Refusal("free", needed, free)
+    if needed + reserved > free:
+        return Refusal("reserved", needed, free)
+    return Refusal("watermark" if needed + reserved + watermark > free else None, needed, free)
+
+
+@cache
+def stand_in(manager: type) -> Any:
+    """``allocate_slots`` without its effects: the limit's kind and the local variables, or None if it fits.
+
+    Raises:
+        UnprovableError: the source of ``allocate_slots`` is not known to be what runs.
+    """
+    proven = prove(getattr(manager, "allocate_slots", None))
+    body = proven.node.body
+    last = max(n for n, statement in enumerate(body) if any(map(_fails, ast.walk(statement))))
+    proven.node.body = [
+        *_without_effects(body[: last + 1], full_sequence=False),
+        ast.Return(ast.Constant(None)),
+    ]
+    ast.fix_missing_locations(proven.module)
+    return copy_of(proven.function, proven.compiled())
+
+
+def _without_effects(statements: list[ast.stmt], *, full_sequence: bool) -> list[ast.stmt]:
+    kept: list[ast.stmt] = []
+    for node in statements:
+        if isinstance(node, ast.If):
+            within = full_sequence or "full_sequence_must_fit" in syntax.names(node.test)
+            node.body = _without_effects(node.body, full_sequence=within) or [ast.Pass()]
+            node.orelse = _without_effects(node.orelse, full_sequence=full_sequence)
+        if _fails(node):
+            computed = ast.Call(ast.Name("locals", ast.Load()), [], [])
+            kept.append(ast.Return(ast.Tuple([ast.Constant(full_sequence), computed], ast.Load())))
+        elif not isinstance(node, ast.Expr):
+            kept.append(node)
+    return kept
+
+
+def _fails(node: ast.AST) -> bool:
+    """Whether it is ``return None``."""
+    match node:
+        case ast.Return(None | ast.Constant(None)):
+            return True
+        case _:
+            return False

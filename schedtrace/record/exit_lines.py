@@ -1,0 +1,134 @@
+"""From the events of one ``schedule()`` call to the lines of the trace, off the scheduler's path."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cap, Cause
+from schedtrace.model.trace import ChunkCap, Exit
+from schedtrace.record import guards
+from schedtrace.record.exits import SITES, Event
+from schedtrace.record.sites import Site
+
+MOST_PER_SITE = 64
+"""Exits of one site in one call that are told one by one; what is more is told by its number."""
+
+_ZERO_TOKEN_CAUSES: dict[str, Cause] = {
+    Cap.ENCODER_BUDGET: Cause.ENCODER_BUDGET,
+    Cap.MAMBA_ALIGNMENT: Cause.MAMBA_ALIGNMENT,
+    Cap.PREFILL_LOOKAHEAD: Cause.PREFILL_LOOKAHEAD,
+    Cap.TOKEN_BUDGET: Cause.TOKEN_BUDGET,
+    Cap.INPUT_BUDGET: Cause.INPUT_BUDGET,
+}
+
+
+def tells_how_admission_ended(events: Iterable[Event]) -> bool:
+    """Whether the waiting loop, or the gate before it, has said how it ended."""
+    sites = (SITES[event.site] for event in events)
+    return any(site.loop == "waiting" and site.kind not in (None, "continue") for site in sites)
+
+
+def is_preemption(event: Event) -> bool:
+    """Whether it was noted right before a preemption."""
+    site = SITES[event.site]
+    return site.kind is None and not site.causes
+
+
+def to_lines(
+    events: list[Event], remaining_budget: int, long_prefill_threshold: int
+) -> tuple[list[Exit], list[ChunkCap]]:
+    """What a step's line says of its exits and caps, in the order in which they were taken.
+
+    Args:
+        events: Of one call.
+        remaining_budget: Token budget left at its end, for schedulers whose budget the marks cannot see.
+        long_prefill_threshold: ``long_prefill_token_threshold`` as configured, to tell the adaptive one.
+    """
+    exits: list[Exit] = []
+    caps: list[ChunkCap] = []
+    told: Counter[int] = Counter()
+    zeroed: tuple[str | None, str] | None = None
+    for event in events:
+        site = SITES[event.site]
+        if site.kind is None and site.causes:
+            caps.append(_cap(event, site, long_prefill_threshold))
+            if event.now == 0:
+                zeroed = (event.request_id, caps[-1].cap)
+            continue
+        if site.kind is None:
+            continue  # a preemption has a line of its own
+        cause, detail = _cause(event, site, zeroed)
+        if cause == guards.LOOP_DONE:
+            continue
+        told[event.site] += 1
+        if told[event.site] > MOST_PER_SITE + 1:
+            more = next(line for line in reversed(exits) if line.location == site.location)
+            more.count += 1
+            continue
+        line = Exit(
+            loop=site.loop,
+            kind=site.kind,
+            cause=cause,
+            request_id=event.request_id if told[event.site] <= MOST_PER_SITE else None,
+            budget_left=remaining_budget if event.budget is None else event.budget,
+            detail=detail,
+            guard=site.guard if cause == Cause.OTHER else None,
+            location=site.location,
+            via="source",
+        )
+        if event.refusal is not None:
+            line.blocks_needed, line.blocks_free = event.refusal.needed, event.refusal.free
+        exits.append(line)
+    return exits, caps
+
+
+def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:
+    cap = site.causes[0]
+    if cap == Cap.TOKEN_BUDGET and event.budget is not None and event.now < event.budget:
+        cap = Cap.INPUT_BUDGET  # the smaller of the two is what was left of the slots for drafts
+    if cap == Cap.LONG_PREFILL and event.now > long_prefill_threshold:
+        cap = Cap.LONG_PREFILL_ADAPTIVE
+    return ChunkCap(
+        request_id=event.request_id,
+        cap=cap,
+        wanted_tokens=event.before,
+        capped_tokens=event.now,
+        location=site.location,
+        statement=site.guard if cap == Cap.OTHER else None,
+    )
+
+
+def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> tuple[str, str | None]:
+    """The cause and its detail; some guards lead to several, and what was noted there decides."""
+    cause = site.causes[event.which]
+    match cause:
+        case guards.BLOCKED_STATUS:
+            return WAITING_STATUS_CAUSES.get(event.status or "", Cause.OTHER), event.status
+        case guards.QUEUE_OR_INPUT_BUDGET:
+            return _queue_cause(event)
+        case guards.ZERO_TOKENS:
+            cap = zeroed[1] if zeroed is not None and zeroed[0] == event.request_id else None
+            return _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
+        case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause == "PAUSED_ALL" or cause == Cause.PAUSED:
+            return Cause.PAUSED, event.pause  # that state sets the token budget to 0
+        case Cause.KV_BLOCKS:
+            return cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
+    return cause, None
+
+
+def _queue_cause(event: Event) -> tuple[str, str | None]:
+    if event.queued:
+        return Cause.INPUT_BUDGET, None
+    if event.pause == "PAUSED_NEW" and event.request_id is not None:
+        return Cause.PAUSED, event.pause  # somebody waits, in a queue that is closed
+    return Cause.QUEUE_EMPTY, None
+
+
+def _limit_in(guard: str) -> str | None:
+    """Before vLLM 0.22 the whole sequence was checked by a method of its own."""
+    return "full_sequence" if "can_fit_full_sequence" in guard else None
+
+
+def unknown_guards(sites: Iterable[int]) -> list[str]:
+    """Those of the sites whose cause this version cannot name."""
+    unknown = (SITES[site] for site in sites if Cause.OTHER in SITES[site].causes)
+    return [f"{site.location}: {site.guard}" for site in unknown]

@@ -1,0 +1,215 @@
+"""From the guard that stands before an exit to its cause: by the names in the guard, never by its line.
+
+The names are those of vLLM 0.12 to 0.33. A rule applies only to a guard that holds nothing but names it
+knows: a condition that a newer vLLM, or somebody else's scheduler, has added makes the guard unknown, and
+unknown is what is recorded then.
+
+Another package names the guards of its own scheduler with an entry point in the group ``schedtrace.guards``
+that leads to a list of ``Guard``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+
+from schedtrace.model.causes import Cap, Cause
+from schedtrace.model.trace import Loop
+
+ENTRY_POINTS = "schedtrace.guards"
+
+# Guards that lead to one of several causes; what is known at the exit decides (``exits.py``).
+BLOCKED_STATUS = "(status)"
+QUEUE_OR_INPUT_BUDGET = "(queue or input budget)"
+ZERO_TOKENS = "(zero tokens)"
+LOOP_DONE = "(loop done)"
+
+Names = frozenset[str]
+"""The names and attribute names in a piece of code."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """How the author of a scheduler names the cause behind a guard of that scheduler.
+
+    Args:
+        module: The module that the guard stands in, as in ``schedule.__module__``.
+        names: Names and attribute names that must all occur in the guard.
+        cause: A word of one's own, or one of ``Cause``.
+        meaning: One line for people; it is written to the trace's header.
+    """
+
+    module: str
+    names: frozenset[str]
+    cause: str
+    meaning: str
+
+
+class _Rule:
+    """A cause (or cap) and the names that tell it.
+
+    Args:
+        names: One of these must occur.
+        also: These may occur beside them.
+        loop: The loop it must stand in, if it matters.
+        within: One of these must occur in an enclosing guard.
+    """
+
+    def __init__(
+        self, cause: str, names: str, also: str = "", loop: Loop | None = None, within: str = ""
+    ) -> None:
+        self.cause, self._loop = cause, loop
+        self._decisive = frozenset(names.split())
+        self._allowed = self._decisive | frozenset(f"self request len bool min {also}".split())
+        self._within = frozenset(within.split())
+
+    def holds(self, loop: Loop, names: Names, enclosing: Names) -> bool:
+        return (
+            self._loop in (None, loop)
+            and not self._decisive.isdisjoint(names)
+            and names <= self._allowed
+            and (not self._within or not self._within.isdisjoint(enclosing))
+        )
+
+
+_BUDGETS = "token_budget request_token_budget input_budget draft_slots"
+
+_EXITS = (
+    _Rule(Cause.PREEMPTED_ITSELF, "preempted_req", "", "running"),
+    _Rule(
+        Cause.PREEMPTED_ITSELF,
+        "PREEMPTED",
+        "status RequestStatus policy SchedulingPolicy PRIORITY",
+        "running",
+    ),
+    _Rule(Cause.CONNECTOR_FREES_PENDING, "has_pending_block_frees", "connector", "running"),
+    _Rule(Cause.VICTIM_NOT_FREEABLE, "_request_blocks_can_be_freed", "preempted_req", "running"),
+    _Rule(QUEUE_OR_INPUT_BUDGET, "request_queue", "input_budget draft_slots", "waiting"),
+    _Rule(Cause.INPUT_BUDGET, "draft_slots", "input_budget"),
+    _Rule(
+        Cause.OUTPUT_IN_FLIGHT,
+        "max_tokens use_pp",
+        "num_output_placeholders num_computed_tokens num_prompt_tokens",
+        "running",
+    ),
+    _Rule(
+        Cause.ENCODER_TRANSFER_PENDING,
+        "ensure_cache_available _ec_transfer_pending",
+        "ec_connector mm_features num_output_placeholders num_computed_tokens ec_computed_tokens",
+    ),
+    _Rule(Cause.PP_STAGGER, "next_decode_eligible_step", "current_step", "running"),
+    _Rule(Cause.PREFILL_THROTTLED, "defer_prefills", "is_prefill_chunk num_computed_tokens num_tokens"),
+    _Rule(
+        Cause.MAX_NUM_SEQS,
+        "max_num_running_reqs max_num_active_reqs",
+        "running num_running num_waiting_for_streaming_input",
+        "waiting",
+    ),
+    _Rule(
+        BLOCKED_STATUS,
+        "_try_promote_blocked_waiting_request ready_to_schedule is_ready structured_output_req"
+        " WAITING_FOR_STREAMING_REQ",
+        "_is_blocked_waiting_status status RequestStatus grammar",
+        "waiting",
+    ),
+    _Rule(Cause.STALE_OUTPUT_PENDING, "num_stale_output_tokens", "drop_stale_output", "waiting"),
+    _Rule(Cause.LORA_CAP, "max_loras", "lora_config lora_request scheduled_loras lora_int_id", "waiting"),
+    _Rule(Cause.CONNECTOR_UNDECIDED, "ext_tokens", "", "waiting"),
+    _Rule(Cause.KV_LOAD_STARTED, "load_kv_async", "", "waiting"),
+    _Rule(
+        Cause.CHUNKED_PREFILL_OFF,
+        "enable_chunked_prefill",
+        f"scheduler_config num_new_tokens is_mm_encoder_only {_BUDGETS}",
+        "waiting",
+    ),
+    _Rule(
+        Cause.SPEC_DECODE_PADDING,
+        f"padded_num_tokens {_BUDGETS}",
+        "num_new_tokens num_computed_tokens max_model_len",
+        "waiting",
+        "num_spec_tokens",
+    ),
+    _Rule(Cause.MAMBA_ALIGNMENT, "num_new_tokens", "", "waiting", within="need_mamba_block_aligned_split"),
+    _Rule(ZERO_TOKENS, "num_new_tokens"),
+    _Rule(
+        Cause.KV_BLOCKS,
+        "can_fit_full_sequence",
+        "scheduler_reserve_full_isl kv_cache_manager new_computed_blocks num_new_local_computed_tokens"
+        " num_external_computed_tokens num_encoder_tokens",
+        "waiting",
+    ),
+    _Rule(Cause.KV_BLOCKS, "new_blocks"),
+)
+
+_ENDS = (
+    _Rule(Cause.PREEMPTED_THIS_STEP, "preempted_reqs"),
+    _Rule(Cause.PAUSED, "_pause_state", "PauseState UNPAUSED PAUSED_ALL"),
+    _Rule(Cause.TOKEN_BUDGET, "token_budget"),
+    _Rule(LOOP_DONE, "running", "req_index", "running"),
+    _Rule(Cause.QUEUE_EMPTY, "waiting skipped_waiting kv_holding_waiting request_queue", "", "waiting"),
+)
+
+_CAPS = (
+    _Rule(Cap.LONG_PREFILL, "long_prefill_token_threshold threshold", "scheduler_config num_new_tokens"),
+    _Rule(
+        Cap.MAX_MODEL_LEN,
+        "max_model_len",
+        "num_new_tokens num_computed_tokens num_sampled_tokens_per_step",
+    ),
+    _Rule(Cap.TOKEN_BUDGET, _BUDGETS, "num_new_tokens"),
+)
+
+_CAPPING_HELPERS = {
+    "_mamba_block_aligned_split": Cap.MAMBA_ALIGNMENT,
+    "_try_schedule_encoder_inputs": Cap.ENCODER_BUDGET,
+    "_reserve_prefill_lookahead": Cap.PREFILL_LOOKAHEAD,
+}
+"""Methods of vLLM's scheduler that return a smaller number of tokens."""
+
+
+def cause_of_exit(module: str, loop: Loop, names: Names, enclosing: Names) -> str:
+    """What a ``break`` or ``continue`` says; ``Cause.OTHER`` where its guard is not known.
+
+    Args:
+        module: Where it stands.
+        loop: Which loop it belongs to.
+        names: Of the innermost guard.
+        enclosing: Of all guards around that one, within the loop.
+    """
+    return _registered(module, names) or _first(_EXITS, loop, names, enclosing)
+
+
+def cause_of_end(module: str, loop: Loop, names: Names) -> str:
+    """What it says that this part of a loop's condition, or of the gate before a loop, was false."""
+    return _registered(module, names) or _first(_ENDS, loop, names, frozenset())
+
+
+def cap_of(loop: Loop, names: Names) -> str:
+    """Which limit a statement applies that makes a number of tokens smaller."""
+    for helper, cap in _CAPPING_HELPERS.items():
+        if helper in names:
+            return cap
+    return _first(_CAPS, loop, names, frozenset())
+
+
+@cache
+def registered_guards() -> tuple[Guard, ...]:
+    """The guards that installed packages have named.
+
+    Raises:
+        Exception: whatever loading the packages raises.
+    """
+    guards: list[Guard] = []
+    for entry_point in entry_points(group=ENTRY_POINTS):
+        given: Iterable[Guard] = entry_point.load()
+        guards += given
+    return tuple(guards)
+
+
+def _registered(module: str, names: Names) -> str | None:
+    guards = (guard for guard in registered_guards() if guard.module == module and guard.names <= names)
+    return next((guard.cause for guard in guards), None)
+
+
+def _first(rules: Iterable[_Rule], loop: Loop, names: Names, enclosing: Names) -> str:
+    return next((rule.cause for rule in rules if rule.holds(loop, names, enclosing)), Cause.OTHER)

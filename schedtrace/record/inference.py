@@ -1,0 +1,128 @@
+"""Why did ``schedule()`` stop? Told from the state it left behind, and marked ``via: inferred``.
+
+For schedulers whose source cannot be proven to be what runs (``source.py``). The order of the tests below
+follows ``Scheduler.schedule()`` of vLLM 0.12 to 0.33. Where the state does not decide, the answer is
+``other`` with what is known, never a guess.
+"""
+
+from typing import Any
+
+from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
+from schedtrace.model.trace import Exit
+from schedtrace.record.queues import head, num_waiting, pause_state, seats
+
+
+class InferredExits:
+    """Infers the exits of one scheduler's ``schedule()`` calls."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._manager = scheduler.kv_cache_manager
+        self._allocate = self._manager.allocate_slots
+        self._instance_method = "allocate_slots" in vars(self._manager)
+        self._refused: Any = None
+        self._watching = False
+
+    def begin(self, scheduler: Any, running: int, waiting: int) -> None:
+        """Watch for failed allocations, but only when somebody could be refused one.
+
+        A decode step with nobody waiting, or with no seat left, is left untouched: its only allocation
+        failures are preemptions, which have their own hook. What watching costs: ``docs/overhead.md``.
+        """
+        self.release()  # from a call that ended in an exception
+        self._refused = None
+        self._watching = waiting > 0 and running < seats(scheduler)
+        if self._watching:
+            self._manager.allocate_slots = self._watched_allocate
+
+    def _watched_allocate(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        blocks = self._allocate(request, *args, **kwargs)
+        if blocks is None:
+            self._refused = request
+        return blocks
+
+    def end(self, scheduler: Any, budget_left: int, scheduled: dict[str, int], preempted: int) -> list[Exit]:
+        """The exits of the call that just ended.
+
+        Args:
+            scheduler: After the call.
+            budget_left: Token budget minus the tokens scheduled.
+            scheduled: Request id to tokens of this step.
+            preempted: Requests preempted within this call.
+        """
+        self.release()
+        exits = _running_exits(scheduler, budget_left, scheduled)
+        exits.append(self._waiting_exit(scheduler, budget_left, preempted))
+        return exits
+
+    def release(self) -> None:
+        """Stop watching allocations; nothing of ours stays on vLLM's objects."""
+        if not self._watching:
+            return
+        self._watching = False
+        if self._instance_method:
+            self._manager.allocate_slots = self._allocate
+        else:
+            del self._manager.allocate_slots  # the class's own method shows again
+
+    def _waiting_exit(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
+        self, scheduler: Any, budget_left: int, preempted: int
+    ) -> Exit:
+        total = num_waiting(scheduler)
+        if total == 0:
+            return Exit("waiting", "condition", Cause.QUEUE_EMPTY, budget_left=budget_left)
+        if preempted:
+            return Exit("waiting", "gate", Cause.PREEMPTED_THIS_STEP, budget_left=budget_left)
+        pause = pause_state(scheduler)
+        if pause != "UNPAUSED":
+            return Exit("waiting", "gate", Cause.PAUSED, budget_left=budget_left, detail=pause)
+        first = head(scheduler)
+        request_id = None if first is None else first.request_id
+        if budget_left <= 0:
+            return Exit("waiting", "condition", Cause.TOKEN_BUDGET, request_id, budget_left)
+        refused = self._refused
+        if refused is not None and refused.status.name != "RUNNING":
+            return Exit("waiting", "break", Cause.KV_BLOCKS, refused.request_id, budget_left)
+        occupied = len(scheduler.running) + getattr(scheduler, "num_waiting_for_streaming_input", 0)
+        if occupied >= seats(scheduler):
+            return Exit("waiting", "break", Cause.MAX_NUM_SEQS, request_id, budget_left)
+        if first is not None and (not_ready := WAITING_STATUS_CAUSES.get(first.status.name)):
+            return Exit("waiting", "continue", not_ready, request_id, budget_left, detail=first.status.name)
+        if first is not None and _needs_whole_prompt(scheduler) and first.num_tokens > budget_left:
+            detail = f"prompt of {first.num_tokens} tokens"
+            return Exit("waiting", "break", Cause.CHUNKED_PREFILL_OFF, request_id, budget_left, detail=detail)
+        return Exit(
+            "waiting",
+            "break",
+            Cause.OTHER,
+            request_id,
+            budget_left,
+            guard="the state after schedule() does not tell which exit was taken",
+        )
+
+
+def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) -> list[Exit]:
+    """One exit for each running request that got nothing; usually there is none."""
+    running = scheduler.running
+    if len(running) == len(scheduled):  # everything scheduled is in running, so nobody was left out
+        return []
+    if budget_left <= 0:
+        left_out = next(r.request_id for r in running if r.request_id not in scheduled)
+        return [Exit("running", "condition", Cause.TOKEN_BUDGET, left_out, 0)]
+    return [
+        Exit("running", "continue", _why_skipped(request), request.request_id, budget_left)
+        for request in running
+        if request.request_id not in scheduled
+    ]
+
+
+def _why_skipped(request: Any) -> Cause:
+    """Async scheduling leaves out a request whose last token is already in flight; the rest is unknown."""
+    placeholders = getattr(request, "num_output_placeholders", 0)
+    last = request.num_prompt_tokens + request.max_tokens
+    if placeholders > 0 and request.num_computed_tokens + 2 - placeholders >= last:
+        return Cause.OUTPUT_IN_FLIGHT
+    return Cause.OTHER
+
+
+def _needs_whole_prompt(scheduler: Any) -> bool:
+    return not getattr(scheduler.scheduler_config, "enable_chunked_prefill", True)

@@ -1,0 +1,86 @@
+"""Makes a copy of ``schedule()`` that notes each exit it takes, for every class that defines one.
+
+The copy is the proven source with marks (``sites.py``), compiled as a part of its module and given the
+original's globals, defaults and closure. It becomes the method of a class between the original's class and
+the traced one, so that nothing of vLLM is patched and ``super()`` leads where it always led.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType
+from typing import Any
+
+from schedtrace.record.exits import SITES, Marks
+from schedtrace.record.sites import MARK, Marker
+from schedtrace.record.source import UnprovableError, copy_of, prove
+
+
+@dataclass(frozen=True)
+class Instrumented:
+    """What became of the ``schedule()`` methods of a scheduler class."""
+
+    classes: tuple[type, ...]
+    """Subclasses of those whose ``schedule()`` notes its exits; to be put into the bases."""
+    refused: tuple[str, ...]
+    """A line for each class that keeps its own, with the reason."""
+    sites: tuple[int, ...] = ()
+    """Numbers of the marked places in the table of all sites."""
+
+
+def instrument(base: type) -> Instrumented:
+    """Instrument every class in the MRO of ``base`` that defines ``schedule()`` with exits of its own."""
+    classes: list[type] = []
+    refused: list[str] = []
+    sites: list[int] = []
+    for owner in base.__mro__:
+        method = vars(owner).get("schedule")
+        if method is None or getattr(method, "__isabstractmethod__", False):
+            continue
+        try:
+            made, numbers = _with_marks(owner)
+        except Exception as error:
+            reason = error if isinstance(error, UnprovableError) else repr(error)
+            refused.append(f"{owner.__module__}.{owner.__qualname__}.schedule: {reason}")
+            continue
+        if made is not None:
+            classes.append(made)
+            sites += numbers
+    return Instrumented(tuple(classes), tuple(refused), tuple(sites))
+
+
+@cache
+def _with_marks(owner: type) -> tuple[type | None, range]:
+    """A subclass of ``owner`` with a marked copy of its ``schedule()``, and the numbers of its sites.
+
+    None, and no sites, where it has no exits.
+    """
+    original: Any = vars(owner)["schedule"]
+    proven = prove(original)
+    marker = Marker(proven, len(SITES))
+    if not marker.sites:
+        return None, range(0)
+    copied = copy_of(original, _with_constant(proven.compiled(), MARK, Marks))
+    numbers = range(len(SITES), len(SITES) + len(marker.sites))
+    SITES.extend(marker.sites)
+
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if owner.__dict__.get("schedule") is original:
+            return copied(self, *args, **kwargs)
+        # Somebody replaced the method after this copy was made: theirs is the one that counts.
+        return super(made, self).schedule(*args, **kwargs)
+
+    made: Any = type(f"Marked{owner.__name__}", (owner,), {"schedule": schedule, "__module__": __name__})
+    return made, numbers
+
+
+def _with_constant(code: CodeType, name: str, value: Any) -> CodeType:
+    """``code`` with the constant ``name`` replaced, in itself and in the functions within it."""
+    constants = tuple(
+        value
+        if isinstance(constant, str) and constant == name
+        else _with_constant(constant, name, value)
+        if isinstance(constant, CodeType)
+        else constant
+        for constant in code.co_consts
+    )
+    return code.replace(co_consts=constants)

@@ -1,0 +1,36 @@
+"""Questions about a scheduler's queues, over all releases of vLLM; each is O(1)."""
+
+from typing import Any
+
+
+def seats(scheduler: Any) -> int:
+    """How many requests may run at once (``max_num_active_seqs`` counts since vLLM 0.31)."""
+    return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
+
+
+def num_waiting(scheduler: Any) -> int:
+    """Requests in all waiting queues; ``deferred_waiting`` is a subset of them and not added."""
+    total = len(scheduler.waiting)
+    for name in ("skipped_waiting", "kv_holding_waiting"):
+        total += len(getattr(scheduler, name, ()))
+    return total
+
+
+def num_not_ready(scheduler: Any) -> int:
+    """Requests that the scheduler set aside because they are not ready (or, since 0.31, over a cap)."""
+    name = "deferred_waiting" if hasattr(scheduler, "deferred_waiting") else "skipped_waiting"
+    return len(getattr(scheduler, name, ()))
+
+
+def head(scheduler: Any) -> Any:
+    """The request that would be looked at next, or None; peeking is O(1) in both queue classes."""
+    for name in ("kv_holding_waiting", "waiting", "skipped_waiting"):
+        queue = getattr(scheduler, name, None)
+        if queue:
+            return queue.peek_request()
+    return None
+
+
+def pause_state(scheduler: Any) -> str:
+    """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL``; vLLM before 0.17 does not pause its scheduler."""
+    return getattr(getattr(scheduler, "_pause_state", None), "name", "UNPAUSED")

@@ -1,0 +1,218 @@
+"""Finds every place where ``schedule()`` stops, skips or caps, and puts a mark in front of it.
+
+A mark is a call on the string ``MARK``, which ``instrument.py`` replaces by an object: no name of ours enters
+the function but ``BEFORE``, which holds a number of tokens while a limit is applied to it. A mark gets only
+what is surely bound where it stands. Exits by which a request succeeds are not marked.
+"""
+
+import ast
+from dataclasses import dataclass, replace
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import ExitKind, Loop
+from schedtrace.record import guards, syntax
+from schedtrace.record.source import Proven
+
+MARK = "schedtrace mark"
+BEFORE = "_schedtrace_tokens_before"
+
+_QUEUES = frozenset(
+    {"waiting", "skipped_waiting", "kv_holding_waiting", "request_queue", "peek_request", "pop_request"}
+)
+_PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"})
+"""Tokens that the scheduler itself adds for drafts, and takes back: nothing that a request wanted."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One marked place."""
+
+    loop: Loop
+    kind: ExitKind | None
+    """None: a cap or a preemption, no exit."""
+    causes: tuple[str, ...]
+    """One; for a loop's condition or a gate, one for each part of it, in the order of evaluation."""
+    guard: str
+    """The condition, as the source has it."""
+    location: str
+    """``file:line``."""
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """Where a statement stands."""
+
+    loop: Loop | None = None
+    nested: bool = False
+    """Within a loop of that loop: allocating again after each preemption."""
+    tests: tuple[tuple[ast.expr, bool], ...] = ()
+    """Conditions around it within the loop, outermost first; True: it stands in the ``else`` part."""
+    bound: frozenset[str] = frozenset()
+    """Names that are surely bound."""
+    fresh: frozenset[str] = frozenset()
+    """Those of them that were bound in this turn of the loop."""
+    allocation: ast.Call | None = None
+    """The call of ``allocate_slots`` that surely came before in this turn."""
+
+    def after(self, node: ast.stmt) -> "_Scope":
+        names = syntax.binds(node)
+        simple = isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr)
+        allocation = (simple and syntax.call_of(node, "allocate_slots")) or self.allocation
+        return replace(self, bound=self.bound | names, fresh=self.fresh | names, allocation=allocation)
+
+    def within(self, test: ast.expr, *, negated: bool) -> "_Scope":
+        return replace(self, tests=(*self.tests, (test, negated)))
+
+    def enter(self, node: ast.While | ast.For, loop: Loop) -> "_Scope":
+        if self.loop:
+            return replace(self, nested=True, fresh=self.fresh | syntax.binds(node))
+        return replace(self, loop=loop, tests=(), fresh=syntax.binds(node), allocation=None)
+
+
+class Marker:
+    """Marks one function, in place.
+
+    Args:
+        proven: The function.
+        first: Number of its first site in the table of all sites.
+    """
+
+    def __init__(self, proven: Proven, first: int) -> None:
+        function = proven.node
+        self.sites: list[Site] = []
+        self._file = proven.file
+        self._module = proven.function.__module__
+        self._first = first
+        parameters = [argument.arg for argument in function.args.args]
+        self._self = parameters[0]
+        self._tokens = syntax.counted_tokens(function)
+        self._request = syntax.allocated_request(function)
+        function.body = self._block(function.body, _Scope(bound=frozenset(parameters)))
+        ast.fix_missing_locations(proven.module)
+
+    def _block(self, statements: list[ast.stmt], scope: _Scope) -> list[ast.stmt]:
+        marked: list[ast.stmt] = []
+        for statement in statements:
+            before, after = self._statement(statement, scope)
+            marked += [*before, statement, *after]
+            scope = scope.after(statement)
+        return marked
+
+    def _statement(self, node: ast.stmt, scope: _Scope) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """Marks within the statement; what is to stand before and after it."""
+        loop = scope.loop
+        match node:
+            case ast.If():
+                self._if(node, scope)
+            case ast.While() | ast.For():
+                self._loop(node, scope)
+            case ast.With():
+                node.body = self._block(node.body, scope)
+            case ast.Try():
+                node.body = self._block(node.body, scope)
+                for handler in node.handlers:
+                    handler.body = self._block(handler.body, scope)
+                node.orelse = self._block(node.orelse, scope)
+                node.finalbody = self._block(node.finalbody, scope)
+            case ast.Break() | ast.Continue() | ast.Return() if loop:
+                return self._exit(node, loop, scope), []
+            case ast.Expr(ast.Call(ast.Attribute(attr="_preempt_request"))) if loop:
+                return self._preemption(node, loop, scope), []
+            case ast.Assign() | ast.AugAssign() if loop and self._reduces(node, scope):
+                return self._cap(node, loop, scope)
+            case _:
+                pass
+        return [], []
+
+    def _if(self, node: ast.If, scope: _Scope) -> None:
+        inner = [] if scope.loop else [_loop_of(inside) for inside in syntax.loops(node.body)]
+        loop = next((kind for kind in inner if kind), None)
+        node.body = self._block(node.body, scope.within(node.test, negated=False))
+        node.orelse = self._block(node.orelse, scope.within(node.test, negated=True))
+        if loop:
+            node.orelse.insert(0, self._end(node, loop, "gate", scope, node.test))
+
+    def _loop(self, node: ast.While | ast.For, scope: _Scope) -> None:
+        loop = scope.loop or _loop_of(node)
+        if loop is None or (scope.loop and not syntax.has_call(node, "allocate_slots")):
+            return  # a helper's loop: leaving it early stops nothing
+        node.body = self._block(node.body, scope.enter(node, loop))
+        condition = node.test if isinstance(node, ast.While) else node.iter
+        if not scope.loop and not isinstance(condition, ast.Constant):
+            node.orelse.insert(0, self._end(node, loop, "condition", scope, condition))
+
+    def _exit(self, node: ast.stmt, loop: Loop, scope: _Scope) -> list[ast.stmt]:
+        test, negated = scope.tests[-1] if scope.tests else (ast.Constant(value=True), False)
+        if scope.nested and not negated and syntax.is_not_none(test, "new_blocks"):
+            return []
+        enclosing = frozenset[str]().union(*(syntax.names(outer) for outer, _ in scope.tests[:-1]))
+        cause = guards.cause_of_exit(self._module, loop, syntax.names(test), enclosing)
+        kind: ExitKind = "continue" if isinstance(node, ast.Continue) else "break"
+        guard = f"not ({ast.unparse(test)})" if negated else ast.unparse(test)
+        site = Site(loop, kind, (cause,), guard, "")
+        told = [self._name("token_budget", scope.bound), self._name(self._request, scope.fresh)]
+        if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
+            return [self._mark(node, site, "refused", *told, arguments)]
+        return [self._mark(node, site, "exit", *told, self._name("request_queue", scope.fresh))]
+
+    def _end(
+        self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
+    ) -> ast.stmt:
+        """The mark for a condition that did not hold: tells which part of it was the first to be false."""
+        parts = syntax.conjuncts(condition)
+        causes = tuple(guards.cause_of_end(self._module, loop, syntax.names(part)) for part in parts)
+        which: ast.expr = ast.Constant(len(parts) - 1)
+        if all(map(syntax.is_pure, parts)):
+            for number in reversed(range(len(parts) - 1)):
+                which = ast.IfExp(parts[number], which, ast.Constant(number))
+        elif len(parts) > 1:
+            causes = (Cause.OTHER,) * len(parts)
+        site = Site(loop, kind, causes, ast.unparse(condition), "")
+        budget = self._name("token_budget", scope.bound)
+        return self._mark(node, site, "end", budget, which, syntax.next_in_line(parts[0]))
+
+    def _preemption(self, node: ast.stmt, loop: Loop, scope: _Scope) -> list[ast.stmt]:
+        arguments = syntax.repeated_arguments(scope.allocation)
+        if arguments is None:
+            return []
+        site = Site(loop, None, (), ast.unparse(node), "")
+        return [self._mark(node, site, "preempts", self._name(self._request, scope.fresh), arguments)]
+
+    def _reduces(self, node: ast.Assign | ast.AugAssign, scope: _Scope) -> bool:
+        """Whether this may make the number of tokens smaller; the old number is surely bound then."""
+        if self._tokens not in syntax.binds(node):
+            return False
+        around = syntax.names(scope.tests[-1][0]) if scope.tests else frozenset[str]()
+        if not _PADDING.isdisjoint(around | syntax.names(node)):
+            return False
+        return isinstance(node, ast.AugAssign) or self._tokens in around | syntax.names(node.value)
+
+    def _cap(self, node: ast.stmt, loop: Loop, scope: _Scope) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        written = node.value if isinstance(node, ast.Assign | ast.AugAssign) else node
+        site = Site(loop, None, (guards.cap_of(loop, syntax.names(written)),), ast.unparse(node), "")
+        before, now = ast.Name(BEFORE, ast.Load()), ast.Name(self._tokens, ast.Load())
+        told = [self._name("token_budget", scope.bound), self._name(self._request, scope.fresh)]
+        mark = self._mark(node, site, "cap", *told, before, now)
+        keep = ast.Assign([ast.Name(BEFORE, ast.Store())], now)
+        check = ast.If(ast.Compare(now, [ast.Lt()], [before]), [mark], [])
+        return [syntax.at(node, keep)], [syntax.at(node, check)]
+
+    def _name(self, name: str, bound: frozenset[str]) -> ast.expr:
+        return ast.Name(name, ast.Load()) if name in bound else ast.Constant(None)
+
+    def _mark(self, node: ast.stmt, site: Site, method: str, *told: ast.expr) -> ast.stmt:
+        number = self._first + len(self.sites)
+        self.sites.append(replace(site, location=f"{self._file}:{node.lineno}"))
+        target = ast.Attribute(ast.Constant(MARK), method, ast.Load())
+        own = ast.Name(self._self, ast.Load())
+        return syntax.at(node, ast.Expr(ast.Call(target, [own, ast.Constant(number), *told], [])))
+
+
+def _loop_of(node: ast.While | ast.For) -> Loop | None:
+    """Which of the scheduler's two loops this is; None: a helper's loop."""
+    condition = syntax.names(node.test if isinstance(node, ast.While) else node.iter)
+    if "running" in condition:
+        return "running"
+    if not _QUEUES.isdisjoint(condition | syntax.names(ast.Module(node.body, []))):
+        return "waiting"
+    return None

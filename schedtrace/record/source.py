@@ -1,0 +1,164 @@
+"""Proves that a function's source text is what runs, so that a changed copy of it can be trusted.
+
+The whole module is parsed and compiled as it stands, and the function's code object in there is compared
+with the one that runs. Only the whole module will do: compiled alone, a method loses its name mangling, its
+``__class__`` cell, the module's ``__future__`` imports and, since Python 3.12, how names imported by the
+module are called. Nothing of the module is executed.
+"""
+
+import ast
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+
+class UnprovableError(Exception):
+    """The source of a function is not known to be what runs; the text says why."""
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A function and the syntax tree that it was compiled from."""
+
+    function: FunctionType
+    module: ast.Module
+    """With the bodies of all other functions left out."""
+    node: ast.FunctionDef
+    """The function, a part of ``module``; whoever changes it must compile ``module`` afterwards."""
+    file: str
+    """As it is told to people: ``vllm/v1/core/sched/scheduler.py``."""
+
+    def compiled(self) -> CodeType:
+        """The function's code as ``module`` stands now."""
+        path = self.function.__code__.co_filename
+        code = compile(self.module, path, "exec", dont_inherit=True)
+        return _find(code, self.function.__code__)
+
+
+def prove(function: Any) -> Proven:
+    """The proven source of ``function``.
+
+    Raises:
+        UnprovableError: no plain function, decorated, no source, or a source that is not what runs.
+    """
+    if type(function) is not FunctionType:
+        msg = f"it is no plain function but a {type(function).__name__}"
+        raise UnprovableError(msg)
+    if hasattr(function, "__wrapped__"):
+        msg = "it is decorated"
+        raise UnprovableError(msg)
+    path = function.__code__.co_filename
+    try:
+        with tokenize.open(path) as file:
+            module = ast.parse(file.read(), path)
+    except (OSError, SyntaxError, UnicodeDecodeError, ValueError) as error:
+        msg = f"its source cannot be read: {error}"
+        raise UnprovableError(msg) from error
+    proven = Proven(function, module, _node(module, function), _shown(function))
+    if not _same(proven.compiled(), function.__code__):
+        msg = f"{path} is not what runs: it, or the function, was changed after the import"
+        raise UnprovableError(msg)
+    return proven
+
+
+def copy_of(function: FunctionType, code: CodeType) -> FunctionType:
+    """``function`` with other code: the same globals, defaults, closure and names.
+
+    Raises:
+        UnprovableError: ``code`` has other free variables.
+    """
+    if code.co_freevars != function.__code__.co_freevars:
+        msg = "its closure cannot be kept"
+        raise UnprovableError(msg)
+    copied = FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    copied.__qualname__, copied.__module__ = function.__qualname__, function.__module__
+    return copied
+
+
+def _node(module: ast.Module, function: FunctionType) -> ast.FunctionDef:
+    """The function's definition; all other functions of ``module`` lose their bodies on the way."""
+    found = _thin_out(module, function.__code__)
+    if len(found) != 1 or found[0].decorator_list:
+        msg = f"no undecorated definition of it stands in line {function.__code__.co_firstlineno}"
+        raise UnprovableError(msg)
+    return found[0]
+
+
+def _thin_out(node: ast.AST, code: CodeType) -> list[ast.FunctionDef]:
+    found: list[ast.FunctionDef] = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(child, ast.FunctionDef) and (child.lineno, child.name) == (
+                code.co_firstlineno,
+                code.co_name,
+            ):
+                found.append(child)
+            elif child.lineno <= code.co_firstlineno <= (child.end_lineno or 0):
+                found += _thin_out(child, code)
+            else:
+                child.body = [ast.copy_location(ast.Pass(), child.body[0])]
+        elif isinstance(child, ast.stmt | ast.excepthandler):
+            found += _thin_out(child, code)
+    return found
+
+
+def _find(code: CodeType, wanted: CodeType) -> CodeType:
+    """The code object of the same qualified name and line among the constants of ``code``."""
+    for constant in code.co_consts:
+        if not isinstance(constant, CodeType):
+            continue
+        if (constant.co_qualname, constant.co_firstlineno) == (wanted.co_qualname, wanted.co_firstlineno):
+            return constant
+        try:
+            return _find(constant, wanted)
+        except UnprovableError:
+            continue
+    msg = f"{wanted.co_qualname} is not in line {wanted.co_firstlineno} of {wanted.co_filename}"
+    raise UnprovableError(msg)
+
+
+_COMPARED = (
+    "co_code",
+    "co_names",
+    "co_varnames",
+    "co_freevars",
+    "co_cellvars",
+    "co_argcount",
+    "co_posonlyargcount",
+    "co_kwonlyargcount",
+    "co_flags",
+    "co_exceptiontable",
+)
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    """Whether two code objects do the same on the same lines."""
+    return (
+        all(getattr(one, name) == getattr(other, name) for name in _COMPARED)
+        and list(one.co_lines()) == list(other.co_lines())
+        and len(one.co_consts) == len(other.co_consts)
+        and all(map(_same_constant, one.co_consts, other.co_consts))
+    )
+
+
+def _same_constant(one: Any, other: Any) -> bool:
+    if isinstance(one, CodeType) and isinstance(other, CodeType):
+        return _same(one, other)
+    # 0.0 equals -0.0, and equal sets may be written in different orders
+    return type(one) is type(other) and (repr(one) == repr(other) or (_is_set(one) and one == other))
+
+
+def _is_set(constant: Any) -> bool:
+    return isinstance(constant, frozenset)
+
+
+def _shown(function: FunctionType) -> str:
+    """The file without the folders that only this machine has."""
+    module_file = function.__module__.replace(".", "/") + ".py"
+    path = Path(function.__code__.co_filename)
+    return module_file if path.as_posix().endswith(module_file) else path.name

@@ -1,0 +1,150 @@
+"""Small questions about pieces of syntax trees, for ``sites.py``."""
+
+import ast
+import copy
+from collections.abc import Iterator
+from typing import TypeVar
+
+_Node = TypeVar("_Node", bound=ast.stmt)
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_PURE = (
+    ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.IfExp,
+    ast.expr_context, ast.cmpop, ast.boolop, ast.unaryop, ast.operator,
+)  # fmt: skip
+
+
+def names(node: ast.AST) -> frozenset[str]:
+    """All names and attribute names in a piece of code."""
+    found = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return frozenset(found | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)})
+
+
+def binds(node: ast.AST) -> frozenset[str]:
+    """Names that are surely bound once a simple statement (or one turn of a loop's head) is through."""
+    match node:
+        case ast.Assign(targets=targets):
+            parts: list[ast.expr] = targets
+        case ast.AnnAssign(target=target) if node.value is None:
+            parts = []
+        case ast.AnnAssign(target=target) | ast.AugAssign(target=target) | ast.For(target=target):
+            parts = [target]
+        case _:
+            parts = []
+    stored = (part for target in parts for part in ast.walk(target) if isinstance(part, ast.Name))
+    return frozenset(part.id for part in stored if isinstance(part.ctx, ast.Store))
+
+
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function's own code: nothing of functions and classes within it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _SCOPES):
+            yield child
+            yield from own_nodes(child)
+
+
+def loops(statements: list[ast.stmt]) -> Iterator[ast.While | ast.For]:
+    """Loops among these statements, in order, the outer ones first."""
+    for node in own_nodes(ast.Module(statements, [])):
+        if isinstance(node, ast.While | ast.For):
+            yield node
+
+
+def has_call(node: ast.AST, method: str) -> bool:
+    """Whether ``....method(...)`` stands in it."""
+    return call_of(node, method) is not None
+
+
+def call_of(node: ast.AST, method: str) -> ast.Call | None:
+    """The first call of ``....method(...)`` in it."""
+    for part in own_nodes(node):
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == method:
+            return part
+    return None
+
+
+def counted_tokens(function: ast.FunctionDef) -> str:
+    """The variable whose value is stored as a request's ``num_scheduled_tokens``."""
+    for node in own_nodes(function):
+        match node:
+            case ast.Assign(
+                [
+                    ast.Subscript(
+                        ast.Name("num_scheduled_tokens") | ast.Attribute(attr="num_scheduled_tokens")
+                    )
+                ],
+                ast.Name(name),
+            ):
+                return name
+            case _:
+                pass
+    return "num_new_tokens"
+
+
+def allocated_request(function: ast.FunctionDef) -> str:
+    """The variable that holds the request in question: the first argument of ``allocate_slots``."""
+    match call_of(function, "allocate_slots"):
+        case ast.Call(args=[ast.Name(name), *_]):
+            return name
+        case _:
+            return "request"
+
+
+def repeated_arguments(call: ast.Call | None) -> ast.expr | None:
+    """The arguments of a call once more, as ``((positional), {keyword: value})``.
+
+    Keyword arguments that cannot be evaluated twice without a doubt are left out; None if a positional one
+    is of that kind.
+    """
+    if call is None or not all(map(is_pure, call.args)):
+        return None
+    given = [
+        (keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg and is_pure(keyword.value)
+    ]
+    keywords = ast.Dict([ast.Constant(name) for name, _ in given], [value for _, value in given])
+    return copy.deepcopy(ast.Tuple([ast.Tuple(call.args, ast.Load()), keywords], ast.Load()))
+
+
+def is_pure(node: ast.AST) -> bool:
+    """Whether it can be evaluated again without effect: names, attributes, arithmetic, ``len``, ``bool``."""
+    if isinstance(node, ast.Call):
+        plain = isinstance(node.func, ast.Name) and node.func.id in {"len", "bool", "min", "max"}
+        return plain and not node.keywords and all(map(is_pure, node.args))
+    return isinstance(node, _PURE) and all(map(is_pure, ast.iter_child_nodes(node)))
+
+
+def is_not_none(test: ast.expr, name: str) -> bool:
+    """Whether it is ``name is not None``."""
+    match test:
+        case ast.Compare(ast.Name(given), [ast.IsNot()], [ast.Constant(None)]):
+            return given == name
+        case _:
+            return False
+
+
+def conjuncts(condition: ast.expr) -> list[ast.expr]:
+    """The parts of an ``and``; anything else is one part."""
+    match condition:
+        case ast.BoolOp(ast.And(), parts):
+            return parts
+        case _:
+            return [condition]
+
+
+def next_in_line(part: ast.expr) -> ast.expr:
+    """For ``index < len(queue)``: who is at ``index``, or None beyond the end; else None."""
+    match part:
+        case ast.Compare(ast.Name() as index, [ast.Lt()], [ast.Call(ast.Name("len"), [queue])]) if is_pure(
+            queue
+        ):
+            return ast.IfExp(part, ast.Subscript(queue, index, ast.Load()), ast.Constant(None))
+        case _:
+            return ast.Constant(None)
+
+
+def at(place: ast.AST, node: _Node) -> _Node:
+    """``node`` with the line of ``place`` throughout, so that tracebacks show vLLM's lines."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.expr | ast.stmt) and not hasattr(part, "lineno"):
+            ast.copy_location(part, place)
+    return node

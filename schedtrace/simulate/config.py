@@ -1,0 +1,62 @@
+"""vLLM's own resolved configuration for an engine that will never load a model."""
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vllm.engine.arg_utils import EngineArgs
+
+TINY_MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 2048,
+    "max_position_embeddings": 1_048_576,
+    "torch_dtype": "bfloat16",
+}
+"""Scheduling depends on a model only through its length, its cache groups and its encoder."""
+
+SMALL: dict[str, Any] = {
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 256,
+    "max_model_len": 256,
+    "enable_prefix_caching": False,
+    "block_size": 16,
+}
+"""Used where nothing is given: small enough for a person to count along."""
+
+
+def engine_config(
+    *, num_blocks: int = 1000, async_scheduling: bool = False, model: str | None = None, **engine_args: Any
+) -> Any:
+    """A ``VllmConfig`` as ``EngineArgs`` makes it.
+
+    Args:
+        num_blocks: KV cache blocks, which an engine would find out by profiling the model.
+        async_scheduling: Whether two batches are in flight; on CPU vLLM would never choose so by itself.
+        model: A folder with a ``config.json``; a tiny dense model if not given.
+        engine_args: Fields of ``EngineArgs``; those not given are ``SMALL``, or vLLM's own.
+
+    Raises:
+        ValueError: vLLM does not accept the arguments.
+    """
+    given = {**SMALL, "load_format": "dummy", "skip_tokenizer_init": True, **engine_args}
+    config = EngineArgs(model=model or tiny_model(), **given).create_engine_config()
+    config.cache_config.num_gpu_blocks = num_blocks
+    config.scheduler_config.async_scheduling = async_scheduling
+    return config
+
+
+@cache
+def tiny_model() -> str:
+    """A folder that holds ``TINY_MODEL``."""
+    folder = Path(tempfile.mkdtemp(prefix="schedtrace-model-"))
+    (folder / "config.json").write_text(json.dumps(TINY_MODEL))
+    return str(folder)
