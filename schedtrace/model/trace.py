@@ -222,9 +222,8 @@ class Step(Line, tag="step", kw_only=True):
     """Tokens sampled by this step and accepted; None: the output has not come back."""
     requests: list[ScheduledRequest] = []
     exits: list[Exit] = []
-    """In the order in which they were taken."""
     caps: list[ChunkCap] = []
-    """Likewise."""
+    """Limits that made chunks smaller, in the order in which they were applied."""
     preempted: list[Preemption] = []
     arrived: list[Arrival] = []
     """Since the last line; all of them were in the queue when this step began."""
