@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from schedtrace.diagnose.causes import cap_table, cause_table
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.view import make_view
@@ -41,6 +42,8 @@ def analyze_run(run: Run) -> RunReport:
             report for view in views for report in trial_reports(view, run.manifest, engines=run.engines)
         ],
         findings=sorted(findings, key=_weight),
+        causes=cause_table(views),
+        caps=cap_table(views),
         strip=strip(views[0]),
         warmup_steps=sum(view.warmup_steps for view in views),
     )

@@ -3,6 +3,7 @@
 from typing import Any
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.cause_changes import cause_changes
 from schedtrace.diagnose.metrics import metric_changes, trials_used
 from schedtrace.diagnose.rules.common import counted
 from schedtrace.diagnose.settings import changed_settings
@@ -37,6 +38,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
         notes=_notes(base=base_report, new=new_report, same_work=same_work),
         config=changed_settings(base=base, new=new),
         metrics=metrics,
+        causes=cause_changes(base=base_report, new=new_report),
         findings=findings,
     )
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.model.causes import Cause
+from schedtrace.model.causes import NOT_A_REFUSAL, Cause
 from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.trace import Header
 from schedtrace.read.trace import Trace
@@ -22,7 +22,8 @@ class View:
     * ``used_tokens``: tokens scheduled, and ``use_frac``: their share of the token budget,
     * ``eligible_after``: waiting requests that are not known to wait for something else,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_guard``, ``waiting_location``,
-      ``waiting_via``: the exit with which the loop over the waiting queue ended.
+      ``waiting_via``: the exit with which the loop over the waiting queue ended or, where it went through
+      the queue and skipped everybody who is left there, the most frequent of those skips.
     """
 
     header: Header
@@ -32,6 +33,10 @@ class View:
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
     preemptions: pl.DataFrame
+    exits: pl.DataFrame
+    """One row per recorded exit; ``refusal``: somebody was refused or skipped by it."""
+    caps: pl.DataFrame
+    """One row per limit that made a chunk smaller, with the step's ``remaining_budget``."""
     warmup_steps: int
     closed_workload: bool = False
     """All requests of a trial are handed to one engine at once; False also where that is unknown."""
@@ -72,6 +77,7 @@ def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
     finishes = trace.finishes.drop("trial", strict=False).join(
         trial_of, on="request_id", how="left", maintain_order="left"
     )
+    exits = _exits(trace)
     kept = (
         steps.filter(measured)
         .with_columns(
@@ -80,7 +86,7 @@ def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
             use_frac=pl.when(pl.col("token_budget") > 0).then(_used() / pl.col("token_budget")),
             eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
-        .join(_waiting_ends(trace), on="step", how="left", maintain_order="left")
+        .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
         .with_columns(_told(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
     )
     return View(
@@ -90,6 +96,8 @@ def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
         arrivals=trace.arrivals.filter(measured),
         finishes=finishes.filter(measured),
         preemptions=trace.preemptions().filter(measured).collect(),
+        exits=exits.filter(measured),
+        caps=_with_step(trace, trace.caps(), "remaining_budget").filter(measured),
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
     )
@@ -105,19 +113,33 @@ def _told(cause: pl.Expr) -> pl.Expr:
     return cause.fill_null(nobody.otherwise(pl.lit(str(Cause.OTHER))))
 
 
-def _waiting_ends(trace: Trace) -> pl.DataFrame:
-    """The last exit of the waiting loop (or its gate) of every step: the one that ended it."""
+def _exits(trace: Trace) -> pl.DataFrame:
+    """All exits; a loop that ends refuses somebody only if somebody is left in the queue."""
+    left = (pl.col("loop") == "running") | (pl.col("num_waiting_after") > 0)
+    refusal = left & ~pl.col("cause").is_in([str(cause) for cause in NOT_A_REFUSAL])
+    return _with_step(trace, trace.exits(), "num_waiting_after").with_columns(refusal=refusal)
+
+
+def _with_step(trace: Trace, rows: pl.LazyFrame, column: str) -> pl.DataFrame:
+    """Rows of a nested list with a column of the step that they belong to."""
+    beside = trace.steps.lazy().select("step", column)
+    return rows.join(beside, on="step", how="left", maintain_order="left").collect()
+
+
+def _waiting_ends(exits: pl.DataFrame) -> pl.DataFrame:
+    """For every step the exit that tells why the waiting queue was not emptied."""
+    told = ("cause", "detail", "guard", "location", "via")
+    ended = pl.col("kind") != "continue"
+    often = pl.col("count").sum().over("step", "cause", "location")
     return (
-        trace.exits()
-        .filter(pl.col("loop") == "waiting")
-        .group_by("step", maintain_order=True)
-        .agg(
-            pl.col("cause").last().alias("waiting_cause"),
-            pl.col("request_id").last().alias("waiting_request"),
-            pl.col("detail").last().alias("waiting_detail"),
-            pl.col("guard").last().alias("waiting_guard"),
-            pl.col("location").last().alias("waiting_location"),
-            pl.col("via").last().alias("waiting_via"),
+        exits.filter(pl.col("loop") == "waiting")
+        .with_row_index("at")
+        .with_columns(ended=ended, weight=pl.when(ended).then(pl.col("at")).otherwise(often))
+        .sort("step", "refusal", "ended", "weight", "at", descending=[False, True, True, True, False])
+        .unique("step", keep="first", maintain_order=True)
+        .select(
+            "step",
+            pl.col("request_id").alias("waiting_request"),
+            *(pl.col(name).alias(f"waiting_{name}") for name in told),
         )
-        .collect()
     )

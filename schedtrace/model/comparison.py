@@ -60,6 +60,19 @@ class FindingChange(msgspec.Struct, kw_only=True):
     """Of the new run's finding, or of the base's if it went."""
 
 
+class CauseChange(msgspec.Struct, kw_only=True):
+    """How often one kind of refusal happened in two runs."""
+
+    loop: str
+    cause: str
+    detail: str | None
+    base_exits: int
+    new_exits: int
+    base_steps_frac: float
+    """Share of the steps that show it."""
+    new_steps_frac: float
+
+
 class Comparison(msgspec.Struct, kw_only=True):
     """The answer of ``schedtrace diff``."""
 
@@ -73,4 +86,6 @@ class Comparison(msgspec.Struct, kw_only=True):
     """What to keep in mind: problems of the traces, trials on one side only."""
     config: list[ConfigChange]
     metrics: list[MetricChange]
+    causes: list[CauseChange]
+    """Every kind of refusal of either run, the largest change first."""
     findings: list[FindingChange]

@@ -27,6 +27,8 @@ class Finding(msgspec.Struct, kw_only=True):
     """A word of ``docs/causes.md``; None where the finding is not about an exit."""
     via: str
     """How the cause is known: ``recorded`` as a fact, or an exit told by ``source`` or ``inferred``."""
+    location: str | None = None
+    """``file:line`` of the exit in the installed vLLM, where all that count were taken at one place."""
     engine_rank: int
     count: int
     """Steps that show it (for ``preemption``: preemptions)."""
@@ -102,6 +104,45 @@ class StripCell(msgspec.Struct):
     """Share of its steps after which requests waited."""
 
 
+class CauseRow(msgspec.Struct, kw_only=True):
+    """One kind of exit over the whole run."""
+
+    loop: str
+    kind: str
+    cause: str
+    """A word of ``docs/causes.md``."""
+    detail: str | None
+    location: str | None
+    """``file:line`` in the installed vLLM; None for inferred exits."""
+    via: str
+    refusal: bool
+    """Somebody was refused or skipped; else the loop ended because nobody was left."""
+    exits: int
+    """How often it was taken."""
+    steps: int
+    """In how many steps."""
+    requests: int
+    """How many different requests it concerned, as far as they were told."""
+    mean_budget_left: float
+    """Token budget left when it was taken."""
+
+
+class CapRow(msgspec.Struct, kw_only=True):
+    """One limit that made chunks smaller, over the whole run."""
+
+    cap: str
+    """A word of ``docs/causes.md``."""
+    location: str | None
+    chunks: int
+    """How many chunks it made smaller."""
+    steps: int
+    requests: int
+    withheld_tokens: int
+    """By how much, in all."""
+    mean_budget_left: float
+    """Token budget left after the steps in which it did so."""
+
+
 class RunReport(msgspec.Struct, kw_only=True):
     """One run, understood."""
 
@@ -113,6 +154,10 @@ class RunReport(msgspec.Struct, kw_only=True):
     """What is wrong with the trace, and what the recorder said."""
     trials: list[TrialReport]
     findings: list[Finding]
+    causes: list[CauseRow]
+    """Every kind of exit, refusals first, the most frequent first."""
+    caps: list[CapRow]
+    """Every limit that made chunks smaller, the one that withheld most first."""
     strip: list[StripCell]
     warmup_steps: int
     """Steps of the warm-up: recorded, but in no figure above."""

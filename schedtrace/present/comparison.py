@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from schedtrace.model.comparison import Comparison, MetricChange, Sample
+from schedtrace.present.causes import cause_changes_table
 from schedtrace.present.numbers import integer, number, percent
 
 MAX_SETTINGS = 15
@@ -30,6 +31,8 @@ def _parts(comparison: Comparison) -> Iterator[RenderableType]:
     yield Padding(Group(*_settings(comparison)), (0, 0, 0, 2), expand=False)
     yield Text()
     yield _metrics(comparison.metrics)
+    yield Text()
+    yield cause_changes_table(comparison.causes)
     yield Text()
     yield Text("Findings", style="bold")
     yield Padding(Group(*_findings(comparison)), (0, 0, 0, 2), expand=False)

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from schedtrace.model.report import Finding, Report, RunReport, TrialReport
+from schedtrace.present.causes import cap_table, cause_table
 from schedtrace.present.numbers import bar, integer, milliseconds, number, percent, series
 
 SEVERITY_STYLE = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
@@ -32,6 +33,12 @@ def _run(run: RunReport) -> Iterator[RenderableType]:
     if run.strip:
         yield Text()
         yield _strip(run)
+    if run.causes:
+        yield Text()
+        yield cause_table(run)
+    if run.caps:
+        yield Text()
+        yield cap_table(run)
     yield Text()
     if not run.findings:
         steps = sum(trial.steps for trial in run.trials)
@@ -74,7 +81,8 @@ def _header(run: RunReport) -> Iterator[str]:
         yield f"workload: {integer(workload['num_prompts'])} {prompts}{lengths}{output}, {pace}"
     steps = "step" if run.warmup_steps == 1 else "steps"
     warmup = f"; {run.warmup_steps:,} warm-up {steps} left out" if run.warmup_steps else ""
-    yield f"causes {config['exits_via']}{warmup}"
+    how = {"source": "exact, from the scheduler's own code", "inferred": "inferred from its state"}
+    yield f"causes {how[config['exits_via']]}{warmup}"
 
 
 def trials_table(trials: list[TrialReport]) -> Table:
@@ -131,15 +139,21 @@ def _finding(finding: Finding, *, several_engines: bool) -> Iterator[RenderableT
     head = Text()
     head.append(f"{finding.severity:<8} ", style=SEVERITY_STYLE[finding.severity])
     head.append(finding.code, style="bold")
-    known = "" if finding.via == "recorded" else f", {finding.via}"
     if finding.cause:
-        head.append(f"  cause {finding.cause}{known}")
+        head.append(f"  cause {finding.cause}{_known(finding)}")
     if several_engines:
         head.append(f"  engine {finding.engine_rank}")
     yield head
     yield Padding(Text(finding.message), (0, 0, 0, 9), expand=False)
     yield Padding(Text(_where(finding), style="dim"), (0, 0, 0, 9), expand=False)
     yield Padding(Text.assemble(("try: ", "bold"), finding.advice), (0, 0, 0, 9), expand=False)
+
+
+def _known(finding: Finding) -> str:
+    """How the cause is known: an inferred one always says so, an exact one says where it was taken."""
+    if finding.via == "inferred":
+        return ", inferred"
+    return f" at {finding.location}" if finding.location else ""
 
 
 def _where(finding: Finding) -> str:

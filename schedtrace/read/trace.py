@@ -11,6 +11,7 @@ from schedtrace.errors import InputError
 from schedtrace.model.trace import (
     AnyLine,
     Arrival,
+    ChunkCap,
     End,
     Events,
     Exit,
@@ -46,6 +47,10 @@ class Trace:
     def exits(self) -> pl.LazyFrame:
         """Every recorded exit: one row each, in the order in which they were taken."""
         return _nested(self.steps.lazy(), "exits", Exit)
+
+    def caps(self) -> pl.LazyFrame:
+        """Every limit that made a chunk smaller: one row each, in the order in which they were applied."""
+        return _nested(self.steps.lazy(), "caps", ChunkCap)
 
     def preemptions(self) -> pl.LazyFrame:
         """Every preemption: one row each."""

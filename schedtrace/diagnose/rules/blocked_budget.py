@@ -4,7 +4,15 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import (
+    at_step,
+    counted,
+    in_trials,
+    only,
+    share,
+    step_numbers,
+    trial_numbers,
+)
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
 from schedtrace.model.report import Finding
@@ -14,6 +22,17 @@ CODE = "blocked-budget"
 WHY: dict[str, str] = {
     Cause.MAX_NUM_SEQS: "as many requests ran as {limit} {seats} allows",
     Cause.KV_BLOCKS: "the KV cache had no room for the next request",
+    "kv_blocks/free": "the KV cache had fewer free blocks than the next request's chunk needs",
+    "kv_blocks/full_sequence": (
+        "the next request's chunk would have fitted into the KV cache, but vLLM admits a request only if "
+        "all of its prompt fits (scheduler_reserve_full_isl)"
+    ),
+    "kv_blocks/reserved": (
+        "the next request would have fitted, but for blocks that are reserved for prefills under way"
+    ),
+    "kv_blocks/watermark": (
+        "the next request would have fitted into the free KV blocks, but for the reserve of --watermark"
+    ),
     Cause.PREEMPTED_THIS_STEP: "the step had preempted a request, which closes admission for that step",
     Cause.CHUNKED_PREFILL_OFF: (
         "chunked prefill is off and the next prompt is larger than the budget that was left"
@@ -24,8 +43,18 @@ WHY: dict[str, str] = {
     Cause.STREAMING_INPUT_PENDING: "the next request waits for its own streaming input",
     Cause.INPUT_BUDGET: "the slots for drafted tokens were spent",
     Cause.PREFILL_THROTTLED: "the prefill cadence held new prefills back",
-    Cause.LORA_CAP: "max_loras adapters were already in the batch",
-    Cause.OTHER: "the state after schedule() does not tell why",
+    Cause.LORA_CAP: "max_loras other adapters were already in the batch",
+    Cause.ENCODER_BUDGET: "the encoder budget or the encoder cache was spent",
+    Cause.ENCODER_TRANSFER_PENDING: "an encoder output was still being transferred",
+    Cause.MAMBA_ALIGNMENT: "no block-aligned chunk fitted (hybrid model)",
+    Cause.PREFILL_LOOKAHEAD: "no chunk fitted that keeps clear of the prefill lookahead",
+    Cause.SPEC_DECODE_PADDING: "the next request's decode, padded for drafts, did not fit",
+    Cause.STALE_OUTPUT_PENDING: (
+        "output of the next request from before its preemption was still on its way"
+    ),
+    Cause.CONNECTOR_UNDECIDED: "the KV connector could not tell yet what it has of the next request",
+    Cause.NO_NEW_TOKENS: "no token could be scheduled for the next request",
+    Cause.OTHER: "the reason is not known to this version (see the guard in the details)",
 }
 
 ADVICE: dict[str, str] = {
@@ -33,6 +62,13 @@ ADVICE: dict[str, str] = {
     Cause.KV_BLOCKS: (
         "Give the KV cache more room (--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger "
         "--num-gpu-blocks-override where one is set), or ask for less at once."
+    ),
+    "kv_blocks/full_sequence": (
+        "--no-scheduler-reserve-full-isl admits such prompts chunk by chunk, at the risk of preemptions; "
+        "or give the KV cache more room."
+    ),
+    "kv_blocks/watermark": (
+        "A smaller --watermark admits earlier, at the risk of preemptions; or give the KV cache more room."
     ),
     Cause.PREEMPTED_THIS_STEP: "See the preemption finding: the KV cache is too small for what runs.",
     Cause.CHUNKED_PREFILL_OFF: (
@@ -57,13 +93,21 @@ def find(view: View) -> list[Finding]:
     )
     found = [
         _finding(view, str(cause), steps)
-        for (cause,), steps in blocked.group_by("waiting_cause", maintain_order=True)
+        for (cause,), steps in blocked.group_by(_cause_with_limit(), maintain_order=True)
     ]
     return sorted(found, key=lambda finding: -finding.tokens)
 
 
-def _finding(view: View, cause: str, steps: pl.DataFrame) -> Finding:
+def _cause_with_limit() -> pl.Expr:
+    """``kv_blocks/watermark``: for a failed allocation the limit decides what helps; else the cause alone."""
+    cause, limit = pl.col("waiting_cause"), pl.col("waiting_detail")
+    limited = (cause == str(Cause.KV_BLOCKS)) & limit.is_not_null()
+    return pl.when(limited).then(cause + "/" + limit).otherwise(cause)
+
+
+def _finding(view: View, cause_with_limit: str, steps: pl.DataFrame) -> Finding:
     header = view.header
+    cause = cause_with_limit.partition("/")[0]
     words = {
         "limit": "max-num-active-seqs" if view.active_limit else "max-num-seqs",
         "seats": view.seats,
@@ -71,7 +115,8 @@ def _finding(view: View, cause: str, steps: pl.DataFrame) -> Finding:
     }
     working = view.steps.filter((pl.col("total_requests") > 0) | (pl.col("num_waiting_after") > 0)).height
     trials = trial_numbers(steps)
-    why = WHY.get(cause, f"cause {cause}").format(**words)
+    why = (WHY.get(cause_with_limit) or WHY.get(cause) or f"cause {cause}").format(**words)
+    advice = ADVICE.get(cause_with_limit) or ADVICE.get(cause) or "See docs/causes.md."
     left = 1 - float(steps["use_frac"].mean() or 0)  # type: ignore[arg-type]  # a column of floats
     tokens = int(steps["unused"].sum())
     waiting = steps["num_waiting_after"].sum() / steps.height
@@ -94,11 +139,13 @@ def _finding(view: View, cause: str, steps: pl.DataFrame) -> Finding:
         steps=step_numbers(steps),
         tokens=tokens,
         message=message,
-        advice=ADVICE.get(cause, "See docs/causes.md.").format(**words),
+        advice=advice.format(**words),
+        location=only(steps["waiting_location"]),
         evidence={
             "mean_budget_left_frac": left,
             "mean_waiting": waiting,
             "details": steps["waiting_detail"].drop_nulls().unique().sort().head(5).to_list(),
+            "guards": steps["waiting_guard"].drop_nulls().unique().sort().head(5).to_list(),
             "example": _in_words(examples[0]),
             "examples": examples,
         },

@@ -15,6 +15,12 @@ def trial_numbers(steps: pl.DataFrame) -> list[int]:
     return steps["trial"].drop_nulls().unique().sort().to_list()
 
 
+def only(values: pl.Series) -> str | None:
+    """The value that all rows have; None where they differ, or have none."""
+    different = values.unique().to_list()
+    return different[0] if len(different) == 1 else None
+
+
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """``1 step``, ``1,234 steps``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -53,8 +53,8 @@ def test_a_trial_that_the_run_was_cut_in_is_told_so(cli, tmp_path):
 def test_the_warm_up_is_told_to_be_left_out(cli, tmp_path, count, says):
     lines = [makers.step(at, trial=0 if at < count else 1) for at in range(3)]
     _, out, _ = cli("analyze", makers.run_folder(tmp_path / "r", *lines))
-    [line] = [line.strip() for line in out.splitlines() if "causes inferred" in line]
-    assert line.startswith(f"causes inferred{says}")
+    [line] = [line.strip() for line in out.splitlines() if "causes inferred from its state" in line]
+    assert line.startswith(f"causes inferred from its state{says}")
     assert ("warm-up" in line) is bool(count)
 
 

@@ -128,8 +128,10 @@ def test_details_are_listed_once(found):
     free, watermark = (
         Exit("waiting", "break", Cause.KV_BLOCKS, detail=detail) for detail in ("free", "watermark")
     )
-    [finding] = found(CODE, refused(0, watermark), refused(1, free), refused(2, free))
-    assert finding.evidence["details"] == ["free", "watermark"]
+    findings = found(CODE, refused(0, watermark), refused(1, free), refused(2, free))
+    assert [finding.evidence["details"] for finding in findings] == [["free"], ["watermark"]]
+    assert {finding.cause for finding in findings} == {"kv_blocks"}
+    assert "--watermark" in findings[1].message
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ def trial(number, rank=0, *, complete=True, **figures):
 
 def run(*trials):
     empty = {"path": "", "label": "", "config": {}, "problems": [], "findings": [], "strip": []}
+    empty |= {"causes": [], "caps": []}
     return RunReport(**empty, trials=list(trials), warmup_steps=0)
 
 
