@@ -6,8 +6,9 @@ from typing import Any
 from schedtrace.diagnose.causes import cap_table, cause_table
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.trials import strip, trial_reports
-from schedtrace.diagnose.view import make_view
+from schedtrace.diagnose.view import View, make_view
 from schedtrace.errors import UsageError
+from schedtrace.model.facts import ALL_FACTS
 from schedtrace.model.report import Finding, Report, RunReport, Severity
 from schedtrace.read.run import Run
 
@@ -20,7 +21,13 @@ def analyze(runs: list[Run]) -> Report:
 def analyze_run(run: Run) -> RunReport:
     """Figures and findings of one run; of several engines, rank after rank."""
     views = [make_view(trace, run.manifest) for trace in run.traces]
-    findings = [finding for view in views for rule in RULES.values() for finding in rule(view)]
+    findings = [
+        finding
+        for view in views
+        for rule in RULES.values()
+        if rule.needs <= view.tells
+        for finding in rule(view)
+    ]
     problems = [said for trace in run.traces for said in trace.problems.sentences(trace.path)]
     problems += [f"{trace.path}: {notice}" for trace in run.traces for notice in trace.notices]
     if run.manifest and run.manifest.status in {"failed", "interrupted"}:
@@ -42,6 +49,7 @@ def analyze_run(run: Run) -> RunReport:
             report for view in views for report in trial_reports(view, run.manifest, engines=run.engines)
         ],
         findings=sorted(findings, key=_weight),
+        not_judged=_not_judged(views),
         causes=cause_table(views),
         caps=cap_table(views),
         strip=strip(views[0]),
@@ -96,6 +104,16 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
         msg = f"--fail-on {severity}: expected info, warning or critical"
         raise UsageError(msg) from None
     return lambda finding: Severity[finding.severity.upper()] >= least
+
+
+def _not_judged(views: list[View]) -> list[str]:
+    """The rules that this record does not tell enough for, and what is missing."""
+    tells = frozenset(ALL_FACTS).intersection(*(view.tells for view in views))
+    return [
+        f"{rule.code}: the record does not tell {', '.join(sorted(rule.needs - tells))}"
+        for rule in RULES.values()
+        if rule.needs - tells
+    ]
 
 
 def _weight(finding: Finding) -> tuple[int, int, int]:

@@ -1,10 +1,13 @@
 """One engine's trace as the rules see it: warm-up left out, the waiting loop's end beside each step."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import polars as pl
 
+from schedtrace.diagnose.step_time import StepTime, busy_us, fit_step_time
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
+from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.trace import Header
 from schedtrace.read.trace import Trace
@@ -20,6 +23,8 @@ class View:
 
     * ``end_us``: when ``schedule()`` returned,
     * ``used_tokens``: tokens scheduled, and ``use_frac``: their share of the token budget,
+    * ``busy_us``: from when the step could begin on the device to its output, ``context_tokens``: what its
+      requests had computed before it (``step_time.py``),
     * ``eligible_after``: waiting requests that are not known to wait for something else,
     * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_guard``, ``waiting_location``,
       ``waiting_via``: the exit with which the loop over the waiting queue ended or, where it went through
@@ -28,8 +33,8 @@ class View:
 
     header: Header
     steps: pl.DataFrame
-    requests: pl.DataFrame
-    """One row per step and scheduled request."""
+    requests: pl.LazyFrame
+    """One row per step and scheduled request: the largest part of a trace, so never collected as a whole."""
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
     preemptions: pl.DataFrame
@@ -40,6 +45,19 @@ class View:
     warmup_steps: int
     closed_workload: bool = False
     """All requests of a trial are handed to one engine at once; False also where that is unknown."""
+    tells: frozenset[Fact] = ALL_FACTS
+    """What the record can tell at all; an empty frame means "none" only if its fact is among them."""
+
+    @cached_property
+    def step_time(self) -> StepTime | None:
+        """The model of step times, for estimates of cost; None where too few steps tell theirs."""
+        return fit_step_time(self.steps)
+
+    @cached_property
+    def duration_us(self) -> int:
+        """From the start of each trial's first step to its last output, added up."""
+        spans = self.steps.group_by("trial").agg(pl.col("output_us").max() - pl.col("start_us").min())
+        return int(spans["output_us"].sum() or 0)
 
     @property
     def active_limit(self) -> int | None:
@@ -84,22 +102,35 @@ def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
             end_us=pl.col("start_us") + pl.col("schedule_us"),
             used_tokens=_used(),
             use_frac=pl.when(pl.col("token_budget") > 0).then(_used() / pl.col("token_budget")),
+            busy_us=busy_us(),
             eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
+        .join(_context(trace), on="step", how="left", maintain_order="left")
+        .with_columns(pl.col("context_tokens").fill_null(0))
         .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
         .with_columns(_told(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
     )
     return View(
         header=trace.header,
         steps=kept,
-        requests=trace.requests().filter(measured).collect(),
+        requests=trace.requests().filter(measured),
         arrivals=trace.arrivals.filter(measured),
         finishes=finishes.filter(measured),
         preemptions=trace.preemptions().filter(measured).collect(),
         exits=exits.filter(measured),
         caps=_with_step(trace, trace.caps(), "remaining_budget").filter(measured),
+        tells=trace.tells,
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
+    )
+
+
+def _context(trace: Trace) -> pl.DataFrame:
+    return (
+        trace.requests()
+        .group_by("step")
+        .agg(pl.col("computed_tokens").sum().alias("context_tokens"))
+        .collect()
     )
 
 

@@ -41,6 +41,12 @@ class Finding(msgspec.Struct, kw_only=True):
     message: str
     advice: str
     evidence: dict[str, Any]
+    cost_ms: float | None = None
+    """Time that it is estimated to have cost; None where the trace does not allow an estimate."""
+    cost_frac: float | None = None
+    """``cost_ms`` as a share of the run."""
+    cost_error_frac: float | None = None
+    """Typical relative error of the step-time model that the estimate rests on; None: not from that model."""
 
 
 MAX_STEPS = 100
@@ -154,6 +160,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     """What is wrong with the trace, and what the recorder said."""
     trials: list[TrialReport]
     findings: list[Finding]
+    not_judged: list[str]
+    """Rules that the record does not tell enough for, with what is missing."""
     causes: list[CauseRow]
     """Every kind of exit, refusals first, the most frequent first."""
     caps: list[CapRow]

@@ -8,6 +8,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
+from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.trace import (
     AnyLine,
     Arrival,
@@ -39,6 +40,8 @@ class Trace:
     notices: list[str]
     end: End | None
     problems: Problems
+    tells: frozenset[Fact] = ALL_FACTS
+    """Other records than schedtrace's tell less."""
 
     def requests(self) -> pl.LazyFrame:
         """What every request got: one row per step and request, in the order of the steps."""

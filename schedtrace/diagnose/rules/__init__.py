@@ -4,16 +4,33 @@ Every rule's definition, with its columns and thresholds, stands in ``docs/findi
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from schedtrace.diagnose.rules import arrival_limited, blocked_budget, budget_saturated, preemption
 from schedtrace.diagnose.view import View
+from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
 
-Rule = Callable[[View], list[Finding]]
 
-RULES: dict[str, Rule] = {
-    arrival_limited.CODE: arrival_limited.find,
-    blocked_budget.CODE: blocked_budget.find,
-    preemption.CODE: preemption.find,
-    budget_saturated.CODE: budget_saturated.find,
+@dataclass(frozen=True)
+class Rule:
+    """One kind of finding."""
+
+    code: str
+    summary: str
+    """One line: what it means when this is found."""
+    needs: frozenset[Fact]
+    """What a record must tell for this rule to judge it."""
+    find: Callable[[View], list[Finding]]
+
+    def __call__(self, view: View) -> list[Finding]:
+        """What it finds; empty where there is nothing."""
+        return self.find(view)
+
+
+_MODULES = (arrival_limited, blocked_budget, preemption, budget_saturated)
+
+RULES = {
+    module.CODE: Rule(module.CODE, module.SUMMARY, frozenset(module.NEEDS), module.find)
+    for module in _MODULES
 }

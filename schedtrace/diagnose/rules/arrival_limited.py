@@ -7,9 +7,12 @@ import polars as pl
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, step_numbers, trial_numbers
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
+from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
 
 CODE = "arrival-limited"
+SUMMARY = "steps were small because requests had not reached the scheduler yet; nobody was refused"
+NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.REQUESTS)
 ADVICE_OPEN = (
     "Nobody was refused: no limit to raise. Requests that come by themselves meet a step that is already "
     "under way; vLLM does not wait for more of them."
@@ -29,7 +32,7 @@ def find(view: View) -> list[Finding]:
     steps = late.select("step", "trial").unique()
     first_seen = (
         view.requests.filter(pl.col("phase") == "new").group_by("request_id").agg(pl.col("step").min())
-    )
+    ).collect()
     followers = late.select("request_id").join(first_seen, on="request_id")["step"].unique()
     extra = view.steps.filter(pl.col("step").is_in(followers.implode()))
     extra_ms = float(extra.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0) / 1e3

@@ -15,9 +15,12 @@ from schedtrace.diagnose.rules.common import (
 )
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
+from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
 
 CODE = "blocked-budget"
+SUMMARY = "token budget was left although requests waited; one finding per cause"
+NEEDS = (Fact.QUEUE, Fact.EXITS)
 
 WHY: dict[str, str] = {
     Cause.MAX_NUM_SEQS: "as many requests ran as {limit} {seats} allows",

@@ -7,9 +7,12 @@ import polars as pl
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, step_numbers, trial_numbers
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
+from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
 
 CODE = "budget-saturated"
+SUMMARY = "steps spent the whole token budget while requests waited"
+NEEDS = (Fact.QUEUE,)
 ADVICE_FULL = (
     "A larger --max-num-batched-tokens alone admits nobody here: {what} in these steps, too. It lets running "
     "prompts take larger chunks."

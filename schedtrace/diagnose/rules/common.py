@@ -15,6 +15,20 @@ def trial_numbers(steps: pl.DataFrame) -> list[int]:
     return steps["trial"].drop_nulls().unique().sort().to_list()
 
 
+CRITICAL_COST_FRAC = 0.10
+WARNING_COST_FRAC = 0.01
+"""A tenth of the run is worth stopping for; under a hundredth is in the noise of most runs."""
+
+
+def severity_of(cost_frac: float | None, *, unknown: str = "info") -> str:
+    """Severity by estimated cost; ``unknown`` where there is no estimate."""
+    if cost_frac is None:
+        return unknown
+    if cost_frac >= CRITICAL_COST_FRAC:
+        return "critical"
+    return "warning" if cost_frac >= WARNING_COST_FRAC else "info"
+
+
 def only(values: pl.Series) -> str | None:
     """The value that all rows have; None where they differ, or have none."""
     different = values.unique().to_list()

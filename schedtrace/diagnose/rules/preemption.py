@@ -7,9 +7,12 @@ import polars as pl
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
+from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
 
 CODE = "preemption"
+SUMMARY = "running requests lost their KV blocks and had to compute again"
+NEEDS = (Fact.PREEMPTIONS,)
 CRITICAL_RECOMPUTE_FRAC = 0.10
 """A tenth of all tokens computed for the second time is about a tenth of the throughput."""
 

@@ -8,7 +8,7 @@ from schedtrace import __version__
 from schedtrace.cli import main as command
 
 HEAVY = ["polars", "vllm", "torch", "scipy", "numpy", "rich", "yaml"]
-ENGINE = ["vllm", "torch", "scipy"]
+ENGINE = ["vllm", "torch"]
 
 
 def imported_by(arguments, modules):

@@ -16,7 +16,7 @@ def trial(number, rank=0, *, complete=True, **figures):
 
 def run(*trials):
     empty = {"path": "", "label": "", "config": {}, "problems": [], "findings": [], "strip": []}
-    empty |= {"causes": [], "caps": []}
+    empty |= {"causes": [], "caps": [], "not_judged": []}
     return RunReport(**empty, trials=list(trials), warmup_steps=0)
 
 

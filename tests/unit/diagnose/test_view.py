@@ -18,7 +18,7 @@ WARM_UP_AND_TWO_TRIALS = [
 def test_the_warm_up_is_in_no_frame_but_counted(view_of):
     view = view_of(*WARM_UP_AND_TWO_TRIALS, trial_ids=True)
     assert view.steps["step"].to_list() == [3, 4]
-    assert view.requests["request_id"].to_list() == ["a", "b"]
+    assert view.requests.collect()["request_id"].to_list() == ["a", "b"]
     assert view.arrivals["request_id"].to_list() == ["a", "b"]
     assert view.preemptions["request_id"].to_list() == ["a"]
     assert view.warmup_steps == 2

@@ -1,0 +1,74 @@
+"""How long a step takes, modelled from the trace itself: what a finding's cost is estimated with.
+
+``busy = base + a * prefill tokens + b * decode tokens + c * context tokens``, with coefficients that cannot
+be negative, fitted to all steps with a loss that outliers do not dominate (SciPy's ``least_squares`` with
+``soft_l1``, which is about linear beyond a residual of one scale).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from scipy.optimize import least_squares
+
+FEATURES = ("prefill_tokens", "decode_tokens", "context_tokens")
+FEWEST_STEPS = 20
+"""Four coefficients need several steps each."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The fitted model. Times in microseconds."""
+
+    base_us: float
+    per_prefill_token_us: float
+    per_decode_token_us: float
+    per_context_token_us: float
+    """Per token of context that the step's requests had computed before."""
+    steps: int
+    """It was fitted to."""
+    error_frac: float
+    """Median of ``abs(fitted - measured) / measured`` over these steps."""
+
+    def predict(self, prefill_tokens: float, decode_tokens: float, context_tokens: float) -> float:
+        """Microseconds that a step with this work would take."""
+        return (
+            self.base_us
+            + self.per_prefill_token_us * prefill_tokens
+            + self.per_decode_token_us * decode_tokens
+            + self.per_context_token_us * context_tokens
+        )
+
+
+def busy_us() -> pl.Expr:
+    """From when the step could begin on the device to its output.
+
+    With several steps in flight that is when the one before was back, else when ``schedule()`` was done.
+    """
+    before = pl.col("output_us").shift(1).fill_null(0)
+    return pl.col("output_us") - pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), before)
+
+
+def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
+    """Fit the model; None where too few steps have an output.
+
+    Args:
+        steps: With ``busy_us`` and the columns ``FEATURES``; only rows with ``busy_us`` > 0 are used.
+    """
+    used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
+    if used.height < FEWEST_STEPS:
+        return None
+    measured = used["busy_us"].to_numpy().astype(float)
+    work = np.column_stack([np.ones(used.height), used.select(FEATURES).to_numpy().astype(float)])
+    scale = np.maximum(work.max(axis=0), 1.0)
+    spread = float(np.median(np.abs(measured - np.median(measured)))) or 1.0
+    fitted = least_squares(
+        lambda factors: ((work / scale) @ factors - measured) / spread,
+        x0=np.full(work.shape[1], np.median(measured) / work.shape[1]),
+        bounds=(0, np.inf),
+        loss="soft_l1",
+    )
+    factors = fitted.x / scale
+    error = float(np.median(np.abs(work @ factors - measured) / measured))
+    base, prefill, decode, context = (float(factor) for factor in factors)
+    return StepTime(base, prefill, decode, context, steps=used.height, error_frac=error)
