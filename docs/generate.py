@@ -19,15 +19,26 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from schedtrace.model import comparison, manifest, report, trace
+from schedtrace.model import catalogue, comparison, life, manifest, report, story, trace
 
 DOCS = Path(__file__).parent
-MODULES = {"trace": trace, "manifest": manifest, "report": report, "comparison": comparison}
+MODULES = {
+    "trace": trace,
+    "manifest": manifest,
+    "report": report,
+    "comparison": comparison,
+    "story": story,
+    "life": life,
+    "catalogue": catalogue,
+}
 SCHEMAS = {
     "trace-line": (trace.AnyLine, "One line of engine-<rank>.jsonl"),
     "manifest": (manifest.Manifest, "run.json"),
     "report": (report.Report, "What schedtrace analyze --format json prints"),
     "comparison": (comparison.Comparison, "What schedtrace diff --format json prints"),
+    "step": (story.StepStory, "What schedtrace step --format json prints"),
+    "request": (life.Life, "What schedtrace request --format json prints"),
+    "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 UNITS = [

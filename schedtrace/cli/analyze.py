@@ -15,15 +15,22 @@ def analyze(
     fail_on: Annotated[
         str | None, typer.Option(help="Exit with 1 at a finding this severe: info, warning or critical.")
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="CODE", help="Tell this finding only; may be repeated.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="CODE", help="Leave this finding out; may be repeated.")
+    ] = None,
 ) -> None:
     """Say why the token budget went unused, who was refused and what to try."""
     from schedtrace.diagnose.analyze import analyze as analyze_runs
     from schedtrace.diagnose.analyze import at_or_above
+    from schedtrace.diagnose.catalogue import choose, keep
     from schedtrace.present.report import report_view
     from schedtrace.read.run import find_runs, read_run, runs_without_trace
 
-    severe = at_or_above(fail_on)
-    report = analyze_runs([read_run(path) for path in find_runs(paths)])
+    severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
+    report = keep(analyze_runs([read_run(path) for path in find_runs(paths)]), codes)
     for folder in runs_without_trace(paths):
         typer.echo(f"schedtrace: {folder} left out: it recorded nothing", err=True)
     if output_format is Format.JSON:

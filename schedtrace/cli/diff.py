@@ -1,15 +1,24 @@
 """``schedtrace diff``: two runs, or two configurations to be run and compared."""
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from schedtrace.cli.options import Format, show, show_json
-from schedtrace.errors import InputError, UsageError
+from schedtrace.cli.options import show, show_json
+from schedtrace.errors import ExitCode, InputError, UsageError
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+class DiffFormat(StrEnum):
+    """How a comparison is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
 
 
 def diff(
@@ -29,19 +38,32 @@ def diff(
         "logs"
     ),
     force: Annotated[bool, typer.Option(help="With --run: replace run folders of the same names.")] = False,
-    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TEXT,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="regression[:METRIC[:PCT]]",
+            help="Exit with 1 if a metric (this one, by so many percent) became worse beyond chance.",
+        ),
+    ] = None,
+    output_format: Annotated[
+        DiffFormat, typer.Option("--format", help="How to print it; markdown is for a pull request.")
+    ] = DiffFormat.TEXT,
 ) -> None:
-    """Compare two runs: settings, metrics over trials, findings that came and went."""
+    """Compare two runs: settings, metrics over trials with their statistics, findings, decisions."""
     if context.args and not run:
         msg = f"unexpected argument {context.args[0]}; engine options go with --run only"
         raise UsageError(msg)
     if not run and {base.suffix, new.suffix} & {".yaml", ".yml"}:
         msg = "these are configurations, not runs: add --run to run and compare them"
         raise UsageError(msg)
+    from schedtrace.diagnose.regression import regressed
+
+    is_regression = regressed(fail_on or [])
     folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
 
     from schedtrace.diagnose.compare import compare
     from schedtrace.present.comparison import comparison_view
+    from schedtrace.present.markdown import markdown
     from schedtrace.read.run import find_runs, read_run
 
     found = [find_runs([folder]) for folder in folders]
@@ -50,10 +72,17 @@ def diff(
             msg = f"{folder}: {len(runs)} runs in it; name one of them, such as {runs[0]}"
             raise InputError(msg)
     comparison = compare(base=read_run(found[0][0]), new=read_run(found[1][0]))
-    if output_format is Format.JSON:
+    if output_format is DiffFormat.JSON:
         show_json(comparison)
+    elif output_format is DiffFormat.MARKDOWN:
+        typer.echo(markdown(comparison), nl=False)
     else:
         show(comparison_view(comparison))
+    if fail_on and comparison.undecided:
+        least = comparison.trials_least
+        typer.echo(f"schedtrace: --fail-on: too few trials to tell; {least} a side are needed", err=True)
+    if any(is_regression(metric) for metric in comparison.metrics):
+        raise typer.Exit(ExitCode.FINDINGS)
 
 
 def _run_both(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from schedtrace import __version__
-from schedtrace.cli import analyze, diff, run
+from schedtrace.cli import analyze, diff, export, findings, request, run, step
 from schedtrace.errors import ExitCode, SchedtraceError
 
 app = typer.Typer(
@@ -21,6 +21,10 @@ app = typer.Typer(
 )
 app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
 app.command("analyze")(analyze.analyze)
+app.command("step")(step.step)
+app.command("request")(request.request)
+app.command("findings")(findings.findings)
+app.command("export")(export.export)
 app.command("diff", context_settings=diff.CONTEXT_SETTINGS)(diff.diff)
 
 

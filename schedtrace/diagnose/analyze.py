@@ -4,12 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from schedtrace.diagnose.causes import cap_table, cause_table
+from schedtrace.diagnose.limits import limit_shares
 from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.rules.common import counted
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.view import View, make_view
+from schedtrace.diagnose.waits import mismatches, waits
 from schedtrace.errors import UsageError
-from schedtrace.model.facts import ALL_FACTS
-from schedtrace.model.report import Finding, Report, RunReport, Severity
+from schedtrace.model.facts import ALL_FACTS, Fact
+from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
 from schedtrace.read.run import Run
 
 
@@ -30,6 +33,7 @@ def analyze_run(run: Run) -> RunReport:
     ]
     problems = [said for trace in run.traces for said in trace.problems.sentences(trace.path)]
     problems += [f"{trace.path}: {notice}" for trace in run.traces for notice in trace.notices]
+    problems += [said for view in views for said in _queue_mismatch(view)]
     if run.manifest and run.manifest.status in {"failed", "interrupted"}:
         why = f": {run.manifest.error}" if run.manifest.error else ""
         how = {"failed": "failed", "interrupted": "was interrupted"}[run.manifest.status]
@@ -52,6 +56,7 @@ def analyze_run(run: Run) -> RunReport:
         not_judged=_not_judged(views),
         causes=cause_table(views),
         caps=cap_table(views),
+        limits=[share for view in views if Fact.QUEUE in view.tells for share in limit_shares(view)],
         strip=strip(views[0]),
         warmup_steps=sum(view.warmup_steps for view in views),
     )
@@ -61,6 +66,7 @@ def config_of(run: Run) -> dict[str, Any]:
     """What the run was: from the trace's header, and from the manifest where there is one."""
     header = run.traces[0].header
     config: dict[str, Any] = {
+        "record": run.traces[0].record,
         "model": header.model,
         "vllm_version": header.vllm_version,
         "schedtrace_version": header.schedtrace_version,
@@ -68,7 +74,7 @@ def config_of(run: Run) -> dict[str, Any]:
         "scheduler_class": header.scheduler_class,
         "async_scheduling": header.async_scheduling,
         "engines": len(run.traces),
-        "exits_via": header.exits_via,
+        "exits_via": header.exits_via if Fact.EXITS in run.traces[0].tells else None,
         "token_budget": header.token_budget,
         "max_num_running_reqs": header.max_num_running_reqs,
         "max_model_len": header.max_model_len,
@@ -78,6 +84,8 @@ def config_of(run: Run) -> dict[str, Any]:
         "enable_chunked_prefill": header.scheduler_config.get("enable_chunked_prefill"),
         "policy": header.scheduler_config.get("policy"),
     }
+    if run.named is not None:
+        config["named"] = {name: getattr(run.named, name) for name in run.named.__struct_fields__}
     manifest = run.manifest
     if manifest is not None:
         config["status"] = manifest.status
@@ -106,11 +114,27 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
     return lambda finding: Severity[finding.severity.upper()] >= least
 
 
-def _not_judged(views: list[View]) -> list[str]:
+def _queue_mismatch(view: View) -> list[str]:
+    """Findings that look at who waits rest on a rebuilt queue: where it disagrees with the counts, say so."""
+    if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= view.tells:
+        return []
+    wrong = mismatches(view, waits(view))
+    if wrong.is_empty():
+        return []
+    first = wrong.row(0, named=True)
+    said = (
+        f"the waiting queue rebuilt from the trace disagrees with the recorded count after "
+        f"{counted(wrong.height, 'step')} of {view.steps.height:,} (first step {first['step']}: rebuilt "
+        f"{first['reconstructed']}, recorded {first['recorded']}); findings that name who waits may be off"
+    )
+    return [said]
+
+
+def _not_judged(views: list[View]) -> list[NotJudged]:
     """The rules that this record does not tell enough for, and what is missing."""
     tells = frozenset(ALL_FACTS).intersection(*(view.tells for view in views))
     return [
-        f"{rule.code}: the record does not tell {', '.join(sorted(rule.needs - tells))}"
+        NotJudged(code=rule.code, missing=[str(fact) for fact in Fact if fact in rule.needs - tells])
         for rule in RULES.values()
         if rule.needs - tells
     ]

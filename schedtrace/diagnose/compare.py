@@ -4,10 +4,16 @@ from typing import Any
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.cause_changes import cause_changes
-from schedtrace.diagnose.metrics import metric_changes, trials_used
+from schedtrace.diagnose.divergence import compare_decisions
+from schedtrace.diagnose.fairness import fairness_notes, taken_in_turn
+from schedtrace.diagnose.metric_changes import metric_changes, number_of_tests
+from schedtrace.diagnose.metrics import trials_used
+from schedtrace.diagnose.power import fewest_trials
+from schedtrace.diagnose.rules import budget_underused
 from schedtrace.diagnose.rules.common import counted
 from schedtrace.diagnose.settings import changed_settings
 from schedtrace.diagnose.verdict import verdict
+from schedtrace.diagnose.view import make_view
 from schedtrace.errors import InputError
 from schedtrace.model.comparison import Comparison, FindingChange
 from schedtrace.model.report import Finding, RunReport
@@ -15,6 +21,8 @@ from schedtrace.read.run import Run
 
 WORK = ("dataset", "num_prompts", "input_tokens", "output_tokens", "request_rate", "burstiness")
 """What makes two workloads the same: how much there is to do, and how it comes."""
+NAMED_WORK = ("batch_size", "input_len", "output_len")
+"""The same for a log whose name tells it."""
 
 
 def compare(*, base: Run, new: Run) -> Comparison:
@@ -29,17 +37,29 @@ def compare(*, base: Run, new: Run) -> Comparison:
     _require_common_ground(base=base_report, new=new_report, same_work=same_work)
     metrics = metric_changes(base=base_report, new=new_report)
     findings = _findings(base=base_report, new=new_report)
+    told = all(report.config["exits_via"] for report in (base_report, new_report))
+    tests = number_of_tests(metrics)
+    views = {
+        "base": make_view(base.traces[0], base.manifest),
+        "new": make_view(new.traces[0], new.manifest),
+    }
     return Comparison(
-        verdict=verdict(metrics, findings, same_work=same_work),
+        verdict=verdict(
+            metrics, findings, same_work=same_work, least=fewest_trials(tests), in_turn=taken_in_turn(**views)
+        ),
         base_path=base_report.path,
         new_path=new_report.path,
         base_label=base_report.label,
         new_label=new_report.label,
-        notes=_notes(base=base_report, new=new_report, same_work=same_work),
+        notes=_notes(base=base_report, new=new_report, same_work=same_work)
+        + fairness_notes(**views, metrics=metrics),
         config=changed_settings(base=base, new=new),
         metrics=metrics,
-        causes=cause_changes(base=base_report, new=new_report),
+        causes=cause_changes(base=base_report, new=new_report) if told else None,
         findings=findings,
+        tests=tests,
+        trials_least=fewest_trials(tests),
+        decisions=compare_decisions(**views),
     )
 
 
@@ -47,6 +67,7 @@ def _notes(*, base: RunReport, new: RunReport, same_work: bool) -> list[str]:
     """What to keep in mind when reading the figures."""
     sides = (("base", base), ("new", new))
     notes = [f"{side}: {problem}" for side, run in sides for problem in run.problems]
+    notes += _not_compared(sides)
     if not same_work:
         notes.append(f"different workloads: base {_load(base)}, new {_load(new)}")
     counts = [len(trials_used(report)) for report in (base, new)]
@@ -78,13 +99,36 @@ def _require_common_ground(*, base: RunReport, new: RunReport, same_work: bool) 
         raise InputError(msg)
 
 
+def _unjudged(base: RunReport, new: RunReport) -> set[str]:
+    """Findings that one side could not have."""
+    codes = {rule.code for report in (base, new) for rule in report.not_judged}
+    only_without_queue = {budget_underused.CODE} if bool(base.not_judged) != bool(new.not_judged) else set()
+    return codes | only_without_queue
+
+
+def _not_compared(sides: tuple[tuple[str, RunReport], ...]) -> list[str]:
+    """What a side could not be judged for, and why; once where both are alike."""
+    said: dict[str, list[str]] = {}
+    for side, run in sides:
+        if run.not_judged:
+            missing = dict.fromkeys(fact for rule in run.not_judged for fact in rule.missing)
+            codes = ", ".join(rule.code for rule in run.not_judged)
+            text = f"{run.config['record']}; it does not tell {', '.join(missing)}: not compared are {codes}"
+            said.setdefault(text, []).append(side)
+    return [f"{' and '.join(names)}: {text}" for text, names in said.items()]
+
+
 def _work(report: RunReport) -> tuple[Any, ...] | None:
     """What the run had to do, as far as its manifest tells."""
+    if named := report.config.get("named"):
+        return tuple(named[name] for name in NAMED_WORK)
     workload = report.config.get("workload")
     return None if workload is None else tuple(workload[name] for name in WORK)
 
 
 def _load(report: RunReport) -> str:
+    if named := report.config.get("named"):
+        return f"batch size {named['batch_size']:,}, {named['input_len']:,} + {named['output_len']:,} tokens"
     workload = report.config["workload"]
     tokens = [workload["input_tokens"], workload["output_tokens"]]
     sizes = "" if None in tokens else f", {tokens[0]:,} + {tokens[1]:,} tokens"
@@ -95,8 +139,11 @@ def _load(report: RunReport) -> str:
 
 def _findings(*, base: RunReport, new: RunReport) -> list[FindingChange]:
     before, after = _by_kind(base.findings), _by_kind(new.findings)
+    unjudged = _unjudged(base, new)
     changes = []
     for kind in dict.fromkeys([*after, *before]):
+        if kind[0] in unjudged:
+            continue
         old, now = before.get(kind, []), after.get(kind, [])
         state = "stayed" if old and now else "appeared" if now else "went"
         changes.append(

@@ -1,9 +1,10 @@
-"""The metrics of two runs, trial by trial: means, ranges and changes."""
+"""The metrics of a run, trial by trial."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedtrace.model.comparison import MetricChange, Sample
+from schedtrace.diagnose.statistics import effective_count
+from schedtrace.model.comparison import Sample
 from schedtrace.model.report import Percentiles, RunReport, TrialReport
 
 Value = float | int | None
@@ -41,19 +42,9 @@ METRICS = [
     Metric("steps", "", None, lambda t: t.steps),
     Metric("first-step requests", "", None, lambda t: t.first_step_requests),
     Metric("first-step tokens", "", None, lambda t: t.first_step_tokens),
-    Metric("steps that admit", "", None, lambda t: len(t.new_per_step)),
+    Metric("steps that admit", "", None, lambda t: None if t.new_per_step is None else len(t.new_per_step)),
     Metric("preemptions", "", False, lambda t: t.preemptions),
 ]
-
-
-def metric_changes(*, base: RunReport, new: RunReport) -> list[MetricChange]:
-    """The metrics that both sides have."""
-    changes = []
-    for metric in METRICS:
-        before, after = _sample(metric, base), _sample(metric, new)
-        if before is not None and after is not None:
-            changes.append(_change(metric, base=before, new=after))
-    return changes
 
 
 def trials_used(report: RunReport) -> list[list[TrialReport]]:
@@ -65,7 +56,8 @@ def trials_used(report: RunReport) -> list[list[TrialReport]]:
     return list(by_trial.values())
 
 
-def _sample(metric: Metric, report: RunReport) -> Sample | None:
+def sample(metric: Metric, report: RunReport) -> Sample | None:
+    """The metric over the trials of a run; None if no trial has it."""
     figures = []
     for engines in trials_used(report):
         values = [float(value) for trial in engines if (value := metric.value(trial)) is not None]
@@ -73,19 +65,13 @@ def _sample(metric: Metric, report: RunReport) -> Sample | None:
             figures.append(metric.over_engines(values))
     if not figures:
         return None
-    return Sample(count=len(figures), mean=_mean(figures), min=min(figures), max=max(figures))
-
-
-def _change(metric: Metric, *, base: Sample, new: Sample) -> MetricChange:
-    known_spread = base.count > 1 and new.count > 1
-    return MetricChange(
-        name=metric.name,
-        unit=metric.unit,
-        higher_is_better=metric.higher_is_better,
-        base=base,
-        new=new,
-        change_frac=new.mean / base.mean - 1 if base.mean else None,
-        beyond_spread=(new.min > base.max or new.max < base.min) if known_spread else None,
+    return Sample(
+        values=figures,
+        count=len(figures),
+        effective_count=effective_count(figures),
+        mean=_mean(figures),
+        min=min(figures),
+        max=max(figures),
     )
 
 

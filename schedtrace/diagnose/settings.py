@@ -3,6 +3,7 @@
 from typing import Any
 
 from schedtrace.model.comparison import ConfigChange
+from schedtrace.read.foreign import UNKNOWN
 from schedtrace.read.run import Run
 
 NOISE = {"SCHEDTRACE_RUN_DIR", "SCHEDTRACE_TRIAL_IDS"}
@@ -48,7 +49,9 @@ def _flat_config(run: Run) -> dict[str, Any]:
         "scheduler_class": header.scheduler_class,
         "kv_blocks_total": header.kv_blocks_total,
         "token_budget": header.token_budget,
+        "scheduler_config.max_num_seqs": header.max_num_running_reqs,
     }
+    flat = {name: value for name, value in flat.items() if value not in {None, UNKNOWN}}
     flat |= {f"scheduler_config.{name}": value for name, value in header.scheduler_config.items()}
     manifest = run.manifest
     if manifest is not None:

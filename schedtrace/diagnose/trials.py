@@ -3,6 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.view import View
+from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.report import Percentiles, StripCell, TrialReport
 
@@ -45,12 +46,12 @@ def _report(view: View, trial: int | None, result: TrialResult | None) -> TrialR
         duration_s=duration_s,
         first_step_requests=None if first is None else first["total_requests"],
         first_step_tokens=None if first is None else first["used_tokens"],
-        new_per_step=working.filter(pl.col("num_new") > 0)["num_new"].to_list(),
+        new_per_step=_new_per_step(working),
         budget_use_frac=_use(working),
         budget_use_waiting_frac=_use(waited),
         preemptions=_preemptions(view, trial),
-        requests_finished=done.height,
-        requests_aborted=finishes.height - done.height,
+        requests_finished=done.height if Fact.LIVES in view.tells else None,
+        requests_aborted=finishes.height - done.height if Fact.LIVES in view.tells else None,
         requests_per_s=None,
         total_tokens_per_s=None,
         output_tokens_per_s=None,
@@ -61,6 +62,10 @@ def _report(view: View, trial: int | None, result: TrialResult | None) -> TrialR
             (pl.col("last_token_us") - pl.col("first_token_us")) / 1e3 / (pl.col("output_tokens") - 1),
         ),
         e2e_ms=_percentiles(done, (pl.col("last_token_us") - pl.col("arrived_us")) / 1e3),
+        iteration_ms=_percentiles(steps, pl.col("elapsed_us") / 1e3)
+        if "elapsed_us" in steps.columns
+        else None,
+        kv_cache_usage_max_frac=_largest(steps, "kv_cache_usage_frac"),
     )
     if result is not None and result.elapsed_s > 0:
         _throughput(report, result.num_requests, result.input_tokens, result.output_tokens, result.elapsed_s)
@@ -88,6 +93,17 @@ def _duration_s(steps: pl.DataFrame) -> float | None:
     return (max(back) - min(steps["start_us"].to_list())) / 1e6 if back else None
 
 
+def _largest(steps: pl.DataFrame, column: str) -> float | None:
+    """None where the record does not have it."""
+    return steps.select(pl.col(column).max()).item() if column in steps.columns else None
+
+
+def _new_per_step(working: pl.DataFrame) -> list[int] | None:
+    """None where a step does not tell."""
+    new = working["num_new"]
+    return None if new.null_count() else new.filter(new > 0).to_list()
+
+
 def _use(steps: pl.DataFrame) -> float | None:
     mean = steps.select(pl.col("use_frac").mean()).item()
     return None if mean is None else float(mean)
@@ -112,7 +128,7 @@ def _percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
 def strip(view: View) -> list[StripCell]:
     """Budget use over the run: at most ``STRIP_CELLS`` equal shares of the steps that scheduled anything."""
     steps = view.steps.filter(pl.col("total_requests") > 0)
-    if steps.is_empty():
+    if steps["use_frac"].is_null().all():  # no steps, or no budgets
         return []
     cells = min(STRIP_CELLS, steps.height)
     binned = (

@@ -22,7 +22,8 @@ class View:
     ``steps`` has the columns of ``model.trace.Step`` and
 
     * ``end_us``: when ``schedule()`` returned,
-    * ``used_tokens``: tokens scheduled, and ``use_frac``: their share of the token budget,
+    * ``used_tokens``: tokens scheduled (null: the record does not tell), and ``use_frac``: their share of the
+      token budget,
     * ``busy_us``: from when the step could begin on the device to its output, ``context_tokens``: what its
       requests had computed before it (``step_time.py``),
     * ``eligible_after``: waiting requests that are not known to wait for something else,
@@ -47,6 +48,8 @@ class View:
     """All requests of a trial are handed to one engine at once; False also where that is unknown."""
     tells: frozenset[Fact] = ALL_FACTS
     """What the record can tell at all; an empty frame means "none" only if its fact is among them."""
+    queue: pl.DataFrame | None = None
+    """``waits(view)``, once it was asked for."""
 
     @cached_property
     def step_time(self) -> StepTime | None:
@@ -63,12 +66,17 @@ class View:
     def active_limit(self) -> int | None:
         """``max_num_active_seqs`` (vLLM 0.31 and newer), where it is set."""
         limit = self.header.scheduler_config.get("max_num_active_seqs")
-        return None if limit is None else int(limit)
+        return limit if isinstance(limit, int) else None
 
     @property
     def seats(self) -> int:
-        """How many requests may run at once."""
-        return self.active_limit or self.header.max_num_running_reqs
+        """How many requests may run at once; 0 where the record does not tell."""
+        return self.active_limit or self.header.max_num_running_reqs or 0
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens that a step may schedule; 0 where the record does not tell."""
+        return self.header.token_budget or 0
 
     @property
     def rank(self) -> int:
@@ -85,11 +93,19 @@ class View:
         return frame if trial is None else frame.filter(pl.col("trial") == trial)
 
 
-def make_view(trace: Trace, manifest: Manifest | None = None) -> View:
-    """Prepare a trace for the rules; the manifest tells how the requests came."""
+def make_view(trace: Trace, manifest: Manifest | None = None, *, whole: bool = False) -> View:
+    """Prepare a trace for the rules; the manifest tells how the requests came.
+
+    Args:
+        trace: One engine's.
+        manifest: Of its run.
+        whole: Leave nothing out, the warm-up neither: to tell about single steps and requests.
+    """
     steps = trace.steps
     measured = pl.col("trial").is_null() | (pl.col("trial") != WARMUP_TRIAL)
-    if trace.header.trial_ids:  # steps before the first request belong to no trial
+    if whole:
+        measured = pl.lit(value=True)
+    elif trace.header.trial_ids:  # steps before the first request belong to no trial
         measured = pl.col("trial").is_not_null() & (pl.col("trial") != WARMUP_TRIAL)
     trial_of = trace.arrivals.select("request_id", "trial").unique("request_id")
     finishes = trace.finishes.drop("trial", strict=False).join(
@@ -135,13 +151,16 @@ def _context(trace: Trace) -> pl.DataFrame:
 
 
 def _used() -> pl.Expr:
-    return pl.col("token_budget") - pl.col("remaining_budget")
+    """By the budget; where a record does not tell it, by the tokens of the two kinds."""
+    of_both = pl.col("prefill_tokens") + pl.col("decode_tokens")
+    return pl.coalesce(pl.col("token_budget") - pl.col("remaining_budget"), of_both)
 
 
 def _told(cause: pl.Expr) -> pl.Expr:
     """The cause; where no exit was recorded, whether anything waited decides what can be said."""
-    nobody = pl.when(pl.col("num_waiting_after") == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
-    return cause.fill_null(nobody.otherwise(pl.lit(str(Cause.OTHER))))
+    waiting = pl.col("num_waiting_after")
+    nobody = pl.when(waiting == 0).then(pl.lit(str(Cause.QUEUE_EMPTY)))
+    return cause.fill_null(nobody.when(waiting > 0).then(pl.lit(str(Cause.OTHER))))
 
 
 def _exits(trace: Trace) -> pl.DataFrame:

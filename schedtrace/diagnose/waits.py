@@ -13,7 +13,7 @@ NEVER = 2**62
 
 
 def waits(view: View) -> pl.DataFrame:
-    """One row per time that a request waited.
+    """One row per time that a request waited; reconstructed once per view.
 
     Columns: ``request_id``, ``trial``, ``since_step`` (the first step after which it still waited, if it was
     not scheduled in that step at once), ``left_step`` (the step that scheduled it, or the first one after it
@@ -21,6 +21,12 @@ def waits(view: View) -> pl.DataFrame:
     (it waited because it had lost its blocks), ``priority`` and ``order``, its place among those who wait:
     preempted requests come before new ones, the last victim first; under priority, priority comes first.
     """
+    if view.queue is None:
+        view.queue = _reconstructed(view)
+    return view.queue
+
+
+def _reconstructed(view: View) -> pl.DataFrame:
     came = _arrivals(view)
     entries = pl.concat([came, _preemptions(view, came)]).sort(
         "request_id", "since_step", maintain_order=True
@@ -46,11 +52,12 @@ def waits(view: View) -> pl.DataFrame:
         .join(ended, on="request_id", how="left", maintain_order="left")
     )
     left = pl.min_horizontal(pl.col("scheduled_step"), pl.col("ended_step")).fill_null(NEVER)
-    priority_first = ["priority"] if view.header.scheduler_config.get("policy") == "priority" else []
+    by_priority = view.header.scheduler_config.get("policy") == "priority"
+    first = pl.col("priority") if by_priority else pl.col("preempted").not_()
     return (
         joined.with_columns(left_step=left)
         .filter(pl.col("left_step") > pl.col("since_step"))
-        .sort(*priority_first, pl.col("preempted").not_(), "place", "request_id")
+        .sort(first, "place", "request_id")
         .with_row_index("order")
         .select(
             "request_id",
@@ -118,7 +125,7 @@ def _arrivals(view: View) -> pl.DataFrame:
 
 
 def _preemptions(view: View, came: pl.DataFrame) -> pl.DataFrame:
-    """Requests that were put back; they want all they had computed, and under FCFS they come first."""
+    """Requests that were put back: they want all they had computed and the token sampled after it."""
     about = came.select("request_id", pl.col("wanted_tokens").alias("prompt"), "priority", "place")
     by_arrival = view.header.scheduler_config.get("policy") == "priority"
     return (
@@ -128,8 +135,8 @@ def _preemptions(view: View, came: pl.DataFrame) -> pl.DataFrame:
             "request_id",
             "trial",
             pl.col("step").cast(pl.Int64).alias("since_step"),
-            pl.max_horizontal("lost_tokens", "prompt").alias("wanted_tokens"),
-            pl.lit(value=not by_arrival).alias("preempted"),
+            pl.max_horizontal(pl.col("lost_tokens") + 1, "prompt").alias("wanted_tokens"),
+            pl.lit(value=True).alias("preempted"),
             pl.col("priority").fill_null(0),
             pl.col("place").fill_null(0) if by_arrival else -_place(pl.col("at")),
         )

@@ -1,5 +1,6 @@
 """What ``diff`` finds out about two runs; ``docs/report-format.md`` describes its JSON form."""
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -20,7 +21,11 @@ class ConfigChange(msgspec.Struct, kw_only=True):
 class Sample(msgspec.Struct, kw_only=True):
     """One metric over the trials of one run."""
 
+    values: list[float]
+    """One per trial, in their order."""
     count: int
+    effective_count: float
+    """Independent trials that they are worth: fewer where slow phases of the machine hit several in a row."""
     mean: float
     min: float
     max: float
@@ -28,6 +33,23 @@ class Sample(msgspec.Struct, kw_only=True):
     def same_figures(self, other: "Sample") -> bool:
         """Whether the figures are alike, whatever the number of trials."""
         return (self.mean, self.min, self.max) == (other.mean, other.min, other.max)
+
+
+class Outcome(StrEnum):
+    """What can be said of a metric, in one word."""
+
+    SAME = "same"
+    """The same figures on both sides."""
+    BETTER = "better"
+    """Significant after correction, as the next two."""
+    WORSE = "worse"
+    DIFFERS = "differs"
+    """Neither good nor bad by itself, or ranks and means point to different sides."""
+    EXACT = "differs exactly"
+    """One figure in every trial of the base and another one in every trial of the new run: needs no test."""
+    NONE_FOUND = "no difference found"
+    TOO_FEW = "too few trials to tell"
+    """No outcome of these trials could have been significant."""
 
 
 class MetricChange(msgspec.Struct, kw_only=True):
@@ -43,6 +65,31 @@ class MetricChange(msgspec.Struct, kw_only=True):
     """``new / base - 1`` of the means; None where the base is 0."""
     beyond_spread: bool | None
     """Whether no trial of one side lies within the range of the other; None with one trial on a side."""
+    outcome: Outcome
+    """In a word: see below."""
+    significant: bool | None
+    """Whether the sides differ beyond chance; None: too few trials for any difference to be so."""
+    p: float | None
+    """Two-sided Mann-Whitney U test; None: not tested, since nothing varies or a side has one trial."""
+    p_corrected: float | None
+    """After Holm's correction for all ``tests``; significant at 0.05 and below."""
+    effect: float | None
+    """Cliff's delta, -1 to 1: share of the pairs of trials in which new is higher, minus that of lower."""
+    ci_low_frac: float | None
+    """Lower end of the 95 % bootstrap interval of ``change_frac``; None: not to be told from these."""
+    ci_high_frac: float | None
+    """Upper end."""
+    noise_floor_frac: float | None
+    """The smallest change that so many trials, spread so much, would show as significant in 4 of 5 cases."""
+    trials_needed: int | None
+    """Trials a side for a noise floor of 5 %; None where the spread is not known."""
+
+    @property
+    def worsened(self) -> bool:
+        """Whether the sides differ beyond chance, and the new one is worse."""
+        if self.outcome is Outcome.EXACT and self.higher_is_better is not None:
+            return (self.new.mean < self.base.mean) == self.higher_is_better
+        return self.outcome is Outcome.WORSE
 
 
 class FindingChange(msgspec.Struct, kw_only=True):
@@ -73,6 +120,58 @@ class CauseChange(msgspec.Struct, kw_only=True):
     new_steps_frac: float
 
 
+class DecidedStep(msgspec.Struct, kw_only=True):
+    """One step of one side, as it was decided and what it was decided from."""
+
+    step: int
+    """Its number in the trace."""
+    requests: int
+    """Requests scheduled."""
+    tokens: int
+    first_different: str | None
+    """The first request, in the order of scheduling, that the other side did not schedule alike: its number
+    and its tokens."""
+    preempted: list[int | None]
+    """Numbers of the requests preempted."""
+    causes: list[str]
+    """Why the step ended: ``loop: cause`` of its exits, each once."""
+    arrived: int
+    """Requests of the trial that had reached the scheduler when the step began."""
+    num_running_before: int
+    num_waiting_before: int
+    token_budget: int
+    max_num_running_reqs: int
+    kv_blocks_free_before: int | None
+
+
+class Divergence(msgspec.Struct, kw_only=True):
+    """The first step of a trial at which the two runs decided differently."""
+
+    trial: int | None
+    at: int
+    """Steps that both sides had decided alike before; those in which nothing could be decided left out."""
+    base: DecidedStep | None
+    """None: this side had no further step."""
+    new: DecidedStep | None
+    decided: list[str]
+    """What of the decision differs: ``scheduled``, ``preempted``, ``causes``."""
+    given: list[str]
+    """What it was decided from and differs: fields of ``DecidedStep``. Empty: nothing that a trace tells."""
+
+
+class Decisions(msgspec.Struct, kw_only=True):
+    """Whether the schedulers of both runs decided alike: engine 0, trial by trial, from the first step on."""
+
+    trials_compared: int
+    """Trials that both sides have; a trace without trials is one."""
+    trials_alike: int
+    """Those in which every step was decided alike."""
+    common_steps: list[int]
+    """Per trial compared: steps decided alike before the first that differs, or all."""
+    first: Divergence | None
+    """Of the first trial that has one."""
+
+
 class Comparison(msgspec.Struct, kw_only=True):
     """The answer of ``schedtrace diff``."""
 
@@ -86,6 +185,16 @@ class Comparison(msgspec.Struct, kw_only=True):
     """What to keep in mind: problems of the traces, trials on one side only."""
     config: list[ConfigChange]
     metrics: list[MetricChange]
-    causes: list[CauseChange]
-    """Every kind of refusal of either run, the largest change first."""
+    causes: list[CauseChange] | None
+    """Every kind of refusal of either run, the largest change first; None: a side does not tell them."""
     findings: list[FindingChange]
+    tests: int
+    """Metrics tested, for which ``p_corrected`` is corrected; one that repeats another does not count."""
+    trials_least: int
+    """Trials a side with which one of so many tests can become significant at all."""
+    decisions: Decisions
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there are figures that might differ, but too few trials to tell of any of them."""
+        return any(metric.outcome is Outcome.TOO_FEW for metric in self.metrics)

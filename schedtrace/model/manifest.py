@@ -108,7 +108,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise InputError(msg) from error
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         msg = f"{path}: not a manifest of a schedtrace run ({error})"
         raise InputError(msg) from error
     if manifest.schema_version > SCHEMA_VERSION:

@@ -54,7 +54,7 @@ MAX_STEPS = 100
 
 
 class Percentiles(msgspec.Struct, kw_only=True):
-    """A distribution over requests, in milliseconds."""
+    """A distribution, in milliseconds: over requests, or over what its field says."""
 
     count: int
     mean: float
@@ -77,16 +77,16 @@ class TrialReport(msgspec.Struct, kw_only=True):
     first_step_requests: int | None
     first_step_tokens: int | None
     """Requests and tokens of the first step that scheduled anything."""
-    new_per_step: list[int]
-    """Requests newly scheduled in each successive step that scheduled any."""
+    new_per_step: list[int] | None
+    """Requests newly scheduled in each successive step that scheduled any; None: not told."""
     budget_use_frac: float | None
     """Mean share of the token budget used, over steps that scheduled anything."""
     budget_use_waiting_frac: float | None
     """The same over steps after which requests still waited; None if there were none."""
     preemptions: int | None
     """None: this scheduler cannot be asked for them."""
-    requests_finished: int
-    requests_aborted: int
+    requests_finished: int | None
+    requests_aborted: int | None
     """Ended otherwise: aborted, ignored, in error."""
     requests_per_s: float | None
     total_tokens_per_s: float | None
@@ -99,6 +99,11 @@ class TrialReport(msgspec.Struct, kw_only=True):
     """Time per output token after the first."""
     e2e_ms: Percentiles | None
     """Arrival at the front end to the last token's output in the engine."""
+    iteration_ms: Percentiles | None = None
+    """vLLM's own "iteration elapsed time" over steps: mostly waiting for the model's result; only from
+    its iteration lines."""
+    kv_cache_usage_max_frac: float | None = None
+    """Highest KV cache usage that an iteration line tells (vLLM 0.26 and newer)."""
 
 
 class StripCell(msgspec.Struct):
@@ -106,8 +111,8 @@ class StripCell(msgspec.Struct):
 
     use_frac: float
     """Highest share of the budget used by a step of it."""
-    waiting_frac: float
-    """Share of its steps after which requests waited."""
+    waiting_frac: float | None
+    """Share of its steps after which requests waited; None: not told."""
 
 
 class CauseRow(msgspec.Struct, kw_only=True):
@@ -149,6 +154,33 @@ class CapRow(msgspec.Struct, kw_only=True):
     """Token budget left after the steps in which it did so."""
 
 
+class LimitShare(msgspec.Struct, kw_only=True):
+    """One cause that requests of one engine waited for."""
+
+    engine_rank: int
+    cause: str
+    """A word of ``docs/causes.md``."""
+    wait_ms: float
+    """Time that requests waited for it, added up over the requests."""
+    share_frac: float
+    """Of all such time; the shares of an engine add up to 1."""
+    steps: int
+    """After which somebody waited for it."""
+    request_steps: int
+    """Requests that did so, added up over these steps."""
+    strip: list[float]
+    """Over equal parts of the run: which share of the waiting had this cause."""
+
+
+class NotJudged(msgspec.Struct, kw_only=True):
+    """One rule that a record does not tell enough for."""
+
+    code: str
+    """Name of the page in ``docs/findings/``."""
+    missing: list[str]
+    """What the record does not tell, of what the rule needs."""
+
+
 class RunReport(msgspec.Struct, kw_only=True):
     """One run, understood."""
 
@@ -160,12 +192,14 @@ class RunReport(msgspec.Struct, kw_only=True):
     """What is wrong with the trace, and what the recorder said."""
     trials: list[TrialReport]
     findings: list[Finding]
-    not_judged: list[str]
-    """Rules that the record does not tell enough for, with what is missing."""
+    not_judged: list[NotJudged]
+    """Rules that the record does not tell enough for."""
     causes: list[CauseRow]
     """Every kind of exit, refusals first, the most frequent first."""
     caps: list[CapRow]
     """Every limit that made chunks smaller, the one that withheld most first."""
+    limits: list[LimitShare]
+    """What requests waited for, the largest share first."""
     strip: list[StripCell]
     warmup_steps: int
     """Steps of the warm-up: recorded, but in no figure above."""

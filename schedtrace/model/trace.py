@@ -23,7 +23,10 @@ class Line(msgspec.Struct, omit_defaults=True, tag_field="type"):
 
 
 class Header(Line, tag="header", kw_only=True):
-    """First line: makes the file readable on its own."""
+    """First line: makes the file readable on its own.
+
+    What may be null without a default is so only where a foreign log was read.
+    """
 
     schema_version: int
     schedtrace_version: str
@@ -32,7 +35,7 @@ class Header(Line, tag="header", kw_only=True):
     python_version: str
     host: str
     device: str
-    pid: int
+    pid: int | None
     engine_rank: int
     """Data-parallel rank of this engine."""
     wall_anchor_us: int
@@ -50,8 +53,8 @@ class Header(Line, tag="header", kw_only=True):
     """Causes that another package has named for its scheduler's guards, with their meaning."""
     model: str
     max_model_len: int | None = None
-    token_budget: int
-    max_num_running_reqs: int
+    token_budget: int | None
+    max_num_running_reqs: int | None
     block_size: int | None = None
     kv_blocks_total: int | None = None
     enable_prefix_caching: bool | None = None
@@ -94,7 +97,7 @@ class Exit(msgspec.Struct, omit_defaults=True):
     """``file:line`` of the exit in the installed vLLM (only ``via`` source)."""
     via: Via = "inferred"
     count: int = 1
-    """How many exits this line stands for: after 64 at one place in one call the rest share a line."""
+    """How many exits this line stands for: after 64 of one cause at one place in a call the rest share it."""
     blocks_needed: int | None = None
     """For ``kv_blocks``: the blocks that were asked for, where it can be known."""
     blocks_free: int | None = None

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from schedtrace.model.comparison import CauseChange
 from schedtrace.model.report import CauseRow, RunReport
-from schedtrace.present.numbers import integer, percent
+from schedtrace.present.numbers import bar, integer, percent
 
 MOST_ROWS = 10
 
@@ -45,8 +45,26 @@ def cap_table(run: RunReport) -> Table:
     return table
 
 
-def cause_changes_table(changes: list[CauseChange]) -> Table | Text:
+def limits_table(run: RunReport) -> Table:
+    """What requests waited for, over the run."""
+    table = _table("requests waited for", "share", "time\nms", "steps")
+    several = len({limit.engine_rank for limit in run.limits}) > 1
+    for limit in run.limits[:MOST_ROWS]:
+        engine = f" (engine {limit.engine_rank})" if several else ""
+        table.add_row(
+            limit.cause + engine,
+            percent(limit.share_frac),
+            integer(limit.wait_ms),
+            integer(limit.steps),
+            Text("".join(map(bar, limit.strip)), style="yellow", no_wrap=True),
+        )
+    return table
+
+
+def cause_changes_table(changes: list[CauseChange] | None) -> Table | Text:
     """Who was refused more or less often."""
+    if changes is None:
+        return Text("Who was refused is not told by both sides.")
     if not changes:
         return Text("Nobody was refused on either side.")
     table = _table("refused or skipped, share of steps", "base", "new")

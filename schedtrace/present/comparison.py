@@ -7,9 +7,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from schedtrace.model.comparison import Comparison, MetricChange, Sample
+from schedtrace.model.comparison import Comparison, MetricChange, Outcome
 from schedtrace.present.causes import cause_changes_table
-from schedtrace.present.numbers import integer, number, percent
+from schedtrace.present.decisions import decisions_view
+from schedtrace.present.metric_text import change_text, legend, noise_floors, sample_text
+from schedtrace.present.numbers import integer
 
 MAX_SETTINGS = 15
 STATE_STYLE = {"appeared": "yellow", "went": "green", "stayed": ""}
@@ -32,6 +34,12 @@ def _parts(comparison: Comparison) -> Iterator[RenderableType]:
     yield Text()
     yield _metrics(comparison.metrics)
     yield Text()
+    if floors := noise_floors(comparison.metrics):
+        yield Text(floors)
+    yield Text(legend(comparison), style="dim")
+    yield Text()
+    yield from decisions_view(comparison.decisions)
+    yield Text()
     yield cause_changes_table(comparison.causes)
     yield Text()
     yield Text("Findings", style="bold")
@@ -53,44 +61,27 @@ def _settings(comparison: Comparison) -> Iterator[RenderableType]:
 
 def _metrics(metrics: list[MetricChange]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("mean (range) of trials", no_wrap=True)
-    for heading in ("base", "new", "change"):
-        table.add_column(heading, justify="right")
+    table.add_column("mean (range)\nof trials", no_wrap=True)
+    for heading in ("base", "new", "change\n(95 %)"):
+        table.add_column(heading, justify="right", overflow="fold")
     table.add_column("")
     for metric in metrics:
-        name = f"{metric.name} {metric.unit}".strip()
         table.add_row(
-            name,
-            _sample(metric.base),
-            _sample(metric.new),
-            percent(metric.change_frac, signed=True),
-            _word(metric),
+            f"{metric.name} {metric.unit}".strip(),
+            sample_text(metric.base),
+            sample_text(metric.new),
+            change_text(metric),
+            Text(metric.outcome, style=_style(metric)),
         )
     return table
 
 
-def _sample(sample: Sample) -> str:
-    if sample.min == sample.max:
-        return number(sample.mean)
-    return f"{number(sample.mean)} ({number(sample.min)}..{number(sample.max)})"
-
-
-def _word(metric: MetricChange) -> Text:  # noqa: PLR0911  # one return per word
-    """What the change means, in one word."""
-    if metric.base.same_figures(metric.new):
-        return Text("same", style="dim")
-    if metric.beyond_spread is None:
-        return Text("one trial", style="dim")
-    if metric.new.min == metric.new.max and metric.base.min < metric.base.max:
-        return Text("now steady")
-    if metric.base.min == metric.base.max and metric.new.min < metric.new.max:
-        return Text("now varies")
-    if not metric.beyond_spread:
-        return Text("ranges overlap", style="dim")
-    if metric.higher_is_better is None:
-        return Text("differs")
-    better = (metric.new.mean > metric.base.mean) == metric.higher_is_better
-    return Text("better", style="green") if better else Text("worse", style="red")
+def _style(metric: MetricChange) -> str:
+    if metric.worsened:
+        return "red"
+    if not metric.significant:
+        return "dim"
+    return "green" if metric.higher_is_better is not None and metric.outcome != Outcome.DIFFERS else ""
 
 
 def _findings(comparison: Comparison) -> Iterator[RenderableType]:

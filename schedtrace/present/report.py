@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from schedtrace.model.report import Finding, Report, RunReport, TrialReport
-from schedtrace.present.causes import cap_table, cause_table
+from schedtrace.present.causes import cap_table, cause_table, limits_table
+from schedtrace.present.foreign import log_figures, log_header, not_judged_lines
 from schedtrace.present.numbers import bar, integer, milliseconds, number, percent, series
 
 SEVERITY_STYLE = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
@@ -30,9 +31,13 @@ def _run(run: RunReport) -> Iterator[RenderableType]:
         yield Text(f"! {problem}", style="yellow")
     yield Text()
     yield trials_table(run.trials)
+    yield from log_figures(run)
     if run.strip:
         yield Text()
         yield _strip(run)
+    if run.limits:
+        yield Text()
+        yield limits_table(run)
     if run.causes:
         yield Text()
         yield cause_table(run)
@@ -47,22 +52,25 @@ def _run(run: RunReport) -> Iterator[RenderableType]:
         if at:
             yield Text()
         yield from _finding(finding, several_engines=bool(run.config["engines"] > 1))
+    yield from not_judged_lines(run)
 
 
 def _header(run: RunReport) -> Iterator[str]:
     config = run.config
+    if config["exits_via"] is None:
+        yield from log_header(run)
+        return
     scheduler = str(config["scheduler_class"]).rpartition(".")[2]
     yield f"{config['model']} on {config['device']}, vLLM {config['vllm_version']}, {scheduler}"
     engines = f"{config['engines']} engines, each: " if config["engines"] > 1 else ""
-    on = {True: "on", False: "off", None: "unknown"}
     yield (
         f"{engines}budget {integer(config['token_budget'])} tokens, max_num_seqs "
         f"{integer(config['max_num_running_reqs'])}, max_model_len {integer(config['max_model_len'])}"
     )
     yield (
         f"KV cache {integer(config['kv_blocks_total'])} blocks of {integer(config['block_size'])} tokens, "
-        f"chunked prefill {on[config['enable_chunked_prefill']]}, "
-        f"prefix caching {on[config['enable_prefix_caching']]}"
+        f"chunked prefill {_switch(config['enable_chunked_prefill'])}, "
+        f"prefix caching {_switch(config['enable_prefix_caching'])}"
     )
     workload = config.get("workload")
     if workload:
@@ -83,6 +91,11 @@ def _header(run: RunReport) -> Iterator[str]:
     warmup = f"; {run.warmup_steps:,} warm-up {steps} left out" if run.warmup_steps else ""
     how = {"source": "exact, from the scheduler's own code", "inferred": "inferred from its state"}
     yield f"causes {how[config['exits_via']]}{warmup}"
+
+
+def _switch(value: object) -> str:
+    """The trace's settings are free-form, so anything may stand there."""
+    return {"True": "on", "False": "off"}.get(str(value), "unknown")
 
 
 def trials_table(trials: list[TrialReport]) -> Table:
@@ -108,7 +121,7 @@ def trials_table(trials: list[TrialReport]) -> Table:
             "all" if trial.trial is None else str(trial.trial) if trial.complete else f"{trial.trial} cut",
             integer(trial.steps),
             f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
-            Padding(series(trial.new_per_step), (0, 0, 0, 2)),
+            Padding("-" if trial.new_per_step is None else series(trial.new_per_step), (0, 0, 0, 2)),
             percent(trial.budget_use_waiting_frac),
             integer(trial.preemptions),
             integer(trial.output_tokens_per_s),
@@ -122,15 +135,16 @@ def trials_table(trials: list[TrialReport]) -> Table:
 def _strip(run: RunReport) -> Text:
     """Budget use over the run, and below it where requests waited."""
     use = "".join(bar(cell.use_frac) for cell in run.strip)
-    waiting = "".join(bar(cell.waiting_frac) for cell in run.strip)
+    told = [cell.waiting_frac for cell in run.strip if cell.waiting_frac is not None]
+    waiting = "".join(bar(share) for share in told)
     text = Text(no_wrap=True, overflow="crop")
     whose = "engine 0's steps" if run.config["engines"] > 1 else "the steps"
     text.append("budget use  ", style="bold")
     text.append(use + "\n", style="green")
     text.append("waiting     ", style="bold")
-    text.append(waiting if waiting.strip() else "nobody", style="yellow")
+    text.append(waiting if waiting.strip() else "nobody" if told else "not told", style="yellow")
     parts = f"{len(run.strip)} equal parts of {whose}" if len(run.strip) > 1 else f"all of {whose}"
-    legend = f"{parts}: highest use, share with waiting"
+    legend = f"{parts}: highest use{', share with waiting' if told else ''}"
     text.append(f"\n            {legend}", style="dim")
     return text
 
@@ -145,7 +159,8 @@ def _finding(finding: Finding, *, several_engines: bool) -> Iterator[RenderableT
         head.append(f"  engine {finding.engine_rank}")
     yield head
     yield Padding(Text(finding.message), (0, 0, 0, 9), expand=False)
-    yield Padding(Text(_where(finding), style="dim"), (0, 0, 0, 9), expand=False)
+    if finding.steps:
+        yield Padding(Text(_where(finding), style="dim"), (0, 0, 0, 9), expand=False)
     yield Padding(Text.assemble(("try: ", "bold"), finding.advice), (0, 0, 0, 9), expand=False)
 
 

@@ -1,11 +1,14 @@
-"""Run folders: a manifest and one trace an engine, found from what a person typed."""
+"""Runs, found from what a person typed: run folders with one trace an engine, or single files."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import FILE_NAME, Manifest, read_manifest
-from schedtrace.read.trace import Trace, read_trace
+from schedtrace.read.detect import foreign_reader, read_record
+from schedtrace.read.profile_name import ProfileName, profile_name
+from schedtrace.read.reading import READ, Reading
+from schedtrace.read.trace import Trace
 
 TRACE_PATTERN = "engine-*.jsonl"
 
@@ -20,15 +23,19 @@ class Run:
     """One per data-parallel rank, in their order."""
     engines: int
     """Ranks that the run had, though only one of them may have been asked for."""
+    named: ProfileName | None = None
+    """What the name of a foreign log tells about the workload."""
 
     @property
     def label(self) -> str:
         """What a person calls it."""
+        if self.named is not None:
+            return self.named.label
         return (self.manifest and self.manifest.label) or self.path.name
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
-    """Run folders and trace files in ``paths``; a folder of runs stands for all of them that recorded.
+    """Run folders and files in ``paths``; a folder of runs or logs stands for all of them that recorded.
 
     Raises:
         InputError: a path is missing or holds no trace.
@@ -41,9 +48,9 @@ def find_runs(paths: list[Path]) -> list[Path]:
         if path.is_file() or _is_run(path):
             found.append(path)
             continue
-        runs = sorted(child for child in path.iterdir() if child.is_dir() and _has_trace(child))
+        runs = sorted(child for child in path.iterdir() if _has_trace(child) or _is_log(child))
         if not runs:
-            msg = f"{path}: no traces in it; expected {TRACE_PATTERN} or folders that have them"
+            msg = f"{path}: no traces in it; expected {TRACE_PATTERN}, folders that have them, or logs"
             raise InputError(msg)
         found += runs
     return list(dict.fromkeys(found))
@@ -55,21 +62,24 @@ def runs_without_trace(paths: list[Path]) -> list[Path]:
     return sorted(child for child in children if _is_run(child) and not _has_trace(child))
 
 
-def read_run(path: Path) -> Run:
-    """Read a run folder, or a single trace file with the manifest beside it.
+def read_run(path: Path, how: Reading = READ) -> Run:
+    """Read a run folder, a single trace file with the manifest beside it, or a foreign log.
 
     Raises:
         InputError: nothing was recorded, or it cannot be understood.
     """
+    if path.is_file() and (reader := foreign_reader(path)):
+        traces = reader(path)
+        return Run(path, None, traces, len(traces), named=profile_name(path))
     folder = path if path.is_dir() else path.parent
     manifest = read_manifest(folder)
     files = sorted(path.glob(TRACE_PATTERN), key=_rank) if path.is_dir() else [path]
     if not files:
-        how = f" (run {manifest.status}: {manifest.error})" if manifest and manifest.error else ""
-        msg = f"{path}: no trace in this run{how}; expected {TRACE_PATTERN}"
+        why = f" (run {manifest.status}: {manifest.error})" if manifest and manifest.error else ""
+        msg = f"{path}: no trace in this run{why}; expected {TRACE_PATTERN}"
         raise InputError(msg)
     engines = len(list(folder.glob(TRACE_PATTERN))) if manifest else len(files)
-    return Run(path, manifest, [read_trace(file) for file in files], engines)
+    return Run(path, manifest, [trace for file in files for trace in read_record(file, how)], engines)
 
 
 def _exists(path: Path) -> bool:
@@ -85,6 +95,14 @@ def _is_run(folder: Path) -> bool:
 
 def _has_trace(folder: Path) -> bool:
     return any(folder.glob(TRACE_PATTERN))
+
+
+def _is_log(path: Path) -> bool:
+    """Whether it is a foreign log; what cannot be read is none."""
+    try:
+        return path.is_file() and foreign_reader(path) is not None
+    except (InputError, OSError):
+        return False
 
 
 def _rank(file: Path) -> tuple[int, str]:

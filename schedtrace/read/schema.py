@@ -2,10 +2,13 @@
 
 import enum
 import types
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import polars as pl
+
+LARGEST = 10**18
+"""Nothing that is counted or timed has so many digits, and Polars' integers hold it."""
 
 
 def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
@@ -23,13 +26,37 @@ def defaults_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     }
 
 
-def required_of(struct: type[msgspec.Struct]) -> list[str]:
-    """Fields that a line must have and that may not be null."""
-    return [
-        field.name
-        for field in msgspec.structs.fields(struct)
-        if field.required and type(None) not in get_args(field.type)
-    ]
+def readable(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """The struct as a reader takes it.
+
+    A newer version may know more words than a literal names, and no number may be too large for Polars.
+    """
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(struct):
+        hint = _readable(field.type)
+        if field.required:
+            fields.append((field.name, hint))
+        elif field.default is msgspec.NODEFAULT:
+            fields.append((field.name, hint, msgspec.field(default_factory=field.default_factory)))
+        else:
+            fields.append((field.name, hint, field.default))
+    config = struct.__struct_config__
+    return msgspec.defstruct(
+        struct.__name__, fields, tag_field=config.tag_field, tag=config.tag, kw_only=True, gc=False
+    )
+
+
+def _readable(hint: Any) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in {types.UnionType, Union}:
+        return Union[tuple(_readable(argument) for argument in arguments)]  # noqa: UP007  # made at run time
+    if origin is Literal:
+        return str
+    if origin is list:
+        return list[_readable(arguments[0])]  # type: ignore[misc]  # made at run time
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return readable(hint)
+    return Annotated[int, msgspec.Meta(gt=-LARGEST, lt=LARGEST)] if hint is int else hint
 
 
 def _dtype(hint: Any) -> Any:

@@ -12,7 +12,16 @@ from typing import Any
 import msgspec
 
 from schedtrace.record import syntax
-from schedtrace.record.source import copy_of, prove
+from schedtrace.record.source import Proven, UnprovableError, copy_of, prove
+
+
+class StandIn(msgspec.Struct, frozen=True):
+    """``allocate_slots`` without its effects."""
+
+    ask: Any = None
+    """Takes its arguments; returns the limit's kind and the local variables, or None if there is room."""
+    refused: str | None = None
+    """Why there is no such function."""
 
 
 class Refusal(msgspec.Struct, gc=False):
@@ -27,7 +36,7 @@ class Refusal(msgspec.Struct, gc=False):
 
 
 def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Refusal | None:
-    """The reason, right after ``manager.allocate_slots`` has returned None; None where it cannot be told.
+    """The reason, right after ``manager.allocate_slots`` has returned None; None where nobody can be asked.
 
     Args:
         manager: vLLM's ``KVCacheManager``.
@@ -37,7 +46,9 @@ def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]])
         Exception: whatever vLLM's own code raises when it is asked once more.
     """
     kind: Any = type(manager)  # hashable, as every class
-    ask = stand_in(kind)
+    ask = stand_in(kind).ask
+    if ask is None:
+        return None
     positional, keywords = arguments
     refusal = _refusal(manager.block_pool, ask(manager, *positional, **keywords))
     if refusal is None or refusal.limit != "full_sequence":
@@ -68,17 +79,28 @@ def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal |
 
 
 @cache
-def stand_in(manager: type) -> Any:
-    """``allocate_slots`` without its effects: the limit's kind and the local variables, or None if it fits.
+def stand_in(manager: type) -> StandIn:
+    """The stand-in for a class of cache managers; made once, since parsing its module takes its time."""
+    try:
+        return StandIn(ask=_ask(prove(getattr(manager, "allocate_slots", None))))
+    except Exception as error:
+        reason = error if isinstance(error, UnprovableError) else repr(error)
+        return StandIn(refused=f"{manager.__module__}.{manager.__qualname__}.allocate_slots: {reason}")
+
+
+def _ask(proven: Proven) -> Any:
+    """The function cut behind its last ``return None``.
 
     Raises:
-        UnprovableError: the source of ``allocate_slots`` is not known to be what runs.
+        UnprovableError: there is no such line, or its closure cannot be kept.
     """
-    proven = prove(getattr(manager, "allocate_slots", None))
     body = proven.node.body
-    last = max(n for n, statement in enumerate(body) if any(map(_fails, ast.walk(statement))))
+    failing = [n for n, statement in enumerate(body) if any(map(_fails, ast.walk(statement)))]
+    if not failing:
+        msg = "it does not say in its own code when it fails"
+        raise UnprovableError(msg)
     proven.node.body = [
-        *_without_effects(body[: last + 1], full_sequence=False),
+        *_without_effects(body[: failing[-1] + 1], full_sequence=False),
         ast.Return(ast.Constant(None)),
     ]
     ast.fix_missing_locations(proven.module)

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Iterable
 
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cap, Cause
-from schedtrace.model.trace import ChunkCap, Exit
+from schedtrace.model.trace import ChunkCap, Exit, Loop
 from schedtrace.record import guards
 from schedtrace.record.exits import SITES, Event
 from schedtrace.record.sites import Site
 
 MOST_PER_SITE = 64
-"""Exits of one site in one call that are told one by one; what is more is told by its number."""
+"""Exits of one site and cause in one call that are told one by one; what is more is told by its number."""
 
 _ZERO_TOKEN_CAUSES: dict[str, Cause] = {
     Cap.ENCODER_BUDGET: Cause.ENCODER_BUDGET,
@@ -21,10 +21,10 @@ _ZERO_TOKEN_CAUSES: dict[str, Cause] = {
 }
 
 
-def tells_how_admission_ended(events: Iterable[Event]) -> bool:
-    """Whether the waiting loop, or the gate before it, has said how it ended."""
+def loops_told(events: Iterable[Event]) -> set[Loop]:
+    """The loops that have said how they ended, or that the gate before them was closed."""
     sites = (SITES[event.site] for event in events)
-    return any(site.loop == "waiting" and site.kind not in (None, "continue") for site in sites)
+    return {site.loop for site in sites if site.kind not in (None, "continue")}
 
 
 def is_preemption(event: Event) -> bool:
@@ -45,7 +45,8 @@ def to_lines(
     """
     exits: list[Exit] = []
     caps: list[ChunkCap] = []
-    told: Counter[int] = Counter()
+    told: Counter[tuple[int, str, str | None]] = Counter()
+    latest: dict[tuple[int, str, str | None], Exit] = {}
     zeroed: tuple[str | None, str] | None = None
     for event in events:
         site = SITES[event.site]
@@ -59,16 +60,16 @@ def to_lines(
         cause, detail = _cause(event, site, zeroed)
         if cause == guards.LOOP_DONE:
             continue
-        told[event.site] += 1
-        if told[event.site] > MOST_PER_SITE + 1:
-            more = next(line for line in reversed(exits) if line.location == site.location)
-            more.count += 1
+        alike = (event.site, cause, detail)
+        told[alike] += 1
+        if told[alike] > MOST_PER_SITE + 1:
+            latest[alike].count += 1
             continue
-        line = Exit(
+        latest[alike] = line = Exit(
             loop=site.loop,
             kind=site.kind,
             cause=cause,
-            request_id=event.request_id if told[event.site] <= MOST_PER_SITE else None,
+            request_id=event.request_id if told[alike] <= MOST_PER_SITE else None,
             budget_left=remaining_budget if event.budget is None else event.budget,
             detail=detail,
             guard=site.guard if cause == Cause.OTHER else None,

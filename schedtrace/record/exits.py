@@ -45,13 +45,13 @@ class Marks:
         """A ``break`` or ``continue`` is about to be taken."""
         try:
             event = _note(scheduler, site, budget, request)
-            if event is not None and request is None:
+            if event is not None and request is None and SITES[site].refuses_head:
                 event.queued = True if queue is None else bool(queue)
                 event.pause = queues.pause_state(scheduler)
                 following = queue.peek_request() if queue else queues.head(scheduler)
                 event.request_id = getattr(following, "request_id", None)
-        except Exception:  # the event is noted; what it lacks is left out
-            return
+        except Exception as error:
+            _failed(scheduler, error)
 
     @staticmethod
     def refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
@@ -60,8 +60,8 @@ class Marks:
             event = _note(scheduler, site, budget, request)
             if event is not None:
                 event.refusal = why_refused(scheduler.kv_cache_manager, arguments)
-        except Exception:
-            return
+        except Exception as error:
+            _failed(scheduler, error)
 
     @staticmethod
     def end(scheduler: Any, site: int, budget: Any, which: int, left_out: Any) -> None:
@@ -73,8 +73,8 @@ class Marks:
                 event.pause = queues.pause_state(scheduler)
                 if left_out is None and SITES[site].loop == "waiting":
                     event.request_id = getattr(queues.head(scheduler), "request_id", None)
-        except Exception:
-            return
+        except Exception as error:
+            _failed(scheduler, error)
 
     @staticmethod
     def cap(scheduler: Any, site: int, budget: Any, request: Any, before: int, now: int) -> None:
@@ -83,8 +83,8 @@ class Marks:
             event = _note(scheduler, site, budget, request)
             if event is not None:
                 event.before, event.now = before, now
-        except Exception:
-            return
+        except Exception as error:
+            _failed(scheduler, error)
 
     @staticmethod
     def preempts(scheduler: Any, site: int, request: Any, arguments: Any) -> None:
@@ -93,8 +93,13 @@ class Marks:
             event = _note(scheduler, site, None, request)
             if event is not None:
                 event.refusal = why_refused(scheduler.kv_cache_manager, arguments)
-        except Exception:
-            return
+        except Exception as error:
+            _failed(scheduler, error)
+
+
+def _failed(scheduler: Any, error: Exception) -> None:
+    """What the event lacks is left out, and the trace says so."""
+    scheduler._schedtrace_recorder.mark_failed(error)
 
 
 def _note(scheduler: Any, site: int, budget: Any, request: Any) -> Event | None:

@@ -1,8 +1,8 @@
 """From the guard that stands before an exit to its cause: by the names in the guard, never by its line.
 
-The names are those of vLLM 0.12 to 0.33. A rule applies only to a guard that holds nothing but names it
-knows: a condition that a newer vLLM, or somebody else's scheduler, has added makes the guard unknown, and
-unknown is what is recorded then.
+The names are those of vLLM 0.12 to 0.33. A rule applies only to a guard that holds nothing but names, and
+numbers other than 0, that it knows: a condition that a newer vLLM, or somebody else's scheduler, has added
+makes the guard unknown, and unknown is what is recorded then.
 
 Another package names the guards of its own scheduler with an entry point in the group ``schedtrace.guards``
 that leads to a list of ``Guard``.
@@ -25,7 +25,7 @@ ZERO_TOKENS = "(zero tokens)"
 LOOP_DONE = "(loop done)"
 
 Names = frozenset[str]
-"""The names and attribute names in a piece of code."""
+"""The names, attribute names and numbers (without 0) in a piece of code."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,25 @@ class Guard:
     names: frozenset[str]
     cause: str
     meaning: str
+
+    def __post_init__(self) -> None:
+        """A guard that names nothing would match everything.
+
+        Raises:
+            TypeError: ``names`` is no frozenset, or an empty one.
+        """
+        if not isinstance(self.names, frozenset) or not self.names:
+            msg = f"names of the guard for {self.cause}: a frozenset of one name or more, not {self.names!r}"
+            raise TypeError(msg)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What installed packages have named."""
+
+    guards: tuple[Guard, ...]
+    failed: tuple[str, ...]
+    """A line for each entry point that could not be loaded, with the reason."""
 
 
 class _Rule:
@@ -74,6 +93,13 @@ class _Rule:
 
 _BUDGETS = "token_budget request_token_budget input_budget draft_slots"
 
+_SEATS = _Rule(
+    Cause.MAX_NUM_SEQS,
+    "max_num_running_reqs max_num_active_reqs",
+    "running num_running num_waiting_for_streaming_input",
+    "waiting",
+)
+
 _EXITS = (
     _Rule(Cause.PREEMPTED_ITSELF, "preempted_req", "", "running"),
     _Rule(
@@ -89,7 +115,7 @@ _EXITS = (
     _Rule(
         Cause.OUTPUT_IN_FLIGHT,
         "max_tokens use_pp",
-        "num_output_placeholders num_computed_tokens num_prompt_tokens",
+        "num_output_placeholders num_computed_tokens num_prompt_tokens 2",
         "running",
     ),
     _Rule(
@@ -98,13 +124,8 @@ _EXITS = (
         "ec_connector mm_features num_output_placeholders num_computed_tokens ec_computed_tokens",
     ),
     _Rule(Cause.PP_STAGGER, "next_decode_eligible_step", "current_step", "running"),
-    _Rule(Cause.PREFILL_THROTTLED, "defer_prefills", "is_prefill_chunk num_computed_tokens num_tokens"),
-    _Rule(
-        Cause.MAX_NUM_SEQS,
-        "max_num_running_reqs max_num_active_reqs",
-        "running num_running num_waiting_for_streaming_input",
-        "waiting",
-    ),
+    _Rule(Cause.PREFILL_THROTTLED, "defer_prefills", "is_prefill_chunk num_computed_tokens num_tokens 1"),
+    _SEATS,
     _Rule(
         BLOCKED_STATUS,
         "_try_promote_blocked_waiting_request ready_to_schedule is_ready structured_output_req"
@@ -145,6 +166,7 @@ _ENDS = (
     _Rule(Cause.PREEMPTED_THIS_STEP, "preempted_reqs"),
     _Rule(Cause.PAUSED, "_pause_state", "PauseState UNPAUSED PAUSED_ALL"),
     _Rule(Cause.TOKEN_BUDGET, "token_budget"),
+    _SEATS,
     _Rule(LOOP_DONE, "running", "req_index", "running"),
     _Rule(Cause.QUEUE_EMPTY, "waiting skipped_waiting kv_holding_waiting request_queue", "", "waiting"),
 )
@@ -154,7 +176,7 @@ _CAPS = (
     _Rule(
         Cap.MAX_MODEL_LEN,
         "max_model_len",
-        "num_new_tokens num_computed_tokens num_sampled_tokens_per_step",
+        "num_new_tokens num_computed_tokens num_sampled_tokens_per_step 1",
     ),
     _Rule(Cap.TOKEN_BUDGET, _BUDGETS, "num_new_tokens"),
 )
@@ -193,22 +215,30 @@ def cap_of(loop: Loop, names: Names) -> str:
 
 
 @cache
-def registered_guards() -> tuple[Guard, ...]:
-    """The guards that installed packages have named.
-
-    Raises:
-        Exception: whatever loading the packages raises.
-    """
+def registered_guards() -> Registered:
+    """The guards that installed packages have named; a package that fails to load does not count."""
     guards: list[Guard] = []
+    failed: list[str] = []
     for entry_point in entry_points(group=ENTRY_POINTS):
-        given: Iterable[Guard] = entry_point.load()
-        guards += given
-    return tuple(guards)
+        try:
+            guards += _checked(entry_point.load())
+        except Exception as error:
+            failed.append(f"{entry_point.name} = {entry_point.value}: {error!r}")
+    return Registered(tuple(guards), tuple(failed))
+
+
+def _checked(given: Iterable[Guard]) -> list[Guard]:
+    guards = list(given)
+    for guard in guards:
+        if not isinstance(guard, Guard):
+            msg = f"{guard!r} is no Guard"
+            raise TypeError(msg)
+    return guards
 
 
 def _registered(module: str, names: Names) -> str | None:
-    guards = (guard for guard in registered_guards() if guard.module == module and guard.names <= names)
-    return next((guard.cause for guard in guards), None)
+    every = registered_guards().guards
+    return next((guard.cause for guard in every if guard.module == module and guard.names <= names), None)
 
 
 def _first(rules: Iterable[_Rule], loop: Loop, names: Names, enclosing: Names) -> str:

@@ -8,8 +8,11 @@ from typing import Any
 
 from schedtrace import __version__
 from schedtrace.model.trace import SCHEMA_VERSION, Header
+from schedtrace.record.allocation import stand_in
 from schedtrace.record.exit_lines import unknown_guards
 from schedtrace.record.guards import registered_guards
+from schedtrace.record.instrument import Instrumented
+from schedtrace.record.releases import notices_about
 from schedtrace.record.settings import Settings
 
 
@@ -21,13 +24,7 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
     """
     config = scheduler.vllm_config
     parallel = config.parallel_config
-    notices = []
     instrumented = type(scheduler)._schedtrace_instrumented
-    notices += [f"exits cannot be recorded from {refused}" for refused in instrumented.refused]
-    if not hasattr(scheduler, "_preempt_request"):
-        notices.append("this scheduler has no _preempt_request: preemptions are not recorded")
-    if not hasattr(scheduler, "_free_request"):
-        notices.append("this scheduler has no _free_request: finished requests are not recorded")
     return Header(
         schema_version=SCHEMA_VERSION,
         schedtrace_version=__version__,
@@ -44,7 +41,7 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         exits_via="source" if instrumented.classes and not instrumented.refused else "inferred",
         exit_sites=len(instrumented.sites),
         unknown_guards=unknown_guards(instrumented.sites),
-        registered_causes={guard.cause: guard.meaning for guard in registered_guards()},
+        registered_causes={guard.cause: guard.meaning for guard in registered_guards().guards},
         model=str(config.model_config.model),
         max_model_len=scheduler.max_model_len,
         token_budget=scheduler.max_num_scheduled_tokens,
@@ -58,8 +55,23 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         trial_ids=chosen.trial_ids,
         hashed_ids=chosen.hash_ids,
         preemptions_recorded=hasattr(scheduler, "_preempt_request"),
-        notices=notices,
+        notices=_notices(scheduler, instrumented),
     )
+
+
+def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
+    """What is to be known of this recording before its first step: above all, what cannot be recorded."""
+    notices = notices_about(vllm_version())
+    notices += [f"exits cannot be recorded from {refused}" for refused in instrumented.refused]
+    notices += [f"guards of another package cannot be loaded: {why}" for why in registered_guards().failed]
+    manager: Any = type(scheduler.kv_cache_manager)  # hashable, as every class
+    if instrumented.classes and (refused := stand_in(manager).refused):
+        notices.append(f"which limit makes an allocation fail cannot be told from {refused}")
+    if not hasattr(scheduler, "_preempt_request"):
+        notices.append("this scheduler has no _preempt_request: preemptions are not recorded")
+    if not hasattr(scheduler, "_free_request"):
+        notices.append("this scheduler has no _free_request: finished requests are not recorded")
+    return notices
 
 
 def vllm_version() -> str:

@@ -17,10 +17,9 @@ class InferredExits:
 
     def __init__(self, scheduler: Any) -> None:
         self._manager = scheduler.kv_cache_manager
-        self._allocate = self._manager.allocate_slots
-        self._instance_method = "allocate_slots" in vars(self._manager)
         self._refused: Any = None
-        self._watching = False
+        self._watched: Any = None
+        self._replaced: Any = None
 
     def begin(self, scheduler: Any, running: int, waiting: int) -> None:
         """Watch for failed allocations, but only when somebody could be refused one.
@@ -30,15 +29,20 @@ class InferredExits:
         """
         self.release()  # from a call that ended in an exception
         self._refused = None
-        self._watching = waiting > 0 and running < seats(scheduler)
-        if self._watching:
-            self._manager.allocate_slots = self._watched_allocate
+        if waiting and running < seats(scheduler):
+            self._watch()
 
-    def _watched_allocate(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        blocks = self._allocate(request, *args, **kwargs)
-        if blocks is None:
-            self._refused = request
-        return blocks
+    def _watch(self) -> None:
+        allocate = self._manager.allocate_slots
+
+        def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
+            blocks = allocate(request, *args, **kwargs)
+            if blocks is None:
+                self._refused = request
+            return blocks
+
+        self._replaced = vars(self._manager).get("allocate_slots")
+        self._watched = self._manager.allocate_slots = watched
 
     def end(self, scheduler: Any, budget_left: int, scheduled: dict[str, int], preempted: int) -> list[Exit]:
         """The exits of the call that just ended.
@@ -56,13 +60,13 @@ class InferredExits:
 
     def release(self) -> None:
         """Stop watching allocations; nothing of ours stays on vLLM's objects."""
-        if not self._watching:
-            return
-        self._watching = False
-        if self._instance_method:
-            self._manager.allocate_slots = self._allocate
-        else:
+        watched, self._watched = self._watched, None
+        if watched is None or vars(self._manager).get("allocate_slots") is not watched:
+            return  # or somebody has put in their own meanwhile: it stays
+        if self._replaced is None:
             del self._manager.allocate_slots  # the class's own method shows again
+        else:
+            self._manager.allocate_slots = self._replaced
 
     def _waiting_exit(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
         self, scheduler: Any, budget_left: int, preempted: int

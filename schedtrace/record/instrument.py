@@ -54,22 +54,22 @@ def _with_marks(owner: type) -> tuple[type | None, range]:
 
     None, and no sites, where it has no exits.
     """
-    original: Any = vars(owner)["schedule"]
-    proven = prove(original)
+    proven = prove(vars(owner)["schedule"])
+    original, code = proven.function, proven.function.__code__
     marker = Marker(proven, len(SITES))
     if not marker.sites:
         return None, range(0)
     copied = copy_of(original, _with_constant(proven.compiled(), MARK, Marks))
     numbers = range(len(SITES), len(SITES) + len(marker.sites))
-    SITES.extend(marker.sites)
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if owner.__dict__.get("schedule") is original:
+        if owner.__dict__.get("schedule") is original and original.__code__ is code:
             return copied(self, *args, **kwargs)
-        # Somebody replaced the method after this copy was made: theirs is the one that counts.
+        # Somebody replaced the method, or its code, after this copy was made: theirs is the one that counts.
         return super(made, self).schedule(*args, **kwargs)
 
     made: Any = type(f"Marked{owner.__name__}", (owner,), {"schedule": schedule, "__module__": __name__})
+    SITES.extend(marker.sites)
     return made, numbers
 
 

@@ -35,7 +35,7 @@ def register() -> None:
 def _wrap_scheduler_choice() -> None:
     from vllm.config import SchedulerConfig
 
-    from schedtrace.record.traced import traced_class, traced_scheduler
+    from schedtrace.record.traced import traced_or_plain, traced_scheduler
 
     choose = SchedulerConfig.get_scheduler_cls
     if hasattr(choose, _MARK):
@@ -46,11 +46,7 @@ def _wrap_scheduler_choice() -> None:
         chosen = choose(self)
         if chosen is traced_scheduler:  # given by --scheduler-cls: records by itself
             return chosen
-        try:
-            return traced_class(chosen)
-        except Exception as error:
-            logger.warning("schedtrace: not recording, {} could not be wrapped: {!r}", chosen, error)
-            return chosen
+        return traced_or_plain(chosen)
 
     setattr(get_scheduler_cls, _MARK, True)
     SchedulerConfig.get_scheduler_cls = get_scheduler_cls

@@ -23,12 +23,17 @@ def num_not_ready(scheduler: Any) -> int:
 
 
 def head(scheduler: Any) -> Any:
-    """The request that would be looked at next, or None; peeking is O(1) in both queue classes."""
-    for name in ("kv_holding_waiting", "waiting", "skipped_waiting"):
-        queue = getattr(scheduler, name, None)
-        if queue:
-            return queue.peek_request()
-    return None
+    """The request that would be looked at next, or None; peeking is O(1) in both queue classes.
+
+    vLLM 0.18 to 0.30 looks at those set aside first, but by priority where that is the policy.
+    """
+    if holding := getattr(scheduler, "kv_holding_waiting", None):
+        return holding.peek_request()
+    queues = (getattr(scheduler, "skipped_waiting", None), scheduler.waiting)
+    heads = [queue.peek_request() for queue in queues if queue]
+    if len(heads) > 1 and scheduler.policy.value == "priority":
+        return min(heads)
+    return heads[0] if heads else None
 
 
 def pause_state(scheduler: Any) -> str:

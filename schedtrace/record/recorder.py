@@ -1,5 +1,6 @@
 """Notes what the traced scheduler tells it and hands it to the writer. Never raises."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from loguru import logger
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import settings
 from schedtrace.record.capture import Capture, Result
-from schedtrace.record.exit_lines import is_preemption, tells_how_admission_ended
+from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Event
 from schedtrace.record.header import make_header
 from schedtrace.record.inference import InferredExits
@@ -42,10 +43,11 @@ class Recorder:
         self._writer = writer
         self._inference = InferredExits(scheduler)
         self._expects_inference = not type(scheduler)._schedtrace_instrumented.classes
+        self._marks_failed = False
         self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
         self._steps = 0
         self._current: Capture | None = None
-        self._in_schedule = False
+        self.in_schedule = False
         self._in_flight: dict[int, Capture] = {}
         self._preempted: list[tuple[Preemption, int]] = []
         self._free_before_preemption: int | None = None
@@ -65,7 +67,7 @@ class Recorder:
                 self._inference.begin(scheduler, capture.running_before, capture.waiting_before)
             self._current = capture
             scheduler._schedtrace_events = []
-            self._in_schedule = True
+            self.in_schedule = True
             capture.start_ns = self.clock()
         except Exception as error:
             self._fail("before schedule()", error)
@@ -74,9 +76,7 @@ class Recorder:
         """Note what the call decided; reads the state right away, since it changes after this."""
         end_ns = self.clock()
         try:
-            capture, self._current, self._in_schedule = self._current, None, False
-            events: list[Event] | None = scheduler._schedtrace_events
-            scheduler._schedtrace_events = None
+            capture, events = self._take_current(scheduler)
             if capture is None or events is None:
                 return
             capture.end_ns = end_ns
@@ -90,17 +90,32 @@ class Recorder:
             capture.kv_blocks_total = getattr(self._block_pool, "num_gpu_blocks", None)
             capture.preempted, self._preempted = self._preempted, []
             capture.events, capture.inferred = events, None
-            if not tells_how_admission_ended(events):
-                capture.inferred = self._inference.end(
+            told = loops_told(events)
+            if "waiting" not in told:
+                self._expect_inference(capture.step)
+                inferred = self._inference.end(
                     scheduler,
                     capture.token_budget - output.total_num_scheduled_tokens,
                     output.num_scheduled_tokens,
                     sum(preemption.in_schedule for preemption, _ in capture.preempted),
                 )
+                capture.inferred = [line for line in inferred if line.loop not in told]
             self._in_flight[id(output)] = capture
             self._writer.put(capture)
             if not self._writer.working:
                 self.active = False
+        except Exception as error:
+            self._fail("after schedule()", error)
+
+    def schedule_raised(self, scheduler: Any, raised: BaseException) -> None:
+        """Forget a call that ended in an exception; who came and went before it is told with the next."""
+        try:
+            capture, _ = self._take_current(scheduler)
+            self._inference.release()
+            self._preempted.clear()
+            if capture is not None:
+                self._writer.give_back(capture.arrived, capture.finished, capture.dummy_batches)
+                self._writer.notice(f"step {capture.step} is missing: {self._writer.describe(raised)}")
         except Exception as error:
             self._fail("after schedule()", error)
 
@@ -147,14 +162,14 @@ class Recorder:
                 request_id=request.request_id,
                 lost_tokens=request.num_computed_tokens,
                 num_preemptions=None if count is None else count + 1,
-                in_schedule=self._in_schedule,
+                in_schedule=self.in_schedule,
                 policy=getattr(getattr(scheduler, "policy", None), "value", None),
             )
             if events := scheduler._schedtrace_events:
                 if is_preemption(events[-1]):
                     preemption.for_request_id = events[-1].request_id
                     preemption.blocks_needed = events[-1].refusal and events[-1].refusal.needed
-            elif self._in_schedule and (caller := sys._getframe(2)).f_code.co_name == "schedule":
+            elif self.in_schedule and (caller := sys._getframe(2)).f_code.co_name == "schedule":
                 wants = caller.f_locals.get("request")
                 preemption.for_request_id = getattr(wants, "request_id", None)
             self._preempted.append((preemption, request.num_tokens))
@@ -190,6 +205,12 @@ class Recorder:
         except Exception as error:
             self._fail("in _free_request()", error)
 
+    def mark_failed(self, error: Exception) -> None:
+        """Say once that a mark in ``schedule()`` could not note all it should; recording goes on."""
+        if not self._marks_failed:
+            self._marks_failed = True
+            self._warn(f"exits may lack details: a mark in schedule() failed: {self._writer.describe(error)}")
+
     def dummy_batch(self) -> None:
         """Count a batch that a data-parallel rank ran only to keep the others company."""
         self._writer.dummy_batches += 1
@@ -202,13 +223,31 @@ class Recorder:
     def _free_blocks(self) -> int | None:
         return None if self._block_pool is None else self._block_pool.get_num_free_blocks()
 
+    def _take_current(self, scheduler: Any) -> tuple[Capture | None, list[Event] | None]:
+        """What was noted of the call that ends here; nothing is noted any more."""
+        capture, self._current, self.in_schedule = self._current, None, False
+        events, scheduler._schedtrace_events = scheduler._schedtrace_events, None
+        return capture, events
+
+    def _expect_inference(self, step: int) -> None:
+        """No mark has told how a call ended: have the next ones watched, and say so once."""
+        if not self._expects_inference:
+            self._expects_inference = True
+            self._writer.notice(
+                f"step {step} ended at no known place of schedule(): the exits of such steps are inferred"
+            )
+
+    def _warn(self, message: str) -> None:
+        """Say it in the log and in the trace."""
+        logger.warning("schedtrace: {}", message)
+        self._writer.notice(message)
+
     def _fail(self, where: str, error: Exception) -> None:
         """Stop recording, say so once in the log and in the trace; the engine goes on."""
-        self._current, self._in_schedule = None, False
+        self._current, self.in_schedule = None, False
         self._in_flight.clear()
-        self._inference.release()
+        with contextlib.suppress(Exception):
+            self._inference.release()
         if self.active:
             self.active = False
-            message = f"recording stopped {where}: {self._writer.describe(error)}"
-            logger.warning("schedtrace: {}", message)
-            self._writer.notice(message)
+            self._warn(f"recording stopped {where}: {self._writer.describe(error)}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
 from schedtrace.record import guards, syntax
-from schedtrace.record.source import Proven
+from schedtrace.record.source import Proven, UnprovableError
 
 MARK = "schedtrace mark"
 BEFORE = "_schedtrace_tokens_before"
@@ -19,6 +19,7 @@ BEFORE = "_schedtrace_tokens_before"
 _QUEUES = frozenset(
     {"waiting", "skipped_waiting", "kv_holding_waiting", "request_queue", "peek_request", "pop_request"}
 )
+_TAKES = frozenset({"peek_request", "pop_request"})
 _PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"})
 """Tokens that the scheduler itself adds for drafts, and takes back: nothing that a request wanted."""
 
@@ -36,6 +37,8 @@ class Site:
     """The condition, as the source has it."""
     location: str
     """``file:line``."""
+    refuses_head: bool = False
+    """Whether it is the first in the queue whom it refuses, where no request was taken yet."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class _Scope:
     loop: Loop | None = None
     nested: bool = False
     """Within a loop of that loop: allocating again after each preemption."""
+    takes_head: bool = False
+    """The loop takes whoever is first in the queue: a ``while``, not a ``for`` over all."""
     tests: tuple[tuple[ast.expr, bool], ...] = ()
     """Conditions around it within the loop, outermost first; True: it stands in the ``else`` part."""
     bound: frozenset[str] = frozenset()
@@ -52,21 +57,28 @@ class _Scope:
     fresh: frozenset[str] = frozenset()
     """Those of them that were bound in this turn of the loop."""
     allocation: ast.Call | None = None
-    """The call of ``allocate_slots`` that surely came before in this turn."""
+    """The call of ``allocate_slots`` that surely came before in this turn, with the same arguments."""
 
     def after(self, node: ast.stmt) -> "_Scope":
         names = syntax.binds(node)
+        return replace(
+            self, bound=self.bound | names, fresh=self.fresh | names, allocation=self._allocation(node)
+        )
+
+    def _allocation(self, node: ast.stmt) -> ast.Call | None:
         simple = isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr)
-        allocation = (simple and syntax.call_of(node, "allocate_slots")) or self.allocation
-        return replace(self, bound=self.bound | names, fresh=self.fresh | names, allocation=allocation)
+        call = (simple and syntax.call_of(node, "allocate_slots")) or self.allocation
+        return call if call and syntax.rebinds(node).isdisjoint(syntax.names(call)) else None
 
     def within(self, test: ast.expr, *, negated: bool) -> "_Scope":
         return replace(self, tests=(*self.tests, (test, negated)))
 
     def enter(self, node: ast.While | ast.For, loop: Loop) -> "_Scope":
+        names = syntax.stores(node.target) if isinstance(node, ast.For) else frozenset[str]()
         if self.loop:
-            return replace(self, nested=True, fresh=self.fresh | syntax.binds(node))
-        return replace(self, loop=loop, tests=(), fresh=syntax.binds(node), allocation=None)
+            return replace(self, nested=True, fresh=self.fresh | names)
+        takes_head = isinstance(node, ast.While)
+        return replace(self, loop=loop, takes_head=takes_head, tests=(), fresh=names, allocation=None)
 
 
 class Marker:
@@ -83,10 +95,15 @@ class Marker:
         self._file = proven.file
         self._module = proven.function.__module__
         self._first = first
-        parameters = [argument.arg for argument in function.args.args]
+        parameters = [argument.arg for argument in [*function.args.posonlyargs, *function.args.args]]
+        if not parameters:
+            msg = "it does not name the scheduler as its first parameter"
+            raise UnprovableError(msg)
         self._self = parameters[0]
         self._tokens = syntax.counted_tokens(function)
         self._request = syntax.allocated_request(function)
+        self._blocks = syntax.allocated_blocks(function)
+        self._unbound = syntax.unbinds(function)
         function.body = self._block(function.body, _Scope(bound=frozenset(parameters)))
         ast.fix_missing_locations(proven.module)
 
@@ -108,12 +125,11 @@ class Marker:
                 self._loop(node, scope)
             case ast.With():
                 node.body = self._block(node.body, scope)
-            case ast.Try():
-                node.body = self._block(node.body, scope)
-                for handler in node.handlers:
-                    handler.body = self._block(handler.body, scope)
-                node.orelse = self._block(node.orelse, scope)
-                node.finalbody = self._block(node.finalbody, scope)
+            case ast.Match():
+                for case in node.cases:
+                    case.body = self._block(case.body, scope.within(node.subject, negated=False))
+            case ast.Try() | ast.TryStar():
+                self._try(node, scope)
             case ast.Break() | ast.Continue() | ast.Return() if loop:
                 return self._exit(node, loop, scope), []
             case ast.Expr(ast.Call(ast.Attribute(attr="_preempt_request"))) if loop:
@@ -125,8 +141,9 @@ class Marker:
         return [], []
 
     def _if(self, node: ast.If, scope: _Scope) -> None:
-        inner = [] if scope.loop else [_loop_of(inside) for inside in syntax.loops(node.body)]
-        loop = next((kind for kind in inner if kind), None)
+        loop = None if scope.loop else _first_loop(node.body)
+        if loop == _first_loop(node.orelse):
+            loop = None  # one or the other is entered: neither way closes it
         node.body = self._block(node.body, scope.within(node.test, negated=False))
         node.orelse = self._block(node.orelse, scope.within(node.test, negated=True))
         if loop:
@@ -137,19 +154,31 @@ class Marker:
         if loop is None or (scope.loop and not syntax.has_call(node, "allocate_slots")):
             return  # a helper's loop: leaving it early stops nothing
         node.body = self._block(node.body, scope.enter(node, loop))
-        condition = node.test if isinstance(node, ast.While) else node.iter
-        if not scope.loop and not isinstance(condition, ast.Constant):
-            node.orelse.insert(0, self._end(node, loop, "condition", scope, condition))
+        if scope.loop:
+            return
+        if isinstance(node, ast.For):
+            node.orelse.insert(0, self._went_through(node, loop, scope))
+        elif not isinstance(node.test, ast.Constant):
+            node.orelse.insert(0, self._end(node, loop, "condition", scope, node.test))
+
+    def _try(self, node: ast.Try | ast.TryStar, scope: _Scope) -> None:
+        node.body = self._block(node.body, scope)
+        for handler in node.handlers:
+            caught = scope.within(handler.type or ast.Constant(value=True), negated=False)
+            handler.body = self._block(handler.body, caught)
+        node.orelse = self._block(node.orelse, scope)
+        node.finalbody = self._block(node.finalbody, scope)
 
     def _exit(self, node: ast.stmt, loop: Loop, scope: _Scope) -> list[ast.stmt]:
         test, negated = scope.tests[-1] if scope.tests else (ast.Constant(value=True), False)
-        if scope.nested and not negated and syntax.is_not_none(test, "new_blocks"):
+        if scope.nested and not negated and syntax.is_there(test, self._blocks):
             return []
         enclosing = frozenset[str]().union(*(syntax.names(outer) for outer, _ in scope.tests[:-1]))
         cause = guards.cause_of_exit(self._module, loop, syntax.names(test), enclosing)
         kind: ExitKind = "continue" if isinstance(node, ast.Continue) else "break"
         guard = f"not ({ast.unparse(test)})" if negated else ast.unparse(test)
-        site = Site(loop, kind, (cause,), guard, "")
+        refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
+        site = Site(loop, kind, (cause,), guard, "", refuses_head)
         told = [self._name("token_budget", scope.bound), self._name(self._request, scope.fresh)]
         if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
             return [self._mark(node, site, "refused", *told, arguments)]
@@ -171,6 +200,12 @@ class Marker:
         budget = self._name("token_budget", scope.bound)
         return self._mark(node, site, "end", budget, which, syntax.next_in_line(parts[0]))
 
+    def _went_through(self, node: ast.For, loop: Loop, scope: _Scope) -> ast.stmt:
+        """The mark for a loop that looked at everybody: what it skipped has been told, more there is not."""
+        site = Site(loop, "condition", (guards.LOOP_DONE,), ast.unparse(node.iter), "")
+        nobody = ast.Constant(None)
+        return self._mark(node, site, "end", self._name("token_budget", scope.bound), ast.Constant(0), nobody)
+
     def _preemption(self, node: ast.stmt, loop: Loop, scope: _Scope) -> list[ast.stmt]:
         arguments = syntax.repeated_arguments(scope.allocation)
         if arguments is None:
@@ -180,7 +215,7 @@ class Marker:
 
     def _reduces(self, node: ast.Assign | ast.AugAssign, scope: _Scope) -> bool:
         """Whether this may make the number of tokens smaller; the old number is surely bound then."""
-        if self._tokens not in syntax.binds(node):
+        if self._tokens not in syntax.binds(node) or self._tokens not in scope.bound - self._unbound:
             return False
         around = syntax.names(scope.tests[-1][0]) if scope.tests else frozenset[str]()
         if not _PADDING.isdisjoint(around | syntax.names(node)):
@@ -198,7 +233,7 @@ class Marker:
         return [syntax.at(node, keep)], [syntax.at(node, check)]
 
     def _name(self, name: str, bound: frozenset[str]) -> ast.expr:
-        return ast.Name(name, ast.Load()) if name in bound else ast.Constant(None)
+        return ast.Name(name, ast.Load()) if name in bound - self._unbound else ast.Constant(None)
 
     def _mark(self, node: ast.stmt, site: Site, method: str, *told: ast.expr) -> ast.stmt:
         number = self._first + len(self.sites)
@@ -210,9 +245,17 @@ class Marker:
 
 def _loop_of(node: ast.While | ast.For) -> Loop | None:
     """Which of the scheduler's two loops this is; None: a helper's loop."""
+    if not syntax.hands_out_tokens(node):
+        return None
     condition = syntax.names(node.test if isinstance(node, ast.While) else node.iter)
+    body = syntax.names(ast.Module(node.body, []))
+    if not _QUEUES.isdisjoint(condition) or not _TAKES.isdisjoint(body):
+        return "waiting"
     if "running" in condition:
         return "running"
-    if not _QUEUES.isdisjoint(condition | syntax.names(ast.Module(node.body, []))):
-        return "waiting"
-    return None
+    return None if _QUEUES.isdisjoint(body) else "waiting"
+
+
+def _first_loop(statements: list[ast.stmt]) -> Loop | None:
+    """The first of the scheduler's loops among these statements."""
+    return next(filter(None, map(_loop_of, syntax.loops(statements))), None)

@@ -15,24 +15,62 @@ _PURE = (
 
 
 def names(node: ast.AST) -> frozenset[str]:
-    """All names and attribute names in a piece of code."""
-    found = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-    return frozenset(found | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)})
+    """All names, attribute names and numbers (without 0) in a piece of code."""
+    found: set[str] = set()
+    for part in ast.walk(node):
+        match part:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                found.add(name)
+            case ast.Constant(value=int() | float() as number) if number and number is not True:
+                found.add(str(number))
+            case _:
+                pass
+    return frozenset(found)
 
 
 def binds(node: ast.AST) -> frozenset[str]:
-    """Names that are surely bound once a simple statement (or one turn of a loop's head) is through."""
+    """Names that are surely bound once a statement is through."""
     match node:
         case ast.Assign(targets=targets):
             parts: list[ast.expr] = targets
         case ast.AnnAssign(target=target) if node.value is None:
             parts = []
-        case ast.AnnAssign(target=target) | ast.AugAssign(target=target) | ast.For(target=target):
+        case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
             parts = [target]
+        case ast.If(body=body, orelse=orelse):
+            ways = [frozenset[str]().union(*map(binds, way)) for way in (body, orelse) if not _leaves(way)]
+            return frozenset.intersection(*ways) if ways else frozenset()
         case _:
             parts = []
-    stored = (part for target in parts for part in ast.walk(target) if isinstance(part, ast.Name))
-    return frozenset(part.id for part in stored if isinstance(part.ctx, ast.Store))
+    return frozenset[str]().union(*map(stores, parts))
+
+
+def stores(target: ast.expr) -> frozenset[str]:
+    """Names that an assignment to ``target`` binds."""
+    names_in = (part for part in ast.walk(target) if isinstance(part, ast.Name))
+    return frozenset(part.id for part in names_in if isinstance(part.ctx, ast.Store))
+
+
+def _leaves(statements: list[ast.stmt]) -> bool:
+    """Whether what comes after these statements is not reached through them."""
+    return bool(statements) and isinstance(statements[-1], ast.Break | ast.Continue | ast.Return | ast.Raise)
+
+
+def rebinds(node: ast.AST) -> frozenset[str]:
+    """Names that may have another value, or none, once a statement is through."""
+    touched = (part for part in ast.walk(node) if isinstance(part, ast.Name))
+    return frozenset(part.id for part in touched if not isinstance(part.ctx, ast.Load))
+
+
+def unbinds(function: ast.FunctionDef) -> frozenset[str]:
+    """Names that the function unbinds somewhere."""
+    deleted = {
+        part.id
+        for part in own_nodes(function)
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Del)
+    }
+    handlers = (part for part in own_nodes(function) if isinstance(part, ast.ExceptHandler))
+    return frozenset(deleted | {handler.name for handler in handlers if handler.name})
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -67,18 +105,38 @@ def counted_tokens(function: ast.FunctionDef) -> str:
     """The variable whose value is stored as a request's ``num_scheduled_tokens``."""
     for node in own_nodes(function):
         match node:
-            case ast.Assign(
-                [
-                    ast.Subscript(
-                        ast.Name("num_scheduled_tokens") | ast.Attribute(attr="num_scheduled_tokens")
-                    )
-                ],
-                ast.Name(name),
-            ):
+            case ast.Assign([target], ast.Name(name)) if _counts_tokens(target):
                 return name
             case _:
                 pass
     return "num_new_tokens"
+
+
+def allocated_blocks(function: ast.FunctionDef) -> str:
+    """The variable that holds what ``allocate_slots`` returned."""
+    for node in own_nodes(function):
+        match node:
+            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(attr="allocate_slots"))):
+                return name
+            case _:
+                pass
+    return "new_blocks"
+
+
+def hands_out_tokens(loop: ast.While | ast.For) -> bool:
+    """Whether requests are scheduled in it: blocks are allocated, or numbers of tokens noted."""
+    return has_call(loop, "allocate_slots") or any(
+        isinstance(node, ast.Assign) and _counts_tokens(node.targets[0]) for node in own_nodes(loop)
+    )
+
+
+def _counts_tokens(target: ast.expr) -> bool:
+    """Whether it is ``num_scheduled_tokens[...]``."""
+    match target:
+        case ast.Subscript(ast.Name("num_scheduled_tokens") | ast.Attribute(attr="num_scheduled_tokens")):
+            return True
+        case _:
+            return False
 
 
 def allocated_request(function: ast.FunctionDef) -> str:
@@ -113,10 +171,10 @@ def is_pure(node: ast.AST) -> bool:
     return isinstance(node, _PURE) and all(map(is_pure, ast.iter_child_nodes(node)))
 
 
-def is_not_none(test: ast.expr, name: str) -> bool:
-    """Whether it is ``name is not None``."""
+def is_there(test: ast.expr, name: str) -> bool:
+    """Whether it is ``name is not None`` or ``name``."""
     match test:
-        case ast.Compare(ast.Name(given), [ast.IsNot()], [ast.Constant(None)]):
+        case ast.Compare(ast.Name(given), [ast.IsNot()], [ast.Constant(None)]) | ast.Name(given):
             return given == name
         case _:
             return False

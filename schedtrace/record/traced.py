@@ -29,10 +29,14 @@ class _Traced:
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         recorder = self._schedtrace_recorder
-        if recorder is None or not recorder.active:
+        if recorder is None or not recorder.active or recorder.in_schedule:  # a call within one is part of it
             return super().schedule(*args, **kwargs)  # type: ignore[misc]  # the base is vLLM's scheduler
         recorder.schedule_begins(self)
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]  # likewise
+        try:
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]  # likewise
+        except BaseException as error:
+            recorder.schedule_raised(self, error)
+            raise
         recorder.schedule_ended(self, output)
         return output
 
@@ -108,6 +112,15 @@ def traced_class(base: type) -> type:
         return _subclass(base, hooks, Instrumented((), (*instrumented.refused, refused)))
 
 
+def traced_or_plain(chosen: Any) -> Any:
+    """The traced subclass of what vLLM chose; where that cannot be made, ``chosen`` itself and a warning."""
+    try:
+        return traced_class(chosen)
+    except Exception as error:
+        logger.warning("schedtrace: not recording, {} could not be wrapped: {!r}", chosen, error)
+        return chosen
+
+
 def _subclass(base: type, hooks: list[type], instrumented: Instrumented) -> type:
     """The traced class; each marked copy of ``schedule()`` comes right before its original in the MRO."""
     own = [] if any(base is made.__base__ for made in instrumented.classes) else [base]
@@ -141,4 +154,4 @@ def traced_scheduler(**kwargs: Any) -> Any:
         chosen = config.get_scheduler_cls()
     finally:
         config.scheduler_cls = given
-    return traced_class(chosen)(**kwargs)
+    return traced_or_plain(chosen)(**kwargs)

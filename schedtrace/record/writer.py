@@ -5,6 +5,7 @@ completes it), so what was recorded a second ago is in the operating system's ha
 """
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -68,6 +69,7 @@ class Writer:
         self._last_events_ns = anchor_ns
         self._closing = threading.Event()
         self.path, self._file = create(chosen.run_dir, f"engine-{header.engine_rank}.jsonl")
+        self._links = os.fstat(self._file).st_nlink
         write_manifest_if_missing(self.path.parent, header)
         self._write([header])
         self._thread = threading.Thread(target=self._run, name="schedtrace-writer", daemon=True)
@@ -86,7 +88,13 @@ class Writer:
         dummies, self.dummy_batches = self.dummy_batches, 0
         return _drain(self.arrived), _drain(self.finished), dummies
 
-    def describe(self, error: Exception) -> str:
+    def give_back(self, arrived: list[Arrival], finished: list[Finish], dummy_batches: int) -> None:
+        """Events that were taken for a step that there will not be."""
+        self.arrived.extendleft(reversed(arrived))
+        self.finished.extendleft(reversed(finished))
+        self.dummy_batches += dummy_batches
+
+    def describe(self, error: BaseException) -> str:
         """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
         return type(error).__name__ if self._hash_ids else repr(error)
 
@@ -120,12 +128,11 @@ class Writer:
         self.working = False
 
     def _run(self) -> None:
-        while not self._closing.wait(DRAIN_EVERY_S):
-            try:
+        try:
+            while not self._closing.wait(DRAIN_EVERY_S):
                 self._work(last=False)
-            except Exception as error:
-                self._give_up(error)
-                return
+        except BaseException as error:  # this thread may not end without a word
+            self._give_up(error)
 
     def _work(self, *, last: bool) -> None:
         """One round: outputs of early lines, then steps that are ready, then idle-time events."""
@@ -179,19 +186,26 @@ class Writer:
         ]
 
     def _write(self, lines: list[AnyLine]) -> None:
-        """Whole lines only: what a full disk cut off is taken back by truncating."""
+        """Whole lines only: what a full disk cut off is taken back by truncating.
+
+        Raises:
+            OSError: the lines cannot be written, or nobody could read them since the file was removed.
+        """
         if not lines:
             return
+        if os.fstat(self._file).st_nlink < self._links:
+            raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written", str(self.path))
         data = memoryview(b"".join(self._encode(line) + b"\n" for line in lines))
         start = os.lseek(self._file, 0, os.SEEK_END)
         try:
             while data:
                 data = data[os.write(self._file, data) :]
         except OSError:
-            os.ftruncate(self._file, start)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, start)
             raise
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: BaseException) -> None:
         self.working = False
         logger.warning(
             "schedtrace: recording to {} stopped: {}; serving goes on", self.path, self.describe(error)

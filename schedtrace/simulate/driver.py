@@ -1,21 +1,28 @@
 """Drives vLLM's real scheduler and KV cache manager: only the model's outputs are made up.
 
 The calls come in the order of ``EngineCore``: ``schedule()`` and then ``update_from_output()``, or, with
-async scheduling, one more ``schedule()`` before each output (two batches in flight). There is no clock.
+async scheduling or pipeline parallelism, as many ``schedule()`` calls before each output as vLLM keeps
+batches in flight. There is no clock.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from schedtrace.simulate.config import engine_config
-from schedtrace.simulate.parts import block_hasher, kv_cache_groups, make_request, scheduler_arguments
+from schedtrace.simulate.parts import (
+    block_hasher,
+    is_prefill_chunk,
+    kv_cache_groups,
+    make_request,
+    scheduler_arguments,
+)
 
 TOKEN, STOP_TOKEN = 7, 8
 
@@ -45,14 +52,13 @@ class Driver:
         accepted: Callable[[str, int], int] = lambda _, drafts: drafts,
         **options: Any,
     ) -> None:
-
         self.config = engine_config(**options)
         overlapped = self.config.scheduler_config.async_scheduling
         plain: type = AsyncScheduler if overlapped else Scheduler
         groups = kv_groups or kv_cache_groups(self.config)
         self.scheduler: Any = (wrap(plain) if wrap else plain)(**scheduler_arguments(self.config, groups))
-        self.depth = 2 if overlapped else 1
-        """``schedule()`` calls before the first output comes back."""
+        self.depth: int = getattr(self.config, "max_concurrent_batches", 2 if overlapped else 1)
+        """``schedule()`` calls before the first output comes back: batches in flight at once."""
         self.requests: dict[str, Any] = {}
         """Every request ever added, as vLLM's ``Request``."""
         self.in_flight: deque[tuple[Any, dict[str, list[int]]]] = deque()
@@ -78,7 +84,7 @@ class Driver:
         number = len(self.requests)
         self._stop_at[request_id] = options.pop("stop_at", None)
         tokens = [100] * shared + [101 + number % 1800] * (prompt - shared)
-        options.setdefault("arrival_time", 1_000_000.0 + number)
+        options.setdefault("arrival_time", time.time())
         return make_request(request_id, tokens, max_tokens, STOP_TOKEN, self._hasher, **options)
 
     def add(self, request_id: str, prompt: int = 10, max_tokens: int = 4, **options: Any) -> Any:
@@ -94,6 +100,8 @@ class Driver:
 
     def pause(self, state: str) -> None:
         """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL`` (vLLM 0.17 and newer)."""
+        from vllm.v1.core.sched.interface import PauseState
+
         self.scheduler.set_pause_state(PauseState[state])
 
     def reset_prefix_cache(self) -> None:
@@ -148,7 +156,7 @@ class Driver:
 
     def _sample(self, request_id: str, output: Any) -> list[int]:
         request = self.requests[request_id]
-        if request.num_computed_tokens < request.num_prompt_tokens or request.is_prefill_chunk:
+        if request.num_computed_tokens < request.num_prompt_tokens or is_prefill_chunk(request):
             return []
         place = request.num_output_tokens + max(request.num_output_placeholders, 1)
         if place == self._stop_at[request_id]:

@@ -64,3 +64,13 @@ def _hash_function() -> Any:
 def block_hasher(config: Any) -> Any:
     """Hashes a request's full blocks, for prefix caching."""
     return get_request_block_hasher(config.cache_config.block_size, _hash_function())
+
+
+def is_prefill_chunk(request: Any) -> bool:
+    """Whether the chunk that was just scheduled leaves something of the request's tokens for a later one.
+
+    Newer releases say so. In older ones a request whose last chunk was scheduled has a placeholder for the
+    token to come, if outputs overlap.
+    """
+    last = request.num_tokens + max(request.num_output_placeholders, 1) - 1
+    return bool(getattr(request, "is_prefill_chunk", request.num_computed_tokens < last))

@@ -10,7 +10,7 @@ Decision = dict[str, Any]
 
 
 class Deciding(Engine):
-    """Notes tokens, block ids, queues and results of every ``schedule()`` and ``update_from_output()``."""
+    """Notes tokens, block ids, queues and results of everything that is done to the scheduler."""
 
     def __init__(self, wrap: Any = None, **options: Any) -> None:
         super().__init__(wrap, **options)
@@ -22,7 +22,8 @@ class Deciding(Engine):
         decision = {
             "tokens": list(output.num_scheduled_tokens.items()),
             "new": [
-                (new.req_id, new.num_computed_tokens, new.block_ids) for new in output.scheduled_new_reqs
+                (new.req_id, new.num_computed_tokens, new.block_ids, len(new.prompt_token_ids))
+                for new in output.scheduled_new_reqs
             ],
             "cached": list(
                 zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
@@ -30,6 +31,7 @@ class Deciding(Engine):
             "resumed": cached.resumed_req_ids,
             "finished": output.finished_req_ids,
             "preempted": output.preempted_req_ids,
+            "in_flight": len(self.in_flight),
         }
         self.decisions.append(decision | self._queues())
         assert "allocate_slots" not in vars(
@@ -47,15 +49,28 @@ class Deciding(Engine):
         self.decisions.append({"told": told} | self._queues())
         return outputs
 
+    def abort(self, request_id: str) -> None:
+        aborted = request_id in self.scheduler.requests and request_id
+        super().abort(request_id)
+        self.decisions.append({"aborted": aborted} | self._queues())
+
     def _queues(self) -> Decision:
         scheduler = self.scheduler
+        usage, blocks = scheduler.kv_cache_manager.usage, self.config.cache_config.num_gpu_blocks
         return {
-            "running": [request.request_id for request in scheduler.running],
-            "waiting": [request.request_id for request in scheduler.waiting],
-            "holding": [request.request_id for request in scheduler.kv_holding_waiting],
-            "deferred": {request.request_id for request in scheduler.deferred_waiting},
-            "usage": scheduler.get_kv_cache_usage(),
+            "running": self._ids("running"),
+            "waiting": self._ids("waiting"),
+            "holding": self._ids("kv_holding_waiting"),
+            "skipped": self._ids("skipped_waiting"),
+            "deferred": {*self._ids("deferred_waiting"), *self._ids("skipped_waiting")},
+            "wants": scheduler.waiting.peek_request().num_tokens if scheduler.waiting else None,
+            "usage": usage,
+            "free": round((1 - usage) * (blocks - 1)),  # the null block is nobody's
         }
+
+    def _ids(self, queue: str) -> list[str]:
+        """Who is in a queue of the scheduler; nobody is in one that this vLLM does not have."""
+        return [request.request_id for request in getattr(self.scheduler, queue, ())]
 
 
 def decisions(name: str, seed: int, wrap: Any = None) -> list[Decision]:

@@ -5,93 +5,94 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
 from schedtrace.simulate import Driver as Engine
+from tests.contract.families import FAMILIES, Family
+
+__all__ = ["FAMILIES", "SEEDS", "make_script", "play"]
 
 SEEDS = [1, 2, 3]
-BUSY_STEPS = 120
+BUSY_STEPS = 300
+LONGEST_WAIT = 40
+"""Steps until a grammar is compiled, or a client that could send more input gives up."""
 
 Event = Callable[[Engine], Any]
 
 
-@dataclass(frozen=True)
-class Family:
-    """A kind of load, and the engine it is for."""
+@dataclass
+class Turn:
+    """One step of an engine and what happens before it."""
 
-    engine: dict[str, Any] = field(default_factory=dict)
-    """Options of ``Engine``."""
-    prompt: tuple[int, int] = (1, 120)
-    output: tuple[int, int] = (1, 90)
-    per_step: float = 0.5
-    """Requests that arrive before a step, on average."""
-    shared: int = 0
-    priorities: int = 1
-    aborts: float = 0.0
-    pauses: float = 0.0
-    resets: float = 0.0
-    """Chance before each step that the prefix cache is reset, which preempts everything that runs."""
+    events: list[Event] = field(default_factory=list)
+    throttled: bool = False
 
 
-TIGHT = {"num_blocks": 40}
-ASYNC = {"async_scheduling": True}
-PREFIX = {"enable_prefix_caching": True}
-
-FAMILIES = {
-    "fcfs": Family(),
-    "priority": Family({"scheduling_policy": "priority", "num_blocks": 30}, priorities=3),
-    "tight_kv": Family(TIGHT),
-    "tight_kv_small_budget": Family({"num_blocks": 20, "max_num_batched_tokens": 32}, per_step=0.2),
-    "few_seqs": Family({"max_num_seqs": 3}, per_step=0.2),
-    "chunked_prefill_off": Family({"enable_chunked_prefill": False}, prompt=(60, 200)),
-    "long_prefill_cap": Family({"long_prefill_token_threshold": 24}),
-    "prefix_caching": Family(PREFIX, shared=64, prompt=(65, 120)),
-    "prefix_caching_tight": Family(PREFIX | TIGHT, shared=64, prompt=(65, 120)),
-    "aborts": Family(TIGHT, aborts=0.3),
-    "async": Family(ASYNC),
-    "async_tight": Family(ASYNC | TIGHT),
-    "async_aborts": Family(ASYNC | TIGHT, aborts=0.3),
-    "watermark": Family(TIGHT | {"watermark": 0.2}),
-    "paused": Family(pauses=0.1),
-    "resets": Family(PREFIX, resets=0.05),
-    "async_resets": Family(ASYNC | PREFIX, resets=0.05),
-}
-
-
-def make_script(family: Family, seed: int) -> list[list[Event]]:
-    """What happens before each step."""
+def make_script(family: Family, seed: int) -> list[Turn]:
+    """All steps while requests arrive, and one more that ends whatever could wait for ever."""
     chance = random.Random(seed)  # noqa: S311  # a load, no secret
-    script: list[list[Event]] = []
+    script = [Turn() for _ in range(BUSY_STEPS + 1)]
     ids: list[str] = []
-    for _ in range(BUSY_STEPS):
-        events: list[Event] = []
+    for now, turn in enumerate(script[:-1]):
         while chance.random() < family.per_step / (1 + family.per_step):
             ids.append(f"t{len(ids) % 3}-{len(ids)}")
-            events.append(_arrival(family, chance, ids[-1]))
+            _arrive(family, chance, ids[-1], script[now:])
         if ids and chance.random() < family.aborts:
-            events.append(_call("abort", chance.choice(ids)))
+            turn.events.append(_call("abort", chance.choice(ids)))
         if chance.random() < family.pauses:
-            events.append(_call("pause", chance.choice(["UNPAUSED", "PAUSED_NEW", "PAUSED_ALL"])))
+            turn.events.append(_call("pause", chance.choice(["UNPAUSED", "PAUSED_NEW", "PAUSED_ALL"])))
         if chance.random() < family.resets:
-            events.append(_call("reset_prefix_cache"))
-        script.append(events)
-    script.append([_call("pause", "UNPAUSED")])
+            turn.events.append(_call("reset_prefix_cache"))
+        turn.throttled = chance.random() < family.throttled
+    if family.pauses:
+        script[-1].events.append(_call("pause", "UNPAUSED"))
     return script
 
 
-def play(engine: Engine, script: list[list[Event]]) -> Engine:
+def play(engine: Engine, script: list[Turn]) -> Engine:
     """Work the script off, then step until everything is done."""
-    for events in script:
-        for event in events:
+    for turn in script:
+        for event in turn.events:
             event(engine)
-        engine.step()
+        engine.step(*[True] * turn.throttled)
     engine.finish()
     return engine
 
 
-def _arrival(family: Family, chance: random.Random, request_id: str) -> Event:
+def _arrive(family: Family, chance: random.Random, request_id: str, script: list[Turn]) -> None:
+    """Put a request into the first turn, and what it waits for, or its end, into a later one."""
     prompt, most = chance.randint(*family.prompt), chance.randint(*family.output)
-    stop_at = chance.choice([None, most // 2])
-    priority = chance.randrange(family.priorities)
-    return _call("add", request_id, prompt, most, shared=family.shared, priority=priority, stop_at=stop_at)
+    options: dict[str, Any] = {"shared": family.shared, "priority": chance.randrange(family.priorities)}
+    options["stop_at"] = chance.choice([None, most // 2])
+    if lora := chance.randint(0, family.loras):
+        options["lora_request"] = LoRARequest(f"lora{lora}", lora, "unused")
+    later = chance.choice(script[1 : LONGEST_WAIT + 1])
+    if chance.random() < family.grammars:
+        options["structured_outputs"] = StructuredOutputsParams(json="{}")
+        if chance.randrange(4):
+            later.events.append(lambda engine: _compiled(engine, request_id))
+        script[-1].events.append(_call("abort", request_id))
+    if chance.random() < family.sessions:
+        options["resumable"] = True
+        later.events.append(_call("abort", request_id))
+    script[0].events.append(_call("add", request_id, prompt, most, **options))
+
+
+@StructuredOutputGrammar.register
+class _Anything:
+    """A compiled grammar that accepts every token."""
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:  # noqa: ARG002  # vLLM's signature
+        return True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        return tokens
+
+
+def _compiled(engine: Engine, request_id: str) -> None:
+    engine.requests[request_id].structured_output_request.grammar = _Anything()
 
 
 def _call(method: str, *args: Any, **options: Any) -> Event:

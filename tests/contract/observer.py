@@ -47,6 +47,11 @@ def observed_class(plain: type) -> type:
     return Observed
 
 
+def _set_aside(scheduler: Any) -> int:
+    """Before vLLM 0.31 they are in a queue of their own; before 0.18 they go back to where they were."""
+    return len(getattr(scheduler, "deferred_waiting", getattr(scheduler, "skipped_waiting", ())))
+
+
 class Observer(Engine):
     """A traced engine; afterwards ``steps``, ``rows`` and the like say what was seen from outside.
 
@@ -58,7 +63,7 @@ class Observer(Engine):
         self.steps: list[dict[str, Any]] = []
         self.rows: list[tuple[int, str, int, int, str]] = []
         self.preemptions: list[tuple[Any, ...]] = []
-        self.waiting_tokens: list[int] = []
+        self.waiting_tokens: list[int | None] = []
         self.came: dict[str, int] = {}
         self.went: dict[str, tuple[int, str]] = {}
         self.delivered: dict[str, int] = {}
@@ -94,7 +99,7 @@ class Observer(Engine):
             "total_requests": len(scheduled),
             "max_num_running_reqs": scheduler.max_num_running_reqs,
             "kv_blocks_total": scheduler.cache_config.num_gpu_blocks,
-            "num_not_ready_after": len(scheduler.deferred_waiting),
+            "num_not_ready_after": _set_aside(scheduler),
             "output_tokens": None,
         }
         step |= dict.fromkeys(("num_new", "num_resumed", "num_continued"), 0)
@@ -102,7 +107,10 @@ class Observer(Engine):
         for request_id, tokens in scheduled.items():
             self._count(step, self.requests[request_id], tokens, was_running)
         self.steps.append(step)
-        self.waiting_tokens.append(sum(request.num_tokens for request in scheduler.waiting))
+        idle = (
+            scheduler.num_waiting_for_streaming_input
+        )  # sessions, of which nobody knows what they will want
+        self.waiting_tokens.append(None if idle else sum(request.num_tokens for request in scheduler.waiting))
         return output
 
     def update(self) -> Any:

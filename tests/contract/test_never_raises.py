@@ -1,5 +1,6 @@
 """Whatever breaks in the recorder: the scheduler decides as the plain one, and one warning says so."""
 
+import sys
 from pkgutil import resolve_name
 
 import pytest
@@ -7,7 +8,10 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
-from schedtrace.record.traced import traced_class
+from schedtrace.record import traced
+from schedtrace.record.instrument import Instrumented
+from schedtrace.record.recorder import Recorder
+from schedtrace.record.traced import traced_class, traced_scheduler
 from schedtrace.simulate import Driver as Engine
 from tests.contract.deciding import Deciding, decisions, failing_from, first_difference
 from tests.contract.loads import FAMILIES, make_script, play
@@ -22,10 +26,14 @@ def plain():
     return decisions(*LOAD)
 
 
+def num_steps(taken):
+    return sum("tokens" in decision for decision in taken)
+
+
 ON_THE_ENGINES_THREAD = {
     "Capture": "before schedule()",
     "num_waiting": "before schedule()",
-    "tells_how_admission_ended": "after schedule()",
+    "loops_told": "after schedule()",
     "num_not_ready": "after schedule()",
     "Writer.put": "after schedule()",
     "Preemption": "in _preempt_request()",
@@ -46,7 +54,53 @@ def test_an_error_while_noting_stops_the_recording_only(
     assert warnings == [f"schedtrace: {message}"]
     [trace] = read_run(recording).traces
     assert trace.notices == [message]
-    assert 0 < trace.steps.height < sum("tokens" in decision for decision in plain)
+    assert 0 < trace.steps.height < num_steps(plain)
+
+
+def test_an_error_after_a_preemption_stops_the_recording_only(plain, recording, warnings, monkeypatch):
+    free_blocks, broken = Recorder._free_blocks, RuntimeError("broken")
+
+    def failing_there(self):
+        if sys._getframe(1).f_code.co_name == "request_was_preempted":
+            raise broken
+        return free_blocks(self)
+
+    monkeypatch.setattr(Recorder, "_free_blocks", failing_there)
+    assert first_difference(plain, decisions(*LOAD, traced_class)) is None
+    message = "recording stopped after _preempt_request(): RuntimeError('broken')"
+    assert warnings == [f"schedtrace: {message}"]
+    assert read_run(recording).traces[0].notices == [message]
+
+
+@pytest.mark.parametrize("broken", ["begin", "end", "release"])
+def test_an_error_in_inference_stops_the_recording_only(broken, plain, recording, warnings, monkeypatch):
+    monkeypatch.setattr(traced, "instrument", lambda _: Instrumented((), ("nothing is proven",)))
+    name = f"schedtrace.record.recorder.InferredExits.{broken}"
+    monkeypatch.setattr(name, failing_from(10, resolve_name(name), RuntimeError("broken")))
+    assert first_difference(plain, decisions(*LOAD, traced_class.__wrapped__)) is None
+    [warning] = warnings
+    assert warning.startswith("schedtrace: recording stopped ")
+    assert read_run(recording).traces[0].notices[1:] == [warning.removeprefix("schedtrace: ")]
+
+
+FIRST_LINES = ["make_header", "Writer", "InferredExits", "settings.from_environment"]
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("broken", FIRST_LINES)
+def test_an_error_before_the_first_step_means_no_recording(broken, plain, warnings, monkeypatch):
+    name = f"schedtrace.record.recorder.{broken}"
+    monkeypatch.setattr(name, failing_from(0, None, RuntimeError("broken")))
+    assert first_difference(plain, decisions(*LOAD, traced_class)) is None
+    assert warnings == ["schedtrace: not recording: RuntimeError('broken')"]
+
+
+def test_a_class_that_cannot_be_traced_runs_as_it_is(plain, recording, warnings, monkeypatch):
+    monkeypatch.setattr(traced, "traced_class", failing_from(0, None, RuntimeError("broken")))
+    assert first_difference(plain, decisions(*LOAD, lambda _: traced_scheduler)) is None
+    [warning] = warnings
+    assert warning.endswith(" could not be wrapped: RuntimeError('broken')")
+    assert not recording.exists()
 
 
 def test_a_request_without_an_attribute_stops_the_recording_only(plain, recording, warnings):
@@ -67,13 +121,13 @@ def test_a_request_without_an_attribute_stops_the_recording_only(plain, recordin
 
 def test_without_a_block_pool_all_but_the_blocks_is_recorded(plain, recording, warnings):
     class Hidden:
-        """A cache manager of one's own, that keeps its blocks somewhere else."""
+        """A cache manager of one's own, that keeps its blocks where only this test finds them."""
 
         def __init__(self, manager):
             self.manager = manager
 
         def __getattr__(self, name):
-            if name == "block_pool":
+            if name == "block_pool" and sys._getframe(1).f_globals["__name__"].startswith("schedtrace."):
                 raise AttributeError(name)
             return getattr(self.manager, name)
 
@@ -87,7 +141,7 @@ def test_without_a_block_pool_all_but_the_blocks_is_recorded(plain, recording, w
 
     assert first_difference(plain, decisions(*LOAD, wrap)) is None
     [trace] = read_run(recording).traces
-    assert trace.steps.height == trace.end.steps == sum("tokens" in decision for decision in plain)
+    assert trace.steps.height == trace.end.steps == num_steps(plain)
     columns = ["kv_blocks_total", "kv_blocks_free_before", "kv_blocks_free_after"]
     assert trace.steps.select(columns).null_count().row(0) == (trace.steps.height,) * 3
     assert trace.header.kv_blocks_total is None

@@ -1,60 +1,68 @@
 """The traced scheduler decides as the plain one does, step by step."""
 
+from dataclasses import dataclass
+
 import pytest
 
 pytest.importorskip("vllm")
 
 from schedtrace.record.traced import traced_class
-from tests.contract.deciding import Deciding, decisions, first_difference
-from tests.contract.loads import FAMILIES, SEEDS
+from tests.contract.deciding import Deciding, Decision, decisions, first_difference
+from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS
+from tests.contract.shows import SHOWS
 
 pytestmark = pytest.mark.vllm
 
 
+@dataclass
+class Played:
+    """A load on the plain scheduler and on the traced one."""
+
+    name: str
+    plain: list[Decision]
+    traced: list[Decision]
+    written: bytes
+
+
+@pytest.fixture(params=[f"{name}-{seed}" for name in FAMILIES for seed in SEEDS], scope="module")
+def played(request, tmp_path_factory):
+    name, seed = request.param.rsplit("-", 1)
+    folder = tmp_path_factory.mktemp("run")
+    plain = decisions(name, int(seed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
+        traced = decisions(name, int(seed), traced_class)
+    return Played(name, plain, traced, (folder / "engine-0.jsonl").read_bytes())
+
+
+def test_tracing_changes_no_decision(played):
+    assert first_difference(played.plain, played.traced) is None
+
+
+def test_every_step_is_written_and_nothing_went_wrong(played):
+    steps = sum("tokens" in decision for decision in played.traced)
+    assert played.written.count(b'{"type":"step"') == steps > BUSY_STEPS
+    assert b'"notice' not in played.written
+
+
+def test_the_load_shows_what_it_is_named_after(played):
+    assert any(map(SHOWS[played.name], played.plain))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_tracing_changes_no_decision(name, seed, recording, warnings):
-    plain, traced = decisions(name, seed), decisions(name, seed, traced_class)
-    assert first_difference(plain, traced) is None
-    assert warnings == []
-    assert next(recording.glob("engine-0.jsonl")).read_bytes().count(b'{"type":"step"') == sum(
-        "tokens" in decision for decision in traced
-    )
-
-
-SHOWS = {
-    "fcfs": lambda taken: len(taken["running"]) > 1,
-    "priority": lambda taken: taken.get("preempted"),
-    "tight_kv": lambda taken: taken.get("preempted"),
-    "tight_kv_small_budget": lambda taken: taken.get("preempted"),
-    "few_seqs": lambda taken: len(taken["running"]) == 3 and taken["waiting"],
-    "chunked_prefill_off": lambda taken: (
-        sum(n for _, n in taken.get("tokens", ())) < 256 and taken["waiting"]
-    ),
-    "long_prefill_cap": lambda taken: any(n == 24 for _, n in taken.get("tokens", ())),
-    "prefix_caching": lambda taken: any(computed for _, computed, _ in taken.get("new", ())),
-    "prefix_caching_tight": lambda taken: taken.get("preempted"),
-    "aborts": lambda taken: taken.get("finished"),
-    "async": lambda taken: taken.get("tokens"),
-    "async_tight": lambda taken: taken.get("preempted"),
-    "async_aborts": lambda taken: taken.get("preempted"),
-    "watermark": lambda taken: taken["usage"] <= 0.8 and taken["waiting"],
-    "paused": lambda taken: taken["waiting"] and not taken.get("tokens", True),
-    "resets": lambda taken: taken.get("preempted"),
-    "async_resets": lambda taken: taken.get("preempted"),
-}
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_each_load_shows_what_it_is_named_after(name):
-    assert [seed for seed in SEEDS if any(map(SHOWS[name], decisions(name, seed)))] == SEEDS
+def test_an_ordinary_load_shows_nothing_of_the_kind(seed):
+    plain = decisions("fcfs", seed)
+    assert [name for name, shows in SHOWS.items() if any(map(shows, plain))] == ["fcfs"]
 
 
 def test_one_token_less_in_one_step_is_noticed():
     def one_token_less(plain):
         class OneTokenLess(plain):
+            calls = 0
+
             def schedule(self, *args):
-                self.max_num_scheduled_tokens -= self.current_step == 5
+                self.max_num_scheduled_tokens -= self.calls == 5
+                self.calls += 1
                 output = super().schedule(*args)
                 self.max_num_scheduled_tokens = 256
                 return output

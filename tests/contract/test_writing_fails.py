@@ -25,12 +25,12 @@ def plain():
     return decisions(*LOAD)
 
 
-@pytest.mark.parametrize("broken", ["step", "events"])
+@pytest.mark.parametrize("broken", ["writer.Assembler.step", "writer.Assembler.events", "assemble.to_lines"])
 def test_an_error_in_the_writers_thread_stops_the_recording_only(
     broken, plain, recording, warnings, monkeypatch
 ):
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
-    name = f"schedtrace.record.writer.Assembler.{broken}"
+    name = f"schedtrace.record.{broken}"
     monkeypatch.setattr(name, failing_from(10, resolve_name(name), RuntimeError("broken")))
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     path = recording / "engine-0.jsonl"
@@ -91,6 +91,19 @@ def test_a_disk_without_room_for_the_header_means_no_recording(plain, warnings, 
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     [warning] = warnings
     assert warning.startswith(f"schedtrace: not recording: OSError({errno.ENOSPC}, ")
+
+
+@pytest.mark.parametrize("death", [SystemExit("killed"), KeyboardInterrupt("killed")])
+def test_a_writer_thread_that_is_killed_says_so_and_stops_the_recording_only(
+    death, plain, recording, warnings, monkeypatch
+):
+    monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
+    monkeypatch.setattr(writer.Writer, "_work", failing_from(0, None, death))
+    assert first_difference(plain, decisions(*LOAD, traced_class)) is None
+    path = recording / "engine-0.jsonl"
+    assert warnings == [f"schedtrace: recording to {path} stopped: {death!r}; serving goes on"]
+    [trace] = read_run(recording).traces
+    assert (trace.notices, trace.end) == ([f"recording stopped: {death!r}"], None)
 
 
 def test_a_writer_thread_that_died_costs_no_step_once_the_engine_ends(

@@ -1,7 +1,5 @@
 """The pages say what the code does: every option, cause, rule and field; real traces pass the schemas."""
 
-import ast
-import inspect
 import json
 import re
 import subprocess
@@ -20,11 +18,11 @@ from schedtrace.diagnose.metrics import METRICS
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.trials import FINISHED
 from schedtrace.errors import ExitCode
-from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
+from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
-from schedtrace.record import inference, settings
+from schedtrace.record import settings
 from tests.makers import arrival, run_folder, step
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +41,9 @@ def validator(name):
 
 def written_about(command):
     """The page of a command's options; all pages for one that has none of its own."""
-    own = {"": "run.md", "run": "run.md", "diff": "run.md", "analyze": "report-format.md"}.get(command)
-    return "\n".join(page.read_text() for page in ([DOCS / own] if own else PAGES))
+    own = {"": "run.md", "run": "run.md", "diff": "run.md", "analyze": "report-format.md"}
+    own |= dict.fromkeys(["step", "request", "findings", "export"], "commands.md")
+    return "\n".join(page.read_text() for page in ([DOCS / own[command]] if command in own else PAGES))
 
 
 def printed_json(capsys, *arguments):
@@ -79,28 +78,6 @@ def test_every_rule_has_its_page_and_every_page_its_rule():
 @pytest.mark.parametrize("code", sorted(RULES))
 def test_every_finding_is_in_the_list(code):
     assert f"[{code}]({code}.md)" in (DOCS / "findings" / "README.md").read_text()
-
-
-def causes_table():
-    """Cause to how it becomes known, from the page."""
-    row = re.compile(r"^\| `(\w+)` \| (?:running|waiting|both) \|.*\| ([\w ]+) \|$", re.MULTILINE)
-    return dict(row.findall((DOCS / "causes.md").read_text()))
-
-
-def test_every_cause_has_a_row():
-    assert set(causes_table()) == {cause.value for cause in Cause}
-
-
-def test_the_causes_told_to_be_inferred_are_those_that_the_code_infers():
-    names = {
-        node.attr
-        for node in ast.walk(ast.parse(inspect.getsource(inference)))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Cause"
-    }
-    inferred = {Cause[name].value for name in names} | {
-        cause.value for cause in WAITING_STATUS_CAUSES.values()
-    }
-    assert {cause for cause, known in causes_table().items() if known == "inferred"} == inferred
 
 
 @pytest.mark.parametrize("variable", [settings.DIR, settings.RUN_DIR, settings.TRIAL_IDS, settings.HASH_IDS])
@@ -153,18 +130,18 @@ def test_a_real_manifest_passes_its_schema():
 def test_the_json_of_analyze_passes_its_schema(capsys):
     report = printed_json(capsys, "analyze", SAMPLE)
     validator("report").validate(report)
-    assert [finding["code"] for finding in report["runs"][0]["findings"]] == ["arrival-limited"]
+    assert "arrival-limited" in {finding["code"] for finding in report["runs"][0]["findings"]}
 
 
 def test_the_json_of_diff_passes_its_schema(capsys, all_findings):
     comparison = printed_json(capsys, "diff", SAMPLE, all_findings)
     validator("comparison").validate(comparison)
-    assert {change["state"] for change in comparison["findings"]} == {"appeared", "stayed"}
+    assert {change["state"] for change in comparison["findings"]} == {"appeared", "stayed", "went"}
 
 
 @pytest.fixture
 def all_findings(tmp_path):
-    """A run in which every rule finds something."""
+    """A run for the rules that have no recorded one of their own in ``tests/data/findings``."""
     a_victim = Preemption("v", lost_tokens=50, for_request_id="v")
     return run_folder(
         tmp_path / "all",
@@ -176,14 +153,16 @@ def all_findings(tmp_path):
     )
 
 
-def test_every_key_of_the_evidence_is_on_the_findings_page(all_findings):
-    (run,) = analyze([read_run(all_findings)]).runs
-    assert {finding.code for finding in run.findings} == set(RULES)
-    for finding in run.findings:
-        page = (DOCS / "findings" / f"{finding.code}.md").read_text()
-        keys = finding.evidence.keys() | finding.evidence["examples"][0].keys()
-        for key in keys - {"example"}:
-            assert f"`{key}`" in page, f"{finding.code}: {key}"
+@pytest.mark.parametrize("code", sorted(RULES))
+def test_every_key_of_the_evidence_is_on_the_findings_page(all_findings, code):
+    recorded = ROOT / "tests" / "data" / "findings" / code / "shows"
+    without_queue = {"budget-underused": ROOT / "examples/forum-thread/wrapped.log"}
+    shows = without_queue.get(code, recorded if recorded.exists() else all_findings)
+    (run,) = analyze([read_run(shows)]).runs
+    [finding] = [finding for finding in run.findings if finding.code == code]
+    page = (DOCS / "findings" / f"{code}.md").read_text()
+    keys = finding.evidence.keys() | finding.evidence["examples"][0].keys()
+    assert [key for key in sorted(keys - {"example"}) if f"`{key}`" not in page] == []
 
 
 def test_every_key_of_the_configuration_is_on_the_page():

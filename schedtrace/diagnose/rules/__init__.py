@@ -6,7 +6,27 @@ Every rule's definition, with its columns and thresholds, stands in ``docs/findi
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedtrace.diagnose.rules import arrival_limited, blocked_budget, budget_saturated, preemption
+from schedtrace.diagnose.rules import (
+    arrival_limited,
+    blocked_budget,
+    budget_saturated,
+    budget_underused,
+    config_smells,
+    decode_starves_prefill,
+    head_of_line,
+    kv_bound,
+    late_arrivals,
+    long_prefill_cap,
+    max_num_seqs_bound,
+    preemption,
+    preemption_storm,
+    prefill_starves_decode,
+    prefix_cache,
+    queueing,
+    scheduler_overhead,
+    stall,
+    token_budget_bound,
+)
 from schedtrace.diagnose.view import View
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
@@ -28,7 +48,27 @@ class Rule:
         return self.find(view)
 
 
-_MODULES = (arrival_limited, blocked_budget, preemption, budget_saturated)
+_MODULES = (
+    arrival_limited,
+    blocked_budget,
+    preemption,
+    budget_saturated,
+    budget_underused,
+    kv_bound,
+    max_num_seqs_bound,
+    token_budget_bound,
+    long_prefill_cap,
+    late_arrivals,
+    prefill_starves_decode,
+    decode_starves_prefill,
+    scheduler_overhead,
+    config_smells,
+    head_of_line,
+    stall,
+    preemption_storm,
+    queueing,
+    prefix_cache,
+)
 
 RULES = {
     module.CODE: Rule(module.CODE, module.SUMMARY, frozenset(module.NEEDS), module.find)

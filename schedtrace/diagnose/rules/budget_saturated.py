@@ -78,7 +78,7 @@ def _advice(view: View, full: pl.DataFrame) -> str:
         return ADVICE_FULL.format(what=f"{no_seat} of {full.height} had no seat left ({view.seats:,} run)")
     if 2 * no_block > full.height:
         return ADVICE_FULL.format(what=f"{no_block} of {full.height} had no free KV block left")
-    return ADVICE.format(token_budget=view.header.token_budget)
+    return ADVICE.format(token_budget=view.token_budget)
 
 
 def _in_words(example: dict[str, Any]) -> str:

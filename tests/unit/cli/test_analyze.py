@@ -124,7 +124,7 @@ def test_json_is_one_object_with_the_keys_of_the_report_and_nothing_else(cli, re
     assert [list(finding) for finding in report["runs"][0]["findings"]] == [
         list(Finding.__struct_fields__) for _ in report["runs"][0]["findings"]
     ]
-    assert len(report["runs"][0]["findings"]) == (run != "quiet")
+    assert bool(report["runs"][0]["findings"]) == (run != "quiet")
 
 
 def test_json_of_a_folder_of_runs_is_still_one_object(cli, quiet, warned):

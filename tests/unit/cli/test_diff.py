@@ -3,6 +3,8 @@ import json
 import pytest
 
 from schedtrace.model.comparison import COMPARISON_SCHEMA_VERSION, Comparison
+from tests import makers
+from tests.makers import step
 
 
 def test_the_verdict_is_the_first_line_of_stdout(cli, quiet, warned):
@@ -71,3 +73,60 @@ def test_two_configurations_of_one_name_are_refused(cli, plans, files, tmp_path)
     code, out, err = cli("diff", "--run", files[0], files[0], "--output", tmp_path / "logs")
     assert (code, out, plans) == (2, "", [])
     assert "both runs would be called base" in err
+
+
+@pytest.fixture
+def slow_and_fast(tmp_path):
+    """Eight trials each; the slow ones take twice as long."""
+
+    def made(name, seconds):
+        trials = [step(at, trial=at + 1, got={"a": 10}, new="a") for at in range(8)]
+        results = [makers.result(at + 1, seconds + at * 3 % 8 / 100) for at in range(8)]
+        return makers.run_folder(tmp_path / name, *trials, about=makers.manifest(trials=results))
+
+    return made("slow", 2.0), made("fast", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ([], 0),
+        (["regression"], 1),
+        (["regression:output"], 1),
+        (["regression:output:40"], 1),
+        (["regression:output:60"], 0),
+        (["regression:ttft-p50"], 0),
+        (["regression:ttft-p50", "regression:requests:10"], 1),
+    ],
+)
+def test_a_regression_as_large_as_asked_ends_with_1(cli, slow_and_fast, asked, code):
+    slow, fast = slow_and_fast
+    options = [word for one in asked for word in ("--fail-on", one)]
+    assert cli("diff", fast, slow, *options)[0] == code
+    assert cli("diff", slow, fast, *options)[0] == 0
+
+
+def test_a_regression_that_cannot_be_told_is_no_failure_but_said(cli, tmp_path):
+    folders = [
+        makers.run_folder(
+            tmp_path / name, step(0, trial=1), about=makers.manifest(trials=[makers.result(1, s)])
+        )
+        for name, s in (("a", 1.0), ("b", 9.0))
+    ]
+    code, _, err = cli("diff", *folders, "--fail-on", "regression")
+    assert (code, err) == (0, "schedtrace: --fail-on: too few trials to tell; 4 a side are needed\n")
+
+
+def test_an_unknown_metric_is_refused_before_anything_is_run(cli, plans, files):
+    code, out, err = cli("diff", "--run", *files, "--fail-on", "regression:speed")
+    assert (code, out, plans) == (2, "", [])
+    assert "no metric speed that can be worse; there are output, total" in err
+
+
+def test_markdown_goes_with_fail_on_and_has_no_terminal_codes(cli, slow_and_fast):
+    slow, fast = slow_and_fast
+    code, out, err = cli("diff", fast, slow, "--format", "markdown", "--fail-on", "regression")
+    assert (code, err) == (1, "")
+    assert out.startswith("**output ")
+    assert "| **worse** |" in out
+    assert "\x1b" not in out

@@ -1,6 +1,7 @@
 import pytest
 
-from schedtrace.diagnose.metrics import METRICS, metric_changes, trials_used
+from schedtrace.diagnose.metric_changes import metric_changes
+from schedtrace.diagnose.metrics import METRICS, trials_used
 from schedtrace.model.report import Percentiles, RunReport, TrialReport
 
 LATENCIES = ["TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99"]
@@ -16,7 +17,7 @@ def trial(number, rank=0, *, complete=True, **figures):
 
 def run(*trials):
     empty = {"path": "", "label": "", "config": {}, "problems": [], "findings": [], "strip": []}
-    empty |= {"causes": [], "caps": [], "not_judged": []}
+    empty |= {"causes": [], "caps": [], "not_judged": [], "limits": []}
     return RunReport(**empty, trials=list(trials), warmup_steps=0)
 
 

@@ -2,29 +2,37 @@ import pytest
 
 from schedtrace.diagnose.metrics import METRICS
 from schedtrace.diagnose.verdict import percent, verdict
-from schedtrace.model.comparison import FindingChange, MetricChange, Sample
+from schedtrace.model.comparison import FindingChange, MetricChange, Outcome, Sample
 
 SAME = "no difference found"
 KINDS = {metric.name: metric for metric in METRICS}
 
 
 def sample(*values):
-    return Sample(count=len(values), mean=sum(values) / len(values), min=min(values), max=max(values))
+    mean = sum(values) / len(values)
+    counts = {"count": len(values), "effective_count": len(values)}
+    return Sample(values=list(values), **counts, mean=mean, min=min(values), max=max(values))
 
 
-def metric(name, base, new):
-    """A metric with these values in the trials of either side."""
+def metric(name, base, new, significant=True, floor=None):
+    """A metric with these values in the trials of either side, judged so."""
     before, after = sample(*base), sample(*new)
-    apart = after.min > before.max or after.max < before.min
-    return MetricChange(
-        name=name,
-        unit=KINDS[name].unit,
-        higher_is_better=KINDS[name].higher_is_better,
-        base=before,
-        new=after,
-        change_frac=after.mean / before.mean - 1 if before.mean else None,
-        beyond_spread=apart if min(before.count, after.count) > 1 else None,
-    )
+    outcome = {True: Outcome.DIFFERS, False: Outcome.NONE_FOUND, None: Outcome.TOO_FEW}[significant]
+    if before.same_figures(after):
+        outcome, significant = Outcome.SAME, False
+    untold = dict.fromkeys(MetricChange.__struct_fields__)
+    told = {
+        "name": name,
+        "unit": KINDS[name].unit,
+        "higher_is_better": KINDS[name].higher_is_better,
+        "base": before,
+        "new": after,
+        "change_frac": after.mean / before.mean - 1 if before.mean else None,
+        "significant": significant,
+        "outcome": outcome,
+        "noise_floor_frac": floor,
+    }
+    return MetricChange(**{**untold, **told})
 
 
 def finding(state, code="blocked-budget", cause="kv_blocks", *, base=(0, []), new=(0, [])):
@@ -33,10 +41,10 @@ def finding(state, code="blocked-budget", cause="kv_blocks", *, base=(0, []), ne
     return FindingChange(code=code, cause=cause, state=state, message="", **counts)
 
 
-def said(*changes, same_work=True):
+def said(*changes, same_work=True, in_turn=True):
     metrics = [change for change in changes if isinstance(change, MetricChange)]
     findings = [change for change in changes if isinstance(change, FindingChange)]
-    return verdict(metrics, findings, same_work=same_work)
+    return verdict(metrics, findings, same_work=same_work, least=6, in_turn=in_turn)
 
 
 def test_the_largest_changes_come_first_and_no_more_than_three():
@@ -60,19 +68,38 @@ def test_a_change_from_or_to_nothing_is_the_largest(base, new, says):
     assert said(larger, metric("output", base, new)).startswith(f"output {says}, TTFT p50 ")
 
 
-def test_changes_within_the_spread_are_no_news_beside_others():
-    within, beyond = metric("output", (10, 20), (15, 30)), metric("TTFT p50", (10, 20), (30, 40))
-    assert said(within, beyond) == "TTFT p50 +133.3 %"
+def test_changes_that_may_be_chance_are_no_news_beside_others():
+    chance, certain = metric("output", (10, 20), (15, 30), False), metric("TTFT p50", (10, 20), (30, 40))
+    assert said(chance, certain) == "TTFT p50 +133.3 %"
 
 
-def test_if_nothing_is_beyond_the_spread_throughput_is_told_with_that():
-    within = [metric("output", (10, 20), (15, 30)), metric("TTFT p50", (10, 20), (20, 30))]
-    assert said(*within) == "output +50.0 %, within the spread of the trials"
+def test_if_nothing_is_certain_that_is_said_with_what_would_have_been_seen():
+    chance = [metric("output", (10, 20), (15, 30), False, floor=0.042), metric("total", (1, 1), (1, 1))]
+    assert said(*chance) == (
+        "no difference found at this number of trials (in output one of 4.2 % would have been seen)"
+    )
+    assert said(*chance, finding("went", base=(2, []))) == (
+        "gone: blocked-budget kv_blocks (2 steps); "
+        "no other difference found at this number of trials (in output one of 4.2 % would have been seen)"
+    )
+    assert said(metric("output", (10, 20), (15, 30), False)) == "no difference found at this number of trials"
 
 
-@pytest.mark.parametrize(("base", "new"), [((10,), (20,)), ((10,), (20, 30)), ((9, 11), (20,))])
-def test_one_trial_on_a_side_may_be_noise(base, new):
-    assert said(metric("output", base, new)).endswith(", one trial on a side: may be noise")
+@pytest.mark.parametrize(
+    ("base", "new", "trials"), [((10,), (20,), "1 trial"), ((10, 11), (20, 30, 40), "2 trials")]
+)
+def test_too_few_trials_are_told_with_how_many_are_needed(base, new, trials):
+    said_then = said(metric("output", base, new, None))
+    assert said_then.endswith(f" %, but {trials} a side are too few to tell: 6 needed")
+
+
+def test_of_runs_not_made_in_turn_a_difference_may_be_the_machine():
+    certain = metric("output", (10, 10), (20, 20))
+    assert said(certain, in_turn=False) == (
+        "output +100.0 %; the runs were not made in turn, so it may be the machine"
+    )
+    assert said(certain, in_turn=None) == "output +100.0 %"
+    assert said(metric("output", (1, 1), (1, 1)), in_turn=False) == SAME
 
 
 def test_without_any_difference_that_is_what_is_said():
@@ -122,8 +149,6 @@ def test_first_steps_that_became_steady_or_no_longer_are_so_are_told_of_several_
     [
         ("first-step requests", (1, 4), (2, 4)),
         ("first-step requests", (4, 4), (5, 5)),
-        ("first-step requests", (1, 4), (4,)),
-        ("first-step requests", (4,), (1, 4)),
         ("steps", (1, 4), (4, 4)),
         ("steps", (4, 4), (1, 4)),
     ],
@@ -132,6 +157,16 @@ def test_of_anything_else_nobody_says_that_it_became_steady_or_no_longer_is(name
     assert " now " not in said(metric(name, base, new))
 
 
+@pytest.mark.parametrize("significant", [False, None])
+def test_that_first_steps_became_steady_is_not_said_where_it_may_be_chance(significant):
+    assert " now " not in said(metric("first-step requests", (1, 4), (4, 4), significant))
+
+
 @pytest.mark.parametrize(("change", "text"), [(0.1234, "+12.3 %"), (-0.5, "-50.0 %"), (None, "from 0")])
 def test_changes_carry_their_sign(change, text):
     assert percent(change) == text
+
+
+def test_one_figure_in_other_units_is_told_once():
+    both = [metric("output", (10, 10), (20, 20)), metric("total", (90, 90), (180, 180))]
+    assert said(*both) == "output +100.0 %"

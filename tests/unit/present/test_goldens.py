@@ -11,6 +11,7 @@ from rich.console import Console
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.diagnose.compare import compare
 from schedtrace.present.comparison import comparison_view
+from schedtrace.present.markdown import markdown
 from schedtrace.present.report import report_view
 from schedtrace.read.run import read_run
 from tests.unit.present import hand_made
@@ -59,6 +60,10 @@ def test_analyze_of_several_runs_is_each_of_them_with_a_blank_line_between(runs)
 )
 def test_diff(runs, base, new):
     check(f"diff-{base}-{new}", text_of(comparison_view(compare(base=runs[base], new=runs[new]))))
+
+
+def test_markdown_of_a_diff(runs):
+    check("diff-markdown", markdown(compare(base=runs["enough"], new=runs["small-kv"])))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])

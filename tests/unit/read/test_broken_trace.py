@@ -18,6 +18,9 @@ GARBAGE = {
     "an object without a type": b'{"step": 1}',
     "a line of an unknown type": b'{"type": "telemetry"}',
     "brackets without end": b"[" * 50_000,
+    "an object in an object without end": b'{"a":' * 50_000,
+    "a step with brackets without end": b'{"type":"step","a":' + b"[" * 50_000,
+    "a notice with brackets without end": b'{"type":"notice","a":' + b"[" * 50_000,
     "a step with a text for a number": STEP.replace(b'"step":1', b'"step":"one"'),
     "a step with a text in an optional field": STEP.replace(b'"exits"', b'"num_resumed":"x","exits"'),
     "a step with null for its number": STEP.replace(b'"step":1', b'"step":null'),
@@ -156,6 +159,8 @@ def test_an_output_line_of_a_step_that_was_lost_changes_nothing(trace_of):
         (encoded(header()).replace(b'"box"', b'"\xff"') + b"\n", ":1: not a schedtrace trace"),
         (encoded(header()), ":1: cut off in its first line"),
         (b'{"type":"header","schema_version":1}\n', ":1: broken header"),
+        (b'{"type":"header","x":' + b"[" * 50_000 + b"\n", ":1: not a schedtrace trace"),
+        (b'{"a":' * 50_000 + b"\n", ":1: not a schedtrace trace"),
         (encoded(header()).replace(b'"pid":1', b'"pid":"x"') + b"\n", "$.pid"),
     ],
 )

@@ -80,7 +80,8 @@ def test_a_manifest_without_a_trace_says_how_the_run_failed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "broken", [b"", b"{", b"[]", b'{"status":"finished"}', b"\xff\xff", b'{"label":"\xff"}']
+    "broken",
+    [b"", b"{", b"[]", b'{"status":"finished"}', b"\xff\xff", b'{"label":"\xff"}', b'{"a":' * 50_000],
 )
 def test_a_broken_manifest_is_refused_with_its_path(tmp_path, broken):
     run_folder(tmp_path, step(0))

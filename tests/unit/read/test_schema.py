@@ -3,7 +3,7 @@ import polars as pl
 import pytest
 
 from schedtrace.model import trace
-from schedtrace.read.schema import defaults_of, required_of, schema_of
+from schedtrace.read.schema import defaults_of, readable, schema_of
 
 STRUCTS = [
     trace.Step,
@@ -66,9 +66,19 @@ def test_defaults_are_those_that_msgspec_leaves_out(struct):
     assert defaults_of(struct) == left_out
 
 
-def test_required_is_what_has_no_default_and_may_not_be_null():
-    assert required_of(trace.Arrival) == ["request_id", "queued_us", "prompt_tokens"]
-    assert required_of(trace.Exit) == ["loop", "kind", "cause"]
+def test_a_reader_takes_words_that_it_does_not_know():
+    read = msgspec.convert(
+        {"loop": "aside", "kind": "pause", "cause": "x", "via": "guess"}, readable(trace.Exit)
+    )
+    assert (read.loop, read.kind, read.via, read.count) == ("aside", "pause", "guess", 1)
+
+
+@pytest.mark.parametrize("wrong", [10**18, -(10**18), 1.5, "1", None, True])
+def test_a_reader_takes_no_number_that_is_none_or_too_large(wrong):
+    row = {"request_id": "a", "computed_tokens": 10**18 - 1, "scheduled_tokens": 1}
+    assert msgspec.convert(row, readable(trace.ScheduledRequest)).computed_tokens == 10**18 - 1
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(row | {"computed_tokens": wrong}, readable(trace.ScheduledRequest))
 
 
 def test_the_defaults_of_a_scheduled_request_are_a_running_one_without_drafts():

@@ -1,0 +1,1 @@
+"""A scheduler for vLLM of one's own: no rank admits more while another one is full."""

@@ -1,0 +1,12 @@
+"""What schedtrace is to call the exits that only this scheduler has. Imported by schedtrace alone."""
+
+from schedtrace.record.guards import Guard
+
+GUARDS = [
+    Guard(
+        module="rank_balance.scheduler",
+        names=frozenset({"running_on_ranks", "max_running_per_rank"}),
+        cause="rank_balance",
+        meaning="a data-parallel rank runs as many requests as each may: no rank admits more",
+    ),
+]

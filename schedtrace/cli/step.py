@@ -1,0 +1,27 @@
+"""``schedtrace step``: one ``schedule()`` call in words."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedtrace.cli.options import Format, show, show_json
+
+
+def step(
+    run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
+    number: Annotated[int, typer.Argument(help="Number of the step, as in the trace.")],
+    engine: Annotated[int, typer.Option(help="Data-parallel rank.")] = 0,
+    every: Annotated[bool, typer.Option("--all", help="List every request, however many.")] = False,
+    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TEXT,
+) -> None:
+    """Tell one step: who got what, who was refused and why, what a different limit would have allowed."""
+    from schedtrace.cli.runs import one_run
+    from schedtrace.diagnose.step_story import tell_step
+    from schedtrace.present.step import step_view
+
+    story = tell_step(one_run(run), number, engine=engine)
+    if output_format is Format.JSON:
+        show_json(story)
+    else:
+        show(step_view(story, everything=every))

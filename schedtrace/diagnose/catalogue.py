@@ -1,0 +1,36 @@
+"""The kinds of findings that there are, and choosing among them."""
+
+from schedtrace.diagnose.rules import RULES
+from schedtrace.errors import UsageError
+from schedtrace.model.catalogue import Catalogue, FindingKind
+from schedtrace.model.report import Report
+
+
+def catalogue() -> Catalogue:
+    """Every rule, in the order in which they are judged."""
+    kinds = [
+        FindingKind(code=rule.code, summary=rule.summary, needs=sorted(rule.needs)) for rule in RULES.values()
+    ]
+    return Catalogue(findings=kinds)
+
+
+def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
+    """The codes to be told: those of ``only`` (all, if there are none) without those of ``ignore``.
+
+    Raises:
+        UsageError: there is no such code.
+    """
+    for option, codes in (("--only", only), ("--ignore", ignore)):
+        for code in codes:
+            if code not in RULES:
+                msg = f"{option} {code}: no such finding; there are {', '.join(RULES)}"
+                raise UsageError(msg)
+    return frozenset(only or RULES) - frozenset(ignore)
+
+
+def keep(report: Report, codes: frozenset[str]) -> Report:
+    """Leave the other findings out of a report; its figures stay."""
+    for run in report.runs:
+        run.findings = [finding for finding in run.findings if finding.code in codes]
+        run.not_judged = [rule for rule in run.not_judged if rule.code in codes]
+    return report

@@ -1,0 +1,85 @@
+"""A run as flat tables in files, for one's own notebook."""
+
+from enum import StrEnum
+from pathlib import Path
+
+import polars as pl
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.read.run import Run
+from schedtrace.read.trace import Trace
+
+
+class Kind(StrEnum):
+    """Formats of a table's file."""
+
+    PARQUET = "parquet"
+    CSV = "csv"
+
+
+def tables(run: Run) -> dict[str, pl.LazyFrame]:
+    """Name to table, the warm-up (trial 0) included; all engines, told apart by ``engine_rank``.
+
+    Columns are those of the trace format; ``steps`` is without its lists, which are the other tables.
+    """
+    of_traces = [(trace.header.engine_rank, _tables(trace)) for trace in run.traces]
+    first = of_traces[0][1]
+    return {
+        name: pl.concat(
+            [_of_engine(rank, frames[name]) for rank, frames in of_traces], how="diagonal_relaxed"
+        )
+        for name in first
+    }
+
+
+def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
+    return {
+        "steps": trace.steps.lazy(),
+        "requests": trace.requests(),
+        "exits": trace.exits(),
+        "caps": trace.caps(),
+        "preemptions": trace.preemptions(),
+        "arrivals": trace.arrivals.lazy(),
+        "finishes": trace.finishes.lazy(),
+    }
+
+
+def write_tables(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[Path, int]:
+    """Write one file per table into ``folder``.
+
+    Args:
+        run: A run.
+        folder: Made if need be.
+        kind: Format of the files.
+        force: Replace files that are there.
+
+    Returns:
+        Each file with its number of rows.
+
+    Raises:
+        UsageError: a file is there already.
+        InputError: the folder cannot be written to.
+    """
+    files = {folder / f"{name}.{kind}": table for name, table in tables(run).items()}
+    there = [file for file in files if file.exists()]
+    if there and not force:
+        msg = f"{there[0]} is there already; --force replaces it, --output names another folder"
+        raise UsageError(msg)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return {file: _write(table.collect(), file, kind) for file, table in files.items()}
+    except OSError as error:
+        msg = f"{folder}: cannot be written to ({error.strerror or error})"
+        raise InputError(msg) from error
+
+
+def _write(table: pl.DataFrame, file: Path, kind: Kind) -> int:
+    if kind is Kind.CSV:
+        table.write_csv(file)
+    else:
+        table.write_parquet(file)
+    return table.height
+
+
+def _of_engine(rank: int, table: pl.LazyFrame) -> pl.LazyFrame:
+    return table.select(pl.lit(rank, dtype=pl.Int64).alias("engine_rank"), pl.all())

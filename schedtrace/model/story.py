@@ -1,0 +1,154 @@
+"""One step told in words, as ``schedtrace step`` does; ``docs/commands.md`` describes its JSON form."""
+
+import msgspec
+
+STORY_SCHEMA_VERSION = 1
+
+
+class Newcomer(msgspec.Struct, kw_only=True):
+    """One request that reached the scheduler since the step before."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int | None
+    queued_us: int
+    on_its_way_us: int | None
+    """From the front end to the scheduler; None where the front end's time is not known."""
+
+
+class Leaver(msgspec.Struct, kw_only=True):
+    """One request that left the scheduler since the step before."""
+
+    request_id: str
+    status: str
+    output_tokens: int
+
+
+class Share(msgspec.Struct, kw_only=True):
+    """What one request got in the step."""
+
+    request_id: str
+    phase: str
+    work: str | None
+    """``prefill``, ``recompute`` (of what a preemption had thrown away) or ``decode``; None: its prompt's
+    length is not recorded."""
+    computed_tokens: int
+    scheduled_tokens: int
+    prompt_tokens: int | None
+    """None: the trace began after it had come."""
+    draft_tokens: int
+    wanted_tokens: int | None
+    """Before the first cap; None: nothing made its chunk smaller."""
+    caps: list[str]
+    """The limits that made its chunk smaller, in their order."""
+
+
+class Stop(msgspec.Struct, kw_only=True):
+    """Where the step stopped or skipped; exits of one kind that follow each other are one entry."""
+
+    loop: str
+    kind: str
+    cause: str
+    detail: str | None
+    location: str | None
+    via: str
+    count: int
+    """How many exits this is."""
+    request_ids: list[str]
+    """Whom it concerned, as far as was recorded."""
+    budget_left: int
+    """When the first of them was taken."""
+    blocks_needed: int | None
+    blocks_free: int | None
+    message: str
+    """The same in one sentence."""
+
+
+class Victim(msgspec.Struct, kw_only=True):
+    """One request that was preempted."""
+
+    request_id: str
+    for_request_id: str | None
+    lost_tokens: int
+    blocks_needed: int | None
+    blocks_freed: int | None
+    in_schedule: bool
+    message: str
+    """The same in one sentence."""
+
+
+class Waiter(msgspec.Struct, kw_only=True):
+    """One request that still waited after the step."""
+
+    request_id: str
+    wanted_tokens: int
+    since_step: int
+    """The first step after which it still waited."""
+    waited_ms: float | None
+    """From when it was queued, or preempted, to the end of ``schedule()``."""
+    preempted: bool
+    """It had run before and lost its KV blocks."""
+
+
+class WhatIf(msgspec.Struct, kw_only=True):
+    """What one different limit would have allowed in this very step."""
+
+    limit: str
+    """vLLM's name of the setting, or ``kv_blocks``."""
+    now: int | None
+    """Its value in the step; for ``kv_blocks`` the free ones."""
+    then: int | None
+    """The value that is supposed instead."""
+    request_ids: list[str]
+    """Waiting or shortened requests that would have got more."""
+    tokens: int
+    """So many more tokens in the step."""
+    message: str
+    """The same in one sentence."""
+
+
+class StepStory(msgspec.Struct, kw_only=True):
+    """The answer of ``schedtrace step``."""
+
+    schema_version: int = STORY_SCHEMA_VERSION
+    path: str
+    label: str
+    engine_rank: int
+    step: int
+    trial: int | None
+    start_us: int
+    schedule_us: int
+    output_us: int | None
+    output_tokens: int | None
+    token_budget: int
+    remaining_budget: int
+    seats: int
+    """How many requests may run at once."""
+    num_running_before: int
+    num_running_after: int
+    num_waiting_before: int
+    num_waiting_after: int
+    num_not_ready_after: int
+    kv_blocks_total: int | None
+    kv_blocks_free_before: int | None
+    kv_blocks_free_after: int | None
+    arrived: list[Newcomer]
+    """In the scheduler since the step before."""
+    finished: list[Leaver]
+    """Gone since the step before."""
+    late: list[Newcomer]
+    """Too late for this step: at the front end before its output was back, in the scheduler only after it
+    began."""
+    shares: list[Share]
+    """What each scheduled request got, in vLLM's order."""
+    preempted: list[Victim]
+    stops: list[Stop]
+    """In the order in which they were taken."""
+    waiting: list[Waiter]
+    """Who waited after the step, reconstructed from the trace, in the order of the queue."""
+    waiting_agrees: bool
+    """The reconstruction has as many as the recorder counted."""
+    what_if: list[WhatIf]
+    """What a different limit would have allowed, where the trace tells; else empty."""
+    what_if_assumes: list[str]
+    """What these answers take for granted."""

@@ -1,0 +1,133 @@
+"""What the readers of foreign logs share: lines, and a trace with nulls for what a log does not tell."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from schedtrace.errors import InputError
+from schedtrace.model.facts import Fact
+from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header, Step
+from schedtrace.read.problems import Problems
+from schedtrace.read.schema import schema_of
+from schedtrace.read.tables import Tables, flat
+from schedtrace.read.trace import Trace
+
+UNKNOWN = "unknown"
+LONGEST_LINE = 16 * 2**20
+"""Bytes; a record of 1,024 requests has about 90 KB. What is longer is cut off there."""
+LARGEST = 2**40
+"""No count of tokens or requests is larger; a larger number is no record's."""
+EXTRA = {"elapsed_us": pl.Int64, "kv_cache_usage_frac": pl.Float64}
+"""Columns of a step that only vLLM's iteration lines have."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_CHUNK = 4096
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number (from 1) and text of every line, without terminal colours.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    number = 0
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                yield number, _COLOUR.sub("", line.decode(errors="replace").rstrip("\r\n"))
+                while not line.endswith(b"\n") and (line := file.readline(LONGEST_LINE)):
+                    pass
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(msg) from error
+
+
+class StepRows:
+    """Steps as they are read; every so many of them become a frame, which needs far less memory."""
+
+    def __init__(self) -> None:
+        self._schema = {**schema_of(Step), **EXTRA}
+        self._empty: dict[str, Any] = {
+            name: [] if isinstance(kind, pl.List) else None for name, kind in self._schema.items()
+        }
+        self._rows: list[dict[str, Any]] = []
+        self._frames: list[pl.DataFrame] = []
+        self._tables = Tables()
+
+    def add(self, **told: Any) -> None:
+        """One step; what is not told is null, and lists are empty."""
+        self._rows.append(self._empty | told)
+        if len(self._rows) >= _CHUNK:
+            self._flush()
+
+    def frames(self) -> tuple[pl.DataFrame, dict[str, pl.LazyFrame]]:
+        """All of them without their lists, and the lists as ``Trace.large``."""
+        self._flush()
+        return pl.concat(self._frames), self._tables.scan(in_order=True)
+
+    def _flush(self) -> None:
+        steps = pl.DataFrame(self._rows, schema=self._schema)
+        self._tables.add(steps)
+        self._frames.append(flat(steps))
+        self._rows = []
+
+
+def foreign_trace(
+    path: Path,
+    rows: StepRows,
+    *,
+    record: str,
+    tells: frozenset[Fact],
+    problems: Problems,
+    notices: list[str],
+    **header: Any,
+) -> Trace:
+    """A trace as far as a log tells it.
+
+    Args:
+        path: The log.
+        rows: Its steps.
+        record: What kind of log it is, in words.
+        tells: What can be judged from it.
+        problems: What is wrong with it.
+        notices: What a person should know about it.
+        header: The fields of the header that the log tells.
+    """
+    text = (
+        "schedtrace_version",
+        "vllm_version",
+        "python_version",
+        "host",
+        "device",
+        "scheduler_class",
+        "model",
+    )
+    number = ("pid", "token_budget", "max_num_running_reqs")
+    # the anchor is 0: a log does not tell its time zone, so it lines up with nothing
+    fields: dict[str, Any] = (
+        dict.fromkeys(text, UNKNOWN)
+        | dict.fromkeys(number)
+        | {"engine_rank": 0, "wall_anchor_us": 0}
+        | header
+    )
+    steps, large = rows.frames()
+    return Trace(
+        path=path,
+        header=Header(schema_version=SCHEMA_VERSION, preemptions_recorded=False, **fields),
+        steps=steps,
+        large=large,
+        arrivals=_no(Arrival),
+        finishes=_no(Finish),
+        notices=notices,
+        end=None,
+        problems=problems,
+        tells=tells,
+        record=record,
+    )
+
+
+def _no(struct: type[Arrival | Finish]) -> pl.DataFrame:
+    return pl.DataFrame(schema={"step": pl.Int64, "trial": pl.Int64, **schema_of(struct)})

@@ -1,0 +1,123 @@
+"""vLLM's own log with the lines of ``--enable-logging-iteration-details``.
+
+vLLM 0.14 to 0.25 writes them in the engine core, 0.26 and newer in the front end's stats logger, with the
+engine's number, KV cache usage and encoder inputs (vLLM's ``engine/core.py`` and ``metrics/loggers.py``).
+"""
+
+import re
+from pathlib import Path
+
+from schedtrace.errors import InputError
+from schedtrace.read.foreign import LARGEST, UNKNOWN, StepRows, foreign_trace, text_lines
+from schedtrace.read.problems import Problems
+from schedtrace.read.trace import Trace
+
+RECORD = "vLLM's log with iteration details"
+ITERATION = re.compile(
+    r"(?:Engine (?P<engine>\d{1,6}): )?Iteration\((?P<index>\d{1,15})\): "
+    r"(?P<context_requests>\d{1,15}) context requests, (?P<context_tokens>\d{1,15}) context tokens, "
+    r"(?P<generation_requests>\d{1,15}) generation requests, "
+    r"(?P<generation_tokens>\d{1,15}) generation tokens, "
+    r"iteration elapsed time: (?P<elapsed_ms>\d{1,9}(?:\.\d{1,9})?) ms(?P<dummy> \(dummy\))?"
+    r"(?:, \w+ KV cache usage: (?P<kv_usage>\d{1,3}(?:\.\d{1,6})?)%)?"
+)
+_PROCESS = re.compile(r"EngineCore_DP(\d{1,6})\b")
+"""How newer vLLM prefixes the lines of a data-parallel engine's process."""
+_STARTED = re.compile(
+    r"LLM engine \(v(?P<version>[\w.+-]{1,60})\) with config: model='(?P<model>[^']{1,500})'"
+)
+_LOOKS_LIKE = "Iteration("
+
+
+def read_iteration_log(path: Path) -> list[Trace]:
+    """One trace an engine, in the order of their ranks.
+
+    Requests in context are those without output yet, so a preempted request that had output counts its
+    recomputed prompt as generation tokens. Dummy batches are no steps. Times are unknown but for the
+    iteration's own, which is mostly waiting for the model's result.
+
+    Raises:
+        InputError: it cannot be read, or not one of its lines can.
+    """
+    problems = Problems()
+    engines: dict[int, _Engine] = {}
+    about: dict[str, str] = {}
+    for number, line in text_lines(path):
+        found = ITERATION.search(line)
+        if found is None:
+            if _LOOKS_LIKE in line:
+                problems.garbled_lines.append(number)
+            elif not about and (started := _STARTED.search(line)):
+                about = {"vllm_version": started["version"], "model": started["model"]}
+            continue
+        if int(found["context_tokens"]) + int(found["generation_tokens"]) > LARGEST:
+            problems.garbled_lines.append(number)
+            continue
+        process = _PROCESS.search(line, 0, found.start())
+        rank = int(found["engine"] or (process[1] if process else 0))
+        engines.setdefault(rank, _Engine()).add(found)
+    if not engines:
+        first = f" (line {problems.garbled_lines[0]})" if problems.garbled_lines else ""
+        msg = f"{path}: none of its Iteration(N) lines can be read{first}"
+        raise InputError(msg)
+    return [
+        foreign_trace(
+            path,
+            engine.rows,
+            record=RECORD,
+            tells=frozenset(),
+            problems=problems if at == 0 else Problems(),
+            notices=engine.notices(rank, several=len(engines) > 1),
+            engine_rank=rank,
+            model=about.get("model", UNKNOWN),
+            vllm_version=about.get("vllm_version", UNKNOWN),
+        )
+        for at, (rank, engine) in enumerate(sorted(engines.items()))
+    ]
+
+
+class _Engine:
+    """The iterations of one engine; steps are numbered in their order."""
+
+    def __init__(self) -> None:
+        self.rows = StepRows()
+        self._count = 0
+        self._dummies = 0
+        self._last_index = -1
+        self._missing = 0
+        self._starts = 0
+
+    def add(self, found: re.Match[str]) -> None:
+        index = int(found["index"])
+        if index <= self._last_index:
+            self._starts += 1
+        elif self._last_index >= 0:
+            self._missing += index - self._last_index - 1
+        self._last_index = index
+        if found["dummy"]:
+            self._dummies += 1
+            return
+        self.rows.add(
+            step=self._count,
+            total_requests=int(found["context_requests"]) + int(found["generation_requests"]),
+            prefill_tokens=int(found["context_tokens"]),
+            decode_tokens=int(found["generation_tokens"]),
+            dummy_batches=self._dummies,
+            elapsed_us=round(float(found["elapsed_ms"]) * 1000),
+            kv_cache_usage_frac=float(found["kv_usage"]) / 100 if found["kv_usage"] else None,
+        )
+        self._count += 1
+        self._dummies = 0
+
+    def notices(self, rank: int, *, several: bool) -> list[str]:
+        """What a person should know about its lines."""
+        who = f"engine {rank}: " if several else ""
+        said = []
+        if self._missing:
+            said.append(f"{who}{self._missing:,} iterations are missing, by their numbers")
+        if self._starts:
+            said.append(
+                f"{who}iterations are numbered from the start again {self._starts:,} times: several "
+                "engines wrote this file one after the other, or lines are repeated"
+            )
+        return said

@@ -1,0 +1,97 @@
+"""A trace's lines to frames, chunk by chunk."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from schedtrace.errors import InputError
+from schedtrace.model.trace import End, Events, Header, Notice, Output, Step
+from schedtrace.read.columns import frame_of
+from schedtrace.read.lines import read_header, read_lines
+from schedtrace.read.problems import Problems
+from schedtrace.read.schema import schema_of
+from schedtrace.read.steps import Steps
+from schedtrace.read.tables import Tables
+from schedtrace.read.whole_lines import WholeLines
+
+
+@dataclass
+class Parsed:
+    """What is in a trace file."""
+
+    header: Header
+    steps: pl.DataFrame
+    arrivals: pl.DataFrame
+    finishes: pl.DataFrame
+    notices: list[str]
+    end: End | None
+    problems: Problems
+    in_order: bool
+    """Its steps stood in the order of their numbers."""
+
+
+def parse(lines: WholeLines, tables: Tables) -> Parsed:
+    """Read all lines; what is nested in the steps goes to ``tables``, entries of requests and the like.
+
+    Raises:
+        InputError: empty, no schedtrace trace, or of a newer schema.
+        CannotWriteError: ``tables`` cannot.
+    """
+    header, problems, steps = None, Problems(), Steps(tables)
+    others: dict[type[msgspec.Struct], list[Any]] = defaultdict(list)
+    for number, chunk in lines:
+        if header is None:
+            if not any(line.strip() for line in chunk):
+                continue
+            header = read_header(lines.path, chunk if number == 1 else [b""])
+            chunk[0] = b""
+        read = read_lines(chunk, number, problems)
+        steps.add(read.pop(Step))
+        for kind, found in read.items():
+            others[kind] += found
+    if header is None:
+        raise InputError(_nothing(lines))
+    end = msgspec.convert(others[End][-1], End, from_attributes=True) if others[End] else None
+    arrivals = steps.events("arrived", [(line.trial, one) for line in others[Events] for one in line.arrived])
+    finishes = steps.events(
+        "finished", [(line.trial, one) for line in others[Events] for one in line.finished]
+    )
+    all_steps = _merge_outputs(steps.frame(), others[Output])
+    problems.garbled_lines.sort()
+    problems.truncated = lines.cut_off
+    problems.unclosed = end is None
+    expected = max([*all_steps["step"].tail(1) + 1, end.steps if end else 0])
+    problems.missing_steps = max(0, expected - all_steps.height)
+    if problems.unclosed:
+        ended = finishes["request_id"].implode()
+        unfinished = arrivals.filter(~pl.col("request_id").is_in(ended))
+        problems.unfinished_requests = unfinished["request_id"].n_unique()
+    return Parsed(
+        header=header,
+        steps=all_steps,
+        arrivals=arrivals,
+        finishes=finishes,
+        notices=[*header.notices, *(line.message for line in others[Notice])],
+        end=end,
+        problems=problems,
+        in_order=steps.in_order,
+    )
+
+
+def _merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:
+    """Put what ``output`` lines tell into the steps that were written before."""
+    if not late:
+        return steps
+    outputs = frame_of(late, schema_of(Output)).unique("step", keep="first")
+    return steps.update(outputs, on="step", how="left")
+
+
+def _nothing(lines: WholeLines) -> str:
+    """Why a file without a header is none."""
+    stopped = "the engine stopped before it recorded anything"
+    if lines.cut_off:
+        return f"{lines.path}:1: cut off in its first line; {stopped}"
+    return f"{lines.path}: empty; {stopped}"

@@ -1,0 +1,70 @@
+"""A file as chunks of whole lines, so that no more than a chunk of it is in memory."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from schedtrace.errors import InputError
+from schedtrace.read.reading import Progress
+
+
+@dataclass
+class WholeLines:
+    """The whole lines of a file in chunks: the number (from 1) of a chunk's first line, and its lines.
+
+    Args:
+        path: The file.
+        chunk_bytes: A chunk has about so many.
+        progress: Told after every chunk.
+    """
+
+    path: Path
+    chunk_bytes: int
+    progress: Progress | None = None
+    cut_off: bool = field(default=False, init=False)
+    """At the end: whether something stood behind the last newline."""
+    size: int = field(default=0, init=False)
+    """Bytes read."""
+    digest: str = field(default="", init=False)
+    """At the end: BLAKE2b of all of them."""
+
+    def __iter__(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Read the file.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        number, begun = 1, [b""]
+        for block in self._blocks():
+            newline = block.rfind(b"\n")
+            if newline < 0:
+                begun.append(block)
+                continue
+            lines = b"".join([*begun, block[:newline]]).split(b"\n")
+            begun = [block[newline + 1 :]]
+            yield number, lines
+            number += len(lines)
+        self.cut_off = any(begun)
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Blocks of bytes, hashed beside what is done with them."""
+        hashed = hashlib.blake2b(digest_size=16)
+        try:
+            with self.path.open("rb") as file, ThreadPoolExecutor(1) as beside:
+                total = os.fstat(file.fileno()).st_size
+                pending: Future[None] | None = None
+                while block := file.read(self.chunk_bytes):
+                    if pending is not None:
+                        pending.result()
+                    pending = beside.submit(hashed.update, block)
+                    self.size += len(block)
+                    yield block
+                    if self.progress is not None:
+                        self.progress(self.size, max(self.size, total))
+        except OSError as error:
+            msg = f"{self.path}: cannot be read ({error.strerror})"
+            raise InputError(msg) from error
+        self.digest = hashed.hexdigest()

@@ -1,0 +1,1 @@
+"""Writes ``docs/compatibility.md`` from ``results.json``."""

@@ -1,0 +1,123 @@
+"""Budgets, seats and an empty queue: each exit of ``schedule()`` they lead to, as the trace has it."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.model.causes import Cause
+from schedtrace.simulate.config import tiny_model
+from tests.contract.causes.scenes import running, waiting
+
+pytestmark = pytest.mark.vllm
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+DRAFT_MODEL = {"method": "draft_model", "model": tiny_model(), "num_speculative_tokens": 3}
+"""Takes a slot of the input budget for every request, besides its tokens."""
+
+
+def test_queue_empty(scene):
+    engine = scene()
+    engine.add("only", prompt=10)
+    engine.step()
+    told = engine.told()
+    assert told.exits == [waiting("break", Cause.QUEUE_EMPTY, None, 246)]
+    assert told.guards == ["not request_queue or input_budget <= draft_slots"]
+
+
+def test_token_budget(scene):
+    engine = scene(max_num_batched_tokens=100)
+    engine.add("long", prompt=120)
+    engine.add("next", prompt=10)
+    engine.step()
+    told = engine.told()
+    assert told.exits == [waiting("condition", Cause.TOKEN_BUDGET, "next", 0)]
+    assert told.guards == ["token_budget > 0"]
+
+
+def test_token_budget_with_nobody_waiting_names_nobody(scene):
+    engine = scene(max_num_batched_tokens=100)
+    engine.add("long", prompt=120)
+    engine.step()
+    assert engine.told().exits == [waiting("condition", Cause.TOKEN_BUDGET, None, 0)]
+
+
+def test_token_budget_leaves_a_running_request_out(scene):
+    """Drafts make a request want more than when it was admitted."""
+    engine = scene(max_num_batched_tokens=4, max_num_seqs=2, speculative_config=NGRAM, drafts=3)
+    engine.add("first", prompt=1, max_tokens=9)
+    engine.add("second", prompt=1, max_tokens=9)
+    engine.step()
+    engine.step()
+    told = engine.told()
+    assert told.tokens == {"first": 4}
+    assert told.exits == [
+        running("condition", Cause.TOKEN_BUDGET, "second", 0),
+        waiting("condition", Cause.TOKEN_BUDGET, None, 0),
+    ]
+    assert told.guards[0] == "req_index < len(self.running) and token_budget > 0"
+
+
+def test_input_budget(scene):
+    engine = scene(max_num_batched_tokens=40, speculative_config=DRAFT_MODEL)
+    for name in ("one", "two", "three"):
+        engine.add(name, prompt=19)
+    engine.step()
+    told = engine.told()
+    assert told.tokens == {"one": 19, "two": 19}
+    assert told.exits == [waiting("break", Cause.INPUT_BUDGET, "three", 2)]
+    assert told.guards == ["not request_queue or input_budget <= draft_slots"]
+
+
+def test_input_budget_leaves_a_running_request_out(scene):
+    engine = scene(max_num_batched_tokens=4, max_num_seqs=3, speculative_config=DRAFT_MODEL, drafts=3)
+    for name in ("first", "second", "third"):
+        engine.add(name, prompt=1, max_tokens=9)
+    engine.step()
+    engine.step()
+    told = engine.told()
+    assert told.tokens == {"first": 3}
+    assert told.exits == [
+        running("break", Cause.INPUT_BUDGET, "second", 1),
+        waiting("break", Cause.INPUT_BUDGET, "third", 1),
+    ]
+    assert told.guards[0] == "input_budget <= draft_slots"
+
+
+def test_spec_decode_padding(scene):
+    """A decode is admitted with room for all its drafts, or not at all."""
+    engine = scene(max_num_batched_tokens=4, max_num_seqs=2, speculative_config=NGRAM)
+    engine.add("runs", prompt=2, max_tokens=9)
+    engine.step()
+    engine.add("wants_four", prompt=1)
+    engine.step()
+    told = engine.told()
+    assert told.exits == [waiting("break", Cause.SPEC_DECODE_PADDING, "wants_four", 3)]
+    assert told.guards == ["padded_num_tokens > request_token_budget"]
+
+
+def test_max_num_seqs(scene):
+    engine = scene(max_num_seqs=2)
+    for name in ("one", "two", "three", "four"):
+        engine.add(name, prompt=10)
+    engine.step()
+    told = engine.told()
+    assert told.exits == [waiting("break", Cause.MAX_NUM_SEQS, "three", 236)]
+    assert told.guards == ["num_running >= self.max_num_active_reqs"]
+
+
+def test_max_num_active_seqs_counts_as_max_num_seqs(scene):
+    engine = scene(max_num_seqs=4, max_num_active_seqs=1)
+    engine.add("one", prompt=10)
+    engine.add("two", prompt=10)
+    engine.step()
+    assert engine.told().exits == [waiting("break", Cause.MAX_NUM_SEQS, "two", 246)]
+
+
+def test_chunked_prefill_off(scene):
+    engine = scene(enable_chunked_prefill=False)
+    engine.add("fits", prompt=100)
+    engine.add("too_long", prompt=200)
+    engine.step()
+    told = engine.told()
+    assert told.exits == [waiting("break", Cause.CHUNKED_PREFILL_OFF, "too_long", 156)]
+    assert "num_new_tokens > request_token_budget" in told.guards[0]

@@ -1,0 +1,82 @@
+"""Steps whose output is still on its way: async scheduling and pipeline parallelism."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.model.causes import Cap, Cause
+from schedtrace.model.trace import ChunkCap
+from tests.contract.causes.scenes import nobody_is_left, running, waiting
+
+pytestmark = pytest.mark.vllm
+
+
+def test_output_in_flight(scene):
+    engine = scene(async_scheduling=True)
+    engine.add("last_token", prompt=10, max_tokens=1)
+    engine.add("goes_on", prompt=10, max_tokens=9)
+    engine.step()
+    engine.step()
+    told = engine.told()
+    assert told.exits == [running("continue", Cause.OUTPUT_IN_FLIGHT, "last_token", 256), nobody_is_left(255)]
+    assert ">= request.num_prompt_tokens + request.max_tokens" in told.guards[0]
+
+
+def test_no_new_tokens(scene):
+    """With pipeline parallelism a request's next token is not known while its last step is on its way."""
+    engine = scene(pipeline_parallel_size=2)
+    engine.add("on_its_way", prompt=10)
+    engine.step()
+    engine.step()
+    told = engine.told()
+    assert told.exits == [running("continue", Cause.NO_NEW_TOKENS, "on_its_way", 256), nobody_is_left(256)]
+    assert told.guards[0] == "num_new_tokens == 0"
+    assert told.caps == []
+
+
+def test_no_new_tokens_at_max_model_len(scene):
+    engine = scene(async_scheduling=True, max_model_len=32)
+    engine.add("full", prompt=31, max_tokens=9)
+    engine.step()
+    engine.step()
+    told = engine.told()
+    assert told.exits == [
+        running("continue", Cause.NO_NEW_TOKENS, "full", 256, detail=Cap.MAX_MODEL_LEN),
+        nobody_is_left(256),
+    ]
+    assert told.guards[0] == "num_new_tokens == 0"
+    assert told.caps == [ChunkCap("full", Cap.MAX_MODEL_LEN, wanted_tokens=1, capped_tokens=0)]
+
+
+def test_pp_stagger(scene):
+    """By hand: only the V2 model runner, which needs Triton, has requests wait for their turn to decode."""
+    engine = scene(async_scheduling=True, pipeline_parallel_size=2)
+    engine.scheduler.use_v2_model_runner = True
+    engine.add("waits_a_turn", prompt=10)
+    engine.schedule()
+    engine.schedule()
+    told = engine.told()
+    assert told.exits == [running("continue", Cause.PP_STAGGER, "waits_a_turn", 256), nobody_is_left(256)]
+    assert told.guards[0] == "self.current_step < request.next_decode_eligible_step"
+
+
+def test_stale_output_pending(scene):
+    """Three batches in flight: the victim's two chunks are still on their way when it is preempted."""
+    engine = scene(
+        pipeline_parallel_size=3,
+        num_blocks=1 + 3,
+        max_num_batched_tokens=16,
+        scheduler_reserve_full_isl=False,
+    )
+    engine.add("stays", prompt=16, max_tokens=40)
+    engine.add("victim", prompt=64, max_tokens=40)
+    for _ in range(5):
+        engine.step()
+    told = engine.told()
+    assert told.tokens == {}
+    assert told.exits == [
+        running("continue", Cause.NO_NEW_TOKENS, "stays", 16),
+        waiting("continue", Cause.STALE_OUTPUT_PENDING, "victim", 16),
+        nobody_is_left(16),
+    ]
+    assert told.guards[1] == "request.num_stale_output_tokens and (not request.drop_stale_output)"

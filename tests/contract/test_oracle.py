@@ -1,0 +1,128 @@
+"""The exits that a trace tells are those that vLLM's untouched ``schedule()`` takes, one by one."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from schedtrace.read.run import read_run
+from schedtrace.record import exits
+from schedtrace.record.traced import traced_class
+from tests.contract.deciding import Deciding, first_difference
+from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS, make_script, play
+from tests.contract.oracle import Oracle
+from tests.contract.watched import FILE, LOOPS, Watched, exits_told, note_of_exit
+
+pytestmark = pytest.mark.vllm
+
+LOADS = [f"{name}-{seed}" for name in FAMILIES for seed in SEEDS]
+
+compared: dict[str, Counter[tuple[Any, ...]]] = {}
+"""For every load the exits that were compared: by loop, line and kind."""
+
+
+@dataclass
+class Played:
+    """A load on the untouched scheduler and on the traced one, and the trace."""
+
+    seen: Watched
+    traced: Deciding
+    trace: Any
+
+
+def play_twice(load, folder) -> Played:
+    name, seed = load.rsplit("-", 1)
+    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
+        traced = play(Deciding(traced_class, **engine), script)
+    [trace] = read_run(folder).traces
+    return Played(play(Watched(**engine), script), traced, trace)
+
+
+@pytest.fixture(params=LOADS, scope="module")
+def played(request, tmp_path_factory):
+    return play_twice(request.param, tmp_path_factory.mktemp("run"))
+
+
+def test_watched_is_the_untouched_scheduler_and_it_decides_the_same(played):
+    assert type(played.seen.scheduler) in {Scheduler, AsyncScheduler}
+    assert first_difference(played.seen.decisions, played.traced.decisions) is None
+
+
+def test_the_exits_told_are_those_taken(played, request):
+    seen, told = played.seen.exits, exits_told(played.trace)
+    compared[request.node.callspec.id] = Counter()
+    assert len(told) == len(seen) > BUSY_STEPS
+    for call, taken in enumerate(seen):
+        assert (call, told[call]) == (call, taken)
+        for exit_line in taken:
+            compared[request.node.callspec.id][exit_line[:3]] += exit_line[-1]
+
+
+def test_all_of_them_were_seen_in_the_source(played):
+    assert set(played.trace.exits().collect()["via"]) == {"source"}
+
+
+def test_every_step_says_how_admission_ended(played):
+    ends = [[line[2] for line in taken if line[0] == "waiting"][-1:] for taken in played.seen.exits]
+    assert {kind for end in ends for kind in end} <= {"break", "condition", "gate"}
+    assert all(ends)
+
+
+def test_how_much_was_compared():
+    """All loads together, which must have run before; no single kind of load makes up for the others."""
+    if set(compared) != set(LOADS):
+        pytest.skip("only with all loads")
+    total = sum(compared.values(), Counter())
+    for (loop, line, kind), count in sorted(total.items()):
+        print(f"\n{count:>8} {loop} {kind}, line {line}", end="")
+    print(f"\n{total.total():>8} in all")
+    assert total.total() > 100_000
+    assert min(counts.total() for counts in compared.values()) > BUSY_STEPS
+    assert len(total) >= 17
+
+
+def test_every_place_has_its_mark():
+    sites = [exits.SITES[number] for number in traced_class(Scheduler)._schedtrace_instrumented.sites]
+    marked = [(site.loop, site.location, site.kind) for site in sites if site.kind]
+    seen = [
+        (LOOPS[place.loop], f"{FILE}:{place.line}", place.kind)
+        for place in Oracle(Scheduler.schedule, note_of_exit).places
+    ]
+    assert sorted(marked) == sorted(seen)
+
+
+WRONG = {
+    "dropped": lambda *_: None,
+    "noted twice": lambda note, *told: (note(*told), note(*told))[1],
+    "of another budget": lambda note, scheduler, site, budget, request: note(
+        scheduler, site, budget - 1, request
+    ),
+    "of nobody": lambda note, scheduler, site, budget, _: note(scheduler, site, budget, None),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_one_exit_noted_wrongly_is_noticed(wrong, tmp_path, monkeypatch):
+    note, skipped = exits._note, iter(range(1_000_000))
+
+    def once_wrong(scheduler, site, *told):
+        if scheduler._schedtrace_events is not None and exits.SITES[site].kind == "continue":
+            return (
+                wrong(note, scheduler, site, *told) if next(skipped) == 10 else note(scheduler, site, *told)
+            )
+        return note(scheduler, site, *told)
+
+    monkeypatch.setattr(exits, "_note", once_wrong)
+    played = play_twice("one_lora-1", tmp_path)
+    assert first_difference(played.seen.decisions, played.traced.decisions) is None
+    pairs = zip(played.seen.exits, exits_told(played.trace), strict=True)
+    [(taken, told)] = [pair for pair in pairs if pair[0] != pair[1]]
+    assert taken[1:] == told[-len(taken) + 1 :] != []

@@ -1,0 +1,75 @@
+"""Schedulers of a few lines in modules of their own, to be proven, marked and run."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from schedtrace.record.exit_lines import to_lines
+from schedtrace.record.instrument import _with_marks
+
+TOY = """
+class Toy:
+    def schedule(self, token_budget=10):
+        req_index = 0
+        num_scheduled_tokens = {}
+        while req_index < len(self.running) and token_budget > 0:
+            request = self.running[req_index]
+            req_index += 1
+            if request.sits_out:
+                continue
+            num_new_tokens = min(request.wants, token_budget)
+            num_scheduled_tokens[request.request_id] = num_new_tokens
+            token_budget -= num_new_tokens
+        return num_scheduled_tokens, 0.0, token_budget in {1, 2}
+"""
+"""The source of a scheduler of what runs, in vLLM's words."""
+
+
+@contextmanager
+def module_of(folder: Path, source: str | bytes) -> Iterator[ModuleType]:
+    """A module with this source, imported from a file in ``folder``, for as long as it is needed."""
+    path = folder / "toy.py"
+    path.write_bytes(source if isinstance(source, bytes) else source.encode())
+    spec: Any = importlib.util.spec_from_file_location("toy", path)
+    module = sys.modules["toy"] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules["toy"]
+
+
+class Queue(list):
+    """vLLM's request queue, as far as anybody here needs it."""
+
+    def peek_request(self) -> Any:
+        return self[0]
+
+    def pop_request(self) -> Any:
+        return self.pop(0)
+
+
+def request(request_id: str, **facts: Any) -> Any:
+    """A request with whatever facts a toy looks at."""
+    return SimpleNamespace(request_id=request_id, status=SimpleNamespace(name="RUNNING"), **facts)
+
+
+def told(owner: type, *given: Any, budget: int = 0, **facts: Any) -> tuple[Any, list[Any], list[Any]]:
+    """What a marked ``schedule(*given)`` returns, and the exits and caps it notes.
+
+    Args:
+        owner: A class with a ``schedule()`` to be marked.
+        given: Its arguments.
+        budget: What an exit says where no ``token_budget`` is in sight.
+        facts: Attributes of the scheduler.
+    """
+    marked, _ = _with_marks(owner)
+    assert marked is not None
+    scheduler: Any = marked.__new__(marked)
+    vars(scheduler).update({"waiting": Queue()} | facts, _schedtrace_events=[])
+    returned = scheduler.schedule(*given)
+    return returned, *to_lines(scheduler._schedtrace_events, budget, 0)

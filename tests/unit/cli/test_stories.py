@@ -1,0 +1,113 @@
+"""``step``, ``request``, ``findings``, ``export`` and the choice of findings, as a person types them."""
+
+import json
+
+import polars as pl
+import pytest
+
+from schedtrace.diagnose.rules import RULES
+from schedtrace.model.catalogue import Catalogue
+from schedtrace.model.life import Life
+from schedtrace.model.story import StepStory
+
+
+def test_a_step_is_told(cli, warned):
+    code, out, err = cli("step", warned, 0)
+    assert (code, err) == (0, "")
+    assert out.startswith("Step 0 of warned\n")
+    assert "The waiting loop ended (inferred): the KV cache had no room" in " ".join(out.split())
+
+
+def test_a_trace_file_is_a_run(cli, warned):
+    assert cli("step", warned / "engine-0.jsonl", 0)[0] == 0
+
+
+def test_a_request_is_told(cli, quiet):
+    code, out, err = cli("request", quiet, "a")
+    assert (code, err) == (0, "")
+    assert out.startswith("Request a of quiet\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "struct"), [(["step", 0], StepStory), (["request", "a"], Life), (["findings"], Catalogue)]
+)
+def test_json_is_one_object_with_the_keys_of_the_answer_and_nothing_else(cli, quiet, arguments, struct):
+    command, *rest = arguments
+    code, out, err = cli(command, *([quiet, *rest] if rest else []), "--format", "json")
+    assert (code, err) == (0, "")
+    assert list(json.loads(out)) == list(struct.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["step", "{}", 7], "step 7: {} has the steps 0 to 0"),
+        (["step", "{}", 0, "--engine", 3], "--engine 3: {} has engine 0"),
+        (
+            ["request", "{}", "nobody"],
+            "request nobody: none of this id in {}, which has 1 requests, such as a",
+        ),
+    ],
+)
+def test_what_is_not_there_is_a_line_on_stderr(cli, quiet, arguments, says):
+    code, out, err = cli(*(str(word).format(quiet) for word in arguments))
+    assert (code, out, err) == (2, "", f"schedtrace: {says.format(quiet)}\n")
+
+
+def test_a_folder_of_several_runs_is_refused(cli, quiet, warned):
+    code, _, err = cli("step", quiet.parent, 0)
+    assert code == 2
+    assert "2 runs in it; name one of them, such as" in err
+    assert warned.parent == quiet.parent
+
+
+def test_a_run_that_is_not_there_is_an_input_error(cli, tmp_path):
+    assert cli("request", tmp_path / "none", "a")[0] == 3
+
+
+def test_the_catalogue_lists_every_code(cli):
+    _, out, _ = cli("findings")
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == list(RULES)
+
+
+@pytest.mark.parametrize(("kind", "read"), [("parquet", pl.read_parquet), ("csv", pl.read_csv)])
+def test_export_says_what_it_wrote(cli, quiet, kind, read):
+    code, out, err = cli("export", quiet, "--to", kind)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1].split() == [str(quiet / "export" / f"requests.{kind}"), "1", "rows"]
+    assert read(quiet / "export" / f"requests.{kind}")["request_id"].to_list() == ["a"]
+
+
+def test_export_replaces_only_when_forced(cli, quiet, tmp_path):
+    again = ["export", quiet, "--output", tmp_path / "out"]
+    assert cli(*again)[0] == 0
+    code, out, err = cli(*again)
+    assert (code, out) == (2, "")
+    assert "--force replaces it" in err
+    assert cli(*again, "--force")[0] == 0
+
+
+def codes(out):
+    return {finding["code"] for finding in json.loads(out)["runs"][0]["findings"]}
+
+
+def test_only_and_ignore_choose_what_is_told_and_what_fails(cli, warned):
+    everything = codes(cli("analyze", warned, "--format", "json")[1])
+    assert "blocked-budget" in everything
+    code, out, _ = cli(
+        "analyze", warned, "--format", "json", "--only", "blocked-budget", "--fail-on", "warning"
+    )
+    assert (code, codes(out)) == (1, {"blocked-budget"})
+    others = [word for code in everything - {"blocked-budget"} for word in ("--ignore", code)]
+    code, out, _ = cli(
+        "analyze", warned, "--format", "json", "--ignore", "blocked-budget", *others, "--fail-on", "info"
+    )
+    assert (code, codes(out)) == (0, set())
+
+
+def test_an_unknown_code_is_a_usage_error(cli, warned):
+    code, out, err = cli("analyze", warned, "--only", "blocked")
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        "schedtrace: --only blocked: no such finding; there are arrival-limited, blocked-budget, "
+    )

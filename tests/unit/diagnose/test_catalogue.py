@@ -1,0 +1,33 @@
+import pytest
+
+from schedtrace.diagnose.catalogue import catalogue, choose
+from schedtrace.diagnose.rules import RULES
+from schedtrace.errors import UsageError
+
+
+def test_every_rule_is_listed_with_what_it_needs():
+    told = {kind.code: kind for kind in catalogue().findings}
+    assert list(told) == list(RULES)
+    assert told["preemption"].needs == ["preemptions"]
+    assert told["preemption"].summary == RULES["preemption"].summary
+
+
+@pytest.mark.parametrize(
+    ("only", "ignore", "left"),
+    [
+        ([], [], set(RULES)),
+        (["preemption"], [], {"preemption"}),
+        ([], ["preemption"], set(RULES) - {"preemption"}),
+        (["preemption", "blocked-budget"], ["preemption"], {"blocked-budget"}),
+    ],
+)
+def test_codes_are_chosen(only, ignore, left):
+    assert choose(only=only, ignore=ignore) == left
+
+
+@pytest.mark.parametrize("option", ["only", "ignore"])
+def test_a_code_that_is_none_is_refused_with_those_there_are(option):
+    with pytest.raises(
+        UsageError, match=rf"--{option} preemtion: no such finding; there are arrival-limited, "
+    ):
+        choose(**{"only": [], "ignore": [], option: ["preemtion"]})

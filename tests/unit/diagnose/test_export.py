@@ -1,0 +1,76 @@
+import polars as pl
+import pytest
+
+from schedtrace.diagnose.export import Kind, tables, write_tables
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model.causes import Cap
+from schedtrace.model.trace import ChunkCap, Preemption
+from schedtrace.read.run import read_run
+from tests import makers
+from tests.makers import arrival, finish, step
+
+ROWS = {"steps": 2, "requests": 3, "exits": 2, "caps": 1, "preemptions": 1, "arrivals": 1, "finishes": 1}
+
+
+@pytest.fixture
+def run(run_of):
+    return run_of(
+        "r",
+        step(0, trial=0, got={"a": 10, "b": 5}, new="ab", arrived=[arrival("a", 0, 1)]),
+        step(
+            1,
+            trial=1,
+            got={"a": 1},
+            caps=[ChunkCap("a", Cap.TOKEN_BUDGET, 5, 1)],
+            preempted=[Preemption("b", 5)],
+            finished=[finish("b")],
+        ),
+    )
+
+
+@pytest.mark.parametrize(("kind", "read"), [(Kind.PARQUET, pl.read_parquet), (Kind.CSV, pl.read_csv)])
+def test_every_table_can_be_read_back(run, tmp_path, kind, read):
+    written = write_tables(run, tmp_path / "out" / "in", kind=kind)
+    assert {file.name: rows for file, rows in written.items()} == {
+        f"{n}.{kind}": rows for n, rows in ROWS.items()
+    }
+    back = {file.stem: read(file) for file in written}
+    assert {name: table.height for name, table in back.items()} == ROWS
+    assert back["requests"].select(
+        "engine_rank", "step", "trial", "request_id", "scheduled_tokens"
+    ).rows() == [
+        (0, 0, 0, "a", 10),
+        (0, 0, 0, "b", 5),
+        (0, 1, 1, "a", 1),
+    ]
+    assert back["steps"]["remaining_budget"].to_list() == [985, 999]
+    assert back["preemptions"].select("step", "request_id", "lost_tokens").row(0) == (1, "b", 5)
+
+
+def test_no_column_is_nested(run):
+    for table in tables(run).values():
+        assert not any(dtype.is_nested() for dtype in table.collect_schema().dtypes())
+
+
+def test_engines_stand_below_each_other(tmp_path):
+    for rank in (0, 1):
+        folder = makers.run_folder(tmp_path / "r", step(0, got={f"r{rank}": 1}), engine_rank=rank)
+    requests = tables(read_run(folder))["requests"].collect()
+    assert requests.select("engine_rank", "request_id").rows() == [(0, "r0"), (1, "r1")]
+
+
+def test_files_that_are_there_are_kept_unless_told_otherwise(run, tmp_path):
+    there = tmp_path / "caps.csv"
+    there.write_text("mine")
+    with pytest.raises(UsageError, match=r"caps\.csv is there already; --force replaces it"):
+        write_tables(run, tmp_path, kind=Kind.CSV)
+    assert there.read_text() == "mine"
+    assert not (tmp_path / "steps.csv").exists()
+    write_tables(run, tmp_path, kind=Kind.CSV, force=True)
+    assert "token_budget" in there.read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_told(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file.sub: cannot be written to \(Not a directory\)"):
+        write_tables(run, tmp_path / "file" / "sub", kind=Kind.CSV)

@@ -1,0 +1,67 @@
+import pytest
+
+from schedtrace.diagnose.find_request import find_request
+from schedtrace.errors import UsageError
+from schedtrace.read.run import read_run
+from tests import makers
+from tests.makers import arrival, finish, step
+
+IDS = ["t1-1-aa", "t1-12-bb", "t1-12-bc", "t1-1", "cmpl-7"]
+
+
+@pytest.fixture
+def run(run_of):
+    came = [arrival(name, 0, 0) for name in IDS]
+    return run_of("r", step(0, arrived=came, got={"only-scheduled": 1}, finished=[finish("only-finished")]))
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("t1-1", "t1-1"),
+        ("t1-1-aa", "t1-1-aa"),
+        ("aa", "t1-1-aa"),
+        ("t1-12-bc", "t1-12-bc"),
+        ("c", None),
+        ("cm", "cmpl-7"),
+        ("7", "cmpl-7"),
+        ("only-s", "only-scheduled"),
+        ("finished", "only-finished"),
+    ],
+)
+def test_a_beginning_or_end_is_enough_if_one_request_has_it(run, text, meant):
+    if meant is None:
+        with pytest.raises(UsageError, match="2 requests are meant: t1-12-bc, cmpl-7"):
+            find_request(run, text)
+    else:
+        assert find_request(run, text)[1] == meant
+
+
+def test_a_part_up_to_a_dash_goes_before_longer_ones(run_of):
+    came = [arrival(name, 0, 0) for name in ("t1-1-aa", "t1-12-bb")]
+    assert find_request(run_of("r", step(0, arrived=came)), "t1-1")[1] == "t1-1-aa"
+
+
+def test_several_are_listed(run):
+    with pytest.raises(UsageError) as told:
+        find_request(run, "t1-12")
+    assert str(told.value) == "request t1-12: 2 requests are meant: t1-12-bb, t1-12-bc"
+
+
+def test_many_are_listed_in_part(run_of):
+    came = [arrival(f"x{n}", 0, 0) for n in range(10)]
+    with pytest.raises(UsageError, match=r"10 requests are meant: x0, .*x7 and 2 more$"):
+        find_request(run_of("r", step(0, arrived=came)), "x")
+
+
+@pytest.mark.parametrize("text", ["nobody", ""])
+def test_none_says_what_is_there(run, text):
+    with pytest.raises(UsageError, match=r"none of this id in .*r, which has 7 requests, such as t1-1-aa"):
+        find_request(run, text)
+
+
+def test_every_engine_is_searched(tmp_path):
+    for rank in (0, 1):
+        folder = makers.run_folder(tmp_path / "r", step(0, got={f"r{rank}": 1}), engine_rank=rank)
+    trace, found = find_request(read_run(folder), "r1")
+    assert (trace.header.engine_rank, found) == (1, "r1")

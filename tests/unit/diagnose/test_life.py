@@ -1,0 +1,254 @@
+"""One request's life, told from traces made by hand; times in the trace are microseconds, told in ms."""
+
+import pytest
+
+from schedtrace.diagnose.life import tell_life
+from schedtrace.model.causes import Cap, Cause
+from schedtrace.model.trace import ChunkCap, Exit, Preemption, ScheduledRequest
+from tests.makers import arrival, finish, step
+
+FULL = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "a", 900)
+SPENT = Exit("waiting", "condition", Cause.TOKEN_BUDGET, "a")
+
+
+def got(computed, tokens, phase="running", name="a"):
+    return [ScheduledRequest(name, computed, tokens, phase)]
+
+
+def waited_then_chunked():
+    """Queued at 2 ms, waits for two causes, has two chunks and then three outputs, one of them late."""
+    return [
+        step(0, start=5_000, waiting=1, ended=FULL, arrived=[arrival("a", 1_000, 2_000, max_tokens=3)]),
+        step(1, start=15_000, waiting=1, ended=FULL),
+        step(2, start=30_000, waiting=1, ended=SPENT),
+        step(
+            3,
+            start=40_000,
+            back=10_000,
+            requests=got(0, 60, "new"),
+            caps=[ChunkCap("a", Cap.TOKEN_BUDGET, 100, 60)],
+        ),
+        step(4, start=50_000, back=10_000, requests=got(60, 40)),
+        step(5, start=60_000, back=4_000, requests=got(100, 1)),
+        step(6, start=64_000, back=9_000, requests=got(101, 1)),
+        step(
+            7,
+            start=80_000,
+            finished=[
+                finish(
+                    "a",
+                    arrived_us=1_000,
+                    first_token_us=60_000,
+                    last_token_us=73_000,
+                    finished_us=73_100,
+                    output_tokens=3,
+                )
+            ],
+        ),
+    ]
+
+
+@pytest.fixture
+def life(run_of):
+    return tell_life(run_of("r", *waited_then_chunked()), "a")
+
+
+def test_the_time_is_divided_without_a_gap(life):
+    spans = [(span.state, span.from_ms, span.to_ms) for span in life.spans]
+    assert spans == [("front_end", 0, 1), ("waiting", 1, 39), ("prefill", 39, 59), ("decode", 59, 72)]
+    assert (life.e2e_ms, life.ttft_ms) == (72, 59)
+
+
+def test_a_wait_is_divided_among_the_causes_of_the_steps_it_went_through(life):
+    [wait] = life.waits
+    assert (wait.since_step, wait.left_step, wait.wait_ms, wait.before_step_ms) == (0, 3, 38, 3)
+    assert [(one.cause, one.steps, one.wait_ms) for one in wait.causes] == [
+        ("max_num_seqs", 2, 25),
+        ("token_budget", 1, 10),
+    ]
+
+
+def test_its_own_skip_is_why_it_waited(run_of):
+    skip = Exit("waiting", "continue", Cause.GRAMMAR_PENDING, "a", 900)
+    lines = [
+        step(0, start=0, waiting=2, exits=[skip, FULL], arrived=[arrival("a", 0, 0)]),
+        step(1, start=7_000, requests=got(0, 100, "new")),
+    ]
+    [wait] = tell_life(run_of("r", *lines), "a").waits
+    assert [(one.cause, one.wait_ms) for one in wait.causes] == [("grammar_pending", 7)]
+
+
+def test_that_the_queue_was_empty_is_not_why_it_waited(run_of):
+    lines = [
+        step(0, start=0, waiting=1, ended=Cause.QUEUE_EMPTY, arrived=[arrival("a", 0, 0)]),
+        step(1, start=7_000, requests=got(0, 100, "new")),
+    ]
+    [wait] = tell_life(run_of("r", *lines), "a").waits
+    assert [one.cause for one in wait.causes] == ["other"]
+
+
+def test_events_are_told_in_order_and_in_words(life):
+    assert [
+        (event.at_ms, event.what, event.step, event.last_step, event.message) for event in life.events
+    ] == [
+        (0, "arrived", None, None, "at the front end: 100 prompt tokens, at most 3 to generate"),
+        (1, "queued", None, None, "in the scheduler's queue"),
+        (
+            39,
+            "scheduled",
+            3,
+            3,
+            (
+                "scheduled after 38.0 ms in the queue: 2 steps max_num_seqs (25.0 ms), 1 step token_budget "
+                "(10.0 ms), 3.0 ms until a step began"
+            ),
+        ),
+        (39, "chunk", 3, 3, "prefill of 60 tokens, to 60 of 100, cut by token_budget"),
+        (49, "chunk", 4, 4, "prefill of 40 tokens, to 100 of 100"),
+        (59, "first_token", 4, 4, "first token back"),
+        (59, "decode", 5, 6, "decoded in 2 steps, 2 tokens scheduled"),
+        (72.1, "finished", None, None, "LENGTH_CAPPED with 3 output tokens"),
+    ]
+
+
+def test_gaps_lie_between_outputs(life):
+    assert (life.outputs, life.mean_gap_ms) == (3, 6.5)
+    assert [(gap.step, gap.gap_ms, gap.preempted) for gap in life.gaps] == [(6, 9, False), (5, 4, False)]
+
+
+def test_every_step_has_a_state(life):
+    assert [(run.state, run.first_step, run.steps) for run in life.states] == [
+        ("waiting", 0, 3),
+        ("prefill", 3, 2),
+        ("decode", 5, 2),
+    ]
+
+
+def preempted():
+    """Decodes, loses 101 tokens to b in step 2, comes back with 50 from the cache in step 4."""
+    lost = Preemption("a", 101, "b", 1)
+    return [
+        step(0, start=0, requests=got(0, 100, "new"), arrived=[arrival("a", -1_000, 0)], back=5_000),
+        step(1, start=10_000, requests=got(100, 1), back=5_000),
+        step(2, start=20_000, preempted=[lost], waiting=1, ended=Cause.PREEMPTED_THIS_STEP),
+        step(3, start=30_000, waiting=1, ended=Cause.KV_BLOCKS),
+        step(4, start=40_000, requests=got(50, 52, "resumed"), back=5_000),
+        step(5, start=50_000, requests=got(102, 1), back=5_000),
+        step(
+            6,
+            start=60_000,
+            finished=[
+                finish("a", arrived_us=-1_000, first_token_us=5_000, last_token_us=55_000, finished_us=55_010)
+            ],
+        ),
+    ]
+
+
+def test_what_a_preemption_cost_has_its_own_spans(run_of):
+    life = tell_life(run_of("r", *preempted()), "a")
+    assert [(span.state, span.from_ms, span.to_ms) for span in life.spans] == [
+        ("front_end", 0, 1),
+        ("prefill", 1, 6),
+        ("decode", 6, 21),
+        ("preempted", 21, 41),
+        ("recompute", 41, 46),
+        ("decode", 46, 56),
+    ]
+    assert [(run.state, run.steps) for run in life.states] == [
+        ("prefill", 1),
+        ("decode", 1),
+        ("preempted", 2),
+        ("recompute", 1),
+        ("decode", 1),
+    ]
+    assert life.num_preemptions == 1
+    assert [(gap.step, gap.gap_ms, gap.preempted) for gap in life.gaps] == [
+        (4, 30, True),
+        (1, 10, False),
+        (5, 10, False),
+    ]
+
+
+def test_a_preemption_and_the_return_are_events(run_of):
+    events = {event.what: event.message for event in tell_life(run_of("r", *preempted()), "a").events}
+    assert events["scheduled"] == "scheduled at once"
+    assert events["preempted"] == "preempted for b: 101 computed tokens lost"
+    assert events["resumed"] == (
+        "scheduled again after 20.0 ms in the queue: 1 step preempted_this_step (10.0 ms), "
+        "1 step kv_blocks (10.0 ms)"
+    )
+    assert events["chunk"] == "recompute of 52 tokens, to 102 of 102, 50 found in a cache"
+
+
+def test_an_output_that_comes_back_after_the_preemption_is_no_decode(run_of):
+    """With steps in flight: step 0's output is back after step 1 has preempted it."""
+    lines = [
+        step(0, start=0, back=15_000, requests=got(0, 100, "new"), arrived=[arrival("a", 0, 0)]),
+        step(
+            1, start=10_000, preempted=[Preemption("a", 100, "b")], waiting=1, ended=Cause.PREEMPTED_THIS_STEP
+        ),
+        step(2, start=20_000, requests=got(0, 101, "resumed"), back=5_000),
+        step(
+            3,
+            start=40_000,
+            finished=[finish("a", last_token_us=25_000, first_token_us=15_000, finished_us=25_000)],
+        ),
+    ]
+    life = tell_life(run_of("r", *lines), "a")
+    assert [(span.state, span.to_ms) for span in life.spans] == [
+        ("prefill", 10),
+        ("preempted", 20),
+        ("recompute", 25),
+    ]
+
+
+def test_a_step_that_went_without_it_is_counted_and_says_why(run_of):
+    skip = Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 900)
+    lines = [
+        step(0, requests=got(0, 100, "new"), arrived=[arrival("a", 0, 0)]),
+        step(1, requests=got(100, 1), total_requests=1),
+        step(2, got={"b": 1}, exits=[skip]),
+        step(3, requests=got(101, 1), total_requests=1),
+    ]
+    life = tell_life(run_of("r", *lines), "a")
+    [decoded] = [event for event in life.events if event.what == "decode"]
+    assert decoded.message == (
+        "decoded in 2 steps, 2 tokens scheduled; 1 step between went without it (1 output_in_flight)"
+    )
+    assert [(run.state, run.steps) for run in life.states] == [
+        ("prefill", 1),
+        ("decode", 1),
+        ("skipped", 1),
+        ("decode", 1),
+    ]
+    assert (life.status, life.e2e_ms) == (None, None)
+
+
+def test_a_request_that_was_aborted_in_the_queue_says_what_it_waited_for(run_of):
+    gone = finish("a", "ABORTED", finished_us=14_000, output_tokens=0)
+    lines = [
+        step(0, start=2_000, waiting=1, ended=FULL, arrived=[arrival("a", 0, 1_000)]),
+        step(1, start=20_000, finished=[gone]),
+    ]
+    life = tell_life(run_of("r", *lines), "a")
+    assert [(span.state, span.from_ms, span.to_ms) for span in life.spans] == [
+        ("front_end", 0, 1),
+        ("waiting", 1, 14),
+    ]
+    assert [event.message for event in life.events][-2:] == [
+        "waited 13.0 ms and was not scheduled: 1 step max_num_seqs (12.0 ms), 1.0 ms until a step began",
+        "ABORTED with 0 output tokens",
+    ]
+
+
+def test_a_request_from_before_the_trace_is_told_as_far_as_it_is_known(run_of):
+    lines = [step(0, start=4_000, requests=got(130, 1)), step(1, start=9_000, requests=got(131, 1))]
+    life = tell_life(run_of("r", *lines), "a")
+    assert (life.prompt_tokens, life.status, life.waits) == (None, None, [])
+    assert [(run.state, run.steps) for run in life.states] == [("decode", 2)]
+    assert life.spans[0].from_ms == 0
+
+
+def test_the_warm_up_can_be_asked_about(run_of):
+    line = step(0, trial=0, got={"t0-0": 100}, new=["t0-0"], arrived=[arrival("t0-0", 0, 0)])
+    assert tell_life(run_of("r", line, trial_ids=True), "t0-0").trial == 0

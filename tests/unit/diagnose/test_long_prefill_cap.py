@@ -1,0 +1,67 @@
+"""``long-prefill-cap``: what the threshold left empty."""
+
+import pytest
+
+from schedtrace.model.causes import Cap
+from schedtrace.model.trace import ChunkCap
+from tests.makers import step
+
+CODE = "long-prefill-cap"
+THRESHOLD = {"long_prefill_token_threshold": 100}
+
+
+def capped(number, wanted, got, cap=Cap.LONG_PREFILL, **fields):
+    caps = [ChunkCap(name, cap, wanted, tokens) for name, tokens in got.items()]
+    return step(number, got=got, caps=caps, **fields)
+
+
+def test_tokens_that_were_wanted_and_empty_are_told(found):
+    lines = [capped(0, 900, {"a": 100}), capped(1, 800, {"a": 100}), step(2, got={"a": 1})]
+    [finding] = found(CODE, *lines, scheduler_config=THRESHOLD)
+    assert (finding.count, finding.steps) == (2, [0, 1])
+    assert finding.tokens == 800 + 700
+    assert finding.evidence["mean_empty_tokens"] == 750
+    assert finding.evidence["steps_if_full"] == 1
+    assert "left 750 of 1,000 tokens empty on average (75 %)" in finding.message
+    assert "(now 100 of 1,000)" in finding.advice
+    assert finding.evidence["example"] == (
+        "step 0 gave 100 tokens to 1 request and left 900 empty; 1 request wanted 800 more."
+    )
+
+
+def test_no_more_can_be_used_than_is_left(found):
+    [finding] = found(CODE, capped(0, 5000, {"a": 400, "b": 400}))
+    assert finding.tokens == 200
+
+
+def test_a_cap_in_a_full_step_left_nothing_empty(found):
+    assert found(CODE, capped(0, 5000, {"a": 500, "b": 500})) == []
+
+
+def test_other_caps_are_not_this_one(found):
+    assert found(CODE, capped(0, 5000, {"a": 400}, cap=Cap.MAX_MODEL_LEN)) == []
+
+
+def test_the_adaptive_threshold_counts_too(found):
+    assert len(found(CODE, capped(0, 500, {"a": 400}, cap=Cap.LONG_PREFILL_ADAPTIVE))) == 1
+
+
+def test_full_steps_are_counted_trial_by_trial(found):
+    [finding] = found(CODE, *(capped(n, 900, {"a": 100}, trial=1 + n // 2) for n in range(4)))
+    assert finding.evidence["steps_if_full"] == 2
+
+
+@pytest.mark.parametrize(("fill", "severity"), [(0, "critical"), (10_000, "info")])
+def test_the_cost_is_the_fixed_time_of_the_steps_too_many(found, fill, severity):
+    """Each step takes 1,000 us whatever it does: 3 of 4 steps are too many."""
+    steps = [capped(n, 900, {"a": 100}, start=n * 1000, took=0, back=1000) for n in range(4)]
+    rest = [step(n, start=n * 1000, took=0, back=1000, got={"a": 1}) for n in range(4, 24 + fill)]
+    [finding] = found(CODE, *steps, *rest)
+    assert finding.cost_ms == pytest.approx(3.0, rel=0.01)
+    assert finding.cost_frac == pytest.approx(3 / (24 + fill), rel=0.01)
+    assert finding.severity == severity
+
+
+def test_without_a_model_of_step_times_there_is_no_cost(found):
+    [finding] = found(CODE, capped(0, 900, {"a": 100}))
+    assert (finding.cost_ms, finding.severity) == (None, "warning")

@@ -1,0 +1,40 @@
+"""Settings of a trace that make no sense end in a report or in a clear error, in every rule."""
+
+import pytest
+
+from schedtrace.diagnose.analyze import analyze
+from schedtrace.errors import InputError
+from schedtrace.model.causes import Cause
+from schedtrace.present.report import report_view
+from schedtrace.read.known_settings import KnownSettings
+from schedtrace.read.run import read_run
+from tests.makers import run_folder, step
+
+LINES = [
+    step(0, got={"a": 10}, new="a", waiting=1, waiting_tokens_after=9, ended=Cause.MAX_NUM_SEQS),
+    step(1, got={"a": 1000}, waiting=1, waiting_tokens_after=9, ended=Cause.TOKEN_BUDGET),
+    step(2, got={"a": 10}, waiting=1, waiting_tokens_after=9, ended=Cause.KV_BLOCKS),
+]
+
+
+@pytest.mark.parametrize("odd", ["x", [], {}, [1], {"a": 1}, -1, 0, 0.5, None, True, ""], ids=repr)
+@pytest.mark.parametrize("name", KnownSettings.__struct_fields__)
+def test_a_setting_is_of_its_type_or_the_header_is_broken(tmp_path, name, odd):
+    folder = run_folder(tmp_path / "r", *LINES, scheduler_config={name: odd})
+    types = KnownSettings.__annotations__[name].__args__
+    if isinstance(odd, types) and (type(odd) in types or not isinstance(odd, bool)):
+        assert report_view(analyze([read_run(folder)]))
+    elif not (float in types and type(odd) is int):
+        with pytest.raises(InputError, match=rf"engine-0\.jsonl:1: broken header \(.*{name}"):
+            read_run(folder)
+
+
+def test_settings_that_the_analysis_does_not_know_may_be_anything(tmp_path):
+    run = read_run(run_folder(tmp_path / "r", *LINES, scheduler_config={"new_thing": [{"a": None}]}))
+    assert run.traces[0].header.scheduler_config == {"new_thing": [{"a": None}]}
+
+
+@pytest.mark.parametrize("name", ["token_budget", "max_num_running_reqs", "block_size", "kv_blocks_total"])
+@pytest.mark.parametrize("odd", [0, -1, 2**40])
+def test_odd_limits_are_no_reason_to_fail(tmp_path, name, odd):
+    assert report_view(analyze([read_run(run_folder(tmp_path / "r", *LINES, **{name: odd}))]))

@@ -1,0 +1,63 @@
+"""``scheduler-overhead``: time that the device waited for the host."""
+
+import pytest
+
+from tests.makers import step
+
+CODE = "scheduler-overhead"
+
+
+def one_after_the_other(gap, *, count=5, busy=1000, took=30, update=20, **fields):
+    """Steps on one device; ``gap`` passes between an output and the end of the next ``schedule()``."""
+    period = busy + gap
+    return [
+        step(
+            n,
+            start=n * period,
+            took=took,
+            back=took + busy,
+            got={"a": 1},
+            running=1,
+            update_us=update,
+            **fields,
+        )
+        for n in range(count)
+    ]
+
+
+def test_the_time_from_an_output_to_the_end_of_the_next_schedule_is_counted(found):
+    """The first step has none before it, so 4 gaps of 100 us; the run is 4 * 1,100 + 1,030 us."""
+    [finding] = found(CODE, *one_after_the_other(100))
+    assert (finding.count, finding.steps) == (4, [1, 2, 3, 4])
+    assert finding.evidence["gap_ms"] == finding.cost_ms == 0.4
+    assert finding.cost_frac == 400 / 5430
+    assert finding.evidence["schedule_ms"] == 4 * 0.030
+    assert finding.evidence["update_ms"] == 4 * 0.020
+    assert finding.severity == "warning"
+    assert "30 % of it in schedule(), 20 % in update_from_output()" in finding.message
+
+
+@pytest.mark.parametrize(("gap", "count"), [(50, 0), (70, 1)])
+def test_little_of_it_is_not_worth_telling(found, gap, count):
+    assert len(found(CODE, *one_after_the_other(gap, count=20))) == count
+
+
+def test_a_step_that_was_scheduled_while_the_one_before_ran_waited_for_nobody(found):
+    lines = [step(n, start=n * 1000, took=30, back=1900, got={"a": 1}, running=1) for n in range(5)]
+    assert found(CODE, *lines) == []
+
+
+def test_a_device_that_nobody_ran_on_was_idle_for_want_of_requests(found):
+    lines = [step(n, start=n * 5000, got={"a": 1}, num_running_before=0) for n in range(5)]
+    assert found(CODE, *lines) == []
+
+
+def test_the_pause_between_two_trials_is_nobodys_gap(found):
+    lines = [step(n, start=n * 100_000, got={"a": 1}, running=1, trial=n + 1) for n in range(5)]
+    assert found(CODE, *lines) == []
+
+
+@pytest.mark.parametrize(("on", "says"), [(True, "is on"), (False, "is off"), (None, "is off")])
+def test_the_advice_depends_on_asynchronous_scheduling(found, on, says):
+    [finding] = found(CODE, *one_after_the_other(500), async_scheduling=on)
+    assert finding.advice.startswith(f"Asynchronous scheduling {says}")

@@ -1,0 +1,91 @@
+"""``prefill-starves-decode`` and ``decode-starves-prefill``."""
+
+import pytest
+
+from schedtrace.model.causes import Cap, Cause
+from schedtrace.model.trace import ChunkCap
+from tests.makers import step
+
+
+def timed(number, prefill, decode, per_prefill=10, **fields):
+    """A step of 1,000 us and ``per_prefill`` us more for each prefill token."""
+    return step(
+        number,
+        start=number * 100_000,
+        took=0,
+        back=1000 + per_prefill * prefill,
+        got={"a": prefill + decode},
+        prefill_tokens=prefill,
+        decode_tokens=decode,
+        **fields,
+    )
+
+
+def run(mixed, **fields):
+    pure = [timed(n, 0, 4, **fields) for n in range(20)]
+    return pure + [timed(20 + n, 100, 4, **fields) for n in range(mixed)]
+
+
+def test_what_a_prefill_added_to_the_steps_of_decodes_is_told(found):
+    """4 requests wait 1,000 us more in each of 5 steps of 2,000 us, beside 20 steps of 1,000 us."""
+    [finding] = found("prefill-starves-decode", *run(5))
+    assert (finding.count, finding.steps) == (5, [20, 21, 22, 23, 24])
+    assert finding.evidence["stretch_frac"] == pytest.approx(5 / 30, rel=0.01)
+    assert finding.evidence["mean_stretch_us"] == pytest.approx(1000, rel=0.01)
+    assert finding.evidence["median_decode_step_us"] == 1000
+    assert finding.evidence["max_busy_us"] == 2000
+    assert finding.severity == "warning"
+    assert "1.0 ms longer each (a step that only decodes: 1.0 ms in the middle)" in finding.message
+
+
+def test_a_few_such_steps_are_nothing_to_tell(found):
+    assert found("prefill-starves-decode", *run(2)) == []
+
+
+def test_steps_that_only_prefill_keep_no_decode_waiting(found):
+    steps = [timed(n, 100, 0) for n in range(10)] + [timed(10 + n, 0, 4) for n in range(15)]
+    assert found("prefill-starves-decode", *steps) == []
+
+
+def test_without_a_model_of_step_times_nothing_is_ascribed(found):
+    assert found("prefill-starves-decode", *run(5)[15:]) == []
+
+
+def full(number, decode, prefill=0, **fields):
+    given = {"ended": Cause.TOKEN_BUDGET, "waiting": 2, **fields}
+    return step(
+        number,
+        start=number * 1000,
+        got={"d": decode, "p": prefill},
+        decode_tokens=decode,
+        prefill_tokens=prefill,
+        **given,
+    )
+
+
+def test_decodes_that_leave_prefills_nothing_are_told(found):
+    lines = [full(0, 900, 100), full(1, 700, 300), step(2, start=2000, got={"d": 1})]
+    [finding] = found("decode-starves-prefill", *lines)
+    assert (finding.count, finding.steps) == (2, [0, 1])
+    assert finding.evidence["decode_share_frac"] == 0.8
+    assert finding.evidence["spent_ms"] == 2.0
+    assert finding.evidence["wait_ms"] == 2 * 2 * 1.0
+    assert finding.tokens == 1600
+
+
+@pytest.mark.parametrize(
+    ("decode", "fields", "count"),
+    [
+        (500, {}, 1),
+        (499, {}, 0),
+        (900, {"waiting": 0}, 0),
+        (900, {"ended": Cause.KV_BLOCKS}, 0),
+        (900, {"waiting": 0, "caps": [ChunkCap("p", Cap.TOKEN_BUDGET, 400, 100)]}, 1),
+    ],
+)
+def test_only_a_spent_budget_with_a_prefill_that_wanted_more_counts(found, decode, fields, count):
+    assert len(found("decode-starves-prefill", full(0, decode, 1000 - decode, **fields))) == count
+
+
+def test_a_step_with_budget_left_starves_nobody(found):
+    assert found("decode-starves-prefill", full(0, 900, 50)) == []
