@@ -21,16 +21,20 @@ def analyze(
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="CODE", help="Leave this finding out; may be repeated.")
     ] = None,
+    cache: Annotated[
+        bool, typer.Option(help="Keep what was read of a large trace beside it, for the next time.")
+    ] = True,
 ) -> None:
     """Say why the token budget went unused, who was refused and what to try."""
+    from schedtrace.cli.runs import read_runs
     from schedtrace.diagnose.analyze import analyze as analyze_runs
     from schedtrace.diagnose.analyze import at_or_above
     from schedtrace.diagnose.catalogue import choose, keep
     from schedtrace.present.report import report_view
-    from schedtrace.read.run import find_runs, read_run, runs_without_trace
+    from schedtrace.read.run import find_runs, runs_without_trace
 
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
-    report = keep(analyze_runs([read_run(path) for path in find_runs(paths)]), codes)
+    report = keep(analyze_runs(read_runs(find_runs(paths), cache=cache)), codes)
     for folder in runs_without_trace(paths):
         typer.echo(f"schedtrace: {folder} left out: it recorded nothing", err=True)
     if output_format is Format.JSON:

@@ -56,22 +56,24 @@ def diff(
     if not run and {base.suffix, new.suffix} & {".yaml", ".yml"}:
         msg = "these are configurations, not runs: add --run to run and compare them"
         raise UsageError(msg)
-    from schedtrace.diagnose.regression import regressed
+    from schedtrace.diagnose.diff.regression import regressed
 
     is_regression = regressed(fail_on or [])
     folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
 
-    from schedtrace.diagnose.compare import compare
+    from schedtrace.cli.runs import read_runs
+    from schedtrace.diagnose.diff.compare import compare
     from schedtrace.present.comparison import comparison_view
     from schedtrace.present.markdown import markdown
-    from schedtrace.read.run import find_runs, read_run
+    from schedtrace.read.run import find_runs
 
     found = [find_runs([folder]) for folder in folders]
     for folder, runs in zip(folders, found, strict=True):
         if len(runs) != 1:
             msg = f"{folder}: {len(runs)} runs in it; name one of them, such as {runs[0]}"
             raise InputError(msg)
-    comparison = compare(base=read_run(found[0][0]), new=read_run(found[1][0]))
+    of_base, of_new = read_runs([runs[0] for runs in found])
+    comparison = compare(base=of_base, new=of_new)
     if output_format is DiffFormat.JSON:
         show_json(comparison)
     elif output_format is DiffFormat.MARKDOWN:

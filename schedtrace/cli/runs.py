@@ -1,20 +1,44 @@
-"""The one run that a command is about."""
+"""Runs, read for a command; a bar tells how far large traces are."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from schedtrace.cli.options import stderr_console
 from schedtrace.errors import UsageError
-from schedtrace.read.run import Run, find_runs, read_run
+
+if TYPE_CHECKING:
+    from schedtrace.read.run import Run
 
 
-def one_run(path: Path) -> Run:
+def read_runs(paths: list[Path], *, cache: bool = True) -> "list[Run]":
+    """The runs at these paths.
+
+    Args:
+        paths: Run folders or trace files.
+        cache: Whether what was read of large traces may be kept beside them, and used again.
+
+    Raises:
+        InputError: one cannot be read.
+    """
+    from schedtrace.present.reading import ReadingBar
+    from schedtrace.read.reading import Reading
+    from schedtrace.read.run import read_run
+
+    with ReadingBar(stderr_console()) as bar:
+        return [read_run(path, Reading(cache=cache, progress=bar)) for path in paths]
+
+
+def one_run(path: Path) -> "Run":
     """The run at ``path``: its folder, one of its traces, or a folder that holds no other run.
 
     Raises:
         InputError: there is none, or it cannot be read.
         UsageError: there are several.
     """
+    from schedtrace.read.run import find_runs
+
     found = find_runs([path])
     if len(found) > 1:
         msg = f"{path}: {len(found)} runs in it; name one of them, such as {found[0]}"
         raise UsageError(msg)
-    return read_run(found[0])
+    return read_runs(found)[0]

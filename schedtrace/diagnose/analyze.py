@@ -5,11 +5,11 @@ from typing import Any
 
 from schedtrace.diagnose.causes import cap_table, cause_table
 from schedtrace.diagnose.limits import limit_shares
+from schedtrace.diagnose.queue.waits import mismatches, waits
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.rules.common import counted
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.view import View, make_view
-from schedtrace.diagnose.waits import mismatches, waits
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity

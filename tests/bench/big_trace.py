@@ -123,7 +123,13 @@ class _Engine:
             output_tokens=sampled,
             exits=[
                 Exit(
-                    "waiting", "break", cause, None, budget, location="v1/core/sched/scheduler.py:500", via="source"
+                    "waiting",
+                    "break",
+                    cause,
+                    None,
+                    budget,
+                    location="v1/core/sched/scheduler.py:500",
+                    via="source",
                 )
             ],
             preempted=preempted,
@@ -142,7 +148,9 @@ class _Engine:
             request = Request(f"t{trial}-{self.count}-{self.chance.getrandbits(32):08x}", self.chance, now)
             self.count += 1
             arrived.append(
-                Arrival(request.name, now - 200, now, prompt_tokens=request.prompt, max_tokens=request.outputs)
+                Arrival(
+                    request.name, now - 200, now, prompt_tokens=request.prompt, max_tokens=request.outputs
+                )
             )
             self.waiting.append(request)
         return arrived
@@ -162,7 +170,11 @@ class _Engine:
         victim.preempted += 1
         lost, victim.computed = victim.computed, 0
         self.waiting.appendleft(victim)
-        return [Preemption(victim.name, lost, self.running[0].name, victim.preempted, blocks_needed=1, policy="fcfs")]
+        return [
+            Preemption(
+                victim.name, lost, self.running[0].name, victim.preempted, blocks_needed=1, policy="fcfs"
+            )
+        ]
 
     def _outputs(self, back: int) -> int:
         done = [one for one in self.running if one.computed == one.wanted]

@@ -7,8 +7,8 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.limits import limit_shares, refused_demand
+from schedtrace.diagnose.queue.waits import mismatches, waiting_after, waits
 from schedtrace.diagnose.view import make_view
-from schedtrace.diagnose.waits import mismatches, waiting_after, waits
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver

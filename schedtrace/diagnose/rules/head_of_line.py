@@ -4,8 +4,8 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.overtaking import overtakers
-from schedtrace.diagnose.refused_heads import refused_heads
+from schedtrace.diagnose.queue.overtaking import overtakers
+from schedtrace.diagnose.queue.refused_heads import refused_heads
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, only, step_numbers, trial_numbers
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause

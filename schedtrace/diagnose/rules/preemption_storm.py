@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.comebacks import comebacks, steps_of_a_block
+from schedtrace.diagnose.queue.comebacks import comebacks, steps_of_a_block
 from schedtrace.diagnose.rules.common import (
     at_step,
     counted,

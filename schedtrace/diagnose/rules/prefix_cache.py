@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.comebacks import comebacks
+from schedtrace.diagnose.queue.comebacks import comebacks
 from schedtrace.diagnose.rules.common import (
     at_step,
     counted,

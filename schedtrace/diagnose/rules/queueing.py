@@ -4,8 +4,8 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.overtaken import overtaken
-from schedtrace.diagnose.queue_times import NEXT_STEP, by_cause, queue_times
+from schedtrace.diagnose.queue.overtaken import overtaken
+from schedtrace.diagnose.queue.times import NEXT_STEP, by_cause, queue_times
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
 from schedtrace.diagnose.view import View
 from schedtrace.model.facts import Fact

@@ -4,6 +4,7 @@ from typing import Any
 
 import polars as pl
 
+from schedtrace.diagnose.queue.spells import empty_spells
 from schedtrace.diagnose.rules.blocked_budget import ADVICE as OF_CAUSE
 from schedtrace.diagnose.rules.common import (
     at_step,
@@ -15,7 +16,6 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
-from schedtrace.diagnose.spells import empty_spells
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import ASKED_FOR, Cause
 from schedtrace.model.facts import Fact

@@ -1,4 +1,4 @@
-from schedtrace.diagnose.compare import compare
+from schedtrace.diagnose.diff.compare import compare
 from schedtrace.model.causes import Cause
 from tests.makers import step
 

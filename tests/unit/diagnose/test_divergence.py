@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.diagnose.divergence import compare_decisions
+from schedtrace.diagnose.diff.divergence import compare_decisions
 from schedtrace.diagnose.view import make_view
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption

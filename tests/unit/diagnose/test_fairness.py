@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.diagnose.fairness import fairness_notes, taken_in_turn
+from schedtrace.diagnose.diff.fairness import fairness_notes, taken_in_turn
 from schedtrace.diagnose.view import make_view
 from schedtrace.model.comparison import Sample
 from tests.makers import STEP_EVERY_US, step

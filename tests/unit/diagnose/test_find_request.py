@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.diagnose.find_request import find_request
+from schedtrace.diagnose.request.find import find_request
 from schedtrace.errors import UsageError
 from schedtrace.read.run import read_run
 from tests import makers

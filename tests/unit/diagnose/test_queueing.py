@@ -1,7 +1,7 @@
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.queue_times import by_cause, queue_times
+from schedtrace.diagnose.queue.times import by_cause, queue_times
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
 from tests.makers import arrival, finish, step

@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.diagnose.step_story import tell_step
+from schedtrace.diagnose.step.story import tell_step
 from schedtrace.errors import UsageError
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest

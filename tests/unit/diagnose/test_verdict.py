@@ -1,7 +1,7 @@
 import pytest
 
-from schedtrace.diagnose.metrics import METRICS
-from schedtrace.diagnose.verdict import percent, verdict
+from schedtrace.diagnose.diff.metrics import METRICS
+from schedtrace.diagnose.diff.verdict import percent, verdict
 from schedtrace.model.comparison import FindingChange, MetricChange, Outcome, Sample
 
 SAME = "no difference found"

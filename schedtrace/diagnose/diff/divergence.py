@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.decided import decided_steps
+from schedtrace.diagnose.diff.decided import decided_steps
 from schedtrace.diagnose.view import View
 from schedtrace.model.comparison import DecidedStep, Decisions, Divergence
 from schedtrace.model.facts import Fact

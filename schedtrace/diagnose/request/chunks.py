@@ -5,7 +5,7 @@ from itertools import groupby
 
 import polars as pl
 
-from schedtrace.diagnose.request_rows import RequestRows, Row
+from schedtrace.diagnose.request.rows import RequestRows, Row
 from schedtrace.diagnose.rules.common import counted
 from schedtrace.model.life import LifeEvent, Wait
 

@@ -6,8 +6,8 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.rules.common import counted
+from schedtrace.diagnose.step.why import names, sentence
 from schedtrace.diagnose.view import View
-from schedtrace.diagnose.why import names, sentence
 from schedtrace.diagnose.work import with_work
 from schedtrace.model.story import Share, Stop, Victim, Waiter
 

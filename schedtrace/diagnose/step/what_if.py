@@ -8,11 +8,11 @@ not recorded there is no answer.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from schedtrace.diagnose.admission import Left, admit, known_need
-from schedtrace.diagnose.more_room import chunked_prefill, more_blocks
-from schedtrace.diagnose.question import Question, missing
+from schedtrace.diagnose.step.admission import Left, admit, known_need
+from schedtrace.diagnose.step.more_room import chunked_prefill, more_blocks
+from schedtrace.diagnose.step.question import Question, missing
+from schedtrace.diagnose.step.why import names
 from schedtrace.diagnose.view import View
-from schedtrace.diagnose.why import names
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.story import Share, Stop, Waiter, WhatIf
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedtrace.diagnose.statistics import effective_count
+from schedtrace.diagnose.diff.statistics import effective_count
 from schedtrace.model.comparison import Sample
 from schedtrace.model.report import Percentiles, RunReport, TrialReport
 

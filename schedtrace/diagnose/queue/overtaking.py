@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from schedtrace.diagnose.refused_heads import Need, need_of
+from schedtrace.diagnose.queue.refused_heads import Need, need_of
+from schedtrace.diagnose.queue.waits import NEVER, waits
 from schedtrace.diagnose.view import View
-from schedtrace.diagnose.waits import NEVER, waits
 
 COLUMNS = {
     "step": pl.Int64,

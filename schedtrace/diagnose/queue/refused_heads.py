@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from schedtrace.diagnose.queue.waits import mismatches, waits
 from schedtrace.diagnose.view import View
-from schedtrace.diagnose.waits import mismatches, waits
 from schedtrace.model.causes import Cause
 
 OF_ITS_OWN_SIZE = (

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from schedtrace.diagnose.admission import Left, admit
-from schedtrace.diagnose.question import Question
 from schedtrace.diagnose.rules.common import counted
+from schedtrace.diagnose.step.admission import Left, admit
+from schedtrace.diagnose.step.question import Question
 from schedtrace.model.story import WhatIf
 
 

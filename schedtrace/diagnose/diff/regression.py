@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from schedtrace.diagnose.metrics import METRICS
+from schedtrace.diagnose.diff.metrics import METRICS
 from schedtrace.errors import UsageError
 from schedtrace.model.comparison import MetricChange
 

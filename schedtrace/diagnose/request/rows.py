@@ -5,8 +5,8 @@ from typing import Any
 
 import polars as pl
 
+from schedtrace.diagnose.queue.waits import waits
 from schedtrace.diagnose.view import View
-from schedtrace.diagnose.waits import waits
 from schedtrace.diagnose.work import with_work
 
 Row = dict[str, Any]

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from schedtrace.diagnose.life_work import causes_of, computing, event_of
-from schedtrace.diagnose.request_rows import RequestRows
+from schedtrace.diagnose.request.chunks import causes_of, computing, event_of
+from schedtrace.diagnose.request.rows import RequestRows
 from schedtrace.diagnose.rules.common import counted
 from schedtrace.model.life import LifeEvent, Wait
 

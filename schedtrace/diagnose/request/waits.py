@@ -2,8 +2,8 @@
 
 import polars as pl
 
-from schedtrace.diagnose.request_rows import RequestRows, Row
-from schedtrace.diagnose.waits import NEVER
+from schedtrace.diagnose.queue.waits import NEVER
+from schedtrace.diagnose.request.rows import RequestRows, Row
 from schedtrace.model.causes import Cause
 from schedtrace.model.life import Wait, WaitedFor
 

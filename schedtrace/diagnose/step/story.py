@@ -4,11 +4,11 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.comings import arrived, finished, too_late
-from schedtrace.diagnose.step_parts import shares, stops, victims, waiters
+from schedtrace.diagnose.queue.waits import mismatches, waiting_after, waits
+from schedtrace.diagnose.step.comings import arrived, finished, too_late
+from schedtrace.diagnose.step.parts import shares, stops, victims, waiters
+from schedtrace.diagnose.step.what_if import what_if
 from schedtrace.diagnose.view import View, make_view
-from schedtrace.diagnose.waits import mismatches, waiting_after, waits
-from schedtrace.diagnose.what_if import what_if
 from schedtrace.errors import UsageError
 from schedtrace.model.story import StepStory, Waiter, WhatIf
 from schedtrace.read.run import Run

@@ -3,8 +3,8 @@
 import numpy as np
 import polars as pl
 
+from schedtrace.diagnose.queue.waits import waits
 from schedtrace.diagnose.view import View
-from schedtrace.diagnose.waits import waits
 
 COLUMNS = {
     "step": pl.Int64,

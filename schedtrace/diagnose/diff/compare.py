@@ -3,16 +3,16 @@
 from typing import Any
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.cause_changes import cause_changes
-from schedtrace.diagnose.divergence import compare_decisions
-from schedtrace.diagnose.fairness import fairness_notes, taken_in_turn
-from schedtrace.diagnose.metric_changes import metric_changes, number_of_tests
-from schedtrace.diagnose.metrics import trials_used
-from schedtrace.diagnose.power import fewest_trials
+from schedtrace.diagnose.diff.cause_changes import cause_changes
+from schedtrace.diagnose.diff.divergence import compare_decisions
+from schedtrace.diagnose.diff.fairness import fairness_notes, taken_in_turn
+from schedtrace.diagnose.diff.metric_changes import metric_changes, number_of_tests
+from schedtrace.diagnose.diff.metrics import trials_used
+from schedtrace.diagnose.diff.power import fewest_trials
+from schedtrace.diagnose.diff.settings import changed_settings
+from schedtrace.diagnose.diff.verdict import verdict
 from schedtrace.diagnose.rules import budget_underused
 from schedtrace.diagnose.rules.common import counted
-from schedtrace.diagnose.settings import changed_settings
-from schedtrace.diagnose.verdict import verdict
 from schedtrace.diagnose.view import make_view
 from schedtrace.errors import InputError
 from schedtrace.model.comparison import Comparison, FindingChange

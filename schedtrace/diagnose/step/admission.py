@@ -5,10 +5,10 @@ from typing import cast
 
 import polars as pl
 
-from schedtrace.diagnose.refused_heads import Need, need_of, refused_heads
+from schedtrace.diagnose.queue.refused_heads import Need, need_of, refused_heads
 from schedtrace.diagnose.rules.common import counted
+from schedtrace.diagnose.step.why import names
 from schedtrace.diagnose.view import View
-from schedtrace.diagnose.why import names
 from schedtrace.model.story import Waiter
 
 MOST_BLOCKS_FRAC = 1.05

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from schedtrace.diagnose.admission import Left
-from schedtrace.diagnose.refused_heads import Need
+from schedtrace.diagnose.queue.refused_heads import Need
+from schedtrace.diagnose.step.admission import Left
 from schedtrace.diagnose.view import View
 from schedtrace.model.story import Share, Stop, Waiter
 

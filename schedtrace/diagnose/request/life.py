@@ -2,11 +2,11 @@
 
 from itertools import pairwise
 
-from schedtrace.diagnose.find_request import find_request
-from schedtrace.diagnose.life_events import life_events
-from schedtrace.diagnose.life_spans import spans, states
-from schedtrace.diagnose.life_waits import life_waits
-from schedtrace.diagnose.request_rows import RequestRows, request_rows
+from schedtrace.diagnose.request.events import life_events
+from schedtrace.diagnose.request.find import find_request
+from schedtrace.diagnose.request.rows import RequestRows, request_rows
+from schedtrace.diagnose.request.spans import spans, states
+from schedtrace.diagnose.request.waits import life_waits
 from schedtrace.diagnose.view import make_view
 from schedtrace.model.life import MOST_GAPS, Gap, Life
 from schedtrace.read.run import Run

@@ -4,7 +4,7 @@ from itertools import groupby, pairwise
 
 import polars as pl
 
-from schedtrace.diagnose.request_rows import RequestRows
+from schedtrace.diagnose.request.rows import RequestRows
 from schedtrace.model.life import Span, StateRun
 
 

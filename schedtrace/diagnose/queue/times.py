@@ -2,8 +2,8 @@
 
 import polars as pl
 
+from schedtrace.diagnose.queue.waits import waits
 from schedtrace.diagnose.view import View
-from schedtrace.diagnose.waits import waits
 from schedtrace.model.causes import Cause
 
 NEXT_STEP = "next_step"

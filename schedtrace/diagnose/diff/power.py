@@ -9,7 +9,7 @@ from math import ceil, pi, sqrt
 import numpy as np
 from scipy.stats import norm
 
-from schedtrace.diagnose.statistics import ALPHA, Values, effective_count, per_trial, smallest_p, spreads
+from schedtrace.diagnose.diff.statistics import ALPHA, Values, effective_count, per_trial, smallest_p, spreads
 
 POWER = 0.8
 """How surely a difference as large as the noise floor is found."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from schedtrace.diagnose import power, statistics
-from schedtrace.diagnose.metrics import METRICS, Metric, sample
+from schedtrace.diagnose.diff import power, statistics
+from schedtrace.diagnose.diff.metrics import METRICS, Metric, sample
 from schedtrace.model.comparison import MetricChange, Outcome, Sample
 from schedtrace.model.report import RunReport
 

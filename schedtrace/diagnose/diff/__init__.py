@@ -1,0 +1,1 @@
+"""Two runs compared: ``compare.py`` is the way in."""

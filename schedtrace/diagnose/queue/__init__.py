@@ -1,0 +1,1 @@
+"""The waiting queue, rebuilt from the trace: ``waits.py`` is the way in."""

@@ -1,0 +1,1 @@
+"""The life of one request: ``life.py`` is the way in."""

@@ -1,0 +1,1 @@
+"""One step told: ``story.py`` is the way in."""

@@ -1,0 +1,41 @@
+"""How far the reading of large traces is. On stderr, and only on a terminal."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+SOON_S = 1.0
+"""What is read faster than this needs no bar."""
+
+
+class ReadingBar:
+    """A bar for one file after the other: called with the bytes done and those there are.
+
+    Args:
+        console: Where to; nothing is shown if it is no terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._began = time.monotonic()
+        self._bar = Progress(
+            "reading", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True
+        )
+        self._task = self._bar.add_task("")
+        self._shown = console.is_terminal
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Tell how far a file is."""
+        if self._shown and time.monotonic() - self._began >= SOON_S:
+            self._bar.start()  # of no effect the second time
+            self._bar.update(self._task, completed=done, total=total)

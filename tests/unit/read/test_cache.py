@@ -1,0 +1,297 @@
+"""Large traces by way of Parquet files: the same frames, and a cache that is never trusted blindly."""
+
+import os
+import re
+import tempfile
+from io import BytesIO
+from unittest.mock import Mock
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.errors import InputError
+from schedtrace.model.trace import ChunkCap, Events, Exit, Notice, Output, Preemption
+from schedtrace.read import cache, cache_folder, fingerprint
+from schedtrace.read.reading import Reading
+from schedtrace.read.run import read_run
+from schedtrace.read.tables import LARGE, CannotWriteError
+from schedtrace.read.trace import read_trace
+from tests.makers import arrival, encoded, finish, header, step, write_trace
+
+TINY = Reading(memory_bytes=0, chunk_bytes=700)
+"""A chunk is a line or two."""
+PASSING = Reading(memory_bytes=0, chunk_bytes=700, cache=False)
+
+
+def lines():
+    refused = Exit("waiting", "break", "kv_blocks", "c", 9, via="source", location="scheduler.py:7")
+    for at in range(12):
+        yield step(
+            at,
+            trial=at // 4,
+            got={"a": 5 + at, "b": 1} if at else {},
+            new="ab" if at % 4 == 1 else "",
+            back=None if at == 6 else 1000,
+            waiting=at % 3,
+            ended=refused if at % 3 else None,
+            arrived=[arrival(f"r{at}", at), arrival("a", at)] if at % 2 else [],
+            finished=[finish(f"r{at - 1}")] if at and not at % 2 else [],
+            preempted=[Preemption("b", 40 + at, "a")] if at in {5, 9} else [],
+            caps=[ChunkCap("a", "token_budget", 9, 5)] if at == 5 else [],
+        )
+        if at == 7:
+            yield Output(step=6, output_us=77, update_us=7, output_tokens=3)
+            yield Notice(at_us=1, message="told")
+            yield b"garbage"
+    yield Events(at_us=9, trial=2, arrived=[arrival("late", 3)], finished=[finish("a", "ABORTED")])
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_trace(tmp_path / "engine-0.jsonl", header(trial_ids=True), *lines())
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Files that were changed just now count as settled."""
+    monkeypatch.setattr(fingerprint, "SETTLED_NS", 0)
+
+
+@pytest.fixture
+def parses(monkeypatch):
+    """One entry for every time that a trace was parsed."""
+    done = []
+    original = cache.parse
+    monkeypatch.setattr(cache, "parse", lambda *given: done.append(1) or original(*given))
+    return done
+
+
+def assert_same(one, other):
+    for name in ("steps", "arrivals", "finishes"):
+        assert_frame_equal(getattr(one, name), getattr(other, name))
+    for name in LARGE:
+        assert_frame_equal(one.large[name].collect(), other.large[name].collect())
+    for name in ("header", "notices", "end", "problems", "tells", "record"):
+        assert getattr(one, name) == getattr(other, name)
+
+
+def note_of(path):
+    [folder] = cache_folder.folders_of(path)
+    return folder / cache.NOTE
+
+
+def test_a_trace_is_the_same_in_memory_in_chunks_by_files_and_from_the_cache(path, parses):
+    whole = read_trace(path)
+    assert (whole.steps.height, whole.problems.garbled_lines) == (12, [12])
+    assert whole.requests().collect().height == 22
+    assert_same(read_trace(path, Reading(chunk_bytes=1)), whole)
+    assert_same(read_trace(path, PASSING), whole)
+    assert_same(read_trace(path, TINY), whole)
+    assert len(parses) == 2
+    assert_same(read_trace(path, TINY), whole)
+    assert len(parses) == 2
+
+
+def test_reports_are_the_same_on_every_way(path):
+    reports = [analyze_run(read_run(path, how)) for how in (Reading(), PASSING, TINY, TINY)]
+    assert reports[1:] == reports[:1] * 3
+    assert reports[0].trials[0].preemptions == 1
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 10**6])
+@pytest.mark.parametrize("order", [[2, 0, 1, 1, 3], [0, 1, 0, 2], [5, 4, 3, 5], [-3, -5]])
+def test_steps_out_of_order_or_told_twice_are_sorted_with_their_entries(tmp_path, order, chunk_bytes):
+    told = [step(n, got={f"{n}": at}, preempted=[Preemption(f"{n}", at)]) for at, n in enumerate(order)]
+    path = write_trace(tmp_path / "engine-0.jsonl", header(), *told)
+    first = sorted({number: order.index(number) for number in order}.items())
+    for how in (Reading(chunk_bytes=chunk_bytes), Reading(memory_bytes=0, chunk_bytes=chunk_bytes)):
+        trace = read_trace(path, how)
+        assert trace.steps["step"].to_list() == [number for number, _ in first]
+        assert trace.requests().select("step", "scheduled_tokens").collect().rows() == first
+        assert trace.preemptions().select("step", "lost_tokens").collect().rows() == first
+
+
+def test_a_small_trace_leaves_nothing_behind(path):
+    read_trace(path)
+    assert [child.name for child in path.parent.iterdir()] == ["engine-0.jsonl"]
+
+
+@pytest.mark.usefixtures("settled")
+def test_without_a_cache_nothing_is_left_beside_the_trace_and_none_is_used(path, parses):
+    read_trace(path, PASSING)
+    assert [child.name for child in path.parent.iterdir()] == ["engine-0.jsonl"]
+    read_trace(path, TINY)
+    read_trace(path, PASSING)
+    assert len(parses) == 3
+
+
+@pytest.mark.usefixtures("settled")
+def test_other_content_of_the_same_size_and_time_is_read_anew(path, parses):
+    read_trace(path, TINY)
+    before = path.stat()
+    path.write_bytes(path.read_bytes().replace(b'"scheduled_tokens":6', b'"scheduled_tokens":9'))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert read_trace(path, TINY).requests().collect()["scheduled_tokens"][0] == 9
+    assert len(parses) == 2
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_change_between_the_samples_is_found_by_the_whole_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 1)
+    path = write_trace(tmp_path / "engine-0.jsonl", header(), *(step(n, got={"a": 5}) for n in range(200)))
+    read_trace(path, TINY)
+    content = path.read_bytes()
+    known = fingerprint.sampled(BytesIO(content), len(content))
+    changed = (
+        content[: at.end() - 1] + b"7" + content[at.end() :]
+        for at in re.finditer(b'"scheduled_tokens":5', content)
+    )
+    path.write_bytes(next(one for one in changed if fingerprint.sampled(BytesIO(one), len(one)) == known))
+    assert read_trace(path, TINY).requests().collect()["scheduled_tokens"].sum() == 1002
+
+
+@pytest.mark.parametrize("by", [b"", b'{"type":"notice","at_us":1,"message":"more"}\n'])
+@pytest.mark.usefixtures("settled")
+def test_a_trace_cut_or_grown_is_read_anew(path, parses, by):
+    read_trace(path, TINY)
+    path.write_bytes(path.read_bytes() + by if by else path.read_bytes()[:-30])
+    trace = read_trace(path, TINY)
+    assert (trace.problems.truncated, trace.notices) == (not by, ["told", *(["more"] if by else [])])
+    assert len(parses) == 2
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_copy_of_the_folder_is_hashed_once_and_then_known(path, parses, monkeypatch):
+    read_trace(path, TINY)
+    os.utime(path)
+    read_trace(path, TINY)
+    monkeypatch.setattr(fingerprint, "digest_of", Mock(side_effect=AssertionError("hashed again")))
+    read_trace(path, TINY)
+    assert len(parses) == 1
+
+
+def test_a_file_changed_just_now_is_hashed_every_time(path, parses):
+    read_trace(path, TINY)
+    assert b'"stamp":null' in note_of(path).read_bytes()
+    read_trace(path, TINY)
+    assert len(parses) == 1
+
+
+def test_a_cache_of_another_version_is_not_used(path, parses, monkeypatch):
+    read_trace(path, TINY)
+    monkeypatch.setattr(cache, "__version__", "99.0")
+    read_trace(path, TINY)
+    assert len(parses) == 2
+
+
+def damage_bit(folder):
+    file = min(folder.glob("requests-*.parquet"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES = {
+    "a bit of a table": damage_bit,
+    "a table lost": lambda folder: min(folder.glob("requests-*.parquet")).unlink(),
+    "a table too many": lambda folder: (folder / "requests-999999.parquet").write_bytes(b""),
+    "a table empty": lambda folder: (folder / "steps.parquet").write_bytes(b""),
+    "no note": lambda folder: (folder / cache.NOTE).unlink(),
+    "half a note": lambda folder: (folder / cache.NOTE).write_bytes(b'{"made_by":'),
+    "a note in a broken encoding": lambda folder: (folder / cache.NOTE).write_bytes(b'{"made_by":"\xff"}'),
+    "a note of something else": lambda folder: (folder / cache.NOTE).write_bytes(b"[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.usefixtures("settled")
+def test_a_damaged_cache_is_not_used_and_made_again(path, parses, damage):
+    whole = read_trace(path)
+    read_trace(path, TINY)
+    damage(note_of(path).parent)
+    assert_same(read_trace(path, TINY), whole)
+    assert_same(read_trace(path, TINY), whole)
+    assert len(parses) == 2
+
+
+def test_a_table_that_polars_does_not_take_is_not_used_even_if_the_note_says_so(path, parses):
+    read_trace(path, TINY)
+    folder = note_of(path).parent
+    (folder / "steps.parquet").write_bytes(b"no table")
+    note = cache.msgspec.json.decode(note_of(path).read_bytes(), type=cache.Note)
+    note.files = cache_folder.digests(folder)
+    note_of(path).write_bytes(cache.msgspec.json.encode(note))
+    assert read_trace(path, TINY).steps.height == 12
+    assert len(parses) == 2
+
+
+def test_where_the_folder_cannot_be_written_to_a_temporary_one_serves(path, monkeypatch):
+    monkeypatch.setattr(tempfile, "mkdtemp", _refusing_in(path.parent))
+    assert_same(read_trace(path, TINY), read_trace(path))
+    assert cache_folder.folders_of(path) == []
+
+
+def _refusing_in(folder):
+    original = tempfile.mkdtemp
+
+    def make(suffix=None, prefix=None, dir=None):  # noqa: A002  # as the original
+        if dir is not None and folder in type(folder)(dir).parents:
+            raise PermissionError(13, "Permission denied")
+        return original(suffix, prefix, dir)
+
+    return make
+
+
+def test_a_file_in_the_place_of_the_cache_folder_is_left_alone(path):
+    (path.parent / cache_folder.FOLDER).write_text("mine")
+    assert_same(read_trace(path, TINY), read_trace(path))
+    assert (path.parent / cache_folder.FOLDER).read_text() == "mine"
+
+
+def test_a_disk_that_is_full_everywhere_is_told_with_what_to_do(path, monkeypatch):
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    with pytest.raises(InputError, match=r"No space left on device.*too large for memory.*TMPDIR"):
+        read_trace(path, TINY)
+    assert cache_folder.folders_of(path) == []
+
+
+def test_a_build_that_ends_early_leaves_no_folder(path):
+    with pytest.raises(KeyboardInterrupt), cache_folder.building(path):
+        raise KeyboardInterrupt
+    with pytest.raises(CannotWriteError, match="full"), cache_folder.building(path):
+        raise OSError(28, "full")
+    assert cache_folder.folders_of(path) == []
+
+
+@pytest.mark.usefixtures("settled")
+def test_old_caches_are_removed_when_a_new_one_is_made_and_those_in_use_stay(path):
+    read_trace(path, TINY)
+    [old] = cache_folder.folders_of(path)
+    for _ in range(2):
+        path.write_bytes(path.read_bytes() + b"x\n")
+        read_trace(path, TINY)
+    assert len(cache_folder.folders_of(path)) == 3
+    os.utime(old, (0, 0))
+    path.write_bytes(path.read_bytes() + b"x\n")
+    read_trace(path, TINY)
+    assert len(cache_folder.folders_of(path)) == 3
+    assert not old.exists()
+
+
+def test_a_broken_trace_is_refused_the_same_way_and_leaves_no_cache(tmp_path):
+    path = tmp_path / "engine-0.jsonl"
+    path.write_bytes(encoded(step(0)) + b"\n")
+    with pytest.raises(InputError, match=":1: not a schedtrace trace"):
+        read_trace(path, TINY)
+    assert cache_folder.folders_of(path) == []
+
+
+def test_progress_is_told_in_bytes_up_to_the_whole(path):
+    told = []
+    read_trace(path, Reading(chunk_bytes=2000, progress=lambda done, total: told.append((done, total))))
+    size = path.stat().st_size
+    assert told == [(min(at, size), size) for at in range(2000, size + 2000, 2000)]
