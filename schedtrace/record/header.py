@@ -65,7 +65,7 @@ def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
     notices += [f"exits cannot be recorded from {refused}" for refused in instrumented.refused]
     notices += [f"guards of another package cannot be loaded: {why}" for why in registered_guards().failed]
     manager: Any = type(scheduler.kv_cache_manager)  # hashable, as every class
-    if instrumented.classes and (refused := stand_in(manager).refused):
+    if refused := stand_in(manager).refused:
         notices.append(f"which limit makes an allocation fail cannot be told from {refused}")
     if not hasattr(scheduler, "_preempt_request"):
         notices.append("this scheduler has no _preempt_request: preemptions are not recorded")

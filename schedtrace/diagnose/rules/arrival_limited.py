@@ -4,7 +4,14 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.rules.common import at_step, counted, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import (
+    at_step,
+    counted,
+    in_trials,
+    only,
+    step_numbers,
+    trial_numbers,
+)
 from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -54,6 +61,7 @@ def find(view: View) -> list[Finding]:
             severity="info",
             cause=Cause.QUEUE_EMPTY,
             via=str(late["waiting_via"].unique().sort()[0]),
+            location=only(late["waiting_location"]),
             engine_rank=view.rank,
             count=steps.height,
             trials=trials,
@@ -98,6 +106,7 @@ def late_requests(view: View) -> pl.DataFrame:
             "total_requests",
             "waiting_cause",
             "waiting_via",
+            "waiting_location",
             "num_running_after",
             "kv_blocks_free_after",
         )

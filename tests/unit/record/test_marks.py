@@ -1,9 +1,11 @@
 """What a mark gets to see: no name that is not surely bound; and a cap only where tokens really get fewer."""
 
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
+from schedtrace.record.allocation import Refusal
 from tests.toys import Queue, module_of, request, told
 
 
@@ -31,6 +33,7 @@ def seen(exits):
 
 
 ONE = [request("a")]
+NO_ROOM = SimpleNamespace(allocate_slots=lambda *_, **__: None)
 SKIP = ("if self.late:", "    continue")
 BOUND = {
     "bound before the exit": (("request = one", *SKIP), "a"),
@@ -199,6 +202,45 @@ def test_a_condition_tells_its_first_part_that_was_false(waiting, budget, expect
     queue = Queue(map(request, waiting))
     _, [line], _ = run(body, budget, parameters="self, token_budget", waiting=queue)
     assert (line.kind, line.cause, line.request_id) == expected
+
+
+ALLOCATE = "new_blocks = self.kv_cache_manager.allocate_slots(request, tokens, {})"
+REFUSED = ("if new_blocks is None:", "    break")
+ASKED = {
+    "with the same arguments": ((ALLOCATE.format("whole=tokens"), *REFUSED), [(2, {"whole": 2})]),
+    "without those that may do something": (
+        (ALLOCATE.format("whole=tokens, first=self.turns.pop()"), *REFUSED),
+        [(2, {"whole": 2})],
+    ),
+    "not if they were changed": ((ALLOCATE.format(""), "tokens = 1", *REFUSED), []),
+    "not if they may have been changed": (
+        (ALLOCATE.format(""), "if self.late:", "    tokens = 1", *REFUSED),
+        [],
+    ),
+    "not if they are gone": ((ALLOCATE.format(""), "del tokens", *REFUSED), []),
+    "not of a call that may not have been": (("if self.late:", "    " + ALLOCATE.format(""), *REFUSED), []),
+    "not if the first ones may do something": (
+        (ALLOCATE.format("").replace("tokens,", "self.turns.pop()"), *REFUSED),
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("lines", "expected"), ASKED.values(), ids=ASKED)
+def test_the_limit_is_asked_for_right_after_the_call_that_failed(lines, expected, run, monkeypatch):
+    asked = []
+
+    def why_refused(manager, arguments):
+        (given, tokens), keywords = arguments
+        assert (manager, given) == (NO_ROOM, ONE[0])
+        asked.append((tokens, keywords))
+        return Refusal("free", 3, 1)
+
+    monkeypatch.setattr("schedtrace.record.exits.why_refused", why_refused)
+    body = "\n    ".join(("for request in self.running:", "tokens = 2", *lines))
+    _, [line], _ = run(body, running=ONE, kv_cache_manager=NO_ROOM, late=True, turns=[1])
+    assert asked == expected
+    assert (line.cause, line.request_id, line.blocks_needed) == ("kv_blocks", "a", 3 if expected else None)
 
 
 def test_a_loop_that_went_through_everybody_says_nothing(run):
