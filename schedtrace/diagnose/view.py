@@ -57,6 +57,11 @@ class View:
         return fit_step_time(self.steps)
 
     @cached_property
+    def admitted(self) -> pl.DataFrame:
+        """The rows of ``requests`` with which a request began to run or came back."""
+        return self.requests.filter(pl.col("phase") != "running").collect()
+
+    @cached_property
     def duration_us(self) -> int:
         """From the start of each trial's first step to its last output, added up."""
         spans = self.steps.group_by("trial").agg(pl.col("output_us").max() - pl.col("start_us").min())

@@ -19,12 +19,9 @@ class ReadingBar:
     """
 
     def __init__(self, console: Console) -> None:
+        self._console = console
         self._began = time.monotonic()
-        self._bar = Progress(
-            "reading", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True
-        )
-        self._task = self._bar.add_task("")
-        self._shown = console.is_terminal
+        self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -32,10 +29,16 @@ class ReadingBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
         """Tell how far a file is."""
-        if self._shown and time.monotonic() - self._began >= SOON_S:
-            self._bar.start()  # of no effect the second time
-            self._bar.update(self._task, completed=done, total=total)
+        if not self._console.is_terminal or time.monotonic() - self._began < SOON_S:
+            return
+        if self._bar is None:
+            columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+            self._bar = Progress("reading", *columns, console=self._console, transient=True)
+            self._bar.add_task("")
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total, refresh=True)

@@ -1,6 +1,6 @@
 """The releases of vLLM that this version of schedtrace was tried with: ``docs/compatibility.md``.
 
-Any other is recorded in the same way, and the trace says so: what recording rests on is proven when it starts.
+Any other is recorded in the same way, with a notice: what recording rests on is proven whenever it starts.
 """
 
 TESTED_RELEASES = ("0.14.1", "0.20.2", "0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0")

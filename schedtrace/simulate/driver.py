@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -100,9 +101,7 @@ class Driver:
 
     def pause(self, state: str) -> None:
         """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL`` (vLLM 0.17 and newer)."""
-        from vllm.v1.core.sched.interface import PauseState
-
-        self.scheduler.set_pause_state(PauseState[state])
+        self.scheduler.set_pause_state(interface.PauseState[state])
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; everything that runs is preempted."""

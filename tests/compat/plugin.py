@@ -1,4 +1,4 @@
-"""What the tests need where vLLM is of another release, and what is to be remembered of them: a pytest plugin.
+"""A pytest plugin: what the tests need on another release of vLLM, and what is to be remembered of them.
 
 Kinds of load that this vLLM refuses are skipped with its own words; the release on trial counts as tried.
 """
@@ -6,6 +6,7 @@ Kinds of load that this vLLM refuses are skipped with its own words; the release
 import json
 import platform
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -67,8 +68,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         "passed": outcomes["passed"],
         "failed": outcomes["failed"],
         "skipped": dict(skipped),
+        "exits_compared": sum(count.total() for count in _compared(session)),
         "exit_sites": len(marked.sites),
         "refused": list(marked.refused),
         "unknown_guards": unknown_guards(marked.sites),
     }
     session.config.getoption("--compat-result").write_text(json.dumps(result))
+
+
+def _compared(session: pytest.Session) -> Iterable[Counter[Any]]:
+    """Of each load, from ``test_oracle.py``."""
+    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
+    return (count for module in modules for count in getattr(module, "compared", {}).values())

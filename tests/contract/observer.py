@@ -107,10 +107,10 @@ class Observer(Engine):
         for request_id, tokens in scheduled.items():
             self._count(step, self.requests[request_id], tokens, was_running)
         self.steps.append(step)
-        idle = (
-            scheduler.num_waiting_for_streaming_input
-        )  # sessions, of which nobody knows what they will want
-        self.waiting_tokens.append(None if idle else sum(request.num_tokens for request in scheduler.waiting))
+        idle = getattr(scheduler, "num_waiting_for_streaming_input", 0)
+        waiting = (*scheduler.waiting, *getattr(scheduler, "skipped_waiting", ()))
+        # Of sessions that are idle nobody knows what they will want.
+        self.waiting_tokens.append(None if idle else sum(request.num_tokens for request in waiting))
         return output
 
     def update(self) -> Any:

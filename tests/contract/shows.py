@@ -26,7 +26,7 @@ def _preempts(taken: Decision) -> bool:
 
 
 def _was_reset(taken: Decision) -> bool:
-    """With room for everybody, only a reset preempts; older releases tell of it when the victim comes back."""
+    """With room for everybody, only a reset preempts; older releases tell when the victim is back."""
     return _preempts(taken) or bool(taken.get("resumed"))
 
 

@@ -40,6 +40,7 @@ def test_an_allocation_that_somebody_replaces_while_it_is_watched_stays_replaced
         for number in range(12):
             engine.add(f"{number}")
             engine.step()
+        engine.scheduler.shutdown()
         manager = vars(engine.scheduler.kv_cache_manager)
         return engine.scheduler.calls, manager["allocate_slots"].__qualname__
 
@@ -67,9 +68,9 @@ def test_code_replaced_after_tracing_is_the_one_that_runs(recording, monkeypatch
     original = Scheduler.schedule
     kept = FunctionType(original.__code__, original.__globals__, "kept", original.__defaults__)
 
-    def theirs(self, throttle_prefills):
-        self.calls.append(throttle_prefills)
-        return self.kept(throttle_prefills)
+    def theirs(self, *args):
+        self.calls.append(args)
+        return self.kept(*args)
 
     class Kept(Scheduler):
         calls = []  # noqa: RUF012  # to be seen from here
@@ -79,7 +80,7 @@ def test_code_replaced_after_tracing_is_the_one_that_runs(recording, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(original, "__code__", theirs.__code__)
         trace = one_seat_for_two(lambda _: traced, recording)
-    assert Kept.calls == [False]
+    assert Kept.calls == [()]
     assert exits_of(trace) == [("max_num_seqs", "two", 246, "inferred")]
 
 

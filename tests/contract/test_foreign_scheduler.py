@@ -12,13 +12,15 @@ pytest.importorskip("vllm")
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.read.run import read_run
 from schedtrace.record.guards import Guard, registered_guards
+from schedtrace.record.header import vllm_version
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
 from tests.contract.deciding import Deciding, decisions, first_difference
 from tests.contract.loads import FAMILIES, make_script, play
 from tests.contract.watched import Watched, exits_told
 
-pytestmark = pytest.mark.vllm
+OURS = vllm_version().startswith("0.32.")
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not OURS, reason="the example is for vLLM 0.32")]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rank_balance"
 GUARD = "max(self.running_on_ranks()) >= self.max_running_per_rank"
@@ -131,6 +133,7 @@ def test_a_guard_that_nobody_has_named_is_told_with_its_text_and_place(held_back
         ("waiting", "break", "other", "three", 236, GUARD, place_of_guard(), "source")
     ]
     assert header.unknown_guards == [f"{place_of_guard()}: {GUARD}"]
+    assert f'"guard": "{GUARD}",\n   "location": "{place_of_guard()}"' in (EXAMPLE / "README.md").read_text()
     assert header.registered_causes == {}
     assert header.scheduler_class == "rank_balance.scheduler.RankBalanceScheduler"
 

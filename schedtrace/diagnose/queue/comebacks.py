@@ -29,7 +29,7 @@ def comebacks(view: View) -> pl.DataFrame:
     """
     lost = view.preemptions.filter(pl.col("in_schedule"))
     admitted = (
-        view.requests.filter(pl.col("phase") != "running")
+        view.admitted.lazy()
         .select("request_id", "computed_tokens", pl.col("step").alias("resumed_step"))
         .collect()
         .sort("resumed_step")

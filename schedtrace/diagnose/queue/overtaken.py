@@ -31,7 +31,7 @@ def overtaken(view: View) -> pl.DataFrame:
     named = set(view.exits.filter(pl.col("loop") == "waiting").select("step", "request_id").iter_rows())
     asked = view.arrivals.select("request_id", "priority").unique("request_id", keep="first")
     came = (
-        view.requests.filter(pl.col("phase") != "running")
+        view.admitted.lazy()
         .select("step", "trial", "request_id")
         .collect()
         .join(asked, on="request_id")

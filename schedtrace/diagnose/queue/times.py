@@ -17,7 +17,8 @@ def queue_times(view: View) -> pl.DataFrame:
     ``queue_us`` (from ``queued_us`` to that step's start).
     """
     first = (
-        view.requests.filter(pl.col("phase") == "new")
+        view.admitted.lazy()
+        .filter(pl.col("phase") == "new")
         .group_by("request_id")
         .agg(pl.col("step").min())
         .collect()

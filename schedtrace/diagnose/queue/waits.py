@@ -32,7 +32,7 @@ def _reconstructed(view: View) -> pl.DataFrame:
         "request_id", "since_step", maintain_order=True
     )
     scheduled = (
-        view.requests.filter(pl.col("phase") != "running")
+        view.admitted.lazy()
         .select("request_id", pl.col("step").cast(pl.Int64).alias("scheduled_step"))
         .collect()
         .sort("scheduled_step")

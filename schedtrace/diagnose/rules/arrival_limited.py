@@ -38,7 +38,7 @@ def find(view: View) -> list[Finding]:
         return []
     steps = late.select("step", "trial").unique()
     first_seen = (
-        view.requests.filter(pl.col("phase") == "new").group_by("request_id").agg(pl.col("step").min())
+        view.admitted.lazy().filter(pl.col("phase") == "new").group_by("request_id").agg(pl.col("step").min())
     ).collect()
     followers = late.select("request_id").join(first_seen, on="request_id")["step"].unique()
     extra = view.steps.filter(pl.col("step").is_in(followers.implode()))

@@ -70,7 +70,7 @@ def _missed(view: View) -> pl.DataFrame:
         seats=pl.col("max_num_running_reqs") - pl.col("total_requests"),
         next_total=pl.col("total_requests").shift(-1),
     ).filter(pl.col("remaining_budget") > 0)
-    new = view.requests.filter(pl.col("phase") == "new").select("step", "scheduled_tokens").collect()
+    new = view.admitted.lazy().filter(pl.col("phase") == "new").select("step", "scheduled_tokens").collect()
     return (
         nexts.join(new, left_on="next_step", right_on="step", how="inner", maintain_order="left_right")
         .with_columns(

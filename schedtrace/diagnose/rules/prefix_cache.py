@@ -124,7 +124,8 @@ def _admitted(view: View) -> pl.DataFrame:
     """Requests scheduled for the first time, with ``cached_tokens`` and whether blocks were ``short``."""
     free = pl.col("kv_blocks_free_before") / pl.col("kv_blocks_total")
     return (
-        view.requests.filter(pl.col("phase") == "new")
+        view.admitted.lazy()
+        .filter(pl.col("phase") == "new")
         .select("step", "trial", "request_id", pl.col("computed_tokens").alias("cached_tokens"))
         .collect()
         .join(view.arrivals.select("request_id", "prompt_tokens").unique("request_id"), on="request_id")

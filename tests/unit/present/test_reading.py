@@ -1,0 +1,37 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from schedtrace.present import reading
+from schedtrace.present.reading import ReadingBar
+
+
+@pytest.fixture
+def shown():
+    """``shown(terminal=True)``: what goes to the console for one large file."""
+
+    def show(*, terminal):
+        out = io.StringIO()
+        with ReadingBar(
+            Console(file=out, force_terminal=terminal, width=80, _environ={"TERM": "xterm"})
+        ) as bar:
+            bar(10**6, 10**9)
+            bar(5 * 10**8, 10**9)
+        return out.getvalue()
+
+    return show
+
+
+def test_what_takes_long_has_a_bar_on_a_terminal(shown, monkeypatch):
+    monkeypatch.setattr(reading, "SOON_S", 0)
+    assert "0.5/1.0 GB" in shown(terminal=True)
+
+
+def test_elsewhere_there_is_none(shown, monkeypatch):
+    monkeypatch.setattr(reading, "SOON_S", 0)
+    assert shown(terminal=False) == ""
+
+
+def test_what_is_quick_has_none(shown):
+    assert shown(terminal=True) == ""

@@ -1,0 +1,24 @@
+import hashlib
+
+import pytest
+
+from schedtrace.errors import InputError
+from schedtrace.read.whole_lines import WholeLines
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("content", [b"", b"a", b"\n", b"a\n", b"ab\n\ncd\nefghijk\n", b"ab\ncd\nrest"])
+def test_chunks_of_any_size_give_the_same_lines_with_their_numbers(tmp_path, content, chunk_bytes):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    lines = WholeLines(path, chunk_bytes)
+    numbered = [(at + n, line) for at, chunk in lines for n, line in enumerate(chunk)]
+    *whole, rest = content.split(b"\n")
+    assert numbered == list(enumerate(whole, start=1))
+    assert (lines.cut_off, lines.size) == (bool(rest), len(content))
+    assert lines.digest == hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path):
+    with pytest.raises(InputError, match=r"gone: cannot be read \(No such file"):
+        list(WholeLines(tmp_path / "gone", 10))
