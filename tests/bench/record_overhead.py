@@ -17,20 +17,28 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loguru import logger
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from schedtrace.record.allocation import stand_in
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
 
-LOADS = [(16, 0, 0), (64, 0, 0), (256, 0, 0), (256, 10_000, 0), (256, 1, 1)]
-"""Running, waiting, seats free: with a free seat the recorder watches for allocations that fail."""
+LOADS = [(16, 0, 0), (64, 0, 0), (256, 0, 0), (1024, 0, 0), (256, 10_000, 0), (256, 1, 1)]
+"""Running, waiting, seats free: with a free seat the one who waits is looked at and skipped in every step."""
+
+_begun = time.perf_counter()
+TRACED = traced_class(Scheduler)
+stand_in(KVCacheManager)
+INSTRUMENTED_MS = 1e3 * (time.perf_counter() - _begun)
+"""What an engine spends on it once, when it starts."""
 
 RESTED = {"average": median, "rounds": 60, "steps": 20}
 BUSY = {"average": mean, "rounds": 10, "steps": 300}
 PATCHED_CALLS = 60
 
 
-class Patched(traced_class(Scheduler)):
+class Patched(TRACED):
     """The forum thread's patch: in every call a sink is added and a dict of all requests is logged."""
 
     path = None
@@ -78,7 +86,7 @@ class Switched(Patched):
         return outputs
 
 
-CLASSES = {"plain": Scheduler, "traced": traced_class(Scheduler), "patched": Patched}
+CLASSES = {"plain": Scheduler, "traced": TRACED, "patched": Patched}
 
 
 class SteadyDecode(Engine):
@@ -158,6 +166,7 @@ def main():
             "running + waiting | seats free | class | schedule(), more | update_from_output(), more"
             " | both, a step | writer's CPU, a step"
         )
+        print(f"Instrumenting, once: {INSTRUMENTED_MS:.0f} ms\n")
         print(f"A. The writer rests meanwhile; medians of turns of {RESTED['steps']} steps\n{columns}")
         compare((256, 0, 0), "plain", **RESTED)
         for load in LOADS:
