@@ -1,8 +1,8 @@
 """How long a step takes, modelled from the trace itself: what a finding's cost is estimated with.
 
 ``busy = base + a * prefill tokens + b * decode tokens + c * context tokens``, with coefficients that cannot
-be negative, fitted to all steps with a loss that outliers do not dominate (SciPy's ``least_squares`` with
-``soft_l1``, which is about linear beyond a residual of one scale).
+be negative, fitted to the steps (over 10,000, to evenly chosen ones) with a loss that outliers do not dominate
+(SciPy's ``least_squares`` with ``soft_l1``, which is about linear beyond a residual of one scale).
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,8 @@ from scipy.optimize import least_squares
 FEATURES = ("prefill_tokens", "decode_tokens", "context_tokens")
 FEWEST_STEPS = 20
 """Four coefficients need several steps each."""
+MOST_STEPS = 10_000
+"""Of more, every second is used, or every third, ...: four coefficients need no more."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
     if used.height < FEWEST_STEPS:
         return None
+    used = used.gather_every(-(-used.height // MOST_STEPS))
     measured = used["busy_us"].to_numpy().astype(float)
     work = np.column_stack([np.ones(used.height), used.select(FEATURES).to_numpy().astype(float)])
     scale = np.maximum(work.max(axis=0), 1.0)

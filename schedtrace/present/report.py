@@ -154,24 +154,30 @@ def _finding(finding: Finding, *, several_engines: bool) -> Iterator[RenderableT
     head.append(f"{finding.severity:<8} ", style=SEVERITY_STYLE[finding.severity])
     head.append(finding.code, style="bold")
     if finding.cause:
-        head.append(f"  cause {finding.cause}{_known(finding)}")
+        head.append(f"  cause {finding.cause}" + (", inferred" if finding.via == "inferred" else ""))
     if several_engines:
         head.append(f"  engine {finding.engine_rank}")
     yield head
     yield Padding(Text(finding.message), (0, 0, 0, 9), expand=False)
+    if cost := _cost(finding):
+        yield Padding(Text(cost), (0, 0, 0, 9), expand=False)
     if finding.steps:
         yield Padding(Text(_where(finding), style="dim"), (0, 0, 0, 9), expand=False)
     yield Padding(Text.assemble(("try: ", "bold"), finding.advice), (0, 0, 0, 9), expand=False)
 
 
-def _known(finding: Finding) -> str:
-    """How the cause is known: an inferred one always says so, an exact one says where it was taken."""
-    if finding.via == "inferred":
-        return ", inferred"
-    return f" at {finding.location}" if finding.location else ""
+def _cost(finding: Finding) -> str:
+    """What it cost, and how sure that is."""
+    if finding.cost_ms is None or finding.cost_frac is None:
+        return ""
+    sure = "measured"
+    if finding.cost_error_frac is not None:
+        sure = f"estimated; the model of step times is typically {percent(finding.cost_error_frac)} off"
+    return f"cost: about {number(finding.cost_ms)} ms, {percent(finding.cost_frac)} of the run ({sure})"
 
 
 def _where(finding: Finding) -> str:
+    at = f"At {finding.location}. " if finding.location else ""
     steps = ", ".join(str(step) for step in finding.steps[:MOST_STEPS])
     more = ", ..." if len(finding.steps) > MOST_STEPS else "."
-    return f"Steps {steps}{more} For instance {finding.evidence['example']}"
+    return f"{at}Steps {steps}{more} For instance {finding.evidence['example']}"

@@ -149,7 +149,7 @@ def _finding(view: View, cause_with_limit: str, steps: pl.DataFrame) -> Finding:
             "mean_waiting": waiting,
             "details": steps["waiting_detail"].drop_nulls().unique().sort().head(5).to_list(),
             "guards": steps["waiting_guard"].drop_nulls().unique().sort().head(5).to_list(),
-            "example": _in_words(examples[0]),
+            "example": _in_words(examples[0], several_places=only(steps["waiting_location"]) is None),
             "examples": examples,
         },
     )
@@ -183,11 +183,11 @@ def _could_have_used(steps: pl.DataFrame) -> str:
     return f"Had that not been so, they could have used {mean:,.0f} tokens of each step's budget on average."
 
 
-def _in_words(example: dict[str, Any]) -> str:
+def _in_words(example: dict[str, Any], *, several_places: bool) -> str:
     refused = f", {example['request_id']} next in line" if example["request_id"] else ""
     blocks = example["kv_blocks_free_after"]
     free = "" if blocks is None else f", {counted(blocks, 'KV block')} free"
-    where = f" (left at {example['location']})" if example["location"] else ""
+    where = f" (left at {example['location']})" if several_places and example["location"] else ""
     return (
         f"{at_step(example)}: {counted(example['num_waiting_after'], 'request')} waiting{refused}, "
         f"{example['num_running_after']:,} running, {example['budget_left']:,} tokens of budget left"

@@ -121,7 +121,9 @@ def test_one_inferred_exit_makes_the_whole_finding_inferred(found):
     [mixed] = found(CODE, refused(0, exact), refused(1, guessed))
     [pure] = found(CODE, refused(0, exact), refused(1, exact))
     assert (mixed.via, pure.via) == ("inferred", "source")
-    assert "scheduler.py:7" in pure.evidence["example"]
+    assert (mixed.location, pure.location) == (None, "scheduler.py:7")
+    assert "(left at scheduler.py:7)" in mixed.evidence["example"]  # where it is not said of all of them
+    assert "scheduler.py:7" not in pure.evidence["example"]
 
 
 def test_details_are_listed_once(found):

@@ -1,0 +1,34 @@
+import polars as pl
+import pytest
+
+from schedtrace.diagnose import step_time
+from schedtrace.diagnose.step_time import fit_step_time
+
+
+def steps(count):
+    """Steps that take 1 ms and 2, 3 and 0.01 us a token of each kind."""
+    at = pl.int_range(count, eager=True)
+    work = pl.DataFrame(
+        {"prefill_tokens": at * 7 % 500, "decode_tokens": at * 3 % 64, "context_tokens": at * 131 % 20_000}
+    )
+    busy = 1000 + 2 * pl.col("prefill_tokens") + 3 * pl.col("decode_tokens") + 0.01 * pl.col("context_tokens")
+    return work.with_columns(busy_us=busy)
+
+
+@pytest.mark.parametrize(("most", "used"), [(200, 100), (100, 100), (99, 50), (34, 34), (33, 25)])
+def test_of_many_steps_evenly_chosen_ones_give_the_same_model(monkeypatch, most, used):
+    monkeypatch.setattr(step_time, "MOST_STEPS", most)
+    model = fit_step_time(steps(100))
+    assert model.steps == used
+    found = (
+        model.base_us,
+        model.per_prefill_token_us,
+        model.per_decode_token_us,
+        model.per_context_token_us,
+    )
+    assert found == pytest.approx((1000, 2, 3, 0.01), rel=0.01)
+
+
+def test_too_few_steps_have_no_model():
+    assert fit_step_time(steps(19)) is None
+    assert fit_step_time(steps(20)).steps == 20
