@@ -1,7 +1,7 @@
 """How long a step takes, modelled from the trace itself: what a finding's cost is estimated with.
 
 ``busy = base + a * prefill tokens + b * decode tokens + c * context tokens``, with coefficients that cannot
-be negative, fitted to the steps (over 10,000, to evenly chosen ones) with a loss that outliers do not dominate
+be negative, fitted to the steps (over 10,000: to evenly chosen ones) with a loss that outliers do not rule
 (SciPy's ``least_squares`` with ``soft_l1``, which is about linear beyond a residual of one scale).
 """
 

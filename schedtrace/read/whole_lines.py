@@ -39,12 +39,12 @@ class WholeLines:
         """
         number, begun = 1, [b""]
         for block in self._blocks():
-            newline = block.rfind(b"\n")
-            if newline < 0:
-                begun.append(block)
+            *lines, end = block.split(b"\n")
+            if not lines:
+                begun.append(end)
                 continue
-            lines = b"".join([*begun, block[:newline]]).split(b"\n")
-            begun = [block[newline + 1 :]]
+            lines[0] = b"".join([*begun, lines[0]])
+            begun = [end]
             yield number, lines
             number += len(lines)
         self.cut_off = any(begun)

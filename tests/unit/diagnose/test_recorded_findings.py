@@ -129,3 +129,30 @@ def test_late_arrivals():
     """On the real engine: the first step took one of eight requests, seven came while it ran."""
     [finding] = of("late-arrivals", "shows")
     assert (finding.count, finding.evidence["examples"][0]["to_come"]) == (1, 7)
+
+
+def test_arrival_limited():
+    """On the real engine: seven requests came while the first step ran, and one more step took them."""
+    [finding] = of("arrival-limited", "shows")
+    assert (finding.count, finding.tokens) == (1, 7 * 1024)
+    assert (finding.evidence["late_requests"], finding.evidence["extra_steps"]) == (7, 1)
+
+
+def test_blocked_budget():
+    """Two seats, five requests of 40 tokens: 3, 2 (one is aborted) wait until the first two are done."""
+    [finding] = of("blocked-budget", "shows")
+    assert (finding.cause, finding.via, finding.steps) == ("max_num_seqs", "source", [0, 1, 2, 3, 4, 5])
+    assert finding.evidence["examples"][0]["budget_left"] == 256 - 2 * 40
+
+
+def test_preemption():
+    """8 blocks of 16: both outgrow 64 tokens, the second one loses all of its."""
+    [finding] = of("preemption", "shows")
+    assert (finding.count, finding.tokens, finding.steps) == (1, 64, [5])
+    assert finding.evidence["examples"][0]["for_request_id"] == "r0"
+
+
+def test_budget_saturated():
+    """256 of 800 tokens a step: two prompts of 200 wait behind the first two."""
+    [finding] = of("budget-saturated", "shows")
+    assert (finding.steps, finding.tokens) == ([0, 1], 400)
