@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.compat.environment import ROOT, prepare
 from tests.compat.page import PAGE, RESULTS, page, read_results
 
-RELEASES = ["0.33.0", "0.32.0+cpu", "0.30.0", "0.27.1", "0.24.0", "0.20.2", "0.17.1", "0.14.1"]
+RELEASES = ["0.33.0", "0.32.0+cpu", "0.30.0", "0.27.1", "0.24.0", "0.20.2", "0.14.1"]
 TESTS = ["release", "plugin", "same_decisions", "oracle", "recorded_facts", "never_raises"]
 """Of ``tests/contract``."""
 
