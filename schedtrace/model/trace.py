@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised only when an older reader would misread a newer trace; added fields do not raise it."""
 
 Via = Literal["source", "inferred"]
@@ -177,8 +177,32 @@ class Finish(msgspec.Struct, omit_defaults=True):
     """Prompt tokens found in a cache at its first scheduling."""
 
 
+class RowChange(msgspec.Struct, array_like=True, gc=False):
+    """A request that got something other than expected: ``[place, computed, scheduled, drafts]``."""
+
+    place: int
+    """In the list of requests, once those gone are taken out of it; from 0."""
+    computed_tokens: int
+    scheduled_tokens: int
+    draft_tokens: int = 0
+
+
+class RowChanges(msgspec.Struct, omit_defaults=True, gc=False):
+    """From the requests of one step to those of the next.
+
+    Expected of every request: the same place, ``computed_tokens`` plus ``scheduled_tokens`` of the step
+    before as its computed tokens, one scheduled token, no drafts, phase ``running``.
+    """
+
+    gone: list[int] = []
+    """Places in the list of the step before, from 0, ascending."""
+    changed: list[RowChange] = []
+    added: list[ScheduledRequest] = []
+    """At the end of the list."""
+
+
 class Step(Line, tag="step", kw_only=True):
-    """One ``schedule()`` call."""
+    """One ``schedule()`` call, in full."""
 
     step: int
     """Counts every call of this engine from 0."""
@@ -234,6 +258,54 @@ class Step(Line, tag="step", kw_only=True):
     """Since the last line."""
     dummy_batches: int = 0
     """Dummy batches that this data-parallel rank executed since the last line."""
+    changes: RowChanges | None = None
+    """What a ``delta`` line would have said of ``requests``: a check for whoever rebuilds them. None: it could
+    not have said it."""
+
+
+EVENT_FIELDS = frozenset({"preempted", "arrived", "finished", "dummy_batches"})
+"""Fields of a step that belong to it alone: absent from a delta, they are at their default."""
+BEFORE_FIELDS = {
+    "num_running_before": "num_running_after",
+    "num_waiting_before": "num_waiting_after",
+    "kv_blocks_free_before": "kv_blocks_free_after",
+}
+"""Absent from a delta, they have the value that the other field has in the step before."""
+OUTPUT_FIELDS = frozenset({"output_us", "update_us", "output_tokens"})
+"""Absent from a delta: not back. If only ``output_tokens`` is, they are as many as ``total_requests``."""
+OWN_FIELDS = frozenset({"step", "start_us", "schedule_us"})
+"""In every delta."""
+CARRIED_FIELDS = tuple(
+    name
+    for name in Step.__struct_fields__
+    if name not in {*EVENT_FIELDS, *BEFORE_FIELDS, *OUTPUT_FIELDS, *OWN_FIELDS, "requests", "changes"}
+)
+"""Absent from a delta, they have the value of the step before."""
+
+
+def _delta() -> type[Line]:
+    """The struct of a delta: the fields of ``Step`` but ``requests``, all but its own optional."""
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(Step):
+        if field.name in OWN_FIELDS:
+            fields.append((field.name, field.type))
+        elif field.name in EVENT_FIELDS or field.name == "changes":
+            default = field.default
+            if default is msgspec.NODEFAULT:
+                default = msgspec.field(default_factory=field.default_factory)
+            fields.append((field.name, field.type, default))
+        elif field.name != "requests":
+            fields.append((field.name, field.type | msgspec.UnsetType, msgspec.UNSET))
+    return msgspec.defstruct(
+        "Delta", fields, bases=(Line,), tag="delta", kw_only=True, omit_defaults=True, module=__name__
+    )
+
+
+Delta = _delta()
+"""One ``schedule()`` call, told by what differs from the step before, whose number is one less.
+
+``changes`` says what became of the requests (absent: all as expected); of the other fields, see the sets above.
+"""
 
 
 class Output(Line, tag="output", kw_only=True):
@@ -272,4 +344,4 @@ class End(Line, tag="end", kw_only=True):
     dropped_steps: int = 0
 
 
-AnyLine = Header | Step | Output | Events | Notice | End
+AnyLine = Header | Step | Line | Output | Events | Notice | End
