@@ -259,8 +259,7 @@ class Step(Line, tag="step", kw_only=True):
     dummy_batches: int = 0
     """Dummy batches that this data-parallel rank executed since the last line."""
     changes: RowChanges | None = None
-    """What a delta would have said of ``requests``: a check for whoever rebuilds them. None: a delta could not
-    have said it."""
+    """What a delta would have said of ``requests``: a check for whoever rebuilds them. None: it could not."""
 
 
 EVENT_FIELDS = frozenset({"preempted", "arrived", "finished", "dummy_batches"})
@@ -304,7 +303,7 @@ def _delta() -> type[Line]:
 Delta = _delta()
 """One ``schedule()`` call, told by what differs from the step before, whose number is one less.
 
-``changes`` says what became of the requests (absent: all as expected). For its other fields see the sets above.
+``changes`` says what became of the requests (absent: all as expected). Other fields: see the sets above.
 """
 
 

@@ -18,7 +18,7 @@ from schedtrace.model.trace import (
     ScheduledRequest,
     Step,
 )
-from schedtrace.record.capture import Capture, Result, Rows
+from schedtrace.record.capture import Came, Capture, Result, Rows
 from schedtrace.record.delta import Deltas
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.exits import Noted
@@ -65,7 +65,7 @@ class Assembler:
 
     def step(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
         """The line of one ``schedule()`` call, with its output where that is back: in full, or a delta."""
-        arrived, finished = self.events(capture.arrived, capture.finished)
+        arrived, finished = self.events(capture.came)
         for preemption, num_tokens in capture.preempted:
             life = self._lives.get(preemption.request_id)
             life.lost_tokens = max(life.lost_tokens, preemption.lost_tokens)
@@ -98,7 +98,7 @@ class Assembler:
             preempted=[preemption for preemption, _ in capture.preempted],
             arrived=arrived,
             finished=finished,
-            dummy_batches=capture.dummy_batches,
+            dummy_batches=capture.came.dummy_batches,
         )
         self._count(step, capture.rows)
         step.exits, step.caps = self._exits_of(capture, step.remaining_budget)
@@ -131,17 +131,15 @@ class Assembler:
             step=capture.step, output_us=output_us, update_us=update_us, output_tokens=output_tokens
         )
 
-    def events(
-        self, arrived: Sequence[Arrival], finished: Sequence[Finish]
-    ) -> tuple[list[Arrival], list[Finish]]:
+    def events(self, came: Came) -> tuple[list[Arrival], list[Finish]]:
         """Keep book of who came and went; finished requests get the times of their life."""
-        for arrival in arrived:
+        for arrival in came.arrived:
             self._lives.arrives(arrival)
             if self._trial_ids and (match := _TRIAL.match(arrival.request_id)):
                 self.trial = int(match[1])
-        for finish in finished:
+        for finish in came.finished:
             self._lives.leaves(finish)
-        return list(arrived), list(finished)
+        return list(came.arrived), list(came.finished)
 
     def hide_ids(self, *rows: Sequence[ScheduledRequest | Arrival | Finish | Preemption]) -> None:
         """Replace request ids by their hashes, if asked for."""

@@ -6,6 +6,7 @@ are not steady; vLLM builds new ones for every step and does not change them aft
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -43,32 +44,41 @@ class Result(msgspec.Struct, gc=False, frozen=True):
     """``ALL``, or the ids of requests that got tokens and how many each (None: one each)."""
 
 
+class Came(NamedTuple):
+    """What came and went between two calls."""
+
+    arrived: Sequence[Arrival] = ()
+    finished: Sequence[Finish] = ()
+    dummy_batches: int = 0
+
+
+NOBODY = Came()
+
+
 class Capture(msgspec.Struct, gc=False):
     """One ``schedule()`` call, raw. Times are nanoseconds of ``time.monotonic_ns``."""
 
     step: int
+    start_ns: int
+    end_ns: int
+    token_budget: int
+    max_num_running_reqs: int
     running_before: int
+    running_after: int
     waiting_before: int
+    waiting_after: int
+    not_ready_after: int
+    kv_blocks_total: int | None
     free_before: int | None
-    arrived: Sequence[Arrival]
-    finished: Sequence[Finish]
-    dummy_batches: int
-    start_ns: int = 0
-    end_ns: int = 0
-    token_budget: int = 0
-    max_num_running_reqs: int = 0
-    running_after: int = 0
-    waiting_after: int = 0
-    not_ready_after: int = 0
-    kv_blocks_total: int | None = None
-    free_after: int | None = None
-    rows: Rows | None = None
+    free_after: int | None
+    rows: Rows | None
     """None: a steady step. The same requests as in the step before in the same order, which had got one token
     each; each is one token further and got one token."""
-    full: bool = True
+    full: bool
     """It is time for a line in full."""
-    events: list[Noted] | None = None
+    events: list[Noted] | None
     """What the marks in ``schedule()`` noted; None: the very same as in the step before, and it is steady."""
+    came: Came
     inferred: list[Exit] | None = None
     """Where they did not tell how the call ended."""
     preempted: Sequence[tuple[Preemption, int]] = ()

@@ -67,9 +67,11 @@ class Marks:
             if not SITES[site].refuses_head:
                 events.append((site, budget))
                 return
-            queued = True if queue is None else bool(queue)
-            following = queue.peek_request() if queue else queues.head(scheduler)
-            head = getattr(following, "request_id", None)
+            queued, head = queue is None, None
+            if scheduler._schedtrace_queued:
+                queued = queued or bool(queue)
+                following = queue.peek_request() if queue else queues.head(scheduler)
+                head = getattr(following, "request_id", None)
             events.append((site, budget, head, None, 0, queued, queues.pause_state(scheduler)))
         except Exception as error:
             _failed(scheduler, (site, budget), error)

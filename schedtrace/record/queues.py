@@ -9,7 +9,11 @@ def seats(scheduler: Any) -> int:
 
 
 class Queues:
-    """Lengths of a scheduler's queues; which ones this release has is looked up once."""
+    """Lengths of a scheduler's queues; which ones this release has is looked up once.
+
+    Args:
+        scheduler: Just built.
+    """
 
     def __init__(self, scheduler: Any) -> None:
         others = ("skipped_waiting", "kv_holding_waiting")

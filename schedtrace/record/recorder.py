@@ -10,7 +10,7 @@ from loguru import logger
 
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import settings
-from schedtrace.record.capture import Capture, Result
+from schedtrace.record.capture import Came, Capture, Result
 from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Noted, event_of
 from schedtrace.record.header import make_header
@@ -36,6 +36,29 @@ def open_recorder(scheduler: Any) -> "Recorder | None":
     return recorder
 
 
+class _NoBlockPool:
+    """Of a cache manager without one."""
+
+    num_gpu_blocks = None
+
+    @staticmethod
+    def get_num_free_blocks() -> None:
+        """Not known."""
+
+
+class _Before:
+    """The state before the call that runs."""
+
+    __slots__ = ("came", "free", "running", "start_ns", "step", "waiting")
+
+    step: int
+    start_ns: int
+    running: int
+    waiting: int
+    free: int | None
+    came: Came
+
+
 class Recorder:
     """One engine's recording; all methods run on the scheduler's thread."""
 
@@ -46,13 +69,14 @@ class Recorder:
         self._inference = InferredExits(scheduler)
         self._expects_inference = not type(scheduler)._schedtrace_instrumented.classes
         self._marks_failed = False
-        self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
-        self._free_blocks = getattr(self._block_pool, "get_num_free_blocks", _unknown)
-        self._queues = Queues(scheduler)
+        self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None) or _NoBlockPool
+        self._free_blocks: Callable[[], int | None] = self._block_pool.get_num_free_blocks
+        queues = Queues(scheduler)
+        self._num_waiting, self._num_not_ready = queues.num_waiting, queues.num_not_ready
         self._steady = SteadySteps(never=full_lines)
         self._only_samples = only_samples(scheduler)
         self._steps = 0
-        self._current: Capture | None = None
+        self._before = _Before()
         self.in_schedule = False
         self.left = 0
         """Requests that have left the running ones so far: finished, aborted or preempted."""
@@ -68,17 +92,19 @@ class Recorder:
     def schedule_begins(self, scheduler: Any) -> None:
         """Note the state before the call."""
         try:
-            waiting = self._queues.num_waiting(scheduler)
-            running = len(scheduler.running)
-            capture = Capture(self._steps, running, waiting, self._free_blocks(), *self._writer.take_events())
+            before = self._before
+            before.running = running = len(scheduler.running)
+            before.waiting = waiting = self._num_waiting(scheduler)
+            before.free = self._free_blocks()
+            before.came = self._writer.take_events()
+            before.step = self._steps
             self._steps += 1
             if self._expects_inference:
                 self._inference.begin(scheduler, running, waiting)
-            self._current = capture
             scheduler._schedtrace_events = []
             scheduler._schedtrace_queued = waiting > 0
             self.in_schedule = True
-            capture.start_ns = self.clock()
+            before.start_ns = self.clock()
         except Exception as error:
             self._fail("before schedule()", error)
 
@@ -86,25 +112,35 @@ class Recorder:
         """Note what the call decided; reads the state right away, since it changes after this."""
         end_ns = self.clock()
         try:
-            capture, events = self._take_current(scheduler)
-            if capture is None or events is None:
+            events = self._end_of_call(scheduler)
+            if events is None:
                 return
-            capture.end_ns = end_ns
-            capture.token_budget = scheduler.max_num_scheduled_tokens
-            capture.max_num_running_reqs = scheduler.max_num_running_reqs
-            capture.running_after = len(scheduler.running)
-            capture.waiting_after = self._queues.num_waiting(scheduler)
-            capture.not_ready_after = self._queues.num_not_ready(scheduler)
-            capture.free_after = self._free_blocks()
-            capture.kv_blocks_total = getattr(self._block_pool, "num_gpu_blocks", None)
-            capture.rows, capture.full = self._steady.rows(output, end_ns)
+            before = self._before
+            rows, full = self._steady.rows(output, end_ns)
+            known = events == self._events
+            if not known:
+                self._events, self._ended_waiting = events, "waiting" in loops_told(events)
+            capture = Capture(
+                before.step,
+                before.start_ns,
+                end_ns,
+                scheduler.max_num_scheduled_tokens,
+                scheduler.max_num_running_reqs,
+                before.running,
+                len(scheduler.running),
+                before.waiting,
+                self._num_waiting(scheduler),
+                self._num_not_ready(scheduler),
+                self._block_pool.num_gpu_blocks,
+                before.free,
+                self._free_blocks(),
+                rows,
+                full,
+                None if known and rows is None else events,
+                before.came,
+            )
             if self._preempted:
                 capture.preempted, self._preempted = self._preempted, []
-            if events != self._events:
-                self._events, self._ended_waiting = events, "waiting" in loops_told(events)
-                capture.events = events
-            elif capture.rows is not None:
-                capture.events = events
             if not self._ended_waiting:
                 self._infer(scheduler, output, capture, events)
             if not self._writer.put(capture):
@@ -130,13 +166,13 @@ class Recorder:
     def schedule_raised(self, scheduler: Any, raised: BaseException) -> None:
         """Forget a call that ended in an exception; who came and went before it is told with the next."""
         try:
-            capture, _ = self._take_current(scheduler)
+            events = self._end_of_call(scheduler)
             self._inference.release()
             self._preempted.clear()
             self._steady.forget()
-            if capture is not None:
-                self._writer.give_back(capture.arrived, capture.finished, capture.dummy_batches)
-                self._writer.notice(f"step {capture.step} is missing: {self._writer.describe(raised)}")
+            if events is not None:
+                self._writer.give_back(self._before.came)
+                self._writer.notice(f"step {self._before.step} is missing: {self._writer.describe(raised)}")
         except Exception as error:
             self._fail("after schedule()", error)
 
@@ -154,8 +190,9 @@ class Recorder:
             done_ns = self.clock()
             capture, left_before = self._in_flight.pop(id(output), (None, 0))
             if capture is not None:
-                sure = self._only_samples and left == left_before and sampled is not None
-                capture.result = Result(back_ns, done_ns, tokens_got(output, sampled, outputs, sure=sure))
+                if not self._only_samples or left != left_before:
+                    sampled = None  # the outputs themselves must be read
+                capture.result = Result(back_ns, done_ns, tokens_got(output, sampled, outputs))
         except Exception as error:
             self._fail("in update_from_output()", error)
 
@@ -255,11 +292,11 @@ class Recorder:
         self.active = False
         self._writer.close()
 
-    def _take_current(self, scheduler: Any) -> tuple[Capture | None, list[Noted] | None]:
-        """What was noted of the call that ends here; nothing is noted any more."""
-        capture, self._current, self.in_schedule = self._current, None, False
+    def _end_of_call(self, scheduler: Any) -> list[Noted] | None:
+        """What the marks noted in the call that ends here, None if it was not watched; they rest now."""
+        watched, self.in_schedule = self.in_schedule, False
         events, scheduler._schedtrace_events = scheduler._schedtrace_events, None
-        return capture, events
+        return events if watched else None
 
     def _expect_inference(self, step: int) -> None:
         """No mark has told how a call ended: have the next ones watched, and say so once."""
@@ -276,14 +313,10 @@ class Recorder:
 
     def _fail(self, where: str, error: Exception) -> None:
         """Stop recording, say so once in the log and in the trace; the engine goes on."""
-        self._current, self.in_schedule = None, False
+        self.in_schedule = False
         self._in_flight.clear()
         with contextlib.suppress(Exception):
             self._inference.release()
         if self.active:
             self.active = False
             self._warn(f"recording stopped {where}: {self._writer.describe(error)}")
-
-
-def _unknown() -> None:
-    """Free blocks of a cache manager without a block pool."""

@@ -24,9 +24,7 @@ def only_samples(scheduler: Any) -> bool:
     )
 
 
-def tokens_got(
-    output: Any, sampled_by: Any, outputs: Any, *, sure: bool
-) -> str | tuple[list[str], list[int] | None]:
+def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[str], list[int] | None]:
     """``ALL``, or ids and numbers of tokens (None: one each).
 
     One token sampled for each, one client, no drafts, nobody gone meanwhile, and as many outputs as samples:
@@ -34,13 +32,13 @@ def tokens_got(
 
     Args:
         output: The step's ``SchedulerOutput``.
-        sampled_by: vLLM's ``ModelRunnerOutput`` for it.
+        sampled_by: vLLM's ``ModelRunnerOutput`` for it; None unless ``only_samples`` holds and no request has
+            left or was preempted since the step was scheduled.
         outputs: What ``update_from_output`` returned: client index to ``EngineCoreOutputs``.
-        sure: ``only_samples``, and no request has left or was preempted since the step was scheduled.
     """
     if not outputs:
         return [], None
-    if sure and len(outputs) == 1 and not output.scheduled_spec_decode_tokens:
+    if sampled_by is not None and len(outputs) == 1 and not output.scheduled_spec_decode_tokens:
         (returned,) = outputs.values()
         lengths = list(map(len, sampled_by.sampled_token_ids))
         ones = lengths.count(1)

@@ -18,7 +18,7 @@ from loguru import logger
 
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.capture import Capture
+from schedtrace.record.capture import NOBODY, Came, Capture
 from schedtrace.record.run_folder import create, write_manifest_if_missing
 from schedtrace.record.settings import Settings
 
@@ -89,18 +89,18 @@ class Writer:
         self._dropped += 1
         return False
 
-    def take_events(self) -> tuple[Sequence[Arrival], Sequence[Finish], int]:
+    def take_events(self) -> Came:
         """Everything that came and went since the last call."""
+        if not (self.arrived or self.finished or self.dummy_batches):
+            return NOBODY
         dummies, self.dummy_batches = self.dummy_batches, 0
-        arrived = _drain(self.arrived) if self.arrived else ()
-        finished = _drain(self.finished) if self.finished else ()
-        return arrived, finished, dummies
+        return Came(_drain(self.arrived), _drain(self.finished), dummies)
 
-    def give_back(self, arrived: Sequence[Arrival], finished: Sequence[Finish], dummy_batches: int) -> None:
+    def give_back(self, came: Came) -> None:
         """Events that were taken for a step that there will not be."""
-        self.arrived.extendleft(reversed(arrived))
-        self.finished.extendleft(reversed(finished))
-        self.dummy_batches += dummy_batches
+        self.arrived.extendleft(reversed(came.arrived))
+        self.finished.extendleft(reversed(came.finished))
+        self.dummy_batches += came.dummy_batches
 
     def describe(self, error: BaseException) -> str:
         """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
@@ -185,8 +185,8 @@ class Writer:
             return []
         if not last and now - self._last_events_ns < WRITE_LATEST_NS:
             return []
-        came, left, dummies = self.take_events()
-        arrived, finished = self._assembler.events(came, left)
+        came = self.take_events()
+        arrived, finished = self._assembler.events(came)
         self._assembler.hide_ids(arrived, finished)
         return [
             Events(
@@ -194,7 +194,7 @@ class Writer:
                 trial=self._assembler.trial,
                 arrived=arrived,
                 finished=finished,
-                dummy_batches=dummies,
+                dummy_batches=came.dummy_batches,
             )
         ]
 
