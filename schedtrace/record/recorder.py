@@ -21,6 +21,10 @@ from schedtrace.record.steady import SteadySteps
 from schedtrace.record.writer import Writer
 
 
+MOST_IN_FLIGHT = 1000
+"""Steps whose output is waited for; an engine that never brings one back does not fill the memory."""
+
+
 def open_recorder(scheduler: Any) -> "Recorder | None":
     """A recorder for a scheduler just built; None, with one warning, where that is impossible."""
     try:
@@ -146,6 +150,8 @@ class Recorder:
             if not self._writer.put(capture):
                 self._steady.forget()
             self._in_flight[id(output)] = (capture, self.left)
+            if len(self._in_flight) > MOST_IN_FLIGHT:
+                del self._in_flight[next(iter(self._in_flight))]
             if not self._writer.working:
                 self.active = False
         except Exception as error:
