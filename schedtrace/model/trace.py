@@ -282,7 +282,7 @@ CARRIED_FIELDS = tuple(
 """Absent from a delta, they have the value of the step before."""
 
 
-def _delta() -> type[Line]:
+def _delta() -> type[msgspec.Struct]:
     """The struct of a delta: the fields of ``Step`` but ``requests``, all but its own optional."""
     fields: list[Any] = []
     for field in msgspec.structs.fields(Step):

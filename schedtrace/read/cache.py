@@ -25,7 +25,7 @@ from schedtrace.read.whole_lines import WholeLines
 
 NOTE = "cache.json"
 SMALL = ("steps", "arrivals", "finishes")
-LAYOUT = 1
+LAYOUT = 2
 """Raised when what stands in the files changes without a change of the trace's schema."""
 _TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
 """Held until the process ends: what was read refers to the files in them."""

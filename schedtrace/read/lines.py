@@ -7,7 +7,7 @@ from typing import Any, Union
 import msgspec
 
 from schedtrace.errors import InputError
-from schedtrace.model.trace import SCHEMA_VERSION, End, Events, Header, Notice, Output, Step
+from schedtrace.model.trace import SCHEMA_VERSION, Delta, End, Events, Header, Notice, Output, Step
 from schedtrace.read.known_settings import check_settings
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import readable
@@ -16,12 +16,14 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON of ours; the last for brackets nested without end."""
 _HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
 """Nothing that is counted or timed here has 19 digits; such a number would not fit Polars' integers."""
-_LINES = {line: readable(line) for line in (Header, Step, Output, Events, Notice, End)}
+_LINES = {line: readable(line) for line in (Header, Step, Delta, Output, Events, Notice, End)}
 _decode = msgspec.json.Decoder(Union[tuple(_LINES.values())]).decode  # noqa: UP007  # made at run time
 
 
 def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[msgspec.Struct], list[Any]]:
     """Kind of line to the lines of that kind, in their order.
+
+    Deltas stand among the steps; so does a None for every broken line, which may have been one of them.
 
     Args:
         lines: Some lines of a trace, not its header.
@@ -29,6 +31,7 @@ def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[
         problems: Gets the numbers of broken ones.
     """
     found: dict[type[msgspec.Struct], list[Any]] = {kind: [] for kind in _LINES.values()}
+    steps = found[_LINES[Delta]] = found[_LINES[Step]]
     for number, line in enumerate(lines, start=first):
         if not line:
             continue
@@ -36,6 +39,7 @@ def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[
             read = _decode(line)
         except UNREADABLE:
             problems.garbled_lines.append(number)
+            steps.append(None)
         else:
             found[type(read)].append(read)
     return {kind: found[as_read] for kind, as_read in _LINES.items()}

@@ -8,11 +8,10 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
-from schedtrace.model.trace import End, Events, Header, Notice, Output, Step
-from schedtrace.read.columns import frame_of
+from schedtrace.model.trace import Delta, End, Events, Header, Notice, Output, Step
+from schedtrace.read.columns import structs_of
 from schedtrace.read.lines import read_header, read_lines
-from schedtrace.read.problems import Problems
-from schedtrace.read.schema import schema_of
+from schedtrace.read.problems import Problems, ranges
 from schedtrace.read.steps import Steps
 from schedtrace.read.tables import Tables
 from schedtrace.read.whole_lines import WholeLines
@@ -50,10 +49,13 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
             chunk[0] = b""
         read = read_lines(chunk, number, problems)
         steps.add(read.pop(Step))
+        del read[Delta]
         for kind, found in read.items():
             others[kind] += found
     if header is None:
         raise InputError(_nothing(lines))
+    steps.end()
+    tables.finish()
     end = msgspec.convert(others[End][-1], End, from_attributes=True) if others[End] else None
     arrivals = steps.events("arrived", [(line.trial, one) for line in others[Events] for one in line.arrived])
     finishes = steps.events(
@@ -63,8 +65,13 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
     problems.garbled_lines.sort()
     problems.truncated = lines.cut_off
     problems.unclosed = end is None
-    expected = max([*all_steps["step"].tail(1) + 1, end.steps if end else 0])
-    problems.missing_steps = max(0, expected - all_steps.height)
+    in_vain = sorted(set(steps.not_rebuilt).difference(all_steps["step"]))
+    expected = max(
+        [*(all_steps["step"].tail(1) + 1), *(one + 1 for one in in_vain[-1:]), end.steps if end else 0]
+    )
+    problems.not_rebuilt = ranges(in_vain)
+    problems.doubtful = steps.doubtful
+    problems.missing_steps = max(0, expected - all_steps.height - len(in_vain))
     if problems.unclosed:
         ended = finishes["request_id"].implode()
         unfinished = arrivals.filter(~pl.col("request_id").is_in(ended))
@@ -85,7 +92,7 @@ def _merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:
     """Put what ``output`` lines tell into the steps that were written before."""
     if not late:
         return steps
-    outputs = frame_of(late, schema_of(Output)).unique("step", keep="first")
+    outputs = structs_of(late, Output).unique("step", keep="first")
     return steps.update(outputs, on="step", how="left")
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_NAMED_LINES = 5
+_NAMED = 5
 
 
 @dataclass
@@ -20,6 +20,10 @@ class Problems:
     """Requests that had arrived and not ended when an unclosed trace ends."""
     missing_steps: int = 0
     """Steps that the numbering says there were, and that are not in the file."""
+    not_rebuilt: list[tuple[int, int]] = field(default_factory=list)
+    """First and last of steps whose lines tell changes to a step that is not known; dropped."""
+    doubtful: list[tuple[int, int]] = field(default_factory=list)
+    """First and last of steps that were rebuilt from changes, and do not lead to the full line after them."""
 
     def sentences(self, trace: Path) -> list[str]:
         """One sentence a problem."""
@@ -28,12 +32,22 @@ class Problems:
             said.append(f"{trace}: the last line is cut off and was dropped")
         if self.garbled_lines:
             count = len(self.garbled_lines)
-            lines = ", ".join(str(number) for number in self.garbled_lines[:_NAMED_LINES])
-            more = ", ..." if count > _NAMED_LINES else ""
+            lines = ", ".join(str(number) for number in self.garbled_lines[:_NAMED])
+            more = ", ..." if count > _NAMED else ""
             said.append(f"{trace}: {_lines(count)} not understood and dropped (line {lines}{more})")
         if self.missing_steps:
             steps = "1 step is" if self.missing_steps == 1 else f"{self.missing_steps:,} steps are"
             said.append(f"{trace}: {steps} missing")
+        if self.not_rebuilt:
+            said.append(
+                f"{trace}: {_steps(self.not_rebuilt)} could not be rebuilt: a line that "
+                "they continue is missing or broken"
+            )
+        if self.doubtful:
+            said.append(
+                f"{trace}: {_steps(self.doubtful)}, rebuilt from changes, do not lead to the full line after "
+                "them; what each request got in them may be wrong"
+            )
         if self.unclosed:
             open_ones = (
                 f"; {self.unfinished_requests} requests had not ended" if self.unfinished_requests else ""
@@ -43,6 +57,25 @@ class Problems:
                 f"may be missing{open_ones}"
             )
         return said
+
+
+def ranges(numbers: list[int]) -> list[tuple[int, int]]:
+    """First and last of each run of consecutive numbers, which are in order."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
+
+
+def _steps(spans: list[tuple[int, int]]) -> str:
+    """``50 steps (12-60, 75)``."""
+    count = sum(last - first + 1 for first, last in spans)
+    named = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_NAMED])
+    more = ", ..." if len(spans) > _NAMED else ""
+    return f"{count:,} step{'' if count == 1 else 's'} ({named}{more})"
 
 
 def _lines(count: int) -> str:

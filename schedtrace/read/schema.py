@@ -42,7 +42,13 @@ def readable(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
             fields.append((field.name, hint, field.default))
     config = struct.__struct_config__
     return msgspec.defstruct(
-        struct.__name__, fields, tag_field=config.tag_field, tag=config.tag, kw_only=True, gc=False
+        struct.__name__,
+        fields,
+        tag_field=config.tag_field,
+        tag=config.tag,
+        kw_only=True,
+        gc=False,
+        array_like=config.array_like,
     )
 
 

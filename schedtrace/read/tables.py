@@ -2,26 +2,43 @@
 
 from collections import defaultdict
 from pathlib import Path
+from typing import get_args, get_origin
 
 import msgspec
 import polars as pl
 
-from schedtrace.model.trace import Arrival, ChunkCap, Exit, Finish, Preemption, ScheduledRequest
+from schedtrace.model.trace import Events, Step
 from schedtrace.read.schema import defaults_of, schema_of
+from schedtrace.read.stretches import SCHEMA
 
-NESTED: dict[str, type[msgspec.Struct]] = {
-    "requests": ScheduledRequest,
-    "exits": Exit,
-    "caps": ChunkCap,
-    "preempted": Preemption,
-    "arrived": Arrival,
-    "finished": Finish,
-}
+
+def _lists_of(line: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    """Name of each list of structs to what is in it."""
+    lists = {
+        field.name: get_args(field.type)[0]
+        for field in msgspec.structs.fields(line)
+        if get_origin(field.type) is list
+    }
+    return {
+        name: entry
+        for name, entry in lists.items()
+        if isinstance(entry, type) and issubclass(entry, msgspec.Struct)
+    }
+
+
+NESTED = _lists_of(Step)
 """Lists of a step, and what is in them."""
-LARGE = ("requests", "exits", "caps", "preempted")
-"""Those of them that grow with the steps."""
+EVENTS = tuple(name for name in NESTED if name in Events.__struct_fields__)
+"""Those of them that happen between steps, too."""
+LISTS = tuple(name for name in NESTED if name not in EVENTS and name != "requests")
+"""Those of them that are tables of a trace, entry by entry."""
+STRETCHES = "stretches"
+"""The table of what requests got."""
+LARGE = (STRETCHES, *LISTS)
+"""Tables that grow with the steps."""
 OF_STEP = ("step", "trial", "start_us")
 """Columns that every entry has from its step."""
+ROWS_A_FILE = 2**17
 
 
 class CannotWriteError(Exception):
@@ -30,7 +47,7 @@ class CannotWriteError(Exception):
 
 def flat(steps: pl.DataFrame) -> pl.DataFrame:
     """Steps without their lists."""
-    return steps.drop(NESTED)
+    return steps.select(name for name in steps.columns if name not in {*NESTED, "changes"})
 
 
 def entries(steps: pl.DataFrame, column: str) -> pl.DataFrame:
@@ -45,34 +62,38 @@ def entries(steps: pl.DataFrame, column: str) -> pl.DataFrame:
     return rows.with_columns(pl.col(name).fill_null(value) for name, value in defaults_of(struct).items())
 
 
+def single_steps(steps: pl.DataFrame) -> pl.DataFrame:
+    """Their requests as stretches of one step each."""
+    rows = entries(steps, "requests").with_columns(last_step="step").with_row_index("order")
+    return rows.select(list(SCHEMA)).cast(dict(SCHEMA))
+
+
 class Tables:
     """The large tables of a trace, filled chunk by chunk.
 
     Args:
-        folder: Where they are written, a Parquet file a chunk and table; None: they stay in memory.
+        folder: Where they are written, in Parquet files; None: they stay in memory.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
-        self._chunks = 0
+        self._files = 0
 
     def add(self, steps: pl.DataFrame) -> None:
         """Add what is nested in these steps."""
-        self.put({name: entries(steps, name) for name in LARGE})
+        self.put({STRETCHES: single_steps(steps)} | {name: entries(steps, name) for name in LISTS})
 
     def put(self, tables: dict[str, pl.DataFrame]) -> None:
-        """Add the rows of a chunk to every table.
+        """Add rows to tables.
 
         Raises:
             CannotWriteError: the disk is full, for instance.
         """
         for name, rows in tables.items():
-            if self._folder is None:
-                self._frames[name].append(rows)
-            elif rows.height:
-                write(rows, self._folder / f"{name}-{self._chunks:06}.parquet")
-        self._chunks += 1
+            self._frames[name].append(rows)
+            if self._folder is not None and sum(frame.height for frame in self._frames[name]) > ROWS_A_FILE:
+                self._write(name)
 
     def scan(self, *, in_order: bool) -> dict[str, pl.LazyFrame]:
         """Name to table, in the order of the steps.
@@ -80,14 +101,32 @@ class Tables:
         Args:
             in_order: They were added in that order.
         """
-        if self._folder is not None:
-            return scan(self._folder, in_order=in_order)
-        return {name: _sorted(pl.concat(self._frames[name]).lazy(), in_order=in_order) for name in LARGE}
+        if self._folder is None:
+            return {
+                name: _sorted(pl.concat(self._frames[name] or [_empty(name)]).lazy(), name, in_order=in_order)
+                for name in LARGE
+            }
+        return scan(self._folder, in_order=in_order)
+
+    def finish(self) -> None:
+        """There are no more rows.
+
+        Raises:
+            CannotWriteError: the disk is full, for instance.
+        """
+        for name in list(self._frames) if self._folder is not None else ():
+            self._write(name)
+
+    def _write(self, name: str) -> None:
+        rows = pl.concat(self._frames.pop(name))
+        if rows.height and self._folder is not None:
+            write(rows, self._folder / f"{name}-{self._files:06}.parquet")
+            self._files += 1
 
 
 def scan(folder: Path, *, in_order: bool) -> dict[str, pl.LazyFrame]:
     """The large tables in a folder."""
-    return {name: _sorted(_scan_one(folder, name), in_order=in_order) for name in LARGE}
+    return {name: _sorted(_scan_one(folder, name), name, in_order=in_order) for name in LARGE}
 
 
 def write(table: pl.DataFrame, file: Path) -> None:
@@ -104,10 +143,15 @@ def write(table: pl.DataFrame, file: Path) -> None:
 
 def _scan_one(folder: Path, name: str) -> pl.LazyFrame:
     files = sorted(folder.glob(f"{name}-*.parquet"))
-    if files:
-        return pl.scan_parquet(files)
-    return pl.LazyFrame(schema=dict.fromkeys(OF_STEP, pl.Int64) | schema_of(NESTED[name]))
+    return pl.scan_parquet(files) if files else _empty(name).lazy()
 
 
-def _sorted(table: pl.LazyFrame, *, in_order: bool) -> pl.LazyFrame:
-    return (table if in_order else table.sort("step", maintain_order=True)).set_sorted("step")
+def _empty(name: str) -> pl.DataFrame:
+    return pl.DataFrame(
+        schema=SCHEMA if name == STRETCHES else dict.fromkeys(OF_STEP, pl.Int64) | schema_of(NESTED[name])
+    )
+
+
+def _sorted(table: pl.LazyFrame, name: str, *, in_order: bool) -> pl.LazyFrame:
+    by = ["step", "order"] if name == STRETCHES else ["step"]
+    return (table if in_order else table.sort(by, maintain_order=True)).set_sorted("step")

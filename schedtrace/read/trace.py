@@ -12,7 +12,8 @@ from schedtrace.read.cache import read_by_files
 from schedtrace.read.parse import parse
 from schedtrace.read.problems import Problems
 from schedtrace.read.reading import READ, Reading
-from schedtrace.read.tables import Tables
+from schedtrace.read.rows import all_rows, rows_between
+from schedtrace.read.tables import STRETCHES, Tables
 from schedtrace.read.whole_lines import WholeLines
 
 
@@ -25,7 +26,8 @@ class Trace:
     steps: pl.DataFrame
     """Without their lists, which are tables of their own."""
     large: dict[str, pl.LazyFrame]
-    """Name of a step's list to its entries; on disk where they are many, so never collected as a whole."""
+    """What requests got (``stretches``), and the entries of each of a step's lists; on disk where they are many,
+    so never collected as a whole."""
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
     notices: list[str]
@@ -36,9 +38,17 @@ class Trace:
     record: str = "trace of schedtrace"
     """What kind of record it was read from."""
 
+    def stretches(self) -> pl.LazyFrame:
+        """What every request got, as stretches of steps (``read/stretches.py``)."""
+        return self.large[STRETCHES]
+
     def requests(self) -> pl.LazyFrame:
         """What every request got: one row per step and request, in the order of the steps."""
-        return self.large["requests"]
+        return all_rows(self.stretches(), self.steps)
+
+    def requests_between(self, first: int, last: int) -> pl.DataFrame:
+        """The rows of ``requests()`` of these steps, made from only the stretches that they are in."""
+        return rows_between(self.stretches(), self.steps, first, last)
 
     def exits(self) -> pl.LazyFrame:
         """Every recorded exit: one row each, in the order in which they were taken."""

@@ -188,7 +188,7 @@ def test_a_cache_of_another_version_is_not_used(path, parses, monkeypatch):
 
 
 def damage_bit(folder):
-    file = min(folder.glob("requests-*.parquet"))
+    file = min(folder.glob("stretches-*.parquet"))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -196,8 +196,8 @@ def damage_bit(folder):
 
 DAMAGES = {
     "a bit of a table": damage_bit,
-    "a table lost": lambda folder: min(folder.glob("requests-*.parquet")).unlink(),
-    "a table too many": lambda folder: (folder / "requests-999999.parquet").write_bytes(b""),
+    "a table lost": lambda folder: min(folder.glob("stretches-*.parquet")).unlink(),
+    "a table too many": lambda folder: (folder / "stretches-999999.parquet").write_bytes(b""),
     "a table empty": lambda folder: (folder / "steps.parquet").write_bytes(b""),
     "no note": lambda folder: (folder / cache.NOTE).unlink(),
     "half a note": lambda folder: (folder / cache.NOTE).write_bytes(b'{"made_by":'),

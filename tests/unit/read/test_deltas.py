@@ -1,0 +1,304 @@
+"""Deltas rebuilt: exactly, or not at all."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from schedtrace.model.trace import (
+    Delta,
+    Events,
+    Exit,
+    Notice,
+    Output,
+    RowChange,
+    RowChanges,
+    ScheduledRequest,
+    Step,
+)
+from schedtrace.read.tables import LARGE
+from schedtrace.read.trace import read_trace
+from tests.deltas import encoded_steps
+from tests.makers import arrival, finish, header, step, write_trace
+
+
+def rows(*told):
+    return [ScheduledRequest(*row) for row in told]
+
+
+def delta(number, **fields):
+    return Delta(step=number, start_us=10_000 * number, schedule_us=100, **fields)
+
+
+def full(number, *told, **fields):
+    used = sum(row[2] for row in told)
+    told = rows(*told)
+    given = {"requests": told, "total_requests": len(told), "remaining_budget": 1000 - used}
+    return step(number, **{**given, **fields})
+
+
+def got(trace):
+    columns = ("step", "request_id", "computed_tokens", "scheduled_tokens", "phase", "draft_tokens")
+    return trace.requests().select(columns).collect().rows()
+
+
+TWO = full(0, ("a", 0, 7, "new"), ("b", 20, 1))
+ONES = {"remaining_budget": 998}
+
+
+def test_a_delta_that_tells_nothing_is_a_steady_step(trace_of):
+    trace = trace_of(TWO, delta(1, **ONES), delta(2))
+    assert got(trace) == [
+        (0, "a", 0, 7, "new", 0),
+        (0, "b", 20, 1, "running", 0),
+        (1, "a", 7, 1, "running", 0),
+        (1, "b", 21, 1, "running", 0),
+        (2, "a", 8, 1, "running", 0),
+        (2, "b", 22, 1, "running", 0),
+    ]
+    assert trace.problems.sentences(trace.path) == []
+
+
+def test_a_steady_request_is_one_stretch_and_every_other_row_one_of_its_own(trace_of):
+    trace = trace_of(TWO, delta(1, **ONES), delta(2))
+    columns = ("step", "last_step", "request_id", "computed_tokens", "scheduled_tokens", "phase")
+    assert trace.stretches().select(columns).collect().rows() == [
+        (0, 0, "a", 0, 7, "new"),
+        (0, 2, "b", 20, 1, "running"),
+        (1, 2, "a", 7, 1, "running"),
+    ]
+
+
+def test_requests_go_change_and_come_in_this_order(trace_of):
+    first = full(0, ("a", 1, 1), ("b", 2, 1), ("c", 3, 1), ("d", 4, 1))
+    changes = RowChanges([0, 2], [RowChange(1, 40, 5, 2)], rows(("e", 0, 9, "new")))
+    trace = trace_of(first, delta(1, changes=changes, total_requests=3, remaining_budget=985))
+    assert got(trace)[4:] == [
+        (1, "b", 3, 1, "running", 0),
+        (1, "d", 40, 5, "running", 2),
+        (1, "e", 0, 9, "new", 0),
+    ]
+
+
+def test_absent_fields_are_those_of_the_step_before_or_of_what_was_left_there(trace_of):
+    before = step(
+        0,
+        trial=3,
+        running=4,
+        waiting=2,
+        kv_blocks_free_after=77,
+        waiting_tokens_after=50,
+        num_new=1,
+        dummy_batches=2,
+        arrived=[arrival("x", 1)],
+    )
+    after = delta(1, waiting_tokens_after=None, num_waiting_after=1)
+    row = trace_of(before, after).steps.row(1, named=True)
+    assert {name: row[name] for name in ("trial", "num_running_before", "num_waiting_before", "num_new")} == {
+        "trial": 3,
+        "num_running_before": 4,
+        "num_waiting_before": 2,
+        "num_new": 1,
+    }
+    assert (row["num_waiting_after"], row["waiting_tokens_after"], row["dummy_batches"]) == (1, None, 0)
+    assert (row["kv_blocks_free_before"], row["kv_blocks_free_after"]) == (77, 77)
+
+
+def test_exits_are_carried_and_events_are_not(trace_of):
+    refused = Exit("waiting", "break", "kv_blocks", "h")
+    trace = trace_of(
+        step(0, ended=refused, arrived=[arrival("h", 1)]), delta(1), delta(2, exits=[]), delta(3)
+    )
+    assert trace.exits().select("step", "request_id").collect().rows() == [(0, "h"), (1, "h")]
+    assert trace.arrivals["request_id"].to_list() == ["h"]
+
+
+@pytest.mark.parametrize(
+    ("told", "means"),
+    [
+        ({}, (None, None, None)),
+        ({"output_us": 5, "update_us": 1}, (5, 1, 2)),
+        ({"output_us": 5, "update_us": 1, "output_tokens": 7}, (5, 1, 7)),
+        ({"output_us": 5, "update_us": 1, "output_tokens": None}, (5, 1, None)),
+    ],
+)
+def test_an_output_is_not_back_unless_told_and_has_a_token_for_each_request_unless_told(
+    trace_of, told, means
+):
+    row = trace_of(TWO, delta(1, **ONES, **told)).steps.row(1, named=True)
+    assert (row["output_us"], row["update_us"], row["output_tokens"]) == means
+
+
+def test_an_output_line_completes_a_delta(trace_of):
+    late = Output(step=1, output_us=77, update_us=7, output_tokens=3)
+    steps = trace_of(TWO, delta(1, **ONES), delta(2), late).steps
+    assert steps["output_tokens"].to_list() == [None, 3, None]
+    assert steps["output_us"].to_list() == [1000, 77, None]
+
+
+def test_lines_that_are_no_steps_may_stand_between(trace_of):
+    between = [
+        Notice(at_us=1, message="m"),
+        Events(at_us=2),
+        Output(step=0, output_us=1, update_us=1, output_tokens=2),
+    ]
+    assert trace_of(TWO, *between, delta(1, **ONES)).steps["step"].to_list() == [0, 1]
+
+
+NO_PREDECESSOR = {
+    "nothing before it": [delta(1)],
+    "a step is missing": [TWO, delta(2, **ONES)],
+    "a garbled line between": [TWO, b"garbage", delta(1, **ONES)],
+    "another step told again between": [step(5), TWO, step(5), delta(1, **ONES)],
+    "a place that there is not": [TWO, delta(1, changes=RowChanges(changed=[RowChange(2, 1, 1)]), **ONES)],
+    "a negative place": [TWO, delta(1, changes=RowChanges(changed=[RowChange(-1, 1, 1)]), **ONES)],
+    "a place told twice": [TWO, delta(1, changes=RowChanges(changed=[RowChange(0, 1, 1)] * 2), **ONES)],
+    "gone from a place that there is not": [TWO, delta(1, changes=RowChanges(gone=[2]), **ONES)],
+    "gone from a negative place": [TWO, delta(1, changes=RowChanges(gone=[-1]), total_requests=1, **ONES)],
+    "gone twice": [TWO, delta(1, changes=RowChanges(gone=[0, 0]), total_requests=0, remaining_budget=1000)],
+    "gone in another order": [
+        TWO,
+        delta(1, changes=RowChanges(gone=[1, 0]), total_requests=0, remaining_budget=1000),
+    ],
+    "a negative number": [TWO, delta(1, changes=RowChanges(changed=[RowChange(0, -1, 1)]), **ONES)],
+    "fewer requests than it says": [TWO, delta(1, total_requests=3, **ONES)],
+    "other tokens than its budget lacks": [TWO, delta(1, remaining_budget=997)],
+}
+
+
+@pytest.mark.parametrize("lines", NO_PREDECESSOR.values(), ids=NO_PREDECESSOR)
+def test_a_delta_that_cannot_be_rebuilt_is_dropped_and_counted_up_to_the_next_full_line(trace_of, lines):
+    whole = [line for line in lines if isinstance(line, Step)]
+    last = lines[-1].step
+    trace = trace_of(*lines, delta(last + 1), full(last + 2, ("z", 0, 1)), delta(last + 3))
+    assert trace.problems.not_rebuilt == [(last, last + 1)]
+    assert trace.steps["step"].to_list() == sorted({*(one.step for one in whole), last + 2, last + 3})
+    assert got(trace)[-1] == (last + 3, "z", 1, 1, "running", 0)
+    said = f"{trace.path}: 2 steps ({last}-{last + 1}) could not be rebuilt: a line that they continue is missing"
+    assert f"{said} or broken" in trace.problems.sentences(trace.path)
+
+
+def test_a_record_whose_tokens_never_add_up_is_rebuilt_all_the_same(trace_of):
+    trace = trace_of(full(0, ("a", 1, 1), remaining_budget=5), delta(1), delta(2))
+    assert (trace.steps.height, trace.problems.not_rebuilt) == (3, [])
+
+
+def test_a_full_line_that_agrees_with_what_was_rebuilt_is_no_problem(trace_of):
+    changes = RowChanges(added=rows(("c", 0, 4, "new")))
+    end = full(3, ("a", 9, 1), ("b", 23, 1), ("c", 0, 4, "new"), changes=changes)
+    assert trace_of(TWO, delta(1, **ONES), delta(2), end).problems.sentences("t") == []
+
+
+@pytest.mark.parametrize(
+    ("last", "changes"),
+    [
+        ([("a", 9, 1), ("b", 24, 1)], RowChanges()),
+        ([("a", 9, 1), ("c", 23, 1)], RowChanges()),
+        ([("a", 9, 1)], RowChanges()),
+        ([("a", 9, 1), ("b", 23, 1)], RowChanges(gone=[7])),
+        ([("a", 9, 1), ("b", 23, 1, "resumed")], RowChanges()),
+        ([("b", 23, 1), ("a", 9, 1)], RowChanges()),
+    ],
+)
+def test_a_full_line_that_differs_from_what_was_rebuilt_wins_and_casts_doubt_on_it(trace_of, last, changes):
+    trace = trace_of(TWO, delta(1, **ONES), delta(2), full(3, *last, changes=changes), delta(4))
+    assert trace.problems.doubtful == [(1, 2)]
+    here = [row[1:5] for row in got(trace) if row[0] == 3]
+    assert here == [(*row, "running")[:4] for row in last]
+    [said] = trace.problems.sentences(trace.path)
+    assert said == (
+        f"{trace.path}: 2 steps (1-2), rebuilt from changes, do not lead to the full line after them; what each "
+        "request got in them may be wrong"
+    )
+
+
+def test_a_full_line_with_changes_after_a_lost_line_is_no_contradiction(trace_of):
+    trace = trace_of(TWO, delta(1, **ONES), b"x", full(3, ("q", 5, 1), changes=RowChanges()))
+    assert trace.problems.doubtful == []
+    assert trace.problems.missing_steps == 1
+
+
+counts = st.integers(0, 3)
+
+
+@st.composite
+def schedules(draw):
+    """Full steps whose requests come, go, wait, change their order, have drafts and several tokens."""
+    requests, computed, steps, number = [], {}, [], 0
+    for _ in range(draw(st.integers(1, 14))):
+        kind = draw(st.sampled_from(["steady"] * 3 + ["change"] * 3 + ["order", "skip", "empty"]))
+        phases = {}
+        if kind == "change":
+            for name in (
+                draw(st.lists(st.sampled_from(requests), unique=True, max_size=2)) if requests else ()
+            ):
+                requests.remove(name)
+            for _ in range(draw(st.integers(0, 2))):
+                name = (
+                    f"r{len(computed)}"
+                    if draw(st.booleans()) or not computed
+                    else draw(st.sampled_from([*computed]))
+                )
+                if name not in requests:
+                    requests.append(name)
+                    phases[name] = draw(st.sampled_from(["new", "resumed", "running"]))
+                    computed[name] = draw(counts)
+        if kind == "order":
+            requests = draw(st.permutations(requests))
+        here, rest = ([], requests) if kind == "empty" else (requests, [])
+        told = []
+        for name in here:
+            odd = kind == "change" and draw(st.booleans())
+            tokens, drafts = (draw(counts), draw(st.integers(0, 1))) if odd else (1, 0)
+            told.append((name, computed[name], tokens, phases.get(name, "running"), drafts))
+            computed[name] += tokens + (draw(st.sampled_from([0, 0, 1])) if odd else 0)
+        del rest
+        number += draw(st.sampled_from([1] * 8 + [2]))
+        back = draw(st.booleans())
+        steps.append(
+            full(
+                number,
+                *told,
+                trial=number // 9,
+                back=100 if back else None,
+                update_us=draw(counts) if back else None,
+                output_tokens=draw(st.sampled_from([len(told), 0, None])) if back else None,
+                running=draw(counts),
+                waiting=draw(counts),
+                waiting_tokens_after=draw(st.sampled_from([None, 5])),
+                kv_blocks_free_before=draw(st.sampled_from([None, 90, 100])),
+                ended=draw(st.sampled_from([None, Exit("waiting", "break", "queue_empty")])),
+                arrived=[arrival(f"r{number}", 1)] if draw(st.booleans()) else [],
+                finished=[finish("z")] if draw(st.booleans()) else [],
+                dummy_batches=draw(st.integers(0, 1)),
+            )
+        )
+    return steps
+
+
+def assert_same(one, other):
+    for name in ("steps", "arrivals", "finishes"):
+        assert_frame_equal(getattr(one, name), getattr(other, name))
+    for name in LARGE:
+        assert_frame_equal(one.large[name].collect(), other.large[name].collect())
+    assert_frame_equal(one.requests().collect(), other.requests().collect())
+
+
+@settings(derandomize=True, deadline=None, database=None, max_examples=100)
+@given(schedules(), st.integers(1, 9))
+def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every):
+    with TemporaryDirectory() as folder:
+        plain = read_trace(write_trace(Path(folder, "plain.jsonl"), header(), *steps))
+        lines = list(encoded_steps(steps, full_every))
+        short = read_trace(write_trace(Path(folder, "short.jsonl"), header(), *lines))
+    assert got(plain) == [
+        (one.step, row.request_id, row.computed_tokens, row.scheduled_tokens, row.phase, row.draft_tokens)
+        for one in steps
+        for row in one.requests
+    ]
+    assert_same(short, plain)
+    assert short.problems.not_rebuilt == short.problems.doubtful == []
+    assert short.problems.missing_steps == plain.problems.missing_steps
