@@ -60,21 +60,19 @@ class Marks:
         events = scheduler._schedtrace_events
         if events is None:
             return
+        noted: Noted = (site, budget)
         try:
             if request is not None:
-                events.append((site, budget, request.request_id, request.status))
-                return
-            if not SITES[site].refuses_head:
-                events.append((site, budget))
-                return
-            queued, head = queue is None, None
-            if scheduler._schedtrace_queued:
-                queued = queued or bool(queue)
-                following = queue.peek_request() if queue else queues.head(scheduler)
-                head = getattr(following, "request_id", None)
-            events.append((site, budget, head, None, 0, queued, queues.pause_state(scheduler)))
+                noted = (site, budget, request.request_id, request.status)
+            elif SITES[site].refuses_head:
+                noted = (site, budget, None, None, 0, queue is None or bool(queue))
+                noted = (*noted, queues.pause_state(scheduler))
+                if scheduler._schedtrace_queued:
+                    following = queue.peek_request() if queue else queues.head(scheduler)
+                    noted = (site, budget, getattr(following, "request_id", None), *noted[3:])
         except Exception as error:
-            _failed(scheduler, (site, budget), error)
+            _failed(scheduler, error)
+        events.append(noted)
 
     @staticmethod
     def refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
@@ -87,15 +85,16 @@ class Marks:
         events = scheduler._schedtrace_events
         if events is None:
             return
+        noted: Noted = (site, budget, None, None, which)
         try:
-            first, status = None, None
+            noted = (site, budget, None, None, which, True, queues.pause_state(scheduler))
             if left_out is not None:
-                first, status = left_out.request_id, left_out.status
+                noted = (site, budget, left_out.request_id, left_out.status, *noted[4:])
             elif scheduler._schedtrace_queued and SITES[site].loop == "waiting":
-                first = getattr(queues.head(scheduler), "request_id", None)
-            events.append((site, budget, first, status, which, True, queues.pause_state(scheduler)))
+                noted = (site, budget, getattr(queues.head(scheduler), "request_id", None), *noted[3:])
         except Exception as error:
-            _failed(scheduler, (site, budget, None, None, which), error)
+            _failed(scheduler, error)
+        events.append(noted)
 
     @staticmethod
     def cap(scheduler: Any, site: int, budget: Any, request: Any, *tokens: int) -> None:
@@ -106,13 +105,19 @@ class Marks:
         events = scheduler._schedtrace_events
         if events is None:
             return
+        first, status = None, None
         try:
-            first, status = (None, None) if request is None else (request.request_id, request.status)
+            if request is not None:
+                first, status = request.request_id, request.status
+        except Exception as error:
+            _failed(scheduler, error)
+        try:
             for place, (before, now) in enumerate(pairwise(tokens), start=site):
                 if now < before:
                     events.append((place, budget, first, status, 0, True, None, before, now))
         except Exception as error:
-            _failed(scheduler, (site, budget), error)
+            _failed(scheduler, error)
+            events.append((site, budget, first, status))
 
     @staticmethod
     def preempts(scheduler: Any, site: int, request: Any, arguments: Any) -> None:
@@ -124,20 +129,18 @@ def _refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: An
     events = scheduler._schedtrace_events
     if events is None:
         return
+    noted: Noted = (site, budget)
     try:
-        told = (None, None) if request is None else (request.request_id, request.status)
-    except Exception as error:
-        _failed(scheduler, (site, budget), error)
-        return
-    try:
+        if request is not None:
+            noted = (site, budget, request.request_id, request.status)
         refusal = why_refused(scheduler.kv_cache_manager, arguments)
+        first, status = noted[2:] or (None, None)
+        noted = (site, budget, first, status, 0, True, None, 0, 0, refusal)
     except Exception as error:
-        _failed(scheduler, (site, budget, *told), error)
-    else:
-        events.append((site, budget, *told, 0, True, None, 0, 0, refusal))
+        _failed(scheduler, error)
+    events.append(noted)
 
 
-def _failed(scheduler: Any, noted: Noted, error: Exception) -> None:
+def _failed(scheduler: Any, error: Exception) -> None:
     """What the event lacks is left out, and the trace says so."""
-    scheduler._schedtrace_events.append(noted)
     scheduler._schedtrace_recorder.mark_failed(error)

@@ -20,7 +20,6 @@ from schedtrace.record.returned import only_samples, tokens_got
 from schedtrace.record.steady import SteadySteps
 from schedtrace.record.writer import Writer
 
-
 MOST_IN_FLIGHT = 1000
 """Steps whose output is waited for; an engine that never brings one back does not fill the memory."""
 
