@@ -8,8 +8,8 @@ import polars as pl
 from schedtrace.model.trace import RowChanges
 from schedtrace.read.columns import FLAT, between_steps, columns_of, entries_of, frame_of
 from schedtrace.read.deltas import Values, rebuilt, value, values_of
+from schedtrace.read.running import Running
 from schedtrace.read.schema import LARGEST
-from schedtrace.read.stretches import Stretches
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES, Tables
 
 _AS_EXPECTED = RowChanges()
@@ -24,7 +24,7 @@ class Steps:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._stretches = Stretches(lambda table: tables.put({STRETCHES: table}))
+        self._running = Running(lambda table: tables.put({STRETCHES: table}))
         self._frames: list[pl.DataFrame] = []
         self._events: dict[str, list[pl.DataFrame]] = {name: [] for name in EVENTS}
         self._latest = -LARGEST
@@ -52,7 +52,7 @@ class Steps:
         self._new = []
         for line in lines:
             if line is None or self._known(line.step):
-                self._stretches.lose()
+                self._running.lose()
             elif hasattr(line, "requests"):
                 self._add_full(line)
             else:
@@ -65,7 +65,7 @@ class Steps:
 
     def end(self) -> None:
         """There are no more."""
-        self._stretches.end()
+        self._running.end()
 
     def frame(self) -> pl.DataFrame:
         """All of them, without their lists."""
@@ -77,7 +77,7 @@ class Steps:
         return pl.concat([with_steps, between_steps(column, idle)], how="diagonal")
 
     def _add_full(self, line: Any) -> None:
-        rows, number = self._stretches, line.step
+        rows, number = self._running, line.step
         continues = self._deltas and line.changes is not None and rows.step == number - 1
         if continues and not rows.agrees(number, line.changes, line.requests):
             self.doubtful.append((number - self._deltas, number - 1))
@@ -86,14 +86,14 @@ class Steps:
         self._append(number, values_of(line))
 
     def _add_delta(self, line: Any) -> None:
-        rows, number = self._stretches, line.step
+        rows, number = self._running, line.step
         changes = _AS_EXPECTED if line.changes is None else line.changes
         if rows.step == number - 1:
             values = rebuilt(line, self._before)
             if not self._deltas:
                 self._adds_up = rows.tokens == _used(self._before)
             used = _used(values) if self._adds_up else None
-            if rows.possible(changes, value(values, "total_requests"), used):
+            if rows.can_follow(changes, value(values, "total_requests"), used):
                 rows.follow(number, value(values, "trial"), changes)
                 self._deltas += 1
                 self._append(number, values)

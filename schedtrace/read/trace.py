@@ -26,7 +26,7 @@ class Trace:
     steps: pl.DataFrame
     """Without their lists, which are tables of their own."""
     large: dict[str, pl.LazyFrame]
-    """What requests got (``stretches``), and the entries of each of a step's lists; on disk where they are many,
+    """What requests got (``stretches``), and the entries of each list of a step; on disk where they are many,
     so never collected as a whole."""
     arrivals: pl.DataFrame
     finishes: pl.DataFrame

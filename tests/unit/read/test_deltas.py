@@ -21,7 +21,7 @@ from schedtrace.model.trace import (
 )
 from schedtrace.read.tables import LARGE
 from schedtrace.read.trace import read_trace
-from tests.deltas import encoded_steps
+from tests.deltas import Deltas
 from tests.makers import arrival, finish, header, step, write_trace
 
 
@@ -292,7 +292,7 @@ def assert_same(one, other):
 def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every):
     with TemporaryDirectory() as folder:
         plain = read_trace(write_trace(Path(folder, "plain.jsonl"), header(), *steps))
-        lines = list(encoded_steps(steps, full_every))
+        lines = list(map(Deltas(full_every).line_of, steps))
         short = read_trace(write_trace(Path(folder, "short.jsonl"), header(), *lines))
     assert got(plain) == [
         (one.step, row.request_id, row.computed_tokens, row.scheduled_tokens, row.phase, row.draft_tokens)

@@ -1,0 +1,196 @@
+"""The requests of the step that was read last, and what the next line makes of them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress, pairwise
+from operator import not_
+from typing import Any
+
+import polars as pl
+
+from schedtrace.read.got import Got, got_by, got_in_line, not_continued
+from schedtrace.read.stretches import ORDINARY, OTHERS, Ended, Stretch
+
+
+class Running:
+    """Follows the scheduled requests from step to step.
+
+    Args:
+        put: Gets tables of their stretches.
+    """
+
+    def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
+        self._ended = Ended(put)
+        self._rows: list[Stretch] = []
+        self._unsteady: list[Stretch] | None = None
+        """Those of them that are not steady; None: not looked for yet."""
+        self._at: tuple[int, int | None] | None = None
+        """Their step and trial; None: unknown."""
+        self._line: Got | None = None
+        """What a full line told of them, as far as the rows do not have it yet."""
+        self._orders = 0
+
+    @property
+    def step(self) -> int | None:
+        """The last step; None where its requests are unknown."""
+        return self._at and self._at[0]
+
+    @property
+    def tokens(self) -> int:
+        """What the last step scheduled."""
+        self._take_over()
+        return sum(row.scheduled for row in self._rows)
+
+    def lose(self) -> None:
+        """Nothing can continue the last step."""
+        self._end(self._rows)
+        self._rows, self._at, self._line = [], None, None
+
+    def end(self) -> None:
+        """There are no more steps."""
+        self.lose()
+        self._ended.flush()
+
+    def full(self, step: int, trial: int | None, requests: Sequence[Any]) -> None:
+        """A step with all its requests."""
+        if self.step != step - 1:
+            self.lose()
+        now = got_in_line(requests)
+        before = self._kept(step, now.ids)
+        if self._is_cut(trial, len(requests)):
+            self._end(self._rows)
+            before = before._replace(alone=[True] * len(self._rows))
+        begun = not_continued(before, now)
+        for place in range(len(self._rows), len(now.ids)):
+            self._add(now.ids[place])
+            if not now.alone or not now.alone[place]:
+                begun.append(place)
+        for place in begun:
+            self._begin(self._rows[place], step, now.computed[place], now.scheduled[place])
+        if now.alone:
+            alone = list(compress(self._rows, now.alone))
+            self._end(alone)
+            self._ended.add_single(step, trial, [*now.columns_alone(), [row.order for row in alone]])
+        self._at, self._line, self._unsteady = (step, trial), now, None
+        self._ended.count(len(requests))
+
+    def can_follow(self, changes: Any, total: int, tokens: int | None = None) -> bool:
+        """Whether these changes can be those to the next step.
+
+        Args:
+            changes: ``RowChanges`` as read.
+            total: Requests that there must be after them.
+            tokens: Tokens that these must have got together; None: any.
+        """
+        left = len(self._rows) - len(changes.gone)
+        places = [change.place for change in changes.changed]
+        told = [*changes.changed, *changes.added]
+        return (
+            left + len(changes.added) == total
+            and all(one < other for one, other in pairwise([-1, *changes.gone, len(self._rows)]))
+            and len(set(places)) == len(places)
+            and all(0 <= place < left for place in places)
+            and all(one.computed_tokens >= 0 and one.scheduled_tokens >= 0 for one in told)
+            and tokens in {None, left - len(places) + sum(one.scheduled_tokens for one in told)}
+        )
+
+    def follow(self, step: int, trial: int | None, changes: Any) -> None:
+        """The next step, told by changes that can be."""
+        self._take_over()
+        cut, unsteady = self._is_cut(trial, len(self._rows)), self._unsteady
+        if cut or unsteady is None:
+            unsteady = [row for row in self._rows if cut or not row.is_steady()]
+        gone, self._rows = _apart(self._rows, changes.gone)
+        self._end(gone)
+        changed = [self._rows[change.place] for change in changes.changed]
+        told = {*gone, *changed}
+        for row in unsteady:
+            if row not in told:
+                self._begin(row, step, row.expected(step), 1)
+        for row, change in zip(changed, changes.changed, strict=True):
+            has, gets, others = change.computed_tokens, change.scheduled_tokens, _others(change)
+            alike = row.scheduled == gets and row.others is ORDINARY and others is ORDINARY
+            if cut or not alike or row.expected(step) != has:
+                self._begin(row, step, has, gets, others)
+        for one in changes.added:
+            changed.append(self._add(one.request_id))
+            changed[-1].begin(step, one.computed_tokens, one.scheduled_tokens, _others(one))
+        self._at = (step, trial)
+        self._unsteady = [row for row in changed if not row.is_steady()]
+        self._ended.count(len(self._rows))
+
+    def agrees(self, step: int, changes: Any, requests: Sequence[Any]) -> bool:
+        """Whether these changes lead from the last step to these requests."""
+        if not self.can_follow(changes, len(requests)):
+            return False
+        self._take_over()
+        _, kept = _apart(self._rows, changes.gone)
+        rows = [(row.request_id, row.expected(step), 1, ORDINARY) for row in kept]
+        for one in changes.changed:
+            same_id = rows[one.place][0]
+            rows[one.place] = (same_id, one.computed_tokens, one.scheduled_tokens, _others(one))
+        return [*rows, *map(_all, changes.added)] == list(map(_all, requests))
+
+    def _is_cut(self, trial: int | None, rows: int) -> bool:
+        """Whether all stretches end before the next step, which has so many rows."""
+        return (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
+
+    def _kept(self, step: int, ids: tuple[str, ...]) -> Got:
+        """What those got in the last step who are still there.
+
+        The stretches of the others end; all do if those still there changed their order.
+        """
+        before = self._line or got_by(self._rows, step - 1)
+        if ids[: len(before.ids)] == before.ids:
+            return before
+        there = set(ids)
+        stay = [name in there for name in before.ids]
+        if ids[: sum(stay)] != tuple(compress(before.ids, stay)):
+            stay = [False] * len(stay)
+        self._end(compress(self._rows, map(not_, stay)))
+        self._rows = list(compress(self._rows, stay))
+        return before.of(stay)
+
+    def _take_over(self) -> None:
+        """Let the rows have what a full line told of those that are stretches of their own."""
+        if self._line is not None and self._at is not None:
+            step, line = self._at[0], self._line
+            for place in compress(range(len(line.ids)), line.alone):
+                others = tuple(values[place] for values in line.others)
+                self._rows[place].begin(step, line.computed[place], line.scheduled[place], others)
+                self._rows[place].is_open = False  # it has been added already
+        self._line = None
+
+    def _add(self, request_id: str) -> Stretch:
+        self._orders += 1
+        self._rows.append(Stretch(request_id, self._orders))
+        return self._rows[-1]
+
+    def _begin(
+        self, row: Stretch, step: int, computed: int, scheduled: int, others: tuple[Any, ...] = ORDINARY
+    ) -> None:
+        self._end([row])
+        row.begin(step, computed, scheduled, others)
+
+    def _end(self, rows: Iterable[Stretch]) -> None:
+        """Their stretches, as far as they are open, end with the last step."""
+        if self._at is not None:
+            self._ended.add([row for row in rows if row.is_open], *self._at)
+
+
+def _apart(rows: list[Stretch], places: Sequence[int]) -> tuple[list[Stretch], list[Stretch]]:
+    """Those at these ascending places, and the others."""
+    if not places:
+        return [], rows
+    others: list[Stretch] = []
+    for before, place in pairwise([-1, *places, len(rows)]):
+        others += rows[before + 1 : place]
+    return [rows[place] for place in places], others
+
+
+def _others(one: Any) -> tuple[Any, ...]:
+    others = tuple([getattr(one, name, value) for name, value in OTHERS.items()])
+    return ORDINARY if others == ORDINARY else others
+
+
+def _all(one: Any) -> tuple[Any, ...]:
+    return (one.request_id, one.computed_tokens, one.scheduled_tokens, _others(one))
