@@ -1,6 +1,6 @@
 """The requests of the step that was read last, and what the next line makes of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, pairwise
 from operator import not_
 from typing import Any
@@ -39,6 +39,13 @@ class Running:
         """What the last step scheduled."""
         self._take_over()
         return sum(row.scheduled for row in self._rows)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """The fields of each request of the last step, in their order."""
+        self._take_over()
+        if self._at is not None:
+            for row in self._rows:
+                yield (row.request_id, row.expected(self._at[0]), row.scheduled, *row.others)
 
     def lose(self) -> None:
         """Nothing can continue the last step."""
