@@ -70,6 +70,6 @@ def told(owner: type, *given: Any, budget: int = 0, **facts: Any) -> tuple[Any, 
     marked, _ = _with_marks(owner)
     assert marked is not None
     scheduler: Any = marked.__new__(marked)
-    vars(scheduler).update({"waiting": Queue()} | facts, _schedtrace_events=[])
+    vars(scheduler).update({"waiting": Queue()} | facts, _schedtrace_events=[], _schedtrace_queued=True)
     returned = scheduler.schedule(*given)
     return returned, *to_lines(scheduler._schedtrace_events, budget, 0)

@@ -259,8 +259,7 @@ class Step(Line, tag="step", kw_only=True):
     dummy_batches: int = 0
     """Dummy batches that this data-parallel rank executed since the last line."""
     changes: RowChanges | None = None
-    """What a ``delta`` line would have said of ``requests``: a check for whoever rebuilds them. None: it could
-    not have said it."""
+    """What a delta would have said of ``requests``: a check for whoever rebuilds them. None: it could not."""
 
 
 EVENT_FIELDS = frozenset({"preempted", "arrived", "finished", "dummy_batches"})
@@ -296,7 +295,7 @@ def _delta() -> type[msgspec.Struct]:
             fields.append((field.name, field.type, default))
         elif field.name != "requests":
             fields.append((field.name, field.type | msgspec.UnsetType, msgspec.UNSET))
-    return msgspec.defstruct(
+    return msgspec.defstruct(  # type: ignore[return-value]  # its base is Line
         "Delta", fields, bases=(Line,), tag="delta", kw_only=True, omit_defaults=True, module=__name__
     )
 
@@ -304,7 +303,7 @@ def _delta() -> type[msgspec.Struct]:
 Delta = _delta()
 """One ``schedule()`` call, told by what differs from the step before, whose number is one less.
 
-``changes`` says what became of the requests (absent: all as expected); of the other fields, see the sets above.
+``changes`` says what became of the requests (absent: all as expected). Other fields: see the sets above.
 """
 
 

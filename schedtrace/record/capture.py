@@ -1,41 +1,62 @@
-"""What is noted on the scheduler's path: references and scalars, as few as possible.
+"""What is noted on the scheduler's path: plain values, as few as possible, and none of vLLM's objects.
 
-The lists and dicts that a ``SchedulerOutput`` carries are kept by reference and read later in the writer's
-thread; vLLM builds new ones for every step and does not change them afterwards.
+An object kept alive costs the engine: its memory cannot be used again for the next step's. The lists and
+dicts of strings and numbers that a ``SchedulerOutput`` carries are kept by reference, and only of steps that
+are not steady; vLLM builds new ones for every step and does not change them afterwards.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
-from schedtrace.record.exits import Event
+from schedtrace.record.exits import Noted
+
+ALL = "all"
+"""Every request of the step got exactly one token."""
 
 
-class Capture:
+class Rows(msgspec.Struct, gc=False):
+    """What each request got in a step that is not steady."""
+
+    ids: list[str]
+    """Of requests that ran before: running ones, then resumed ones."""
+    computed: list[int]
+    """Of these, before the step."""
+    scheduled: dict[str, int]
+    """Of all requests."""
+    resumed: frozenset[str] | set[str]
+    new: list[tuple[str, int]]
+    """Ids and computed tokens of requests that the workers do not know."""
+    drafts: dict[str, int]
+    """Number of draft tokens, of requests that have some."""
+
+
+class Result(msgspec.Struct, gc=False, frozen=True):
+    """What came back for one step."""
+
+    back_ns: int
+    """When ``update_from_output`` was called."""
+    done_ns: int
+    """When it returned."""
+    got: str | tuple[list[str], list[int] | None]
+    """``ALL``, or the ids of requests that got tokens and how many each (None: one each)."""
+
+
+class Came(NamedTuple):
+    """What came and went between two calls."""
+
+    arrived: Sequence[Arrival] = ()
+    finished: Sequence[Finish] = ()
+    dummy_batches: int = 0
+
+
+NOBODY = Came()
+
+
+class Capture(msgspec.Struct, gc=False):
     """One ``schedule()`` call, raw. Times are nanoseconds of ``time.monotonic_ns``."""
-
-    __slots__ = (
-        "arrived",
-        "dummy_batches",
-        "end_ns",
-        "events",
-        "finished",
-        "free_after",
-        "free_before",
-        "inferred",
-        "kv_blocks_total",
-        "max_num_running_reqs",
-        "not_ready_after",
-        "output",
-        "preempted",
-        "result",
-        "running_after",
-        "running_before",
-        "start_ns",
-        "step",
-        "token_budget",
-        "waiting_after",
-        "waiting_before",
-    )
 
     step: int
     start_ns: int
@@ -50,28 +71,19 @@ class Capture:
     kv_blocks_total: int | None
     free_before: int | None
     free_after: int | None
-    output: Any
-    """The ``SchedulerOutput``."""
-    events: list[Event]
-    """What the marks in ``schedule()`` noted."""
-    inferred: list[Exit] | None
+    rows: Rows | None
+    """None: a steady step. The same requests as in the step before in the same order, which had got one token
+    each; each is one token further and got one token."""
+    full: bool
+    """It is time for a line in full."""
+    events: list[Noted] | None
+    """What the marks in ``schedule()`` noted; None: the very same as in the step before, and it is steady."""
+    came: Came
+    inferred: list[Exit] | None = None
     """Where they did not tell how the call ended."""
-    preempted: list[tuple[Preemption, int]]
+    preempted: Sequence[tuple[Preemption, int]] = ()
     """With the tokens that the victim had in all."""
-    arrived: list[Arrival]
-    finished: list[Finish]
-    dummy_batches: int
-    result: "Result | None"
+    ids: Sequence[str] = ()
+    """The step's requests; set by the writer's thread."""
+    result: Result | None = None
     """Set in one assignment by the engine's thread when the output came back."""
-
-
-class Result:
-    """What came back for one step."""
-
-    __slots__ = ("back_ns", "done_ns", "outputs")
-
-    def __init__(self, back_ns: int, done_ns: int, outputs: Any) -> None:
-        self.back_ns = back_ns
-        self.done_ns = done_ns
-        self.outputs = outputs
-        """What ``update_from_output`` returned: client index -> ``EngineCoreOutputs``."""

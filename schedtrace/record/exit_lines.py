@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit, Loop
 from schedtrace.record import guards
-from schedtrace.record.exits import SITES, Event
+from schedtrace.record.exits import SITES, Event, Noted, event_of
 from schedtrace.record.sites import Site
 
 MOST_PER_SITE = 64
@@ -21,20 +21,20 @@ _ZERO_TOKEN_CAUSES: dict[str, Cause] = {
 }
 
 
-def loops_told(events: Iterable[Event]) -> set[Loop]:
+def loops_told(events: Iterable[Noted]) -> set[Loop]:
     """The loops that have said how they ended, or that the gate before them was closed."""
-    sites = (SITES[event.site] for event in events)
+    sites = (SITES[noted[0]] for noted in events)
     return {site.loop for site in sites if site.kind not in (None, "continue")}
 
 
-def is_preemption(event: Event) -> bool:
+def is_preemption(noted: Noted) -> bool:
     """Whether it was noted right before a preemption."""
-    site = SITES[event.site]
+    site = SITES[noted[0]]
     return site.kind is None and not site.causes
 
 
 def to_lines(
-    events: list[Event], remaining_budget: int, long_prefill_threshold: int
+    events: list[Noted], remaining_budget: int, long_prefill_threshold: int
 ) -> tuple[list[Exit], list[ChunkCap]]:
     """What a step's line says of its exits and caps, in the order in which they were taken.
 
@@ -48,7 +48,7 @@ def to_lines(
     told: Counter[tuple[int, str, str | None]] = Counter()
     latest: dict[tuple[int, str, str | None], Exit] = {}
     zeroed: tuple[str | None, str] | None = None
-    for event in events:
+    for event in map(event_of, events):
         site = SITES[event.site]
         if site.kind is None and site.causes:
             caps.append(_cap(event, site, long_prefill_threshold))

@@ -9,7 +9,7 @@ from typing import Any
 
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
 from schedtrace.model.trace import Exit
-from schedtrace.record.queues import head, num_waiting, pause_state, seats
+from schedtrace.record.queues import Queues, head, pause_name, seats
 
 
 class InferredExits:
@@ -17,6 +17,7 @@ class InferredExits:
 
     def __init__(self, scheduler: Any) -> None:
         self._manager = scheduler.kv_cache_manager
+        self._queues = Queues(scheduler)
         self._refused: Any = None
         self._watched: Any = None
         self._replaced: Any = None
@@ -71,12 +72,12 @@ class InferredExits:
     def _waiting_exit(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
         self, scheduler: Any, budget_left: int, preempted: int
     ) -> Exit:
-        total = num_waiting(scheduler)
+        total = self._queues.num_waiting(scheduler)
         if total == 0:
             return Exit("waiting", "condition", Cause.QUEUE_EMPTY, budget_left=budget_left)
         if preempted:
             return Exit("waiting", "gate", Cause.PREEMPTED_THIS_STEP, budget_left=budget_left)
-        pause = pause_state(scheduler)
+        pause = pause_name(scheduler)
         if pause != "UNPAUSED":
             return Exit("waiting", "gate", Cause.PAUSED, budget_left=budget_left, detail=pause)
         first = head(scheduler)

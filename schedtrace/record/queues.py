@@ -8,18 +8,29 @@ def seats(scheduler: Any) -> int:
     return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
 
 
-def num_waiting(scheduler: Any) -> int:
-    """Requests in all waiting queues; ``deferred_waiting`` is a subset of them and not added."""
-    total = len(scheduler.waiting)
-    for name in ("skipped_waiting", "kv_holding_waiting"):
-        total += len(getattr(scheduler, name, ()))
-    return total
+class Queues:
+    """Lengths of a scheduler's queues; which ones this release has is looked up once.
 
+    Args:
+        scheduler: Just built.
+    """
 
-def num_not_ready(scheduler: Any) -> int:
-    """Requests that the scheduler set aside because they are not ready (or, since 0.31, over a cap)."""
-    name = "deferred_waiting" if hasattr(scheduler, "deferred_waiting") else "skipped_waiting"
-    return len(getattr(scheduler, name, ()))
+    def __init__(self, scheduler: Any) -> None:
+        others = ("skipped_waiting", "kv_holding_waiting")
+        self._others = [name for name in others if hasattr(scheduler, name)]
+        aside = ("deferred_waiting", "skipped_waiting")
+        self._aside = next((name for name in aside if hasattr(scheduler, name)), None)
+
+    def num_waiting(self, scheduler: Any) -> int:
+        """Requests in all waiting queues; ``deferred_waiting`` is a subset of them and not added."""
+        total = len(scheduler.waiting)
+        for name in self._others:
+            total += len(getattr(scheduler, name))
+        return total
+
+    def num_not_ready(self, scheduler: Any) -> int:
+        """Requests that the scheduler set aside because they are not ready (or, since 0.31, over a cap)."""
+        return 0 if self._aside is None else len(getattr(scheduler, self._aside))
 
 
 def head(scheduler: Any) -> Any:
@@ -36,6 +47,11 @@ def head(scheduler: Any) -> Any:
     return heads[0] if heads else None
 
 
-def pause_state(scheduler: Any) -> str:
-    """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL``; vLLM before 0.17 does not pause its scheduler."""
-    return getattr(getattr(scheduler, "_pause_state", None), "name", "UNPAUSED")
+def pause_state(scheduler: Any) -> Any:
+    """vLLM's ``PauseState``; None before 0.17, which does not pause its scheduler."""
+    return getattr(scheduler, "_pause_state", None)
+
+
+def pause_name(scheduler: Any) -> str:
+    """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL``."""
+    return getattr(pause_state(scheduler), "name", "UNPAUSED")

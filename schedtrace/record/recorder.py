@@ -10,13 +10,18 @@ from loguru import logger
 
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import settings
-from schedtrace.record.capture import Capture, Result
+from schedtrace.record.capture import Came, Capture, Result
 from schedtrace.record.exit_lines import is_preemption, loops_told
-from schedtrace.record.exits import Event
+from schedtrace.record.exits import Noted, event_of
 from schedtrace.record.header import make_header
 from schedtrace.record.inference import InferredExits
-from schedtrace.record.queues import num_not_ready, num_waiting
+from schedtrace.record.queues import Queues
+from schedtrace.record.returned import only_samples, tokens_got
+from schedtrace.record.steady import SteadySteps
 from schedtrace.record.writer import Writer
+
+MOST_IN_FLIGHT = 1000
+"""Steps whose output is waited for; an engine that never brings one back does not fill the memory."""
 
 
 def open_recorder(scheduler: Any) -> "Recorder | None":
@@ -26,7 +31,7 @@ def open_recorder(scheduler: Any) -> "Recorder | None":
         anchor_ns, wall_anchor_us = time.monotonic_ns(), time.time_ns() // 1000
         header = make_header(scheduler, chosen, wall_anchor_us)
         writer = Writer(chosen, header, anchor_ns)
-        recorder = Recorder(scheduler, writer)
+        recorder = Recorder(scheduler, writer, full_lines=chosen.lines == "full")
     except Exception as error:
         logger.warning("schedtrace: not recording: {!r}", error)
         return None
@@ -34,41 +39,75 @@ def open_recorder(scheduler: Any) -> "Recorder | None":
     return recorder
 
 
+class _NoBlockPool:
+    """Of a cache manager without one."""
+
+    num_gpu_blocks = None
+
+    @staticmethod
+    def get_num_free_blocks() -> None:
+        """Not known."""
+
+
+class _Before:
+    """The state before the call that runs."""
+
+    __slots__ = ("came", "free", "running", "start_ns", "step", "waiting")
+
+    step: int
+    start_ns: int
+    running: int
+    waiting: int
+    free: int | None
+    came: Came
+
+
 class Recorder:
     """One engine's recording; all methods run on the scheduler's thread."""
 
-    def __init__(self, scheduler: Any, writer: Writer) -> None:
+    def __init__(self, scheduler: Any, writer: Writer, *, full_lines: bool = False) -> None:
         self.active = True
         self.clock: Callable[[], int] = time.monotonic_ns
         self._writer = writer
         self._inference = InferredExits(scheduler)
         self._expects_inference = not type(scheduler)._schedtrace_instrumented.classes
         self._marks_failed = False
-        self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
+        self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None) or _NoBlockPool
+        self._free_blocks: Callable[[], int | None] = self._block_pool.get_num_free_blocks
+        queues = Queues(scheduler)
+        self._num_waiting, self._num_not_ready = queues.num_waiting, queues.num_not_ready
+        self._steady = SteadySteps(never=full_lines)
+        self._only_samples = only_samples(scheduler)
         self._steps = 0
-        self._current: Capture | None = None
+        self._before = _Before()
         self.in_schedule = False
-        self._in_flight: dict[int, Capture] = {}
+        self.left = 0
+        """Requests that have left the running ones so far: finished, aborted or preempted."""
+        self._in_flight: dict[int, tuple[Capture, int]] = {}
+        """Identity of a ``SchedulerOutput`` to its step, and to ``left`` when it was scheduled."""
         self._preempted: list[tuple[Preemption, int]] = []
         self._free_before_preemption: int | None = None
+        self._events: list[Noted] = []
+        """Of the latest step."""
+        self._ended_waiting = False
+        """They said how its waiting loop ended."""
 
     def schedule_begins(self, scheduler: Any) -> None:
         """Note the state before the call."""
         try:
-            capture = Capture()
-            capture.result = None
-            capture.step = self._steps
+            before = self._before
+            before.running = running = len(scheduler.running)
+            before.waiting = waiting = self._num_waiting(scheduler)
+            before.free = self._free_blocks()
+            before.came = self._writer.take_events()
+            before.step = self._steps
             self._steps += 1
-            capture.arrived, capture.finished, capture.dummy_batches = self._writer.take_events()
-            capture.running_before = len(scheduler.running)
-            capture.waiting_before = num_waiting(scheduler)
-            capture.free_before = self._free_blocks()
             if self._expects_inference:
-                self._inference.begin(scheduler, capture.running_before, capture.waiting_before)
-            self._current = capture
+                self._inference.begin(scheduler, running, waiting)
             scheduler._schedtrace_events = []
+            scheduler._schedtrace_queued = waiting > 0
             self.in_schedule = True
-            capture.start_ns = self.clock()
+            before.start_ns = self.clock()
         except Exception as error:
             self._fail("before schedule()", error)
 
@@ -76,55 +115,89 @@ class Recorder:
         """Note what the call decided; reads the state right away, since it changes after this."""
         end_ns = self.clock()
         try:
-            capture, events = self._take_current(scheduler)
-            if capture is None or events is None:
+            events = self._end_of_call(scheduler)
+            if events is None:
                 return
-            capture.end_ns = end_ns
-            capture.output = output
-            capture.token_budget = scheduler.max_num_scheduled_tokens
-            capture.max_num_running_reqs = scheduler.max_num_running_reqs
-            capture.running_after = len(scheduler.running)
-            capture.waiting_after = num_waiting(scheduler)
-            capture.not_ready_after = num_not_ready(scheduler)
-            capture.free_after = self._free_blocks()
-            capture.kv_blocks_total = getattr(self._block_pool, "num_gpu_blocks", None)
-            capture.preempted, self._preempted = self._preempted, []
-            capture.events, capture.inferred = events, None
-            told = loops_told(events)
-            if "waiting" not in told:
-                self._expect_inference(capture.step)
-                inferred = self._inference.end(
-                    scheduler,
-                    capture.token_budget - output.total_num_scheduled_tokens,
-                    output.num_scheduled_tokens,
-                    sum(preemption.in_schedule for preemption, _ in capture.preempted),
-                )
-                capture.inferred = [line for line in inferred if line.loop not in told]
-            self._in_flight[id(output)] = capture
-            self._writer.put(capture)
+            before = self._before
+            rows, full = self._steady.rows(output, end_ns)
+            known = events == self._events
+            if not known:
+                self._events, self._ended_waiting = events, "waiting" in loops_told(events)
+            capture = Capture(
+                before.step,
+                before.start_ns,
+                end_ns,
+                scheduler.max_num_scheduled_tokens,
+                scheduler.max_num_running_reqs,
+                before.running,
+                len(scheduler.running),
+                before.waiting,
+                self._num_waiting(scheduler),
+                self._num_not_ready(scheduler),
+                self._block_pool.num_gpu_blocks,
+                before.free,
+                self._free_blocks(),
+                rows,
+                full,
+                None if known and rows is None else events,
+                before.came,
+            )
+            if self._preempted:
+                capture.preempted, self._preempted = self._preempted, []
+            if not self._ended_waiting:
+                self._infer(scheduler, output, capture, events)
+            if not self._writer.put(capture):
+                self._steady.forget()
+            self._in_flight[id(output)] = (capture, self.left)
+            if len(self._in_flight) > MOST_IN_FLIGHT:
+                del self._in_flight[next(iter(self._in_flight))]
             if not self._writer.working:
                 self.active = False
         except Exception as error:
             self._fail("after schedule()", error)
 
+    def _infer(self, scheduler: Any, output: Any, capture: Capture, events: list[Noted]) -> None:
+        """No mark has said how the call ended: conclude it from the state."""
+        self._expect_inference(capture.step)
+        inferred = self._inference.end(
+            scheduler,
+            capture.token_budget - output.total_num_scheduled_tokens,
+            output.num_scheduled_tokens,
+            sum(preemption.in_schedule for preemption, _ in capture.preempted),
+        )
+        told = loops_told(events)
+        capture.inferred = [line for line in inferred if line.loop not in told]
+
     def schedule_raised(self, scheduler: Any, raised: BaseException) -> None:
         """Forget a call that ended in an exception; who came and went before it is told with the next."""
         try:
-            capture, _ = self._take_current(scheduler)
+            events = self._end_of_call(scheduler)
             self._inference.release()
             self._preempted.clear()
-            if capture is not None:
-                self._writer.give_back(capture.arrived, capture.finished, capture.dummy_batches)
-                self._writer.notice(f"step {capture.step} is missing: {self._writer.describe(raised)}")
+            self._steady.forget()
+            if events is not None:
+                self._writer.give_back(self._before.came)
+                self._writer.notice(f"step {self._before.step} is missing: {self._writer.describe(raised)}")
         except Exception as error:
             self._fail("after schedule()", error)
 
-    def output_came_back(self, output: Any, back_ns: int, outputs: Any) -> None:
-        """Note when a step's output came back; several steps may be in flight, so match by identity."""
+    def output_came_back(self, output: Any, sampled: Any, back_ns: int, left: int, outputs: Any) -> None:
+        """Note what a step's output brought; several steps may be in flight, so match by identity.
+
+        Args:
+            output: The step's ``SchedulerOutput``.
+            sampled: vLLM's ``ModelRunnerOutput``, where it was given by position.
+            back_ns: When it came.
+            left: ``self.left`` then.
+            outputs: What ``update_from_output`` returned.
+        """
         try:
-            capture = self._in_flight.pop(id(output), None)
+            done_ns = self.clock()
+            capture, left_before = self._in_flight.pop(id(output), (None, 0))
             if capture is not None:
-                capture.result = Result(back_ns, self.clock(), outputs)
+                if not self._only_samples or left != left_before:
+                    sampled = None  # the outputs themselves must be read
+                capture.result = Result(back_ns, done_ns, tokens_got(output, sampled, outputs))
         except Exception as error:
             self._fail("in update_from_output()", error)
 
@@ -156,7 +229,9 @@ class Recorder:
         """
         if not self.active:
             return
+        self.left += 1
         try:
+            scheduler._schedtrace_queued = True
             count = getattr(request, "num_preemptions", None)
             preemption = Preemption(
                 request_id=request.request_id,
@@ -167,8 +242,9 @@ class Recorder:
             )
             if events := scheduler._schedtrace_events:
                 if is_preemption(events[-1]):
-                    preemption.for_request_id = events[-1].request_id
-                    preemption.blocks_needed = events[-1].refusal and events[-1].refusal.needed
+                    wanted = event_of(events[-1])
+                    preemption.for_request_id = wanted.request_id
+                    preemption.blocks_needed = None if wanted.refusal is None else wanted.refusal.needed
             elif self.in_schedule and (caller := sys._getframe(2)).f_code.co_name == "schedule":
                 wants = caller.f_locals.get("request")
                 preemption.for_request_id = getattr(wants, "request_id", None)
@@ -192,6 +268,7 @@ class Recorder:
         """Note a request that leaves, finished or aborted."""
         if not self.active:
             return
+        self.left += 1
         try:
             finish = Finish(
                 request_id=request.request_id,
@@ -220,14 +297,11 @@ class Recorder:
         self.active = False
         self._writer.close()
 
-    def _free_blocks(self) -> int | None:
-        return None if self._block_pool is None else self._block_pool.get_num_free_blocks()
-
-    def _take_current(self, scheduler: Any) -> tuple[Capture | None, list[Event] | None]:
-        """What was noted of the call that ends here; nothing is noted any more."""
-        capture, self._current, self.in_schedule = self._current, None, False
+    def _end_of_call(self, scheduler: Any) -> list[Noted] | None:
+        """What the marks noted in the call that ends here, None if it was not watched; they rest now."""
+        watched, self.in_schedule = self.in_schedule, False
         events, scheduler._schedtrace_events = scheduler._schedtrace_events, None
-        return capture, events
+        return events if watched else None
 
     def _expect_inference(self, step: int) -> None:
         """No mark has told how a call ended: have the next ones watched, and say so once."""
@@ -244,7 +318,7 @@ class Recorder:
 
     def _fail(self, where: str, error: Exception) -> None:
         """Stop recording, say so once in the log and in the trace; the engine goes on."""
-        self._current, self.in_schedule = None, False
+        self.in_schedule = False
         self._in_flight.clear()
         with contextlib.suppress(Exception):
             self._inference.release()

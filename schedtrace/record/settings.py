@@ -20,6 +20,10 @@ HASH_IDS = "SCHEDTRACE_HASH_IDS"
 """Set to 1: request ids are written as hashes."""
 
 
+LINES = "SCHEDTRACE_LINES"
+"""``full``: every step is written in full; otherwise most of them by what differs from the step before."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Where the recorder of this process writes, and how."""
@@ -27,6 +31,8 @@ class Settings:
     run_dir: Path
     trial_ids: bool
     hash_ids: bool
+    lines: str = "delta"
+    """``delta`` or ``full``."""
 
 
 def enabled() -> bool:
@@ -53,6 +59,7 @@ def from_environment() -> Settings:
         run_dir=claim_run_dir(),
         trial_ids=os.environ.get(TRIAL_IDS) == "1",
         hash_ids=os.environ.get(HASH_IDS) == "1",
+        lines="full" if os.environ.get(LINES) == "full" else "delta",
     )
 
 

@@ -24,6 +24,10 @@ _PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"}
 """Tokens that the scheduler itself adds for drafts, and takes back: nothing that a request wanted."""
 
 
+_Limit = ast.Assign | ast.AugAssign
+"""A statement that makes the number of tokens smaller."""
+
+
 @dataclass(frozen=True)
 class Site:
     """One marked place."""
@@ -109,14 +113,39 @@ class Marker:
 
     def _block(self, statements: list[ast.stmt], scope: _Scope) -> list[ast.stmt]:
         marked: list[ast.stmt] = []
-        for statement in statements:
-            before, after = self._statement(statement, scope)
-            marked += [*before, statement, *after]
-            scope = scope.after(statement)
+        left = list(statements)
+        while left:
+            if scope.loop and (limits := self._limits(left, scope)):
+                marked += self._cap(limits, scope.loop, scope)
+                done = len(limits)
+            else:
+                marked += [*self._statement(left[0], scope), left[0]]
+                done = 1
+            for statement in left[:done]:
+                scope = scope.after(statement)
+            left = left[done:]
         return marked
 
-    def _statement(self, node: ast.stmt, scope: _Scope) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """Marks within the statement; what is to stand before and after it."""
+    def _limits(self, statements: list[ast.stmt], scope: _Scope) -> list[_Limit]:
+        """The limits that these statements begin with: one, or several in a row of which each is a ``min``.
+
+        ``min(tokens, ...)`` never raises the number, so one comparison around the row tells whether any of
+        them has made it smaller.
+        """
+        limits: list[_Limit] = []
+        for node in statements:
+            if not isinstance(node, ast.Assign | ast.AugAssign) or not self._reduces(node, scope):
+                break
+            limits.append(node)
+            if not syntax.is_min_of(node, self._tokens):
+                break
+            scope = scope.after(node)
+        if len(limits) > 1 and not syntax.is_min_of(limits[-1], self._tokens):
+            limits.pop()
+        return limits
+
+    def _statement(self, node: ast.stmt, scope: _Scope) -> list[ast.stmt]:
+        """Marks within the statement; what is to stand before it."""
         loop = scope.loop
         match node:
             case ast.If():
@@ -131,14 +160,12 @@ class Marker:
             case ast.Try() | ast.TryStar():
                 self._try(node, scope)
             case ast.Break() | ast.Continue() | ast.Return() if loop:
-                return self._exit(node, loop, scope), []
+                return self._exit(node, loop, scope)
             case ast.Expr(ast.Call(ast.Attribute(attr="_preempt_request"))) if loop:
-                return self._preemption(node, loop, scope), []
-            case ast.Assign() | ast.AugAssign() if loop and self._reduces(node, scope):
-                return self._cap(node, loop, scope)
+                return self._preemption(node, loop, scope)
             case _:
                 pass
-        return [], []
+        return []
 
     def _if(self, node: ast.If, scope: _Scope) -> None:
         loop = None if scope.loop else _first_loop(node.body)
@@ -222,25 +249,38 @@ class Marker:
             return False
         return isinstance(node, ast.AugAssign) or self._tokens in around | syntax.names(node.value)
 
-    def _cap(self, node: ast.stmt, loop: Loop, scope: _Scope) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        written = node.value if isinstance(node, ast.Assign | ast.AugAssign) else node
-        site = Site(loop, None, (guards.cap_of(loop, syntax.names(written)),), ast.unparse(node), "")
-        before, now = ast.Name(BEFORE, ast.Load()), ast.Name(self._tokens, ast.Load())
+    def _cap(self, limits: list[_Limit], loop: Loop, scope: _Scope) -> list[ast.stmt]:
+        """The statements with the number kept before each of them, and one comparison after the last."""
+        now = ast.Name(self._tokens, ast.Load())
+        kept = [BEFORE if not place else f"{BEFORE}_{place}" for place in range(len(limits))]
+        sites = []
+        marked: list[ast.stmt] = []
+        for node, name in zip(limits, kept, strict=True):
+            cause = guards.cap_of(loop, syntax.names(node.value))
+            sites.append((node, Site(loop, None, (cause,), ast.unparse(node), "")))
+            marked += [syntax.at(node, ast.Assign([ast.Name(name, ast.Store())], now)), node]
         told = [self._name("token_budget", scope.bound), self._name(self._request, scope.fresh)]
-        mark = self._mark(node, site, "cap", *told, before, now)
-        keep = ast.Assign([ast.Name(BEFORE, ast.Store())], now)
-        check = ast.If(ast.Compare(now, [ast.Lt()], [before]), [mark], [])
-        return [syntax.at(node, keep)], [syntax.at(node, check)]
+        counts = [*(ast.Name(name, ast.Load()) for name in kept), now]
+        first, site = sites[0]
+        mark = self._mark(first, site, "cap", *told, *counts)
+        for node, site in sites[1:]:
+            self._add(node, site)
+        check = ast.If(ast.Compare(now, [ast.Lt()], [counts[0]]), [mark], [])
+        return [*marked, syntax.at(limits[-1], check)]
 
     def _name(self, name: str, bound: frozenset[str]) -> ast.expr:
         return ast.Name(name, ast.Load()) if name in bound - self._unbound else ast.Constant(None)
 
     def _mark(self, node: ast.stmt, site: Site, method: str, *told: ast.expr) -> ast.stmt:
-        number = self._first + len(self.sites)
-        self.sites.append(replace(site, location=f"{self._file}:{node.lineno}"))
+        number = self._add(node, site)
         target = ast.Attribute(ast.Constant(MARK), method, ast.Load())
         own = ast.Name(self._self, ast.Load())
         return syntax.at(node, ast.Expr(ast.Call(target, [own, ast.Constant(number), *told], [])))
+
+    def _add(self, node: ast.stmt, site: Site) -> int:
+        """The number of a new site."""
+        self.sites.append(replace(site, location=f"{self._file}:{node.lineno}"))
+        return self._first + len(self.sites) - 1
 
 
 def _loop_of(node: ast.While | ast.For) -> Loop | None:

@@ -206,3 +206,12 @@ def at(place: ast.AST, node: _Node) -> _Node:
         if isinstance(part, ast.expr | ast.stmt) and not hasattr(part, "lineno"):
             ast.copy_location(part, place)
     return node
+
+
+def is_min_of(node: ast.stmt, name: str) -> bool:
+    """Whether it is ``name = min(..., name, ...)``, which never makes the value greater."""
+    match node:
+        case ast.Assign([ast.Name(target)], ast.Call(ast.Name("min"), arguments, [])) if target == name:
+            return any(isinstance(one, ast.Name) and one.id == name for one in arguments)
+        case _:
+            return False

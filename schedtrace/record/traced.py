@@ -10,7 +10,7 @@ from typing import Any
 
 from loguru import logger
 
-from schedtrace.record.exits import Event
+from schedtrace.record.exits import Noted
 from schedtrace.record.instrument import Instrumented, instrument
 from schedtrace.record.recorder import Recorder, open_recorder
 
@@ -19,8 +19,10 @@ class _Traced:
     """Hooks on the methods that every release of vLLM's V1 scheduler has."""
 
     _schedtrace_recorder: Recorder | None = None
-    _schedtrace_events: list[Event] | None = None
+    _schedtrace_events: list[Noted] | None = None
     """What the marks have noted in the call of ``schedule()`` that runs; None outside such a call."""
+    _schedtrace_queued: bool = True
+    """Whether somebody may be waiting in the call that runs."""
     _schedtrace_instrumented: Instrumented = Instrumented((), ())
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -45,8 +47,9 @@ class _Traced:
         if recorder is None or not recorder.active:
             return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         back = recorder.clock()
+        left = recorder.left
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
-        recorder.output_came_back(scheduler_output, back, outputs)
+        recorder.output_came_back(scheduler_output, args[0] if args else None, back, left, outputs)
         return outputs
 
     def add_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:

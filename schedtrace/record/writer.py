@@ -10,14 +10,15 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from loguru import logger
 
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.capture import Capture
+from schedtrace.record.capture import NOBODY, Came, Capture
 from schedtrace.record.run_folder import create, write_manifest_if_missing
 from schedtrace.record.settings import Settings
 
@@ -29,6 +30,9 @@ WRITE_LATEST_NS = 500_000_000
 
 WRITE_AFTER_ROWS = 1000
 """Steps and their requests put together before they are written."""
+
+SHARE_AFTER = 16
+"""Deltas put together in one go, some 15 us each: handing the interpreter over costs the engine more."""
 
 MAX_PENDING = 50_000
 """Captures held at most: a disk that stands still costs steps, counted, and not the engine's memory."""
@@ -58,6 +62,7 @@ class Writer:
             anchor_ns,
             trial_ids=chosen.trial_ids,
             hash_ids=chosen.hash_ids,
+            full_lines=chosen.lines == "full",
             long_prefill_threshold=header.scheduler_config.get("long_prefill_token_threshold") or 0,
         )
         self._encode = msgspec.json.Encoder().encode
@@ -75,24 +80,27 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="schedtrace-writer", daemon=True)
         self._thread.start()
 
-    def put(self, capture: Capture) -> None:
-        """Hand over one step (engine's thread)."""
+    def put(self, capture: Capture) -> bool:
+        """Hand over one step (engine's thread); False: it is dropped, and the next one must stand alone."""
         self._steps += 1
         if len(self._pending) < MAX_PENDING:
             self._pending.append(capture)
-        else:
-            self._dropped += 1
+            return True
+        self._dropped += 1
+        return False
 
-    def take_events(self) -> tuple[list[Arrival], list[Finish], int]:
+    def take_events(self) -> Came:
         """Everything that came and went since the last call."""
+        if not (self.arrived or self.finished or self.dummy_batches):
+            return NOBODY
         dummies, self.dummy_batches = self.dummy_batches, 0
-        return _drain(self.arrived), _drain(self.finished), dummies
+        return Came(_drain(self.arrived), _drain(self.finished), dummies)
 
-    def give_back(self, arrived: list[Arrival], finished: list[Finish], dummy_batches: int) -> None:
+    def give_back(self, came: Came) -> None:
         """Events that were taken for a step that there will not be."""
-        self.arrived.extendleft(reversed(arrived))
-        self.finished.extendleft(reversed(finished))
-        self.dummy_batches += dummy_batches
+        self.arrived.extendleft(reversed(came.arrived))
+        self.finished.extendleft(reversed(came.finished))
+        self.dummy_batches += came.dummy_batches
 
     def describe(self, error: BaseException) -> str:
         """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
@@ -137,9 +145,10 @@ class Writer:
     def _work(self, *, last: bool) -> None:
         """One round: outputs of early lines, then steps that are ready, then idle-time events."""
         count = len(self._pending)
-        lines: list[AnyLine] = [Notice(at_us=self._now_us(), message=m) for m in _drain(self._notices)]
+        lines: list[AnyLine | dict[str, Any]] = []
+        lines += [Notice(at_us=self._now_us(), message=message) for message in _drain(self._notices)]
         lines += self._late_outputs()
-        size = 0
+        size = shared = 0
         for _ in range(count):
             capture = self._pending[0]
             result = capture.result  # the engine's thread may set it any time: look once
@@ -149,12 +158,16 @@ class Writer:
             if result is None:
                 self._early.append(capture)
             self._pending.popleft()
-            lines.append(self._assembler.step(capture, result))
-            size += 1 + len(capture.output.num_scheduled_tokens)
+            line = self._assembler.step(capture, result)
+            lines.append(line)
+            size += 1 if isinstance(line, dict) else len(capture.ids)
             if size > WRITE_AFTER_ROWS:
                 self._write(lines)
                 lines, size = [], 0
-            time.sleep(0)  # lets the engine's thread have the interpreter between two steps
+            shared += 1 if isinstance(line, dict) else SHARE_AFTER
+            if shared >= SHARE_AFTER:  # let the engine's thread have the interpreter
+                time.sleep(0)
+                shared = 0
         lines += self._idle_events(last=last)
         self._write(lines)
 
@@ -172,8 +185,8 @@ class Writer:
             return []
         if not last and now - self._last_events_ns < WRITE_LATEST_NS:
             return []
-        arrived, finished, dummies = self.take_events()
-        self._assembler.events(arrived, finished)
+        came = self.take_events()
+        arrived, finished = self._assembler.events(came)
         self._assembler.hide_ids(arrived, finished)
         return [
             Events(
@@ -181,11 +194,11 @@ class Writer:
                 trial=self._assembler.trial,
                 arrived=arrived,
                 finished=finished,
-                dummy_batches=dummies,
+                dummy_batches=came.dummy_batches,
             )
         ]
 
-    def _write(self, lines: list[AnyLine]) -> None:
+    def _write(self, lines: Sequence[AnyLine | dict[str, Any]]) -> None:
         """Whole lines only: what a full disk cut off is taken back by truncating.
 
         Raises:

@@ -31,13 +31,16 @@ def num_steps(taken):
 
 
 ON_THE_ENGINES_THREAD = {
-    "Capture": "before schedule()",
-    "num_waiting": "before schedule()",
+    "Queues.num_waiting": "before schedule()",
+    "Writer.take_events": "before schedule()",
+    "Capture": "after schedule()",
     "loops_told": "after schedule()",
-    "num_not_ready": "after schedule()",
+    "Queues.num_not_ready": "after schedule()",
+    "SteadySteps.rows": "after schedule()",
     "Writer.put": "after schedule()",
     "Preemption": "in _preempt_request()",
     "Result": "in update_from_output()",
+    "tokens_got": "in update_from_output()",
     "Arrival": "in add_request()",
     "Finish": "in _free_request()",
 }

@@ -1,0 +1,79 @@
+"""Rebuilds every step of a trace in full, straight from the page of the format; not from schedtrace's reader."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Step
+
+Line = dict[str, Any]
+DEFAULTS = json.loads(
+    json.dumps(
+        {
+            name: value
+            for name, value in zip(Step.__struct_fields__[::-1], Step.__struct_defaults__[::-1], strict=False)
+        },
+        default=lambda _: [],
+    )
+)
+
+
+def steps_of(path: Path) -> dict[int, Line]:
+    """Number of each step to its line in full, with its output; arrivals and departures between steps aside."""
+    steps: dict[int, Line] = {}
+    last: Line = {}
+    for line in map(json.loads, path.read_text().splitlines()):
+        kind = line.pop("type")
+        if kind == "output":
+            steps[line["step"]] |= {name: line[name] for name in ("output_us", "update_us", "output_tokens")}
+        if kind not in {"step", "delta"}:
+            continue
+        changes = line.pop("changes", None)
+        if kind == "step":
+            now = filled(line)
+            if changes is not None:
+                assert requests_after(last["requests"], changes) == now["requests"]
+        else:
+            assert line["step"] == last["step"] + 1
+            now = carried(last, line)
+            now["requests"] = requests_after(last["requests"], changes or {})
+        steps[now["step"]] = last = now
+    return steps
+
+
+def filled(line: Line) -> Line:
+    now = {name: line.get(name, DEFAULTS.get(name)) for name in Step.__struct_fields__ if name != "changes"}
+    now["requests"] = [in_full(row) for row in now["requests"]]
+    return now
+
+
+def in_full(row: Line) -> Line:
+    return {"phase": "running", "draft_tokens": 0} | row
+
+
+def carried(last: Line, line: Line) -> Line:
+    now = filled(line)
+    now |= {name: line.get(name, last[name]) for name in CARRIED_FIELDS}
+    now |= {name: line.get(name, last[after]) for name, after in BEFORE_FIELDS.items()}
+    if "output_us" in line:
+        now["output_tokens"] = line.get("output_tokens", now["total_requests"])
+    return now
+
+
+def requests_after(rows: list[Line], changes: Line) -> list[Line]:
+    gone = set(changes.get("gone", ()))
+    kept = [row for place, row in enumerate(rows) if place not in gone]
+    now = [
+        in_full(
+            {
+                "request_id": row["request_id"],
+                "computed_tokens": row["computed_tokens"] + row["scheduled_tokens"],
+                "scheduled_tokens": 1,
+            }
+        )
+        for row in kept
+    ]
+    for place, computed, scheduled, *drafts in changes.get("changed", ()):
+        now[place] |= {"computed_tokens": computed, "scheduled_tokens": scheduled}
+        now[place]["draft_tokens"] = drafts[0] if drafts else 0
+    return now + [in_full(row) for row in changes.get("added", ())]
