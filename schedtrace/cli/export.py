@@ -32,6 +32,9 @@ def export(
 
     found = one_run(run)
     beside = found.path if found.path.is_dir() else found.path.parent
+    if to is To.JSONL:
+        for problem in (said for trace in found.traces for said in trace.problems.sentences(trace.path)):
+            typer.echo(f"schedtrace: {problem}", err=True)
     written = write_files(found, output or beside / "export", kind=Kind(to), force=force)
     width = max(len(str(file)) for file in written)
     what = "lines" if to is To.JSONL else "rows"

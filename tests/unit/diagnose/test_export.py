@@ -105,7 +105,7 @@ def test_a_trace_in_full_reads_as_the_trace_and_has_no_delta_and_no_output_line(
     assert trace.problems.not_rebuilt == [(2, 2)]
 
 
-def test_a_trace_is_never_written_over_itself_and_a_foreign_log_has_none(run, run_of, tmp_path):
+def test_a_trace_is_never_written_over_itself_and_a_foreign_log_has_none(run, tmp_path):
     with pytest.raises(UsageError, match="the trace itself, which would be lost"):
         export(run, run.path, kind=Kind.JSONL, force=True)
     log = tmp_path / "vllm.log"
