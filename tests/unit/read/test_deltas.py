@@ -2,7 +2,9 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,10 @@ from schedtrace.model.trace import (
     ScheduledRequest,
     Step,
 )
+from schedtrace.read import rows as rows_module
+from schedtrace.read import stretches
 from schedtrace.read.expand import expanded
+from schedtrace.read.rows import rows_between
 from schedtrace.read.tables import LARGE
 from schedtrace.read.trace import read_trace
 from tests.deltas import Deltas
@@ -289,13 +294,21 @@ def assert_same(one, other):
 
 
 @settings(derandomize=True, deadline=None, database=None, max_examples=100)
-@given(schedules(), st.integers(1, 9))
-def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every):
-    with TemporaryDirectory() as folder:
-        plain = read_trace(write_trace(Path(folder, "plain.jsonl"), header(), *steps))
-        lines = list(map(Deltas(full_every).line_of, steps))
-        short = read_trace(write_trace(Path(folder, "short.jsonl"), header(), *lines))
-        in_full = list(expanded(Path(folder, "short.jsonl")))
+@given(schedules(), st.integers(1, 9), st.sampled_from([1, 5, 2**18]))
+def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every, rows_at_once):
+    with (
+        TemporaryDirectory() as folder,
+        patch.object(stretches, "ROWS_AT_ONCE", rows_at_once),
+        patch.object(rows_module, "ROWS_AT_ONCE", rows_at_once),
+    ):
+        compare(steps, full_every, folder)
+
+
+def compare(steps, full_every, folder):
+    plain = read_trace(write_trace(Path(folder, "plain.jsonl"), header(), *steps))
+    lines = list(map(Deltas(full_every).line_of, steps))
+    short = read_trace(write_trace(Path(folder, "short.jsonl"), header(), *lines))
+    in_full = list(expanded(Path(folder, "short.jsonl")))
     assert got(plain) == [
         (one.step, row.request_id, row.computed_tokens, row.scheduled_tokens, row.phase, row.draft_tokens)
         for one in steps
@@ -303,5 +316,11 @@ def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every):
     ]
     assert_same(short, plain)
     assert in_full[1:-1] == list(map(encoded, steps))
+    whole = plain.requests().collect()
+    middle = (pl.col("step") >= steps[0].step + 2) & (pl.col("step") <= steps[0].step + 4)
+    some = rows_between(short.stretches(), short.steps, steps[0].step + 2, steps[0].step + 4)
+    assert_frame_equal(some, whole.filter(middle))
+    assert_frame_equal(short.requests().filter(middle).collect(), whole.filter(middle))
+    assert_frame_equal(short.requests().select("step").head(3).collect(), whole.select("step").head(3))
     assert short.problems.not_rebuilt == short.problems.doubtful == []
     assert short.problems.missing_steps == plain.problems.missing_steps
