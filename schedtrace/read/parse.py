@@ -1,6 +1,9 @@
 """A trace's lines to frames, chunk by chunk."""
 
+import gc
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +42,23 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
         InputError: empty, no schedtrace trace, or of a newer schema.
         CannotWriteError: ``tables`` cannot.
     """
+    with _uncollected():
+        return _parse(lines, tables)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without searches for cycles: lines have none, and there are so many that it would take a while."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     header, problems, steps = None, Problems(), Steps(tables)
     others: dict[type[msgspec.Struct], list[Any]] = defaultdict(list)
     for number, chunk in lines:

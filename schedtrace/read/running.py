@@ -22,7 +22,7 @@ class Running:
         self._ended = Ended(put)
         self._rows: list[Stretch] = []
         self._unsteady: list[Stretch] | None = None
-        """Those of them that are not steady; None: not looked for yet."""
+        """Those whose stretch ends if they get what is expected, one token; None: not looked for yet."""
         self._at: tuple[int, int | None] | None = None
         """Their step and trial; None: unknown."""
         self._line: Got | None = None
@@ -88,16 +88,18 @@ class Running:
             total: Requests that there must be after them.
             tokens: Tokens that these must have got together; None: any.
         """
-        left = len(self._rows) - len(changes.gone)
-        places = [change.place for change in changes.changed]
-        told = [*changes.changed, *changes.added]
+        gone, changed, added = changes.gone, changes.changed, changes.added
+        left = len(self._rows) - len(gone)
+        got = left - len(changed)
+        for one in (*changed, *added):
+            if one.computed_tokens < 0 or one.scheduled_tokens < 0:
+                return False
+            got += one.scheduled_tokens
         return (
-            left + len(changes.added) == total
-            and all(one < other for one, other in pairwise([-1, *changes.gone, len(self._rows)]))
-            and len(set(places)) == len(places)
-            and all(0 <= place < left for place in places)
-            and all(one.computed_tokens >= 0 and one.scheduled_tokens >= 0 for one in told)
-            and tokens in {None, left - len(places) + sum(one.scheduled_tokens for one in told)}
+            left + len(added) == total
+            and tokens in {None, got}
+            and (not gone or _ascend([-1, *gone, len(self._rows)]))
+            and (not changed or _ascend([-1, *sorted([one.place for one in changed]), left]))
         )
 
     def follow(self, step: int, trial: int | None, changes: Any) -> None:
@@ -105,7 +107,7 @@ class Running:
         self._take_over()
         cut, unsteady = self._is_cut(trial, len(self._rows)), self._unsteady
         if cut or unsteady is None:
-            unsteady = [row for row in self._rows if cut or not row.is_steady()]
+            unsteady = [row for row in self._rows if cut or row.scheduled != 1 or row.others is not ORDINARY]
         gone, self._rows = _apart(self._rows, changes.gone)
         self._end(gone)
         changed = [self._rows[change.place] for change in changes.changed]
@@ -122,7 +124,7 @@ class Running:
             changed.append(self._add(one.request_id))
             changed[-1].begin(step, one.computed_tokens, one.scheduled_tokens, _others(one))
         self._at = (step, trial)
-        self._unsteady = [row for row in changed if not row.is_steady()]
+        self._unsteady = [row for row in changed if row.scheduled != 1 or row.others is not ORDINARY]
         self._ended.count(len(self._rows))
 
     def agrees(self, step: int, changes: Any, requests: Sequence[Any]) -> bool:
@@ -182,6 +184,10 @@ class Running:
         """Their stretches, as far as they are open, end with the last step."""
         if self._at is not None:
             self._ended.add([row for row in rows if row.is_open], *self._at)
+
+
+def _ascend(places: Sequence[int]) -> bool:
+    return all(one < other for one, other in pairwise(places))
 
 
 def _apart(rows: list[Stretch], places: Sequence[int]) -> tuple[list[Stretch], list[Stretch]]:

@@ -47,10 +47,6 @@ class Stretch:
         """Computed tokens in a step, if nothing else is told."""
         return self.computed + (step - self.first) * self.scheduled
 
-    def is_steady(self) -> bool:
-        """One token a step, as most have."""
-        return self.scheduled == 1 and self.others is ORDINARY
-
 
 class Ended:
     """Collects stretches that have ended.
