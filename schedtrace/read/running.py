@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, pairwise
-from operator import not_
 from typing import Any
 
 import polars as pl
 
-from schedtrace.read.got import Got, got_by, got_in_line, not_continued
+from schedtrace.read.got import Got, gone, got_by, got_in_line, not_continued, without
 from schedtrace.read.stretches import ORDINARY, OTHERS, Ended, Stretch
 
 
@@ -88,8 +87,8 @@ class Running:
             total: Requests that there must be after them.
             tokens: Tokens that these must have got together; None: any.
         """
-        gone, changed, added = changes.gone, changes.changed, changes.added
-        left = len(self._rows) - len(gone)
+        leave, changed, added = changes.gone, changes.changed, changes.added
+        left = len(self._rows) - len(leave)
         got = left - len(changed)
         for one in (*changed, *added):
             if one.computed_tokens < 0 or one.scheduled_tokens < 0:
@@ -98,7 +97,7 @@ class Running:
         return (
             left + len(added) == total
             and tokens in {None, got}
-            and (not gone or _ascend([-1, *gone, len(self._rows)]))
+            and (not leave or _ascend([-1, *leave, len(self._rows)]))
             and (not changed or _ascend([-1, *sorted([one.place for one in changed]), left]))
         )
 
@@ -108,10 +107,9 @@ class Running:
         cut, unsteady = self._is_cut(trial, len(self._rows)), self._unsteady
         if cut or unsteady is None:
             unsteady = [row for row in self._rows if cut or row.scheduled != 1 or row.others is not ORDINARY]
-        gone, self._rows = _apart(self._rows, changes.gone)
-        self._end(gone)
+        taken = self._take_out(changes.gone) if changes.gone else []
         changed = [self._rows[change.place] for change in changes.changed]
-        told = {*gone, *changed}
+        told = {*taken, *changed}
         for row in unsteady:
             if row not in told:
                 self._begin(row, step, row.expected(step), 1)
@@ -132,7 +130,7 @@ class Running:
         if not self.can_follow(changes, len(requests)):
             return False
         self._take_over()
-        _, kept = _apart(self._rows, changes.gone)
+        kept = without(self._rows, changes.gone)
         rows = [(row.request_id, row.expected(step), 1, ORDINARY) for row in kept]
         for one in changes.changed:
             same_id = rows[one.place][0]
@@ -149,15 +147,18 @@ class Running:
         The stretches of the others end; all do if those still there changed their order.
         """
         before = self._line or got_by(self._rows, step - 1)
-        if ids[: len(before.ids)] == before.ids:
+        places = gone(before.ids, ids)
+        if not places:
             return before
-        there = set(ids)
-        stay = [name in there for name in before.ids]
-        if ids[: sum(stay)] != tuple(compress(before.ids, stay)):
-            stay = [False] * len(stay)
-        self._end(compress(self._rows, map(not_, stay)))
-        self._rows = list(compress(self._rows, stay))
-        return before.of(stay)
+        self._take_out(places)
+        return before.without(places)
+
+    def _take_out(self, places: Sequence[int]) -> list[Stretch]:
+        """End the stretches at these ascending places."""
+        taken = [self._rows[place] for place in places]
+        self._rows = without(self._rows, places)
+        self._end(taken)
+        return taken
 
     def _take_over(self) -> None:
         """Let the rows have what a full line told of those that are stretches of their own."""
@@ -188,16 +189,6 @@ class Running:
 
 def _ascend(places: Sequence[int]) -> bool:
     return all(one < other for one, other in pairwise(places))
-
-
-def _apart(rows: list[Stretch], places: Sequence[int]) -> tuple[list[Stretch], list[Stretch]]:
-    """Those at these ascending places, and the others."""
-    if not places:
-        return [], rows
-    others: list[Stretch] = []
-    for before, place in pairwise([-1, *places, len(rows)]):
-        others += rows[before + 1 : place]
-    return [rows[place] for place in places], others
 
 
 def _others(one: Any) -> tuple[Any, ...]:
