@@ -3,7 +3,8 @@
 
 ``python docs/generate.py`` rewrites them, ``python docs/generate.py --check`` fails if one is stale. A table
 stands between ``<!-- fields: module.Struct -->`` and ``<!-- end -->``. A field's meaning is the docstring
-below it in ``schedtrace/model/``; for a field without one it stands in ``fields.toml``.
+below it in ``schedtrace/model/``; for a field without one it stands in ``fields.toml``. Those of a delta are
+the step's.
 """
 
 import ast
@@ -31,8 +32,10 @@ MODULES = {
     "life": life,
     "catalogue": catalogue,
 }
+LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)
+"""Kinds of lines; a type checker takes a delta, which is made at run time, for any line."""
 SCHEMAS = {
-    "trace-line": (trace.AnyLine, "One line of engine-<rank>.jsonl"),
+    "trace-line": (Union[LINES], "One line of engine-<rank>.jsonl"),
     "manifest": (manifest.Manifest, "run.json"),
     "report": (report.Report, "What schedtrace analyze --format json prints"),
     "comparison": (comparison.Comparison, "What schedtrace diff --format json prints"),
@@ -63,7 +66,7 @@ Struct = type[msgspec.Struct]
 
 
 def structs() -> dict[str, Struct]:
-    """``module.Struct`` to the struct, for all that have fields."""
+    """``module.Struct`` to the struct, for all that have fields of their own."""
     return {
         f"{short}.{name}": struct
         for short, module in MODULES.items()
@@ -72,6 +75,7 @@ def structs() -> dict[str, Struct]:
         and issubclass(struct, msgspec.Struct)
         and struct.__module__ == module.__name__
         and struct.__struct_fields__
+        and struct is not trace.Delta
     }
 
 
@@ -103,6 +107,7 @@ def meanings() -> dict[str, dict[str, str]]:
         if missing or needless:
             sys.exit(f"{name}: no meaning for {sorted(missing)}, one too many for {sorted(needless)}")
         every[struct.__name__] = {field: _as_json(said) for field, said in (here | extra).items()}
+    every["Delta"] = every["Step"]
     if given:
         sys.exit(f"fields.toml: no such struct: {', '.join(given)}")
     return every
@@ -127,6 +132,23 @@ def table(struct: Struct, meaning: dict[str, str]) -> str:
         text = meaning[field.name].replace("|", "\\|")
         rows.append([f"`{field.name}`", f"{kind}, {unit}" if unit else kind, *absent, text])
     return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows)
+
+
+def delta_table() -> str:
+    """What a reader has to take for a field that a delta leaves out."""
+    absent = {
+        **dict.fromkeys(trace.CARRIED_FIELDS, "as in the step before"),
+        **{name: f"`{other}` of the step before" for name, other in trace.BEFORE_FIELDS.items()},
+        **dict.fromkeys(trace.OUTPUT_FIELDS, "`null`: the output has not come back"),
+        "output_tokens": "as many as `total_requests` if `output_us` is there, else `null`",
+        "changes": "every request got what is expected",
+    }
+    rows = [["field", "if absent"], ["---", "---"]]
+    for field in msgspec.structs.fields(trace.Delta):
+        if field.name in trace.EVENT_FIELDS:
+            absent[field.name] = f"`{json.dumps(default_of(field))}`"
+        rows.append([f"`{field.name}`", absent.get(field.name, "is never absent")])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def default_of(field: Any) -> Any:
@@ -160,7 +182,8 @@ def schema(kind: Any, title: str, every: dict[str, dict[str, str]]) -> str:
     document = msgspec.json.schema(kind)
     for name, definition in document["$defs"].items():
         for field, said in every.get(name, {}).items():
-            definition["properties"][field]["description"] = said
+            if field in definition.get("properties", {}):
+                definition["properties"][field]["description"] = said
     first = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return json.dumps(first | document, indent=2) + "\n"
 
@@ -175,6 +198,8 @@ def generated() -> Iterator[tuple[Path, str]]:
 
     def fill(match: re.Match[str]) -> str:
         name = match[2]
+        if name == "trace.Delta":
+            return f"{match[1]}\n{delta_table()}\n{match[3]}"
         shown.add(name)
         return f"{match[1]}\n{table(known[name], every[known[name].__name__])}\n{match[3]}"
 

@@ -1,6 +1,6 @@
 """Full steps told as deltas: a simple encoder of trace format 2, made from its page and nothing else."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -54,16 +54,22 @@ def delta(before: Step, step: Step) -> msgspec.Struct | None:
     return Delta(**told, changes=None if changes == RowChanges() else changes)
 
 
-def encoded_steps(steps: Sequence[Step], full_every: int) -> Iterator[msgspec.Struct]:
-    """Their lines: of so many the first in full, the others as deltas where they can be."""
-    before: Step | None = None
-    for at, step in enumerate(steps):
-        line = delta(before, step) if before is not None else None
-        if line is None or not at % full_every:
-            changes = row_changes(before.requests, step.requests) if line is not None and before else None
+class Deltas:
+    """Steps to lines: of so many the first in full, the others as deltas where they can be."""
+
+    def __init__(self, full_every: int) -> None:
+        self._full_every = full_every
+        self._before: Step | None = None
+        self._count = 0
+
+    def line_of(self, step: Step) -> msgspec.Struct:
+        """The line of the next step."""
+        line = delta(self._before, step) if self._before is not None else None
+        if line is None or not self._count % self._full_every:
+            changes = line and (row_changes(self._before.requests, step.requests) or RowChanges())
             line = msgspec.structs.replace(step, changes=changes)
-        yield line
-        before = step
+        self._before, self._count = step, self._count + 1
+        return line
 
 
 def _differ(step: Step, name: str, before: Step, other: str) -> bool:

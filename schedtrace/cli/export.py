@@ -1,4 +1,4 @@
-"""``schedtrace export``: a run's tables as files, for one's own notebook."""
+"""``schedtrace export``: a run's tables as files for one's own notebook, or its trace in full."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -12,23 +12,31 @@ class To(StrEnum):
 
     PARQUET = "parquet"
     CSV = "csv"
+    JSONL = "jsonl"
 
 
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
-    to: Annotated[To, typer.Option(help="Format of the files.")] = To.PARQUET,
+    to: Annotated[
+        To, typer.Option(help="Tables as Parquet or CSV; or JSON Lines: the trace with every step in full.")
+    ] = To.PARQUET,
     output: Annotated[
         Path | None, typer.Option(help="Folder that gets the files (default: export in the run's folder).")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
-    """Write steps, requests, exits, caps, preemptions, arrivals and finishes as Parquet or CSV."""
+    """Write steps, requests, exits and more as Parquet or CSV tables, or every step of the trace in full."""
     from schedtrace.cli.runs import one_run
-    from schedtrace.diagnose.export import Kind, write_tables
+    from schedtrace.diagnose.export import Kind
+    from schedtrace.diagnose.export import export as write_files
 
     found = one_run(run)
     beside = found.path if found.path.is_dir() else found.path.parent
-    written = write_tables(found, output or beside / "export", kind=Kind(to), force=force)
+    if to is To.JSONL:
+        for problem in (said for trace in found.traces for said in trace.problems.sentences(trace.path)):
+            typer.echo(f"schedtrace: {problem}", err=True)
+    written = write_files(found, output or beside / "export", kind=Kind(to), force=force)
     width = max(len(str(file)) for file in written)
-    for file, rows in written.items():
-        typer.echo(f"{file!s:<{width}}  {rows:>9,} rows")
+    what = "lines" if to is To.JSONL else "rows"
+    for file, count in written.items():
+        typer.echo(f"{file!s:<{width}}  {count:>9,} {what}")

@@ -1,11 +1,15 @@
-"""A run as flat tables in files, for one's own notebook."""
+"""A run as flat tables in files, for one's own notebook, or as a trace with every step in full."""
 
+from collections.abc import Iterable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model.facts import ALL_FACTS
+from schedtrace.read.expand import expanded
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 
@@ -15,6 +19,8 @@ class Kind(StrEnum):
 
     PARQUET = "parquet"
     CSV = "csv"
+    JSONL = "jsonl"
+    """No tables: the trace itself, every step in full."""
 
 
 def tables(run: Run) -> dict[str, pl.LazyFrame]:
@@ -44,8 +50,8 @@ def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
     }
 
 
-def write_tables(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[Path, int]:
-    """Write one file per table into ``folder``.
+def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[Path, int]:
+    """Write one file per table, or per trace for ``Kind.JSONL``, into ``folder``.
 
     Args:
         run: A run.
@@ -54,26 +60,54 @@ def write_tables(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> 
         force: Replace files that are there.
 
     Returns:
-        Each file with its number of rows.
+        Each file with its number of rows or lines.
 
     Raises:
-        UsageError: a file is there already.
+        UsageError: a file is there already, or a log of another kind has no trace to write.
         InputError: the folder cannot be written to.
     """
-    files = {folder / f"{name}.{kind}": table for name, table in tables(run).items()}
+    if kind is Kind.JSONL:
+        files = {folder / trace.path.name: partial(_expand, trace) for trace in run.traces}
+        _require_traces(run, files)
+    else:
+        files = {
+            folder / f"{name}.{kind}": partial(_write, table, kind) for name, table in tables(run).items()
+        }
     there = [file for file in files if file.exists()]
     if there and not force:
         msg = f"{there[0]} is there already; --force replaces it, --output names another folder"
         raise UsageError(msg)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return {file: _write(table, file, kind) for file, table in files.items()}
+        return {file: write(file) for file, write in files.items()}
     except OSError as error:
         msg = f"{folder}: cannot be written to ({error.strerror or error})"
         raise InputError(msg) from error
 
 
-def _write(table: pl.LazyFrame, file: Path, kind: Kind) -> int:
+def _require_traces(run: Run, files: Iterable[Path]) -> None:
+    """Raises UsageError unless each file can be written from a trace of its own."""
+    foreign = [trace for trace in run.traces if trace.tells != ALL_FACTS]
+    if foreign:
+        msg = f"{foreign[0].path}: --to jsonl expands traces of schedtrace, and this is a {foreign[0].record}"
+        raise UsageError(msg)
+    sources = {trace.path.resolve() for trace in run.traces}
+    if over := [file for file in files if file.resolve() in sources]:
+        msg = f"{over[0]}: --output names the folder of the trace itself, which would be lost"
+        raise UsageError(msg)
+
+
+def _expand(trace: Trace, file: Path) -> int:
+    """Line by line, as a large trace in full does not fit memory."""
+    count = 0
+    with file.open("wb") as target:
+        for line in expanded(trace.path):
+            target.write(line + b"\n")
+            count += 1
+    return count
+
+
+def _write(table: pl.LazyFrame, kind: Kind, file: Path) -> int:
     """Streamed, as a large trace's table does not fit memory."""
     if kind is Kind.CSV:
         table.sink_csv(file)

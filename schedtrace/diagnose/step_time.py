@@ -7,9 +7,7 @@ be negative, fitted to the steps (over 10,000: to evenly chosen ones) with a los
 
 from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
-from scipy.optimize import least_squares
 
 FEATURES = ("prefill_tokens", "decode_tokens", "context_tokens")
 FEWEST_STEPS = 20
@@ -57,6 +55,9 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     Args:
         steps: With ``busy_us`` and the columns ``FEATURES``; only rows with ``busy_us`` > 0 are used.
     """
+    import numpy as np  # noqa: PLC0415  # SciPy takes half a second, and most runs need no model
+    from scipy.optimize import least_squares  # noqa: PLC0415  # likewise
+
     used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
     if used.height < FEWEST_STEPS:
         return None

@@ -5,11 +5,13 @@ from functools import cached_property
 
 import polars as pl
 
+from schedtrace.diagnose.per_step import context_tokens
 from schedtrace.diagnose.step_time import StepTime, busy_us, fit_step_time
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.trace import Header
+from schedtrace.read.rows import all_rows, rows_between, rows_of
 from schedtrace.read.trace import Trace
 
 WARMUP_TRIAL = 0
@@ -34,8 +36,8 @@ class View:
 
     header: Header
     steps: pl.DataFrame
-    requests: pl.LazyFrame
-    """One row per step and scheduled request: the largest part of a trace, so never collected as a whole."""
+    stretches: pl.LazyFrame
+    """What requests got, as stretches of steps (``read/stretches.py``)."""
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
     preemptions: pl.DataFrame
@@ -59,7 +61,20 @@ class View:
     @cached_property
     def admitted(self) -> pl.DataFrame:
         """The rows of ``requests`` with which a request began to run or came back."""
-        return self.requests.filter(pl.col("phase") != "running").collect()
+        return self.requests_of(pl.col("phase") != "running")
+
+    @property
+    def requests(self) -> pl.LazyFrame:
+        """One row per step and scheduled request: far too many to be collected as a whole."""
+        return all_rows(self.stretches, self.steps)
+
+    def requests_of(self, wanted: pl.Expr) -> pl.DataFrame:
+        """The rows of the stretches for which this is true."""
+        return rows_of(self.stretches.filter(wanted), self.steps)
+
+    def requests_in(self, step: int) -> pl.DataFrame:
+        """The rows of one step."""
+        return rows_between(self.stretches, self.steps, step, step)
 
     @cached_property
     def duration_us(self) -> int:
@@ -126,15 +141,14 @@ def make_view(trace: Trace, manifest: Manifest | None = None, *, whole: bool = F
             busy_us=busy_us(),
             eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
-        .join(_context(trace), on="step", how="left", maintain_order="left")
-        .with_columns(pl.col("context_tokens").fill_null(0))
+        .join(context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
         .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
         .with_columns(_told(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
     )
     return View(
         header=trace.header,
         steps=kept,
-        requests=trace.requests().filter(measured),
+        stretches=trace.stretches().filter(measured),
         arrivals=trace.arrivals.filter(measured),
         finishes=finishes.filter(measured),
         preemptions=trace.preemptions().filter(measured).collect(),
@@ -143,15 +157,6 @@ def make_view(trace: Trace, manifest: Manifest | None = None, *, whole: bool = F
         tells=trace.tells,
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
-    )
-
-
-def _context(trace: Trace) -> pl.DataFrame:
-    return (
-        trace.requests()
-        .group_by("step")
-        .agg(pl.col("computed_tokens").sum().alias("context_tokens"))
-        .collect()
     )
 
 

@@ -295,7 +295,7 @@ def _delta() -> type[msgspec.Struct]:
             fields.append((field.name, field.type, default))
         elif field.name != "requests":
             fields.append((field.name, field.type | msgspec.UnsetType, msgspec.UNSET))
-    return msgspec.defstruct(  # type: ignore[return-value]  # its base is Line
+    return msgspec.defstruct(
         "Delta", fields, bases=(Line,), tag="delta", kw_only=True, omit_defaults=True, module=__name__
     )
 

@@ -16,22 +16,25 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON of ours; the last for brackets nested without end."""
 _HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
 """Nothing that is counted or timed here has 19 digits; such a number would not fit Polars' integers."""
-_LINES = {line: readable(line) for line in (Header, Step, Delta, Output, Events, Notice, End)}
-_decode = msgspec.json.Decoder(Union[tuple(_LINES.values())]).decode  # noqa: UP007  # made at run time
+AS_READ = {line: readable(line) for line in (Header, Step, Delta, Output, Events, Notice, End)}
+"""Kind of line to the struct that it is read into."""
+_decode = msgspec.json.Decoder(Union[tuple(AS_READ.values())]).decode  # noqa: UP007  # made at run time
 
 
 def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[msgspec.Struct], list[Any]]:
     """Kind of line to the lines of that kind, in their order.
 
-    Deltas stand among the steps; so does a None for every broken line, which may have been one of them.
+    Deltas stand among the steps. So does a None for every line that a delta cannot continue: a broken one,
+    which may have been a step, and the header of another trace.
 
     Args:
         lines: Some lines of a trace, not its header.
         first: Number of the first one.
         problems: Gets the numbers of broken ones.
     """
-    found: dict[type[msgspec.Struct], list[Any]] = {kind: [] for kind in _LINES.values()}
-    steps = found[_LINES[Delta]] = found[_LINES[Step]]
+    found: dict[type[msgspec.Struct], list[Any]] = {kind: [] for kind in AS_READ.values()}
+    header = AS_READ[Header]
+    steps = found[AS_READ[Delta]] = found[AS_READ[Step]]
     for number, line in enumerate(lines, start=first):
         if not line:
             continue
@@ -42,7 +45,17 @@ def read_lines(lines: list[bytes], first: int, problems: Problems) -> dict[type[
             steps.append(None)
         else:
             found[type(read)].append(read)
-    return {kind: found[as_read] for kind, as_read in _LINES.items()}
+            if type(read) is header:
+                steps.append(None)
+    return {kind: found[as_read] for kind, as_read in AS_READ.items()}
+
+
+def decode_line(line: bytes) -> Any:
+    """A line as read; None if it is broken."""
+    try:
+        return _decode(line)
+    except UNREADABLE:
+        return None
 
 
 def read_header(path: Path, lines: list[bytes]) -> Header:

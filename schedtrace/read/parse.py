@@ -1,6 +1,9 @@
 """A trace's lines to frames, chunk by chunk."""
 
+import gc
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +42,23 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
         InputError: empty, no schedtrace trace, or of a newer schema.
         CannotWriteError: ``tables`` cannot.
     """
+    with _uncollected():
+        return _parse(lines, tables)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without searches for cycles: lines have none, and there are so many that it would take a while."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     header, problems, steps = None, Problems(), Steps(tables)
     others: dict[type[msgspec.Struct], list[Any]] = defaultdict(list)
     for number, chunk in lines:
@@ -55,7 +75,6 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
     if header is None:
         raise InputError(_nothing(lines))
     steps.end()
-    tables.finish()
     end = msgspec.convert(others[End][-1], End, from_attributes=True) if others[End] else None
     arrivals = steps.events("arrived", [(line.trial, one) for line in others[Events] for one in line.arrived])
     finishes = steps.events(
@@ -65,12 +84,12 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
     problems.garbled_lines.sort()
     problems.truncated = lines.cut_off
     problems.unclosed = end is None
-    in_vain = sorted(set(steps.not_rebuilt).difference(all_steps["step"]))
+    in_vain = sorted(set(steps.chain.not_rebuilt).difference(all_steps["step"]))
     expected = max(
         [*(all_steps["step"].tail(1) + 1), *(one + 1 for one in in_vain[-1:]), end.steps if end else 0]
     )
     problems.not_rebuilt = ranges(in_vain)
-    problems.doubtful = steps.doubtful
+    problems.doubtful = steps.chain.doubtful
     problems.missing_steps = max(0, expected - all_steps.height - len(in_vain))
     if problems.unclosed:
         ended = finishes["request_id"].implode()
@@ -84,7 +103,7 @@ def parse(lines: WholeLines, tables: Tables) -> Parsed:
         notices=[*header.notices, *(line.message for line in others[Notice])],
         end=end,
         problems=problems,
-        in_order=steps.in_order,
+        in_order=steps.chain.in_order,
     )
 
 

@@ -15,31 +15,39 @@ COLUMNS = {
 """Of a table of rows."""
 
 
-def rows_between(stretches: pl.LazyFrame, steps: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
-    """The rows of the steps from ``first`` to ``last``, in the order of the steps.
+def rows_of(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """All rows of these stretches, in the order of the steps.
 
     Args:
-        stretches: Of the trace.
-        steps: Its steps.
-        first: Number of a step.
-        last: Number of a step.
+        stretches: Some of a trace.
+        steps: At least those that the stretches are in.
     """
-    of_steps = (pl.col("step") <= last) & (pl.col("last_step") >= first)
-    times = steps.lazy().filter(pl.col("step").is_between(first, last)).select("step", "start_us")
-    begin, end = pl.max_horizontal("step", first), pl.min_horizontal("last_step", last)
     into = pl.col("at") - pl.col("step")
     return (
-        stretches.filter(of_steps)
-        .with_columns(at=pl.int_ranges(begin, end + 1))
+        stretches.with_columns(at=pl.int_ranges("step", pl.col("last_step") + 1))
         .explode("at")
         .with_columns(
-            step="at", computed_tokens=pl.col("computed_tokens") + into * pl.col("scheduled_tokens")
+            step="at",
+            computed_tokens=pl.col("computed_tokens") + into * pl.col("scheduled_tokens").fill_null(0),
         )
         .sort("step", "order")
-        .join(times, on="step", how="left", maintain_order="left")
+        .join(steps.lazy().select("step", "start_us"), on="step", how="left", maintain_order="left")
         .select(list(COLUMNS))
+        .set_sorted("step")
         .collect()
     )
+
+
+def rows_between(stretches: pl.LazyFrame, steps: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
+    """The rows of the steps from ``first`` to ``last``."""
+    begin, end = pl.max_horizontal("step", first), pl.min_horizontal("last_step", last)
+    into = begin - pl.col("step")
+    cut = stretches.filter((pl.col("step") <= last) & (pl.col("last_step") >= first)).with_columns(
+        step=begin,
+        last_step=end,
+        computed_tokens=pl.col("computed_tokens") + into * pl.col("scheduled_tokens").fill_null(0),
+    )
+    return rows_of(cut, steps.filter(pl.col("step").is_between(first, last)))
 
 
 def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:

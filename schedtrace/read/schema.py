@@ -49,6 +49,7 @@ def readable(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
         kw_only=True,
         gc=False,
         array_like=config.array_like,
+        omit_defaults=config.omit_defaults,
     )
 
 

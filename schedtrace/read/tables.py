@@ -65,7 +65,7 @@ def entries(steps: pl.DataFrame, column: str) -> pl.DataFrame:
 def single_steps(steps: pl.DataFrame) -> pl.DataFrame:
     """Their requests as stretches of one step each."""
     rows = entries(steps, "requests").with_columns(last_step="step").with_row_index("order")
-    return rows.select(list(SCHEMA)).cast(dict(SCHEMA))
+    return rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
 
 
 class Tables:

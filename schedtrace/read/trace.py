@@ -12,7 +12,7 @@ from schedtrace.read.cache import read_by_files
 from schedtrace.read.parse import parse
 from schedtrace.read.problems import Problems
 from schedtrace.read.reading import READ, Reading
-from schedtrace.read.rows import all_rows, rows_between
+from schedtrace.read.rows import all_rows
 from schedtrace.read.tables import STRETCHES, Tables
 from schedtrace.read.whole_lines import WholeLines
 
@@ -26,7 +26,7 @@ class Trace:
     steps: pl.DataFrame
     """Without their lists, which are tables of their own."""
     large: dict[str, pl.LazyFrame]
-    """What requests got (``stretches``), and the entries of each of a step's lists; on disk where they are many,
+    """What requests got (``stretches``), and the entries of each list of a step; on disk where they are many,
     so never collected as a whole."""
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
@@ -45,10 +45,6 @@ class Trace:
     def requests(self) -> pl.LazyFrame:
         """What every request got: one row per step and request, in the order of the steps."""
         return all_rows(self.stretches(), self.steps)
-
-    def requests_between(self, first: int, last: int) -> pl.DataFrame:
-        """The rows of ``requests()`` of these steps, made from only the stretches that they are in."""
-        return rows_between(self.stretches(), self.steps, first, last)
 
     def exits(self) -> pl.LazyFrame:
         """Every recorded exit: one row each, in the order in which they were taken."""

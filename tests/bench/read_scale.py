@@ -1,7 +1,8 @@
 """What reading a large trace takes: ``python tests/bench/read_scale.py`` (no vLLM, minutes).
 
-One file, each way in a process of its own, in turns: ``schedtrace analyze`` without and with its cache, and
-tokens per request counted by plain Polars, DuckDB and pandas (the last two where they are installed).
+The same load in both versions of the format, each way in a process of its own, in turns: ``schedtrace
+analyze`` and reading alone without and with the cache; of format 1 also tokens per request counted by Polars,
+DuckDB and pandas (the last two where they are installed).
 """
 
 import argparse
@@ -20,6 +21,8 @@ from tests.bench.big_trace import write_big_trace
 
 ROOT = Path(__file__).parents[2]
 ANALYZE = "import sys; from schedtrace.cli.main import main; sys.exit(main(['analyze', sys.argv[1]]))"
+READ = "import sys; from pathlib import Path; from schedtrace.read.trace import read_trace; "
+READ += "read_trace(Path(sys.argv[1]))"
 POLARS = """
 import sys, polars as pl
 requests = pl.List(pl.Struct({"request_id": pl.String, "scheduled_tokens": pl.Int64}))
@@ -46,9 +49,14 @@ for lines in pd.read_json(sys.argv[1], lines=True, chunksize=1000):
             total[name] = total.get(name, 0) + tokens
 print(len(total))
 """
-WAYS = {
-    "schedtrace analyze, the first time": ANALYZE,
-    "schedtrace analyze, the second time": ANALYZE,
+OURS = {
+    "analyze, the first time": ANALYZE,
+    "analyze, the second time": ANALYZE,
+    "read_trace, the first time": READ,
+    "read_trace, the second time": READ,
+}
+FIRST = " the first time"
+OTHERS = {
     "Polars: scan_ndjson, explode, group_by": POLARS,
     "DuckDB: read_json, unnest, group by": DUCKDB,
     "pandas: read_json in chunks, explode, groupby": PANDAS,
@@ -64,14 +72,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/schedtrace-scale"), help="gets the trace")  # noqa: S108
     given = parser.parse_args()
-    path = _trace(given.folder / f"{given.steps}x{given.seats}", given.steps, given.seats)
-    size = path.stat().st_size / 1e6
-    print(f"{path}: {size:,.0f} MB; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    subprocess.run(["cat", path], stdout=subprocess.DEVNULL, check=True)  # noqa: S607  # into the page cache
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in WAYS}
+    ways: dict[str, tuple[str, Path]] = {}
+    for version in (1, 2):
+        folder = given.folder / f"{given.steps}x{given.seats}-format-{version}"
+        path = _trace(folder, given.steps, given.seats, version)
+        size = path.stat().st_size / 1e6
+        print(f"{path}: {size:,.0f} MB; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+        subprocess.run(["cat", path], stdout=subprocess.DEVNULL, check=True)  # noqa: S607  # into the page cache
+        named = OURS | (OTHERS if version == 1 else {})
+        ways |= {f"format {version}: {name}": (code, path) for name, code in named.items()}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
     for _ in range(given.rounds):
-        shutil.rmtree(path.parent / FOLDER, ignore_errors=True)
-        for name, code in WAYS.items():
+        for name, (code, path) in ways.items():
+            if name.endswith(FIRST):
+                shutil.rmtree(path.parent / FOLDER, ignore_errors=True)
             if (told := _measure(code, path)) is not None:
                 found[name].append(told)
     print(f"{'median of ' + str(given.rounds):<46} {'wall s':>8} {'CPU s':>8} {'peak MB':>8}")
@@ -84,11 +98,11 @@ def main() -> None:
     print(f"load now {os.getloadavg()[0]:.1f}")
 
 
-def _trace(folder: Path, steps: int, seats: int) -> Path:
+def _trace(folder: Path, steps: int, seats: int, version: int) -> Path:
     path = folder / "engine-0.jsonl"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write_big_trace(folder / "new", steps, seats).replace(path)
+        write_big_trace(folder / "new", steps, seats, version).replace(path)
         time.sleep(3)  # a file changed just now is hashed as a whole
     return path
 

@@ -19,7 +19,8 @@ from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.trials import FINISHED
 from schedtrace.errors import ExitCode
 from schedtrace.model.causes import Cause
-from schedtrace.model.trace import Preemption
+from schedtrace.model.trace import Preemption, Step
+from schedtrace.read.expand import expanded
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
 from schedtrace.record import settings
@@ -31,6 +32,8 @@ SAMPLE = Path(__file__).parent / "data" / "base"
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 MINIMAL = Path(__file__).parent / "data" / "minimal.jsonl"
 """One line of each kind, with nothing but required fields, and a step with an entry of each kind."""
+DELTAS = Path(__file__).parent / "data" / "deltas.jsonl"
+"""The steps of the sample in version 2 of the format."""
 
 
 def validator(name):
@@ -97,7 +100,9 @@ def test_generated_parts_are_up_to_date():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("trace", [MINIMAL, SAMPLE / "engine-0.jsonl"], ids=["minimal", "real"])
+@pytest.mark.parametrize(
+    "trace", [MINIMAL, SAMPLE / "engine-0.jsonl", DELTAS], ids=["minimal", "real", "deltas"]
+)
 def test_every_line_of_a_trace_passes_its_schema(trace):
     check = validator("trace-line")
     for line in trace.read_text().splitlines():
@@ -175,6 +180,23 @@ def test_the_example_line_of_the_format_is_from_the_real_trace():
     shown = re.search(r"```json\n(.*?)```", (DOCS / "trace-format.md").read_text(), re.DOTALL)
     lines = [json.loads(line) for line in (SAMPLE / "engine-0.jsonl").read_text().splitlines()]
     assert msgspec.json.decode(shown[1]) in lines
+
+
+def test_the_example_deltas_of_the_format_are_from_the_trace():
+    page = (DOCS / "trace-format.md").read_text().split("## Delta", 1)[1]
+    shown = re.search(r"```json\n(.*?)```", page, re.DOTALL)[1].split("\n\n")
+    lines = [json.loads(line) for line in DELTAS.read_text().splitlines()]
+    assert [json.loads(one) in lines for one in shown] == [True, True]
+
+
+def test_the_rebuilding_on_the_page_gives_what_export_gives():
+    page = (DOCS / "trace-format.md").read_text().split("### Rebuilding", 1)[1]
+    found = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], found)  # noqa: S102  # our own page
+    told = [msgspec.convert(step, Step) for step in found["in_full"](DELTAS.read_text().splitlines())]
+    lines = [line for line in expanded(DELTAS) if line.startswith(b'{"type":"step"')]
+    assert list(map(msgspec.json.encode, told)) == lines
+    assert len(lines) > 20
 
 
 @pytest.mark.parametrize("name", [metric.name for metric in METRICS])

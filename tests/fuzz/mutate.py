@@ -14,7 +14,11 @@ LOGS = [
     *sorted((ROOT / "examples/forum-thread").glob("*.log")),
     *sorted((ROOT / "tests/unit/read/data").glob("*.log")),
 ]
-TRACES = [SAMPLE / "engine-0.jsonl", ROOT / "tests/docs/data/minimal.jsonl"]
+TRACES = [
+    SAMPLE / "engine-0.jsonl",
+    ROOT / "tests/docs/data/deltas.jsonl",
+    ROOT / "tests/docs/data/minimal.jsonl",
+]
 WORDS = [
     *(b"0", b"-1", b"1", b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1e-400", b"0.5", b"1" * 5000),
     *(b"9223372036854775807", b"9223372036854775808", b"-9223372036854775808", b"18446744073709551616"),

@@ -40,6 +40,6 @@ def find_request(run: Run, text: str) -> tuple[Trace, str]:
 
 
 def _ids(trace: Trace) -> list[str]:
-    scheduled = trace.requests().select("request_id").unique(maintain_order=True).collect()
+    scheduled = trace.stretches().select("request_id").unique(maintain_order=True).collect()
     frames = [trace.arrivals.select("request_id"), trace.finishes.select("request_id"), scheduled]
     return pl.concat(frames)["request_id"].unique(maintain_order=True).to_list()

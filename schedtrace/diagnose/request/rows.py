@@ -67,7 +67,7 @@ def request_rows(view: View, request_id: str) -> RequestRows:
     """Gather what is told of a request in a view of the whole trace."""
     its = pl.col("request_id") == request_id
     times = view.steps.select(pl.col("step").cast(pl.Int64), "start_us", "output_us")
-    got = with_work(view, view.requests.filter(its).drop("start_us").collect())
+    got = with_work(view, view.requests_of(its).drop("start_us"))
     to_compute = pl.max_horizontal("prompt_tokens", "lost_tokens")
     got = got.join(times, on="step", how="left", maintain_order="left").with_columns(
         outputs=pl.col("computed_tokens") + pl.col("scheduled_tokens") >= to_compute

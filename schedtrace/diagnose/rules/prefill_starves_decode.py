@@ -32,11 +32,14 @@ _EXAMPLE = ("step", "trial", "prefill_tokens", "decode_tokens", "busy_us", "stre
 
 def find(view: View) -> list[Finding]:
     """See ``docs/findings/prefill-starves-decode.md``."""
-    mixed = stretched_steps(view)
     decoding = view.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("busy_us") > 0))
-    all_us = int((decoding["busy_us"] * decoding["decode_tokens"]).sum() or 0)
+    all_us = _waited_us(decoding)
+    # No step is stretched by more than its time: below the threshold, the slow model need not be asked.
+    if not all_us or _waited_us(decoding.filter(pl.col("prefill_tokens") > 0)) / all_us < FOUND_FROM_FRAC:
+        return []
+    mixed = stretched_steps(view)
     stretch_us = float((mixed["stretch_us"] * mixed["decode_tokens"]).sum() or 0)
-    if not all_us or stretch_us / all_us < FOUND_FROM_FRAC:
+    if stretch_us / all_us < FOUND_FROM_FRAC:
         return []
     part = stretch_us / all_us
     plain = decoding.filter(pl.col("prefill_tokens") == 0).select(pl.col("busy_us").median()).item()
@@ -79,6 +82,11 @@ def find(view: View) -> list[Finding]:
             cost_error_frac=None if model is None else model.error_frac,
         )
     ]
+
+
+def _waited_us(steps: pl.DataFrame) -> int:
+    """Time that decoding requests spent in these steps, added up."""
+    return int((steps["busy_us"] * steps["decode_tokens"]).sum() or 0)
 
 
 def stretched_steps(view: View) -> pl.DataFrame:

@@ -5,6 +5,7 @@ from typing import cast
 
 import polars as pl
 
+from schedtrace.diagnose.per_step import blocks_needed
 from schedtrace.diagnose.queue.refused_heads import Need, need_of, refused_heads
 from schedtrace.diagnose.rules.common import counted
 from schedtrace.diagnose.step.why import names
@@ -84,14 +85,12 @@ def known_need(view: View) -> Need | None:
     if view.header.block_size is None:
         return None
     need = need_of(view, refused_heads(view))
-    ends = pl.col("computed_tokens") + pl.col("scheduled_tokens")
-    blocks = ((ends + need.block_size - 1) // need.block_size + int(need.drafts)) * need.groups
     all_scheduled = view.steps.filter(pl.col("num_running_after") == pl.col("total_requests"))
     in_use = pl.col("kv_blocks_total") - 1 - pl.col("kv_blocks_free_after")
     used = (
-        view.requests.group_by("step")
-        .agg(blocks.sum().alias("blocks"))
-        .collect()
+        blocks_needed(view.stretches, view.steps, need.block_size)
+        .with_columns(blocks=(pl.col("blocks") + int(need.drafts) * pl.col("requests")) * need.groups)
+        .filter(pl.col("requests") > 0)
         .join(all_scheduled, on="step")
         .select(in_use / pl.col("blocks"))
         .to_series()

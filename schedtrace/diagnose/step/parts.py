@@ -19,7 +19,7 @@ def shares(view: View, number: int) -> list[Share]:
     caps: dict[str, list[dict[str, Any]]] = {}
     for cap in view.caps.filter(pl.col("step") == number).to_dicts():
         caps.setdefault(cap["request_id"], []).append(cap)
-    rows = with_work(view, view.requests.filter(pl.col("step") == number).collect()).to_dicts()
+    rows = with_work(view, view.requests_in(number)).to_dicts()
     own = set(Share.__struct_fields__) - {"wanted_tokens", "caps"}
     return [
         Share(

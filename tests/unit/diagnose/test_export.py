@@ -1,11 +1,14 @@
+import msgspec
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
-from schedtrace.diagnose.export import Kind, tables, write_tables
+from schedtrace.diagnose.export import Kind, export, tables
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.causes import Cap
-from schedtrace.model.trace import ChunkCap, Preemption
+from schedtrace.model.trace import ChunkCap, Events, Notice, Output, Preemption
 from schedtrace.read.run import read_run
+from schedtrace.read.tables import LARGE
 from tests import makers
 from tests.makers import arrival, finish, step
 
@@ -30,7 +33,7 @@ def run(run_of):
 
 @pytest.mark.parametrize(("kind", "read"), [(Kind.PARQUET, pl.read_parquet), (Kind.CSV, pl.read_csv)])
 def test_every_table_can_be_read_back(run, tmp_path, kind, read):
-    written = write_tables(run, tmp_path / "out" / "in", kind=kind)
+    written = export(run, tmp_path / "out" / "in", kind=kind)
     assert {file.name: rows for file, rows in written.items()} == {
         f"{n}.{kind}": rows for n, rows in ROWS.items()
     }
@@ -63,14 +66,52 @@ def test_files_that_are_there_are_kept_unless_told_otherwise(run, tmp_path):
     there = tmp_path / "caps.csv"
     there.write_text("mine")
     with pytest.raises(UsageError, match=r"caps\.csv is there already; --force replaces it"):
-        write_tables(run, tmp_path, kind=Kind.CSV)
+        export(run, tmp_path, kind=Kind.CSV)
     assert there.read_text() == "mine"
     assert not (tmp_path / "steps.csv").exists()
-    write_tables(run, tmp_path, kind=Kind.CSV, force=True)
+    export(run, tmp_path, kind=Kind.CSV, force=True)
     assert "token_budget" in there.read_text()
 
 
 def test_a_folder_that_cannot_be_made_is_told(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file.sub: cannot be written to \(Not a directory\)"):
-        write_tables(run, tmp_path / "file" / "sub", kind=Kind.CSV)
+        export(run, tmp_path / "file" / "sub", kind=Kind.CSV)
+
+
+def test_a_trace_in_full_reads_as_the_trace_and_has_no_delta_and_no_output_line(run_of, tmp_path):
+    lines = [
+        step(0, got={"a": 3}, new="a", back=None),
+        b'{"type":"delta","step":1,"start_us":5,"schedule_us":1,"remaining_budget":999,"output_us":9,"update_us":1}',
+        Output(step=0, output_us=7, update_us=2, output_tokens=1),
+        Notice(at_us=1, message="m"),
+        b"garbage",
+        b'{"type":"delta","step":2,"start_us":15,"schedule_us":1}',
+        Events(at_us=99, arrived=[arrival("c", 3)], finished=[finish("a")]),
+        step(3, got={"c": 1}),
+    ]
+    run = run_of("r", *lines)
+    [(file, count)] = export(run, tmp_path / "out", kind=Kind.JSONL).items()
+    assert (file, count) == (tmp_path / "out" / "engine-0.jsonl", 7)
+    told = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+    assert [line["type"] for line in told] == ["header", "step", "step", "notice", "events", "step", "end"]
+    assert (told[1]["output_us"], told[1]["output_tokens"]) == (7, 1)
+    assert told[2]["requests"] == [{"request_id": "a", "computed_tokens": 3, "scheduled_tokens": 1}]
+    [trace], [in_full] = run.traces, read_run(file).traces
+    for name in ("steps", "arrivals", "finishes"):
+        assert_frame_equal(getattr(in_full, name), getattr(trace, name))
+    for name in LARGE:
+        assert_frame_equal(in_full.large[name].collect(), trace.large[name].collect())
+    assert trace.problems.not_rebuilt == [(2, 2)]
+
+
+def test_a_trace_is_never_written_over_itself_and_a_foreign_log_has_none(run, tmp_path):
+    with pytest.raises(UsageError, match="the trace itself, which would be lost"):
+        export(run, run.path, kind=Kind.JSONL, force=True)
+    log = tmp_path / "vllm.log"
+    log.write_text(
+        "Iteration(0): 1 context requests, 5 context tokens, 0 generation requests, 0 generation tokens, "
+        "iteration elapsed time: 2.0 ms\n"
+    )
+    with pytest.raises(UsageError, match="expands traces of schedtrace, and this is a vLLM's log"):
+        export(read_run(log), tmp_path / "out", kind=Kind.JSONL)

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,10 +21,14 @@ from schedtrace.model.trace import (
     ScheduledRequest,
     Step,
 )
+from schedtrace.read import rows as rows_module
+from schedtrace.read import stretches
+from schedtrace.read.expand import expanded
+from schedtrace.read.rows import rows_between
 from schedtrace.read.tables import LARGE
 from schedtrace.read.trace import read_trace
-from tests.deltas import encoded_steps
-from tests.makers import arrival, finish, header, step, write_trace
+from tests.deltas import Deltas
+from tests.makers import arrival, encoded, finish, header, step, write_trace
 
 
 def rows(*told):
@@ -177,8 +183,8 @@ def test_a_delta_that_cannot_be_rebuilt_is_dropped_and_counted_up_to_the_next_fu
     assert trace.problems.not_rebuilt == [(last, last + 1)]
     assert trace.steps["step"].to_list() == sorted({*(one.step for one in whole), last + 2, last + 3})
     assert got(trace)[-1] == (last + 3, "z", 1, 1, "running", 0)
-    said = f"{trace.path}: 2 steps ({last}-{last + 1}) could not be rebuilt: a line that they continue is missing"
-    assert f"{said} or broken" in trace.problems.sentences(trace.path)
+    said = f"2 steps ({last}-{last + 1}) could not be rebuilt: a line that they continue is missing or broken"
+    assert f"{trace.path}: {said}" in trace.problems.sentences(trace.path)
 
 
 def test_a_record_whose_tokens_never_add_up_is_rebuilt_all_the_same(trace_of):
@@ -210,8 +216,8 @@ def test_a_full_line_that_differs_from_what_was_rebuilt_wins_and_casts_doubt_on_
     assert here == [(*row, "running")[:4] for row in last]
     [said] = trace.problems.sentences(trace.path)
     assert said == (
-        f"{trace.path}: 2 steps (1-2), rebuilt from changes, do not lead to the full line after them; what each "
-        "request got in them may be wrong"
+        f"{trace.path}: 2 steps (1-2), rebuilt from changes, do not lead to the full line after them; what "
+        "each request got in them may be wrong"
     )
 
 
@@ -288,17 +294,33 @@ def assert_same(one, other):
 
 
 @settings(derandomize=True, deadline=None, database=None, max_examples=100)
-@given(schedules(), st.integers(1, 9))
-def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every):
-    with TemporaryDirectory() as folder:
-        plain = read_trace(write_trace(Path(folder, "plain.jsonl"), header(), *steps))
-        lines = list(encoded_steps(steps, full_every))
-        short = read_trace(write_trace(Path(folder, "short.jsonl"), header(), *lines))
+@given(schedules(), st.integers(1, 9), st.sampled_from([1, 5, 2**18]))
+def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every, rows_at_once):
+    with (
+        TemporaryDirectory() as folder,
+        patch.object(stretches, "ROWS_AT_ONCE", rows_at_once),
+        patch.object(rows_module, "ROWS_AT_ONCE", rows_at_once),
+    ):
+        compare(steps, full_every, folder)
+
+
+def compare(steps, full_every, folder):
+    plain = read_trace(write_trace(Path(folder, "plain.jsonl"), header(), *steps))
+    lines = list(map(Deltas(full_every).line_of, steps))
+    short = read_trace(write_trace(Path(folder, "short.jsonl"), header(), *lines))
+    in_full = list(expanded(Path(folder, "short.jsonl")))
     assert got(plain) == [
         (one.step, row.request_id, row.computed_tokens, row.scheduled_tokens, row.phase, row.draft_tokens)
         for one in steps
         for row in one.requests
     ]
     assert_same(short, plain)
+    assert in_full[1:-1] == list(map(encoded, steps))
+    whole = plain.requests().collect()
+    middle = (pl.col("step") >= steps[0].step + 2) & (pl.col("step") <= steps[0].step + 4)
+    some = rows_between(short.stretches(), short.steps, steps[0].step + 2, steps[0].step + 4)
+    assert_frame_equal(some, whole.filter(middle))
+    assert_frame_equal(short.requests().filter(middle).collect(), whole.filter(middle))
+    assert_frame_equal(short.requests().select("step").head(3).collect(), whole.select("step").head(3))
     assert short.problems.not_rebuilt == short.problems.doubtful == []
     assert short.problems.missing_steps == plain.problems.missing_steps

@@ -1,0 +1,86 @@
+"""Lines of steps to steps: a delta is rebuilt if the step before it is known, else dropped and counted."""
+
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+
+from schedtrace.model.trace import RowChanges
+from schedtrace.read.deltas import Values, rebuilt, value, values_of
+from schedtrace.read.running import Running
+from schedtrace.read.schema import LARGEST
+
+_AS_EXPECTED = RowChanges()
+
+
+class Chain:
+    """Takes the lines of steps in the order of the file; each number counts once.
+
+    Args:
+        put: Gets tables of what requests got, as stretches.
+    """
+
+    def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
+        self.running = Running(put)
+        """The requests of the step that was taken last."""
+        self.in_order = True
+        """Steps stood in the order of their numbers."""
+        self.not_rebuilt: list[int] = []
+        """Numbers of deltas whose step before is unknown."""
+        self.doubtful: list[tuple[int, int]] = []
+        """First and last of steps that were rebuilt, and do not lead to the full line after them."""
+        self._numbers: set[int] = set()
+        self._latest = -LARGEST
+        self._before: Values = ()
+        self._deltas = 0
+        """Rebuilt since the last full line."""
+        self._adds_up = False
+        """The tokens of that line's requests are those that its budget lacks."""
+
+    def take(self, line: Any) -> Values | None:
+        """The values of a line's step; None: it is no new one, or cannot be rebuilt.
+
+        Args:
+            line: A step or delta as read; None: a broken line, which may have been one.
+        """
+        if line is None or line.step in self._numbers:
+            self.in_order &= line is None
+            self.running.lose()
+            return None
+        values = self._full(line) if hasattr(line, "requests") else self._delta(line)
+        if values is not None:
+            self._before = values
+            self.in_order &= line.step > self._latest
+            self._latest = max(self._latest, line.step)
+            self._numbers.add(line.step)
+        return values
+
+    def _full(self, line: Any) -> Values:
+        running, number = self.running, line.step
+        continues = self._deltas and line.changes is not None and running.step == number - 1
+        if continues and not running.agrees(number, line.changes, line.requests):
+            self.doubtful.append((number - self._deltas, number - 1))
+        running.full(number, line.trial, line.requests)
+        self._deltas = 0
+        values: Values = values_of(line)
+        return values
+
+    def _delta(self, line: Any) -> Values | None:
+        running, number = self.running, line.step
+        changes = _AS_EXPECTED if line.changes is None else line.changes
+        if running.step == number - 1:
+            values = rebuilt(line, self._before)
+            if not self._deltas:
+                self._adds_up = running.tokens == _used(self._before)
+            used = _used(values) if self._adds_up else None
+            if running.can_follow(changes, value(values, "total_requests"), used):
+                running.follow(number, value(values, "trial"), changes)
+                self._deltas += 1
+                return values
+        running.lose()
+        self.not_rebuilt.append(number)
+        return None
+
+
+def _used(values: Values) -> int:
+    return int(value(values, "token_budget") - value(values, "remaining_budget"))

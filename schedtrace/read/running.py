@@ -1,0 +1,200 @@
+"""The requests of the step that was read last, and what the next line makes of them."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress, pairwise
+from typing import Any
+
+import polars as pl
+
+from schedtrace.read.got import Got, gone, got_by, got_in_line, not_continued, without
+from schedtrace.read.stretches import ORDINARY, OTHERS, Ended, Stretch
+
+
+class Running:
+    """Follows the scheduled requests from step to step.
+
+    Args:
+        put: Gets tables of their stretches.
+    """
+
+    def __init__(self, put: Callable[[pl.DataFrame], None]) -> None:
+        self._ended = Ended(put)
+        self._rows: list[Stretch] = []
+        self._unsteady: list[Stretch] | None = None
+        """Those whose stretch ends if they get what is expected, one token; None: not looked for yet."""
+        self._at: tuple[int, int | None] | None = None
+        """Their step and trial; None: unknown."""
+        self._line: Got | None = None
+        """What a full line told of them, as far as the rows do not have it yet."""
+        self._orders = 0
+
+    @property
+    def step(self) -> int | None:
+        """The last step; None where its requests are unknown."""
+        return self._at and self._at[0]
+
+    @property
+    def tokens(self) -> int:
+        """What the last step scheduled."""
+        self._take_over()
+        return sum(row.scheduled for row in self._rows)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """The fields of each request of the last step, in their order."""
+        self._take_over()
+        if self._at is not None:
+            for row in self._rows:
+                yield (row.request_id, row.expected(self._at[0]), row.scheduled, *row.others)
+
+    def lose(self) -> None:
+        """Nothing can continue the last step."""
+        self._end(self._rows)
+        self._rows, self._at, self._line = [], None, None
+
+    def end(self) -> None:
+        """There are no more steps."""
+        self.lose()
+        self._ended.flush()
+
+    def full(self, step: int, trial: int | None, requests: Sequence[Any]) -> None:
+        """A step with all its requests."""
+        if self.step != step - 1:
+            self.lose()
+        now = got_in_line(requests)
+        before = self._kept(step, now.ids)
+        if self._is_cut(trial, len(requests)):
+            self._end(self._rows)
+            before = before._replace(alone=[True] * len(self._rows))
+        begun = not_continued(before, now)
+        for place in range(len(self._rows), len(now.ids)):
+            self._add(now.ids[place])
+            if not now.alone or not now.alone[place]:
+                begun.append(place)
+        for place in begun:
+            self._begin(self._rows[place], step, now.computed[place], now.scheduled[place])
+        if now.alone:
+            alone = list(compress(self._rows, now.alone))
+            self._end(alone)
+            self._ended.add_single(step, trial, [*now.columns_alone(), [row.order for row in alone]])
+        self._at, self._line, self._unsteady = (step, trial), now, None
+        self._ended.count(len(requests))
+
+    def can_follow(self, changes: Any, total: int, tokens: int | None = None) -> bool:
+        """Whether these changes can be those to the next step.
+
+        Args:
+            changes: ``RowChanges`` as read.
+            total: Requests that there must be after them.
+            tokens: Tokens that these must have got together; None: any.
+        """
+        leave, changed, added = changes.gone, changes.changed, changes.added
+        left = len(self._rows) - len(leave)
+        got = left - len(changed)
+        for one in (*changed, *added):
+            if one.computed_tokens < 0 or one.scheduled_tokens < 0:
+                return False
+            got += one.scheduled_tokens
+        return (
+            left + len(added) == total
+            and tokens in {None, got}
+            and (not leave or _ascend([-1, *leave, len(self._rows)]))
+            and (not changed or _ascend([-1, *sorted([one.place for one in changed]), left]))
+        )
+
+    def follow(self, step: int, trial: int | None, changes: Any) -> None:
+        """The next step, told by changes that can be."""
+        self._take_over()
+        cut, unsteady = self._is_cut(trial, len(self._rows)), self._unsteady
+        if cut or unsteady is None:
+            unsteady = [row for row in self._rows if cut or row.scheduled != 1 or row.others is not ORDINARY]
+        taken = self._take_out(changes.gone) if changes.gone else []
+        changed = [self._rows[change.place] for change in changes.changed]
+        told = {*taken, *changed}
+        for row in unsteady:
+            if row not in told:
+                self._begin(row, step, row.expected(step), 1)
+        for row, change in zip(changed, changes.changed, strict=True):
+            has, gets, others = change.computed_tokens, change.scheduled_tokens, _others(change)
+            alike = row.scheduled == gets and row.others is ORDINARY and others is ORDINARY
+            if cut or not alike or row.expected(step) != has:
+                self._begin(row, step, has, gets, others)
+        for one in changes.added:
+            changed.append(self._add(one.request_id))
+            changed[-1].begin(step, one.computed_tokens, one.scheduled_tokens, _others(one))
+        self._at = (step, trial)
+        self._unsteady = [row for row in changed if row.scheduled != 1 or row.others is not ORDINARY]
+        self._ended.count(len(self._rows))
+
+    def agrees(self, step: int, changes: Any, requests: Sequence[Any]) -> bool:
+        """Whether these changes lead from the last step to these requests."""
+        if not self.can_follow(changes, len(requests)):
+            return False
+        self._take_over()
+        kept = without(self._rows, changes.gone)
+        rows = [(row.request_id, row.expected(step), 1, ORDINARY) for row in kept]
+        for one in changes.changed:
+            same_id = rows[one.place][0]
+            rows[one.place] = (same_id, one.computed_tokens, one.scheduled_tokens, _others(one))
+        return [*rows, *map(_all, changes.added)] == list(map(_all, requests))
+
+    def _is_cut(self, trial: int | None, rows: int) -> bool:
+        """Whether all stretches end before the next step, which has so many rows."""
+        return (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
+
+    def _kept(self, step: int, ids: tuple[str, ...]) -> Got:
+        """What those got in the last step who are still there.
+
+        The stretches of the others end; all do if those still there changed their order.
+        """
+        before = self._line or got_by(self._rows, step - 1)
+        places = gone(before.ids, ids)
+        if not places:
+            return before
+        self._take_out(places)
+        return before.without(places)
+
+    def _take_out(self, places: Sequence[int]) -> list[Stretch]:
+        """End the stretches at these ascending places."""
+        taken = [self._rows[place] for place in places]
+        self._rows = without(self._rows, places)
+        self._end(taken)
+        return taken
+
+    def _take_over(self) -> None:
+        """Let the rows have what a full line told of those that are stretches of their own."""
+        if self._line is not None and self._at is not None:
+            step, line = self._at[0], self._line
+            for place in compress(range(len(line.ids)), line.alone):
+                others = tuple(values[place] for values in line.others)
+                self._rows[place].begin(step, line.computed[place], line.scheduled[place], others)
+                self._rows[place].is_open = False  # it has been added already
+        self._line = None
+
+    def _add(self, request_id: str) -> Stretch:
+        self._orders += 1
+        self._rows.append(Stretch(request_id, self._orders))
+        return self._rows[-1]
+
+    def _begin(
+        self, row: Stretch, step: int, computed: int, scheduled: int, others: tuple[Any, ...] = ORDINARY
+    ) -> None:
+        self._end([row])
+        row.begin(step, computed, scheduled, others)
+
+    def _end(self, rows: Iterable[Stretch]) -> None:
+        """Their stretches, as far as they are open, end with the last step."""
+        if self._at is not None:
+            self._ended.add([row for row in rows if row.is_open], *self._at)
+
+
+def _ascend(places: Sequence[int]) -> bool:
+    return all(one < other for one, other in pairwise(places))
+
+
+def _others(one: Any) -> tuple[Any, ...]:
+    others = tuple([getattr(one, name, value) for name, value in OTHERS.items()])
+    return ORDINARY if others == ORDINARY else others
+
+
+def _all(one: Any) -> tuple[Any, ...]:
+    return (one.request_id, one.computed_tokens, one.scheduled_tokens, _others(one))
