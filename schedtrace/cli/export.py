@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from schedtrace.cli.options import say
+
 
 class To(StrEnum):
     """Formats of the files."""
@@ -31,4 +33,4 @@ def export(
     written = write_tables(found, output or beside / "export", kind=Kind(to), force=force)
     width = max(len(str(file)) for file in written)
     for file, rows in written.items():
-        typer.echo(f"{file!s:<{width}}  {rows:>9,} rows")
+        say(f"{file!s:<{width}}  {rows:>9,} rows")

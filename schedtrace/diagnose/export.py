@@ -4,8 +4,11 @@ from enum import StrEnum
 from pathlib import Path
 
 import polars as pl
+from polars import selectors as cs
 
+from schedtrace.diagnose.cells import safe_cells
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model import private
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 
@@ -34,7 +37,7 @@ def tables(run: Run) -> dict[str, pl.LazyFrame]:
 
 def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
     return {
-        "steps": trace.steps.lazy(),
+        "steps": trace.steps.lazy().select(~cs.nested()),
         "requests": trace.requests(),
         "exits": trace.exits(),
         "caps": trace.caps(),
@@ -66,7 +69,7 @@ def write_tables(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> 
         msg = f"{there[0]} is there already; --force replaces it, --output names another folder"
         raise UsageError(msg)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(folder)
         return {file: _write(table, file, kind) for file, table in files.items()}
     except OSError as error:
         msg = f"{folder}: cannot be written to ({error.strerror or error})"
@@ -75,8 +78,9 @@ def write_tables(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> 
 
 def _write(table: pl.LazyFrame, file: Path, kind: Kind) -> int:
     """Streamed, as a large trace's table does not fit memory."""
+    private.create(file)
     if kind is Kind.CSV:
-        table.sink_csv(file)
+        safe_cells(table).sink_csv(file)
     else:
         table.sink_parquet(file)
     return int(table.select(pl.len()).collect().item())

@@ -15,6 +15,7 @@ from schedtrace.engine.spec import RunSpec
 from schedtrace.engine.supervise import model_of, option_of
 from schedtrace.engine.workload import load_prompts
 from schedtrace.errors import UsageError
+from schedtrace.model import private
 from schedtrace.model.manifest import Manifest, Status, write_manifest
 from schedtrace.model.redact import without_secrets
 
@@ -96,7 +97,7 @@ def make_folder(output: Path, name: str, *, force: bool) -> Path:
             raise UsageError(msg)
         shutil.rmtree(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(folder)
     except OSError as error:
         msg = f"{folder}: cannot be made ({error.strerror})"
         raise UsageError(msg) from error

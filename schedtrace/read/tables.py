@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from schedtrace.model import private
 from schedtrace.model.trace import Arrival, ChunkCap, Exit, Finish, Preemption, ScheduledRequest
 from schedtrace.read.schema import defaults_of, schema_of
 
@@ -97,6 +98,7 @@ def write(table: pl.DataFrame, file: Path) -> None:
         CannotWriteError: the disk is full, for instance.
     """
     try:
+        private.create(file)
         table.write_parquet(file, compression="lz4")
     except (OSError, pl.exceptions.PolarsError) as error:
         raise CannotWriteError(str(error)) from error

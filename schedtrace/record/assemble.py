@@ -1,11 +1,11 @@
 """Turns raw captures into trace lines, in the writer's thread and away from the scheduler's path."""
 
-import hashlib
 import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from schedtrace.model.ids import capped
 from schedtrace.model.trace import (
     Arrival,
     ChunkCap,
@@ -19,8 +19,11 @@ from schedtrace.model.trace import (
 )
 from schedtrace.record.capture import Capture, Result
 from schedtrace.record.exit_lines import to_lines
+from schedtrace.record.ids import WrittenIds
 
-_TRIAL = re.compile(r"t(\d+)-")
+_TRIAL = re.compile(r"t(\d{1,9})-")
+_LARGEST = 10**18 - 1
+"""A client may choose any priority; larger numbers are no trace lines to the reader."""
 
 
 class _Life:
@@ -63,7 +66,7 @@ class Assembler:
         self._long_prefill_threshold = long_prefill_threshold
         self.trial: int | None = None
         self._trial_ids = trial_ids
-        self._hash_ids = hash_ids
+        self._ids = WrittenIds(hash_ids=hash_ids)
         self._lives: dict[str, _Life] = {}
         self._waiting: dict[str, int] = {}
         self._waiting_tokens = 0
@@ -115,9 +118,8 @@ class Assembler:
         self._count(step)
         if result is not None:
             step.output_us, step.update_us, step.output_tokens = self._result(result)
-        self.hide_ids(step.requests, step.arrived, step.finished, step.preempted)
-        if self._hash_ids:
-            _hide_mentioned_ids(step)
+        self._write_mentioned_ids(step)
+        self.write_ids(step.arrived, step.finished, step.requests, step.preempted)
         return step
 
     def output(self, capture: Capture, result: Result) -> Output:
@@ -134,17 +136,38 @@ class Assembler:
                 continue
             self._lives[arrival.request_id] = _Life(arrival)
             self._wait(arrival.request_id, arrival.prompt_tokens)
-            if self._trial_ids and (match := _TRIAL.match(arrival.request_id)):
+            if self._trial_ids and (match := _TRIAL.match(str(arrival.request_id))):
                 self.trial = int(match[1])
         for finish in finished:
             self._complete(finish)
         return arrived, finished
 
-    def hide_ids(self, *rows: Sequence[ScheduledRequest | Arrival | Finish | Preemption]) -> None:
-        """Replace request ids by their hashes, if asked for."""
-        if self._hash_ids:
-            for row in itertools.chain(*rows):
-                row.request_id = hashed(row.request_id)
+    def write_ids(
+        self,
+        arrived: list[Arrival],
+        finished: list[Finish],
+        *others: Sequence[ScheduledRequest | Preemption],
+    ) -> None:
+        """Replace what clients chose by what is written of it, and forget the ids of those who left."""
+        gone = [finish.request_id for finish in finished]
+        for row in itertools.chain(arrived, finished, *others):
+            row.request_id = self._ids[row.request_id]
+        for arrival in arrived:
+            arrival.lora = None if arrival.lora is None else capped(arrival.lora)
+            arrival.priority = max(-_LARGEST, min(arrival.priority, _LARGEST))
+            if arrival.max_tokens is not None:
+                arrival.max_tokens = min(arrival.max_tokens, _LARGEST)
+        for request_id in gone:
+            self._ids.forget(request_id)
+
+    def _write_mentioned_ids(self, step: Step) -> None:
+        for preemption in step.preempted:
+            if preemption.for_request_id is not None:
+                preemption.for_request_id = self._ids[preemption.for_request_id]
+        taken: list[Exit | ChunkCap] = [*step.exits, *step.caps]
+        for place in taken:
+            if place.request_id is not None:
+                place.request_id = self._ids[place.request_id]
 
     def _complete(self, finish: Finish) -> None:
         self._unwait(finish.request_id)
@@ -237,18 +260,3 @@ class Assembler:
 
     def _us(self, ns: int) -> int:
         return (ns - self._anchor_ns) // 1000
-
-
-def hashed(request_id: str) -> str:
-    """A request id as 12 hex digits of its BLAKE2b hash: equal ids stay equal, and unreadable."""
-    return hashlib.blake2b(request_id.encode(), digest_size=6).hexdigest()
-
-
-def _hide_mentioned_ids(step: Step) -> None:
-    for preemption in step.preempted:
-        if preemption.for_request_id is not None:
-            preemption.for_request_id = hashed(preemption.for_request_id)
-    taken: list[Exit | ChunkCap] = [*step.exits, *step.caps]
-    for place in taken:
-        if place.request_id is not None:
-            place.request_id = hashed(place.request_id)

@@ -12,9 +12,10 @@ import time
 from collections import deque
 from typing import TypeVar
 
-import msgspec
 from loguru import logger
 
+from schedtrace.model.ids import shortened
+from schedtrace.model.printable import json_of
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import Capture
@@ -60,7 +61,6 @@ class Writer:
             hash_ids=chosen.hash_ids,
             long_prefill_threshold=header.scheduler_config.get("long_prefill_token_threshold") or 0,
         )
-        self._encode = msgspec.json.Encoder().encode
         self._pending: deque[Capture] = deque()
         self._early: list[Capture] = []
         self._notices: deque[str] = deque()
@@ -96,7 +96,7 @@ class Writer:
 
     def describe(self, error: BaseException) -> str:
         """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
-        return type(error).__name__ if self._hash_ids else repr(error)
+        return type(error).__name__ if self._hash_ids else shortened(repr(error))
 
     def notice(self, message: str) -> None:
         """Have a notice written."""
@@ -174,7 +174,7 @@ class Writer:
             return []
         arrived, finished, dummies = self.take_events()
         self._assembler.events(arrived, finished)
-        self._assembler.hide_ids(arrived, finished)
+        self._assembler.write_ids(arrived, finished)
         return [
             Events(
                 at_us=self._now_us(),
@@ -195,7 +195,7 @@ class Writer:
             return
         if os.fstat(self._file).st_nlink < self._links:
             raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written", str(self.path))
-        data = memoryview(b"".join(self._encode(line) + b"\n" for line in lines))
+        data = memoryview(b"".join(json_of(line) + b"\n" for line in lines))
         start = os.lseek(self._file, 0, os.SEEK_END)
         try:
             while data:

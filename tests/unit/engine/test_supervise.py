@@ -38,8 +38,8 @@ AFTER = "RuntimeError: Engine core initialization failed. See root cause above."
 
 def test_the_tail_of_a_log_is_its_last_telling_lines_indented():
     log = ["one", "", "two", "[shutdown] bye", "x" * 300]
-    assert log_tail(log, 2) == f"  | two\n  | {'x' * 200}\n"
-    assert log_tail([]) == ""
+    assert log_tail(log, 2) == ["  | two", f"  | {'x' * 200}"]
+    assert log_tail([]) == []
 
 
 def test_the_root_cause_is_what_the_engine_core_said_not_the_front_end():
@@ -51,4 +51,4 @@ def test_the_root_cause_is_what_the_engine_core_said_not_the_front_end():
 
 
 def test_the_tail_of_a_log_ends_with_the_root_cause():
-    assert log_tail(["start", TOLD, "Traceback", AFTER], 2) == f"  | start\n  | {TOLD}\n"
+    assert log_tail(["start", TOLD, "Traceback", AFTER], 2) == ["  | start", f"  | {TOLD}"]
