@@ -17,7 +17,7 @@ from schedtrace.engine.workload import load_prompts
 from schedtrace.errors import UsageError
 from schedtrace.model import private
 from schedtrace.model.manifest import Manifest, Status, write_manifest
-from schedtrace.model.redact import without_secrets
+from schedtrace.model.redact import hide_in_text, without_secrets
 
 MAX_MEMORY_SHARE = 0.95
 """Of a GPU, for the engines of both runs together."""
@@ -49,7 +49,7 @@ class Plan:
     def save(self, status: Status, error: str | None = None) -> None:
         """Write the manifest with a new status."""
         self.manifest.status = status
-        self.manifest.error = error
+        self.manifest.error = error and hide_in_text(error)
         write_manifest(self.folder, self.manifest)
 
 
