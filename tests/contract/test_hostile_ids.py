@@ -23,7 +23,16 @@ pytestmark = pytest.mark.vllm
 
 HUGE = "\x1b]0;owned\x07\u202e" * 100_000
 """Of a megabyte."""
-TIMES = {"at_us", "start_us", "schedule_us", "output_us", "update_us", "arrived_us", "queued_us", "finished_us"}
+TIMES = {
+    "at_us",
+    "start_us",
+    "schedule_us",
+    "output_us",
+    "update_us",
+    "arrived_us",
+    "queued_us",
+    "finished_us",
+}
 TIMES |= {"scheduled_us", "first_token_us", "last_token_us", "output_tokens"}
 """And what is in a line only if the output was back when it was written."""
 SHAPES = {
@@ -139,7 +148,8 @@ def test_what_else_a_client_chooses_is_bounded_as_well(recording):
     assert b"/secret" not in (recording / "engine-0.jsonl").read_bytes()
 
 
-def test_ids_of_those_who_left_are_forgotten(recording):
+@pytest.mark.usefixtures("recording")
+def test_ids_of_those_who_left_are_forgotten():
     engine = Driver(traced_class)
     for n in range(5):
         engine.add(HUGE + str(n), max_tokens=2)

@@ -14,19 +14,108 @@ from typing import Any
 from tests.unit.present import crowded, hand_made
 
 PIECES = [
-    *("\x1b]0;owned\x07", "\x1b[31m", "\x1b[2J", "\x1b", "\x9b31m", "\x9d0;x\x9c", "\x00", "\x07", "\x08", "\x7f"),
-    *("\r", "\n", "\t", "\x0b", "\x0c", "\x85", "\xa0", "\xad", "\u2028", "\u2029", "\u3000", "\r\nfake: line"),
+    *(
+        "\x1b]0;owned\x07",
+        "\x1b[31m",
+        "\x1b[2J",
+        "\x1b",
+        "\x9b31m",
+        "\x9d0;x\x9c",
+        "\x00",
+        "\x07",
+        "\x08",
+        "\x7f",
+    ),
+    *(
+        "\r",
+        "\n",
+        "\t",
+        "\x0b",
+        "\x0c",
+        "\x85",
+        "\xa0",
+        "\xad",
+        "\u2028",
+        "\u2029",
+        "\u3000",
+        "\r\nfake: line",
+    ),
     *("\u061c", "\u200b", "\u200f", "\u202e", "\u202a", "\u2066", "\u2069", "\u2060", "\u2064", "\ufeff"),
     *("\u034f", "\u115f", "\u17b4", "\u180b", "\u2800", "\u3164", "\ufe0f", "\uffa0", "\ufff9", "\U000e0041"),
     *("\U0001bca0", "\U0001d173", "\U000e0100", "\ue000", "\U0010ffff"),
-    *("[red]", "[/]", "[/red]", "[link=http://x]", "[@click=x]", ":smile:", "[[", "]", "{0}", "%s", "{task.x}"),
-    *("|", "`", "```", "<script>", "</td>", "<!--", "&lt;", "**", "_x_", "~~", "@team", "#1", "![x](http://x)", "$x$"),
-    *("=1+1", "+1", "-1", "@SUM(A1)", ";=1", "\t=1", "\uff1d1", ",", '"', "'", '""', "\\", "\\x1b", "\\n", "\\\\"),
-    *("é", "e\u0301", "名前", "🙂", "\u05d0", " ", "  ", "", "0", "-", "a" * 300, "t1-1", "queue_empty", "kv_blocks"),
+    *(
+        "[red]",
+        "[/]",
+        "[/red]",
+        "[link=http://x]",
+        "[@click=x]",
+        ":smile:",
+        "[[",
+        "]",
+        "{0}",
+        "%s",
+        "{task.x}",
+    ),
+    *(
+        "|",
+        "`",
+        "```",
+        "<script>",
+        "</td>",
+        "<!--",
+        "&lt;",
+        "**",
+        "_x_",
+        "~~",
+        "@team",
+        "#1",
+        "![x](http://x)",
+        "$x$",
+    ),
+    *(
+        "=1+1",
+        "+1",
+        "-1",
+        "@SUM(A1)",
+        ";=1",
+        "\t=1",
+        "\uff1d1",
+        ",",
+        '"',
+        "'",
+        '""',
+        "\\",
+        "\\x1b",
+        "\\n",
+        "\\\\",
+    ),
+    *(
+        "é",
+        "e\u0301",
+        "名前",
+        "🙂",
+        "\u05d0",
+        " ",
+        "  ",
+        "",
+        "0",
+        "-",
+        "a" * 300,
+        "t1-1",
+        "queue_empty",
+        "kv_blocks",
+    ),
 ]
 IGNORABLE = [
     *((0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)),
-    *((0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF)),
+    *(
+        (0x200B, 0x200F),
+        (0x202A, 0x202E),
+        (0x2060, 0x206F),
+        (0x3164, 0x3164),
+        (0xFE00, 0xFE0F),
+        (0xFEFF, 0xFEFF),
+    ),
     *((0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
 ]
 """``Default_Ignorable_Code_Point`` of the Unicode Character Database."""
@@ -50,7 +139,9 @@ def run(folder: Path, random: Random) -> list[str]:
     for path in folder.glob("*.json*"):
         text = path.read_text()
         lines = text.splitlines() if path.suffix == ".jsonl" else [text]
-        changed = [json.dumps(_changed(json.loads(line), random, ids, share), ensure_ascii=False) for line in lines]
+        changed = [
+            json.dumps(_changed(json.loads(line), random, ids, share), ensure_ascii=False) for line in lines
+        ]
         path.write_text("\n".join(changed) + "\n", encoding="utf-8")
     return list(ids.values())
 
@@ -62,7 +153,7 @@ def folder_name(random: Random) -> str:
 
 
 def unsafe(text: str) -> set[str]:
-    """Characters of an output that cannot be seen, apart from the newline, in the Unicode database's terms."""
+    """Characters of an output that cannot be seen, apart from the newline; by the Unicode database."""
     return {character for character in set(text) if character != "\n" and _unseen(character)}
 
 

@@ -52,7 +52,17 @@ def check(home: Path, random: Random) -> Iterator[str]:
         [wrong],
         [f"--{wrong}"],
         ["run", "--model", home / "none", "--label", wrong],
-        ["run", "--model", base, "--output", home, "--label", wrong, "--config", base / wrong.replace("/", "")[:60]],
+        [
+            "run",
+            "--model",
+            base,
+            "--output",
+            home,
+            "--label",
+            wrong,
+            "--config",
+            base / wrong.replace("/", "")[:60],
+        ],
     ]
     for command in commands:
         words = [str(word) for word in command]

@@ -1,3 +1,6 @@
+import os
+from stat import S_IMODE
+
 import polars as pl
 import pytest
 
@@ -74,3 +77,23 @@ def test_a_folder_that_cannot_be_made_is_told(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"file.sub: cannot be written to \(Not a directory\)"):
         write_tables(run, tmp_path / "file" / "sub", kind=Kind.CSV)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_only_the_owner_may_read_the_files(run, tmp_path, kind):
+    before = os.umask(0)
+    try:
+        for force in (False, True):
+            written = write_tables(run, tmp_path / "out", kind=kind, force=force)
+    finally:
+        os.umask(before)
+    assert {S_IMODE(file.stat().st_mode) for file in written} == {0o600}
+    assert S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
+
+
+def test_parquet_keeps_the_very_texts_and_csv_shows_them(run_of, tmp_path):
+    run = run_of("hostile", step(0, got={"=1\x1b": 1}, new=["=1\x1b"]))
+    write_tables(run, tmp_path, kind=Kind.PARQUET)
+    write_tables(run, tmp_path, kind=Kind.CSV)
+    assert pl.read_parquet(tmp_path / "requests.parquet")["request_id"].to_list() == ["=1\x1b"]
+    assert pl.read_csv(tmp_path / "requests.csv")["request_id"].to_list() == [r"'=1\x1b"]
