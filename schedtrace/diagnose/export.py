@@ -9,6 +9,7 @@ from polars import selectors as cs
 from schedtrace.diagnose.cells import safe_cells
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model import private
+from schedtrace.model.printable import encodable
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 
@@ -60,9 +61,12 @@ def write_tables(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> 
         Each file with its number of rows.
 
     Raises:
-        UsageError: a file is there already.
+        UsageError: a file is there already, or Polars cannot write to a folder of this name.
         InputError: the folder cannot be written to.
     """
+    if encodable(str(folder)) != str(folder):
+        msg = f"{folder}: its name is not UTF-8, which Polars needs; --output names another folder"
+        raise UsageError(msg)
     files = {folder / f"{name}.{kind}": table for name, table in tables(run).items()}
     there = [file for file in files if file.exists()]
     if there and not force:

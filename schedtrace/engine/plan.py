@@ -17,6 +17,7 @@ from schedtrace.engine.workload import load_prompts
 from schedtrace.errors import UsageError
 from schedtrace.model import private
 from schedtrace.model.manifest import Manifest, Status, write_manifest
+from schedtrace.model.printable import encodable
 from schedtrace.model.redact import hide_in_text, without_secrets
 
 MAX_MEMORY_SHARE = 0.95
@@ -59,6 +60,10 @@ def check(run: RunSpec) -> None:
     Raises:
         SchedtraceError: a line for the person.
     """
+    for argument in (*run.engine_args, run.dataset):
+        if encodable(argument) != argument:
+            msg = f"{argument}: not UTF-8, so it cannot be handed to the engine's process"
+            raise UsageError(msg)
     model = model_of(run.engine_args)
     if model is None:
         msg = "no model given: --model NAME_OR_FOLDER"

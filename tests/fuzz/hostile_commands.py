@@ -28,7 +28,7 @@ def check(home: Path, random: Random) -> Iterator[str]:
     base, new = home / hostile.folder_name(random), home / f"{hostile.folder_name(random)}-new"
     ids = hostile.run(base, random)
     hostile.run(new, random)
-    wrong = hostile.hostile(random).replace("\x00", "") or "?"
+    wrong = hostile.hostile(random).replace("\x00", "") + random.choice(["", "?", "\udcff"]) or "?"
     known = random.choice(ids)
     commands = [
         ["analyze", base],

@@ -2,11 +2,17 @@
 
 import json
 from random import Random
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from schedtrace.cli.options import stderr_console
+from schedtrace.errors import EngineError
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
+from schedtrace.present.console import make_console
+from schedtrace.present.progress import RunProgress
 from tests import makers
 from tests.fuzz.hostile_commands import check
 from tests.makers import arrival, finish, step
@@ -108,3 +114,47 @@ def test_csv_has_ids_that_are_neither_commands_nor_formulas(cli, run, tmp_path):
 def test_no_output_of_any_command_holds_what_cannot_be_seen(number, tmp_path):
     choices = Random(number)  # noqa: S311  # to be repeatable is the point
     assert list(check(tmp_path / "home", choices)) == []
+
+
+def test_arguments_that_are_not_utf_8_are_named_and_refused_or_read(cli, run, tmp_path):
+    (tmp_path / run).rename(tmp_path / "r\udcff")
+    assert cli("step", "r\udcff", 1)[1].startswith(r"Step 1 of r\udcff" + "\n")
+    assert json.loads(cli("step", "r\udcff", 1, "--format", "json")[1])["path"] == r"r\udcff"
+    code, out, err = cli("export", "r\udcff")
+    assert (code, out) == (2, "")
+    assert err.startswith(r"schedtrace: r\udcff/export: its name is not UTF-8, which Polars needs; --output ")
+    assert cli("run", "--model", "m\udcff") == (
+        2,
+        "",
+        r"schedtrace: m\udcff: not UTF-8, so it cannot be handed to the engine's process" + "\n",
+    )
+
+
+def test_an_engine_that_fails_is_told_line_by_line(cli, tmp_path, monkeypatch):
+    died = EngineError("died\n\x1b", "  | log\x9b", "full log: x")
+    monkeypatch.setattr("schedtrace.cli.run.run_plans", Mock(side_effect=died))
+    monkeypatch.setattr("schedtrace.engine.plan.check", lambda _: None)
+    assert cli("run", "--model", "m", "--output", tmp_path) == (
+        4,
+        "",
+        "schedtrace: died\\n\\x1b\n  | log\\x9b\nfull log: x\n",
+    )
+
+
+def test_progress_shows_labels_as_they_are(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    plan = SimpleNamespace(label="[red]a\x1b[2J\n", spec=SimpleNamespace(trials=2))
+    with RunProgress(stderr_console(), several=True) as progress:
+        progress.phase(plan, "[b]ready\x9b")
+        progress.progress(plan, 1, 1, 2)
+    assert capsys.readouterr().err.split("] ", 1)[1] == r"[red]a\x1b[2J\n: [b]ready\x9b" + "\n"
+
+
+def test_the_bar_of_a_run_shows_labels_as_they_are():
+    plan = SimpleNamespace(label="[red]a\x1b", spec=SimpleNamespace(trials=2))
+    console = make_console(width=100)
+    progress = RunProgress(console, several=True)
+    progress.progress(plan, 1, 1, 2)
+    with console.capture() as captured:
+        console.print(progress._bars.make_tasks_table(progress._bars.tasks))
+    assert captured.get().startswith(r"[red]a\x1b: trial 1/2 ")
