@@ -110,6 +110,14 @@ def test_csv_has_ids_that_are_neither_commands_nor_formulas(cli, run, tmp_path):
     assert r",'=1+1\n[/red],[blink]," in rows[1]
 
 
+def test_a_cause_is_no_format_string(cli, tmp_path):
+    ended = Exit("waiting", "break", "new {0} {seats.real}", budget_left=5)
+    blocked = step(0, got={"a": 1}, waiting=1, waiting_tokens_after=9, ended=ended)
+    folder = makers.run_folder(tmp_path / "run", blocked)
+    assert "cause new {0} {seats.real}" in " ".join(cli("analyze", folder)[1].split())
+    assert "(inferred): cause new {0} {seats.real}; " in " ".join(cli("step", folder, 0)[1].split())
+
+
 @pytest.mark.parametrize("number", range(6))
 def test_no_output_of_any_command_holds_what_cannot_be_seen(number, tmp_path):
     choices = Random(number)  # noqa: S311  # to be repeatable is the point
