@@ -22,9 +22,18 @@ class ExitCode(IntEnum):
 
 
 class SchedtraceError(Exception):
-    """Base of all errors raised on purpose; ``str(error)`` is the line for the person."""
+    """Base of all errors raised on purpose; ``str(error)`` is the line for the person.
+
+    Args:
+        message: That line.
+        details: Lines to print below it, such as the end of a log.
+    """
 
     exit_code = ExitCode.USAGE
+
+    def __init__(self, message: str = "", *details: str) -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class UsageError(SchedtraceError):

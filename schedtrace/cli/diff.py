@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from schedtrace.cli.options import show, show_json
+from schedtrace.cli.options import say, show, show_json
 from schedtrace.errors import ExitCode, InputError, UsageError
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -77,12 +77,12 @@ def diff(
     if output_format is DiffFormat.JSON:
         show_json(comparison)
     elif output_format is DiffFormat.MARKDOWN:
-        typer.echo(markdown(comparison), nl=False)
+        show(markdown, comparison)
     else:
-        show(comparison_view(comparison))
+        show(comparison_view, comparison)
     if fail_on and comparison.undecided:
         least = comparison.trials_least
-        typer.echo(f"schedtrace: --fail-on: too few trials to tell; {least} a side are needed", err=True)
+        say(f"schedtrace: --fail-on: too few trials to tell; {least} a side are needed", err=True)
     if any(is_regression(metric) for metric in comparison.metrics):
         raise typer.Exit(ExitCode.FINDINGS)
 

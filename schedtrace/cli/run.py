@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from schedtrace.cli.options import as_arguments, read_yaml, show, stderr_console
+from schedtrace.cli.options import as_arguments, read_yaml, say, show, stderr_console
 from schedtrace.errors import InterruptedRunError, UsageError
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -130,7 +130,8 @@ def _show_outcome(plan: Any) -> None:
     from schedtrace.read.run import read_run
 
     report = analyze_run(read_run(plan.folder))
-    show(trials_table(report.trials))
+    show(trials_table, report.trials)
     found = len(report.findings)
-    typer.echo(f"\nrecorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")
-    typer.echo(f"next: schedtrace analyze {plan.folder}")
+    say("")
+    say(f"recorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")
+    say(f"next: schedtrace analyze {plan.folder}")

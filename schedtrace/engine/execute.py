@@ -59,7 +59,7 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
         _stop_all(engines, "interrupted", observer)
         raise
     except SchedtraceError as error:
-        _stop_all(engines, "failed", observer, str(error).splitlines()[0])
+        _stop_all(engines, "failed", observer, str(error))
         if isinstance(error, UsageError):  # nothing was run: the names may be used again
             _remove_empty(plans)
         raise

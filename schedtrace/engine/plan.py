@@ -15,8 +15,10 @@ from schedtrace.engine.spec import RunSpec
 from schedtrace.engine.supervise import model_of, option_of
 from schedtrace.engine.workload import load_prompts
 from schedtrace.errors import UsageError
+from schedtrace.model import private
 from schedtrace.model.manifest import Manifest, Status, write_manifest
-from schedtrace.model.redact import without_secrets
+from schedtrace.model.printable import encodable
+from schedtrace.model.redact import hide_in_text, without_secrets
 
 MAX_MEMORY_SHARE = 0.95
 """Of a GPU, for the engines of both runs together."""
@@ -48,7 +50,7 @@ class Plan:
     def save(self, status: Status, error: str | None = None) -> None:
         """Write the manifest with a new status."""
         self.manifest.status = status
-        self.manifest.error = error
+        self.manifest.error = error and hide_in_text(error)
         write_manifest(self.folder, self.manifest)
 
 
@@ -58,6 +60,10 @@ def check(run: RunSpec) -> None:
     Raises:
         SchedtraceError: a line for the person.
     """
+    for argument in (*run.engine_args, run.dataset):
+        if encodable(argument) != argument:
+            msg = f"{argument}: not UTF-8, so it cannot be handed to the engine's process"
+            raise UsageError(msg)
     model = model_of(run.engine_args)
     if model is None:
         msg = "no model given: --model NAME_OR_FOLDER"
@@ -96,7 +102,7 @@ def make_folder(output: Path, name: str, *, force: bool) -> Path:
             raise UsageError(msg)
         shutil.rmtree(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(folder)
     except OSError as error:
         msg = f"{folder}: cannot be made ({error.strerror})"
         raise UsageError(msg) from error

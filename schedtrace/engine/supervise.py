@@ -17,6 +17,7 @@ import msgspec
 from schedtrace.engine import spec
 from schedtrace.engine.spec import RunSpec
 from schedtrace.errors import EngineError, UsageError
+from schedtrace.model import private
 from schedtrace.record import settings
 
 LOG_NAME = "vllm.log"
@@ -36,7 +37,7 @@ class EngineProcess:
 
     def __init__(self, run: RunSpec, folder: Path) -> None:
         self.log_path = folder / LOG_NAME
-        self._log: IO[bytes] = self.log_path.open("wb")
+        self._log: IO[bytes] = private.writable(self.log_path)
         self._lines: deque[bytes] = deque()
         self._rest = b""
         read_end, write_end = os.pipe()
@@ -81,12 +82,12 @@ class EngineProcess:
                 self._wait()
                 if event.usage:
                     raise UsageError(event.message)
-                raise EngineError(self._failure(event.message))
+                raise self._failure(event.message)
             yield event
             if isinstance(event, spec.Stopped):
                 self._wait()
                 return
-        raise EngineError(self._failure(self._how_it_died()))
+        raise self._failure(self._how_it_died())
 
     def stop(self) -> None:
         """Ask for an orderly end, wait for it, and take the process group down if it does not come."""
@@ -138,10 +139,10 @@ class EngineProcess:
             return f"the engine process was ended by {name}{hint}"
         return f"the engine process ended with exit code {code}"
 
-    def _failure(self, message: str) -> str:
+    def _failure(self, message: str) -> EngineError:
         lines = log_lines(self.log_path)
         cause = root_cause(lines)
-        return f"{cause[0] if cause else message}\n{log_tail(lines)}full log: {self.log_path}"
+        return EngineError(cause[0] if cause else message, *log_tail(lines), f"full log: {self.log_path}")
 
 
 def root_cause(lines: list[str]) -> tuple[str, int] | None:
@@ -157,12 +158,12 @@ def root_cause(lines: list[str]) -> tuple[str, int] | None:
     return found
 
 
-def log_tail(lines: list[str], count: int = TAIL_LINES) -> str:
+def log_tail(lines: list[str], count: int = TAIL_LINES) -> list[str]:
     """The last telling lines of vLLM's log, up to the root cause where there is one, indented."""
     cause = root_cause(lines)
     until = len(lines) if cause is None else cause[1] + 1
     telling = [line for line in lines[:until] if line.strip() and "[shutdown]" not in line]
-    return "".join(f"  | {line[:200]}\n" for line in telling[-count:])
+    return [f"  | {line[:200]}" for line in telling[-count:]]
 
 
 def log_lines(path: Path) -> list[str]:

@@ -30,7 +30,7 @@ RESTED = {"average": median, "rounds": 40, "steps": 20}
 BUSY = {"average": mean, "rounds": 8, "steps": 300}
 
 
-def engine_of(number, waiting=0, prompt=0, output=0):
+def engine_of(number, waiting=0, prompt=0, output=0):  # noqa: C901  # classes over a class found late
     """A driver of vLLM's scheduler, whose methods are those of a class that can be switched."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
