@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from schedtrace.cli.options import show, show_json
+from schedtrace.cli.options import option_names, show, show_json
 from schedtrace.errors import ExitCode, InputError, UsageError
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -50,6 +50,7 @@ def diff(
     ] = DiffFormat.TEXT,
 ) -> None:
     """Compare two runs: settings, metrics over trials with their statistics, findings, decisions."""
+    _refuse_options(context, [base, new], run=run)
     if context.args and not run:
         msg = f"unexpected argument {context.args[0]}; engine options go with --run only"
         raise UsageError(msg)
@@ -87,23 +88,43 @@ def diff(
         raise typer.Exit(ExitCode.FINDINGS)
 
 
+def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) -> None:
+    """Options that typer took for the runs to compare, or that no command has."""
+    from schedtrace.engine.vllm_options import meant
+
+    if run:
+        before = next((str(place) for place in places if str(place).startswith("-")), None)
+        if before is not None:
+            msg = f"{before}: the two files come first, then options of the runs"
+            raise UsageError(msg)
+        return
+    for argument in map(str, [*places, *context.args]):
+        if argument.startswith("-"):
+            hint = meant(argument, option_names(context)) or "; engine options go with --run only"
+            msg = f"unknown option {argument}{hint}"
+            raise UsageError(msg)
+
+
 def _run_both(
     context: typer.Context, files: list[Path], interleave: bool | None, output: Path, force: bool
 ) -> list[Path]:
     """Make the two runs; what stands behind the files on the command line goes to both."""
     from schedtrace.cli.run import as_command, make_plan, merge, run_plans
+    from schedtrace.engine.folder import make_folders
     from schedtrace.engine.plan import both_fit
 
     run_command = as_command()
     plans: list[Any] = []
     for file in files:
         child = run_command.make_context("run", list(context.args), parent=context)
-        options, engine_args = merge(child, file)
+        options, given = merge(child, file)
         options["output"], options["force"] = output, force
         options["label"] = str(options["label"] or file.stem)
-        if options["label"] in {plan.label for plan in plans}:
-            msg = f"both runs would be called {options['label']}: give each file a label of its own"
+        plan = make_plan(options, given, command=["schedtrace", *sys.argv[1:]], also=option_names(context))
+        if plan.folder in {other.folder for other in plans}:
+            msg = f"both runs would be called {plan.label}: give each file a label of its own"
             raise UsageError(msg)
-        plans.append(make_plan(options, engine_args, command=["schedtrace", *sys.argv[1:]]))
+        plans.append(plan)
+    make_folders([plan.folder for plan in plans], force=force)
     run_plans(plans, interleave=both_fit(plans) if interleave is None else interleave)
     return [plan.folder for plan in plans]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from schedtrace.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    import typer
     from rich.console import Console, RenderableType
 
 
@@ -94,6 +95,11 @@ def as_arguments(options: dict[str, Any]) -> list[str]:
         else:
             arguments += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return arguments
+
+
+def option_names(context: "typer.Context") -> list[str]:
+    """The options of a command, with both forms of its switches."""
+    return [name for option in context.command.params for name in (*option.opts, *option.secondary_opts)]
 
 
 def _pipe_width() -> int:

@@ -1,5 +1,6 @@
 """``run.json``: what a run was, who made it and how it ended."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -85,11 +86,20 @@ class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``run.json`` so that a reader sees the old or the new one, never a part."""
+    """Write ``run.json`` so that a reader sees the old or the new one, never a part.
+
+    Raises:
+        OSError: the disk is full, or the folder gone or read-only; the old one stays.
+    """
     text = json.dumps(msgspec.to_builtins(manifest), indent=2) + "\n"
     part = folder / f".{FILE_NAME}.{os.getpid()}"
-    part.write_text(text)
-    part.replace(folder / FILE_NAME)
+    try:
+        part.write_text(text)
+        part.replace(folder / FILE_NAME)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -19,6 +19,9 @@ TRIAL_IDS = "SCHEDTRACE_TRIAL_IDS"
 HASH_IDS = "SCHEDTRACE_HASH_IDS"
 """Set to 1: request ids are written as hashes."""
 
+LINES = "SCHEDTRACE_LINES"
+"""How steps are written: ``delta`` (as what they change, the default) or ``full``."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -27,6 +30,7 @@ class Settings:
     run_dir: Path
     trial_ids: bool
     hash_ids: bool
+    lines: str = "delta"
 
 
 def enabled() -> bool:
@@ -53,6 +57,7 @@ def from_environment() -> Settings:
         run_dir=claim_run_dir(),
         trial_ids=os.environ.get(TRIAL_IDS) == "1",
         hash_ids=os.environ.get(HASH_IDS) == "1",
+        lines=os.environ.get(LINES) or "delta",
     )
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from schedtrace.engine.supervise import log_tail, model_is_local, model_of, option_of, root_cause
+from schedtrace.engine.arguments import model_is_local, model_of, option_of
+from schedtrace.engine.supervise import log_tail, root_cause
 
 
 @pytest.mark.parametrize(
