@@ -167,6 +167,8 @@ def _show_outcome(plan: Any) -> None:
 
     report = analyze_run(read_run(plan.folder))
     show(trials_table(report.trials))
+    for problem in report.problems:
+        typer.echo(f"! {problem}")
     found = len(report.findings)
     typer.echo(f"\nrecorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")
     typer.echo(f"next: schedtrace analyze {plan.folder}")

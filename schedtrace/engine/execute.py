@@ -58,8 +58,7 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
         raise
     except SchedtraceError as error:
         _stop_all(engines, "failed", observer, str(error).splitlines()[0])
-        if isinstance(error, UsageError):  # nothing was run: the names may be used again
-            _remove_empty(plans)
+        _remove_unused(plans, error)
         if isinstance(error, RecordingError):
             _require_whole(engines)  # a trace that is cut is more to tell than a manifest that is
         raise
@@ -79,10 +78,13 @@ def _require_whole(engines: list[tuple[Plan, EngineProcess]]) -> None:
         require_whole(plan.traces, plan.manifest, engine.log_path)
 
 
-def _remove_empty(plans: list[Plan]) -> None:
+def _remove_unused(plans: list[Plan], error: SchedtraceError) -> None:
+    """Folders that hold nothing of use, so that their names may be used again."""
     for plan in plans:
-        if not any(plan.folder.glob(TRACES)):
+        if isinstance(error, UsageError) and not any(plan.folder.glob(TRACES)):
             shutil.rmtree(plan.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            plan.folder.rmdir()  # empty only
 
 
 def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
@@ -103,6 +105,9 @@ def _require_recording(plan: Plan, engine: EngineProcess) -> None:
     plan.traces = traces_in(plan.folder)
     if plan.traces:
         return
+    if not plan.folder.exists():
+        msg = f"{plan.folder} was removed while the engine was starting: run it again"
+        raise RecordingError(msg)
     said = [line for line in log_lines(engine.log_path) if "schedtrace: not recording" in line]
     why = said[-1].partition("schedtrace: ")[2] if said else "if VLLM_PLUGINS is set, it must name schedtrace"
     msg = f"vLLM is up, but its scheduler is not recorded: {why}; see {engine.log_path}"

@@ -90,7 +90,7 @@ def _check_longest(run: RunSpec, longest: Prompt, limit: Limit) -> None:
     of_data, lower = f"{run.dataset}: ", "the lengths in it, or --output-len"
     if run.dataset == RANDOM:
         of_data, lower = "", "--input-len or --output-len"
-    prompt = "a text" if longest.input_len is None else f"{longest.input_len} prompt tokens"
+    prompt = "a text prompt" if longest.input_len is None else f"{longest.input_len} prompt tokens"
     msg = (
         f"{of_data}a request of {prompt} + {longest.output_len} output tokens exceeds the limit of "
         f"{limit.tokens} ({limit.source}): lower {lower}"

@@ -37,14 +37,21 @@ def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None
 
 
 def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
-    """After the engine was shut down in order: every trace must be there to its end.
+    """After the engine was shut down in order: every trace must be there to its end, and have every step.
 
     Raises:
         RecordingError: what was recorded, what is missing and what to do.
     """
     for path in traces:
-        if _last_line(path).get("type") != "end":
+        end = _last_line(path)
+        if end.get("type") != "end":
             raise _stopped(path, manifest, log)
+        if end.get("dropped_steps"):
+            msg = (
+                f"{path} lacks {end['dropped_steps']} of {end.get('steps')} steps: the disk was too slow\n"
+                f"choose a faster disk with --output and run again; {_see(path)}"
+            )
+            raise RecordingError(msg)
 
 
 def _stopped(path: Path, manifest: Manifest, log: Path) -> RecordingError:
@@ -56,20 +63,24 @@ def _stopped(path: Path, manifest: Manifest, log: Path) -> RecordingError:
     step, trial = _last_step(path)
     return RecordingError(
         f"recording to {path} stopped: {_reason(path, log)}; {_how_far(step, trial, manifest)}\n"
-        f"make room or choose another --output and run again; to see what was recorded: "
-        f"schedtrace analyze {path.parent}"
+        f"make room or choose another disk with --output, and run again; {_see(path)}"
     )
+
+
+def _see(path: Path) -> str:
+    return f"to see what was recorded: schedtrace analyze {path.parent}"
 
 
 def _how_far(step: int | None, trial: int | None, manifest: Manifest) -> str:
     """What is recorded, and what is not."""
     asked = manifest.trials_asked or 1
     if step is None:
-        return f"no step is recorded, {_trials(1, asked)} missing"
+        return f"no step was recorded; missing: {_trials(1, asked)}"
     if not trial:
-        return f"recorded are steps up to {step} of the warm-up, missing {_trials(1, asked)}"
+        return f"recorded: steps 0 to {step}, of the warm-up; missing: {_trials(1, asked)}"
     rest = f" and {_trials(trial + 1, asked)}" if trial < asked else ""
-    return f"recorded are steps up to {step}, in trial {trial} of {asked}; missing are the rest of it{rest}"
+    recorded = f"steps 0 to {step}, up to trial {trial} of {asked}"
+    return f"recorded: {recorded}; missing: the rest of trial {trial}{rest}"
 
 
 def _trials(first: int, last: int) -> str:
@@ -83,7 +94,7 @@ def _last_step(path: Path) -> tuple[int | None, int | None]:
 
     try:
         steps = read_trace(path, Reading(cache=False)).steps
-    except InputError:
+    except (InputError, OSError):
         return None, None
     if steps.is_empty():
         return None, None
@@ -101,7 +112,7 @@ def _reason(path: Path, log: Path) -> str:
     free = shutil.disk_usage(path.parent).free
     if any(words in (why or "") for words in _DISK_FULL) or (why is None and free < _FULL_BELOW_BYTES):
         return "the disk is full"
-    return why or f"it does not say why; see {log}"
+    return why or "the engine ended before the last steps were on disk"
 
 
 def _why(path: Path, log: Path) -> str | None:

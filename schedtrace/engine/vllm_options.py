@@ -51,17 +51,20 @@ def options_of(parser: argparse.ArgumentParser) -> list[Option]:
 
 def _refuses(convert: Any, example: str) -> bool:
     """Whether vLLM converts numbers here, and not this."""
-    if convert is None:
-        return False
+    return (
+        convert is not None
+        and _takes(convert, "1")
+        and not _takes(convert, "{}")
+        and not _takes(convert, example)
+    )
+
+
+def _takes(convert: Any, value: str) -> bool:
     try:
-        convert("1")
-    except Exception:  # noqa: BLE001  # no number is expected, whatever the converter raises
+        convert(value)
+    except Exception:  # noqa: BLE001  # a converter of vLLM's or of a plugin's may raise anything
         return False
-    try:
-        convert(example)
-    except (ValueError, TypeError, argparse.ArgumentTypeError):
-        return True
-    return False
+    return True
 
 
 class _Refusal(Exception):  # noqa: N818  # says why, and becomes a UsageError
@@ -113,7 +116,7 @@ def _as_vllm_reads(arguments: list[str]) -> list[str]:
     for argument in rest:
         name, equals, value = argument.partition("=")
         if argument.startswith("-O"):
-            if argument == "-O":
+            if argument == "-O" or (name.startswith("-O.") and not equals):
                 next(rest, None)
         elif name.startswith("-") and "." in name and not name[1].isdigit():
             if not equals:

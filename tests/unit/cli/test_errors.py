@@ -62,7 +62,7 @@ READING = [
     ("diff good runs", INPUT, "runs: 2 runs in it; name one of them, such as runs/one"),
     ("diff stepless good", INPUT, "stepless: no step in it to compare"),
     ("diff small large", INPUT, "nothing in common to compare"),
-    ("diff good good --max-num-seqs 4", USAGE, "unexpected argument --max-num-seqs"),
+    ("diff good good --max-num-seqs 4", USAGE, "unknown option --max-num-seqs; engine options go with --run"),
 ]
 RUNNING = [
     ("run", USAGE, "no model given: --model"),
