@@ -88,15 +88,9 @@ def refuse(arguments: list[str], options: list[Option], *, own: Iterable[str] = 
     Raises:
         UsageError: with the option that was probably meant.
     """
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    for option in options:
-        if option.values == 0:
-            parser.add_argument(*option.names, action="store_true")
-        else:
-            parser.add_argument(*option.names, nargs=option.values, type=_converter(option))
     written = _as_vllm_reads(arguments)
     try:
-        _, unknown = parser.parse_known_args(written)
+        _, unknown = _parser_of(options).parse_known_args(written)
     except _Refusal as refusal:
         raise UsageError(where + str(refusal).removeprefix("argument ")) from None
     names = [name for option in options for name in option.names]
@@ -107,6 +101,16 @@ def refuse(arguments: list[str], options: list[Option], *, own: Iterable[str] = 
         wrong = [f"unexpected argument {unknown[0]}{f': {before} takes no value' if flag else ''}"]
     if wrong:
         raise UsageError(where + "; ".join(wrong))
+
+
+def _parser_of(options: list[Option]) -> _Parser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for option in options:
+        if option.values == 0:
+            parser.add_argument(*option.names, action="store_true")
+        else:
+            parser.add_argument(*option.names, nargs=option.values, type=_converter(option))
+    return parser
 
 
 def _as_vllm_reads(arguments: list[str]) -> list[str]:

@@ -52,8 +52,8 @@ def check(tmp_path, monkeypatch):
             "--max_model_len=1k",
             {"input_len": 900, "output_len": 101},
             (
-                "a request of 900 prompt tokens + 101 output tokens exceeds the limit of 1000 (--max-model-len)"
-                ": lower --input-len or --output-len, or raise --max-model-len"
+                "a request of 900 prompt tokens + 101 output tokens exceeds the limit of 1000 "
+                "(--max-model-len): lower --input-len or --output-len, or raise --max-model-len"
             ),
         ),
         (
