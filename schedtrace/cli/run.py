@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from schedtrace.engine.plan import Given
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+MAX_SEED = 2**32 - 1
+"""Of NumPy, which vLLM seeds, too."""
+
 NOT_IN_SPEC = {"model", "output", "label", "force", "config"}
 
 
@@ -45,7 +48,9 @@ def run(
     trials: Annotated[int, typer.Option(min=1, help="Times the workload is run, on one engine.")] = 1,
     warmup: Annotated[int, typer.Option(min=0, help="Requests run and left out before the first trial.")] = 1,
     prequeue: Annotated[bool, typer.Option(help="Queue all requests before the first step.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the workload, and of vLLM.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload and for vLLM.")
+    ] = 0,
     keep_prefix_cache: Annotated[bool, typer.Option(help="Do not empty it between trials.")] = False,
     hash_ids: Annotated[bool, typer.Option(help="Write request ids as hashes.")] = False,
     lines: Annotated[
@@ -88,6 +93,9 @@ def merge(context: typer.Context, config: Path | None) -> "tuple[dict[str, Any],
     from schedtrace.engine.plan import Given
 
     from_file = read_yaml(config) if config else {}
+    if "config" in from_file:
+        msg = f"--config {config}: config: one file cannot name another"
+        raise UsageError(msg)
     options = dict(context.params)
     for name in context.params:
         key = name.replace("_", "-")

@@ -30,7 +30,7 @@ class RunSpec(msgspec.Struct, kw_only=True):
     trials: Positive = 1
     warmup: Annotated[int, msgspec.Meta(ge=0)] = 1
     prequeue: bool = False
-    seed: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
     keep_prefix_cache: bool = False
     hash_ids: bool = False
     lines: Literal["delta", "full"] | None = None
