@@ -59,16 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _tell("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has seen enough
-        _discard_output()
-    except OSError as error:  # a disk that is full, most likely under our own output
-        _discard_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk under our own output, most likely
         return _tell(f"{error.filename or 'output'}: {error.strerror or error}", ExitCode.INPUT)
     return ExitCode.OK
-
-
-def _discard_output() -> None:
-    """What is still in the buffer cannot be written: let the interpreter not try again at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(message: str, code: int) -> int:

@@ -46,7 +46,12 @@ def test_what_stands_there_already_is_not_written_again():
 
 def test_another_vllm_has_another_cache(vllm, monkeypatch):
     paths = [cache_path()]
-    (vllm / "engine" / "arg_utils.py").write_text("x = 22")
+    source = vllm / "engine" / "arg_utils.py"
+    dates = source.stat()
+    source.write_text("x = 22")
+    os.utime(source, ns=(dates.st_atime_ns, dates.st_mtime_ns))
+    paths.append(cache_path())
+    source.touch()
     paths.append(cache_path())
     monkeypatch.setenv("VLLM_PLUGINS", "mine")
     paths.append(cache_path())
@@ -54,7 +59,7 @@ def test_another_vllm_has_another_cache(vllm, monkeypatch):
     paths.append(cache_path())
     monkeypatch.setattr("sys.prefix", "/elsewhere")
     paths.append(cache_path())
-    assert len(set(paths)) == 5
+    assert len(set(paths)) == 6
 
 
 def test_a_damaged_cache_is_no_cache():

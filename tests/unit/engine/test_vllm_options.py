@@ -73,6 +73,7 @@ def test_what_vllm_may_accept_is_not_refused(line):
     ("line", "says"),
     [
         ("--max-num-seqz 4", "unknown option --max-num-seqz; did you mean --max-num-seqs?"),
+        ("--max-num-seq 4", "unknown option --max-num-seq; did you mean --max-num-seqs?"),
         ("--max_num_seqz 4", "unknown option --max-num-seqz; did you mean --max-num-seqs?"),
         ("--max-num-seqz=4", "unknown option --max-num-seqz; did you mean --max-num-seqs?"),
         ("--no-enforce-eagre", "unknown option --no-enforce-eagre; did you mean --no-enforce-eager?"),
