@@ -1,14 +1,18 @@
 """``schedtrace diff``: two runs, or two configurations to be run and compared."""
 
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from schedtrace.cli.options import option_names, show, show_json
 from schedtrace.errors import ExitCode, InputError, UsageError
+
+if TYPE_CHECKING:
+    from schedtrace.model.comparison import MetricChange
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -57,9 +61,7 @@ def diff(
     if not run and {base.suffix, new.suffix} & {".yaml", ".yml"}:
         msg = "these are configurations, not runs: add --run to run and compare them"
         raise UsageError(msg)
-    from schedtrace.diagnose.diff.regression import regressed
-
-    is_regression = regressed(fail_on or [])
+    is_regression = _regression(fail_on)
     folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
 
     from schedtrace.cli.runs import read_runs
@@ -86,6 +88,14 @@ def diff(
         typer.echo(f"schedtrace: --fail-on: too few trials to tell; {least} a side are needed", err=True)
     if any(is_regression(metric) for metric in comparison.metrics):
         raise typer.Exit(ExitCode.FINDINGS)
+
+
+def _regression(fail_on: list[str] | None) -> "Callable[[MetricChange], bool]":
+    if not fail_on:
+        return lambda _: False
+    from schedtrace.diagnose.diff.regression import regressed  # takes a second, for the statistics
+
+    return regressed(fail_on)
 
 
 def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) -> None:
