@@ -61,6 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _tell("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk under our own output, most likely
+        return _tell(f"{error.filename or 'output'}: {error.strerror or error}", ExitCode.INPUT)
     return ExitCode.OK
 
 

@@ -118,6 +118,11 @@ def as_arguments(options: dict[str, Any]) -> list[str]:
     return arguments
 
 
+def option_names(context: "typer.Context") -> list[str]:
+    """The options of a command, with both forms of its switches."""
+    return [name for option in context.command.params for name in (*option.opts, *option.secondary_opts)]
+
+
 def _pipe_width() -> int:
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) else 100

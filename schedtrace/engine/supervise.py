@@ -15,8 +15,9 @@ from typing import IO
 import msgspec
 
 from schedtrace.engine import spec
+from schedtrace.engine.arguments import model_is_local
 from schedtrace.engine.spec import RunSpec
-from schedtrace.errors import EngineError, UsageError
+from schedtrace.errors import EngineError, RecordingError, UsageError
 from schedtrace.model import private
 from schedtrace.record import settings
 
@@ -33,11 +34,18 @@ class EngineProcess:
     Args:
         run: What it is to do.
         folder: The run folder; vLLM's output goes to ``vllm.log`` in it.
+
+    Raises:
+        RecordingError: there is no place for the log.
     """
 
     def __init__(self, run: RunSpec, folder: Path) -> None:
         self.log_path = folder / LOG_NAME
-        self._log: IO[bytes] = private.writable(self.log_path)
+        try:
+            self._log: IO[bytes] = private.writable(self.log_path)
+        except OSError as error:
+            msg = f"{self.log_path}: cannot be written ({error.strerror})"
+            raise RecordingError(msg) from error
         self._lines: deque[bytes] = deque()
         self._rest = b""
         read_end, write_end = os.pipe()
@@ -182,29 +190,9 @@ def _environment(run: RunSpec, folder: Path) -> dict[str, str]:
     environment[settings.TRIAL_IDS] = "1"
     if run.hash_ids:
         environment[settings.HASH_IDS] = "1"
+    if run.lines is not None:
+        environment[settings.LINES] = run.lines
     environment.setdefault("PYTHONUNBUFFERED", "1")
     if model_is_local(run.engine_args):  # nothing to fetch: do not wait for a hub that may be out of reach
         environment.setdefault("HF_HUB_OFFLINE", "1")
     return environment
-
-
-def option_of(engine_args: list[str], name: str) -> str | None:
-    """The value given for ``--name`` last, written with dashes or underscores, or None."""
-    found = None
-    for at, argument in enumerate(engine_args):
-        key, _, value = argument.partition("=")
-        if key.replace("_", "-") == name:
-            found = value or (engine_args[at + 1] if at + 1 < len(engine_args) else None)
-    return found
-
-
-def model_of(engine_args: list[str]) -> str | None:
-    """The value of ``--model``."""
-    return option_of(engine_args, "--model")
-
-
-def model_is_local(engine_args: list[str]) -> bool:
-    """Whether model and tokenizer are both in a local folder."""
-    model = model_of(engine_args)
-    elsewhere = any(argument.startswith("--tokenizer") for argument in engine_args)
-    return model is not None and Path(model).is_dir() and not elsewhere

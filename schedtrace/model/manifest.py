@@ -88,7 +88,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write ``run.json`` so that a reader sees the old or the new one, never a part.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the disk is full, or the folder gone or read-only; the old one stays.
     """
     private.replace(folder / FILE_NAME, msgspec.json.format(json_of(manifest), indent=2) + b"\n")
 

@@ -4,16 +4,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from schedtrace.engine.arguments import model_is_local, model_of, option_of
 from schedtrace.engine.spec import RunSpec
-from schedtrace.engine.supervise import (
-    LOG_NAME,
-    EngineProcess,
-    log_tail,
-    model_is_local,
-    model_of,
-    option_of,
-    root_cause,
-)
+from schedtrace.engine.supervise import LOG_NAME, EngineProcess, log_tail, root_cause
 
 
 @pytest.mark.parametrize(
