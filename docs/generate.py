@@ -35,7 +35,7 @@ MODULES = {
 LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)
 """Kinds of lines; a type checker takes a delta, which is made at run time, for any line."""
 SCHEMAS = {
-    "trace-line": (Union[LINES], "One line of engine-<rank>.jsonl"),
+    "trace-line": (Union[LINES], "One line of engine-<rank>.jsonl"),  # noqa: UP007  # made at run time
     "manifest": (manifest.Manifest, "run.json"),
     "report": (report.Report, "What schedtrace analyze --format json prints"),
     "comparison": (comparison.Comparison, "What schedtrace diff --format json prints"),

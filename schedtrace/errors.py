@@ -4,6 +4,7 @@ SchedtraceError
 ├── UsageError      2  the command line or a configuration file is wrong
 ├── InputError      3  a trace, run folder or workload file cannot be read
 ├── EngineError     4  vLLM did not start, or died
+├── RecordingError  4  vLLM works, but its trace is not or not wholly recorded
 └── InterruptedRunError 130  a person stopped a run; what was recorded stays
 """
 
@@ -22,9 +23,18 @@ class ExitCode(IntEnum):
 
 
 class SchedtraceError(Exception):
-    """Base of all errors raised on purpose; ``str(error)`` is the line for the person."""
+    """Base of all errors raised on purpose; ``str(error)`` is the line for the person.
+
+    Args:
+        message: That line.
+        details: Lines to print below it, such as the end of a log.
+    """
 
     exit_code = ExitCode.USAGE
+
+    def __init__(self, message: str = "", *details: str) -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class UsageError(SchedtraceError):
@@ -41,6 +51,12 @@ class InputError(SchedtraceError):
 
 class EngineError(SchedtraceError):
     """vLLM's engine did not start, or died while working."""
+
+    exit_code = ExitCode.ENGINE
+
+
+class RecordingError(SchedtraceError):
+    """What a run should record cannot be written, or was removed."""
 
     exit_code = ExitCode.ENGINE
 

@@ -1,15 +1,24 @@
 """What holds for every test: the same width and no colour, whatever terminal the tests are run in."""
 
+import os
+
 import pytest
 
 TERMINAL_SAYS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PY_COLORS")
-OURS = ("SCHEDTRACE_DIR", "SCHEDTRACE_RUN_DIR", "SCHEDTRACE_TRIAL_IDS", "SCHEDTRACE_HASH_IDS")
+OURS = (
+    "SCHEDTRACE_DIR",
+    "SCHEDTRACE_RUN_DIR",
+    "SCHEDTRACE_TRIAL_IDS",
+    "SCHEDTRACE_HASH_IDS",
+    "SCHEDTRACE_LINES",
+)
 
 
 @pytest.fixture(autouse=True)
 def _plain_terminal(monkeypatch):
     for name in (*TERMINAL_SAYS, *OURS):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{os.devnull}/none")  # neither read nor written
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "25")
     monkeypatch.setenv("NO_COLOR", "1")

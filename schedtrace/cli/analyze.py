@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import Format, show, show_json
+from schedtrace.cli.options import Format, say, show, show_json
 from schedtrace.errors import ExitCode
 
 
@@ -36,10 +36,10 @@ def analyze(
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
     report = keep(analyze_runs(read_runs(find_runs(paths), cache=cache)), codes)
     for folder in runs_without_trace(paths):
-        typer.echo(f"schedtrace: {folder} left out: it recorded nothing", err=True)
+        say(f"schedtrace: {folder} left out: it recorded nothing", err=True)
     if output_format is Format.JSON:
         show_json(report)
     else:
-        show(report_view(report))
+        show(report_view, report)
     if any(severe(finding) for run in report.runs for finding in run.findings):
         raise typer.Exit(ExitCode.FINDINGS)

@@ -1,14 +1,18 @@
 """``schedtrace diff``: two runs, or two configurations to be run and compared."""
 
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedtrace.cli.options import show, show_json
+from schedtrace.cli.options import option_names, say, show, show_json
 from schedtrace.errors import ExitCode, InputError, UsageError
+
+if TYPE_CHECKING:
+    from schedtrace.model.comparison import MetricChange
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -50,15 +54,14 @@ def diff(
     ] = DiffFormat.TEXT,
 ) -> None:
     """Compare two runs: settings, metrics over trials with their statistics, findings, decisions."""
+    _refuse_options(context, [base, new], run=run)
     if context.args and not run:
         msg = f"unexpected argument {context.args[0]}; engine options go with --run only"
         raise UsageError(msg)
     if not run and {base.suffix, new.suffix} & {".yaml", ".yml"}:
         msg = "these are configurations, not runs: add --run to run and compare them"
         raise UsageError(msg)
-    from schedtrace.diagnose.diff.regression import regressed
-
-    is_regression = regressed(fail_on or [])
+    is_regression = _regression(fail_on)
     folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
 
     from schedtrace.cli.runs import read_runs
@@ -77,14 +80,39 @@ def diff(
     if output_format is DiffFormat.JSON:
         show_json(comparison)
     elif output_format is DiffFormat.MARKDOWN:
-        typer.echo(markdown(comparison), nl=False)
+        show(markdown, comparison)
     else:
-        show(comparison_view(comparison))
+        show(comparison_view, comparison)
     if fail_on and comparison.undecided:
         least = comparison.trials_least
-        typer.echo(f"schedtrace: --fail-on: too few trials to tell; {least} a side are needed", err=True)
+        say(f"schedtrace: --fail-on: too few trials to tell; {least} a side are needed", err=True)
     if any(is_regression(metric) for metric in comparison.metrics):
         raise typer.Exit(ExitCode.FINDINGS)
+
+
+def _regression(fail_on: list[str] | None) -> "Callable[[MetricChange], bool]":
+    if not fail_on:
+        return lambda _: False
+    from schedtrace.diagnose.diff.regression import regressed  # takes a second, for the statistics
+
+    return regressed(fail_on)
+
+
+def _refuse_options(context: typer.Context, places: list[Path], *, run: bool) -> None:
+    """Options that typer took for the runs to compare, or that no command has."""
+    from schedtrace.engine.vllm_options import meant
+
+    if run:
+        before = next((str(place) for place in places if str(place).startswith("-")), None)
+        if before is not None:
+            msg = f"{before}: the two files come first, then options of the runs"
+            raise UsageError(msg)
+        return
+    for argument in map(str, [*places, *context.args]):
+        if argument.startswith("-"):
+            hint = meant(argument, option_names(context)) or "; engine options go with --run only"
+            msg = f"unknown option {argument}{hint}"
+            raise UsageError(msg)
 
 
 def _run_both(
@@ -92,18 +120,21 @@ def _run_both(
 ) -> list[Path]:
     """Make the two runs; what stands behind the files on the command line goes to both."""
     from schedtrace.cli.run import as_command, make_plan, merge, run_plans
+    from schedtrace.engine.folder import make_folders
     from schedtrace.engine.plan import both_fit
 
     run_command = as_command()
     plans: list[Any] = []
     for file in files:
         child = run_command.make_context("run", list(context.args), parent=context)
-        options, engine_args = merge(child, file)
+        options, given = merge(child, file)
         options["output"], options["force"] = output, force
         options["label"] = str(options["label"] or file.stem)
-        if options["label"] in {plan.label for plan in plans}:
-            msg = f"both runs would be called {options['label']}: give each file a label of its own"
+        plan = make_plan(options, given, command=["schedtrace", *sys.argv[1:]], also=option_names(context))
+        if plan.folder in {other.folder for other in plans}:
+            msg = f"both runs would be called {plan.label}: give each file a label of its own"
             raise UsageError(msg)
-        plans.append(make_plan(options, engine_args, command=["schedtrace", *sys.argv[1:]]))
+        plans.append(plan)
+    make_folders([plan.folder for plan in plans], force=force)
     run_plans(plans, interleave=both_fit(plans) if interleave is None else interleave)
     return [plan.folder for plan in plans]

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from schedtrace.cli.options import say
+
 
 class To(StrEnum):
     """Formats of the files."""
@@ -34,9 +36,9 @@ def export(
     beside = found.path if found.path.is_dir() else found.path.parent
     if to is To.JSONL:
         for problem in (said for trace in found.traces for said in trace.problems.sentences(trace.path)):
-            typer.echo(f"schedtrace: {problem}", err=True)
+            say(f"schedtrace: {problem}", err=True)
     written = write_files(found, output or beside / "export", kind=Kind(to), force=force)
     width = max(len(str(file)) for file in written)
     what = "lines" if to is To.JSONL else "rows"
     for file, count in written.items():
-        typer.echo(f"{file!s:<{width}}  {count:>9,} {what}")
+        say(f"{file!s:<{width}}  {count:>9,} {what}")

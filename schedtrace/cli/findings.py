@@ -17,4 +17,4 @@ def findings(
     if output_format is Format.JSON:
         show_json(catalogue())
     else:
-        show(catalogue_view(catalogue()))
+        show(catalogue_view, catalogue())

@@ -9,6 +9,7 @@ import typer
 
 from schedtrace import __version__
 from schedtrace.cli import analyze, diff, export, findings, request, run, step
+from schedtrace.cli.options import say
 from schedtrace.errors import ExitCode, SchedtraceError
 
 app = typer.Typer(
@@ -30,7 +31,7 @@ app.command("diff", context_settings=diff.CONTEXT_SETTINGS)(diff.diff)
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"schedtrace {__version__}")
+        say(f"schedtrace {__version__}")
         raise typer.Exit
 
 
@@ -53,18 +54,21 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Exit as end:
         return end.exit_code
     except SchedtraceError as error:
-        return _tell(str(error), error.exit_code)
+        return _tell(str(error), error.exit_code, *error.details)
     except typer.TyperException as error:
         return _tell(error.format_message(), ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return _tell("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk under our own output, most likely
+        return _tell(f"{error.filename or 'output'}: {error.strerror or error}", ExitCode.INPUT)
     return ExitCode.OK
 
 
-def _tell(message: str, code: int) -> int:
-    typer.echo(f"schedtrace: {message}", err=True)
+def _tell(message: str, code: int, *details: str) -> int:
+    for line in (f"schedtrace: {message}", *details):
+        say(line, err=True)
     return code
 
 

@@ -1,12 +1,20 @@
-"""What several commands share: output formats, consoles, and the run options' YAML files."""
+"""What several commands share: output formats, the run options' YAML files, and every way to print.
+
+Data come from strangers. So a document is made printable before its view sees it, a line before it is
+printed, and rich is never asked to read markup or emoji names in either.
+"""
 
 import os
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model.printable import json_of, printable, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,31 +29,45 @@ class Format(StrEnum):
 
 def stdout_console() -> "Console":
     """For results: follows the terminal; a pipe gets plain text 100 columns wide."""
-    from rich.console import Console
+    from schedtrace.present.console import make_console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _pipe_width())
+    return make_console(width=None if sys.stdout.isatty() else _pipe_width())
 
 
 def stderr_console() -> "Console":
     """For progress."""
-    from rich.console import Console
+    from schedtrace.present.console import make_console
 
-    return Console(stderr=True, highlight=False)
+    return make_console(stderr=True)
 
 
-def show(view: "RenderableType") -> None:
-    """Print a view on stdout."""
-    console = stdout_console()
-    with console.capture() as captured:
-        console.print(view)
-    _write(captured.get())
+def show(view: "Callable[..., RenderableType]", document: Any, **options: Any) -> None:
+    """Print a view of a document on stdout.
+
+    Args:
+        view: Of ``present/``; text that it returns is printed as it is.
+        document: Structs of ``model/``.
+        options: Of the view.
+    """
+    shown = view(printable(document), **options)
+    if not isinstance(shown, str):
+        console = stdout_console()
+        with console.capture() as captured:
+            console.print(shown)
+        shown = captured.get()
+    _write(shown)
 
 
 def show_json(document: Any) -> None:
     """Print one JSON object on stdout and nothing else."""
     import msgspec
 
-    _write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+    _write(msgspec.json.format(json_of(document), indent=2).decode() + "\n")
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """Print one line, on stderr if ``err``."""
+    typer.echo(visible(line), err=err)
 
 
 def _write(text: str) -> None:
@@ -94,6 +116,11 @@ def as_arguments(options: dict[str, Any]) -> list[str]:
         else:
             arguments += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return arguments
+
+
+def option_names(context: "typer.Context") -> list[str]:
+    """The options of a command, with both forms of its switches."""
+    return [name for option in context.command.params for name in (*option.opts, *option.secondary_opts)]
 
 
 def _pipe_width() -> int:

@@ -22,4 +22,4 @@ def request(
     if output_format is Format.JSON:
         show_json(life)
     else:
-        show(life_view(life))
+        show(life_view, life)

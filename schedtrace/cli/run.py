@@ -3,15 +3,22 @@
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from schedtrace.cli.options import as_arguments, read_yaml, show, stderr_console
+from schedtrace.cli.options import as_arguments, read_yaml, say, show, stderr_console
 from schedtrace.errors import InterruptedRunError, UsageError
 
+if TYPE_CHECKING:
+    from schedtrace.engine.plan import Given
+
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+MAX_SEED = 2**32 - 1
+"""Of NumPy, which vLLM seeds, too."""
+
 NOT_IN_SPEC = {"model", "output", "label", "force", "config"}
 
 
@@ -41,9 +48,15 @@ def run(
     trials: Annotated[int, typer.Option(min=1, help="Times the workload is run, on one engine.")] = 1,
     warmup: Annotated[int, typer.Option(min=0, help="Requests run and left out before the first trial.")] = 1,
     prequeue: Annotated[bool, typer.Option(help="Queue all requests before the first step.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the workload, and of vLLM.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload and for vLLM.")
+    ] = 0,
     keep_prefix_cache: Annotated[bool, typer.Option(help="Do not empty it between trials.")] = False,
     hash_ids: Annotated[bool, typer.Option(help="Write request ids as hashes.")] = False,
+    lines: Annotated[
+        Literal["delta", "full"] | None,
+        typer.Option(help="Write each step as what it changes (delta, the default), or in full."),
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder that gets the run folder.")] = Path("logs"),
     label: Annotated[
         str | None, typer.Option(help="The run folder's name (default: model and time).")
@@ -59,8 +72,11 @@ def run(
     Every other option is vLLM's own, as for 'vllm serve': --max-num-seqs 64, --enforce-eager,
     --kv-cache-memory-bytes 1G, --scheduler-cls my.Scheduler, ...
     """
-    options, engine_args = merge(context, config)
-    plan = make_plan(options, engine_args, command=["schedtrace", *sys.argv[1:]])
+    from schedtrace.engine.folder import make_folders
+
+    options, given = merge(context, config)
+    plan = make_plan(options, given, command=["schedtrace", *sys.argv[1:]])
+    make_folders([plan.folder], force=options["force"])
     run_plans([plan])
     _show_outcome(plan)
 
@@ -72,9 +88,14 @@ def as_command() -> Any:
     return typer.main.get_command(app)
 
 
-def merge(context: typer.Context, config: Path | None) -> tuple[dict[str, Any], list[str]]:
+def merge(context: typer.Context, config: Path | None) -> "tuple[dict[str, Any], list[Given]]":
     """The options in force and vLLM's arguments: command line over file over defaults."""
+    from schedtrace.engine.plan import Given
+
     from_file = read_yaml(config) if config else {}
+    if "config" in from_file:
+        msg = f"--config {config}: config: one file cannot name another"
+        raise UsageError(msg)
     options = dict(context.params)
     for name in context.params:
         key = name.replace("_", "-")
@@ -83,35 +104,48 @@ def merge(context: typer.Context, config: Path | None) -> tuple[dict[str, Any], 
             value = from_file.pop(key)
             if source is None or source.name in {"DEFAULT", "DEFAULT_MAP"}:
                 options[name] = value
-    return options, [*as_arguments(from_file), *context.args]
+    return options, [Given(as_arguments(from_file), f"--config {config}: "), Given(context.args)]
 
 
-def make_plan(options: dict[str, Any], engine_args: list[str], command: list[str]) -> Any:
-    """Check the options and make the run folder."""
+def make_plan(
+    options: dict[str, Any], given: "list[Given]", command: list[str], also: Iterable[str] = ()
+) -> Any:
+    """Check the options; nothing is written yet.
+
+    Args:
+        options: Ours.
+        given: vLLM's arguments.
+        command: As it was typed.
+        also: Options of the command that are not those of ``run``, one of which may have been meant.
+    """
     import msgspec
 
-    from schedtrace.engine.plan import Plan, check, make_folder
-    from schedtrace.engine.spec import RunSpec
+    from schedtrace.engine.folder import folder_of
+    from schedtrace.engine.plan import Plan, check, check_arguments
+    from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
 
     model = options["model"] and str(options["model"])
     if options["request_rate"] == float("inf"):  # vLLM's own way to say: all at once
         options = {**options, "request_rate": None}
-    arguments = [*(["--model", model] if model else []), "--seed", str(options["seed"]), *engine_args]
+    arguments = [*(["--model", model] if model else []), "--seed", str(options["seed"])]
+    arguments += [argument for part in given for argument in part.arguments]
     fields = {name: value for name, value in options.items() if name not in NOT_IN_SPEC}
     try:
         spec = msgspec.convert({"engine_args": arguments, **fields}, RunSpec)
     except msgspec.ValidationError as error:
         msg = f"--config: {str(error).replace('$.', '').replace('_', '-')}"
         raise UsageError(msg) from error
+    check_arguments(given, own=[*OWN_OPTIONS, *also])
     check(spec)
     label = str(options["label"] or "") or f"{Path(str(model)).name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = make_folder(Path(str(options["output"])), label, force=options["force"])
-    return Plan(spec, folder, label, command)
+    return Plan(spec, folder_of(Path(str(options["output"])), label), label, command, given)
 
 
 def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
     """Make the runs, telling on stderr what happens."""
     from schedtrace.engine.execute import execute
+    from schedtrace.engine.plan import check_arguments
+    from schedtrace.engine.recorded import traces_in
     from schedtrace.present.progress import RunProgress
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end in order, as with Ctrl-C
@@ -119,8 +153,18 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
         with RunProgress(stderr_console(), several=len(plans) > 1) as progress:
             execute(plans, progress, interleave=interleave)
     except KeyboardInterrupt:
-        msg = f"interrupted; what was recorded: schedtrace analyze {' '.join(str(p.folder) for p in plans)}"
+        recorded = [str(plan.folder) for plan in plans if traces_in(plan.folder)]
+        what = (
+            f"what was recorded: schedtrace analyze {' '.join(recorded)}"
+            if recorded
+            else "nothing was recorded"
+        )
+        msg = f"interrupted; {what}"
         raise InterruptedRunError(msg) from None
+    except UsageError:
+        for plan in plans:  # vLLM's options are known now: say where the wrong one stands
+            check_arguments(plan.given)
+        raise
 
 
 def _show_outcome(plan: Any) -> None:
@@ -130,7 +174,10 @@ def _show_outcome(plan: Any) -> None:
     from schedtrace.read.run import read_run
 
     report = analyze_run(read_run(plan.folder))
-    show(trials_table(report.trials))
+    show(trials_table, report.trials)
+    for problem in report.problems:
+        say(f"! {problem}")
     found = len(report.findings)
-    typer.echo(f"\nrecorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")
-    typer.echo(f"next: schedtrace analyze {plan.folder}")
+    say("")
+    say(f"recorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")
+    say(f"next: schedtrace analyze {plan.folder}")

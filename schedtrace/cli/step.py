@@ -24,4 +24,4 @@ def step(
     if output_format is Format.JSON:
         show_json(story)
     else:
-        show(step_view(story, everything=every))
+        show(step_view, story, everything=every)

@@ -6,9 +6,13 @@ from functools import partial
 from pathlib import Path
 
 import polars as pl
+from polars import selectors as cs
 
+from schedtrace.diagnose.cells import safe_cells
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model import private
 from schedtrace.model.facts import ALL_FACTS
+from schedtrace.model.printable import encodable, visible_json
 from schedtrace.read.expand import expanded
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
@@ -40,7 +44,7 @@ def tables(run: Run) -> dict[str, pl.LazyFrame]:
 
 def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
     return {
-        "steps": trace.steps.lazy(),
+        "steps": trace.steps.lazy().select(~cs.nested()),
         "requests": trace.requests(),
         "exits": trace.exits(),
         "caps": trace.caps(),
@@ -63,9 +67,13 @@ def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[P
         Each file with its number of rows or lines.
 
     Raises:
-        UsageError: a file is there already, or a log of another kind has no trace to write.
+        UsageError: a file is there already, a log of another kind has no trace to write, or Polars cannot
+            write to a folder of this name.
         InputError: the folder cannot be written to.
     """
+    if encodable(str(folder)) != str(folder):
+        msg = f"{folder}: its name is not UTF-8, which Polars needs; --output names another folder"
+        raise UsageError(msg)
     if kind is Kind.JSONL:
         files = {folder / trace.path.name: partial(_expand, trace) for trace in run.traces}
         _require_traces(run, files)
@@ -78,7 +86,7 @@ def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[P
         msg = f"{there[0]} is there already; --force replaces it, --output names another folder"
         raise UsageError(msg)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(folder)
         return {file: write(file) for file, write in files.items()}
     except OSError as error:
         msg = f"{folder}: cannot be written to ({error.strerror or error})"
@@ -100,17 +108,18 @@ def _require_traces(run: Run, files: Iterable[Path]) -> None:
 def _expand(trace: Trace, file: Path) -> int:
     """Line by line, as a large trace in full does not fit memory."""
     count = 0
-    with file.open("wb") as target:
+    with private.writable(file) as target:
         for line in expanded(trace.path):
-            target.write(line + b"\n")
+            target.write(visible_json(line) + b"\n")
             count += 1
     return count
 
 
 def _write(table: pl.LazyFrame, kind: Kind, file: Path) -> int:
     """Streamed, as a large trace's table does not fit memory."""
+    private.create(file)
     if kind is Kind.CSV:
-        table.sink_csv(file)
+        safe_cells(table).sink_csv(file)
     else:
         table.sink_parquet(file)
     return int(table.select(pl.len()).collect().item())

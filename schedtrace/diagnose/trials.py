@@ -24,8 +24,11 @@ def trial_reports(view: View, manifest: Manifest | None, *, engines: int = 1) ->
     ended_early = manifest is not None and manifest.status in ENDED_EARLY
     reports = []
     for trial in view.trials():
-        report = _report(view, trial, measured.get(trial or 0) if engines == 1 else None)
-        report.complete = trial is None or not ended_early or trial in measured
+        result = measured.get(trial or 0)
+        report = _report(view, trial, result if engines == 1 else None)
+        report.complete = trial is None or not ended_early or result is not None
+        if ended_early and engines == 1 and result is not None and report.requests_finished is not None:
+            report.complete = report.requests_finished >= result.num_requests  # fewer if the disk was full
         reports.append(report)
     return reports
 

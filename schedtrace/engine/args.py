@@ -5,6 +5,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NoReturn
 
+from schedtrace.engine.options_cache import write_options
+from schedtrace.engine.spec import OWN_OPTIONS
+from schedtrace.engine.vllm_options import options_of, refuse
 from schedtrace.errors import UsageError
 from schedtrace.model.redact import hide_secrets
 
@@ -15,8 +18,10 @@ SECTIONS = ("scheduler_config", "cache_config", "parallel_config", "model_config
 def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
     """vLLM's ``EngineArgs`` for command-line ``arguments``, and by name those that were given.
 
+    Leaves vLLM's options in the cache, so that the next mistake is answered without importing vLLM.
+
     Raises:
-        UsageError: with vLLM's own words.
+        UsageError: an argument is wrong, in our words where its options tell and in vLLM's otherwise.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -26,6 +31,9 @@ def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
             raise UsageError(message)
 
     parser = AsyncEngineArgs.add_cli_args(Parser(add_help=False, allow_abbrev=False))
+    options = options_of(parser)
+    write_options(options)
+    refuse(arguments, options, own=OWN_OPTIONS)
     parsed: argparse.Namespace = parser.parse_args(list(arguments))
     for action in parser._actions:  # noqa: SLF001  # argparse has no other way to tell given from default
         action.default = argparse.SUPPRESS

@@ -55,7 +55,8 @@ def main() -> None:
     except SchedtraceError as error:
         send(spec.Failed(str(error), usage=isinstance(error, UsageError)))
     except Exception as error:  # noqa: BLE001  # whatever vLLM raises is told to the supervisor
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # the log's disk may be full
+            traceback.print_exc()
         send(spec.Failed(_in_one_line(error)))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

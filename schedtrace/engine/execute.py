@@ -1,13 +1,15 @@
 """Runs plans: one (``schedtrace run``) or two with their trials in turn (``schedtrace diff --run``)."""
 
+import contextlib
 import shutil
 from typing import Protocol
 
 from schedtrace.engine import spec
 from schedtrace.engine.plan import Plan
+from schedtrace.engine.recorded import TRACES, require_recording, require_whole, traces_in
 from schedtrace.engine.supervise import EngineProcess, log_lines
 from schedtrace.engine.workload import DEFAULT_RANDOM_OUTPUT_LEN
-from schedtrace.errors import EngineError, SchedtraceError, UsageError
+from schedtrace.errors import EngineError, RecordingError, SchedtraceError, UsageError
 from schedtrace.model.manifest import Status, TrialResult, Workload
 
 
@@ -28,7 +30,7 @@ def execute(plans: list[Plan], observer: Observer, *, interleave: bool = True) -
     """Make the runs; with ``interleave`` their trials in turn, so that a drifting machine is fair to all.
 
     Raises:
-        SchedtraceError: an engine did not start or died; what was recorded stays.
+        SchedtraceError: an engine did not start or died, or its trace is not whole; what was recorded stays.
         KeyboardInterrupt: after the engines were shut down in order.
     """
     groups = [plans] if interleave else [[plan] for plan in plans]
@@ -50,25 +52,39 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
                 if trial <= plan.spec.trials and (trial or plan.spec.warmup):
                     _run_trial(plan, engine, trial, observer)
         for plan, engine in engines:
-            observer.phase(plan, "shutting down")
-            engine.send(spec.Stop())
-            for _ in engine.events():
-                pass
-            plan.save("finished")
+            _finish(plan, engine, observer)
     except KeyboardInterrupt:
         _stop_all(engines, "interrupted", observer)
         raise
     except SchedtraceError as error:
-        _stop_all(engines, "failed", observer, str(error).splitlines()[0])
-        if isinstance(error, UsageError):  # nothing was run: the names may be used again
-            _remove_empty(plans)
+        _stop_all(engines, "failed", observer, str(error))
+        _remove_unused(plans, error)
+        if isinstance(error, RecordingError):
+            _require_whole(engines)  # a trace that is cut is more to tell than a manifest that is
         raise
 
 
-def _remove_empty(plans: list[Plan]) -> None:
+def _finish(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
+    observer.phase(plan, "shutting down")
+    engine.send(spec.Stop())
+    for _ in engine.events():
+        pass
+    _require_whole([(plan, engine)])
+    plan.save("finished")
+
+
+def _require_whole(engines: list[tuple[Plan, EngineProcess]]) -> None:
+    for plan, engine in engines:
+        require_whole(plan.traces, plan.manifest, engine.log_path)
+
+
+def _remove_unused(plans: list[Plan], error: SchedtraceError) -> None:
+    """Folders that hold nothing of use, so that their names may be used again."""
     for plan in plans:
-        if not any(plan.folder.glob("engine-*.jsonl")):
+        if isinstance(error, UsageError) and not any(plan.folder.glob(TRACES)):
             shutil.rmtree(plan.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            plan.folder.rmdir()  # empty only
 
 
 def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
@@ -86,12 +102,16 @@ def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
 
 def _require_recording(plan: Plan, engine: EngineProcess) -> None:
     """The scheduler is built now; without a trace file there is nothing to run for."""
-    if any(plan.folder.glob("engine-*.jsonl")):
+    plan.traces = traces_in(plan.folder)
+    if plan.traces:
         return
+    if not plan.folder.exists():
+        msg = f"{plan.folder} was removed while the engine was starting: run it again"
+        raise RecordingError(msg)
     said = [line for line in log_lines(engine.log_path) if "schedtrace: not recording" in line]
     why = said[-1].partition("schedtrace: ")[2] if said else "if VLLM_PLUGINS is set, it must name schedtrace"
     msg = f"vLLM is up, but its scheduler is not recorded: {why}; see {engine.log_path}"
-    raise EngineError(msg)
+    raise RecordingError(msg)
 
 
 def _note(plan: Plan, ready: spec.Ready) -> None:
@@ -133,10 +153,12 @@ def _run_trial(plan: Plan, engine: EngineProcess, trial: int, observer: Observer
         if isinstance(event, spec.Progress):
             observer.progress(plan, trial, event.finished, total)
         elif isinstance(event, spec.TrialDone):
+            observer.trial_done(plan, event.result)
             if trial:
                 plan.manifest.trials.append(event.result)
+            require_recording(plan.traces, plan.manifest, engine.log_path)
+            if trial:
                 plan.save("running")
-            observer.trial_done(plan, event.result)
             return
     msg = f"the engine stopped in trial {trial}; see {engine.log_path}"
     raise EngineError(msg)
@@ -151,4 +173,5 @@ def _stop_all(
             engine.stop()
         except KeyboardInterrupt:  # asked twice
             engine.kill()
-        plan.save(status, error)
+        with contextlib.suppress(RecordingError):  # what went wrong is about to be told
+            plan.save(status, error)

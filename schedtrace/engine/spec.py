@@ -1,6 +1,6 @@
 """What a run is asked to do, and the messages between the supervisor and its engine process."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -30,9 +30,18 @@ class RunSpec(msgspec.Struct, kw_only=True):
     trials: Positive = 1
     warmup: Annotated[int, msgspec.Meta(ge=0)] = 1
     prequeue: bool = False
-    seed: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] = 0
     keep_prefix_cache: bool = False
     hash_ids: bool = False
+    lines: Literal["delta", "full"] | None = None
+    """Every step in full, or as what it changes; None: as ``SCHEDTRACE_LINES`` says, else ``delta``."""
+
+
+OWN_OPTIONS = tuple(
+    f"--{name.replace('_', '-')}"
+    for name in (*RunSpec.__struct_fields__[1:], "model", "output", "label", "force", "config")
+)
+"""Of ``schedtrace run``; every other option is vLLM's."""
 
 
 class Phase(msgspec.Struct, tag="phase"):

@@ -15,8 +15,10 @@ from typing import IO
 import msgspec
 
 from schedtrace.engine import spec
+from schedtrace.engine.arguments import model_is_local
 from schedtrace.engine.spec import RunSpec
-from schedtrace.errors import EngineError, UsageError
+from schedtrace.errors import EngineError, RecordingError, UsageError
+from schedtrace.model import private
 from schedtrace.record import settings
 
 LOG_NAME = "vllm.log"
@@ -32,11 +34,18 @@ class EngineProcess:
     Args:
         run: What it is to do.
         folder: The run folder; vLLM's output goes to ``vllm.log`` in it.
+
+    Raises:
+        RecordingError: there is no place for the log.
     """
 
     def __init__(self, run: RunSpec, folder: Path) -> None:
         self.log_path = folder / LOG_NAME
-        self._log: IO[bytes] = self.log_path.open("wb")
+        try:
+            self._log: IO[bytes] = private.writable(self.log_path)
+        except OSError as error:
+            msg = f"{self.log_path}: cannot be written ({error.strerror})"
+            raise RecordingError(msg) from error
         self._lines: deque[bytes] = deque()
         self._rest = b""
         read_end, write_end = os.pipe()
@@ -81,12 +90,12 @@ class EngineProcess:
                 self._wait()
                 if event.usage:
                     raise UsageError(event.message)
-                raise EngineError(self._failure(event.message))
+                raise self._failure(event.message)
             yield event
             if isinstance(event, spec.Stopped):
                 self._wait()
                 return
-        raise EngineError(self._failure(self._how_it_died()))
+        raise self._failure(self._how_it_died())
 
     def stop(self) -> None:
         """Ask for an orderly end, wait for it, and take the process group down if it does not come."""
@@ -138,10 +147,10 @@ class EngineProcess:
             return f"the engine process was ended by {name}{hint}"
         return f"the engine process ended with exit code {code}"
 
-    def _failure(self, message: str) -> str:
+    def _failure(self, message: str) -> EngineError:
         lines = log_lines(self.log_path)
         cause = root_cause(lines)
-        return f"{cause[0] if cause else message}\n{log_tail(lines)}full log: {self.log_path}"
+        return EngineError(cause[0] if cause else message, *log_tail(lines), f"full log: {self.log_path}")
 
 
 def root_cause(lines: list[str]) -> tuple[str, int] | None:
@@ -157,12 +166,12 @@ def root_cause(lines: list[str]) -> tuple[str, int] | None:
     return found
 
 
-def log_tail(lines: list[str], count: int = TAIL_LINES) -> str:
+def log_tail(lines: list[str], count: int = TAIL_LINES) -> list[str]:
     """The last telling lines of vLLM's log, up to the root cause where there is one, indented."""
     cause = root_cause(lines)
     until = len(lines) if cause is None else cause[1] + 1
     telling = [line for line in lines[:until] if line.strip() and "[shutdown]" not in line]
-    return "".join(f"  | {line[:200]}\n" for line in telling[-count:])
+    return [f"  | {line[:200]}" for line in telling[-count:]]
 
 
 def log_lines(path: Path) -> list[str]:
@@ -181,29 +190,9 @@ def _environment(run: RunSpec, folder: Path) -> dict[str, str]:
     environment[settings.TRIAL_IDS] = "1"
     if run.hash_ids:
         environment[settings.HASH_IDS] = "1"
+    if run.lines is not None:
+        environment[settings.LINES] = run.lines
     environment.setdefault("PYTHONUNBUFFERED", "1")
     if model_is_local(run.engine_args):  # nothing to fetch: do not wait for a hub that may be out of reach
         environment.setdefault("HF_HUB_OFFLINE", "1")
     return environment
-
-
-def option_of(engine_args: list[str], name: str) -> str | None:
-    """The value given for ``--name`` last, written with dashes or underscores, or None."""
-    found = None
-    for at, argument in enumerate(engine_args):
-        key, _, value = argument.partition("=")
-        if key.replace("_", "-") == name:
-            found = value or (engine_args[at + 1] if at + 1 < len(engine_args) else None)
-    return found
-
-
-def model_of(engine_args: list[str]) -> str | None:
-    """The value of ``--model``."""
-    return option_of(engine_args, "--model")
-
-
-def model_is_local(engine_args: list[str]) -> bool:
-    """Whether model and tokenizer are both in a local folder."""
-    model = model_of(engine_args)
-    elsewhere = any(argument.startswith("--tokenizer") for argument in engine_args)
-    return model is not None and Path(model).is_dir() and not elsewhere

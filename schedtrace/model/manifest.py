@@ -1,13 +1,13 @@
 """``run.json``: what a run was, who made it and how it ended."""
 
-import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from schedtrace.errors import InputError
+from schedtrace.model import private
+from schedtrace.model.printable import json_of
 
 SCHEMA_VERSION = 1
 OFFLINE = "LLMEngine"
@@ -85,11 +85,12 @@ class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``run.json`` so that a reader sees the old or the new one, never a part."""
-    text = json.dumps(msgspec.to_builtins(manifest), indent=2) + "\n"
-    part = folder / f".{FILE_NAME}.{os.getpid()}"
-    part.write_text(text)
-    part.replace(folder / FILE_NAME)
+    """Write ``run.json`` so that a reader sees the old or the new one, never a part.
+
+    Raises:
+        OSError: the disk is full, or the folder gone or read-only; the old one stays.
+    """
+    private.replace(folder / FILE_NAME, msgspec.json.format(json_of(manifest), indent=2) + b"\n")
 
 
 def read_manifest(folder: Path) -> Manifest | None:

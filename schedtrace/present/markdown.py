@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from schedtrace.model.comparison import CauseChange, Comparison, FindingChange, MetricChange
 from schedtrace.present.decisions import decided_alike, divergence_rows, where, why
+from schedtrace.present.markdown_text import cell, code, prose
 from schedtrace.present.metric_text import change_text, legend, sample_text
 from schedtrace.present.numbers import integer, percent
 
@@ -16,13 +17,13 @@ def markdown(comparison: Comparison) -> str:
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:
-    yield f"**{_plain(comparison.verdict)}**"
+    yield f"**{prose(comparison.verdict)}**"
     yield ""
-    yield f"schedtrace diff: base `{comparison.base_label}`, new `{comparison.new_label}`"
+    yield f"schedtrace diff: base {code(comparison.base_label)}, new {code(comparison.new_label)}"
     if comparison.notes:
         yield ""
-        yield from (f"* {_plain(note)}" for note in comparison.notes)
-    settings = [(change.name, _code(change.base), _code(change.new)) for change in comparison.config]
+        yield from (f"* {prose(note)}" for note in comparison.notes)
+    settings = [(prose(change.name), code(change.base), code(change.new)) for change in comparison.config]
     yield from _table(["setting", "base", "new"], settings)
     yield from _table(
         ["metric", "base", "new", "change (95 % interval)", "noise floor", "trials for 5 %", "result"],
@@ -41,7 +42,9 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     yield f"Decisions of the scheduler: {decided_alike(comparison.decisions)}."
     first = comparison.decisions.first
     if first is not None:
-        yield from _table([where(first), "base", "new"], [row[:3] for row in divergence_rows(first)])
+        yield from _table(
+            [where(first), "base", "new"], [_decided(row[:3]) for row in divergence_rows(first)]
+        )
         yield ""
         yield why(first)
 
@@ -53,7 +56,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield ""
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
-    yield from (f"| {' | '.join(_plain(cell) for cell in row)} |" for row in rows[:MOST_ROWS])
+    yield from (f"| {' | '.join(map(cell, row))} |" for row in rows[:MOST_ROWS])
     if len(rows) > MOST_ROWS:
         yield ""
         yield f"{len(rows) - MOST_ROWS} more: `--format json` lists them all."
@@ -73,22 +76,17 @@ def _metric(metric: MetricChange) -> list[str]:
 
 
 def _cause(change: CauseChange) -> list[str]:
-    detail = f" ({change.detail})" if change.detail else ""
+    detail = f" ({prose(change.detail)})" if change.detail else ""
     times = f"{integer(change.base_exits)} -> {integer(change.new_exits)}"
     shares = [percent(change.base_steps_frac), percent(change.new_steps_frac)]
-    return [f"{change.loop}: `{change.cause}`{detail}", *shares, times]
+    return [f"{prose(change.loop)}: {code(change.cause)}{detail}", *shares, times]
 
 
 def _finding(change: FindingChange) -> list[str]:
-    cause = f" `{change.cause}`" if change.cause else ""
+    cause = f" {code(change.cause)}" if change.cause else ""
     counts = [integer(change.base_count), integer(change.new_count)]
-    return [f"{change.code}{cause}", change.state, *counts, change.message]
+    return [f"{prose(change.code)}{cause}", change.state, *counts, prose(change.message)]
 
 
-def _code(value: object) -> str:
-    return f"`{value}`"
-
-
-def _plain(text: str) -> str:
-    """A cell's text may not end the cell or the line."""
-    return " ".join(text.replace("|", "\\|").split())
+def _decided(row: Sequence[str]) -> list[str]:
+    return [prose(text) for text in row]

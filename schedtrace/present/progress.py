@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from schedtrace.engine.execute import Observer
 from schedtrace.engine.plan import Plan
 from schedtrace.model.manifest import TrialResult
+from schedtrace.model.printable import visible
 
 
 class RunProgress(Observer):
@@ -26,7 +27,7 @@ class RunProgress(Observer):
         self._start = time.monotonic()
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -49,7 +50,7 @@ class RunProgress(Observer):
 
     def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None:
         task = self._tasks.get(plan.label)
-        text = self._which(plan) + self._trial(plan, trial)
+        text = visible(self._which(plan) + self._trial(plan, trial))
         if task is None:
             self._tasks[plan.label] = self._bars.add_task(text, total=total, completed=finished)
         else:
@@ -68,7 +69,7 @@ class RunProgress(Observer):
 
     def _say(self, plan: Plan, text: str) -> None:
         elapsed = time.monotonic() - self._start
-        self._console.print(f"[{elapsed:6.1f} s] {self._which(plan)}{text}", markup=False, soft_wrap=True)
+        self._console.print(f"[{elapsed:6.1f} s] {visible(self._which(plan) + text)}", soft_wrap=True)
 
     def _which(self, plan: Plan) -> str:
         return f"{plan.label}: " if self._several else ""

@@ -13,6 +13,7 @@ import polars as pl
 
 from schedtrace import __version__
 from schedtrace.errors import InputError
+from schedtrace.model import private
 from schedtrace.model.trace import SCHEMA_VERSION, End, Header, Step
 from schedtrace.read.cache_folder import building, digests, folders_of, mark_used, remove_unused
 from schedtrace.read.fingerprint import Fingerprint, sampled, stamp_of, still
@@ -139,6 +140,4 @@ def _open(folder: Path, note: Note) -> Read:
 
 
 def _write_note(folder: Path, note: Note) -> None:
-    new = folder / f"{NOTE}.new"
-    new.write_bytes(msgspec.json.encode(note))
-    new.replace(folder / NOTE)
+    private.replace(folder / NOTE, msgspec.json.encode(note))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from schedtrace.model import private
 from schedtrace.read.fingerprint import digest_of
 from schedtrace.read.tables import CannotWriteError
 
@@ -40,8 +41,8 @@ def building(path: Path) -> Iterator[Path]:
     """
     home = path.parent / FOLDER
     try:
-        home.mkdir(exist_ok=True)
-        (home / ".gitignore").write_text("*\n")
+        private.make_folder(home)
+        private.replace(home / ".gitignore", b"*\n")
         folder = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=home))
     except OSError as error:
         raise CannotWriteError(str(error)) from error

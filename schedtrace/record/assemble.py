@@ -1,11 +1,11 @@
 """Turns raw captures into trace lines, in the writer's thread and away from the scheduler's path."""
 
-import hashlib
 import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from schedtrace.model.ids import capped
 from schedtrace.model.trace import (
     Arrival,
     ChunkCap,
@@ -22,10 +22,13 @@ from schedtrace.record.capture import Came, Capture, Result, Rows
 from schedtrace.record.delta import Deltas
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.exits import Noted
+from schedtrace.record.ids import WrittenIds
 from schedtrace.record.lives import Lives
 from schedtrace.record.rows import LatestRows
 
-_TRIAL = re.compile(r"t(\d+)-")
+_TRIAL = re.compile(r"t(\d{1,9})-")
+_LARGEST = 10**18 - 1
+"""A client may choose any priority; larger numbers are no trace lines to the reader."""
 
 
 class Assembler:
@@ -52,7 +55,7 @@ class Assembler:
         self._long_prefill_threshold = long_prefill_threshold
         self.trial: int | None = None
         self._trial_ids = trial_ids
-        self._hash_ids = hash_ids
+        self._ids = WrittenIds(hash_ids=hash_ids)
         self._full_lines = full_lines
         self._lives = Lives()
         self._rows = LatestRows()
@@ -104,24 +107,24 @@ class Assembler:
         step.exits, step.caps = self._exits_of(capture, step.remaining_budget)
         if result is not None:
             step.output_us, step.update_us, step.output_tokens = self._result(result, capture.ids)
-        self.hide_ids(step.arrived, step.finished, step.preempted)
-        if self._hash_ids:
-            for preemption in step.preempted:
-                if preemption.for_request_id is not None:
-                    preemption.for_request_id = hashed(preemption.for_request_id)
-        return self._line(capture, step, changes)
+        for preemption in step.preempted:
+            if preemption.for_request_id is not None:
+                preemption.for_request_id = self._ids[preemption.for_request_id]
+        line = self._line(capture, step, changes)
+        self.write_ids(step.arrived, step.finished, step.preempted)
+        return line
 
     def _line(self, capture: Capture, step: Step, changes: RowChanges | None) -> Step | dict[str, Any]:
         """A delta unless it is time for a line in full, or the changes cannot be told as such."""
         if changes is not None:
-            self.hide_ids(changes.added)
+            self._write_ids(changes.added)
         if self._deltas.begun and not capture.full and (changes is not None or capture.rows is None):
             return self._deltas.delta(step, changes)
         if self._deltas.begun and not self._full_lines:
             step.changes = changes
         self._deltas.follow(step)
         step.requests = self._rows.requests()
-        self.hide_ids(step.requests)
+        self._write_ids(step.requests)
         return step
 
     def output(self, capture: Capture, result: Result) -> Output:
@@ -135,17 +138,34 @@ class Assembler:
         """Keep book of who came and went; finished requests get the times of their life."""
         for arrival in came.arrived:
             self._lives.arrives(arrival)
-            if self._trial_ids and (match := _TRIAL.match(arrival.request_id)):
+            if self._trial_ids and (match := _TRIAL.match(str(arrival.request_id))):
                 self.trial = int(match[1])
         for finish in came.finished:
             self._lives.leaves(finish)
         return list(came.arrived), list(came.finished)
 
-    def hide_ids(self, *rows: Sequence[ScheduledRequest | Arrival | Finish | Preemption]) -> None:
-        """Replace request ids by their hashes, if asked for."""
-        if self._hash_ids:
-            for row in itertools.chain(*rows):
-                row.request_id = hashed(row.request_id)
+    def write_ids(
+        self, arrived: Sequence[Arrival], finished: Sequence[Finish], preempted: Sequence[Preemption] = ()
+    ) -> None:
+        """Replace what clients chose by what is written of it, and forget the ids of those who left."""
+        gone = [finish.request_id for finish in finished]
+        self._write_ids(arrived, finished, preempted)
+        for arrival in arrived:
+            arrival.lora = None if arrival.lora is None else capped(arrival.lora)
+            arrival.priority = max(-_LARGEST, min(arrival.priority, _LARGEST))
+            if arrival.max_tokens is not None:
+                arrival.max_tokens = min(arrival.max_tokens, _LARGEST)
+        for request_id in gone:
+            self._ids.forget(request_id)
+
+    def _write_ids(self, *rows: Sequence[ScheduledRequest | Arrival | Finish | Preemption]) -> None:
+        for row in itertools.chain(*rows):
+            row.request_id = self._ids[row.request_id]
+
+    def _write_mentioned_ids(self, places: Sequence[Exit | ChunkCap]) -> None:
+        for place in places:
+            if place.request_id is not None:
+                place.request_id = self._ids[place.request_id]
 
     def _phases(self, rows: Rows, start_us: int) -> dict[str, Phase]:
         """Phase of each request that is not simply running on; what was found in a cache is noted."""
@@ -199,13 +219,11 @@ class Assembler:
         if capture.events is not None or self._exits[0] != remaining:
             self._events = self._events if capture.events is None else capture.events
             exits, caps = to_lines(self._events, remaining, self._long_prefill_threshold)
-            if self._hash_ids:
-                _hide_mentioned_ids([*exits, *caps])
+            self._write_mentioned_ids([*exits, *caps])
             self._exits = (remaining, exits, caps)
         _, exits, caps = self._exits
         if capture.inferred:
-            if self._hash_ids:
-                _hide_mentioned_ids(capture.inferred)
+            self._write_mentioned_ids(capture.inferred)
             exits = exits + capture.inferred
         return exits, caps
 
@@ -216,14 +234,3 @@ class Assembler:
 
     def _us(self, ns: int) -> int:
         return (ns - self._anchor_ns) // 1000
-
-
-def hashed(request_id: str) -> str:
-    """A request id as 12 hex digits of its BLAKE2b hash: equal ids stay equal, and unreadable."""
-    return hashlib.blake2b(request_id.encode(), digest_size=6).hexdigest()
-
-
-def _hide_mentioned_ids(places: Sequence[Exit | ChunkCap]) -> None:
-    for place in places:
-        if place.request_id is not None:
-            place.request_id = hashed(place.request_id)

@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from schedtrace import __version__
+from schedtrace.model.redact import hide_secrets
 from schedtrace.model.trace import SCHEMA_VERSION, Header
 from schedtrace.record.allocation import stand_in
 from schedtrace.record.exit_lines import unknown_guards
@@ -51,7 +52,7 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
             getattr(scheduler.kv_cache_manager, "block_pool", None), "num_gpu_blocks", None
         ),
         enable_prefix_caching=getattr(scheduler.cache_config, "enable_prefix_caching", None),
-        scheduler_config=plain_fields(scheduler.scheduler_config),
+        scheduler_config=hide_secrets(plain_fields(scheduler.scheduler_config)),
         trial_ids=chosen.trial_ids,
         hashed_ids=chosen.hash_ids,
         preemptions_recorded=hasattr(scheduler, "_preempt_request"),

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+from schedtrace.model import private
 from schedtrace.model.manifest import FILE_NAME, Manifest, write_manifest
 from schedtrace.model.redact import vllm_environment, without_secrets
 from schedtrace.model.trace import Header
@@ -14,10 +15,10 @@ def create(run_dir: Path, name: str) -> tuple[Path, int]:
     """A new file that nobody else has; a second engine of the same process gets a folder of its own."""
     folder, again = run_dir, 1
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(folder)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-            return folder / name, os.open(folder / name, flags, 0o644)
+            return folder / name, os.open(folder / name, flags, private.FILE_MODE)
         except FileExistsError:
             again += 1
             folder = run_dir.with_name(f"{run_dir.name}-{again}")

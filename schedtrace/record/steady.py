@@ -75,11 +75,16 @@ class SteadySteps:
 
     def _one_further(self, computed: list[int]) -> bool:
         """Whether each request has one computed token more than in the step before."""
-        packed = int.from_bytes(self._pack(*computed), "little")
-        if packed != self._computed + self._one_each:
-            return False
-        self._computed = packed
-        return True
+        expected, self._computed = self._computed + self._one_each, self._packed(computed)
+        return self._computed == expected
+
+    def _packed(self, computed: list[int]) -> int:
+        """The numbers in one; if they are too large for that, the next step must be kept."""
+        try:
+            return int.from_bytes(self._pack(*computed), "little")
+        except struct.error:
+            self._ids = None
+            return -1
 
     def _remember(self, rows: Rows, total: int) -> None:
         """What the next step is compared with; only where each request got one token."""
@@ -95,5 +100,5 @@ class SteadySteps:
             self._ones = [1] * number
             self._pack = struct.Struct(f"<{number}I").pack
             self._one_each = int.from_bytes(self._pack(*self._ones), "little")
-        self._computed = int.from_bytes(self._pack(*computed), "little")
         self._ids = ids
+        self._computed = self._packed(computed)

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import msgspec
 from loguru import logger
 
+from schedtrace.model.ids import shortened
+from schedtrace.model.printable import json_of
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Came, Capture
@@ -65,7 +66,6 @@ class Writer:
             full_lines=chosen.lines == "full",
             long_prefill_threshold=header.scheduler_config.get("long_prefill_token_threshold") or 0,
         )
-        self._encode = msgspec.json.Encoder().encode
         self._pending: deque[Capture] = deque()
         self._early: list[Capture] = []
         self._notices: deque[str] = deque()
@@ -104,7 +104,7 @@ class Writer:
 
     def describe(self, error: BaseException) -> str:
         """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
-        return type(error).__name__ if self._hash_ids else repr(error)
+        return type(error).__name__ if self._hash_ids else shortened(repr(error))
 
     def notice(self, message: str) -> None:
         """Have a notice written."""
@@ -187,7 +187,7 @@ class Writer:
             return []
         came = self.take_events()
         arrived, finished = self._assembler.events(came)
-        self._assembler.hide_ids(arrived, finished)
+        self._assembler.write_ids(arrived, finished)
         return [
             Events(
                 at_us=self._now_us(),
@@ -208,7 +208,7 @@ class Writer:
             return
         if os.fstat(self._file).st_nlink < self._links:
             raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written", str(self.path))
-        data = memoryview(b"".join(self._encode(line) + b"\n" for line in lines))
+        data = memoryview(b"".join(json_of(line) + b"\n" for line in lines))
         start = os.lseek(self._file, 0, os.SEEK_END)
         try:
             while data:

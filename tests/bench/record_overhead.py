@@ -1,183 +1,207 @@
 """What recording costs vLLM's real scheduler: ``python tests/bench/record_overhead.py`` (no GPU, minutes).
 
 One scheduler works its load off, in turns with and without the recorder: the same requests, the same memory,
-the same minute of the machine. A round is one turn of each, and gives one ratio.
+the same minute of the machine. A round is one turn of each, and gives one ratio. ``--before COMMIT`` measures
+the recorder of that commit in the same run: load by load, in a process of its own.
 """
 
+import argparse
 import gc
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import mean, median, quantiles
 
-os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from loguru import logger
-from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.sched.scheduler import Scheduler
-
-from schedtrace.record.allocation import stand_in
-from schedtrace.record.traced import traced_class
-from schedtrace.simulate import Driver as Engine
-
-LOADS = [(16, 0, 0), (64, 0, 0), (256, 0, 0), (1024, 0, 0), (256, 10_000, 0), (256, 1, 1)]
-"""Running, waiting, seats free: with a free seat the one who waits is looked at and skipped in every step."""
-
-_begun = time.perf_counter()
-TRACED = traced_class(Scheduler)
-stand_in(KVCacheManager)
-INSTRUMENTED_MS = 1e3 * (time.perf_counter() - _begun)
-"""What an engine spends on it once, when it starts."""
-
-RESTED = {"average": median, "rounds": 60, "steps": 20}
-BUSY = {"average": mean, "rounds": 10, "steps": 300}
-PATCHED_CALLS = 60
+ROOT = Path(__file__).parents[2]
+COUNTS = [16, 64, 256, 1024]
+LOADS = {
+    **{f"decode, {number} running": {"number": number} for number in COUNTS},
+    "decode, 256 running, 10,000 waiting": {"number": 256, "waiting": 10_000},
+    **{f"mixed, {number} running": {"number": number, "prompt": 400, "output": 100} for number in COUNTS[:3]},
+    "a finish in every step, 256 running": {"number": 256, "prompt": 16, "output": 256},
+    "decode, 256 running, engine never waits": {"number": 256, "busy": True},
+    "mixed, 256 running, engine never waits": {"number": 256, "prompt": 400, "output": 100, "busy": True},
+}
+RESTED = {"average": median, "rounds": 40, "steps": 20}
+BUSY = {"average": mean, "rounds": 8, "steps": 300}
 
 
-class Patched(TRACED):
-    """The forum thread's patch: in every call a sink is added and a dict of all requests is logged."""
+def engine_of(number, waiting=0, prompt=0, output=0):  # noqa: C901  # classes over a class found late
+    """A driver of vLLM's scheduler, whose methods are those of a class that can be switched."""
+    from vllm.v1.core.sched.scheduler import Scheduler
 
-    path = None
+    from schedtrace.record.traced import traced_class
+    from schedtrace.simulate import Driver
 
-    def schedule(self, *args):
-        output = Scheduler.schedule(self, *args)
-        logger.add(self.path, level="DEBUG")
-        requests = [
-            {
-                "request_id": request_id,
-                "computed_tokens": self.requests[request_id].num_computed_tokens - tokens,
-                "scheduled_tokens": tokens,
+    traced = traced_class(Scheduler)
+
+    class Switched(traced):
+        use = Scheduler
+
+        def schedule(self, *args):
+            start = time.perf_counter_ns()
+            scheduled = self.use.schedule(self, *args)
+            self.schedule_us.append((time.perf_counter_ns() - start) / 1e3)
+            return scheduled
+
+        def update_from_output(self, *args):
+            start = time.perf_counter_ns()
+            outputs = self.use.update_from_output(self, *args)
+            self.update_us.append((time.perf_counter_ns() - start) / 1e3)
+            return outputs
+
+    class Load(Driver):
+        """``number`` requests run: for ever, or each is followed by another one."""
+
+        def __init__(self):
+            tokens = number * 16 if not output else number + 6 * prompt * number // (output + prompt)
+            limits = {"max_num_seqs": number, "max_num_batched_tokens": tokens}
+            super().__init__(lambda _: Switched, num_blocks=number * 500, max_model_len=16_384, **limits)
+            self.classes = {"plain": Scheduler, "traced": traced}
+            self.writer = self.scheduler._schedtrace_recorder._writer
+            self.added = 0
+            for place in range(number + waiting):
+                self.another(1 + place * output // number if output else 16_000)
+            self.turn("traced", 2 * output or 10)
+            gc.collect()
+            gc.freeze()  # as EngineCore does once it is up
+
+        def another(self, tokens):
+            self.added += 1
+            request_id = f"cmpl-{self.added:024x}-0"
+            self.add(request_id, prompt=prompt or 16, max_tokens=tokens)
+
+        def step(self, *args):
+            while output and len(self.scheduler.requests) < number:
+                self.another(output)
+            return super().step(*args)
+
+        def turn(self, name, steps):
+            """What each of so many steps took; afterwards the trace writer may finish."""
+            scheduler, writer = self.scheduler, self.writer
+            scheduler.use, scheduler.schedule_us, scheduler.update_us = self.classes[name], [], []
+            cpu_us, size = self.writer_cpu_us(), writer.path.stat().st_size
+            for _ in range(steps):
+                self.step()
+            while writer._pending:
+                time.sleep(0.01)
+            time.sleep(0.02)
+            return {
+                "schedule": scheduler.schedule_us,
+                "update": scheduler.update_us,
+                "writer": (self.writer_cpu_us() - cpu_us) / steps,
+                "bytes": (writer.path.stat().st_size - size) / steps,
             }
-            for request_id, tokens in output.num_scheduled_tokens.items()
-        ]
-        record = {
-            "token_budget": self.max_num_scheduled_tokens,
-            "remaining_budget": self.max_num_scheduled_tokens - output.total_num_scheduled_tokens,
-            "total_requests": len(requests),
-            "requests": requests,
-            "max_num_running_reqs": self.max_num_running_reqs,
-        }
-        logger.debug(record)
-        return output
+
+        def writer_cpu_us(self):
+            return time.clock_gettime_ns(time.pthread_getcpuclockid(self.writer._thread.ident)) / 1e3
+
+    return Load()
 
 
-class Switched(Patched):
-    """A scheduler whose methods are those of the class ``use``, with a clock around them."""
-
-    use: type
-    schedule_us: list
-    update_us: list
-
-    def schedule(self, *args):
-        start = time.perf_counter_ns()
-        output = self.use.schedule(self, *args)
-        self.schedule_us.append((time.perf_counter_ns() - start) / 1e3)
-        return output
-
-    def update_from_output(self, *args):
-        method = Scheduler if self.use is Patched else self.use
-        start = time.perf_counter_ns()
-        outputs = method.update_from_output(self, *args)
-        self.update_us.append((time.perf_counter_ns() - start) / 1e3)
-        return outputs
-
-
-CLASSES = {"plain": Scheduler, "traced": TRACED, "patched": Patched}
-
-
-class SteadyDecode(Engine):
-    """So many requests that decode one token a step; others wait for a seat, or for their grammar."""
-
-    def __init__(self, running, waiting=0, free_seats=0):
-        limits = {"max_num_seqs": running + free_seats, "max_num_batched_tokens": 16 * running}
-        super().__init__(lambda _: Switched, num_blocks=running * 500, max_model_len=16_384, **limits)
-        never_ready = StructuredOutputsParams(json="{}") if free_seats else None
-        for number in range(running + waiting):
-            grammar = never_ready if number >= running else None
-            self.add(f"request-{number}", prompt=16, max_tokens=16_000, structured_outputs=grammar)
-        self.writer = self.scheduler._schedtrace_recorder._writer
-        self.turn("traced", 10)
-        gc.collect()
-        gc.freeze()  # as EngineCore does once it is up
-
-    def turn(self, name, steps):
-        """What each of so many steps took; afterwards the trace writer may finish."""
-        scheduler = self.scheduler
-        scheduler.use, scheduler.schedule_us, scheduler.update_us = CLASSES[name], [], []
-        before = self.writer_cpu_us()
-        for _ in range(steps):
-            self.step()
-        while self.writer._pending:
-            time.sleep(0.01)
-        time.sleep(0.02)
-        writer_us = (self.writer_cpu_us() - before) / steps
-        return {"schedule": scheduler.schedule_us, "update": scheduler.update_us, "writer": [writer_us]}
-
-    def writer_cpu_us(self):
-        return time.clock_gettime_ns(time.pthread_getcpuclockid(self.writer._thread.ident)) / 1e3
-
-    def close(self):
-        gc.unfreeze()
-        self.scheduler.shutdown()
-
-
-def compare(load, other, average, rounds, steps):
-    """One line: the plain class and another in turns."""
-    engine, pairs = SteadyDecode(*load), []
-    for number in range(rounds):
+def measure(other="traced", busy=False, **load):
+    """One load: the plain class and another in turns."""
+    how = BUSY if busy else RESTED
+    average, engine, pairs = how["average"], engine_of(**load), []
+    for number in range(how["rounds"]):
         order = (0, 1) if number % 2 else (1, 0)
-        turns = {place: engine.turn(other if place else "plain", steps) for place in order}
+        turns = {place: engine.turn(other if place else "plain", how["steps"]) for place in order}
         pairs.append((turns[0], turns[1]))
-    engine.close()
-    cells, added_us = [f"{load[0]:>3} + {load[1]:<6,} | {load[2]}", f"{other:6}"], 0.0
+    gc.unfreeze()
+    engine.scheduler.shutdown()
+    result = {name: median(second[name] for _, second in pairs) for name in ("writer", "bytes")}
     for method in ("schedule", "update"):
-        plain_us = median(average(plain[method]) for plain, _ in pairs)
         ratios = [average(second[method]) / average(plain[method]) for plain, second in pairs]
-        low, middle, high = (100 * (ratio - 1) for ratio in quantiles(ratios))
-        added_us += plain_us * middle / 100
-        cells.append(f"{plain_us:5,.0f} us {middle:+6.1f} % ({low:+5.1f} .. {high:+5.1f})")
-    writer_us = median(second["writer"][0] for _, second in pairs)
-    print(" | ".join([*cells, f"{added_us:+5.0f} us", f"{writer_us:5.0f} us"]), flush=True)
+        result[method] = [median(average(plain[method]) for plain, _ in pairs), *quantiles(ratios)]
+    return result
 
 
-def compare_with_patch(folder):
-    """One turn of each class with 256 running requests: the patch gets slower with every call."""
-    Patched.path = folder / "profile.log"
-    engine = SteadyDecode(256)
-    for name in CLASSES:
-        before = engine.writer.path.stat().st_size
-        times = engine.turn(name, PATCHED_CALLS)["schedule"]
-        size = engine.writer.path.stat().st_size - before
-        if name == "patched":
-            size = Patched.path.stat().st_size
-        print(f"{name:7} | {median(times[:10]):6,.0f} us | {median(times[-10:]):6,.0f} us | {size:>12,}")
-    engine.close()
+def serve():
+    """Measure what is asked for, a line of JSON each, until there is no more."""
+    os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
+    from loguru import logger
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from schedtrace.record.allocation import stand_in
+    from schedtrace.record.traced import traced_class
+
+    logger.remove()
+    begun = time.perf_counter()
+    traced_class(Scheduler)
+    stand_in(KVCacheManager)
+    print(json.dumps(1e3 * (time.perf_counter() - begun)), flush=True)
+    for line in sys.stdin:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["SCHEDTRACE_RUN_DIR"] = f"{folder}/run"
+            print(json.dumps(measure(**json.loads(line))), flush=True)
+
+
+class Measured:
+    """A process that measures with the recorder of one checkout."""
+
+    def __init__(self, name, root):
+        self.name = name
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve"],
+            env=os.environ | {"PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.instrumented_ms = json.loads(self.process.stdout.readline())
+
+    def measure(self, load):
+        self.process.stdin.write(json.dumps(load) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
+def row(load, name, result):
+    """One line of the table."""
+    cells, added_us = [f"{load:<40}", f"{name:<7}"], 0.0
+    for method in ("schedule", "update"):
+        plain_us, low, middle, high = result[method]
+        added_us += plain_us * (middle - 1)
+        low, middle, high = (100 * (ratio - 1) for ratio in (low, middle, high))
+        cells.append(f"{plain_us:6,.0f} {middle:+6.1f} % ({low:+5.1f} .. {high:+5.1f})")
+    return " | ".join([*cells, f"{added_us:+6.1f}", f"{result['writer']:6.0f}", f"{result['bytes']:8,.0f}"])
 
 
 def main():
-    logger.remove()
-    with tempfile.TemporaryDirectory() as name:
-        os.environ["SCHEDTRACE_RUN_DIR"] = str(Path(name) / "run")
-        columns = (
-            "running + waiting | seats free | class | schedule(), more | update_from_output(), more"
-            " | both, a step | writer's CPU, a step"
-        )
-        print(f"Instrumenting, once: {INSTRUMENTED_MS:.0f} ms\n")
-        print(f"A. The writer rests meanwhile; medians of turns of {RESTED['steps']} steps\n{columns}")
-        compare((256, 0, 0), "plain", **RESTED)
-        for load in LOADS:
-            compare(load, "traced", **RESTED)
-        print(f"\nB. The engine never waits for a device; means of turns of {BUSY['steps']} steps\n{columns}")
-        compare((256, 0, 0), "plain", **BUSY)
-        compare((256, 0, 0), "traced", **BUSY)
-        print("\nC. The forum thread's patch; schedule() with 256 running requests")
-        print(f"class | first 10 calls | calls {PATCHED_CALLS - 9} to {PATCHED_CALLS} | bytes on disk")
-        compare_with_patch(Path(name))
-        logger.remove()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", metavar="COMMIT", help="measure the recorder of this commit, too")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only loads with this in their name")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        serve()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        recorders = [Measured("now", ROOT)]
+        if given.before:
+            packed = subprocess.run(
+                ["git", "archive", given.before, "schedtrace"],  # noqa: S607  # whichever git there is
+                cwd=ROOT, capture_output=True, check=True,
+            ).stdout  # fmt: skip
+            subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)  # noqa: S607  # likewise
+            recorders.insert(0, Measured("before", folder))
+        for recorder in recorders:
+            print(f"{recorder.name}: instrumenting takes {recorder.instrumented_ms:.0f} ms, once")
+        print(f"load at the start {os.getloadavg()[0]:.1f}; us a step, median and quartiles of rounds\n")
+        columns = "schedule(), more | update_from_output(), more | both, added us | writer's CPU us | bytes"
+        print(f"{'load':<40} |         | {columns}", flush=True)
+        noise = {"number": 256, "other": "plain"}
+        for name, load in {"plain against plain, 256 running": noise, **LOADS}.items():
+            if given.only in name:
+                for recorder in recorders:
+                    print(row(name, recorder.name, recorder.measure(load)), flush=True)
+        print(f"\nload at the end {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

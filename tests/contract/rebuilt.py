@@ -1,4 +1,4 @@
-"""Rebuilds every step of a trace in full, straight from the page of the format; not from schedtrace's reader."""
+"""Rebuilds every step of a trace in full, by the page of the format and without schedtrace's reader."""
 
 import json
 from pathlib import Path
@@ -7,19 +7,14 @@ from typing import Any
 from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Step
 
 Line = dict[str, Any]
-DEFAULTS = json.loads(
-    json.dumps(
-        {
-            name: value
-            for name, value in zip(Step.__struct_fields__[::-1], Step.__struct_defaults__[::-1], strict=False)
-        },
-        default=lambda _: [],
-    )
-)
+_FULL = Step.__struct_fields__
+_DEFAULTS = zip(_FULL[-len(Step.__struct_defaults__) :], Step.__struct_defaults__, strict=True)
+DEFAULTS = {name: default if isinstance(default, int | None) else [] for name, default in _DEFAULTS}
+"""Of kw_only fields without one: none that is left out."""
 
 
 def steps_of(path: Path) -> dict[int, Line]:
-    """Number of each step to its line in full, with its output; arrivals and departures between steps aside."""
+    """Number of each step to its line in full, with its output; no arrivals and departures between steps."""
     steps: dict[int, Line] = {}
     last: Line = {}
     for line in map(json.loads, path.read_text().splitlines()):

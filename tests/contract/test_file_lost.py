@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.vllm
 
 LOAD = ("aborts", 1)
 STEP = 30
+STEP_LINE = re.compile(rb'"type":"(?:step|delta)"')
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def decisions_with(accident):
         def schedule(self, *args):
             if self.scheduler.current_step == STEP:
                 of_engine = self.scheduler._schedtrace_recorder._writer
-                while of_engine.path.read_bytes().count(b'{"type":"step"') < STEP:
+                while len(STEP_LINE.findall(of_engine.path.read_bytes())) < STEP:
                     time.sleep(0.01)
                 accident(of_engine)
             return super().schedule(*args)
@@ -110,6 +112,7 @@ def small_disk(tmp_path, monkeypatch):
     if made.returncode:
         pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
     monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(disk / "run"))
+    monkeypatch.setenv("SCHEDTRACE_LINES", "full")  # or all of it would fit
     yield disk
     subprocess.run([umount, "--lazy", disk], check=True)
 

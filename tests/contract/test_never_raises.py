@@ -61,14 +61,20 @@ def test_an_error_while_noting_stops_the_recording_only(
 
 
 def test_an_error_after_a_preemption_stops_the_recording_only(plain, recording, warnings, monkeypatch):
-    free_blocks, broken = Recorder._free_blocks, RuntimeError("broken")
+    begin, broken = Recorder.__init__, RuntimeError("broken")
 
-    def failing_there(self):
-        if sys._getframe(1).f_code.co_name == "request_was_preempted":
-            raise broken
-        return free_blocks(self)
+    def begin_so(self, *args, **options):
+        begin(self, *args, **options)
+        free_blocks = self._free_blocks
 
-    monkeypatch.setattr(Recorder, "_free_blocks", failing_there)
+        def failing_there():
+            if sys._getframe(1).f_code.co_name == "request_was_preempted":
+                raise broken
+            return free_blocks()
+
+        self._free_blocks = failing_there
+
+    monkeypatch.setattr(Recorder, "__init__", begin_so)
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     message = "recording stopped after _preempt_request(): RuntimeError('broken')"
     assert warnings == [f"schedtrace: {message}"]

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import polars as pl
 
 from schedtrace.errors import UsageError
+from schedtrace.model.ids import capped, hashed, kept_prefix
+from schedtrace.model.printable import visible
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 
@@ -14,17 +16,23 @@ MOST_LISTED = 8
 def find_request(run: Run, text: str) -> tuple[Trace, str]:
     """The trace and the whole id.
 
-    An id that is ``text`` comes first; then one that begins or ends with it at a dash (``t1-1`` means
-    ``t1-1-99fdf569``, not ``t1-12-...``), then one that begins or ends with it anyhow.
+    An id that is ``text`` comes first: as it is, as it is printed, or as the trace writes it (cut or hashed).
+    Then one that begins or ends with it at a dash (``t1-1`` means ``t1-1-99fdf569``, not ``t1-12-...``), then
+    one that begins or ends with it anyhow, then a cut one that begins as it does: vLLM appends to a client's
+    id, so the hash of what the client sent is another one.
 
     Raises:
         UsageError: no request is meant, or several are.
     """
     ids = {request_id: trace for trace in run.traces for request_id in _ids(trace)}
+    written = {hashed(text) if trace.header.hashed_ids else capped(text) for trace in run.traces}
     ways: list[Callable[[str], bool]] = [
-        lambda whole: whole == text,
-        lambda whole: whole.startswith(f"{text}-") or whole.endswith(f"-{text}"),
-        lambda whole: whole.startswith(text) or whole.endswith(text),
+        lambda whole: text in {whole, visible(whole)} or whole in written,
+        lambda whole: any(
+            name.startswith(f"{text}-") or name.endswith(f"-{text}") for name in {whole, visible(whole)}
+        ),
+        lambda whole: any(name.startswith(text) or name.endswith(text) for name in {whole, visible(whole)}),
+        lambda whole: (prefix := kept_prefix(whole)) is not None and text.startswith(prefix),
     ]
     for way in ways:
         found = [whole for whole in ids if text and way(whole)]

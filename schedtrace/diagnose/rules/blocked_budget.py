@@ -118,7 +118,8 @@ def _finding(view: View, cause_with_limit: str, steps: pl.DataFrame) -> Finding:
     }
     working = view.steps.filter((pl.col("total_requests") > 0) | (pl.col("num_waiting_after") > 0)).height
     trials = trial_numbers(steps)
-    why = (WHY.get(cause_with_limit) or WHY.get(cause) or f"cause {cause}").format(**words)
+    known = WHY.get(cause_with_limit) or WHY.get(cause)
+    why = f"cause {cause}" if known is None else known.format(**words)
     advice = ADVICE.get(cause_with_limit) or ADVICE.get(cause) or "See docs/causes.md."
     left = 1 - float(steps["use_frac"].mean() or 0)  # type: ignore[arg-type]  # a column of floats
     tokens = int(steps["unused"].sum())

@@ -36,8 +36,10 @@ def reason(view: View, *, loop: str, cause: str, detail: str | None) -> str:
     """Why a loop ended or skipped somebody; for a cause that only a newer version knows, its word."""
     words = IN_RUNNING_LOOP if loop == "running" else IN_WAITING_LOOP
     limited = words.get(f"{cause}/{detail}") if detail else None
+    said = limited or words.get(cause)
+    if said is None:
+        return f"cause {cause}"
     limit = "max_num_active_seqs" if view.active_limit else "max_num_seqs"
-    said = limited or words.get(cause) or f"cause {cause}"
     return said.format(limit=limit, seats=view.seats, token_budget=view.header.token_budget)
 
 

@@ -39,7 +39,7 @@ def test_a_run_without_a_step_does_not_claim_to_have_been_searched(cli, tmp_path
 
 def test_a_trial_that_the_run_was_cut_in_is_told_so(cli, tmp_path):
     lines = [makers.step(at, trial=at + 1, got={"a": 1}) for at in range(2)]
-    told = makers.manifest(status="interrupted", trials=[makers.result(1, 1.0)])
+    told = makers.manifest(status="interrupted", trials=[makers.result(1, 1.0, num_requests=0)])
     _, out, _ = cli("analyze", makers.run_folder(tmp_path / "cut", *lines, about=told))
     assert [line.split()[:3] for line in out.splitlines() if "1 / 1" in line] == [
         ["1", "1", "1"],

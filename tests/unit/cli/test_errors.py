@@ -35,6 +35,8 @@ def bad(tmp_path, monkeypatch):
     (tmp_path / "latin.yaml").write_bytes(b"model: \xff\n")
     (tmp_path / "typed.yaml").write_text("model: tiny\ntrials: many\n")
     (tmp_path / "inf.yaml").write_text("model: tiny\nrequest-rate: 1.0e+10\n")
+    (tmp_path / "seed.yaml").write_text("model: tiny\nseed: -1\n")
+    (tmp_path / "nested.yaml").write_text("model: tiny\nconfig: zero.yaml\n")
     (tmp_path / "zero.yaml").write_text("model: tiny\ninput_len: 0\n")
     (tmp_path / "half.jsonl").write_text('{"prompt": "a", "output_len": 1}\n\n{"prompt": \n')
     (tmp_path / "neither.jsonl").write_text('{"output_len": 1}\n')
@@ -62,7 +64,7 @@ READING = [
     ("diff good runs", INPUT, "runs: 2 runs in it; name one of them, such as runs/one"),
     ("diff stepless good", INPUT, "stepless: no step in it to compare"),
     ("diff small large", INPUT, "nothing in common to compare"),
-    ("diff good good --max-num-seqs 4", USAGE, "unexpected argument --max-num-seqs"),
+    ("diff good good --max-num-seqs 4", USAGE, "unknown option --max-num-seqs; engine options go with --run"),
 ]
 RUNNING = [
     ("run", USAGE, "no model given: --model"),
@@ -75,6 +77,8 @@ RUNNING = [
     ("run --config typed.yaml", USAGE, "trials"),
     ("run --config inf.yaml", USAGE, "request-rate"),
     ("run --config zero.yaml", USAGE, "input-len"),
+    ("run --config seed.yaml", USAGE, "seed"),
+    ("run --config nested.yaml", USAGE, "--config nested.yaml: config: one file cannot name another"),
     ("run --model tiny --prequeue --request-rate 5", USAGE, "it cannot go with --request-rate"),
     ("run --model tiny --dataset prompts.csv", USAGE, "--dataset prompts.csv: expected"),
     ("run --model tiny --dataset gone.jsonl", INPUT, "--dataset gone.jsonl: No such file"),
@@ -118,6 +122,9 @@ USAGE_ERRORS = [
     ("analyze --bogus good", "--bogus"),
     ("diff good", "'new'"),
     ("run --trials 0", "'--trials'"),
+    ("run --seed -1", "'--seed'"),
+    ("run --seed 4294967296", "'--seed'"),
+    ("run --trails 3 --input-len 0", "'--input-len'"),
 ]
 
 

@@ -1,3 +1,6 @@
+import os
+from stat import S_IMODE
+
 import msgspec
 import polars as pl
 import pytest
@@ -115,3 +118,23 @@ def test_a_trace_is_never_written_over_itself_and_a_foreign_log_has_none(run, tm
     )
     with pytest.raises(UsageError, match="expands traces of schedtrace, and this is a vLLM's log"):
         export(read_run(log), tmp_path / "out", kind=Kind.JSONL)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_only_the_owner_may_read_the_files(run, tmp_path, kind):
+    before = os.umask(0)
+    try:
+        for force in (False, True):
+            written = export(run, tmp_path / "out", kind=kind, force=force)
+    finally:
+        os.umask(before)
+    assert {S_IMODE(file.stat().st_mode) for file in written} == {0o600}
+    assert S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
+
+
+def test_parquet_keeps_the_very_texts_and_csv_shows_them(run_of, tmp_path):
+    run = run_of("hostile", step(0, got={"=1\x1b": 1}, new=["=1\x1b"]))
+    export(run, tmp_path, kind=Kind.PARQUET)
+    export(run, tmp_path, kind=Kind.CSV)
+    assert pl.read_parquet(tmp_path / "requests.parquet")["request_id"].to_list() == ["=1\x1b"]
+    assert pl.read_csv(tmp_path / "requests.csv")["request_id"].to_list() == [r"'=1\x1b"]

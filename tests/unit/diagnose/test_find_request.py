@@ -2,6 +2,7 @@ import pytest
 
 from schedtrace.diagnose.request.find import find_request
 from schedtrace.errors import UsageError
+from schedtrace.model.ids import capped, hashed
 from schedtrace.read.run import read_run
 from tests import makers
 from tests.makers import arrival, finish, step
@@ -65,3 +66,29 @@ def test_every_engine_is_searched(tmp_path):
         folder = makers.run_folder(tmp_path / "r", step(0, got={f"r{rank}": 1}), engine_rank=rank)
     trace, found = find_request(read_run(folder), "r1")
     assert (trace.header.engine_rank, found) == (1, "r1")
+
+
+@pytest.mark.parametrize("text", ["a\x1b\n", r"a\x1b\n", "a\x1b", r"a\x1b", r"\n"])
+def test_an_id_is_found_as_it_is_and_as_it_is_printed(run_of, text):
+    come = [arrival("a\x1b\n", 0, 0), arrival("b", 0, 0)]
+    assert find_request(run_of("r", step(0, arrived=come)), text)[1] == "a\x1b\n"
+
+
+def test_two_ids_never_have_to_share_a_printed_form(run_of):
+    run = run_of("r", step(0, arrived=[arrival(name, 0, 0) for name in ("a\x1b", r"a\x1b")]))
+    assert find_request(run, "a\x1b")[1] == "a\x1b"
+    assert find_request(run, r"a\\x1b")[1] == r"a\x1b"
+    with pytest.raises(UsageError, match="2 requests are meant"):  # as it is, or as the other is printed
+        find_request(run, r"a\x1b")
+
+
+def test_a_long_id_is_found_by_the_whole_of_it_by_what_is_written_and_without_vllms_suffix(run_of):
+    ids = [f"{name * 1000}-1234abcd" for name in ("a", "b")]
+    run = run_of("r", step(0, arrived=[arrival(capped(name), 0, 0) for name in ids]))
+    for text in (ids[0], capped(ids[0]), "a" * 1000, "a" * 64):
+        assert find_request(run, text)[1] == capped(ids[0])
+
+
+def test_a_hashed_id_is_found_by_the_id(run_of):
+    run = run_of("r", step(0, arrived=[arrival(hashed("t1-6"), 0, 0)]), hashed_ids=True)
+    assert find_request(run, "t1-6")[1] == hashed("t1-6")

@@ -96,10 +96,22 @@ def test_preemptions_that_could_not_be_recorded_are_not_none(view_of, recorded, 
     ],
 )
 def test_a_trial_without_a_result_was_cut_if_the_run_ended_early(view_of, status, complete):
-    view = view_of(step(0, trial=1), step(1, trial=2))
-    told = manifest(status=status, trials=[result(1, 2.0)])
+    view = view_of(step(0, trial=1, finished=[ran("a", 1, 2)], arrived=[arrival("a", 0)]), step(1, trial=2))
+    told = manifest(status=status, trials=[result(1, 2.0, num_requests=1)])
     assert [report.complete for report in trial_reports(view, told)] == complete
     assert [report.complete for report in trial_reports(view, None)] == [True, True]
+
+
+@pytest.mark.parametrize(("status", "complete"), [("finished", True), ("running", False), ("failed", False)])
+def test_a_trial_of_which_the_trace_lacks_requests_was_cut_though_the_front_end_saw_it_end(
+    view_of, status, complete
+):
+    view = view_of(step(0, trial=1, finished=[ran("a", 1, 2)], arrived=[arrival("a", 0)]))
+    told = manifest(status=status, trials=[result(1, 2.0, num_requests=2)])
+    [report] = trial_reports(view, told)
+    assert (report.requests_finished, report.complete) == (1, complete)
+    [of_two_ranks] = trial_reports(view, told, engines=2)
+    assert of_two_ranks.complete
 
 
 def test_a_trace_without_trials_is_never_cut(view_of):

@@ -1,83 +1,18 @@
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
 from schedtrace.engine import plan
-from schedtrace.engine.plan import Plan, both_fit, check, make_folder
+from schedtrace.engine.plan import Plan, both_fit, check
 from schedtrace.engine.spec import RunSpec
-from schedtrace.errors import SchedtraceError, UsageError
+from schedtrace.errors import RecordingError, SchedtraceError
 from schedtrace.model.manifest import read_manifest
-from tests.makers import manifest, run_folder, step
 
 
 def spec(*engine_args, **fields):
     return RunSpec(engine_args=["--model", "tiny", *engine_args], **fields)
-
-
-def test_a_new_folder_is_made_with_its_parents(tmp_path):
-    folder = make_folder(tmp_path / "a" / "b", "run", force=False)
-    assert (folder, folder.is_dir()) == (tmp_path / "a" / "b" / "run", True)
-
-
-def test_an_empty_folder_is_taken_as_it_is(tmp_path):
-    (tmp_path / "run").mkdir()
-    assert make_folder(tmp_path, "run", force=False) == tmp_path / "run"
-
-
-@pytest.mark.parametrize(
-    ("label", "name"), [("a b/c", "a_b_c"), ("x=1,y=2", "x=1_y=2"), ("v1.2+k-_", "v1.2+k-_"), ("ü", "ü")]
-)
-def test_a_label_becomes_one_folder_name(tmp_path, label, name):
-    assert make_folder(tmp_path, label, force=False) == tmp_path / name
-
-
-def test_a_folder_with_something_in_it_is_refused_without_force(tmp_path):
-    run_folder(tmp_path / "run", step(0))
-    with pytest.raises(UsageError, match=r"run exists: .*--force"):
-        make_folder(tmp_path, "run", force=False)
-    assert (tmp_path / "run" / "engine-0.jsonl").exists()
-
-
-def test_force_empties_a_run_folder(tmp_path):
-    run_folder(tmp_path / "run", step(0), about=manifest())
-    (tmp_path / "run" / "vllm.log").touch()
-    assert list(make_folder(tmp_path, "run", force=True).iterdir()) == []
-
-
-def test_force_takes_a_run_that_recorded_nothing_for_a_run(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").touch()
-    assert list(make_folder(tmp_path, "run", force=True).iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["thesis.tex", "engine.jsonl", "run.json.bak"])
-def test_force_never_empties_a_folder_that_is_no_run(tmp_path, name):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).write_text("precious")
-    with pytest.raises(UsageError, match="run is no run folder"):
-        make_folder(tmp_path, "run", force=True)
-    assert (tmp_path / "run" / name).read_text() == "precious"
-
-
-@pytest.mark.parametrize("force", [True, False])
-def test_a_file_or_a_link_of_that_name_is_no_folder(tmp_path, force):
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to(run_folder(tmp_path / "real", step(0)))
-    for name in ("file", "link"):
-        with pytest.raises(UsageError, match=f"{name} is no folder"):
-            make_folder(tmp_path, name, force=force)
-    assert (tmp_path / "real" / "engine-0.jsonl").exists()
-
-
-def test_force_never_empties_a_folder_of_runs(tmp_path):
-    run_folder(tmp_path / "logs" / "one", step(0))
-    with pytest.raises(UsageError, match="logs is no run folder"):
-        make_folder(tmp_path, "logs", force=True)
-    assert (tmp_path / "logs" / "one" / "engine-0.jsonl").exists()
-
-
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot be made"):
-        make_folder(tmp_path / "file", "run", force=False)
 
 
 def test_a_plan_begins_as_a_manifest_of_its_own(tmp_path):
@@ -86,6 +21,28 @@ def test_a_plan_begins_as_a_manifest_of_its_own(tmp_path):
     told = read_manifest(tmp_path)
     assert (told.status, told.error, told.label) == ("failed", "no memory", "x")
     assert (told.command, told.trials_asked, told.trials) == (["schedtrace", "run"], 3, [])
+
+
+def test_a_manifest_that_cannot_be_written_is_one_line_and_leaves_no_part(tmp_path):
+    plan = Plan(spec(), tmp_path / "gone", "x", [])
+    with pytest.raises(RecordingError) as raised:
+        plan.save("running")
+    assert str(raised.value) == f"{tmp_path / 'gone'}: run.json cannot be written (No such file or directory)"
+    assert raised.value.exit_code == 4
+
+
+def test_a_full_disk_keeps_the_manifest_that_was_there(tmp_path, monkeypatch):
+    plan = Plan(spec(), tmp_path, "x", [])
+    plan.save("running")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(RecordingError, match="No space left on device"):
+        plan.save("finished")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert read_manifest(tmp_path).status == "running"
 
 
 def test_a_plan_keeps_no_secret_of_its_command(tmp_path):

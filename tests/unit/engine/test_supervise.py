@@ -1,6 +1,12 @@
+import os
+from stat import S_IMODE
+from unittest.mock import Mock
+
 import pytest
 
-from schedtrace.engine.supervise import log_tail, model_is_local, model_of, option_of, root_cause
+from schedtrace.engine.arguments import model_is_local, model_of, option_of
+from schedtrace.engine.spec import RunSpec
+from schedtrace.engine.supervise import LOG_NAME, EngineProcess, log_tail, root_cause
 
 
 @pytest.mark.parametrize(
@@ -38,8 +44,8 @@ AFTER = "RuntimeError: Engine core initialization failed. See root cause above."
 
 def test_the_tail_of_a_log_is_its_last_telling_lines_indented():
     log = ["one", "", "two", "[shutdown] bye", "x" * 300]
-    assert log_tail(log, 2) == f"  | two\n  | {'x' * 200}\n"
-    assert log_tail([]) == ""
+    assert log_tail(log, 2) == ["  | two", f"  | {'x' * 200}"]
+    assert log_tail([]) == []
 
 
 def test_the_root_cause_is_what_the_engine_core_said_not_the_front_end():
@@ -51,4 +57,15 @@ def test_the_root_cause_is_what_the_engine_core_said_not_the_front_end():
 
 
 def test_the_tail_of_a_log_ends_with_the_root_cause():
-    assert log_tail(["start", TOLD, "Traceback", AFTER], 2) == f"  | start\n  | {TOLD}\n"
+    assert log_tail(["start", TOLD, "Traceback", AFTER], 2) == ["  | start", f"  | {TOLD}"]
+
+
+def test_only_the_owner_may_read_vllms_log(tmp_path, monkeypatch):
+    monkeypatch.setattr("subprocess.Popen", Mock())
+    before = os.umask(0)
+    try:
+        engine = EngineProcess(RunSpec(engine_args=[]), tmp_path)
+    finally:
+        os.umask(before)
+    engine._log.close()
+    assert S_IMODE((tmp_path / LOG_NAME).stat().st_mode) == 0o600

@@ -1,6 +1,13 @@
 import pytest
 
-from schedtrace.model.redact import HIDDEN, hide_secrets, is_secret, vllm_environment, without_secrets
+from schedtrace.model.redact import (
+    HIDDEN,
+    hide_in_text,
+    hide_secrets,
+    is_secret,
+    vllm_environment,
+    without_secrets,
+)
 
 
 @pytest.mark.parametrize(
@@ -8,6 +15,7 @@ from schedtrace.model.redact import HIDDEN, hide_secrets, is_secret, vllm_enviro
     [
         *("--hf-token", "--hf_token", "HF_TOKEN", "--api-key", "api_keys", "VLLM_API_KEY", "auth-token"),
         *("aws_secret_access_key", "ACCESS_KEY", "client_secret", "SECRET_KEY", "password", "--db-password"),
+        *("--kv-transfer-config.kv_connector_extra_config.password", "access_token", "private-key", "passwd"),
     ],
 )
 def test_keys_tokens_and_passwords_are_secrets(name):
@@ -42,6 +50,27 @@ def test_tokens_of_text_are_no_secrets(name):
 )
 def test_a_command_line_keeps_everything_but_the_values_of_secrets(command, shown):
     assert without_secrets(command) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"password": "x", "port": 1}', '{"password": "(hidden)", "port": 1}'),
+        ('{"accessToken":"a\\"b","n":1}', '{"accessToken":"(hidden)","n":1}'),
+        ('{"password": 12, "n": 1}', '{"password": "(hidden)", "n": 1}'),
+        ("KV(extra={'api_key': 'x', 'n': 1})", "KV(extra={'api_key': '(hidden)', 'n': 1})"),
+        ("KV(password='x', n=1)", "KV(password='(hidden)', n=1)"),
+        ("KV(password=None, eos_token='</s>')", "KV(password=None, eos_token='</s>')"),
+        ("redis://me:x@host:1/0", "redis://(hidden)@host:1/0"),
+        ("https://host/a?token=x&n=1", "https://host/a?token=(hidden)&n=1"),
+        ("s3://bucket/model", "s3://bucket/model"),
+        ("user@host", "user@host"),
+    ],
+)
+def test_a_text_keeps_everything_but_secrets(text, shown):
+    assert hide_in_text(text) == shown
+    assert without_secrets(["--x", text]) == ["--x", shown]
+    assert hide_secrets({"x": text}) == {"x": shown}
 
 
 def test_a_command_line_is_not_changed_itself():

@@ -4,6 +4,7 @@ import os
 import re
 import tempfile
 from io import BytesIO
+from stat import S_IMODE
 from unittest.mock import Mock
 
 import polars as pl
@@ -295,3 +296,16 @@ def test_progress_is_told_in_bytes_up_to_the_whole(path):
     read_trace(path, Reading(chunk_bytes=2000, progress=lambda done, total: told.append((done, total))))
     size = path.stat().st_size
     assert told == [(min(at, size), size) for at in range(2000, size + 2000, 2000)]
+
+
+def test_only_the_owner_may_read_a_cache(path):
+    before = os.umask(0)
+    try:
+        read_trace(path, TINY)
+    finally:
+        os.umask(before)
+    home = path.parent / cache_folder.FOLDER
+    made = [home, *home.rglob("*")]
+    assert len(made) > 5
+    assert {S_IMODE(one.stat().st_mode) for one in made if one.is_dir()} == {0o700}
+    assert {S_IMODE(one.stat().st_mode) for one in made if one.is_file()} == {0o600}

@@ -1,0 +1,172 @@
+"""vLLM's command-line options as plain data, and the quick refusal of arguments that vLLM would refuse.
+
+vLLM's parser needs seconds to import. Its options, kept by ``options_cache``, find most mistakes at once, but
+they never accept anything: the engine process still parses every argument with vLLM's own parser.
+"""
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from schedtrace.errors import UsageError
+
+Kind = Literal["word", "decimal"]
+
+_EXAMPLES: dict[Kind, str] = {"word": "many", "decimal": "1.5"}
+_KINDS: dict[Kind, re.Pattern[str]] = {
+    "word": re.compile(r"(?!(auto|none|null|inf|infinity|nan|true|false)$)[a-z_-]+", re.IGNORECASE),
+    "decimal": re.compile(r"\d+\.\d+"),
+}
+_MOST_CHOICES = 12
+
+
+class Option(msgspec.Struct, kw_only=True):
+    """One option of vLLM."""
+
+    names: list[str]
+    values: int | str | None = None
+    """argparse's ``nargs``: 0 for a flag, None for one value."""
+    choices: list[str] | None = None
+    refuses: list[Kind] = []
+    """Kinds of values that vLLM cannot convert: a word or a decimal where it wants a number."""
+
+
+def options_of(parser: argparse.ArgumentParser) -> list[Option]:
+    """The options of vLLM's parser."""
+    return [
+        Option(
+            names=list(action.option_strings),
+            values=action.nargs,
+            choices=None if action.choices is None else [str(choice) for choice in action.choices],
+            refuses=[kind for kind, example in _EXAMPLES.items() if _refuses(action.type, example)],
+        )
+        for action in parser._actions  # noqa: SLF001  # argparse has no public list of its options
+        if action.option_strings
+    ]
+
+
+def _refuses(convert: Any, example: str) -> bool:
+    """Whether vLLM converts numbers here, and not this."""
+    return (
+        convert is not None
+        and _takes(convert, "1")
+        and not _takes(convert, "{}")
+        and not _takes(convert, example)
+    )
+
+
+def _takes(convert: Any, value: str) -> bool:
+    try:
+        convert(value)
+    except Exception:  # noqa: BLE001  # a converter of vLLM's or of a plugin's may raise anything
+        return False
+    return True
+
+
+class _Refusal(Exception):  # noqa: N818  # says why, and becomes a UsageError
+    """The parser below does not take the arguments."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Refusal(message)
+
+
+def refuse(arguments: list[str], options: list[Option], *, own: Iterable[str] = (), where: str = "") -> None:
+    """Refuse arguments that vLLM would refuse, as far as its options tell.
+
+    Args:
+        arguments: vLLM's arguments as given.
+        options: Of this vLLM.
+        own: Names of options of ours, to be proposed as well.
+        where: What the message begins with, such as a file.
+
+    Raises:
+        UsageError: with the option that was probably meant.
+    """
+    written = _as_vllm_reads(arguments)
+    try:
+        _, unknown = _parser_of(options).parse_known_args(written)
+    except _Refusal as refusal:
+        raise UsageError(where + str(refusal).removeprefix("argument ")) from None
+    names = [name for option in options for name in option.names]
+    wrong = [f"unknown option {name}{meant(name, [*names, *own])}" for name in _option_names(unknown)]
+    if not wrong and unknown:
+        before = written[max(0, written.index(unknown[0]) - 1)]
+        flag = any(option.values == 0 and before in option.names for option in options)
+        wrong = [f"unexpected argument {unknown[0]}{f': {before} takes no value' if flag else ''}"]
+    if wrong:
+        raise UsageError(where + "; ".join(wrong))
+
+
+def _parser_of(options: list[Option]) -> _Parser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for option in options:
+        if option.values == 0:
+            parser.add_argument(*option.names, action="store_true")
+        else:
+            parser.add_argument(*option.names, nargs=option.values, type=_converter(option))
+    return parser
+
+
+def _as_vllm_reads(arguments: list[str]) -> list[str]:
+    """Underscores in names are dashes, ``--name.key value`` is JSON, and ``-O`` has its own grammar."""
+    read: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if argument.startswith("-O"):
+            if argument == "-O" or (name.startswith("-O.") and not equals):
+                next(rest, None)
+        elif name.startswith("-") and "." in name and not name[1].isdigit():
+            if not equals:
+                next(rest, None)
+            read.append(f"{_dashed(name.partition('.')[0])}={{}}")
+        else:
+            read.append(f"{_dashed(name)}{equals}{value}")
+    return read
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
+def _option_names(unknown: list[str]) -> list[str]:
+    """What looks like an option, once each."""
+    found = [item.partition("=")[0] for item in unknown if item.startswith("-") and not item[1:2].isdigit()]
+    return list(dict.fromkeys(found))
+
+
+def _converter(option: Option) -> Any:
+    """Accepts whatever vLLM might: only what it certainly refuses is refused."""
+
+    def convert(value: str) -> str:
+        if option.choices is not None and value and not _among(value, option.choices):
+            listed = ", ".join(option.choices[:_MOST_CHOICES])
+            more = ", ..." if len(option.choices) > _MOST_CHOICES else ""
+            msg = f"{value!r} is none of {listed}{more}{meant(value, option.choices)}"
+            raise argparse.ArgumentTypeError(msg)
+        if any(_KINDS[kind].fullmatch(value) for kind in option.refuses):
+            wanted = "a whole number" if "decimal" in option.refuses else "a number"
+            msg = f"{value!r} is not {wanted}"
+            raise argparse.ArgumentTypeError(msg)
+        return value
+
+    return convert
+
+
+def _among(value: str, choices: list[str]) -> bool:
+    """Whether vLLM may take it for one of these: it reads some in any case, and ``016`` as 16."""
+    lower = value.strip().lower()
+    return any(lower == choice.lower() for choice in choices) or lower.lstrip("0") in choices
+
+
+def meant(given: str, known: Iterable[str]) -> str:
+    """``; did you mean X?`` where something is close."""
+    shown = [name for name in known if name.startswith("--no-") == given.startswith("--no-")]
+    close = difflib.get_close_matches(given.lower(), dict.fromkeys(shown), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,97 @@
+"""Data from strangers as text that is safe to print: what cannot be seen stands there as an escape.
+
+Request ids, LoRA names, model names, labels and paths come from clients, traces and logs. Printed as they
+are, they could move the cursor, change colours, reverse the order of what follows or add lines.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+_T = TypeVar("_T")
+
+_SUSPECT = re.compile(r"[^\x20-\x5b\x5d-\x7e]")
+"""Everything but printable ASCII, and the backslash, which begins the escapes."""
+_SUSPECT_IN_JSON = re.compile(r"[^\x20-\x7e\n]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Invisible, though Unicode calls them letters, marks or symbols: fillers, variation selectors, blanks."""
+
+
+def visible(text: str) -> str:
+    r"""The text with an escape for whatever cannot be seen: ``\n``, ``\x1b``, ``\u202e``, ``\U000e0041``.
+
+    That is, for what Python's ``str.isprintable`` rejects (controls, line and paragraph separators, format
+    characters such as those for direction, lone surrogates, unassigned and private code points, any space but
+    the ordinary one) and for blank letters. A backslash is doubled, so that two texts never look the same.
+    """
+    if text.isascii() and text.isprintable() and "\\" not in text:
+        return text
+    return _SUSPECT.sub(lambda match: _escape(match[0]), text)
+
+
+def printable(document: _T) -> _T:
+    """A copy of a document whose texts are all visible: structs, lists, tuples and dicts of any depth."""
+    copy: _T = _mapped(document, visible)
+    return copy
+
+
+def json_of(document: Any) -> bytes:
+    r"""JSON in which every character can be seen, and that decodes to the very same texts.
+
+    A lone surrogate, which JSON cannot carry, becomes its escape as text: ``\udcff``.
+
+    Raises:
+        TypeError: msgspec cannot encode it.
+    """
+    try:
+        encoded = msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(_mapped(document, encodable))
+    return visible_json(encoded)
+
+
+def visible_json(encoded: bytes) -> bytes:
+    """JSON with escapes for the characters in its strings that cannot be seen; it decodes to the same."""
+    if encoded.isascii() and b"\x7f" not in encoded:
+        return encoded  # JSON itself escapes the other control characters
+    return _SUSPECT_IN_JSON.sub(lambda match: _json_escape(match[0]), encoded.decode()).encode()
+
+
+def encodable(text: str) -> str:
+    """The text with lone surrogates as escapes: UTF-8 cannot carry them."""
+    return text if text.isascii() else _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _seen(character: str) -> bool:
+    return character.isprintable() and not _BLANK.match(character)
+
+
+def _escape(character: str) -> str:
+    if character != "\\" and _seen(character):
+        return character
+    return character.encode("unicode_escape").decode()
+
+
+def _json_escape(character: str) -> str:
+    if _seen(character):
+        return character
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def _mapped(document: Any, text: Callable[[str], str]) -> Any:
+    if isinstance(document, str):
+        return text(document)
+    if isinstance(document, msgspec.Struct):
+        names = document.__struct_fields__
+        return type(document)(**{name: _mapped(getattr(document, name), text) for name in names})
+    if isinstance(document, dict):
+        return {_mapped(key, text): _mapped(value, text) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return type(document)(_mapped(item, text) for item in document)
+    return document

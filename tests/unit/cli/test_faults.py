@@ -1,0 +1,183 @@
+"""Wrong arguments are refused before vLLM is imported, and a run that went wrong never says it went well."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schedtrace.cli import run as run_command
+from schedtrace.cli.main import main
+from schedtrace.engine import execute, plan
+from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
+from schedtrace.engine.supervise import _environment
+from schedtrace.engine.vllm_options import Option
+from schedtrace.errors import UsageError
+from tests.makers import manifest, run_folder, step
+
+OPTIONS = [
+    Option(names=["--max-num-seqs"], refuses=["word"]),
+    Option(names=["--enforce-eager", "--no-enforce-eager"], values=0),
+    Option(names=["--kv-cache-dtype"], choices=["auto", "fp8"]),
+    Option(names=["--max-model-len"]),
+]
+
+
+@pytest.fixture
+def known(monkeypatch, tmp_path):
+    """vLLM's options are in the cache, and files of options in the working folder."""
+    monkeypatch.setattr(plan, "read_options", lambda: OPTIONS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.yaml").write_text("model: tiny\nmax-num-seqs: 4\n")
+    (tmp_path / "typo.yaml").write_text("model: tiny\nmax_num_seqz: 4\n")
+    (tmp_path / "value.yaml").write_text("model: tiny\nkv-cache-dtype: fp9\n")
+    (tmp_path / "long.yaml").write_text("model: tiny\nmax-model-len: 1000\n")
+
+
+REFUSED = [
+    ("run --model tiny --max-num-seqz 4", "unknown option --max-num-seqz; did you mean --max-num-seqs?"),
+    ("run --model tiny --num-promts 4", "unknown option --num-promts; did you mean --num-prompts?"),
+    ("run --model tiny --enforce_eager yes", "unexpected argument yes: --enforce-eager takes no value"),
+    (
+        "run --config typo.yaml",
+        "--config typo.yaml: unknown option --max-num-seqz; did you mean --max-num-seqs?",
+    ),
+    ("run --config good.yaml --max-num-seqs many", "--max-num-seqs: 'many' is not a number"),
+    (
+        "run --config value.yaml",
+        "--config value.yaml: --kv-cache-dtype: 'fp9' is none of auto, fp8; did you mean fp8?",
+    ),
+    (
+        "run --config long.yaml --output-len 4",
+        (
+            "a request of 1024 prompt tokens + 4 output tokens exceeds the limit of 1000 (--max-model-len): "
+            "lower --input-len or --output-len, or raise --max-model-len"
+        ),
+    ),
+    (
+        "diff --run good.yaml typo.yaml",
+        "--config typo.yaml: unknown option --max-num-seqz; did you mean --max-num-seqs?",
+    ),
+    (
+        "diff --run good.yaml long.yaml --interleav",
+        "unknown option --interleav; did you mean --interleave?",
+    ),
+    (
+        "diff --run --max-num-seqs 4 good.yaml long.yaml",
+        "--max-num-seqs: the two files come first, then options of the runs",
+    ),
+    ("diff --fial-on regression a b", "unknown option --fial-on; did you mean --fail-on?"),
+    ("diff a b --max-num-seqs 4", "unknown option --max-num-seqs; engine options go with --run only"),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), REFUSED)
+@pytest.mark.usefixtures("known")
+def test_a_wrong_argument_is_one_line_and_leaves_no_folder(cli, plans, tmp_path, line, says):
+    assert cli(*line.split()) == (2, "", f"schedtrace: {says}\n")
+    assert plans == []
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".yaml"] * 4
+
+
+@pytest.mark.usefixtures("known")
+def test_a_wrong_second_file_does_not_cost_the_first_ones_old_run(cli, tmp_path):
+    run_folder(tmp_path / "logs" / "good", step(0))
+    assert cli("diff", "--run", "good.yaml", "typo.yaml", "--force")[0] == 2
+    assert (tmp_path / "logs" / "good" / "engine-0.jsonl").exists()
+
+
+@pytest.mark.usefixtures("known")
+def test_two_labels_for_one_folder_are_refused(cli, tmp_path):
+    (tmp_path / "a b.yaml").write_text("model: tiny\n")
+    (tmp_path / "a_b.yaml").write_text("model: tiny\n")
+    code, _, err = cli("diff", "--run", "a b.yaml", "a_b.yaml")
+    assert (code, err) == (
+        2,
+        "schedtrace: both runs would be called a_b: give each file a label of its own\n",
+    )
+
+
+def test_what_the_engine_refused_is_told_by_the_place_where_it_stands(cli, tmp_path, monkeypatch):
+    """The first time for a vLLM: its options are known only once the engine process has asked it."""
+    (tmp_path / "typo.yaml").write_text("model: tiny\nmax_num_seqz: 4\n")
+
+    def refuses(*_, **__):
+        monkeypatch.setattr(plan, "read_options", lambda: OPTIONS)
+        msg = "unknown option --max-num-seqz"
+        raise UsageError(msg)
+
+    monkeypatch.setattr(execute, "execute", refuses)
+    code, _, err = cli("run", "--config", tmp_path / "typo.yaml", "--output", tmp_path / "logs")
+    meant = "unknown option --max-num-seqz; did you mean --max-num-seqs?"
+    assert (code, err) == (2, f"schedtrace: --config {tmp_path / 'typo.yaml'}: {meant}\n")
+
+
+def test_every_option_of_run_can_be_proposed():
+    import typer
+
+    names = {
+        name
+        for option in typer.main.get_command(main.__globals__["app"]).commands["run"].params
+        for name in option.opts
+    }
+    assert set(OWN_OPTIONS) | {"--help"} == names | {"--help"}
+
+
+@pytest.mark.parametrize(
+    ("text", "typed", "lines"),
+    [("", [], None), ("lines: full\n", [], "full"), ("lines: full\n", ["--lines", "delta"], "delta")],
+)
+def test_lines_may_be_asked_for_in_full(cli, plans, tmp_path, monkeypatch, text, typed, lines):
+    (tmp_path / "run.yaml").write_text(f"model: tiny\n{text}")
+    code, _, err = cli("run", "--config", tmp_path / "run.yaml", "--output", tmp_path / "logs", *typed)
+    assert (code, err) == (0, "")
+    assert plans[0].spec.lines == lines
+    assert _environment(plans[0].spec, tmp_path).get("SCHEDTRACE_LINES") == lines
+    monkeypatch.setenv("SCHEDTRACE_LINES", "full")  # an option that is not given leaves the variable alone
+    assert _environment(RunSpec(engine_args=[]), tmp_path)["SCHEDTRACE_LINES"] == "full"
+
+
+@pytest.mark.parametrize("text", ["", "model: tiny\nlines: short\n"])
+def test_lines_are_full_or_delta(cli, plans, tmp_path, text):
+    (tmp_path / "run.yaml").write_text(text)
+    given = ["--config", tmp_path / "run.yaml"] if text else ["--model", "tiny", "--lines", "short"]
+    code, _, err = cli("run", *given, "--output", tmp_path / "logs")
+    assert (code, plans) == (2, [])
+    assert "lines" in err.lower() or "short" in err
+
+
+def test_the_outcome_names_what_is_wrong_with_the_recording(cli, tmp_path, monkeypatch):
+    def run_plans(made):
+        run_folder(made[0].folder, step(0, trial=1), step(4, trial=1), about=made[0].manifest)
+
+    monkeypatch.setattr(run_command, "run_plans", run_plans)
+    code, out, _ = cli("run", "--model", "tiny", "--output", tmp_path, "--label", "x")
+    assert code == 0
+    assert f"! {tmp_path / 'x' / 'engine-0.jsonl'}: 3 steps are missing" in out.splitlines()
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_an_interrupted_run_names_what_there_is_to_read(cli, tmp_path, monkeypatch, recorded):
+    def interrupted(plans, *_, **__):
+        if recorded:
+            run_folder(plans[0].folder, step(0), about=manifest())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execute, "execute", interrupted)
+    code, _, err = cli("run", "--model", "tiny", "--output", tmp_path, "--label", "x")
+    rest = f"what was recorded: schedtrace analyze {tmp_path / 'x'}" if recorded else "nothing was recorded"
+    assert (code, err) == (130, f"schedtrace: interrupted; {rest}\n")
+
+
+def test_a_full_disk_under_the_output_is_one_line(tmp_path):
+    path = run_folder(tmp_path / "r", step(0, got={"a": 1}))
+    for words in (["analyze", path], ["analyze", path, "--format", "json"], ["findings"]):
+        with Path("/dev/full").open("wb") as full:
+            ended = subprocess.run(
+                [sys.executable, "-m", "schedtrace", *map(str, words)],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert (ended.returncode, ended.stderr) == (3, "schedtrace: output: No space left on device\n")

@@ -1,0 +1,154 @@
+import shutil
+from typing import NamedTuple
+
+import pytest
+
+from schedtrace.engine import recorded
+from schedtrace.engine.recorded import require_recording, require_whole, traces_in
+from schedtrace.errors import RecordingError
+from schedtrace.model.trace import End, Notice
+from tests.makers import encoded, header, manifest, result, step, write_trace
+
+FULL = "OSError(28, 'No space left on device')"
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+@pytest.fixture(autouse=True)
+def _roomy(monkeypatch):
+    monkeypatch.setattr(recorded.shutil, "disk_usage", lambda _: Usage(1 << 40))
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "vllm.log"
+
+
+@pytest.fixture
+def cut(tmp_path):
+    """``cut(step(0), ...)``: a trace without its end."""
+    return lambda *lines: write_trace(tmp_path / "run" / "engine-0.jsonl", header(), *lines, closed=False)
+
+
+def said(check, *arguments):
+    with pytest.raises(RecordingError) as raised:
+        check(*arguments)
+    assert raised.value.exit_code == 4
+    return str(raised.value).splitlines()
+
+
+def test_a_trace_with_its_end_is_whole(tmp_path, log):
+    path = write_trace(tmp_path / "engine-0.jsonl", header(), step(0))
+    assert require_whole([path], manifest(), log) is None
+    assert require_recording([path], manifest(), log) is None
+
+
+def test_a_trace_that_is_still_written_is_no_fault_between_trials(cut, log):
+    assert require_recording([cut(step(0))], manifest(), log) is None
+
+
+@pytest.mark.parametrize(
+    ("trials", "asked", "how_far"),
+    [
+        (
+            [1, 1, 2],
+            4,
+            "recorded: steps 0 to 2, up to trial 2 of 4; missing: the rest of trial 2 and trials 3 to 4",
+        ),
+        (
+            [1, 1, 2],
+            3,
+            "recorded: steps 0 to 2, up to trial 2 of 3; missing: the rest of trial 2 and trial 3",
+        ),
+        ([1, 1, 2], 2, "recorded: steps 0 to 2, up to trial 2 of 2; missing: the rest of trial 2"),
+        ([0, 0], 3, "recorded: steps 0 to 1, of the warm-up; missing: trials 1 to 3"),
+        ([0], 1, "recorded: steps 0 to 0, of the warm-up; missing: trial 1"),
+        ([], 2, "no step was recorded; missing: trials 1 to 2"),
+    ],
+)
+def test_how_far_the_recording_came_is_told(cut, log, trials, asked, how_far):
+    path = cut(*(step(at, trial=trial) for at, trial in enumerate(trials)))
+    assert said(require_whole, [path], manifest(trials_asked=asked), log) == [
+        f"recording to {path} stopped: the engine ended before the last steps were on disk; {how_far}",
+        (
+            "make room or choose another disk with --output, and run again; "
+            f"to see what was recorded: schedtrace analyze {path.parent}"
+        ),
+    ]
+
+
+def reason(lines):
+    return lines[0].partition(" stopped: ")[2].partition("; ")[0]
+
+
+@pytest.mark.parametrize(
+    ("why", "told"), [(FULL, "the disk is full"), ("RuntimeError('broken')", "RuntimeError('broken')")]
+)
+def test_the_reason_is_the_writers_own_from_the_log_or_the_trace(cut, log, why, told):
+    path = cut(step(0, trial=1), Notice(at_us=9, message=f"recording stopped: {why}"))
+    assert reason(said(require_whole, [path], manifest(), log)) == told
+    path = cut(step(0, trial=1))
+    log.write_text(f"x | schedtrace: recording to {path} stopped: {why}; serving goes on\nbye\n")
+    assert reason(said(require_whole, [path], manifest(), log)) == told
+    assert reason(said(require_recording, [path], manifest(), log)) == told
+
+
+def test_a_log_that_is_full_too_leaves_the_look_of_the_disk(cut, log, monkeypatch):
+    monkeypatch.setattr(recorded.shutil, "disk_usage", lambda _: Usage(4096))
+    assert reason(said(require_whole, [cut(step(0))], manifest(), log)) == "the disk is full"
+
+
+def test_another_ranks_recording_is_not_taken_for_this_ones(cut, log):
+    path = cut(step(0))
+    log.write_text(
+        f"schedtrace: recording to {path.parent / 'engine-1.jsonl'} stopped: {FULL}; serving goes on\n"
+    )
+    assert require_recording([path], manifest(), log) is None
+
+
+@pytest.mark.parametrize(
+    ("trials", "lost"),
+    [([], ""), ([1], "; trial 1 ran and left no record"), ([1, 2], "; trials 1 to 2 ran and left no record")],
+)
+def test_a_folder_that_was_removed_is_told_with_the_trials_that_are_lost(cut, log, trials, lost):
+    path = cut(step(0))
+    shutil.rmtree(path.parent)
+    about = manifest(trials=[result(trial, 1.0) for trial in trials])
+    for check in (require_recording, require_whole):
+        assert said(check, [path], about, log) == [
+            f"{path.parent} was removed while the run wrote to it{lost}: run it again"
+        ]
+
+
+def test_a_file_that_was_removed_is_told_by_its_own_name(cut, log):
+    path = cut(step(0))
+    path.unlink()
+    assert said(require_whole, [path], manifest(), log)[0].startswith(f"{path} was removed")
+
+
+def test_dropped_steps_are_told(cut, log):
+    path = cut(step(0), End(at_us=1, steps=807, dropped_steps=575))
+    assert said(require_whole, [path], manifest(), log)[0] == (
+        f"{path} lacks 575 of 807 steps: the disk was too slow"
+    )
+
+
+def test_a_rank_without_its_end_is_found_behind_one_with_it(tmp_path, cut, log):
+    whole = write_trace(tmp_path / "run" / "engine-1.jsonl", header(), step(0))
+    assert said(require_whole, [whole, cut(step(0))], manifest(), log)
+
+
+def test_a_last_line_that_is_cut_or_longer_than_looked_at_is_no_end(cut, log):
+    path = cut(step(0), b'{"type":"end","at_us":1')
+    assert said(require_whole, [path], manifest(), log)
+    path.write_bytes(encoded(header()) + b"\n" + encoded(Notice(at_us=1, message="x" * (1 << 17))) + b"\n")
+    assert said(require_whole, [path], manifest(), log)
+
+
+def test_a_trace_without_its_first_line_has_not_begun(tmp_path):
+    (tmp_path / "engine-0.jsonl").touch()
+    (tmp_path / "engine-1.jsonl").write_text("{}")
+    assert traces_in(tmp_path) == [tmp_path / "engine-1.jsonl"]
+    assert traces_in(tmp_path / "gone") == []

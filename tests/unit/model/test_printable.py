@@ -1,0 +1,92 @@
+import json
+import sys
+from enum import StrEnum
+
+import msgspec
+import pytest
+
+from schedtrace.model.manifest import Manifest, read_manifest, write_manifest
+from schedtrace.model.printable import encodable, json_of, printable, visible, visible_json
+from tests import makers
+from tests.fuzz.hostile import unsafe
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        ("t1-6 [red] é 名前 🙂", "t1-6 [red] é 名前 🙂"),
+        ("a\x1b[31mb", r"a\x1b[31mb"),
+        ("\x00\t\n\r\x7f\x9b", r"\x00\t\n\r\x7f\x9b"),
+        ("\u202ea\u2066\u200b\ufeff\u2028\xad", r"\u202ea\u2066\u200b\ufeff\u2028\xad"),
+        ("\U000e0041\ue000\U0010ffff", r"\U000e0041\ue000\U0010ffff"),
+        ("\udcff", r"\udcff"),
+        ("\xa0\u3000 ", r"\xa0\u3000 "),
+        ("\u3164\u2800\ufe0f", r"\u3164\u2800\ufe0f"),
+        ("a\\x1b", r"a\\x1b"),
+        ("\\", "\\\\"),
+    ],
+)
+def test_what_cannot_be_seen_stands_there_as_an_escape(text, shown):
+    assert visible(text) == shown
+
+
+def test_every_character_of_unicode_is_shown_or_escaped_and_no_two_look_the_same():
+    everything = [chr(code) for code in range(sys.maxunicode + 1)]
+    shown = [visible(character) for character in everything]
+    assert len(set(shown)) == len(everything)
+    assert unsafe("".join(shown)) == set()
+    assert visible(' !"#~az') == ' !"#~az'
+    kept = [character for character, text in zip(everything, shown, strict=True) if text == character]
+    assert len(kept) > 130_000
+    assert unsafe("".join(kept)) == set()
+
+
+class Word(StrEnum):
+    SEEN = "seen"
+
+
+class Inner(msgspec.Struct):
+    text: str
+    word: Word = Word.SEEN
+    number: float | None = None
+
+
+class Outer(msgspec.Struct):
+    items: list[Inner]
+    pair: tuple[str, int]
+    free: dict[str, object]
+
+
+def test_a_document_becomes_printable_at_any_depth_and_stays_what_it_is():
+    document = Outer([Inner("\x1b", number=0.5)], ("\n", 1), {"\x9b": {"a": ["\u202e", None, True]}})
+    shown = printable(document)
+    assert shown == Outer([Inner(r"\x1b", number=0.5)], (r"\n", 1), {r"\x9b": {"a": [r"\u202e", None, True]}})
+    assert shown.items[0].word is Word.SEEN
+    assert document.items[0].text == "\x1b"
+
+
+@pytest.mark.parametrize("text", ["\x1b\x7f\x9b\u202e", "\U000e0041\ue000", 'é\\ " 名 🙂', '"\n', "\\u202e"])
+def test_json_holds_the_very_same_text_and_no_unseen_character(text):
+    encoded = json_of({"id": text, text: [text]})
+    assert json.loads(encoded) == {"id": text, text: [text]}
+    assert msgspec.json.decode(encoded) == {"id": text, text: [text]}
+    assert unsafe(encoded.decode()) == set()
+
+
+def test_json_of_plain_text_is_that_of_msgspec():
+    assert visible_json(b'{"a":"b"}\n') == b'{"a":"b"}\n'
+    assert json_of({"a": "é"}) == '{"a":"é"}'.encode()
+
+
+def test_a_lone_surrogate_becomes_text_in_json():
+    assert json.loads(json_of(Inner("a\udcff"))) == {"text": r"a\udcff", "word": "seen", "number": None}
+    assert encodable("é\ud800") == r"é\ud800"
+
+
+def test_a_manifest_with_any_bytes_of_a_command_line_reads_back(tmp_path):
+    write_manifest(tmp_path, makers.manifest(label="é\x9b\u202e", command=["a\udcff", "\x7f"]))
+    told = read_manifest(tmp_path)
+    assert isinstance(told, Manifest)
+    assert (told.label, told.command) == ("é\x9b\u202e", [r"a\udcff", "\x7f"])
+    assert unsafe((tmp_path / "run.json").read_text(encoding="utf-8")) == set()
