@@ -65,6 +65,7 @@ class Running:
         if self._is_cut(trial, len(requests)):
             self._end(self._rows)
             before = before._replace(alone=[True] * len(self._rows))
+        self._ended.count(len(requests))  # before anything of this step is added
         begun = not_continued(before, now)
         for place in range(len(self._rows), len(now.ids)):
             self._add(now.ids[place])
@@ -77,7 +78,6 @@ class Running:
             self._end(alone)
             self._ended.add_single(step, trial, [*now.columns_alone(), [row.order for row in alone]])
         self._at, self._line, self._unsteady = (step, trial), now, None
-        self._ended.count(len(requests))
 
     def can_follow(self, changes: Any, total: int, tokens: int | None = None) -> bool:
         """Whether these changes can be those to the next step.

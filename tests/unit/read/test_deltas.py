@@ -324,3 +324,24 @@ def compare(steps, full_every, folder):
     assert_frame_equal(short.requests().select("step").head(3).collect(), whole.select("step").head(3))
     assert short.problems.not_rebuilt == short.problems.doubtful == []
     assert short.problems.missing_steps == plain.problems.missing_steps
+
+
+def test_where_stretches_are_cut_they_stand_in_the_order_of_the_steps(trace_of, monkeypatch):
+    monkeypatch.setattr(stretches, "ROWS_AT_ONCE", 4)
+    steps = [
+        full(0, ("a", 5, 1), ("b", 5, 1)),
+        full(1, ("a", 6, 1), ("b", 6, 1)),
+        full(2, ("a", 7, 1), ("b", 7, 1), ("c", 0, 9, "new")),
+        full(3, ("a", 8, 1), ("b", 8, 1), ("c", 9, 1)),
+    ]
+    table = trace_of(*steps).stretches().select("step", "last_step", "request_id").collect()
+    assert table.rows() == [
+        (0, 1, "a"),
+        (0, 1, "b"),
+        (2, 2, "a"),
+        (2, 2, "b"),
+        (2, 2, "c"),
+        (3, 3, "a"),
+        (3, 3, "b"),
+        (3, 3, "c"),
+    ]
