@@ -164,7 +164,9 @@ class Assembler:
         scheduled = output.num_scheduled_tokens
         drafts = output.scheduled_spec_decode_tokens
         cached = output.scheduled_cached_reqs
-        resumed = getattr(cached, "resumed_req_ids", ())
+        resumed = getattr(cached, "resumed_req_ids", None)
+        if resumed is None:  # to vLLM 0.11.0
+            resumed = set(itertools.compress(cached.req_ids, cached.resumed_from_preemption))
         tokens = map(scheduled.__getitem__, cached.req_ids)
         rows = list(map(ScheduledRequest, cached.req_ids, cached.num_computed_tokens, tokens))
         if resumed:
