@@ -46,7 +46,7 @@ class Header(Line, tag="header", kw_only=True):
     exits_via: Via = "inferred"
     """``source``: all of ``schedule()`` that runs is instrumented; else ``notices`` say what could not be."""
     exit_sites: int = 0
-    """Places in the scheduler's code where an exit or a cap is noted."""
+    """Places in the ``schedule()`` that runs where an exit or a cap is noted."""
     unknown_guards: list[str] = []
     """Those whose cause this version cannot name: ``file:line: guard``."""
     registered_causes: dict[str, str] = {}
@@ -92,7 +92,7 @@ class Exit(msgspec.Struct, omit_defaults=True):
     """Token budget left when the exit was taken."""
     detail: str | None = None
     guard: str | None = None
-    """For ``other``: the text that stands there, or why nothing more is known."""
+    """For ``other``: the text that stands there, and what its flags were set to; or why nothing is known."""
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM (only ``via`` source)."""
     via: Via = "inferred"

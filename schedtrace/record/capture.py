@@ -5,7 +5,7 @@ dicts of strings and numbers that a ``SchedulerOutput`` carries are kept by refe
 are not steady; vLLM builds new ones for every step and does not change them afterwards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -26,7 +26,7 @@ class Rows(msgspec.Struct, gc=False):
     """Of these, before the step."""
     scheduled: dict[str, int]
     """Of all requests."""
-    resumed: frozenset[str] | set[str]
+    resumed: Collection[str]
     new: list[tuple[str, int]]
     """Ids and computed tokens of requests that the workers do not know."""
     drafts: dict[str, int]

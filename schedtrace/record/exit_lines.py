@@ -21,6 +21,19 @@ _ZERO_TOKEN_CAUSES: dict[str, Cause] = {
 }
 
 
+_NOT_ELIGIBLE: tuple[tuple[Cause, str | None], ...] = (
+    (Cause.PP_STAGGER, None),
+    (Cause.OUTPUT_IN_FLIGHT, "diffusion_read_only"),
+    (Cause.OTHER, None),
+)
+"""By what ``eligibility.py`` has found at the exit."""
+
+_WITH_DETAIL: dict[str, tuple[str, str | None]] = {
+    guards.ONE_STEP_IN_FLIGHT: (Cause.OUTPUT_IN_FLIGHT, "pipeline_parallel"),
+    guards.PADDED_BEYOND_MODEL: (Cause.SPEC_DECODE_PADDING, "max_model_len"),
+}
+
+
 def loops_told(events: Iterable[Noted]) -> set[Loop]:
     """The loops that have said how they ended, or that the gate before them was closed."""
     sites = (SITES[noted[0]] for noted in events)
@@ -31,6 +44,16 @@ def is_preemption(noted: Noted) -> bool:
     """Whether it was noted right before a preemption."""
     site = SITES[noted[0]]
     return site.kind is None and not site.causes
+
+
+def sees_preemptions(sites: Iterable[int]) -> bool:
+    """Whether there is a mark at a preemption."""
+    return any(SITES[site].kind is None and not SITES[site].causes for site in sites)
+
+
+def places(sites: Iterable[int]) -> int:
+    """How many of the marks are at an exit or a cap."""
+    return sum(bool(SITES[site].causes) for site in sites)
 
 
 def to_lines(
@@ -100,20 +123,23 @@ def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:
 
 def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> tuple[str, str | None]:
     """The cause and its detail; some guards lead to several, and what was noted there decides."""
-    cause = site.causes[event.which]
+    cause = site.causes[event.which if len(site.causes) > 1 else 0]
+    told: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
     match cause:
+        case guards.NOT_ELIGIBLE:
+            told = _NOT_ELIGIBLE[event.which]
         case guards.BLOCKED_STATUS:
-            return WAITING_STATUS_CAUSES.get(event.status or "", Cause.OTHER), event.status
+            told = WAITING_STATUS_CAUSES.get(event.status or "", Cause.OTHER), event.status
         case guards.QUEUE_OR_INPUT_BUDGET:
-            return _queue_cause(event)
+            told = _queue_cause(event)
         case guards.ZERO_TOKENS:
             cap = zeroed[1] if zeroed is not None and zeroed[0] == event.request_id else None
-            return _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
+            told = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
         case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause == "PAUSED_ALL" or cause == Cause.PAUSED:
-            return Cause.PAUSED, event.pause  # that state sets the token budget to 0
+            told = Cause.PAUSED, event.pause  # that state sets the token budget to 0
         case Cause.KV_BLOCKS:
-            return cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
-    return cause, None
+            told = cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
+    return told
 
 
 def _queue_cause(event: Event) -> tuple[str, str | None]:

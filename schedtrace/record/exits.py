@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.record import queues
+from schedtrace.record import eligibility, queues
 from schedtrace.record.allocation import Refusal, why_refused
 from schedtrace.record.sites import Site
 
@@ -123,6 +123,27 @@ class Marks:
     def preempts(scheduler: Any, site: int, request: Any, arguments: Any) -> None:
         """``allocate_slots`` has returned None, and somebody is about to be preempted for ``request``."""
         _refused(scheduler, site, None, request, arguments)
+
+    @staticmethod
+    def preempting(scheduler: Any, victim: Any) -> None:
+        """To vLLM 0.11 ``schedule()`` preempts by itself, and is about to."""
+        if scheduler._schedtrace_events is not None:
+            scheduler._schedtrace_recorder.request_preempted(scheduler, victim)
+
+    @staticmethod
+    def preempted(scheduler: Any) -> None:
+        """It has freed the victim's blocks."""
+        if scheduler._schedtrace_events is not None:
+            scheduler._schedtrace_recorder.request_was_preempted()
+
+    @staticmethod
+    def why_not_eligible(scheduler: Any, request: Any) -> int:
+        """Which of the reasons for a ``next_decode_eligible_step`` ahead it is: a number for ``end``."""
+        try:
+            return eligibility.why_not_eligible(scheduler, request)
+        except Exception as error:
+            _failed(scheduler, error)
+            return eligibility.UNKNOWN
 
 
 def _refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:

@@ -1,6 +1,6 @@
 """From the guard that stands before an exit to its cause: by the names in the guard, never by its line.
 
-The names are those of vLLM 0.12 to 0.33. A rule applies only to a guard that holds nothing but names, and
+The names are those of vLLM 0.10 to 0.33. A rule applies only to a guard that holds nothing but names, and
 numbers other than 0, that it knows: a condition that a newer vLLM, or somebody else's scheduler, has added
 makes the guard unknown, and unknown is what is recorded then.
 
@@ -23,6 +23,11 @@ BLOCKED_STATUS = "(status)"
 QUEUE_OR_INPUT_BUDGET = "(queue or input budget)"
 ZERO_TOKENS = "(zero tokens)"
 LOOP_DONE = "(loop done)"
+NOT_ELIGIBLE = "(not eligible)"
+
+# Guards that lead to a cause with a detail of their own (``exit_lines.py``).
+ONE_STEP_IN_FLIGHT = "(one step in flight)"
+PADDED_BEYOND_MODEL = "(padded beyond the model)"
 
 Names = frozenset[str]
 """The names, attribute names and numbers (without 0) in a piece of code."""
@@ -114,16 +119,17 @@ _EXITS = (
     _Rule(Cause.INPUT_BUDGET, "draft_slots", "input_budget"),
     _Rule(
         Cause.OUTPUT_IN_FLIGHT,
-        "max_tokens use_pp",
+        "max_tokens",
         "num_output_placeholders num_computed_tokens num_prompt_tokens 2",
         "running",
     ),
+    _Rule(ONE_STEP_IN_FLIGHT, "use_pp", "num_output_placeholders", "running"),
     _Rule(
         Cause.ENCODER_TRANSFER_PENDING,
         "ensure_cache_available _ec_transfer_pending",
         "ec_connector mm_features num_output_placeholders num_computed_tokens ec_computed_tokens",
     ),
-    _Rule(Cause.PP_STAGGER, "next_decode_eligible_step", "current_step", "running"),
+    _Rule(NOT_ELIGIBLE, "next_decode_eligible_step", "current_step", "running"),
     _Rule(Cause.PREFILL_THROTTLED, "defer_prefills", "is_prefill_chunk num_computed_tokens num_tokens 1"),
     _SEATS,
     _Rule(
@@ -135,11 +141,11 @@ _EXITS = (
     ),
     _Rule(Cause.STALE_OUTPUT_PENDING, "num_stale_output_tokens", "drop_stale_output", "waiting"),
     _Rule(Cause.LORA_CAP, "max_loras", "lora_config lora_request scheduled_loras lora_int_id", "waiting"),
-    _Rule(Cause.CONNECTOR_UNDECIDED, "ext_tokens", "", "waiting"),
+    _Rule(Cause.CONNECTOR_UNDECIDED, "ext_tokens num_external_computed_tokens", "", "waiting"),
     _Rule(Cause.KV_LOAD_STARTED, "load_kv_async", "", "waiting"),
     _Rule(
         Cause.CHUNKED_PREFILL_OFF,
-        "enable_chunked_prefill",
+        "enable_chunked_prefill chunked_prefill_enabled",
         f"scheduler_config num_new_tokens is_mm_encoder_only {_BUDGETS}",
         "waiting",
     ),
@@ -147,6 +153,13 @@ _EXITS = (
         Cause.SPEC_DECODE_PADDING,
         f"padded_num_tokens {_BUDGETS}",
         "num_new_tokens num_computed_tokens max_model_len",
+        "waiting",
+        "num_spec_tokens",
+    ),
+    _Rule(
+        PADDED_BEYOND_MODEL,
+        "max_model_len",
+        "num_new_tokens num_computed_tokens",
         "waiting",
         "num_spec_tokens",
     ),

@@ -10,7 +10,7 @@ from schedtrace import __version__
 from schedtrace.model.redact import hide_secrets
 from schedtrace.model.trace import SCHEMA_VERSION, Header
 from schedtrace.record.allocation import stand_in
-from schedtrace.record.exit_lines import unknown_guards
+from schedtrace.record.exit_lines import places, sees_preemptions, unknown_guards
 from schedtrace.record.guards import registered_guards
 from schedtrace.record.instrument import Instrumented
 from schedtrace.record.releases import notices_about
@@ -40,7 +40,7 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         scheduler_class=_class_name(type(scheduler)),
         async_scheduling=getattr(scheduler.scheduler_config, "async_scheduling", None),
         exits_via="source" if instrumented.classes and not instrumented.refused else "inferred",
-        exit_sites=len(instrumented.sites),
+        exit_sites=places(instrumented.sites),
         unknown_guards=unknown_guards(instrumented.sites),
         registered_causes={guard.cause: guard.meaning for guard in registered_guards().guards},
         model=str(config.model_config.model),
@@ -55,7 +55,7 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         scheduler_config=hide_secrets(plain_fields(scheduler.scheduler_config)),
         trial_ids=chosen.trial_ids,
         hashed_ids=chosen.hash_ids,
-        preemptions_recorded=hasattr(scheduler, "_preempt_request"),
+        preemptions_recorded=_preemptions_recorded(scheduler, instrumented),
         notices=_notices(scheduler, instrumented),
     )
 
@@ -68,11 +68,16 @@ def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
     manager: Any = type(scheduler.kv_cache_manager)  # hashable, as every class
     if refused := stand_in(manager).refused:
         notices.append(f"which limit makes an allocation fail cannot be told from {refused}")
-    if not hasattr(scheduler, "_preempt_request"):
+    if not _preemptions_recorded(scheduler, instrumented):
         notices.append("this scheduler has no _preempt_request: preemptions are not recorded")
     if not hasattr(scheduler, "_free_request"):
         notices.append("this scheduler has no _free_request: finished requests are not recorded")
     return notices
+
+
+def _preemptions_recorded(scheduler: Any, instrumented: Instrumented) -> bool:
+    """By a method that is hooked, or by marks in a ``schedule()`` that preempts by itself."""
+    return hasattr(scheduler, "_preempt_request") or sees_preemptions(instrumented.sites)
 
 
 def vllm_version() -> str:

@@ -7,7 +7,7 @@ the traced one, so that nothing of vLLM is patched and ``super()`` leads where i
 
 from dataclasses import dataclass
 from functools import cache
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from schedtrace.record.exits import SITES, Marks
@@ -28,24 +28,51 @@ class Instrumented:
 
 
 def instrument(base: type) -> Instrumented:
-    """Instrument every class in the MRO of ``base`` that defines ``schedule()`` with exits of its own."""
+    """Instrument every ``schedule()`` with exits of its own that a call on ``base`` can come to.
+
+    That is the first one in the MRO, and each further one if code before it can ask ``super()`` for it.
+    """
     classes: list[type] = []
     refused: list[str] = []
     sites: list[int] = []
+    goes_on = True
     for owner in base.__mro__:
         method = vars(owner).get("schedule")
-        if method is None or getattr(method, "__isabstractmethod__", False):
-            continue
-        try:
-            made, numbers = _with_marks(owner)
-        except Exception as error:
-            reason = error if isinstance(error, UnprovableError) else repr(error)
-            refused.append(f"{owner.__module__}.{owner.__qualname__}.schedule: {reason}")
-            continue
-        if made is not None:
-            classes.append(made)
-            sites += numbers
+        if method is not None and goes_on and not getattr(method, "__isabstractmethod__", False):
+            goes_on = False
+            try:
+                made, numbers = _with_marks(owner)
+            except Exception as error:
+                reason = error if isinstance(error, UnprovableError) else repr(error)
+                refused.append(f"{_name(owner)}.schedule: {reason}")
+                goes_on = True  # for all that is known
+                continue
+            if made is not None:
+                classes.append(made)
+                sites += numbers
+        goes_on = goes_on or _asks_super(owner)
+    if not classes and not refused:
+        refused.append(
+            f"{_name(base)}.schedule: it stops nowhere, and does not go on with super().schedule()"
+        )
     return Instrumented(tuple(classes), tuple(refused), tuple(sites))
+
+
+def _name(owner: type) -> str:
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _asks_super(owner: type) -> bool:
+    """Whether a method of the class can go on with ``super().schedule()``: both names stand in its code."""
+    methods = [value for value in vars(owner).values() if isinstance(value, FunctionType)]
+    return any({"super", "schedule"} <= _mentioned(method.__code__) for method in methods)
+
+
+def _mentioned(code: CodeType) -> set[str]:
+    """The names and texts in a function and in the functions within it."""
+    found = {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))}
+    within = [_mentioned(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return found.union(*within)
 
 
 @cache

@@ -4,9 +4,13 @@ vLLM loads general plugins first thing in every process, before ``EngineCore`` a
 ``SchedulerConfig.get_scheduler_cls()`` for the class. Wrapping that answer keeps ``scheduler_cls`` unset, so
 async scheduling, diffusion schedulers and a user's ``--scheduler-cls`` stay what vLLM made of them, and no
 custom-class warning appears.
+
+To 0.11.0 ``EngineCore`` reads the class from the configuration, right after it has sized the KV cache: there
+the traced class takes its place.
 """
 
 import functools
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -35,21 +39,49 @@ def register() -> None:
 def _wrap_scheduler_choice() -> None:
     from vllm.config import SchedulerConfig
 
-    from schedtrace.record.traced import traced_or_plain, traced_scheduler
-
-    choose = SchedulerConfig.get_scheduler_cls
+    choose = getattr(SchedulerConfig, "get_scheduler_cls", None)
+    if choose is None:
+        _wrap_configured_class()
+        return
     if hasattr(choose, _MARK):
         return
 
     @functools.wraps(choose)
     def get_scheduler_cls(self: Any) -> Any:
-        chosen = choose(self)
-        if chosen is traced_scheduler:  # given by --scheduler-cls: records by itself
-            return chosen
-        return traced_or_plain(chosen)
+        return _traced(choose(self))
 
     setattr(get_scheduler_cls, _MARK, True)
     SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+
+
+def _wrap_configured_class() -> None:
+    """To vLLM 0.11.0: ``scheduler_cls`` is a class, or where to find one."""
+    from vllm.v1.engine.core import EngineCore
+
+    initialize = EngineCore._initialize_kv_caches
+    if hasattr(initialize, _MARK):
+        return
+
+    @functools.wraps(initialize)
+    def wrapped(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes = initialize(self, vllm_config, *args, **kwargs)
+        try:
+            config = vllm_config.scheduler_config
+            given = config.scheduler_cls
+            config.scheduler_cls = _traced(pkgutil.resolve_name(given) if isinstance(given, str) else given)
+        except Exception as error:
+            logger.warning("schedtrace: not recording, no scheduler class could be found: {!r}", error)
+        return sizes
+
+    setattr(wrapped, _MARK, True)
+    EngineCore._initialize_kv_caches = wrapped
+
+
+def _traced(chosen: Any) -> Any:
+    """The class that records; what ``--scheduler-cls`` leads to records by itself."""
+    from schedtrace.record.traced import traced_or_plain, traced_scheduler
+
+    return chosen if chosen is traced_scheduler else traced_or_plain(chosen)
 
 
 def _wrap_engine() -> None:

@@ -10,16 +10,13 @@ from dataclasses import dataclass, replace
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
-from schedtrace.record import guards, syntax
+from schedtrace.record import guards, loops, outcomes, syntax
+from schedtrace.record.assigned import explained
 from schedtrace.record.source import Proven, UnprovableError
 
 MARK = "schedtrace mark"
 BEFORE = "_schedtrace_tokens_before"
 
-_QUEUES = frozenset(
-    {"waiting", "skipped_waiting", "kv_holding_waiting", "request_queue", "peek_request", "pop_request"}
-)
-_TAKES = frozenset({"peek_request", "pop_request"})
 _PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"})
 """Tokens that the scheduler itself adds for drafts, and takes back: nothing that a request wanted."""
 
@@ -36,7 +33,7 @@ class Site:
     kind: ExitKind | None
     """None: a cap or a preemption, no exit."""
     causes: tuple[str, ...]
-    """One; for a loop's condition or a gate, one for each part of it, in the order of evaluation."""
+    """One; where parts of a condition lead to several, one for each part, in the order of evaluation."""
     guard: str
     """The condition, as the source has it."""
     location: str
@@ -94,7 +91,7 @@ class Marker:
     """
 
     def __init__(self, proven: Proven, first: int) -> None:
-        function = proven.node
+        function = self._function = proven.node
         self.sites: list[Site] = []
         self._file = proven.file
         self._module = proven.function.__module__
@@ -106,7 +103,10 @@ class Marker:
         self._self = parameters[0]
         self._tokens = syntax.counted_tokens(function)
         self._request = syntax.allocated_request(function)
-        self._blocks = syntax.allocated_blocks(function)
+        self._blocks = outcomes.allocated_blocks(function)
+        self._victims = outcomes.preempted(function)
+        self._outcomes = frozenset[str]()
+        """Flags that say how the loop of allocations before has ended."""
         self._unbound = syntax.unbinds(function)
         function.body = self._block(function.body, _Scope(bound=frozenset(parameters)))
         ast.fix_missing_locations(proven.module)
@@ -119,7 +119,8 @@ class Marker:
                 marked += self._cap(limits, scope.loop, scope)
                 done = len(limits)
             else:
-                marked += [*self._statement(left[0], scope), left[0]]
+                before, after = self._statement(left[0], scope)
+                marked += [*before, left[0], *after]
                 done = 1
             for statement in left[:done]:
                 scope = scope.after(statement)
@@ -144,8 +145,8 @@ class Marker:
             limits.pop()
         return limits
 
-    def _statement(self, node: ast.stmt, scope: _Scope) -> list[ast.stmt]:
-        """Marks within the statement; what is to stand before it."""
+    def _statement(self, node: ast.stmt, scope: _Scope) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """Marks within the statement; what is to stand before and after it."""
         loop = scope.loop
         match node:
             case ast.If():
@@ -160,16 +161,16 @@ class Marker:
             case ast.Try() | ast.TryStar():
                 self._try(node, scope)
             case ast.Break() | ast.Continue() | ast.Return() if loop:
-                return self._exit(node, loop, scope)
-            case ast.Expr(ast.Call(ast.Attribute(attr="_preempt_request"))) if loop:
-                return self._preemption(node, loop, scope)
+                return self._exit(node, loop, scope), []
+            case ast.Expr(ast.Call() as call) if loop:
+                return self._preemption(node, call, loop, scope)
             case _:
                 pass
-        return []
+        return [], []
 
     def _if(self, node: ast.If, scope: _Scope) -> None:
-        loop = None if scope.loop else _first_loop(node.body)
-        if loop == _first_loop(node.orelse):
+        loop = None if scope.loop else loops.first_loop(node.body)
+        if loop == loops.first_loop(node.orelse):
             loop = None  # one or the other is entered: neither way closes it
         node.body = self._block(node.body, scope.within(node.test, negated=False))
         node.orelse = self._block(node.orelse, scope.within(node.test, negated=True))
@@ -177,9 +178,11 @@ class Marker:
             node.orelse.insert(0, self._end(node, loop, "gate", scope, node.test))
 
     def _loop(self, node: ast.While | ast.For, scope: _Scope) -> None:
-        loop = scope.loop or _loop_of(node)
+        loop = scope.loop or loops.loop_of(node)
         if loop is None or (scope.loop and not syntax.has_call(node, "allocate_slots")):
             return  # a helper's loop: leaving it early stops nothing
+        if scope.loop:
+            self._outcomes |= outcomes.outcomes(self._function, node, self._blocks)
         node.body = self._block(node.body, scope.enter(node, loop))
         if scope.loop:
             return
@@ -198,18 +201,40 @@ class Marker:
 
     def _exit(self, node: ast.stmt, loop: Loop, scope: _Scope) -> list[ast.stmt]:
         test, negated = scope.tests[-1] if scope.tests else (ast.Constant(value=True), False)
-        if scope.nested and not negated and syntax.is_there(test, self._blocks):
+        if scope.nested and outcomes.is_there(test, self._blocks, negated=negated):
             return []
-        enclosing = frozenset[str]().union(*(syntax.names(outer) for outer, _ in scope.tests[:-1]))
-        cause = guards.cause_of_exit(self._module, loop, syntax.names(test), enclosing)
+        parts = self._parts(test, loop, scope, negated=negated)
+        causes = tuple(self._cause_of_exit(part, loop, scope) for part in parts)
         kind: ExitKind = "continue" if isinstance(node, ast.Continue) else "break"
-        guard = f"not ({ast.unparse(test)})" if negated else ast.unparse(test)
         refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
-        site = Site(loop, kind, (cause,), guard, "", refuses_head)
-        told = [self._name("token_budget", scope.bound), self._name(self._request, scope.fresh)]
-        if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
-            return [self._mark(node, site, "refused", *told, arguments)]
-        return [self._mark(node, site, "exit", *told, self._name("request_queue", scope.fresh))]
+        site = Site(loop, kind, causes, self._guard(test, causes, negated=negated), "", refuses_head)
+        budget, request = self._name("token_budget", scope.bound), self._name(self._request, scope.fresh)
+        if causes == (guards.NOT_ELIGIBLE,):
+            which = _call("why_not_eligible", ast.Name(self._self, ast.Load()), request)
+            return [self._mark(node, site, "end", budget, which, request)]
+        if len(parts) > 1:
+            return [self._mark(node, site, "end", budget, syntax.first_true(parts), request)]
+        if causes == (Cause.KV_BLOCKS,) and (arguments := syntax.repeated_arguments(scope.allocation)):
+            return [self._mark(node, site, "refused", budget, request, arguments)]
+        return [self._mark(node, site, "exit", budget, request, self._name("request_queue", scope.fresh))]
+
+    def _parts(self, test: ast.expr, loop: Loop, scope: _Scope, *, negated: bool) -> list[ast.expr]:
+        """Padding for drafts may lack budget, or go beyond the longest sequence: those are told apart."""
+        pads = self._cause_of_exit(test, loop, scope) == Cause.SPEC_DECODE_PADDING
+        return syntax.disjuncts(test) if pads and not negated and syntax.is_pure(test) else [test]
+
+    def _guard(self, test: ast.expr, causes: tuple[str, ...], *, negated: bool = False) -> str:
+        """The text of a condition, with what its flags were set to where its cause is not known."""
+        text = ast.unparse(test)
+        told = explained(self._function, test) if Cause.OTHER in causes else text
+        return told.replace(text, f"not ({text})", 1) if negated else told
+
+    def _cause_of_exit(self, test: ast.expr, loop: Loop, scope: _Scope) -> str:
+        enclosing = frozenset[str]().union(*(syntax.names(outer) for outer, _ in scope.tests[:-1]))
+        names = syntax.names(test)
+        if told := names & self._outcomes:
+            names = names - told | {"new_blocks"}
+        return guards.cause_of_exit(self._module, loop, names, enclosing)
 
     def _end(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
@@ -223,7 +248,7 @@ class Marker:
                 which = ast.IfExp(parts[number], which, ast.Constant(number))
         elif len(parts) > 1:
             causes = (Cause.OTHER,) * len(parts)
-        site = Site(loop, kind, causes, ast.unparse(condition), "")
+        site = Site(loop, kind, causes, self._guard(condition, causes), "")
         budget = self._name("token_budget", scope.bound)
         return self._mark(node, site, "end", budget, which, syntax.next_in_line(parts[0]))
 
@@ -233,12 +258,29 @@ class Marker:
         nobody = ast.Constant(None)
         return self._mark(node, site, "end", self._name("token_budget", scope.bound), ast.Constant(0), nobody)
 
-    def _preemption(self, node: ast.stmt, loop: Loop, scope: _Scope) -> list[ast.stmt]:
+    def _preemption(
+        self, node: ast.Expr, call: ast.Call, loop: Loop, scope: _Scope
+    ) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """To vLLM 0.11 ``schedule()`` preempts by itself; then marks stand in for ``_preempt_request``."""
+        match call:
+            case ast.Call(ast.Attribute(attr="_preempt_request")):
+                victim = None
+            case ast.Call(
+                ast.Attribute(ast.Attribute(attr="kv_cache_manager"), "free"), [ast.Name(name)]
+            ) if name in self._victims:
+                victim = call.args[0]
+            case _:
+                return [], []
         arguments = syntax.repeated_arguments(scope.allocation)
         if arguments is None:
-            return []
+            return [], []
         site = Site(loop, None, (), ast.unparse(node), "")
-        return [self._mark(node, site, "preempts", self._name(self._request, scope.fresh), arguments)]
+        told = self._mark(node, site, "preempts", self._name(self._request, scope.fresh), arguments)
+        if victim is None:
+            return [told], []
+        own = ast.Name(self._self, ast.Load())
+        before, after = _call("preempting", own, victim), _call("preempted", own)
+        return [told, syntax.at(node, ast.Expr(before))], [syntax.at(node, ast.Expr(after))]
 
     def _reduces(self, node: ast.Assign | ast.AugAssign, scope: _Scope) -> bool:
         """Whether this may make the number of tokens smaller; the old number is surely bound then."""
@@ -273,9 +315,8 @@ class Marker:
 
     def _mark(self, node: ast.stmt, site: Site, method: str, *told: ast.expr) -> ast.stmt:
         number = self._add(node, site)
-        target = ast.Attribute(ast.Constant(MARK), method, ast.Load())
         own = ast.Name(self._self, ast.Load())
-        return syntax.at(node, ast.Expr(ast.Call(target, [own, ast.Constant(number), *told], [])))
+        return syntax.at(node, ast.Expr(_call(method, own, ast.Constant(number), *told)))
 
     def _add(self, node: ast.stmt, site: Site) -> int:
         """The number of a new site."""
@@ -283,19 +324,6 @@ class Marker:
         return self._first + len(self.sites) - 1
 
 
-def _loop_of(node: ast.While | ast.For) -> Loop | None:
-    """Which of the scheduler's two loops this is; None: a helper's loop."""
-    if not syntax.hands_out_tokens(node):
-        return None
-    condition = syntax.names(node.test if isinstance(node, ast.While) else node.iter)
-    body = syntax.names(ast.Module(node.body, []))
-    if not _QUEUES.isdisjoint(condition) or not _TAKES.isdisjoint(body):
-        return "waiting"
-    if "running" in condition:
-        return "running"
-    return None if _QUEUES.isdisjoint(body) else "waiting"
-
-
-def _first_loop(statements: list[ast.stmt]) -> Loop | None:
-    """The first of the scheduler's loops among these statements."""
-    return next(filter(None, map(_loop_of, syntax.loops(statements))), None)
+def _call(method: str, *arguments: ast.expr) -> ast.Call:
+    """A call on the object that takes the place of ``MARK``."""
+    return ast.Call(ast.Attribute(ast.Constant(MARK), method, ast.Load()), [*arguments], [])

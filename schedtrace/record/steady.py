@@ -6,6 +6,8 @@ one large number: 32 bits for each request, so adding the number of all ones add
 """
 
 import struct
+from collections.abc import Collection
+from itertools import compress
 from typing import Any
 
 from schedtrace.record.capture import Rows
@@ -55,7 +57,7 @@ class SteadySteps:
             and not output.scheduled_spec_decode_tokens
             and list(output.num_scheduled_tokens.values()) == self._ones
             and self._one_further(computed)
-            and not getattr(cached, "resumed_req_ids", ())
+            and not _resumed(cached)
         ):
             return None, False
         if full:
@@ -66,7 +68,7 @@ class SteadySteps:
             ids=ids,
             computed=computed,
             scheduled=output.num_scheduled_tokens,
-            resumed=getattr(cached, "resumed_req_ids", None) or frozenset(),
+            resumed=_resumed(cached),
             new=new,
             drafts=dict(zip(drafts, map(len, drafts.values()), strict=True)) if drafts else {},
         )
@@ -102,3 +104,9 @@ class SteadySteps:
             self._one_each = int.from_bytes(self._pack(*self._ones), "little")
         self._ids = ids
         self._computed = self._packed(computed)
+
+
+def _resumed(cached: Any) -> Collection[str]:
+    """Ids of resumed requests; to vLLM 0.11.0 each request has a flag instead."""
+    ids: Collection[str] | None = getattr(cached, "resumed_req_ids", None)
+    return set(compress(cached.req_ids, cached.resumed_from_preemption)) if ids is None else ids

@@ -112,17 +112,6 @@ def counted_tokens(function: ast.FunctionDef) -> str:
     return "num_new_tokens"
 
 
-def allocated_blocks(function: ast.FunctionDef) -> str:
-    """The variable that holds what ``allocate_slots`` returned."""
-    for node in own_nodes(function):
-        match node:
-            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(attr="allocate_slots"))):
-                return name
-            case _:
-                pass
-    return "new_blocks"
-
-
 def hands_out_tokens(loop: ast.While | ast.For) -> bool:
     """Whether requests are scheduled in it: blocks are allocated, or numbers of tokens noted."""
     return has_call(loop, "allocate_slots") or any(
@@ -171,13 +160,17 @@ def is_pure(node: ast.AST) -> bool:
     return isinstance(node, _PURE) and all(map(is_pure, ast.iter_child_nodes(node)))
 
 
-def is_there(test: ast.expr, name: str) -> bool:
-    """Whether it is ``name is not None`` or ``name``."""
+def flags(test: ast.expr) -> list[str]:
+    """The variables whose truth a condition asks for: itself, or as parts of ``not``, ``and``, ``or``."""
     match test:
-        case ast.Compare(ast.Name(given), [ast.IsNot()], [ast.Constant(None)]) | ast.Name(given):
-            return given == name
+        case ast.Name(name):
+            return [name]
+        case ast.UnaryOp(ast.Not(), operand):
+            return flags(operand)
+        case ast.BoolOp(values=parts):
+            return list(dict.fromkeys(flag for part in parts for flag in flags(part)))
         case _:
-            return False
+            return []
 
 
 def conjuncts(condition: ast.expr) -> list[ast.expr]:
@@ -187,6 +180,23 @@ def conjuncts(condition: ast.expr) -> list[ast.expr]:
             return parts
         case _:
             return [condition]
+
+
+def disjuncts(condition: ast.expr) -> list[ast.expr]:
+    """The parts of an ``or``; anything else is one part."""
+    match condition:
+        case ast.BoolOp(ast.Or(), parts):
+            return parts
+        case _:
+            return [condition]
+
+
+def first_true(parts: list[ast.expr]) -> ast.expr:
+    """The number of the first part that is true; one of them is."""
+    number: ast.expr = ast.Constant(len(parts) - 1)
+    for place in reversed(range(len(parts) - 1)):
+        number = ast.IfExp(parts[place], ast.Constant(place), number)
+    return number
 
 
 def next_in_line(part: ast.expr) -> ast.expr:

@@ -151,10 +151,18 @@ def traced_scheduler(**kwargs: Any) -> Any:
     if not settings.enabled():
         os.environ[settings.DIR] = "logs"
         logger.info("schedtrace: SCHEDTRACE_DIR is not set, recording to logs/")
-    config = kwargs["vllm_config"].scheduler_config
+    return traced_or_plain(_chosen_without_option(kwargs["vllm_config"].scheduler_config))(**kwargs)
+
+
+def _chosen_without_option(config: Any) -> Any:
+    """The class that vLLM would have chosen; to 0.11.0 the option itself says which."""
+    if not hasattr(config, "get_scheduler_cls"):
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        return AsyncScheduler if config.async_scheduling else Scheduler
     given, config.scheduler_cls = config.scheduler_cls, None
     try:
-        chosen = config.get_scheduler_cls()
+        return config.get_scheduler_cls()
     finally:
         config.scheduler_cls = given
-    return traced_or_plain(chosen)(**kwargs)

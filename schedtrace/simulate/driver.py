@@ -13,9 +13,9 @@ from typing import Any
 from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from schedtrace.simulate import releases
 from schedtrace.simulate.config import engine_config
 from schedtrace.simulate.parts import (
     block_hasher,
@@ -120,13 +120,14 @@ class Driver:
     def update(self) -> dict[int, Any]:
         """The output of the oldest step in flight comes back; returns vLLM's ``EngineCoreOutputs``."""
         output, sampled = self.in_flight.popleft()
-        places = {request_id: place for place, request_id in enumerate(sampled)}
-        result = ModelRunnerOutput(list(sampled), places, list(sampled.values()))
+        drafts = [[TOKEN] * self._drafts if tokens else [] for tokens in sampled.values()]
+        result = releases.model_output(
+            list(sampled), list(sampled.values()), drafts if self._drafts else None
+        )
         told: dict[int, Any] = self.scheduler.update_from_output(output, result)
         if self._drafts:
-            ids = [request_id for request_id, tokens in sampled.items() if tokens]
-            proposed = DraftTokenIds(ids, [[TOKEN] * self._drafts for _ in ids])
-            self.scheduler.update_draft_token_ids(proposed)
+            proposed = {request_id: draft for request_id, draft in zip(sampled, drafts, strict=True) if draft}
+            releases.tell_drafts(self.scheduler, list(proposed), list(proposed.values()))
         return told
 
     def step(self, *args: Any) -> Any:

@@ -1,23 +1,27 @@
 """The parts of an engine that a scheduler needs, built as ``EngineCore`` builds them."""
 
-import inspect
-from functools import cache
 from typing import Any
 
 import torch
 from vllm import SamplingParams
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from schedtrace.simulate import releases
+
+_NOTHING = dict.fromkeys(
+    ("pooling_params", "eos_token_id", "multi_modal_inputs", "multi_modal_hashes", "multi_modal_placeholders")
+)
+"""Arguments of ``Request`` that have no default in some release."""
+
 
 def kv_cache_groups(config: Any) -> list[Any]:
     """One group of full attention layers, as dense models have it."""
+    shape = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16, "use_mla": False}
     spec = FullAttentionSpec(
-        block_size=config.cache_config.block_size, num_kv_heads=2, head_size=32, dtype=torch.bfloat16
+        block_size=config.cache_config.block_size, **releases.known(FullAttentionSpec, shape)
     )
     return [KVCacheGroupSpec(["layer"], spec)]
 
@@ -33,8 +37,7 @@ def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
         "hash_block_size": block_size,
         "log_stats": True,
     }
-    known = inspect.signature(Scheduler.__init__).parameters
-    return {name: value for name, value in arguments.items() if name in known}
+    return releases.known(Scheduler.__init__, arguments)
 
 
 def make_request(
@@ -45,25 +48,15 @@ def make_request(
         max_tokens=max_tokens,
         ignore_eos=True,
         stop_token_ids=[stop_token],
-        structured_outputs=options.pop("structured_outputs", None),
+        **releases.structured(options.pop("structured_outputs", None)),
     )
-    arguments = {"pooling_params": None, "block_hasher": hasher, "eos_token_id": None, **options}
-    known = inspect.signature(Request.__init__).parameters
-    arguments = {name: value for name, value in arguments.items() if name in known}
-    return Request(request_id, tokens, params, **arguments)
-
-
-@cache
-def _hash_function() -> Any:
-
-    function = get_hash_fn_by_name("sha256")
-    init_none_hash(function)
-    return function
+    arguments = {**_NOTHING, "block_hasher": hasher, **releases.structured_request(params), **options}
+    return Request(request_id, tokens, sampling_params=params, **releases.known(Request.__init__, arguments))
 
 
 def block_hasher(config: Any) -> Any:
     """Hashes a request's full blocks, for prefix caching."""
-    return get_request_block_hasher(config.cache_config.block_size, _hash_function())
+    return releases.block_hasher(config.cache_config.block_size)
 
 
 def is_prefill_chunk(request: Any) -> bool:

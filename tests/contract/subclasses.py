@@ -24,6 +24,34 @@ class CallsSuper(Scheduler):
         return super().schedule(*args)
 
 
+class CallsSuperInAHelper(Scheduler):
+    def schedule(self, *args):
+        return self.helper(*args)
+
+    def helper(self, *args):
+        return super().schedule(*args)
+
+
+class CallsSuperByGetattr(Scheduler):
+    def schedule(self, *args):
+        return getattr(super(), "schedule")(*args)  # noqa: B009  # what somebody could write
+
+
+class NeverCallsTheBase(Scheduler):
+    """Two places of its own: the loop's end and a ``continue``."""
+
+    def schedule(self, *_):
+        num_scheduled_tokens = {}
+        for request in self.running:
+            if request.is_finished():
+                continue
+            num_scheduled_tokens[request.request_id] = 1
+        return num_scheduled_tokens
+
+    def other(self):
+        return super().add_request
+
+
 class CallsByName(Scheduler):
     def schedule(self, *args):
         return Scheduler.schedule(self, *args)

@@ -17,13 +17,17 @@ from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
 from tests.contract.deciding import Deciding, decisions, first_difference
 from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.oracle import Oracle
 from tests.contract.watched import Watched, exits_told
 
 OURS = vllm_version().startswith("0.32.")
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not OURS, reason="the example is for vLLM 0.32")]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rank_balance"
-GUARD = "max(self.running_on_ranks()) >= self.max_running_per_rank"
+FLAG = "balance_flag = max(self.running_on_ranks()) >= self.max_running_per_rank"
+GUARD = f"balance_flag, where {FLAG}"
+CAPS = 2
+"""Places where it makes a chunk smaller."""
 MEANING = "a data-parallel rank runs as many requests as each may: no rank admits more"
 PLAIN_LOADS = ["fcfs", "few_seqs", "chunked_prefill_off", "prefix_caching_tight", "aborts", "resets"]
 WATCHED_LOADS = ["few_seqs", "chunked_prefill_off", "prefix_caching_tight", "aborts"]
@@ -81,8 +85,8 @@ def held_back(foreign, recording):
 
 def place_of_guard():
     lines = (EXAMPLE / "rank_balance" / "scheduler.py").read_text().splitlines()
-    [line] = [number for number, text in enumerate(lines, 1) if GUARD in text]
-    return f"rank_balance/scheduler.py:{line + 1}"
+    [line] = [number for number, text in enumerate(lines, 1) if FLAG in text]
+    return f"rank_balance/scheduler.py:{line + 2}"
 
 
 def exits_of(run):
@@ -127,7 +131,7 @@ def test_its_exits_are_told_as_they_are_taken_and_none_is_inferred(name, foreign
     assert GUARD in set(trace.exits().collect()["guard"])
 
 
-def test_a_guard_that_nobody_has_named_is_told_with_its_text_and_place(held_back):
+def test_a_guard_that_nobody_has_named_is_told_with_its_text_and_place(held_back, foreign):
     header = held_back.traces[0].header
     assert exits_of(held_back) == [
         ("waiting", "break", "other", "three", 236, GUARD, place_of_guard(), "source")
@@ -135,6 +139,7 @@ def test_a_guard_that_nobody_has_named_is_told_with_its_text_and_place(held_back
     assert header.unknown_guards == [f"{place_of_guard()}: {GUARD}"]
     assert f'"guard": "{GUARD}",\n   "location": "{place_of_guard()}"' in (EXAMPLE / "README.md").read_text()
     assert header.registered_causes == {}
+    assert header.exit_sites == len(Oracle(foreign.schedule, lambda *_: None).places) + CAPS
     assert header.scheduler_class == "rank_balance.scheduler.RankBalanceScheduler"
 
 

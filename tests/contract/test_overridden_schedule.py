@@ -7,6 +7,7 @@ pytest.importorskip("vllm")
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from schedtrace.read.run import read_run
+from schedtrace.record.exit_lines import places
 from schedtrace.record.plugin import register
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
@@ -20,7 +21,12 @@ pytestmark = pytest.mark.vllm
 FROM = f"exits cannot be recorded from {subclasses.__name__}."
 SUBCLASSES = [
     (subclasses.CallsSuper, "source", "source", []),
-    (subclasses.CallsByName, "source", "inferred", [PAST_THE_MARKS]),
+    (
+        subclasses.CallsByName,
+        "inferred",
+        "inferred",
+        [FROM + "CallsByName.schedule: it stops nowhere, and does not go on with super().schedule()"],
+    ),
     (
         subclasses.Decorated,
         "inferred",
@@ -58,6 +64,26 @@ def test_exits_are_told_or_inferred_and_what_is_inferred_is_said(
 def test_a_subclass_decides_traced_as_it_does_untraced(base):
     untraced = decisions("tight_kv", 1, lambda _: base)
     assert first_difference(untraced, decisions("tight_kv", 1, lambda _: traced_class(base))) is None
+
+
+ALL = object()
+PLACES = [
+    (subclasses.CallsSuper, ALL),
+    (subclasses.CallsSuperInAHelper, ALL),
+    (subclasses.CallsSuperByGetattr, ALL),
+    (subclasses.DecoratedAboveSuper, ALL),
+    (subclasses.CallsByName, 0),
+    (subclasses.NeverCallsTheBase, 2),
+]
+
+
+@pytest.mark.parametrize(("base", "count"), PLACES)
+def test_places_of_a_base_count_only_where_a_call_can_come_to_them(base, count, recording):
+    every = places(traced_class(Scheduler)._schedtrace_instrumented.sites)
+    Engine(lambda _: traced_class(base)).scheduler.shutdown()
+    header = read_run(recording).traces[0].header
+    assert header.exit_sites == (every if count is ALL else count) < every + 1
+    assert every > 20
 
 
 def test_a_class_that_may_not_have_subclasses_is_used_as_it_is(recording, warnings):
@@ -110,6 +136,12 @@ def test_what_marks_have_told_of_the_running_is_not_inferred_again(recording):
     engine.scheduler.shutdown()
     exits = read_run(recording).traces[0].exits().collect().filter(step=1)
     assert exits.select("loop", "kind", "request_id", "guard", "via").rows() == [
-        ("running", "continue", "two", "kept", "source"),
+        (
+            "running",
+            "continue",
+            "two",
+            "kept, where num_scheduled_tokens, kept, sitting = ({}, [], [])",
+            "source",
+        ),
         ("waiting", "condition", None, None, "inferred"),
     ]

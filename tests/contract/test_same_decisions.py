@@ -1,11 +1,13 @@
 """The traced scheduler decides as the plain one does, step by step."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from tests.contract.deciding import Deciding, Decision, decisions, first_difference
 from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS
@@ -21,7 +23,7 @@ class Played:
     name: str
     plain: list[Decision]
     traced: list[Decision]
-    written: bytes
+    trace: Any
 
 
 @pytest.fixture(params=[f"{name}-{seed}" for name in FAMILIES for seed in SEEDS], scope="module")
@@ -32,7 +34,7 @@ def played(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
         traced = decisions(name, int(seed), traced_class)
-    return Played(name, plain, traced, (folder / "engine-0.jsonl").read_bytes())
+    return Played(name, plain, traced, read_run(folder).traces[0])
 
 
 def test_tracing_changes_no_decision(played):
@@ -41,8 +43,8 @@ def test_tracing_changes_no_decision(played):
 
 def test_every_step_is_written_and_nothing_went_wrong(played):
     steps = sum("tokens" in decision for decision in played.traced)
-    assert played.written.count(b'{"type":"step"') == steps > BUSY_STEPS
-    assert b'"notice' not in played.written
+    assert played.trace.steps.height == played.trace.end.steps == steps > BUSY_STEPS
+    assert (played.trace.notices, played.trace.header.notices) == ([], [])
 
 
 def test_the_load_shows_what_it_is_named_after(played):

@@ -5,7 +5,7 @@ from schedtrace.record.guards import Guard
 GUARDS = [
     Guard(
         module="rank_balance.scheduler",
-        names=frozenset({"running_on_ranks", "max_running_per_rank"}),
+        names=frozenset({"balance_flag"}),
         cause="rank_balance",
         meaning="a data-parallel rank runs as many requests as each may: no rank admits more",
     ),

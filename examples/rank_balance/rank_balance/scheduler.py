@@ -72,7 +72,8 @@ class RankBalanceScheduler(Scheduler):
             while self.waiting and token_budget > 0:
                 if len(self.running) >= self.max_num_active_reqs:
                     break
-                if max(self.running_on_ranks()) >= self.max_running_per_rank:
+                balance_flag = max(self.running_on_ranks()) >= self.max_running_per_rank
+                if balance_flag:
                     break
                 request = self.waiting.peek_request()
                 ready_to_schedule = self._handle_blocked_waiting_request(request)

@@ -45,13 +45,16 @@ WHY: dict[str, str] = {
     Cause.REMOTE_KV_PENDING: "the next request's KV blocks had not arrived from elsewhere yet",
     Cause.STREAMING_INPUT_PENDING: "the next request waits for its own streaming input",
     Cause.INPUT_BUDGET: "the slots for drafted tokens were spent",
-    Cause.PREFILL_THROTTLED: "the prefill cadence held new prefills back",
+    Cause.PREFILL_THROTTLED: "the prefill cadence held new prefills back (prefill_schedule_interval)",
     Cause.LORA_CAP: "max_loras other adapters were already in the batch",
     Cause.ENCODER_BUDGET: "the encoder budget or the encoder cache was spent",
     Cause.ENCODER_TRANSFER_PENDING: "an encoder output was still being transferred",
     Cause.MAMBA_ALIGNMENT: "no block-aligned chunk fitted (hybrid model)",
     Cause.PREFILL_LOOKAHEAD: "no chunk fitted that keeps clear of the prefill lookahead",
     Cause.SPEC_DECODE_PADDING: "the next request's decode, padded for drafts, did not fit",
+    "spec_decode_padding/max_model_len": (
+        "the next request's decode, padded for drafts, would have gone beyond max_model_len"
+    ),
     Cause.STALE_OUTPUT_PENDING: (
         "output of the next request from before its preemption was still on its way"
     ),
@@ -72,6 +75,10 @@ ADVICE: dict[str, str] = {
     ),
     "kv_blocks/watermark": (
         "A smaller --watermark admits earlier, at the risk of preemptions; or give the KV cache more room."
+    ),
+    "spec_decode_padding/max_model_len": (
+        "Such a request is this close to its end: fewer --speculative-config num_speculative_tokens, or a "
+        "larger --max-model-len, leave room for the padding."
     ),
     Cause.PREEMPTED_THIS_STEP: "See the preemption finding: the KV cache is too small for what runs.",
     Cause.CHUNKED_PREFILL_OFF: (
@@ -102,9 +109,9 @@ def find(view: View) -> list[Finding]:
 
 
 def _cause_with_limit() -> pl.Expr:
-    """``kv_blocks/watermark``: for a failed allocation the limit decides what helps; else the cause alone."""
+    """``kv_blocks/watermark``: where several limits share a cause the limit decides what helps."""
     cause, limit = pl.col("waiting_cause"), pl.col("waiting_detail")
-    limited = (cause == str(Cause.KV_BLOCKS)) & limit.is_not_null()
+    limited = cause.is_in([str(Cause.KV_BLOCKS), str(Cause.SPEC_DECODE_PADDING)]) & limit.is_not_null()
     return pl.when(limited).then(cause + "/" + limit).otherwise(cause)
 
 

@@ -17,13 +17,17 @@ IN_RUNNING_LOOP: dict[str, str] = {
     Cause.TOKEN_BUDGET: "the token budget was spent",
     Cause.INPUT_BUDGET: "the slots for drafted tokens were spent",
     Cause.KV_BLOCKS: "the KV cache had no room for its next token",
-    Cause.PREFILL_THROTTLED: "the prefill cadence held it back",
+    Cause.PREFILL_THROTTLED: "the prefill cadence held it back (prefill_schedule_interval)",
     Cause.ENCODER_BUDGET: "the encoder budget or the encoder cache was spent",
     Cause.ENCODER_TRANSFER_PENDING: "its encoder output was still being transferred",
     Cause.MAMBA_ALIGNMENT: "no block-aligned chunk fitted (hybrid model)",
     Cause.PREFILL_LOOKAHEAD: "no chunk fitted that keeps clear of the prefill lookahead",
     Cause.NO_NEW_TOKENS: "there was no token to schedule for it",
     Cause.OUTPUT_IN_FLIGHT: "its last token was in flight already (asynchronous scheduling)",
+    "output_in_flight/pipeline_parallel": (
+        "its last step's output was in flight: with pipeline parallelism it has one step in flight at most"
+    ),
+    "output_in_flight/diffusion_read_only": "all its denoising steps were in flight (diffusion model)",
     Cause.PP_STAGGER: "it was not its turn to decode (pipeline parallelism)",
     Cause.CONNECTOR_FREES_PENDING: "the KV connector was about to free blocks",
     Cause.VICTIM_NOT_FREEABLE: "the blocks of the request to be preempted could not be freed now",

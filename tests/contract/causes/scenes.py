@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import polars as pl
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.trace import ChunkCap, Exit, Header, Preemption, Step
+from schedtrace.model.trace import ChunkCap, Exit, Header, Preemption, ScheduledRequest
+from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 
@@ -52,20 +54,30 @@ class Scene(Driver):
     def told(self, step: int = -1) -> Told:
         """What the trace says of a step, the last one if not told otherwise; closes the trace."""
         self.scheduler.shutdown()
-        header, *lines = next(self._folder.glob("engine-*.jsonl")).read_bytes().splitlines()
-        about = msgspec.json.decode(header, type=Header)
+        [trace] = read_run(self._folder).traces
+        about = trace.header
         assert (about.exits_via, about.notices) == ("source", [])
-        steps = [msgspec.json.decode(line, type=Step) for line in lines if b'"type":"step"' in line]
-        line = steps[step]
+        number = trace.steps["step"][step]
+        exits = _entries(trace.exits(), number, Exit)
+        caps = _entries(trace.caps(), number, ChunkCap)
         return Told(
-            exits=[msgspec.structs.replace(taken, location=None) for taken in line.exits],
-            guards=[_condition(taken) for taken in line.exits],
-            caps=[msgspec.structs.replace(cap, location=None) for cap in line.caps],
-            statements=[ast.unparse(_node(cap.location, ast.Assign)) for cap in line.caps],
-            preempted=line.preempted,
-            tokens={row.request_id: row.scheduled_tokens for row in line.requests},
+            exits=[msgspec.structs.replace(taken, location=None) for taken in exits],
+            guards=[_condition(taken) for taken in exits],
+            caps=[msgspec.structs.replace(cap, location=None) for cap in caps],
+            statements=[ast.unparse(_node(cap.location, ast.Assign)) for cap in caps],
+            preempted=_entries(trace.preemptions(), number, Preemption),
+            tokens={
+                row.request_id: row.scheduled_tokens
+                for row in _entries(trace.requests(), number, ScheduledRequest)
+            },
             header=about,
         )
+
+
+def _entries(table: pl.LazyFrame, number: int, struct: type) -> list[Any]:
+    """The rows of a step, as the trace format has them."""
+    rows = table.filter(step=number).select(struct.__struct_fields__).collect()
+    return [msgspec.convert(row, struct) for row in rows.iter_rows(named=True)]
 
 
 def _condition(taken: Exit) -> str:

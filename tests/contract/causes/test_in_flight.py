@@ -4,8 +4,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.diffusion_scheduler import DiffusionAsyncScheduler
+
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap
+from schedtrace.record.traced import traced_class
 from tests.contract.causes.scenes import nobody_is_left, running, waiting
 
 pytestmark = pytest.mark.vllm
@@ -58,6 +62,60 @@ def test_pp_stagger(scene):
     told = engine.told()
     assert told.exits == [running("continue", Cause.PP_STAGGER, "waits_a_turn", 256), nobody_is_left(256)]
     assert told.guards[0] == "self.current_step < request.next_decode_eligible_step"
+
+
+def reads(engine, steps):
+    """A read-only request of a diffusion model: it ends with the output of so many denoising steps."""
+    extra = {"diffusion_read_only": True, "diffusion_max_steps": steps, "diffusion_canvas_length": 1}
+    engine.add("reads", prompt=10).sampling_params.extra_args = extra
+
+
+def test_pp_stagger_is_not_what_a_read_of_a_diffusion_model_waits_for(scene):
+    """The same field, at pipeline size 1: all of its steps are in flight."""
+    engine = scene(wrap=lambda _: traced_class(DiffusionAsyncScheduler), async_scheduling=True)
+    engine.scheduler.use_v2_model_runner = True
+    reads(engine, steps=2)
+    for _ in range(3):
+        engine.schedule()
+    told = engine.told()
+    assert told.tokens == {}
+    assert told.exits == [
+        running("continue", Cause.OUTPUT_IN_FLIGHT, "reads", 256, detail="diffusion_read_only"),
+        nobody_is_left(256),
+    ]
+    assert told.guards[0] == "self.current_step < request.next_decode_eligible_step"
+    assert engine.told(1).tokens == {"reads": 1}
+
+
+def test_a_read_of_a_diffusion_model_waits_its_turn_like_any_other(scene):
+    """By hand, as above: one step of two is in flight."""
+    engine = scene(
+        wrap=lambda _: traced_class(DiffusionAsyncScheduler), async_scheduling=True, pipeline_parallel_size=2
+    )
+    engine.scheduler.use_v2_model_runner = True
+    reads(engine, steps=2)
+    engine.schedule()
+    engine.schedule()
+    assert engine.told().exits == [running("continue", Cause.PP_STAGGER, "reads", 256), nobody_is_left(256)]
+
+
+def test_who_is_held_back_from_decoding_by_somebody_else_is_held_back_for_an_unknown_reason(scene):
+    class HoldsBack(AsyncScheduler):
+        def schedule(self, *args):
+            for request in self.running:
+                request.next_decode_eligible_step = self.current_step + 2
+            return super().schedule(*args)
+
+    engine = scene(wrap=lambda _: traced_class(HoldsBack), async_scheduling=True)
+    engine.add("held_back", prompt=10)
+    engine.step()
+    engine.step()
+    told = engine.told()
+    guard = "self.current_step < request.next_decode_eligible_step"
+    assert told.exits == [
+        running("continue", Cause.OTHER, "held_back", 256, guard=guard),
+        nobody_is_left(256),
+    ]
 
 
 def test_stale_output_pending(scene):

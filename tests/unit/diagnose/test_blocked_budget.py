@@ -136,6 +136,19 @@ def test_details_are_listed_once(found):
     assert "--watermark" in findings[1].message
 
 
+def test_padding_without_budget_and_padding_beyond_the_model_are_two_findings(found):
+    budget, length = (
+        Exit("waiting", "break", Cause.SPEC_DECODE_PADDING, detail=detail)
+        for detail in (None, "max_model_len")
+    )
+    findings = found(CODE, refused(0, length), refused(1, budget))
+    assert [("max_model_len" in finding.message, finding.steps) for finding in findings] == [
+        (True, [0]),
+        (False, [1]),
+    ]
+    assert [("--max-model-len" in finding.advice) for finding in findings] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("config", "says"), [({}, "max.num.seqs.8"), ({"max_num_active_seqs": 5}, "max.num.active.seqs.5")]
 )

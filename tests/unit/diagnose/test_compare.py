@@ -89,8 +89,8 @@ def test_a_trial_cut_short_is_in_no_metric(run_of):
     whole = run_of("a", *trials(1, 1), about=results(1.0, 1.0))
     told = results(1.0, 1.0)
     told.status = "interrupted"
-    for result in told.trials:
-        result.num_requests = 0  # these traces have no request that ends
+    for trial in told.trials:
+        trial.num_requests = 0  # these traces have no request that ends
     cut = run_of("b", *trials(1, 1, 7), about=told)
     assert metrics_of(compare(base=whole, new=cut))["first-step requests"].new.max == 1
 

@@ -100,6 +100,27 @@ def test_exits_alike_that_follow_each_other_are_one(run_of):
             ),
         ),
         (
+            Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 9, "pipeline_parallel", via="source"),
+            (
+                "The running loop skipped a: its last step's output was in flight: with pipeline parallelism "
+                "it has one step in flight at most; 9 tokens of budget left."
+            ),
+        ),
+        (
+            Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 9, "diffusion_read_only", via="source"),
+            (
+                "The running loop skipped a: all its denoising steps were in flight (diffusion model); "
+                "9 tokens of budget left."
+            ),
+        ),
+        (
+            Exit("waiting", "break", Cause.SPEC_DECODE_PADDING, "a", 9, "max_model_len", via="source"),
+            (
+                "The waiting loop ended: the next request's decode, padded for drafts, would have gone "
+                "beyond max_model_len; a next in line, 9 tokens of budget left."
+            ),
+        ),
+        (
             Exit("running", "break", Cause.KV_BLOCKS, "a", 9, via="source", blocks_needed=1, blocks_free=0),
             (
                 "The running loop ended: the KV cache had no room for its next token (1 block needed, 0 "

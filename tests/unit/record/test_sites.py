@@ -82,6 +82,60 @@ def test_an_allocation_that_succeeds_is_no_exit_whatever_it_is_called(success, s
     assert sites(within(RUNNING, *lines)) == [RUNNING_END]
 
 
+OUTCOME = (
+    "while True:",
+    "    new_blocks = self.kv_cache_manager.allocate_slots(request, 1)",
+    "    if new_blocks is None:",
+    "        if self.nobody_else:",
+    "            can_schedule = False",
+    "            break",
+    "    else:",
+    "        can_schedule = True",
+    "        break",
+    "if not can_schedule:",
+    "    break",
+)
+"""As vLLM 0.10.0 to 0.11.0 have it."""
+
+
+def changed(**lines):
+    """``OUTCOME`` with lines replaced, by their number."""
+    return [lines.get(f"line{number}", line) for number, line in enumerate(OUTCOME)]
+
+
+NO_OUTCOME = {
+    "set elsewhere": ("can_schedule = self.late", *OUTCOME),
+    "set to what it does not tell": changed(line7="        can_schedule = False"),
+    "set on and off": changed(line4="            can_schedule = True"),
+    "not set right before the end": changed(line4="            can_schedule = False; self.seen += 1"),
+}
+
+
+def test_an_allocation_that_succeeds_otherwise_is_no_exit(sites):
+    assert sites(within(RUNNING, *OUTCOME)) == [
+        ("running", "break", ("other",), "self.nobody_else", 9),
+        ("running", "break", ("kv_blocks",), "not can_schedule", 14),
+        RUNNING_END,
+    ]
+
+
+@pytest.mark.parametrize("lines", NO_OUTCOME.values(), ids=NO_OUTCOME)
+def test_a_flag_tells_how_allocating_ended_only_if_nothing_else_sets_it(lines, sites):
+    [*_, end] = [site for site in sites(within(RUNNING, *lines)) if site[1] == "break"]
+    assert end[2] == ("other",)
+    assert end[3].startswith("not can_schedule, where can_schedule = ")
+
+
+def test_a_flag_is_explained_and_a_known_guard_is_not(sites):
+    lines = ("full = max(self.ranks()) >= 3", "if not full:", "    pass", "else:", "    break")
+    known = ("new_blocks = 1", "if new_blocks:", "    break")
+    found = sites(within(WAITING, *lines, *known))
+    assert [site[3] for site in found if site[1] == "break"] == [
+        "not (not full), where full = max(self.ranks()) >= 3",
+        "new_blocks",
+    ]
+
+
 def test_functions_within_are_left_alone(sites):
     lines = (
         "def skip(queue):",

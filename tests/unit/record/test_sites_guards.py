@@ -58,6 +58,8 @@ CAUSES = {
     "new_blocks is None": "kv_blocks",
     "new_blocks is None and self.late": "other",
     "request.num_output_placeholders > 0 and request.num_computed_tokens + 2 >= request.max_tokens": "other",
+    "num_external_computed_tokens is None": "connector_undecided",
+    "not self.scheduler_config.chunked_prefill_enabled and num_new_tokens > 0": "chunked_prefill_off",
 }
 
 

@@ -1,0 +1,148 @@
+"""Which assignments can have given a flag the value that a guard sees: the flow through one function.
+
+``if balance_flag: break`` says nothing by itself; ``balance_flag = max(...) == limit`` above it does.
+"""
+
+import ast
+from collections.abc import Iterable
+
+from schedtrace.record import syntax
+
+_State = frozenset[ast.AST] | None
+"""The assignments whose value may be the current one; None: this point is not reached."""
+
+
+def explained(function: ast.FunctionDef, test: ast.expr) -> str:
+    """The text of a guard, and behind it what can have been assigned last to each flag in it.
+
+    Args:
+        function: Where it stands.
+        test: The condition of an ``if`` or ``while`` of the function.
+    """
+    told = [", or ".join(texts) for flag in syntax.flags(test) if (texts := _assigned(function, test, flag))]
+    return ", where ".join(filter(None, (ast.unparse(test), "; ".join(told))))
+
+
+def _assigned(function: ast.FunctionDef, test: ast.expr, flag: str) -> list[str]:
+    """In the order of the source; nothing for a name that the function does not bind alone."""
+    shared = (part for part in ast.walk(function) if isinstance(part, ast.Global | ast.Nonlocal))
+    if any(flag in part.names for part in shared):
+        return []
+    parameters = frozenset(part for part in ast.walk(function.args) if isinstance(part, ast.arg))
+    flow = _Flow(flag, test)
+    flow.block(function.body, frozenset(part for part in parameters if part.arg == flag))
+    places = sorted(flow.seen, key=lambda node: (node.lineno, node.col_offset))  # type: ignore[attr-defined]
+    return list(dict.fromkeys(_text(node, flag) for node in places))
+
+
+def _text(node: ast.AST, flag: str) -> str:
+    match node:
+        case ast.arg():
+            return f"{flag} is an argument"
+        case ast.For(target=target, iter=iterated):
+            return f"for {ast.unparse(target)} in {ast.unparse(iterated)}"
+        case _:
+            return ast.unparse(node).partition("\n")[0].removesuffix(":")
+
+
+class _Flow:
+    """Follows the values of one name through a function, up to a condition.
+
+    Args:
+        name: A local variable.
+        test: The condition; ``seen`` has the assignments that it can see.
+    """
+
+    def __init__(self, name: str, test: ast.expr) -> None:
+        self.seen: set[ast.AST] = set()
+        self._name, self._test = name, test
+        self._breaks: list[list[_State]] = []
+        self._continues: list[list[_State]] = []
+
+    def block(self, statements: list[ast.stmt], state: _State) -> _State:
+        """The state behind these statements."""
+        for node in statements:
+            state = self._statement(node, state)
+        return state
+
+    def _statement(self, node: ast.stmt, state: _State) -> _State:
+        if state is None:
+            return None
+        match node:
+            case ast.If():
+                state = self._condition(node.test, state)
+                behind = _either(self.block(node.body, state), self.block(node.orelse, state))
+            case ast.While() | ast.For():
+                behind = self._loop(node, state)
+            case ast.With():
+                behind = self.block(node.body, self._simple(node, node.items, state))
+            case ast.Try() | ast.TryStar():
+                behind = self._try(node, state)
+            case ast.Match(cases=cases):
+                ways = [self.block(case.body, self._simple(case, [case.pattern], state)) for case in cases]
+                behind = _either(state, *ways)
+            case _:
+                behind = self._step(node, state)
+        return behind
+
+    def _step(self, node: ast.stmt, state: frozenset[ast.AST]) -> _State:
+        """A statement without statements in it, or a definition."""
+        match node:
+            case ast.Break():
+                self._breaks[-1].append(state)
+            case ast.Continue():
+                self._continues[-1].append(state)
+            case ast.Return() | ast.Raise():
+                pass
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                return state
+            case ast.Assign() | ast.AnnAssign() if self._name in syntax.binds(node):
+                return frozenset({node})
+            case _:
+                return self._simple(node, [node], state)
+        return None
+
+    def _condition(self, test: ast.expr, state: frozenset[ast.AST]) -> frozenset[ast.AST]:
+        if test is self._test:
+            self.seen |= state
+        return self._simple(test, [test], state)
+
+    def _simple(
+        self, place: ast.AST, parts: Iterable[ast.AST], state: frozenset[ast.AST]
+    ) -> frozenset[ast.AST]:
+        """Behind something that may assign: the value from before is possible, too."""
+        assigns = any(self._name in syntax.rebinds(part) for part in parts)
+        return state | {place} if assigns else state
+
+    def _loop(self, node: ast.While | ast.For, state: frozenset[ast.AST]) -> _State:
+        head, before = state, None
+        breaks: list[_State] = []
+        while head != before:  # until one more turn brings nothing new
+            before = head
+            self._breaks.append([])
+            self._continues.append([])
+            if isinstance(node, ast.While):
+                entered = self._condition(node.test, head)
+            else:
+                entered = self._simple(node, [node.target], head)
+            out = self.block(node.body, entered)
+            breaks = self._breaks.pop()
+            head = _either(head, out, *self._continues.pop()) or head
+        endless = isinstance(node, ast.While) and isinstance(node.test, ast.Constant)
+        return _either(self.block(node.orelse, None if endless else head), *breaks)
+
+    def _try(self, node: ast.Try | ast.TryStar, state: frozenset[ast.AST]) -> _State:
+        assigning = (part for statement in node.body for part in syntax.own_nodes(statement))
+        touched = [*node.body, *(part for part in assigning if isinstance(part, ast.stmt))]
+        anywhere = state | {part for part in touched if self._name in syntax.rebinds(part)}
+        ways = [self.block(node.orelse, self.block(node.body, state))]
+        ways += [self.block(handler.body, anywhere) for handler in node.handlers]
+        after = _either(*ways)
+        behind = self.block(node.finalbody, anywhere if after is None else after)
+        return None if after is None else behind
+
+
+def _either(*states: _State) -> _State:
+    """Whatever one of the ways that are taken brings."""
+    taken = [state for state in states if state is not None]
+    return frozenset[ast.AST]().union(*taken) if taken else None

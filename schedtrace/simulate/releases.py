@@ -1,0 +1,72 @@
+"""What a driver says differently to older releases of vLLM: 0.10 to 0.13 where nothing else is noted."""
+
+import inspect
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import vllm.utils as hashing
+from vllm import SamplingParams
+from vllm.v1 import outputs
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.request import Request
+from vllm.v1.structured_output.request import StructuredOutputRequest
+
+_LEFT_OUT: dict[str, Any] = {
+    "spec_token_ids": None,
+    "logprobs": None,
+    "prompt_logprobs_dict": {},
+    "pooler_output": [],
+}
+"""Arguments of ``ModelRunnerOutput`` that later have a default, or are gone."""
+
+
+def known(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that this release's function takes."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def structured(params: Any) -> dict[str, Any]:
+    """The argument of ``SamplingParams`` that asks for structured output."""
+    if params is None:
+        return {}
+    name = "structured_outputs" if "structured_outputs" in SamplingParams.__struct_fields__ else None
+    return {name or "guided_decoding": params}
+
+
+def structured_request(params: Any) -> dict[str, Any]:
+    """To 0.11.0 ``Request`` does not make its ``StructuredOutputRequest`` by itself."""
+    if "structured_output_request" not in inspect.signature(Request.__init__).parameters:
+        return {}
+    return {"structured_output_request": StructuredOutputRequest(sampling_params=params)}
+
+
+def block_hasher(block_size: int) -> Any:
+    """Hashes a request's full blocks; None in 0.10.0, whose KV cache manager does it."""
+    if not hasattr(kv_cache_utils, "get_request_block_hasher"):
+        return None
+    return kv_cache_utils.get_request_block_hasher(block_size, _hash_function())
+
+
+@cache
+def _hash_function() -> Any:
+    module = hashing if hasattr(hashing, "get_hash_fn_by_name") else import_module("vllm.utils.hashing")
+    function = module.get_hash_fn_by_name("sha256")
+    kv_cache_utils.init_none_hash(function)
+    return function
+
+
+def model_output(request_ids: list[str], tokens: list[list[int]], drafts: list[list[int]] | None) -> Any:
+    """``ModelRunnerOutput``; the drafts go with it in 0.10.0 only."""
+    arguments = known(outputs.ModelRunnerOutput, _LEFT_OUT)
+    if "spec_token_ids" in arguments:
+        arguments["spec_token_ids"] = drafts
+    places = {request_id: place for place, request_id in enumerate(request_ids)}
+    return outputs.ModelRunnerOutput(request_ids, places, tokens, **arguments)
+
+
+def tell_drafts(scheduler: Any, request_ids: list[str], drafts: list[list[int]]) -> None:
+    """The drafts that a step has proposed, after its output (from 0.10.2)."""
+    if hasattr(scheduler, "update_draft_token_ids"):
+        scheduler.update_draft_token_ids(outputs.DraftTokenIds(request_ids, drafts))
