@@ -345,3 +345,10 @@ def test_where_stretches_are_cut_they_stand_in_the_order_of_the_steps(trace_of, 
         (3, 3, "b"),
         (3, 3, "c"),
     ]
+
+
+def test_a_request_whose_computed_tokens_jump_begins_another_stretch(trace_of):
+    changes = RowChanges(changed=[RowChange(0, 30, 1), RowChange(1, 21, 1)])
+    trace = trace_of(full(0, ("a", 5, 1), ("b", 20, 1)), delta(1, changes=changes), delta(2))
+    table = trace.stretches().select("step", "last_step", "request_id", "computed_tokens").collect()
+    assert table.rows() == [(0, 0, "a", 5), (0, 2, "b", 20), (1, 2, "a", 30)]
