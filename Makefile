@@ -21,11 +21,13 @@ demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
 
 test: setup ## Run all tests: unit, contract (real scheduler), end to end (real CPU engine)
-	@echo "== tests =="
-	@$(BIN)/python -m pytest
+	@echo "== tests: unit, contract (on all cores) =="
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e"
+	@echo "== tests: end to end (real engine) =="
+	@$(BIN)/python -m pytest -q -m e2e
 
 unit: setup ## Run the tests that need no engine (seconds)
-	@$(BIN)/python -m pytest -m "not e2e"
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e"
 
 lint: setup ## ruff, import layers, generated docs
 	@echo "== lint =="
