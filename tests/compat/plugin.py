@@ -16,10 +16,10 @@ import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from schedtrace.record import releases
-from schedtrace.record.exit_lines import unknown_guards
+from schedtrace.record.exit_lines import places, unknown_guards
 from schedtrace.record.header import vllm_version
 from schedtrace.record.instrument import instrument
-from tests.compat.lacks import STUCK, fit, unseen
+from tests.compat.lacks import CONTRADICTED, STUCK, fit, unseen
 from tests.contract.families import FAMILIES
 
 RELEASE = vllm_version().partition("+")[0]
@@ -45,7 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
         for load in map(str, given.params.values() if given else ()):
             family = load if load in FAMILIES else load.rsplit("-", 1)[0]
             shows = item.originalname == SHOWS
-            if why := REFUSED.get(family) or STUCK.get((RELEASE, load)) or (shows and not_seen.get(family)):
+            stuck = (
+                STUCK.get((RELEASE, family))
+                or STUCK.get((RELEASE, load))
+                or CONTRADICTED.get((RELEASE, item.originalname, family))
+            )
+            if why := REFUSED.get(family) or stuck or (shows and not_seen.get(family)):
                 item.add_marker(pytest.mark.skip(reason=why))
 
 
@@ -69,7 +74,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         "failed": outcomes["failed"],
         "skipped": dict(skipped),
         "exits_compared": sum(count.total() for count in _compared(session)),
-        "exit_sites": len(marked.sites),
+        "exit_sites": places(marked.sites),
         "refused": list(marked.refused),
         "unknown_guards": unknown_guards(marked.sites),
     }

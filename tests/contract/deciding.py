@@ -1,6 +1,6 @@
 """An engine that keeps every decision its scheduler takes, to compare two of them step by step."""
 
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from typing import Any
 
 from schedtrace.simulate import Driver as Engine
@@ -17,6 +17,7 @@ class Deciding(Engine):
         self.decisions: list[Decision] = []
 
     def schedule(self, *args: Any) -> Any:
+        ran = set(self._ids("running"))
         output = super().schedule(*args)
         cached = output.scheduled_cached_reqs
         decision = {
@@ -28,9 +29,9 @@ class Deciding(Engine):
             "cached": list(
                 zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
             ),
-            "resumed": cached.resumed_req_ids,
+            "resumed": _resumed(cached),
             "finished": output.finished_req_ids,
-            "preempted": output.preempted_req_ids,
+            "preempted": getattr(output, "preempted_req_ids", ran.difference(self._ids("running"))),
             "in_flight": len(self.in_flight),
         }
         self.decisions.append(decision | self._queues())
@@ -71,6 +72,13 @@ class Deciding(Engine):
     def _ids(self, queue: str) -> list[str]:
         """Who is in a queue of the scheduler; nobody is in one that this vLLM does not have."""
         return [request.request_id for request in getattr(self.scheduler, queue, ())]
+
+
+def _resumed(cached: Any) -> set[str]:
+    """Who goes on after a preemption; to vLLM 0.11.0 there is a list of booleans."""
+    if hasattr(cached, "resumed_req_ids"):
+        return set(cached.resumed_req_ids)
+    return set(compress(cached.req_ids, cached.resumed_from_preemption))
 
 
 def decisions(name: str, seed: int, wrap: Any = None) -> list[Decision]:

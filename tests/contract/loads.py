@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import vllm.sampling_params
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from schedtrace.simulate import Driver as Engine
@@ -16,6 +16,12 @@ __all__ = ["FAMILIES", "SEEDS", "make_script", "play"]
 
 SEEDS = [1, 2, 3]
 BUSY_STEPS = 300
+structured_outputs = getattr(
+    vllm.sampling_params,
+    "StructuredOutputsParams",
+    getattr(vllm.sampling_params, "GuidedDecodingParams", None),
+)
+"""Its name changed with vLLM 0.11."""
 LONGEST_WAIT = 40
 """Steps until a grammar is compiled, or a client that could send more input gives up."""
 
@@ -70,7 +76,7 @@ def _arrive(family: Family, chance: random.Random, request_id: str, script: list
         options["lora_request"] = LoRARequest(f"lora{lora}", lora, "unused")
     later = chance.choice(script[1 : LONGEST_WAIT + 1])
     if chance.random() < family.grammars:
-        options["structured_outputs"] = StructuredOutputsParams(json="{}")
+        options["structured_outputs"] = structured_outputs(json="{}")
         if chance.randrange(4):
             later.events.append(lambda engine: _compiled(engine, request_id))
         script[-1].events.append(_call("abort", request_id))
@@ -93,6 +99,8 @@ class _Anything:
 
 def _compiled(engine: Engine, request_id: str) -> None:
     engine.requests[request_id].structured_output_request.grammar = _Anything()
+    # To vLLM 0.11.0 schedule() itself has the bitmask filled, by a backend that is not there.
+    vars(engine.scheduler.structured_output_manager).setdefault("grammar_bitmask", lambda *_: None)
 
 
 def _call(method: str, *args: Any, **options: Any) -> Event:

@@ -10,15 +10,23 @@ from schedtrace.simulate import Driver as Engine
 
 
 class _Refusing(KVCacheManager):
-    """Remembers whose allocation failed last."""
+    """Remembers whose allocation failed last, and who gave up blocks without being done."""
 
     refused: str | None = None
+    within = False
+    """Within ``schedule()``, which frees the blocks of victims only."""
+    victims: list[tuple[str, int, str | None]]
 
     def allocate_slots(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         blocks = super().allocate_slots(request, *args, **kwargs)
         if blocks is None:
             self.refused = request.request_id
         return blocks
+
+    def free(self, request: Any) -> Any:
+        if self.within:
+            self.victims.append((request.request_id, request.num_computed_tokens, self.refused))
+        return super().free(request)
 
 
 @cache
@@ -29,20 +37,26 @@ def observed_class(plain: type) -> type:
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(**kwargs)
             self.kv_cache_manager.__class__ = _Refusing
+            self.kv_cache_manager.victims = []
             self.preemptions = []
 
         def schedule(self, *args: Any) -> Any:
-            self.within = True
+            self.within = self.kv_cache_manager.within = True
             output = super().schedule(*args)
-            self.within = False
+            self.within = self.kv_cache_manager.within = False
+            victims, self.kv_cache_manager.victims = self.kv_cache_manager.victims, []
+            if not hasattr(plain, "_preempt_request"):  # to vLLM 0.11
+                self.preemptions += [(*victim, None, True) for victim in victims]
             return output
 
-        def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-            lost = request.num_computed_tokens
-            super()._preempt_request(request, *args, **kwargs)
-            wants = self.kv_cache_manager.refused if self.within else None
-            noted = (request.request_id, lost, wants, request.num_preemptions, self.within)
-            self.preemptions.append(noted)
+        if hasattr(plain, "_preempt_request"):
+
+            def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+                lost = request.num_computed_tokens
+                super()._preempt_request(request, *args, **kwargs)
+                wants = self.kv_cache_manager.refused if self.within else None
+                noted = (request.request_id, lost, wants, request.num_preemptions, self.within)
+                self.preemptions.append(noted)
 
     return Observed
 

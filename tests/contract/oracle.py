@@ -89,8 +89,9 @@ class Oracle:
                 case ast.Break() | ast.Continue():
                     kind = type(node).__name__.lower()
                     self._exits[node.lineno] = Place(node.lineno, kind, loop, bound)
-                case ast.If(ast.Compare(ast.Name("new_blocks"), [ast.IsNot()])) if depth == 2:
-                    pass  # the allocation loop ends well
+                case ast.If(ast.Compare(ast.Name("new_blocks"), [operator])) if depth == 2:
+                    # Where there are blocks the allocation loop ends well.
+                    self._find(node.body if isinstance(operator, ast.Is) else node.orelse, depth, bound)
                 case ast.Assign([ast.Name(name)]):
                     bound |= {name} if depth == 1 else frozenset()
                 case _:

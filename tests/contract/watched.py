@@ -47,8 +47,8 @@ def note_of_exit(place: Place, variables: dict[str, Any]) -> ExitLine | None:
     if "request" in place.bound:
         request = variables["request"]
     elif loop == "running":
-        if variables["req_index"] == len(scheduler.running):
-            return None
+        if variables["req_index"] >= len(scheduler.running):
+            return None  # to vLLM 0.11.0 a preemption by priority may move the index beyond the end
         request = scheduler.running[variables["req_index"]]
     else:
         queue = _next_queue(scheduler)

@@ -107,6 +107,13 @@ NO_OUTCOME = {
     "set elsewhere": ("can_schedule = self.late", *OUTCOME),
     "set to what it does not tell": changed(line7="        can_schedule = False"),
     "set on and off": changed(line4="            can_schedule = True"),
+    "set before anybody has looked for blocks": (
+        *OUTCOME[:2],
+        "    if self.late:",
+        "        can_schedule = False",
+        "        break",
+        *OUTCOME[2:],
+    ),
     "not set right before the end": changed(line4="            can_schedule = False; self.seen += 1"),
 }
 
