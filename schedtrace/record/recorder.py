@@ -11,8 +11,10 @@ from loguru import logger
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import settings
 from schedtrace.record.capture import Came, Capture, Result
+from schedtrace.record.execution import execution_of
 from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Noted, event_of
+from schedtrace.record.facts import Facts
 from schedtrace.record.header import make_header
 from schedtrace.record.inference import InferredExits
 from schedtrace.record.queues import Queues
@@ -69,9 +71,11 @@ class Recorder:
         self.active = True
         self.clock: Callable[[], int] = time.monotonic_ns
         self._writer = writer
+        self.facts = Facts(scheduler, writer.since_anchor)
         self._inference = InferredExits(scheduler)
         self._expects_inference = not type(scheduler)._schedtrace_instrumented.classes
         self._marks_failed = False
+        self._missing_facts = False
         self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None) or _NoBlockPool
         self._free_blocks: Callable[[], int | None] = self._block_pool.get_num_free_blocks
         queues = Queues(scheduler)
@@ -142,6 +146,7 @@ class Recorder:
                 None if known and rows is None else events,
                 before.came,
             )
+            self._note_facts(capture, scheduler, output, events)
             if self._preempted:
                 capture.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
@@ -155,6 +160,26 @@ class Recorder:
                 self.active = False
         except Exception as error:
             self._fail("after schedule()", error)
+
+    def _note_facts(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
+        try:
+            self.facts.note(capture, scheduler, output, events)
+        except Exception as error:
+            self._facts_failed(error)
+
+    def _arrival_facts(self, request: Any) -> dict[str, Any]:
+        try:
+            self._writer.prefixes.note(request)
+            return self.facts.arrival(request)
+        except Exception as error:
+            self._facts_failed(error)
+            return {}
+
+    def _facts_failed(self, error: Exception) -> None:
+        """Say once that a fact beside the decisions could not be read; the decisions are recorded on."""
+        if not self._missing_facts:
+            self._missing_facts = True
+            self._warn(f"facts beside the decisions may be missing: {self._writer.describe(error)}")
 
     def _infer(self, scheduler: Any, output: Any, capture: Capture, events: list[Noted]) -> None:
         """No mark has said how the call ended: conclude it from the state."""
@@ -195,9 +220,11 @@ class Recorder:
             done_ns = self.clock()
             capture, left_before = self._in_flight.pop(id(output), (None, 0))
             if capture is not None:
-                if not self._only_samples or left != left_before:
-                    sampled = None  # the outputs themselves must be read
-                capture.result = Result(back_ns, done_ns, tokens_got(output, sampled, outputs))
+                # Otherwise the outputs themselves must be read.
+                sure = self._only_samples and left == left_before
+                got = tokens_got(output, sampled if sure else None, outputs)
+                invalid = getattr(output, "num_invalid_spec_tokens", None)
+                capture.result = Result(back_ns, done_ns, got, execution_of(sampled), invalid)
         except Exception as error:
             self._fail("in update_from_output()", error)
 
@@ -216,6 +243,7 @@ class Recorder:
                 priority=request.priority,
                 lora=None if lora is None else lora.lora_name,
                 streaming_update=request.request_id in scheduler.requests,
+                **self._arrival_facts(request),
             )
             self._writer.arrived.append(arrival)
         except Exception as error:
@@ -278,9 +306,23 @@ class Recorder:
                 output_tokens=request.num_output_tokens,
                 num_preemptions=getattr(request, "num_preemptions", None),
             )
+            try:
+                self.facts.leaves(finish)
+            except Exception as error:
+                self._facts_failed(error)
             self._writer.finished.append(finish)
         except Exception as error:
             self._fail("in _free_request()", error)
+
+    def kv_loads_ended(self, scheduler: Any, told: Any) -> None:
+        """Note KV loads that a ``KVConnectorOutput`` says have arrived or failed."""
+        if not self.active:
+            return
+        try:
+            now_us = self._writer.since_anchor(self.clock())
+            self.facts.kv_loads.ended(scheduler, getattr(told, "finished_recving", None), now_us)
+        except Exception as error:
+            self._facts_failed(error)
 
     def mark_failed(self, error: Exception) -> None:
         """Say once that a mark in ``schedule()`` could not note all it should; recording goes on."""
@@ -288,9 +330,10 @@ class Recorder:
             self._marks_failed = True
             self._warn(f"exits may lack details: a mark in schedule() failed: {self._writer.describe(error)}")
 
-    def dummy_batch(self) -> None:
+    def dummy_batch(self, length_ns: int) -> None:
         """Count a batch that a data-parallel rank ran only to keep the others company."""
         self._writer.dummy_batches += 1
+        self._writer.dummy_ns += length_ns
 
     def close(self) -> None:
         """Write what is left and the end line; a second call does nothing."""
