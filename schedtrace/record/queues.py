@@ -16,8 +16,8 @@ class Queues:
     """
 
     def __init__(self, scheduler: Any) -> None:
-        others = ("skipped_waiting", "kv_holding_waiting")
-        self._others = [name for name in others if hasattr(scheduler, name)]
+        names = ("skipped_waiting", "kv_holding_waiting")
+        self._others = [name for name in names if hasattr(scheduler, name)]
         aside = ("deferred_waiting", "skipped_waiting")
         self._aside = next((name for name in aside if hasattr(scheduler, name)), None)
 

@@ -146,7 +146,10 @@ class Recorder:
                 None if known and rows is None else events,
                 before.came,
             )
-            self._note_facts(capture, scheduler, output, events)
+            try:
+                self.facts.note(capture, scheduler, output, events)
+            except Exception as error:
+                self._facts_failed(error)
             if self._preempted:
                 capture.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
@@ -160,12 +163,6 @@ class Recorder:
                 self.active = False
         except Exception as error:
             self._fail("after schedule()", error)
-
-    def _note_facts(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
-        try:
-            self.facts.note(capture, scheduler, output, events)
-        except Exception as error:
-            self._facts_failed(error)
 
     def _arrival_facts(self, request: Any) -> dict[str, Any]:
         try:

@@ -52,11 +52,9 @@ class StateReader:
             parked: Requests that wait for KV blocks from elsewhere.
         """
         scheduler, encoder, pool, engine = self._scheduler, self._encoder, self._pool, self.engine
-        deferred = (
-            (sum(len(blocks) for _, blocks in frees) if (frees := scheduler.deferred_frees) else 0)
-            if self._defers
-            else None
-        )
+        deferred = None
+        if self._defers:
+            deferred = sum(len(blocks) for _, blocks in frees) if (frees := scheduler.deferred_frees) else 0
         return (
             len(scheduler.requests) - running - waiting,
             deferred,

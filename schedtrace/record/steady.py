@@ -56,10 +56,11 @@ class SteadySteps:
             and not output.scheduled_new_reqs
             and not output.scheduled_spec_decode_tokens
             and list(output.num_scheduled_tokens.values()) == self._ones
-            and self._one_further(computed)
             and not _resumed(cached)
         ):
-            return None, False
+            expected, self._computed = self._computed + self._one_each, self._packed(computed)
+            if self._computed == expected:
+                return None, False
         if full:
             self._full_ns = now_ns
         new = [(request.req_id, request.num_computed_tokens) for request in output.scheduled_new_reqs]
@@ -74,11 +75,6 @@ class SteadySteps:
         )
         self._remember(rows, output.total_num_scheduled_tokens)
         return rows, full
-
-    def _one_further(self, computed: list[int]) -> bool:
-        """Whether each request has one computed token more than in the step before."""
-        expected, self._computed = self._computed + self._one_each, self._packed(computed)
-        return self._computed == expected
 
     def _packed(self, computed: list[int]) -> int:
         """The numbers in one; if they are too large for that, the next step must be kept."""
