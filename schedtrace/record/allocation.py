@@ -1,11 +1,15 @@
 """Why ``allocate_slots`` returned None: its own code is asked, up to where it would begin to allocate.
 
 The proven source of ``allocate_slots`` is cut behind its last ``return None``, and every statement that is
-there for its effect is left out. What remains computes and changes nothing; it is run once more, with the
-arguments of the call that failed, and tells where it returns and what it had computed by then.
+there for its effect is left out. What remains is run once more, with the arguments of the call that failed,
+and tells where it returns and what it had computed by then.
+
+What it calls may still note something: a Mamba group's ``get_num_blocks_to_allocate`` sets or forgets a
+checkpoint. So it is run on a copy of the managers (``apart``), whose containers are its own.
 """
 
 import ast
+from collections import defaultdict
 from functools import cache
 from typing import Any
 
@@ -50,11 +54,40 @@ def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]])
     if ask is None:
         return None
     positional, keywords = arguments
-    refusal = _refusal(manager.block_pool, ask(manager, *positional, **keywords))
+    copied = apart(manager)
+    refusal = _refusal(manager.block_pool, ask(copied, *positional, **keywords))
     if refusal is None or refusal.limit != "full_sequence":
         return refusal
     chunk_only = {**keywords, "full_sequence_must_fit": False}
-    return _refusal(manager.block_pool, ask(manager, *positional, **chunk_only)) or refusal
+    return _refusal(manager.block_pool, ask(copied, *positional, **chunk_only)) or refusal
+
+
+def apart(manager: Any) -> Any:
+    """A copy of a KV cache manager that can be asked: nothing that it notes reaches ``manager``.
+
+    Its coordinator and the coordinator's managers are copies with containers of their own; the blocks and
+    the pool are vLLM's.
+    """
+    coordinator = getattr(manager, "coordinator", None)
+    if coordinator is None:
+        return _copied(manager)
+    managers = tuple(map(_copied, coordinator.single_type_managers))
+    return _copied(manager, coordinator=_copied(coordinator, single_type_managers=managers))
+
+
+_CONTAINERS = (dict, list, set, defaultdict)
+
+
+def _copied(original: Any, **instead: Any) -> Any:
+    """An object with the attributes of ``original``; its dicts, lists and sets are copies."""
+    copied = object.__new__(type(original))
+    attributes = copied.__dict__
+    attributes.update(original.__dict__)
+    for name, value in original.__dict__.items():
+        if type(value) in _CONTAINERS:
+            attributes[name] = value.copy()
+    attributes.update(instead)
+    return copied
 
 
 def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal | None:
