@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from schedtrace.model.trace_facts import Admission, CacheGroup, Grammar, HeadRefusal, KvLoad, ThreadTime
+
 SCHEMA_VERSION = 2
 """Raised only when an older reader would misread a newer trace; added fields do not raise it."""
 
@@ -60,6 +62,16 @@ class Header(Line, tag="header", kw_only=True):
     enable_prefix_caching: bool | None = None
     scheduler_config: dict[str, Any] = {}
     """Every field of vLLM's ``SchedulerConfig``."""
+    cache_groups: list[CacheGroup] = []
+    """The layers' KV cache groups, in vLLM's order. Wherever blocks are told by group, it is this one."""
+    batches_in_flight: int | None = None
+    """``schedule()`` calls before the first output comes back, at most (``max_concurrent_batches``)."""
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    grammar_threads: int | None = None
+    """Threads that compile grammars; null where none are used."""
+    settings: dict[str, Any] = {}
+    """Further settings, from a fixed list of what discloses nothing; what this vLLM lacks is absent."""
     trial_ids: bool = False
     """Request ids tell the trial (``t<trial>-<n>``), because ``schedtrace run`` made them."""
     hashed_ids: bool = False
@@ -154,6 +166,31 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     lora: str | None = None
     streaming_update: bool = False
     """The same id came again: another part of a streaming session, not a new request."""
+    received_us: int | None = None
+    """The engine's input thread began to prepare it (block hashes, grammar); null outside an engine."""
+    input_queue_us: int | None = None
+    """It was prepared, and entered the input queue, which the engine drains between steps."""
+    client_index: int | None = None
+    """Which API server sent it."""
+    pinned_rank: int | None = None
+    """Data-parallel rank that the client asked for."""
+    logprobs: int | None = None
+    """Log-probabilities wanted per output token; -1: of the whole vocabulary."""
+    prompt_logprobs: int | None = None
+    """Likewise per prompt token; such a request does not read the prefix cache."""
+    structured: bool = False
+    """Its output has to follow a grammar."""
+    min_tokens: int = 0
+    logit_bias: int = 0
+    """Tokens whose logits it shifts."""
+    sibling_index: int | None = None
+    """For a child of a request with ``n`` > 1: its number. Told by the id, ``<number>_<parent>``."""
+    parent: str | None = None
+    """A hash of its parent's id, salted per trace: equal for the children of one request."""
+    prefix_hashes: str | None = None
+    """Which prompts begin alike: 4 characters for every full block of the prompt, at most 256 blocks. Two
+    prompts share their first k blocks if these texts share their first 4k characters. Hashes of vLLM's block
+    hashes, salted with random bytes per trace that are written nowhere. Null without block hashes."""
 
 
 class Finish(msgspec.Struct, omit_defaults=True):
@@ -175,6 +212,13 @@ class Finish(msgspec.Struct, omit_defaults=True):
     last_token_us: int | None = None
     cached_tokens: int = 0
     """Prompt tokens found in a cache at its first scheduling."""
+    abort_us: int | None = None
+    """When the engine received the client's abort; ``finished_us`` says when the scheduler acted on it."""
+    drafts: int | None = None
+    """Speculative tokens scheduled in its life; null without speculative decoding."""
+    drafts_accepted: int | None = None
+    drafts_invalid: int | None = None
+    """Of ``drafts``: thrown away before the check, since the grammar forbids them."""
 
 
 class RowChange(msgspec.Struct, array_like=True, gc=False):
@@ -215,6 +259,11 @@ class Step(Line, tag="step", kw_only=True):
     """When ``update_from_output`` was called for this step; None: not back when the line was written."""
     update_us: int | None = None
     """How long ``update_from_output`` took."""
+    execute_after_us: int | None = None
+    """From ``start_us`` until the worker that answers began to execute this batch, on the worker's own clock
+    reading; null outside an engine, or if that worker is on another host."""
+    execute_us: int | None = None
+    """From then until its output was ready, sampling included."""
     token_budget: int
     remaining_budget: int
     """``token_budget`` minus the tokens scheduled in this step."""
@@ -247,6 +296,24 @@ class Step(Line, tag="step", kw_only=True):
     draft_tokens: int = 0
     output_tokens: int | None = None
     """Tokens sampled by this step and accepted; None: the output has not come back."""
+    finished_holding: int | None = None
+    """Requests that are finished and whose KV blocks the scheduler still keeps."""
+    deferred_free_blocks: int | None = None
+    """Blocks of finished or preempted requests that a batch in flight may still write."""
+    encoder_slots_free: int | None = None
+    """Encoder cache, in embeddings: neither used nor cached. Null without an encoder."""
+    encoder_slots_freeable: int | None = None
+    """Free, or cached and used by nobody."""
+    sessions_paused: int | None = None
+    """Streaming sessions that wait for input; since vLLM 0.25.1 each occupies a seat (0.15 and newer)."""
+    prefix_keys: int | None = None
+    """Block hashes that the prefix cache knows; null without prefix caching."""
+    kv_loads_parked: int | None = None
+    """Requests that wait for KV blocks from elsewhere; null without a KV connector."""
+    wave: int | None = None
+    """Data-parallel ranks in lock-step: the wave, which all ranks begin and end together."""
+    step_counter: int | None = None
+    """Likewise: passes of this wave so far, dummy batches included; the same on all ranks."""
     requests: list[ScheduledRequest] = []
     exits: list[Exit] = []
     caps: list[ChunkCap] = []
@@ -258,11 +325,33 @@ class Step(Line, tag="step", kw_only=True):
     """Since the last line."""
     dummy_batches: int = 0
     """Dummy batches that this data-parallel rank executed since the last line."""
+    dummy_us: int = 0
+    """How long they took together."""
+    admitted: list[Admission] = []
+    """What the caches gave to those scheduled for the first time."""
+    refusals: list[HeadRefusal] = []
+    """Where another request than before was refused KV blocks: what it needs, and who holds how much."""
+    kv_loads: list[KvLoad] = []
+    """Since the last line."""
+    grammars: list[Grammar] = []
+    """Compiled since the last line."""
     changes: RowChanges | None = None
     """What a delta would have said of ``requests``: a check for whoever rebuilds them. None: it could not."""
 
 
-EVENT_FIELDS = frozenset({"preempted", "arrived", "finished", "dummy_batches"})
+EVENT_FIELDS = frozenset(
+    {
+        "preempted",
+        "arrived",
+        "finished",
+        "dummy_batches",
+        "dummy_us",
+        "admitted",
+        "refusals",
+        "kv_loads",
+        "grammars",
+    }
+)
 """Fields of a step that belong to it alone: absent from a delta, they are at their default."""
 BEFORE_FIELDS = {
     "num_running_before": "num_running_after",
@@ -270,8 +359,8 @@ BEFORE_FIELDS = {
     "kv_blocks_free_before": "kv_blocks_free_after",
 }
 """Absent from a delta, they have the value that the other field has in the step before."""
-OUTPUT_FIELDS = frozenset({"output_us", "update_us", "output_tokens"})
-"""Absent from a delta: not back. If only ``output_tokens`` is, they are as many as ``total_requests``."""
+OUTPUT_FIELDS = frozenset({"output_us", "update_us", "output_tokens", "execute_after_us", "execute_us"})
+"""Absent from a delta: not back, or unknown. If only ``output_tokens`` is, it is ``total_requests``."""
 OWN_FIELDS = frozenset({"step", "start_us", "schedule_us"})
 """In every delta."""
 CARRIED_FIELDS = tuple(
@@ -314,6 +403,8 @@ class Output(Line, tag="output", kw_only=True):
     output_us: int
     update_us: int
     output_tokens: int
+    execute_after_us: int | None = None
+    execute_us: int | None = None
 
 
 class Events(Line, tag="events", kw_only=True):
@@ -325,6 +416,17 @@ class Events(Line, tag="events", kw_only=True):
     arrived: list[Arrival] = []
     finished: list[Finish] = []
     dummy_batches: int = 0
+    dummy_us: int = 0
+
+
+class Cpu(Line, tag="cpu", kw_only=True):
+    """Once a second: how long the threads of engine, workers and front end ran, or waited for a processor.
+
+    From ``/proc/<pid>/task/<tid>/schedstat``, which Linux has.
+    """
+
+    at_us: int
+    threads: list[ThreadTime] = []
 
 
 class Notice(Line, tag="notice", kw_only=True):
@@ -343,4 +445,4 @@ class End(Line, tag="end", kw_only=True):
     dropped_steps: int = 0
 
 
-AnyLine = Header | Step | Line | Output | Events | Notice | End
+AnyLine = Header | Step | Line | Output | Events | Cpu | Notice | End

@@ -7,7 +7,7 @@ from typing import Any, Union
 import msgspec
 
 from schedtrace.errors import InputError
-from schedtrace.model.trace import SCHEMA_VERSION, Delta, End, Events, Header, Notice, Output, Step
+from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
 from schedtrace.read.known_settings import check_settings
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import readable
@@ -16,7 +16,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON of ours; the last for brackets nested without end."""
 _HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
 """Nothing that is counted or timed here has 19 digits; such a number would not fit Polars' integers."""
-AS_READ = {line: readable(line) for line in (Header, Step, Delta, Output, Events, Notice, End)}
+AS_READ = {line: readable(line) for line in (Header, Step, Delta, Output, Events, Cpu, Notice, End)}
 """Kind of line to the struct that it is read into."""
 _decode = msgspec.json.Decoder(Union[tuple(AS_READ.values())]).decode  # noqa: UP007  # made at run time
 

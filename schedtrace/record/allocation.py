@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from schedtrace.record import syntax
+from schedtrace.record.cache_managers import managers_of
 from schedtrace.record.source import Proven, UnprovableError, copy_of, prove
 
 
@@ -68,11 +69,10 @@ def apart(manager: Any) -> Any:
     Its coordinator and the coordinator's managers are copies with containers of their own; the blocks and
     the pool are vLLM's.
     """
-    coordinator = getattr(manager, "coordinator", None)
-    if coordinator is None:
+    managers = tuple(map(_copied, managers_of(manager)))
+    if not managers:
         return _copied(manager)
-    managers = tuple(map(_copied, coordinator.single_type_managers))
-    return _copied(manager, coordinator=_copied(coordinator, single_type_managers=managers))
+    return _copied(manager, coordinator=_copied(manager.coordinator, single_type_managers=managers))
 
 
 _CONTAINERS = (dict, list, set, defaultdict)

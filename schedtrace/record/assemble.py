@@ -13,18 +13,20 @@ from schedtrace.model.trace import (
     Finish,
     Output,
     Phase,
-    Preemption,
     RowChanges,
-    ScheduledRequest,
     Step,
 )
+from schedtrace.model.trace_facts import HeadRefusal
+from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import Came, Capture, Result, Rows
 from schedtrace.record.delta import Deltas
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.exits import Noted
+from schedtrace.record.happened import Happened
 from schedtrace.record.ids import WrittenIds
 from schedtrace.record.lives import Lives
 from schedtrace.record.rows import LatestRows
+from schedtrace.record.state_facts import FIELDS, State
 
 _TRIAL = re.compile(r"t(\d{1,9})-")
 _LARGEST = 10**18 - 1
@@ -40,6 +42,8 @@ class Assembler:
         hash_ids: Whether request ids are written as hashes.
         full_lines: Whether every step is written in full, as captures then are.
         long_prefill_threshold: ``long_prefill_token_threshold`` as configured.
+        prefixes: Which prompts begin alike.
+        drafts: Whether a request may have speculative tokens.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class Assembler:
         hash_ids: bool,
         full_lines: bool = False,
         long_prefill_threshold: int = 0,
+        prefixes: Prefixes,
+        drafts: bool,
     ) -> None:
         self._anchor_ns = anchor_ns
         self._long_prefill_threshold = long_prefill_threshold
@@ -57,7 +63,10 @@ class Assembler:
         self._trial_ids = trial_ids
         self._ids = WrittenIds(hash_ids=hash_ids)
         self._full_lines = full_lines
-        self._lives = Lives()
+        self._lives = Lives(drafts=drafts)
+        self._prefixes = prefixes
+        self._state: State = ()
+        self._state_fields: dict[str, Any] = {}
         self._rows = LatestRows()
         self._only_decodes = False
         """No request of the latest step had a token of its prompt left, or one to recompute."""
@@ -102,14 +111,20 @@ class Assembler:
             arrived=arrived,
             finished=finished,
             dummy_batches=capture.came.dummy_batches,
+            dummy_us=capture.came.dummy_ns // 1000,
+            **self._fields_of(capture.state),
+            **_fields_of(capture.happened),
         )
         self._count(step, capture.rows)
         step.exits, step.caps = self._exits_of(capture, step.remaining_budget)
         if result is not None:
-            step.output_us, step.update_us, step.output_tokens = self._result(result, capture.ids)
+            step.output_us, step.update_us, step.output_tokens = self._result(result, capture)
+            step.execute_after_us, step.execute_us = _execution(result, capture)
         for preemption in step.preempted:
             if preemption.for_request_id is not None:
                 preemption.for_request_id = self._ids[preemption.for_request_id]
+        self._write_ids(step.admitted, step.kv_loads, step.grammars, step.refusals)
+        self._write_holders(step.refusals)
         line = self._line(capture, step, changes)
         self.write_ids(step.arrived, step.finished, step.preempted)
         return line
@@ -129,14 +144,21 @@ class Assembler:
 
     def output(self, capture: Capture, result: Result) -> Output:
         """The line that completes a step whose output came back late."""
-        output_us, update_us, output_tokens = self._result(result, capture.ids)
+        output_us, update_us, output_tokens = self._result(result, capture)
+        execute_after_us, execute_us = _execution(result, capture)
         return Output(
-            step=capture.step, output_us=output_us, update_us=update_us, output_tokens=output_tokens
+            step=capture.step,
+            output_us=output_us,
+            update_us=update_us,
+            output_tokens=output_tokens,
+            execute_after_us=execute_after_us,
+            execute_us=execute_us,
         )
 
     def events(self, came: Came) -> tuple[list[Arrival], list[Finish]]:
         """Keep book of who came and went; finished requests get the times of their life."""
         for arrival in came.arrived:
+            arrival.prefix_hashes = self._prefixes.hashes(arrival.request_id)
             self._lives.arrives(arrival)
             if self._trial_ids and (match := _TRIAL.match(str(arrival.request_id))):
                 self.trial = int(match[1])
@@ -158,7 +180,12 @@ class Assembler:
         for request_id in gone:
             self._ids.forget(request_id)
 
-    def _write_ids(self, *rows: Sequence[ScheduledRequest | Arrival | Finish | Preemption]) -> None:
+    def _write_holders(self, refusals: Sequence[HeadRefusal]) -> None:
+        for refusal in refusals:
+            refusal.holders = [self._ids[one] for one in refusal.holders]
+            refusal.finished_holders = [self._ids[one] for one in refusal.finished_holders]
+
+    def _write_ids(self, *rows: Sequence[Any]) -> None:
         for row in itertools.chain(*rows):
             row.request_id = self._ids[row.request_id]
 
@@ -227,10 +254,29 @@ class Assembler:
             exits = exits + capture.inferred
         return exits, caps
 
-    def _result(self, result: Result, ids: Sequence[str]) -> tuple[int, int, int]:
+    def _fields_of(self, state: State) -> dict[str, Any]:
+        if state is not self._state:
+            self._state, self._state_fields = state, dict(zip(FIELDS, state, strict=True))
+        return self._state_fields
+
+    def _result(self, result: Result, capture: Capture) -> tuple[int, int, int]:
         back_us = self._us(result.back_ns)
-        tokens = self._lives.got_tokens(result, ids, back_us)
+        tokens = self._lives.got_tokens(result, capture.ids, back_us)
+        if capture.rows is not None and capture.rows.drafts:
+            self._lives.got_drafts(result, capture.rows.drafts)
         return back_us, (result.done_ns - result.back_ns) // 1000, tokens
 
     def _us(self, ns: int) -> int:
         return (ns - self._anchor_ns) // 1000
+
+
+def _fields_of(happened: Happened | None) -> dict[str, Any]:
+    return {} if happened is None else happened.lines()
+
+
+def _execution(result: Result, capture: Capture) -> tuple[int | None, int | None]:
+    """From the step's start to that of its execution, and the length of that; None where nobody told."""
+    if result.execution is None:
+        return None, None
+    _, began_ns, ended_ns = result.execution
+    return (began_ns - capture.start_ns) // 1000, (ended_ns - began_ns) // 1000

@@ -11,7 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
+from schedtrace.record.execution import Execution
 from schedtrace.record.exits import Noted
+from schedtrace.record.happened import Happened
+from schedtrace.record.state_facts import State
 
 ALL = "all"
 """Every request of the step got exactly one token."""
@@ -42,6 +45,10 @@ class Result(msgspec.Struct, gc=False, frozen=True):
     """When it returned."""
     got: str | tuple[list[str], list[int] | None]
     """``ALL``, or the ids of requests that got tokens and how many each (None: one each)."""
+    execution: Execution | None = None
+    """When the worker executed it."""
+    invalid: dict[str, int] | None = None
+    """Drafts that the grammar forbade, by request."""
 
 
 class Came(NamedTuple):
@@ -50,6 +57,7 @@ class Came(NamedTuple):
     arrived: Sequence[Arrival] = ()
     finished: Sequence[Finish] = ()
     dummy_batches: int = 0
+    dummy_ns: int = 0
 
 
 NOBODY = Came()
@@ -83,6 +91,9 @@ class Capture(msgspec.Struct, gc=False):
     """Where they did not tell how the call ended."""
     preempted: Sequence[tuple[Preemption, int]] = ()
     """With the tokens that the victim had in all."""
+    state: State = ()
+    """What ``state_facts.FIELDS`` name; the same object as in the step before if nothing changed."""
+    happened: Happened | None = None
     ids: Sequence[str] = ()
     """The step's requests; set by the writer's thread."""
     result: Result | None = None

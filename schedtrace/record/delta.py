@@ -47,6 +47,8 @@ class Deltas:
             line["output_us"], line["update_us"] = step.output_us, step.update_us
             if step.output_tokens != step.total_requests:
                 line["output_tokens"] = step.output_tokens
+            if step.execute_us is not None:
+                line["execute_after_us"], line["execute_us"] = step.execute_after_us, step.execute_us
         if self._carried != carried_before:
             triples = zip(CARRIED_FIELDS, self._carried, carried_before, strict=True)
             line |= {name: value for name, value, old in triples if value != old}

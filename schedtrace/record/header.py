@@ -10,6 +10,7 @@ from schedtrace import __version__
 from schedtrace.model.redact import hide_secrets
 from schedtrace.model.trace import SCHEMA_VERSION, Header
 from schedtrace.record.allocation import stand_in
+from schedtrace.record.engine_facts import engine_facts
 from schedtrace.record.exit_lines import places, sees_preemptions, unknown_guards
 from schedtrace.record.guards import registered_guards
 from schedtrace.record.instrument import Instrumented
@@ -57,6 +58,7 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         hashed_ids=chosen.hash_ids,
         preemptions_recorded=_preemptions_recorded(scheduler, instrumented),
         notices=_notices(scheduler, instrumented),
+        **engine_facts(scheduler),
     )
 
 

@@ -19,7 +19,8 @@ class Life:
     """One request."""
 
     __slots__ = (
-        "arrival", "cached", "first_token_us", "last_tokens", "lost_tokens", "prompt_tokens", "scheduled_us"
+        "accepted", "arrival", "cached", "drafts", "first_token_us", "invalid", "last_tokens", "lost_tokens",
+        "prompt_tokens", "scheduled_us",
     )  # fmt: skip
 
     def __init__(self, arrival: Arrival | None) -> None:
@@ -30,12 +31,18 @@ class Life:
         self.last_tokens: _Tokens | None = None
         self.cached = 0
         self.lost_tokens = 0
+        self.drafts = self.accepted = self.invalid = 0
 
 
 class Lives:
-    """All requests that have come and not gone; those never seen to arrive have a life, too."""
+    """All requests that have come and not gone; those never seen to arrive have a life, too.
 
-    def __init__(self) -> None:
+    Args:
+        drafts: Whether a request may have speculative tokens.
+    """
+
+    def __init__(self, *, drafts: bool = False) -> None:
+        self._drafts = drafts
         self._lives: dict[str, Life] = {}
         self._waiting: dict[str, int] = {}
         self._waiting_tokens = 0
@@ -73,6 +80,9 @@ class Lives:
         finish.first_token_us = life.first_token_us
         finish.last_token_us = None if life.last_tokens is None else life.last_tokens.us
         finish.cached_tokens = life.cached
+        if self._drafts:
+            finish.drafts, finish.drafts_accepted = life.drafts, life.accepted
+            finish.drafts_invalid = life.invalid
 
     def waits(self, request_id: str, tokens: int) -> None:
         """A request is in the queue and wants so many tokens."""
@@ -86,6 +96,24 @@ class Lives:
     def waiting_tokens(self, waiting: int) -> int | None:
         """Tokens that the waiting requests want; None if vLLM's number of them is another one."""
         return self._waiting_tokens if len(self._waiting) == waiting else None
+
+    def got_drafts(self, result: Result, drafts: dict[str, int]) -> None:
+        """Note what became of the speculative tokens of a step.
+
+        Args:
+            result: What came back for it.
+            drafts: Requests that had some, and how many.
+        """
+        tokens: dict[str, int] = {}
+        if not isinstance(result.got, str):
+            got, lengths = result.got
+            tokens = dict(zip(got, [1] * len(got) if lengths is None else lengths, strict=True))
+        for request_id, number in drafts.items():
+            life = self._lives.get(request_id)
+            if life is not None:
+                life.drafts += number
+                life.accepted += max(0, tokens.get(request_id, 1) - 1)
+                life.invalid += (result.invalid or {}).get(request_id, 0)
 
     def got_tokens(self, result: Result, ids: Sequence[str], back_us: int) -> int:
         """Note when requests got tokens; returns how many in all.

@@ -9,16 +9,16 @@ To 0.11.0 ``EngineCore`` reads the class from the configuration, right after it 
 the traced class takes its place.
 """
 
-import functools
 import pkgutil
-from collections.abc import Callable
 from typing import Any
 
 from loguru import logger
 
 from schedtrace.record import settings
-
-_MARK = "_schedtrace_wrapped"
+from schedtrace.record.engine_hooks import wrap_engine
+from schedtrace.record.front_end import wrap_front_end
+from schedtrace.record.hooks import Method, wrap
+from schedtrace.record.worker_hooks import wrap_worker
 
 
 def register() -> None:
@@ -31,7 +31,9 @@ def register() -> None:
     try:
         settings.claim_run_dir()
         _wrap_scheduler_choice()
-        _wrap_engine()
+        wrap_engine()
+        wrap_worker()
+        wrap_front_end()
     except Exception as error:
         logger.warning("schedtrace: not recording, this vLLM could not be hooked into: {!r}", error)
 
@@ -39,32 +41,22 @@ def register() -> None:
 def _wrap_scheduler_choice() -> None:
     from vllm.config import SchedulerConfig
 
-    choose = getattr(SchedulerConfig, "get_scheduler_cls", None)
-    if choose is None:
+    if not hasattr(SchedulerConfig, "get_scheduler_cls"):
         _wrap_configured_class()
         return
-    if hasattr(choose, _MARK):
-        return
 
-    @functools.wraps(choose)
-    def get_scheduler_cls(self: Any) -> Any:
-        return _traced(choose(self))
+    def get_scheduler_cls(original: Method, config: Any) -> Any:
+        return _traced(original(config))
 
-    setattr(get_scheduler_cls, _MARK, True)
-    SchedulerConfig.get_scheduler_cls = get_scheduler_cls
+    wrap(SchedulerConfig, "get_scheduler_cls", get_scheduler_cls)
 
 
 def _wrap_configured_class() -> None:
     """To vLLM 0.11.0: ``scheduler_cls`` is a class, or where to find one."""
     from vllm.v1.engine.core import EngineCore
 
-    initialize = EngineCore._initialize_kv_caches
-    if hasattr(initialize, _MARK):
-        return
-
-    @functools.wraps(initialize)
-    def wrapped(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        sizes = initialize(self, vllm_config, *args, **kwargs)
+    def initialize(original: Method, engine: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes = original(engine, vllm_config, *args, **kwargs)
         try:
             config = vllm_config.scheduler_config
             given = config.scheduler_cls
@@ -73,8 +65,7 @@ def _wrap_configured_class() -> None:
             logger.warning("schedtrace: not recording, no scheduler class could be found: {!r}", error)
         return sizes
 
-    setattr(wrapped, _MARK, True)
-    EngineCore._initialize_kv_caches = wrapped
+    wrap(EngineCore, "_initialize_kv_caches", initialize)
 
 
 def _traced(chosen: Any) -> Any:
@@ -82,32 +73,3 @@ def _traced(chosen: Any) -> Any:
     from schedtrace.record.traced import traced_or_plain, traced_scheduler
 
     return chosen if chosen is traced_scheduler else traced_or_plain(chosen)
-
-
-def _wrap_engine() -> None:
-    """Two things the scheduler does not see: a data-parallel rank's dummy batches, and the engine's end.
-
-    The engine stops its workers before it tells the scheduler, and may be killed while it waits for them:
-    close the trace first.
-    """
-    from vllm.v1.engine.core import EngineCore
-
-    _call_before(EngineCore, "execute_dummy_batch", lambda recorder: recorder.dummy_batch())
-    _call_before(EngineCore, "shutdown", lambda recorder: recorder.close())
-
-
-def _call_before(owner: Any, name: str, tell: Callable[[Any], None]) -> None:
-    """Have the engine's recorder told before ``owner.name`` runs."""
-    original = getattr(owner, name, None)
-    if original is None or hasattr(original, _MARK):
-        return
-
-    @functools.wraps(original)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = getattr(getattr(self, "scheduler", None), "_schedtrace_recorder", None)
-        if recorder is not None:
-            tell(recorder)
-        return original(self, *args, **kwargs)
-
-    setattr(wrapped, _MARK, True)
-    setattr(owner, name, wrapped)

@@ -11,8 +11,10 @@ from loguru import logger
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import settings
 from schedtrace.record.capture import Came, Capture, Result
+from schedtrace.record.execution import execution_of
 from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Noted, event_of
+from schedtrace.record.facts import Facts
 from schedtrace.record.header import make_header
 from schedtrace.record.inference import InferredExits
 from schedtrace.record.queues import Queues
@@ -69,6 +71,7 @@ class Recorder:
         self.active = True
         self.clock: Callable[[], int] = time.monotonic_ns
         self._writer = writer
+        self.facts = Facts(scheduler, writer.since_anchor)
         self._inference = InferredExits(scheduler)
         self._expects_inference = not type(scheduler)._schedtrace_instrumented.classes
         self._marks_failed = False
@@ -142,6 +145,7 @@ class Recorder:
                 None if known and rows is None else events,
                 before.came,
             )
+            self.facts.note(capture, scheduler, output, events)
             if self._preempted:
                 capture.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
@@ -196,8 +200,12 @@ class Recorder:
             capture, left_before = self._in_flight.pop(id(output), (None, 0))
             if capture is not None:
                 if not self._only_samples or left != left_before:
-                    sampled = None  # the outputs themselves must be read
-                capture.result = Result(back_ns, done_ns, tokens_got(output, sampled, outputs))
+                    used = None  # the outputs themselves must be read
+                else:
+                    used = sampled
+                got = tokens_got(output, used, outputs)
+                invalid = getattr(output, "num_invalid_spec_tokens", None)
+                capture.result = Result(back_ns, done_ns, got, execution_of(sampled), invalid)
         except Exception as error:
             self._fail("in update_from_output()", error)
 
@@ -216,7 +224,9 @@ class Recorder:
                 priority=request.priority,
                 lora=None if lora is None else lora.lora_name,
                 streaming_update=request.request_id in scheduler.requests,
+                **self.facts.arrival(request),
             )
+            self._writer.prefixes.note(request)
             self._writer.arrived.append(arrival)
         except Exception as error:
             self._fail("in add_request()", error)
@@ -278,9 +288,20 @@ class Recorder:
                 output_tokens=request.num_output_tokens,
                 num_preemptions=getattr(request, "num_preemptions", None),
             )
+            self.facts.leaves(finish)
             self._writer.finished.append(finish)
         except Exception as error:
             self._fail("in _free_request()", error)
+
+    def kv_loads_ended(self, scheduler: Any, told: Any) -> None:
+        """Note KV loads that a ``KVConnectorOutput`` says have arrived or failed."""
+        if not self.active:
+            return
+        try:
+            now_us = self._writer.since_anchor(self.clock())
+            self.facts.kv_loads.ended(scheduler, getattr(told, "finished_recving", None), now_us)
+        except Exception as error:
+            self._fail("in _update_from_kv_xfer_finished()", error)
 
     def mark_failed(self, error: Exception) -> None:
         """Say once that a mark in ``schedule()`` could not note all it should; recording goes on."""
@@ -288,9 +309,10 @@ class Recorder:
             self._marks_failed = True
             self._warn(f"exits may lack details: a mark in schedule() failed: {self._writer.describe(error)}")
 
-    def dummy_batch(self) -> None:
+    def dummy_batch(self, length_ns: int) -> None:
         """Count a batch that a data-parallel rank ran only to keep the others company."""
         self._writer.dummy_batches += 1
+        self._writer.dummy_ns += length_ns
 
     def close(self) -> None:
         """Write what is left and the end line; a second call does nothing."""

@@ -90,6 +90,17 @@ class _TracedFree:
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
 
+class _TracedTransfers:
+    """Hook on ``_update_from_kv_xfer_finished``: the workers' word on KV loads."""
+
+    _schedtrace_recorder: Recorder | None
+
+    def _update_from_kv_xfer_finished(self, told: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._schedtrace_recorder is not None:
+            self._schedtrace_recorder.kv_loads_ended(self, told)
+        return super()._update_from_kv_xfer_finished(told, *args, **kwargs)  # type: ignore[misc]
+
+
 @cache
 def traced_class(base: type) -> type:
     """A subclass of ``base`` that records; ``base`` itself if it records already.
@@ -107,6 +118,8 @@ def traced_class(base: type) -> type:
         hooks.append(_TracedPreemption)
     if hasattr(base, "_free_request"):
         hooks.append(_TracedFree)
+    if hasattr(base, "_update_from_kv_xfer_finished"):
+        hooks.append(_TracedTransfers)
     instrumented = instrument(base)
     try:
         return _subclass(base, hooks, instrumented)

@@ -18,8 +18,10 @@ from loguru import logger
 from schedtrace.model.ids import shortened
 from schedtrace.model.printable import json_of
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
+from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Came, Capture
+from schedtrace.record.cpu_times import CpuTimes
 from schedtrace.record.run_folder import create, write_manifest_if_missing
 from schedtrace.record.settings import Settings
 
@@ -56,6 +58,8 @@ class Writer:
         self.arrived: deque[Arrival] = deque()
         self.finished: deque[Finish] = deque()
         self.dummy_batches = 0
+        self.dummy_ns = 0
+        self.prefixes = Prefixes()
         self._anchor_ns = anchor_ns
         self._hash_ids = chosen.hash_ids
         self._wall_anchor_us = header.wall_anchor_us
@@ -65,10 +69,13 @@ class Writer:
             hash_ids=chosen.hash_ids,
             full_lines=chosen.lines == "full",
             long_prefill_threshold=header.scheduler_config.get("long_prefill_token_threshold") or 0,
+            prefixes=self.prefixes,
+            drafts=bool(header.settings.get("scheduler.num_spec_tokens")),
         )
         self._pending: deque[Capture] = deque()
         self._early: list[Capture] = []
         self._notices: deque[str] = deque()
+        self._cpu_times = CpuTimes()
         self._steps = 0
         self._dropped = 0
         self._last_events_ns = anchor_ns
@@ -94,13 +101,15 @@ class Writer:
         if not (self.arrived or self.finished or self.dummy_batches):
             return NOBODY
         dummies, self.dummy_batches = self.dummy_batches, 0
-        return Came(_drain(self.arrived), _drain(self.finished), dummies)
+        dummy_ns, self.dummy_ns = self.dummy_ns, 0
+        return Came(_drain(self.arrived), _drain(self.finished), dummies, dummy_ns)
 
     def give_back(self, came: Came) -> None:
         """Events that were taken for a step that there will not be."""
         self.arrived.extendleft(reversed(came.arrived))
         self.finished.extendleft(reversed(came.finished))
         self.dummy_batches += came.dummy_batches
+        self.dummy_ns += came.dummy_ns
 
     def describe(self, error: BaseException) -> str:
         """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
@@ -148,6 +157,7 @@ class Writer:
         lines: list[AnyLine | dict[str, Any]] = []
         lines += [Notice(at_us=self._now_us(), message=message) for message in _drain(self._notices)]
         lines += self._late_outputs()
+        lines += self._cpu_times.line(self._now_us())
         size = shared = 0
         for _ in range(count):
             capture = self._pending[0]
@@ -195,6 +205,7 @@ class Writer:
                 arrived=arrived,
                 finished=finished,
                 dummy_batches=came.dummy_batches,
+                dummy_us=came.dummy_ns // 1000,
             )
         ]
 

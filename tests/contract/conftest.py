@@ -32,7 +32,10 @@ def _nothing_is_left_behind() -> Iterator[None]:
     yield
     _switch_off()
     for place in _hooks(_vllm_attributes()):
-        setattr(*place, before[place])
+        if place in before:
+            setattr(*place, before[place])
+        else:
+            delattr(*place)
     assert _vllm_attributes() == before
 
 
@@ -60,13 +63,18 @@ def _switch_off() -> None:
 def _vllm_attributes() -> dict[tuple[type, str], Any]:
     """Every attribute of the classes that schedtrace knows."""
     from vllm.config import SchedulerConfig
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
+    from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     classes = [SchedulerConfig, EngineCore, Scheduler, AsyncScheduler, KVCacheManager, Request]
+    classes += [StructuredOutputManager, WorkerWrapperBase, EngineArgs, AsyncLLM]
     return {(owner, name): value for owner in classes for name, value in vars(owner).items()}
 
 

@@ -20,7 +20,7 @@ def steps_of(path: Path) -> dict[int, Line]:
     for line in map(json.loads, path.read_text().splitlines()):
         kind = line.pop("type")
         if kind == "output":
-            steps[line["step"]] |= {name: line[name] for name in ("output_us", "update_us", "output_tokens")}
+            steps[line["step"]] |= line
         if kind not in {"step", "delta"}:
             continue
         changes = line.pop("changes", None)

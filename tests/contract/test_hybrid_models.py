@@ -103,7 +103,8 @@ def test_asking_again_leaves_the_managers_as_they_were(states, model, full):
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("model", MODELS)
-def test_tracing_changes_no_decision(recording, model, seed, policy, async_scheduling):
+@pytest.mark.usefixtures("recording")
+def test_tracing_changes_no_decision(model, seed, policy, async_scheduling):
     options = {
         "scheduling_policy": policy,
         "async_scheduling": async_scheduling,

@@ -49,10 +49,9 @@ def recorded(
 
 
 def comparable(step: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs between two runs of the same load: the front end's clock."""
-    events = {
-        name: [entry | {"arrived_us": None} for entry in step[name]] for name in ("arrived", "finished")
-    }
+    """Without what differs between two runs of the same load: the front end's clock, salted hashes."""
+    other = {"arrived_us": None, "prefix_hashes": None}
+    events = {name: [entry | other for entry in step[name]] for name in ("arrived", "finished")}
     return step | events
 
 

@@ -1,0 +1,102 @@
+"""What a trace line says beside the decisions themselves: who holds what, what was asked for, and when.
+
+A field is absent where the running vLLM does not have the fact; a count of 0 is written as such.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Miss = Literal["skipped", "short", "not_cached", "other_group", "unknown"]
+KvLoadEvent = Literal["begun", "arrived", "failed"]
+Role = Literal["engine", "worker", "front_end"]
+
+
+class CacheGroup(msgspec.Struct, omit_defaults=True):
+    """One group of layers that share a block table: ``kv_cache_config.kv_cache_groups``."""
+
+    kind: str
+    """vLLM's class of the group's spec, without ``Spec``: FullAttention, SlidingWindow, Mamba, ..."""
+    block_size: int
+    """Tokens in a block of this group."""
+    layers: int
+    """Layers in it; their names are not recorded."""
+    window: int | None = None
+    """Sliding window, or attention chunk, in tokens."""
+    speculative_blocks: int | None = None
+    """Mamba: state blocks kept for drafts."""
+    cache_mode: str | None = None
+    """Mamba: ``none``, ``all`` or ``align``."""
+    admission_cap: int | None = None
+    """Most blocks that one request is counted with at admission (windowed groups, since vLLM 0.20)."""
+
+
+class Admission(msgspec.Struct, omit_defaults=True):
+    """What the caches gave to a request when it was first scheduled."""
+
+    request_id: str
+    local_tokens: int | None = None
+    """Tokens found in this engine's prefix cache (``Request.prefill_stats``, vLLM 0.19 and newer)."""
+    external_tokens: int | None = None
+    """Tokens that a KV connector brought."""
+    full_blocks: int | None = None
+    """Full blocks of the prompt that can be looked up; null without prefix caching."""
+    salted: bool = False
+    """It has a cache salt: only prompts with the same salt can share blocks with it."""
+    miss: Miss | None = None
+    """Why the lookup found nothing. ``skipped``: vLLM does not look for such a request (prompt logprobs, some
+    pooling); ``short``: it is no longer than one block; ``not_cached``: nobody else has its first block;
+    ``other_group``: some cache groups have that, others do not; null: found, or no prefix caching."""
+
+
+class HeadRefusal(msgspec.Struct, omit_defaults=True):
+    """Another request than before was refused KV blocks at the head of the waiting queue."""
+
+    request_id: str
+    blocks_needed: list[int] = []
+    """By cache group: what vLLM's managers ask for. Empty: they could not be asked."""
+    blocks_free: int | None = None
+    holders: list[str] = []
+    """The 16 requests that hold the most blocks, those with the most first."""
+    held: list[list[int]] = []
+    """By cache group, then as ``holders``: their blocks, without null blocks. A block that several requests
+    share counts for each. An empty list: a group with too many blocks to look at."""
+    finished_holders: list[str] = []
+    """Of the holders: finished, and kept by a KV transfer or a batch in flight."""
+    other_holders: int = 0
+    """How many more requests hold blocks."""
+    other_held: list[int] = []
+    """By cache group: theirs."""
+
+
+class KvLoad(msgspec.Struct, omit_defaults=True):
+    """A step in the life of a KV load from elsewhere, which parks its request."""
+
+    request_id: str
+    event: KvLoadEvent
+    at_us: int
+    blocks: list[int] | None = None
+    """Blocks that the request holds while it waits, by cache group."""
+
+
+class Grammar(msgspec.Struct, omit_defaults=True):
+    """The compilation of a structured output's grammar; the grammar itself is not recorded."""
+
+    request_id: str
+    started_us: int
+    """A thread began to compile it."""
+    compiled_us: int
+    submitted_us: int | None = None
+    """The engine's input thread asked for it."""
+    failed: bool = False
+
+
+class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
+    """What one thread has had of the processors since it began."""
+
+    role: Role
+    pid: int
+    tid: int
+    ran_us: int
+    waited_us: int
+    """Ready to run while no processor was free."""

@@ -1,0 +1,79 @@
+"""What a request asks for, and what it begins with, taken when it reaches the scheduler."""
+
+import hashlib
+import os
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any
+
+_CHILD = re.compile(r"(\d{1,5})_(.+)", re.DOTALL)
+MOST_BLOCKS = 256
+"""Of a prompt's blocks whose hashes are written: 4,096 tokens in blocks of 16."""
+
+
+class Salt:
+    """Hashes that tell alike from different within one trace, and nothing else.
+
+    The key is random and written nowhere, so that nobody can hash a guess and compare.
+    """
+
+    def __init__(self) -> None:
+        self._key = os.urandom(32)
+
+    def of_id(self, request_id: str) -> str:
+        """An id as 8 hex digits."""
+        return hashlib.blake2b(request_id.encode(errors="replace"), digest_size=4, key=self._key).hexdigest()
+
+    def of_blocks(self, hashes: Sequence[bytes]) -> str:
+        """4 characters a block."""
+        key = self._key
+        digests = (hashlib.blake2b(one, digest_size=3, key=key).digest() for one in hashes)
+        return b64encode(b"".join(digests)).decode()
+
+
+def asked_for(request: Any) -> dict[str, Any]:
+    """The fields of an ``Arrival`` that cost the engine time (scheduler's thread)."""
+    facts: dict[str, Any] = {"client_index": getattr(request, "client_index", None)}
+    if getattr(request, "structured_output_request", None) is not None:
+        facts["structured"] = True
+    params = request.sampling_params
+    if params is None:
+        return facts
+    facts["logprobs"] = params.logprobs
+    facts["prompt_logprobs"] = params.prompt_logprobs
+    facts["min_tokens"] = params.min_tokens
+    if params.logit_bias:
+        facts["logit_bias"] = len(params.logit_bias)
+    return facts
+
+
+class Prefixes:
+    """Which prompts begin alike: blocks are noted on the scheduler's thread and hashed on the writer's."""
+
+    def __init__(self) -> None:
+        self._salt = Salt()
+        self._blocks: dict[str, list[Any]] = {}
+
+    def note(self, request: Any) -> None:
+        """Keep vLLM's hashes of the prompt's first full blocks; later ones are of its output."""
+        if hashes := getattr(request, "block_hashes", None):
+            self._blocks[request.request_id] = hashes[:MOST_BLOCKS]
+
+    def hashes(self, request_id: str) -> str | None:
+        """``Arrival.prefix_hashes``, once."""
+        blocks = self._blocks.pop(request_id, None)
+        return None if blocks is None else self._salt.of_blocks(list(map(_as_bytes, blocks)))
+
+
+def _as_bytes(block_hash: Any) -> bytes:
+    """Before vLLM 0.11 it is a tuple that begins with a number."""
+    if isinstance(block_hash, bytes):
+        return block_hash
+    return repr(getattr(block_hash, "hash_value", block_hash)).encode()
+
+
+def sibling(request_id: str, salt: Salt) -> tuple[int, str] | None:
+    """Number and hashed parent of a child of a request with ``n`` > 1, by the form of its id."""
+    match = _CHILD.fullmatch(request_id)
+    return (int(match[1]), salt.of_id(match[2])) if match else None

@@ -1,0 +1,110 @@
+"""What the scheduler does not see of its engine: the input thread, dummy batches, grammars, the end.
+
+Every wrapper calls the original with the very arguments it got, and keeps its own errors to itself.
+"""
+
+import contextlib
+import time
+from typing import Any
+
+from schedtrace.record.hooks import Method, wrap
+
+INPUTS = "_schedtrace_inputs"
+"""Attribute of a ``StructuredOutputManager`` whose grammars are recorded."""
+
+
+def wrap_engine() -> None:
+    """Install them; the engine is that of this process."""
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    wrap(EngineCore, "execute_dummy_batch", _dummy_batch)
+    wrap(EngineCore, "shutdown", _shutdown)
+    wrap(EngineCore, "preprocess_add_request", _prepare)
+    wrap(EngineCore, "abort_requests", _abort)
+    wrap(StructuredOutputManager, "grammar_init", _grammar_init)
+    wrap(StructuredOutputManager, "_create_grammar", _create_grammar)
+
+
+def _recorder(engine: Any) -> Any:
+    return getattr(getattr(engine, "scheduler", None), "_schedtrace_recorder", None)
+
+
+def _shutdown(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """The engine stops its workers first, and may be killed meanwhile: close the trace before that."""
+    recorder = _recorder(engine)
+    if recorder is not None:
+        recorder.close()
+    return original(engine, *args, **kwargs)
+
+
+def _dummy_batch(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """A batch that a data-parallel rank runs only to keep the others company."""
+    began_ns = time.monotonic_ns()
+    try:
+        return original(engine, *args, **kwargs)
+    finally:
+        if (recorder := _recorder(engine)) is not None:
+            recorder.facts.engine_is(engine)
+            recorder.dummy_batch(time.monotonic_ns() - began_ns)
+
+
+def _prepare(original: Method, engine: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    """The input thread makes a ``Request`` of what a client sent."""
+    recorder = _recorder(engine)
+    if recorder is None or not recorder.active:
+        return original(engine, request, *args, **kwargs)
+    began_ns = time.monotonic_ns()
+    prepared = original(engine, request, *args, **kwargs)
+    with contextlib.suppress(Exception):
+        recorder.facts.inputs.prepared(request, began_ns)
+        recorder.facts.engine_is(engine)
+        _listen_to_aborts(engine, recorder.facts.inputs)
+    return prepared
+
+
+def _abort(original: Method, engine: Any, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+    """Clients gave up; vLLM before 0.12 has no queue that its input thread puts this into."""
+    recorder = _recorder(engine)
+    if recorder is not None:
+        with contextlib.suppress(Exception):
+            recorder.facts.inputs.abort_received(request_ids)
+    return original(engine, request_ids, *args, **kwargs)
+
+
+def _listen_to_aborts(engine: Any, inputs: Any) -> None:
+    """The input thread puts aborts into a queue: note when, for this engine's queue alone."""
+    aborts = getattr(engine, "aborts_queue", None)
+    if aborts is None or "put_nowait" in vars(aborts):
+        return
+    put = aborts.put_nowait
+
+    def put_nowait(request_ids: Any) -> None:
+        with contextlib.suppress(Exception):
+            inputs.abort_received(request_ids)
+        put(request_ids)
+
+    aborts.put_nowait = put_nowait
+
+
+def _grammar_init(original: Method, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    inputs = getattr(manager, INPUTS, None)
+    if inputs is not None and getattr(request, "structured_output_request", None) is not None:
+        with contextlib.suppress(Exception):
+            inputs.grammar_submitted(request)
+    return original(manager, request, *args, **kwargs)
+
+
+def _create_grammar(original: Method, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs in a thread of vLLM's pool, or on the input thread."""
+    inputs = getattr(manager, INPUTS, None)
+    if inputs is None:
+        return original(manager, request, *args, **kwargs)
+    began_ns, failed = time.monotonic_ns(), True
+    try:
+        grammar = original(manager, request, *args, **kwargs)
+        failed = False
+    finally:
+        with contextlib.suppress(Exception):
+            inputs.grammar_compiled(request, began_ns, failed=failed)
+    return grammar

@@ -1,0 +1,113 @@
+"""In the front end's process: what the user gave, what vLLM made of it, and whom it turned away at the door.
+
+Written to ``front-end-<pid>.jsonl`` beside the traces: the front end makes the engine's configuration and
+refuses requests before any engine hears of them. A configuration that is never served (vLLM makes some to
+read defaults) writes a line, too; the last one before the engines start is theirs.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import os
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from schedtrace.model.front_end import Configured, Refused
+from schedtrace.model.redact import hide_secrets
+from schedtrace.record import settings
+from schedtrace.record.hooks import Method, wrap
+
+DERIVED = {
+    "max_num_seqs": "scheduler_config",
+    "max_num_batched_tokens": "scheduler_config",
+    "enable_chunked_prefill": "scheduler_config",
+    "async_scheduling": "scheduler_config",
+    "max_model_len": "model_config",
+    "enable_prefix_caching": "cache_config",
+    "block_size": "cache_config",
+    "gpu_memory_utilization": "cache_config",
+}
+"""Engine arguments that vLLM derives where they are not given, and where in its configuration they end."""
+
+_lock = threading.Lock()
+
+
+def wrap_front_end() -> None:
+    """Install the wrappers; a process that is no front end never calls what they wrap."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    wrap(EngineArgs, "create_engine_config", _configure)
+    wrap(AsyncLLM, "_record_admission_rejection", _refuse)
+
+
+def _configure(original: Method, args: Any, *positional: Any, **keywords: Any) -> Any:
+    """The arguments are copied before, since vLLM fills in what is not given."""
+    before: dict[str, Any] = {}
+    with contextlib.suppress(Exception):
+        before = _fields(args)
+    config = original(args, *positional, **keywords)
+    with contextlib.suppress(Exception):
+        context = positional[0] if positional else keywords.get("usage_context")
+        _write(
+            Configured(
+                at_unix_us=time.time_ns() // 1000,
+                usage_context=None if context is None else str(getattr(context, "value", context)),
+                given=hide_secrets(_given(args, before)),
+                derived=_derived(before, config),
+            )
+        )
+    return config
+
+
+def _refuse(original: Method, front_end: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
+    """A request that was one too many (``max_num_queued_reqs``, ``max_num_queued_tokens``)."""
+    with contextlib.suppress(Exception):
+        _write(Refused(at_unix_us=time.time_ns() // 1000, reason=str(reason)))
+    return original(front_end, reason, *args, **kwargs)
+
+
+def _fields(args: Any) -> dict[str, Any]:
+    return {field.name: copy.copy(getattr(args, field.name, None)) for field in dataclasses.fields(args)}
+
+
+def _given(args: Any, before: dict[str, Any]) -> dict[str, Any]:
+    """What differs from vLLM's default."""
+    given = {}
+    for field in dataclasses.fields(args):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if field.name in before and before[field.name] != default:
+            given[field.name] = _shown(before[field.name])
+    return given
+
+
+def _derived(before: dict[str, Any], config: Any) -> dict[str, Any]:
+    """What vLLM chose for arguments that were None."""
+    return {
+        name: _shown(getattr(getattr(config, part, None), name, None))
+        for name, part in DERIVED.items()
+        if name in before and before[name] is None
+    }
+
+
+def _shown(value: Any) -> Any:
+    """A scalar as it is; nothing of what is put together, since a secret may be in it."""
+    return value if value is None or isinstance(value, bool | int | float | str) else "(given)"
+
+
+def _write(line: msgspec.Struct) -> None:
+    """Append one whole line; the file is this process's own."""
+    folder = settings.claim_run_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    with _lock:
+        file = os.open(folder / f"front-end-{os.getpid()}.jsonl", flags, 0o600)
+        try:
+            os.write(file, msgspec.json.encode(line) + b"\n")
+        finally:
+            os.close(file)

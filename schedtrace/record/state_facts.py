@@ -1,0 +1,70 @@
+"""What is read after every ``schedule()``: a few attributes, where this release of vLLM has them.
+
+The values are a tuple, so that a step in which nothing of it changed is told by one comparison.
+"""
+
+from typing import Any
+
+FIELDS = (
+    "finished_holding",
+    "deferred_free_blocks",
+    "encoder_slots_free",
+    "encoder_slots_freeable",
+    "sessions_paused",
+    "prefix_keys",
+    "wave",
+    "step_counter",
+    "kv_loads_parked",
+)
+"""Names of the values, in order: fields of ``Step``."""
+
+State = tuple[int | None, ...]
+
+
+class StateReader:
+    """Reads one scheduler. What its release lacks is found out once, and None from then on.
+
+    Args:
+        scheduler: vLLM's, just built.
+    """
+
+    __slots__ = ("_defers", "_encoder", "_paused", "_pool", "_scheduler", "engine")
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._defers = hasattr(scheduler, "deferred_frees")
+        self._paused = hasattr(scheduler, "num_waiting_for_streaming_input")
+        encoder = getattr(scheduler, "encoder_cache_manager", None)
+        used = getattr(encoder, "cache_size", 0) and hasattr(encoder, "num_freeable_slots")
+        self._encoder = encoder if used else None
+        pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
+        caches = getattr(pool, "enable_caching", False) and hasattr(pool, "cached_block_hash_to_block")
+        self._pool = pool if caches else None
+        self.engine: Any = None
+        """The ``EngineCore`` whose ranks run in lock-step, once it is known."""
+
+    def read(self, running: int, waiting: int, parked: int | None) -> State:
+        """The values right after ``schedule()``.
+
+        Args:
+            running: Requests in ``running``.
+            waiting: Requests in all waiting queues.
+            parked: Requests that wait for KV blocks from elsewhere.
+        """
+        scheduler, encoder, pool, engine = self._scheduler, self._encoder, self._pool, self.engine
+        deferred = (
+            (sum(len(blocks) for _, blocks in frees) if (frees := scheduler.deferred_frees) else 0)
+            if self._defers
+            else None
+        )
+        return (
+            len(scheduler.requests) - running - waiting,
+            deferred,
+            None if encoder is None else encoder.num_free_slots,
+            None if encoder is None else encoder.num_freeable_slots,
+            scheduler.num_waiting_for_streaming_input if self._paused else None,
+            None if pool is None else len(pool.cached_block_hash_to_block),
+            None if engine is None else engine.current_wave,
+            None if engine is None else engine.step_counter,
+            parked,
+        )

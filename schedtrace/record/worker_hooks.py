@@ -1,0 +1,69 @@
+"""In a worker's process: when it began to execute a batch, and when the output was ready.
+
+Both are put on the output that goes to the engine anyway; nothing else is sent, and nothing is waited for.
+"""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from schedtrace.record.execution import NAME, machine
+from schedtrace.record.hooks import Method, wrap
+
+_BEGAN = "_schedtrace_began_ns"
+
+
+def wrap_worker() -> None:
+    """Install the wrappers on vLLM's own wrapper of whichever worker class it chose."""
+    from vllm.v1.worker.worker_base import WorkerBase, WorkerWrapperBase
+
+    wrap(WorkerWrapperBase, "execute_model", _execute_model)
+    if hasattr(WorkerBase, "sample_tokens") and not hasattr(WorkerWrapperBase, "sample_tokens"):
+        WorkerWrapperBase.sample_tokens = _reach_through
+        wrap(WorkerWrapperBase, "sample_tokens", _sample_tokens)
+
+
+def _reach_through(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """As ``WorkerWrapperBase.__getattr__`` does it."""
+    return self.worker.sample_tokens(*args, **kwargs)
+
+
+def _execute_model(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    began_ns = time.monotonic_ns()
+    output = original(worker, *args, **kwargs)
+    if output is None:  # sampling is another call
+        setattr(worker, _BEGAN, began_ns)
+    else:
+        _note(output, began_ns)
+    return output
+
+
+def _sample_tokens(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    output = original(worker, *args, **kwargs)
+    began_ns = vars(worker).pop(_BEGAN, None)
+    if began_ns is not None and output is not None:
+        _note(output, began_ns)
+    return output
+
+
+def _note(output: Any, began_ns: int) -> None:
+    with contextlib.suppress(Exception):
+        if hasattr(output, "get_output"):  # ready later, on another thread
+            output.get_output = functools.partial(_resolved, output.get_output, began_ns)
+        else:
+            _put(output, began_ns)
+
+
+def _resolved(get_output: Callable[[], Any], began_ns: int) -> Any:
+    output = get_output()
+    with contextlib.suppress(Exception):
+        _put(output, began_ns)
+    return output
+
+
+def _put(output: Any, began_ns: int) -> None:
+    """Not on vLLM's one empty output, which many steps share, nor on what a pipeline stage hands on."""
+    if getattr(output, "req_ids", None):
+        setattr(output, NAME, (machine(), began_ns, time.monotonic_ns()))
