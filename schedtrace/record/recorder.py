@@ -199,11 +199,9 @@ class Recorder:
             done_ns = self.clock()
             capture, left_before = self._in_flight.pop(id(output), (None, 0))
             if capture is not None:
-                if not self._only_samples or left != left_before:
-                    used = None  # the outputs themselves must be read
-                else:
-                    used = sampled
-                got = tokens_got(output, used, outputs)
+                # Otherwise the outputs themselves must be read.
+                sure = self._only_samples and left == left_before
+                got = tokens_got(output, sampled if sure else None, outputs)
                 invalid = getattr(output, "num_invalid_spec_tokens", None)
                 capture.result = Result(back_ns, done_ns, got, execution_of(sampled), invalid)
         except Exception as error:

@@ -30,10 +30,11 @@ class KvLoads:
 
     def ended(self, scheduler: Any, arrived: Any, at_us: int) -> None:
         """Note those that vLLM is told of: ``KVConnectorOutput.finished_recving``."""
-        failed = getattr(scheduler, "failed_recving_kv_req_ids", ())
         for request_id in arrived or ():
             self._parked.discard(request_id)
-            self._note(scheduler, request_id, "failed" if request_id in failed else "arrived", at_us)
+            self._note(
+                scheduler, request_id, "failed" if _failed(scheduler, request_id) else "arrived", at_us
+            )
 
     def leaves(self, request_id: str) -> None:
         """A request is done, whatever became of its load."""
@@ -47,3 +48,10 @@ class KvLoads:
     def _note(self, scheduler: Any, request_id: str, event: Any, at_us: int) -> None:
         blocks = blocks_of(scheduler.kv_cache_manager, request_id)
         self._events.append(KvLoad(request_id, event, at_us, blocks or None))
+
+
+def _failed(scheduler: Any, request_id: str) -> bool:
+    """To be computed here after all, or already ended in an error, as the policy is."""
+    status = getattr(scheduler.requests.get(request_id), "status", None)
+    again = getattr(scheduler, "failed_recving_kv_req_ids", ())
+    return request_id in again or getattr(status, "name", None) == "FINISHED_ERROR"

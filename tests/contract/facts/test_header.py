@@ -1,0 +1,89 @@
+"""The header's facts of the engine, against its own configuration."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
+
+from tests.contract.causes.models import sees_images
+from tests.contract.facts.told import Traced, header
+from tests.contract.families import DRAFTS, LORA
+from tests.contract.test_hybrid_models import ATTENTION, MODELS
+
+pytestmark = pytest.mark.vllm
+
+
+def closed(**options):
+    engine = Traced(**options)
+    engine.scheduler.shutdown()
+    return engine
+
+
+def test_one_group_of_attention(recording):
+    closed()
+    assert header(recording)["cache_groups"] == [{"kind": "FullAttention", "block_size": 16, "layers": 1}]
+
+
+def test_groups_of_hybrid_models(recording):
+    (_, window), (_, mamba) = MODELS["sliding_window"][0], MODELS["mamba"][0]
+    layers = [["a", "b"], ["c"], ["d"] * 3]
+    groups = [KVCacheGroupSpec(*of) for of in zip(layers, (ATTENTION, window, mamba), strict=True)]
+    engine = closed(kv_groups=groups, mamba_cache_mode="align", enable_prefix_caching=True)
+    _, windowed, _ = engine.scheduler.kv_cache_manager.coordinator.single_type_managers
+    cap = windowed.max_admission_blocks_per_request
+    assert header(recording)["cache_groups"] == [
+        {"kind": "FullAttention", "block_size": 16, "layers": 2},
+        {"kind": "SlidingWindow", "block_size": 16, "layers": 1, "window": 32, "admission_cap": cap},
+        {"kind": "Mamba", "block_size": 16, "layers": 3, "speculative_blocks": 0, "cache_mode": "align"},
+    ]
+    assert cap > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "batches", "stages"),
+    [({}, 1, 1), ({"async_scheduling": True}, 2, 1), ({"pipeline_parallel_size": 3}, 3, 3)],
+)
+def test_batches_in_flight(recording, options, batches, stages):
+    engine = closed(**options)
+    told = header(recording)
+    assert (told["batches_in_flight"], told["pipeline_parallel_size"]) == (batches, stages)
+    assert engine.depth == batches
+    assert told["data_parallel_size"] == 1
+
+
+def test_settings_are_from_the_list_and_those_of_vllm(recording):
+    engine = closed(**(LORA | DRAFTS))
+    settings, config = header(recording)["settings"], engine.config
+    expected = {
+        "lora_config.max_loras": config.lora_config.max_loras,
+        "speculative_config.method": "ngram",
+        "speculative_config.num_speculative_tokens": 3,
+        "num_speculative_tokens": 3,
+        "scheduler.num_spec_tokens": 3,
+        "parallel_config.tensor_parallel_size": 1,
+        "cache_config.cache_dtype": "auto",
+        "model_config.enforce_eager": config.model_config.enforce_eager,
+        "model_config.dtype": "bfloat16",
+        "compilation_config.cudagraph_mode": config.compilation_config.cudagraph_mode.name,
+    }
+    assert {name: settings[name] for name in expected} == expected
+    assert not [name for name in settings if name.startswith("kv_transfer_config")]
+
+
+def test_no_path_or_host_is_among_them(recording):
+    engine = closed()
+    told = str(header(recording)["settings"])
+    assert "/" not in told
+    assert engine.config.model_config.model not in told
+
+
+def test_grammar_threads(recording):
+    engine = closed(**sees_images())  # a model with a tokenizer
+    executor = engine.scheduler.structured_output_manager.executor
+    assert header(recording)["grammar_threads"] == executor._max_workers > 0
+
+
+def test_no_grammar_threads_without_a_tokenizer(recording):
+    closed()
+    assert "grammar_threads" not in header(recording)
