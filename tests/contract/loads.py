@@ -72,7 +72,7 @@ def _arrive(family: Family, chance: random.Random, request_id: str, script: list
     if chance.random() < family.grammars:
         options["structured_outputs"] = StructuredOutputsParams(json="{}")
         if chance.randrange(4):
-            later.events.append(lambda engine: _compiled(engine, request_id))
+            later.events.append(lambda engine: compiled(engine, request_id))
         script[-1].events.append(_call("abort", request_id))
     if chance.random() < family.sessions:
         options["resumable"] = True
@@ -91,7 +91,8 @@ class _Anything:
         return tokens
 
 
-def _compiled(engine: Engine, request_id: str) -> None:
+def compiled(engine: Engine, request_id: str) -> None:
+    """The grammar that a request waits for is there, and allows everything."""
     engine.requests[request_id].structured_output_request.grammar = _Anything()
 
 

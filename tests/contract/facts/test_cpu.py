@@ -1,0 +1,96 @@
+"""Processor time of threads, against what the threads themselves measure."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from schedtrace.record.cpu_times import EVERY_US, CpuTimes
+
+pytest.importorskip("vllm")
+
+from tests.contract.facts.told import Traced, lines
+
+pytestmark = pytest.mark.vllm
+
+
+def busy(seconds):
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def of(times, now_us, role):
+    [line] = times.line(now_us)
+    return [one for one in line.threads if one.role == role]
+
+
+def test_it_is_the_thread_that_made_it():
+    times = CpuTimes()
+    [before] = of(times, 0, "engine")
+    busy(0.3)
+    other = threading.Thread(target=busy, args=(0.2,))
+    other.start()
+    other.join()
+    [after] = of(times, EVERY_US, "engine")
+    assert (before.pid, before.tid) == (os.getpid(), threading.get_native_id())
+    assert 0.29e6 < after.ran_us - before.ran_us < 0.4e6
+
+
+def test_a_thread_that_shares_its_processor_waits_about_as_long_as_it_runs():
+    allowed = os.sched_getaffinity(0)
+    rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        one = min(allowed)
+        os.sched_setaffinity(rival.pid, {one})
+        os.sched_setaffinity(0, {one})
+        times = CpuTimes()
+        [before] = of(times, 0, "engine")
+        busy(0.3)
+        [after] = of(times, EVERY_US, "engine")
+    finally:
+        os.sched_setaffinity(0, allowed)
+        rival.kill()
+        rival.wait()
+    ran, waited = after.ran_us - before.ran_us, after.waited_us - before.waited_us
+    assert waited > ran / 2
+
+
+def test_processes_that_it_started_are_workers():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
+    try:
+        found = of(CpuTimes(), 0, "worker")
+    finally:
+        child.kill()
+        child.wait()
+    assert child.pid in [one.pid for one in found]
+
+
+def test_one_line_a_second():
+    times = CpuTimes()
+    assert [len(times.line(now)) for now in (0, 500_000, 999_999, 1_000_000, 1_500_000, 2_000_001)] == [
+        1, 0, 0, 1, 0, 1
+    ]  # fmt: skip
+
+
+def test_where_the_system_does_not_tell_nothing_is_written(monkeypatch):
+    monkeypatch.setattr("schedtrace.record.cpu_times._read", lambda *_: None)
+    assert CpuTimes().line(0) == []
+
+
+def test_the_trace_has_it(recording):
+    engine = Traced()
+    engine.add("r")
+    engine.step()
+    time.sleep(0.5)
+    busy(0.3)
+    time.sleep(1.2)
+    engine.finish()
+    told = [line for line in lines(recording) if line["type"] == "cpu"]
+    mine = [one for line in told for one in line["threads"] if one["role"] == "engine"]
+    assert 2 <= len(told) <= 4
+    assert {one["tid"] for one in mine} == {threading.get_native_id()}
+    assert mine[-1]["ran_us"] - mine[0]["ran_us"] > 0.25e6
