@@ -1,6 +1,6 @@
 """One engine's trace as the rules see it: warm-up left out, the waiting loop's end beside each step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import polars as pl
@@ -15,6 +15,7 @@ from schedtrace.read.rows import all_rows, rows_between, rows_of
 from schedtrace.read.trace import Trace
 
 WARMUP_TRIAL = 0
+FACTS = ("admitted", "refusals", "kv_loads", "grammars")
 
 
 @dataclass
@@ -50,6 +51,8 @@ class View:
     """All requests of a trial are handed to one engine at once; False also where that is unknown."""
     tells: frozenset[Fact] = ALL_FACTS
     """What the record can tell at all; an empty frame means "none" only if its fact is among them."""
+    facts: dict[str, pl.LazyFrame] = field(default_factory=dict)
+    """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
     queue: pl.DataFrame | None = None
     """``waits(view)``, once it was asked for."""
 
@@ -157,6 +160,7 @@ def make_view(trace: Trace, manifest: Manifest | None = None, *, whole: bool = F
         tells=trace.tells,
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
+        facts={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
     )
 
 

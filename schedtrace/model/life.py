@@ -50,7 +50,8 @@ class LifeEvent(msgspec.Struct, kw_only=True):
     at_ms: float
     what: str
     """``arrived``, ``queued``, ``scheduled``, ``chunk``, ``first_token``, ``decode``, ``preempted``,
-    ``resumed``, ``waited`` (in vain) or ``finished``."""
+    ``resumed``, ``waited`` (in vain) or ``finished``; where the trace has it ``received``, ``asked``,
+    ``grammar``, ``kv_load``, ``cached``, ``abort``, ``drafts``."""
     step: int | None
     last_step: int | None
     """Of a run of decodes; else the same as ``step``."""

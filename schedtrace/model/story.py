@@ -152,3 +152,6 @@ class StepStory(msgspec.Struct, kw_only=True):
     """What a different limit would have allowed, where the trace tells; else empty."""
     what_if_assumes: list[str]
     """What these answers take for granted."""
+    facts: list[str] = []
+    """What the trace says of the step beside the decisions: who holds the KV blocks, what the caches gave,
+    when the worker executed it, which requests are neither running nor waiting."""

@@ -75,6 +75,8 @@ def _after(story: StepStory, *, everything: bool) -> Iterator[Row]:
     yield "after", Text(_crowd(story.num_running_after, story.num_waiting_after, blocks))
     if story.waiting or not story.waiting_agrees:
         yield "waiting", Group(*_waiting(story, everything=everything))
+    for at, fact in enumerate(story.facts):
+        yield "" if at else "facts", Text(fact)
     for at, answer in enumerate(story.what_if):
         yield "" if at else "what if", Text(answer.message)
     if story.what_if:

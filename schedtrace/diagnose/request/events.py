@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from schedtrace.diagnose.request.chunks import causes_of, computing, event_of
+from schedtrace.diagnose.request.facts import facts
 from schedtrace.diagnose.request.rows import RequestRows
 from schedtrace.diagnose.rules.common import counted
 from schedtrace.model.life import LifeEvent, Wait
@@ -12,6 +13,7 @@ def life_events(rows: RequestRows, waited: list[Wait]) -> list[LifeEvent]:
     """Everything from its arrival to its end; decodes that follow each other are one event."""
     found = [
         *_coming(rows),
+        *facts(rows),
         *computing(rows, waited),
         *_losing(rows),
         *_waiting_in_vain(rows, waited),

@@ -6,6 +6,7 @@ import polars as pl
 
 from schedtrace.diagnose.queue.waits import mismatches, waiting_after, waits
 from schedtrace.diagnose.step.comings import arrived, finished, too_late
+from schedtrace.diagnose.step.facts import step_facts
 from schedtrace.diagnose.step.parts import shares, stops, victims, waiters
 from schedtrace.diagnose.step.what_if import what_if
 from schedtrace.diagnose.view import View, make_view
@@ -56,6 +57,7 @@ def tell_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
         waiting_agrees=agrees,
         what_if=possible,
         what_if_assumes=_assumed(view, possible, waiting),
+        facts=step_facts(view, row),
     )
 
 
