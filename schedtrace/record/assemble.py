@@ -25,6 +25,7 @@ from schedtrace.record.exits import Noted
 from schedtrace.record.happened import Happened
 from schedtrace.record.ids import WrittenIds
 from schedtrace.record.lives import Lives
+from schedtrace.record.returned import tells_invalid_drafts
 from schedtrace.record.rows import LatestRows
 from schedtrace.record.state_facts import FIELDS, State
 
@@ -63,7 +64,7 @@ class Assembler:
         self._trial_ids = trial_ids
         self._ids = WrittenIds(hash_ids=hash_ids)
         self._full_lines = full_lines
-        self._lives = Lives(drafts=drafts)
+        self._lives = Lives(drafts=drafts, invalid=tells_invalid_drafts())
         self._prefixes = prefixes
         self._state: State = ()
         self._state_fields: dict[str, Any] = {}

@@ -24,6 +24,7 @@ def wrap_engine() -> None:
     wrap(EngineCore, "abort_requests", _abort)
     wrap(StructuredOutputManager, "grammar_init", _grammar_init)
     wrap(StructuredOutputManager, "_create_grammar", _create_grammar)
+    wrap(StructuredOutputManager, "_async_create_grammar", _create_grammar)  # its name before vLLM 0.13
 
 
 def _recorder(engine: Any) -> Any:
@@ -64,7 +65,7 @@ def _prepare(original: Method, engine: Any, request: Any, *args: Any, **kwargs: 
 
 
 def _abort(original: Method, engine: Any, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
-    """Clients gave up; vLLM before 0.12 has no queue that its input thread puts this into."""
+    """Clients gave up; vLLM before 0.13 has no queue that its input thread puts this into."""
     recorder = _recorder(engine)
     if recorder is not None:
         with contextlib.suppress(Exception):

@@ -27,6 +27,12 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
     config = scheduler.vllm_config
     parallel = config.parallel_config
     instrumented = type(scheduler)._schedtrace_instrumented
+    facts: dict[str, Any] = {}
+    failed: list[str] = []
+    try:
+        facts = engine_facts(scheduler)
+    except Exception as error:
+        failed = [f"the engine's settings and cache groups could not be read: {error!r}"]
     return Header(
         schema_version=SCHEMA_VERSION,
         schedtrace_version=__version__,
@@ -57,8 +63,8 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         trial_ids=chosen.trial_ids,
         hashed_ids=chosen.hash_ids,
         preemptions_recorded=_preemptions_recorded(scheduler, instrumented),
-        notices=_notices(scheduler, instrumented),
-        **engine_facts(scheduler),
+        notices=_notices(scheduler, instrumented) + failed,
+        **facts,
     )
 
 

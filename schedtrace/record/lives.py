@@ -39,10 +39,11 @@ class Lives:
 
     Args:
         drafts: Whether a request may have speculative tokens.
+        invalid: Whether this vLLM says which of them the grammar forbade (0.14 and newer).
     """
 
-    def __init__(self, *, drafts: bool = False) -> None:
-        self._drafts = drafts
+    def __init__(self, *, drafts: bool = False, invalid: bool = False) -> None:
+        self._drafts, self._invalid = drafts, invalid
         self._lives: dict[str, Life] = {}
         self._waiting: dict[str, int] = {}
         self._waiting_tokens = 0
@@ -82,7 +83,7 @@ class Lives:
         finish.cached_tokens = life.cached
         if self._drafts:
             finish.drafts, finish.drafts_accepted = life.drafts, life.accepted
-            finish.drafts_invalid = life.invalid
+            finish.drafts_invalid = life.invalid if self._invalid else None
 
     def waits(self, request_id: str, tokens: int) -> None:
         """A request is in the queue and wants so many tokens."""

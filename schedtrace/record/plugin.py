@@ -31,11 +31,14 @@ def register() -> None:
     try:
         settings.claim_run_dir()
         _wrap_scheduler_choice()
-        wrap_engine()
-        wrap_worker()
-        wrap_front_end()
     except Exception as error:
         logger.warning("schedtrace: not recording, this vLLM could not be hooked into: {!r}", error)
+        return
+    for install in (wrap_engine, wrap_worker, wrap_front_end):
+        try:
+            install()
+        except Exception as error:  # the trace goes without these facts
+            logger.warning("schedtrace: {} does not fit this vLLM: {!r}", install.__name__, error)
 
 
 def _wrap_scheduler_choice() -> None:

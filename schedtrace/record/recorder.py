@@ -75,6 +75,7 @@ class Recorder:
         self._inference = InferredExits(scheduler)
         self._expects_inference = not type(scheduler)._schedtrace_instrumented.classes
         self._marks_failed = False
+        self._missing_facts = False
         self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None) or _NoBlockPool
         self._free_blocks: Callable[[], int | None] = self._block_pool.get_num_free_blocks
         queues = Queues(scheduler)
@@ -145,7 +146,7 @@ class Recorder:
                 None if known and rows is None else events,
                 before.came,
             )
-            self.facts.note(capture, scheduler, output, events)
+            self._note_facts(capture, scheduler, output, events)
             if self._preempted:
                 capture.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
@@ -159,6 +160,26 @@ class Recorder:
                 self.active = False
         except Exception as error:
             self._fail("after schedule()", error)
+
+    def _note_facts(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
+        try:
+            self.facts.note(capture, scheduler, output, events)
+        except Exception as error:
+            self._facts_failed(error)
+
+    def _arrival_facts(self, request: Any) -> dict[str, Any]:
+        try:
+            self._writer.prefixes.note(request)
+            return self.facts.arrival(request)
+        except Exception as error:
+            self._facts_failed(error)
+            return {}
+
+    def _facts_failed(self, error: Exception) -> None:
+        """Say once that a fact beside the decisions could not be read; the decisions are recorded on."""
+        if not self._missing_facts:
+            self._missing_facts = True
+            self._warn(f"facts beside the decisions may be missing: {self._writer.describe(error)}")
 
     def _infer(self, scheduler: Any, output: Any, capture: Capture, events: list[Noted]) -> None:
         """No mark has said how the call ended: conclude it from the state."""
@@ -222,9 +243,8 @@ class Recorder:
                 priority=request.priority,
                 lora=None if lora is None else lora.lora_name,
                 streaming_update=request.request_id in scheduler.requests,
-                **self.facts.arrival(request),
+                **self._arrival_facts(request),
             )
-            self._writer.prefixes.note(request)
             self._writer.arrived.append(arrival)
         except Exception as error:
             self._fail("in add_request()", error)
@@ -286,7 +306,10 @@ class Recorder:
                 output_tokens=request.num_output_tokens,
                 num_preemptions=getattr(request, "num_preemptions", None),
             )
-            self.facts.leaves(finish)
+            try:
+                self.facts.leaves(finish)
+            except Exception as error:
+                self._facts_failed(error)
             self._writer.finished.append(finish)
         except Exception as error:
             self._fail("in _free_request()", error)
@@ -299,7 +322,7 @@ class Recorder:
             now_us = self._writer.since_anchor(self.clock())
             self.facts.kv_loads.ended(scheduler, getattr(told, "finished_recving", None), now_us)
         except Exception as error:
-            self._fail("in _update_from_kv_xfer_finished()", error)
+            self._facts_failed(error)
 
     def mark_failed(self, error: Exception) -> None:
         """Say once that a mark in ``schedule()`` could not note all it should; recording goes on."""

@@ -24,6 +24,13 @@ def only_samples(scheduler: Any) -> bool:
     )
 
 
+def tells_invalid_drafts() -> bool:
+    """Whether a ``SchedulerOutput`` names the drafts that a grammar forbade."""
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    return "num_invalid_spec_tokens" in getattr(SchedulerOutput, "__dataclass_fields__", ())
+
+
 def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[str], list[int] | None]:
     """``ALL``, or ids and numbers of tokens (None: one each).
 

@@ -16,13 +16,16 @@ _BEGAN = "_schedtrace_began_ns"
 
 
 def wrap_worker() -> None:
-    """Install the wrappers on vLLM's own wrapper of whichever worker class it chose."""
-    from vllm.v1.worker.worker_base import WorkerBase, WorkerWrapperBase
+    """Install the wrappers on vLLM's own wrapper of whichever worker class it chose (0.12 and newer)."""
+    from vllm.v1.worker import worker_base
 
-    wrap(WorkerWrapperBase, "execute_model", _execute_model)
-    if hasattr(WorkerBase, "sample_tokens") and not hasattr(WorkerWrapperBase, "sample_tokens"):
-        WorkerWrapperBase.sample_tokens = _reach_through
-        wrap(WorkerWrapperBase, "sample_tokens", _sample_tokens)
+    wrapper: Any = getattr(worker_base, "WorkerWrapperBase", None)
+    if wrapper is None:
+        return
+    wrap(wrapper, "execute_model", _execute_model)
+    if hasattr(worker_base.WorkerBase, "sample_tokens") and not hasattr(wrapper, "sample_tokens"):
+        wrapper.sample_tokens = _reach_through
+        wrap(wrapper, "sample_tokens", _sample_tokens)
 
 
 def _reach_through(self: Any, *args: Any, **kwargs: Any) -> Any:

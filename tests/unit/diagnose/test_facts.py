@@ -31,9 +31,8 @@ def test_what_the_head_needs_and_who_holds_the_blocks(run_of):
 
 def test_one_group_is_not_named_and_the_sixth_holder_is_one_of_the_rest(run_of):
     refusal = HeadRefusal("head", [5], 2, list("abcdef"), [[6, 5, 4, 3, 2, 1]])
-    assert told(
-        run_of, with_facts(step(0), refusals=[refusal]), cache_groups=[CacheGroup("Mamba", 16, 1)]
-    ) == [
+    about = {"cache_groups": [CacheGroup("Mamba", 16, 1)], "enable_prefix_caching": False}
+    assert told(run_of, with_facts(step(0), refusals=[refusal]), **about) == [
         "head needs 5 KV blocks, 2 free.",
         "6 requests hold 21 blocks: a 6, b 5, c 4, d 3, e 2, 1 more request 1.",
     ]
