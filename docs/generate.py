@@ -20,11 +20,23 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from schedtrace.model import catalogue, comparison, life, manifest, report, story, trace
+from schedtrace.model import (
+    catalogue,
+    comparison,
+    front_end,
+    life,
+    manifest,
+    report,
+    story,
+    trace,
+    trace_facts,
+)
 
 DOCS = Path(__file__).parent
 MODULES = {
     "trace": trace,
+    "trace_facts": trace_facts,
+    "front_end": front_end,
     "manifest": manifest,
     "report": report,
     "comparison": comparison,
@@ -36,6 +48,7 @@ LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), 
 """Kinds of lines; a type checker takes a delta, which is made at run time, for any line."""
 SCHEMAS = {
     "trace-line": (Union[LINES], "One line of engine-<rank>.jsonl"),  # noqa: UP007  # made at run time
+    "front-end-line": (front_end.FrontEndLine, "One line of front-end-<pid>.jsonl"),
     "manifest": (manifest.Manifest, "run.json"),
     "report": (report.Report, "What schedtrace analyze --format json prints"),
     "comparison": (comparison.Comparison, "What schedtrace diff --format json prints"),
@@ -52,7 +65,9 @@ UNITS = [
     (r"request_rate$", "requests/s"),
     (r"_s$", "s"),
     (r"_frac$", "fraction"),
-    (r"kv_blocks", "blocks"),
+    (r"kv_blocks|blocks_(needed|free)|free_blocks|admission_cap|speculative_blocks|full_blocks", "blocks"),
+    (r"encoder_slots", "embeddings"),
+    (r"^drafts", "tokens"),
     (r"tokens|budget|block_size|max_model_len|(in|out)put_len", "tokens"),
     (r"dummy_batches", "batches"),
     (r"steps$", "steps"),

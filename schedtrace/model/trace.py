@@ -67,7 +67,9 @@ class Header(Line, tag="header", kw_only=True):
     batches_in_flight: int | None = None
     """``schedule()`` calls before the first output comes back, at most (``max_concurrent_batches``)."""
     pipeline_parallel_size: int | None = None
+    """Stages of the pipeline."""
     data_parallel_size: int | None = None
+    """Ranks."""
     grammar_threads: int | None = None
     """Threads that compile grammars; null where none are used."""
     settings: dict[str, Any] = {}
@@ -167,11 +169,12 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     streaming_update: bool = False
     """The same id came again: another part of a streaming session, not a new request."""
     received_us: int | None = None
-    """The engine's input thread began to prepare it (block hashes, grammar); null outside an engine."""
+    """The engine's input thread began to prepare it: block hashes, grammar (vLLM 0.10.2 and newer). Null
+    outside an engine."""
     input_queue_us: int | None = None
     """It was prepared, and entered the input queue, which the engine drains between steps."""
     client_index: int | None = None
-    """Which API server sent it."""
+    """Which API server sent it; 0 with one."""
     pinned_rank: int | None = None
     """Data-parallel rank that the client asked for."""
     logprobs: int | None = None
@@ -181,6 +184,7 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     structured: bool = False
     """Its output has to follow a grammar."""
     min_tokens: int = 0
+    """Tokens that it must generate."""
     logit_bias: int = 0
     """Tokens whose logits it shifts."""
     sibling_index: int | None = None
@@ -190,7 +194,8 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     prefix_hashes: str | None = None
     """Which prompts begin alike: 4 characters for every full block of the prompt, at most 256 blocks. Two
     prompts share their first k blocks if these texts share their first 4k characters. Hashes of vLLM's block
-    hashes, salted with random bytes per trace that are written nowhere. Null without block hashes."""
+    hashes, salted with random bytes per trace that are written nowhere. Null without prefix caching or KV
+    connector, and before vLLM 0.10.2."""
 
 
 class Finish(msgspec.Struct, omit_defaults=True):
@@ -213,12 +218,14 @@ class Finish(msgspec.Struct, omit_defaults=True):
     cached_tokens: int = 0
     """Prompt tokens found in a cache at its first scheduling."""
     abort_us: int | None = None
-    """When the engine received the client's abort; ``finished_us`` says when the scheduler acted on it."""
+    """When the engine's input thread received the client's abort (before vLLM 0.13: when the engine acted on
+    it). ``finished_us`` is when the scheduler did."""
     drafts: int | None = None
     """Speculative tokens scheduled in its life; null without speculative decoding."""
     drafts_accepted: int | None = None
+    """Of ``drafts``: accepted and delivered."""
     drafts_invalid: int | None = None
-    """Of ``drafts``: thrown away before the check, since the grammar forbids them."""
+    """Of ``drafts``: the grammar forbade them (vLLM 0.14 and newer)."""
 
 
 class RowChange(msgspec.Struct, array_like=True, gc=False):
@@ -261,7 +268,7 @@ class Step(Line, tag="step", kw_only=True):
     """How long ``update_from_output`` took."""
     execute_after_us: int | None = None
     """From ``start_us`` until the worker that answers began to execute this batch, on the worker's own clock
-    reading; null outside an engine, or if that worker is on another host."""
+    reading (vLLM 0.12 and newer). Null outside an engine, or if that worker is on another host."""
     execute_us: int | None = None
     """From then until its output was ready, sampling included."""
     token_budget: int
@@ -299,19 +306,21 @@ class Step(Line, tag="step", kw_only=True):
     finished_holding: int | None = None
     """Requests that are finished and whose KV blocks the scheduler still keeps."""
     deferred_free_blocks: int | None = None
-    """Blocks of finished or preempted requests that a batch in flight may still write."""
+    """Blocks of finished or preempted requests that a batch in flight may still write (vLLM 0.24 and
+    newer)."""
     encoder_slots_free: int | None = None
-    """Encoder cache, in embeddings: neither used nor cached. Null without an encoder."""
+    """Encoder cache, in embeddings: neither used nor cached (vLLM 0.10.2 and newer). Null without encoder."""
     encoder_slots_freeable: int | None = None
     """Free, or cached and used by nobody."""
     sessions_paused: int | None = None
-    """Streaming sessions that wait for input; since vLLM 0.25.1 each occupies a seat (0.15 and newer)."""
+    """Streaming sessions that wait for input (vLLM 0.15 and newer); since 0.25.1 each occupies a seat."""
     prefix_keys: int | None = None
     """Block hashes that the prefix cache knows; null without prefix caching."""
     kv_loads_parked: int | None = None
     """Requests that wait for KV blocks from elsewhere; null without a KV connector."""
     wave: int | None = None
-    """Data-parallel ranks in lock-step: the wave, which all ranks begin and end together."""
+    """Data-parallel ranks in lock-step: the wave, which all ranks begin and end together (vLLM 0.10.2 and
+    newer)."""
     step_counter: int | None = None
     """Likewise: passes of this wave so far, dummy batches included; the same on all ranks."""
     requests: list[ScheduledRequest] = []

@@ -28,7 +28,7 @@ class CacheGroup(msgspec.Struct, omit_defaults=True):
     cache_mode: str | None = None
     """Mamba: ``none``, ``all`` or ``align``."""
     admission_cap: int | None = None
-    """Most blocks that one request is counted with at admission (windowed groups, since vLLM 0.20)."""
+    """Most blocks that one request is counted with at admission (windowed groups, vLLM 0.20 and newer)."""
 
 
 class Admission(msgspec.Struct, omit_defaults=True):
@@ -36,9 +36,9 @@ class Admission(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     local_tokens: int | None = None
-    """Tokens found in this engine's prefix cache (``Request.prefill_stats``, vLLM 0.19 and newer)."""
+    """Tokens found in this engine's prefix cache (``Request.prefill_stats``, vLLM 0.20 and newer)."""
     external_tokens: int | None = None
-    """Tokens that a KV connector brought."""
+    """Tokens that a KV connector brought (likewise)."""
     full_blocks: int | None = None
     """Full blocks of the prompt that can be looked up; null without prefix caching."""
     salted: bool = False
@@ -70,13 +70,16 @@ class HeadRefusal(msgspec.Struct, omit_defaults=True):
 
 
 class KvLoad(msgspec.Struct, omit_defaults=True):
-    """A step in the life of a KV load from elsewhere, which parks its request."""
+    """Something that happened to a KV load from elsewhere, which parks its request."""
 
     request_id: str
     event: KvLoadEvent
+    """``begun`` (needs exits ``via`` source); ``arrived``; ``failed``: it is computed here after all, or the
+    request ends in an error, as ``kv_load_failure_policy`` says."""
     at_us: int
+    """``begun``: the end of the step; else when the scheduler was told."""
     blocks: list[int] | None = None
-    """Blocks that the request holds while it waits, by cache group."""
+    """Blocks that the request holds while it waits, by cache group; a windowed group's null blocks count."""
 
 
 class Grammar(msgspec.Struct, omit_defaults=True):
@@ -86,17 +89,24 @@ class Grammar(msgspec.Struct, omit_defaults=True):
     started_us: int
     """A thread began to compile it."""
     compiled_us: int
+    """It was done."""
     submitted_us: int | None = None
     """The engine's input thread asked for it."""
     failed: bool = False
+    """The request will end in an error."""
 
 
 class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
     """What one thread has had of the processors since it began."""
 
     role: Role
+    """``engine``: the scheduler's thread; ``worker``: main thread of a process that the engine started;
+    ``front_end``: main thread of the process that started the engine."""
     pid: int
+    """Process."""
     tid: int
+    """Thread."""
     ran_us: int
+    """On a processor."""
     waited_us: int
     """Ready to run while no processor was free."""
