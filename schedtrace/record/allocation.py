@@ -5,7 +5,8 @@ there for its effect is left out. What remains is run once more, with the argume
 and tells where it returns and what it had computed by then.
 
 What it calls may still note something: a Mamba group's ``get_num_blocks_to_allocate`` sets or forgets a
-checkpoint. So it is run on a copy of the managers (``apart``), whose containers are its own.
+checkpoint. Unless it is known to compute only (``purity.py``), it is run on a copy of the managers
+(``apart``), whose containers are its own.
 """
 
 import ast
@@ -17,6 +18,7 @@ import msgspec
 
 from schedtrace.record import syntax
 from schedtrace.record.cache_managers import managers_of
+from schedtrace.record.purity import only_computes
 from schedtrace.record.source import Proven, UnprovableError, copy_of, prove
 
 
@@ -55,7 +57,8 @@ def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]])
     if ask is None:
         return None
     positional, keywords = arguments
-    copied = apart(manager)
+    managers = managers_of(manager)
+    copied = manager if managers and all(map(only_computes, managers)) else apart(manager)
     refusal = _refusal(manager.block_pool, ask(copied, *positional, **keywords))
     if refusal is None or refusal.limit != "full_sequence":
         return refusal

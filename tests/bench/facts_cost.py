@@ -11,7 +11,7 @@ from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 
-from schedtrace.record import allocation, holdings
+from schedtrace.record import allocation, holdings, purity
 from schedtrace.record.admissions import admissions
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.cpu_times import CpuTimes
@@ -55,7 +55,7 @@ def costs(running: int) -> dict[str, float]:
     arguments = ((head, 4000), {"num_new_computed_tokens": 0, "num_lookahead_tokens": 0})
     new = [SimpleNamespace(req_id="r3", num_computed_tokens=0)]
     taken = holdings.snapshot(scheduler, "head", arguments)
-    assert taken is not None  # noqa: S101  # dense models have their managers
+    assert taken is not None  # dense models have their managers
     happened = Happened(refusals=[taken])
     cpu = CpuTimes()
 
@@ -68,18 +68,25 @@ def costs(running: int) -> dict[str, float]:
         cpu.line(0)
 
     return {
-        "every step: 8, 9, 10, 15, 20, parked loads": best_us(
+        "every step: state (finished but held, encoder, sessions, prefix keys, wave)": best_us(
             lambda: facts.note(capture, scheduler, steady, [])
         ),
-        "arrival: 11, 12, 18": best_us(lambda: facts.arrival(head)),
+        "arrival: what it asks for, siblings, input thread": best_us(lambda: facts.arrival(head)),
         "arrival: keep the first 256 block hashes": best_us(lambda: prefixes.note(head)),
-        "first scheduling: 13, 14, nothing found": best_us(lambda: admissions(scheduler, new)),
-        "another head refused: 4, 5": best_us(lambda: holdings.snapshot(scheduler, "head", arguments), 100),
-        "every refusal: managers copied to be asked": best_us(lambda: allocation.apart(manager)),
-        "once: 1, 2": best_us(lambda: engine_facts(scheduler), 100),
+        "first scheduling: hits, and why there were none": best_us(lambda: admissions(scheduler, new)),
+        "another head refused: holders and need by group": best_us(
+            lambda: holdings.snapshot(scheduler, "head", arguments), 100
+        ),
+        "every refusal, Mamba groups or an unknown manager: copied to be asked": best_us(
+            lambda: allocation.apart(manager)
+        ),
+        "every refusal, else: known to compute only": best_us(
+            lambda: purity.only_computes(manager.coordinator.single_type_managers[0])
+        ),
+        "once: cache groups and settings": best_us(lambda: engine_facts(scheduler), 100),
         "writer, an arrival: 250 block hashes salted": best_us(hashed, 50),
         "writer, another head refused": best_us(happened.lines, 100),
-        "writer, once a second: 21": best_us(cpu_line, 100),
+        "writer, once a second: processor time of threads": best_us(cpu_line, 100),
     }
 
 
