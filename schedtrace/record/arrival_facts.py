@@ -23,7 +23,9 @@ class Salt:
 
     def of_id(self, request_id: str) -> str:
         """An id as 8 hex digits."""
-        return hashlib.blake2b(request_id.encode(errors="replace"), digest_size=4, key=self._key).hexdigest()
+        return hashlib.blake2b(
+            request_id.encode(errors="surrogatepass"), digest_size=4, key=self._key
+        ).hexdigest()
 
     def of_blocks(self, hashes: Sequence[bytes]) -> str:
         """4 characters a block."""
@@ -75,5 +77,5 @@ def _as_bytes(block_hash: Any) -> bytes:
 
 def sibling(request_id: str, salt: Salt) -> tuple[int, str] | None:
     """Number and hashed parent of a child of a request with ``n`` > 1, by the form of its id."""
-    match = _CHILD.fullmatch(request_id)
+    match = _CHILD.fullmatch(str(request_id))
     return (int(match[1]), salt.of_id(match[2])) if match else None

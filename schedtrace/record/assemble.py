@@ -13,6 +13,7 @@ from schedtrace.model.trace import (
     Finish,
     Output,
     Phase,
+    Preemption,
     RowChanges,
     Step,
 )
@@ -176,8 +177,9 @@ class Assembler:
         for arrival in arrived:
             arrival.lora = None if arrival.lora is None else capped(arrival.lora)
             arrival.priority = max(-_LARGEST, min(arrival.priority, _LARGEST))
-            if arrival.max_tokens is not None:
-                arrival.max_tokens = min(arrival.max_tokens, _LARGEST)
+            for name in ("max_tokens", "min_tokens", "logprobs", "prompt_logprobs"):
+                if (number := getattr(arrival, name)) is not None:
+                    setattr(arrival, name, min(number, _LARGEST))
         for request_id in gone:
             self._ids.forget(request_id)
 
