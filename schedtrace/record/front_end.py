@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from schedtrace.model import private
 from schedtrace.model.front_end import Configured, Refused
 from schedtrace.model.redact import hide_secrets
 from schedtrace.record import settings
@@ -103,10 +104,10 @@ def _shown(value: Any) -> Any:
 def _write(line: msgspec.Struct) -> None:
     """Append one whole line; the file is this process's own."""
     folder = settings.claim_run_dir()
-    folder.mkdir(parents=True, exist_ok=True)
+    private.make_folder(folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     with _lock:
-        file = os.open(folder / f"front-end-{os.getpid()}.jsonl", flags, 0o600)
+        file = os.open(folder / f"front-end-{os.getpid()}.jsonl", flags, private.FILE_MODE)
         try:
             os.write(file, msgspec.json.encode(line) + b"\n")
         finally:
