@@ -78,11 +78,13 @@ class Marks:
     def refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
         """``allocate_slots`` has returned None, and the loop is about to be left."""
         _refused(scheduler, site, budget, request, arguments)
-        if request is not None and scheduler._schedtrace_events is not None:
-            try:
-                scheduler._schedtrace_recorder.facts.head_refused(scheduler, request, arguments)
-            except Exception as error:
-                scheduler._schedtrace_recorder.mark_failed(error)
+        recorder = getattr(scheduler, "_schedtrace_recorder", None)
+        if recorder is None or request is None or scheduler._schedtrace_events is None:
+            return
+        try:
+            recorder.facts.head_refused(scheduler, request, arguments)
+        except Exception as error:
+            recorder.mark_failed(error)
 
     @staticmethod
     def end(scheduler: Any, site: int, budget: Any, which: int, left_out: Any) -> None:

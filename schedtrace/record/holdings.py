@@ -34,7 +34,8 @@ def snapshot(scheduler: Any, request_id: str, arguments: Arguments) -> Snapshot 
         Exception: whatever vLLM's own code raises when it is asked once more.
     """
     manager = scheduler.kv_cache_manager
-    if not (managers := managers_of(manager)):
+    managers = managers_of(manager)
+    if not managers or not hasattr(manager, "block_pool"):
         return None
     requests = scheduler.requests
     groups = [_held(one) for one in managers]

@@ -71,10 +71,12 @@ def _vllm_attributes() -> dict[tuple[type, str], Any]:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
-    from vllm.v1.worker.worker_base import WorkerWrapperBase
+    from vllm.v1.worker import worker_base
 
     classes = [SchedulerConfig, EngineCore, Scheduler, AsyncScheduler, KVCacheManager, Request]
-    classes += [StructuredOutputManager, WorkerWrapperBase, EngineArgs, AsyncLLM]
+    classes += [StructuredOutputManager, EngineArgs, AsyncLLM]
+    if hasattr(worker_base, "WorkerWrapperBase"):  # vLLM 0.12 and newer
+        classes.append(worker_base.WorkerWrapperBase)
     return {(owner, name): value for owner in classes for name, value in vars(owner).items()}
 
 
