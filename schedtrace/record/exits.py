@@ -65,9 +65,10 @@ class Marks:
             if request is not None:
                 noted = (site, budget, request.request_id, request.status)
             elif SITES[site].refuses_head:
-                noted = (site, budget, None, None, 0, queue is None or bool(queue))
+                waits = scheduler._schedtrace_queued  # or the queue is empty, and need not be asked
+                noted = (site, budget, None, None, 0, queue is None or (waits and bool(queue)))
                 noted = (*noted, queues.pause_state(scheduler))
-                if scheduler._schedtrace_queued:
+                if waits:
                     following = queue.peek_request() if queue else queues.head(scheduler)
                     noted = (site, budget, getattr(following, "request_id", None), *noted[3:])
         except Exception as error:
