@@ -62,6 +62,7 @@ class Renamed(Driver):
 def recorded(load, rename, monkeypatch, folder):
     """The lines of a load without times, in which every id is replaced by the one that the load says."""
     monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
+    monkeypatch.setenv("SCHEDTRACE_LINES", "full")
     family = FAMILIES[load]
     engine = play(Renamed(rename, **family.engine), make_script(family, 1))
     assert engine.requests
@@ -96,13 +97,16 @@ def first_difference(told, expected):
 
 def renamed(value, names):
     if isinstance(value, dict):
-        return {
-            key: names.get(item, item)
-            if key.endswith("request_id") and item is not None
-            else renamed(item, names)
-            for key, item in value.items()
-        }
+        return {key: renamed_field(key, item, names) for key, item in value.items()}
     return [renamed(item, names) for item in value] if isinstance(value, list) else value
+
+
+def renamed_field(key, value, names):
+    if key.endswith("request_id") and value is not None:
+        return names.get(value, value)
+    if key.endswith("holders") and isinstance(value, list):
+        return [names.get(one, one) for one in value]
+    return renamed(value, names)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +191,7 @@ def test_an_error_that_quotes_an_id_makes_a_short_notice(recording, warnings, mo
     def fails(*_):
         raise KeyError(HUGE)
 
-    monkeypatch.setattr("schedtrace.record.recorder.num_waiting", fails)
+    monkeypatch.setattr(engine.scheduler._schedtrace_recorder, "_num_waiting", fails)
     engine.finish()
     [warning] = warnings
     assert len(warning) < 700

@@ -102,25 +102,25 @@ def test_every_place_has_its_mark():
 WRONG = {
     "dropped": lambda *_: None,
     "noted twice": lambda note, *told: (note(*told), note(*told))[1],
-    "of another budget": lambda note, scheduler, site, budget, request: note(
-        scheduler, site, budget - 1, request
+    "of another budget": lambda note, scheduler, site, budget, *told: note(
+        scheduler, site, budget - 1, *told
     ),
-    "of nobody": lambda note, scheduler, site, budget, _: note(scheduler, site, budget, None),
+    "of nobody": lambda note, scheduler, site, budget, _, queue: note(scheduler, site, budget, None, queue),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_one_exit_noted_wrongly_is_noticed(wrong, tmp_path, monkeypatch):
-    note, skipped = exits._note, iter(range(1_000_000))
+    note, skipped = exits.Marks.exit, iter(range(1_000_000))
 
     def once_wrong(scheduler, site, *told):
-        if scheduler._schedtrace_events is not None and exits.SITES[site].kind == "continue":
-            return (
-                wrong(note, scheduler, site, *told) if next(skipped) == 10 else note(scheduler, site, *told)
-            )
-        return note(scheduler, site, *told)
+        is_skip = scheduler._schedtrace_events is not None and exits.SITES[site].kind == "continue"
+        if is_skip and next(skipped) == 10:
+            wrong(note, scheduler, site, *told)
+        else:
+            note(scheduler, site, *told)
 
-    monkeypatch.setattr(exits, "_note", once_wrong)
+    monkeypatch.setattr(exits.Marks, "exit", staticmethod(once_wrong))
     played = play_twice("one_lora-1", tmp_path)
     assert first_difference(played.seen.decisions, played.traced.decisions) is None
     pairs = zip(played.seen.exits, exits_told(played.trace), strict=True)
