@@ -24,7 +24,7 @@ test: setup ## Run all tests: unit, contract (real scheduler), end to end (real 
 	@echo "== tests: unit, contract (on all cores) =="
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e"
 	@echo "== tests: end to end (real engine) =="
-	@$(BIN)/python -m pytest -q -m e2e --durations=12
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m e2e
 
 unit: setup ## Run the tests that need no engine (seconds)
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e"

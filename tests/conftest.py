@@ -1,6 +1,7 @@
 """What holds for every test: the same width and no colour, whatever terminal the tests are run in."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,8 @@ OURS = (
 def _plain_terminal(monkeypatch):
     for name in (*TERMINAL_SAYS, *OURS):
         monkeypatch.delenv(name, raising=False)
+    caches = os.environ.get("XDG_CACHE_HOME") or f"{Path.home()}/.cache"
+    monkeypatch.setenv("VLLM_CACHE_ROOT", os.environ.get("VLLM_CACHE_ROOT") or f"{caches}/vllm")
     monkeypatch.setenv("XDG_CACHE_HOME", f"{os.devnull}/none")  # neither read nor written
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "25")

@@ -1,12 +1,14 @@
 """Whether a run's recording is whole, found out from its traces: the disk may be too full for any other word.
 
-An engine that was shut down in order has ended each trace with an ``end`` line. A trace without one is cut.
+An engine that was shut down in order has ended each trace with an ``end`` line. A trace without one is cut,
+unless the end of every request stands in it: then the engine was only killed on its way out.
 """
 
 import json
 import os
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 from schedtrace.engine.supervise import log_lines
@@ -45,13 +47,31 @@ def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
     for path in traces:
         end = _last_line(path)
         if end.get("type") != "end":
+            if _why(path, log) is None and _all_finished(traces, manifest):
+                continue
             raise _stopped(path, manifest, log)
         if end.get("dropped_steps"):
-            msg = (
-                f"{path} lacks {end['dropped_steps']} of {end.get('steps')} steps: the disk was too slow\n"
-                f"choose a faster disk with --output and run again; {_see(path)}"
-            )
-            raise RecordingError(msg)
+            msg = f"{path} lacks {end['dropped_steps']} of {end.get('steps')} steps: the disk was too slow"
+            raise RecordingError(msg, f"choose a faster disk with --output and run again; {_see(path)}")
+
+
+def _all_finished(traces: list[Path], manifest: Manifest) -> bool:
+    """Whether every trial was run, no step before the last one is missing, and all requests have ended."""
+    from schedtrace.read.reading import Reading
+    from schedtrace.read.trace import read_trace
+
+    finished: Counter[int] = Counter()
+    try:
+        for path in traces:
+            trace = read_trace(path, Reading(cache=False))
+            if trace.problems.missing_steps or trace.notices[len(trace.header.notices) :]:
+                return False
+            finished.update(trace.finishes["trial"].drop_nulls().to_list())
+    except (InputError, OSError):
+        return False
+    ran = manifest.trials
+    every = all(finished[trial.trial] >= trial.num_requests for trial in ran)
+    return len(ran) >= (manifest.trials_asked or 1) and every
 
 
 def _stopped(path: Path, manifest: Manifest, log: Path) -> RecordingError:
@@ -62,8 +82,8 @@ def _stopped(path: Path, manifest: Manifest, log: Path) -> RecordingError:
         return RecordingError(f"{gone} was removed while the run wrote to it{lost}: run it again")
     step, trial = _last_step(path)
     return RecordingError(
-        f"recording to {path} stopped: {_reason(path, log)}; {_how_far(step, trial, manifest)}\n"
-        f"make room or choose another disk with --output, and run again; {_see(path)}"
+        f"recording to {path} stopped: {_reason(path, log)}; {_how_far(step, trial, manifest)}",
+        f"make room or choose another disk with --output, and run again; {_see(path)}",
     )
 
 

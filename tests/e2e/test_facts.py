@@ -59,7 +59,7 @@ def test_ranks_in_lock_step_say_wave_and_counter(workplace, record):
     folder.mkdir()
     config = json.loads((REPO / "examples" / "tiny-qwen3" / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_experts": 2}))
-    options = {"input_len": 64, "output_len": 16, "num_prompts": 2, "warmup": 0, "data-parallel-size": 2}
+    options = {"input_len": 64, "output_len": 16, "num_prompts": 1, "warmup": 0, "data-parallel-size": 2}
     traces = read_run(record("facts-lockstep", model=folder, **options)).traces
     for trace in traces:
         told = trace.steps.filter(pl.col("wave").is_not_null())

@@ -7,7 +7,7 @@ from schedtrace.engine import recorded
 from schedtrace.engine.recorded import require_recording, require_whole, traces_in
 from schedtrace.errors import RecordingError
 from schedtrace.model.trace import End, Notice
-from tests.makers import encoded, header, manifest, result, step, write_trace
+from tests.makers import encoded, finish, header, manifest, result, step, write_trace
 
 FULL = "OSError(28, 'No space left on device')"
 
@@ -36,13 +36,29 @@ def said(check, *arguments):
     with pytest.raises(RecordingError) as raised:
         check(*arguments)
     assert raised.value.exit_code == 4
-    return str(raised.value).splitlines()
+    assert "\n" not in str(raised.value)
+    return [str(raised.value), *raised.value.details]
 
 
 def test_a_trace_with_its_end_is_whole(tmp_path, log):
     path = write_trace(tmp_path / "engine-0.jsonl", header(), step(0))
     assert require_whole([path], manifest(), log) is None
     assert require_recording([path], manifest(), log) is None
+
+
+def test_a_trace_without_its_end_is_whole_if_all_requests_have_ended(cut, log):
+    ended = step(1, trial=1, finished=[finish("t1-0")])
+    told = manifest(trials=[result(1, 1.0, num_requests=1)], trials_asked=1)
+    assert require_whole([cut(step(0, trial=1), ended)], told, log) is None
+    for fewer in (
+        manifest(trials=[result(1, 1.0, num_requests=2)], trials_asked=1),
+        manifest(trials=[result(1, 1.0, num_requests=1)], trials_asked=2),
+        manifest(trials=[], trials_asked=1),
+    ):
+        assert said(require_whole, [cut(step(0, trial=1), ended)], fewer, log)
+    assert said(
+        require_whole, [cut(step(0, trial=1), step(2, trial=1, finished=[finish("t1-0")]))], told, log
+    )
 
 
 def test_a_trace_that_is_still_written_is_no_fault_between_trials(cut, log):
