@@ -72,7 +72,8 @@ def test_a_disk_that_fills_up_ends_the_run_with_4_and_how_far_it_came(small_disk
     assert (last["step"], last["trial"]) == (int(told[1]), int(told[2]))
     read = schedtrace("analyze", path.parent, "--format", "json", cwd=workplace)
     (run,) = read.json()["runs"]
-    assert not run["trials"][-1]["complete"]
+    cut = run["trials"][-1]  # by chance the disk was full just when the last of its requests had ended
+    assert cut["complete"] == (cut["requests_finished"] == BUSY["num_prompts"])
     assert "not closed" in " ".join(run["problems"])
 
 
