@@ -42,7 +42,7 @@ types: setup ## mypy, strict
 
 check: lint types test ## Everything that CI runs
 
-bench: setup ## Measure what recording costs (a few minutes; quiet machine)
+bench: setup ## Measure what recording costs (ten minutes; quiet machine)
 	@$(BIN)/python tests/bench/record_overhead.py
 
 compat: $(COMPAT)/.ready ## Contract tests on other releases of vLLM (45 minutes; VLLM="0.33.0 0.32.0+cpu" for some)
