@@ -32,9 +32,15 @@ def _admission(scheduler: Any, request: Any, hit_tokens: int) -> Admission:
     )
 
 
-def _full_blocks(scheduler: Any, request: Any) -> int:
+def _hashes(request: Any) -> Any:
+    """Of its full blocks; None before vLLM 0.10.2, where requests do not carry them."""
+    return getattr(request, "block_hashes", None)
+
+
+def _full_blocks(scheduler: Any, request: Any) -> int | None:
     size = int(getattr(scheduler, "hash_block_size", None) or scheduler.block_size)
-    return int(min(len(request.block_hashes), request.num_prompt_tokens // size))
+    hashes = _hashes(request)
+    return None if hashes is None else min(len(hashes), int(request.num_prompt_tokens) // size)
 
 
 def _miss(scheduler: Any, request: Any) -> Miss:
@@ -43,7 +49,7 @@ def _miss(scheduler: Any, request: Any) -> Miss:
         return "skipped"
     if (request.num_tokens - 1) // scheduler.block_size == 0:
         return "short"
-    pool, hashes = scheduler.kv_cache_manager.block_pool, request.block_hashes
+    pool, hashes = scheduler.kv_cache_manager.block_pool, _hashes(request)
     groups = _searched(scheduler)
     if not groups or not hashes:
         return "unknown"
