@@ -40,7 +40,7 @@ class Admission(msgspec.Struct, omit_defaults=True):
     external_tokens: int | None = None
     """Tokens that a KV connector brought (likewise)."""
     full_blocks: int | None = None
-    """Full blocks of the prompt that can be looked up; null without prefix caching."""
+    """Full blocks of the prompt that can be looked up; null without prefix caching and before vLLM 0.10.2."""
     salted: bool = False
     """It has a cache salt: only prompts with the same salt can share blocks with it."""
     miss: Miss | None = None
