@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--seats", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/schedtrace-scale"), help="gets the trace")  # noqa: S108
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "schedtrace-scale"))
     given = parser.parse_args()
     ways: dict[str, tuple[str, Path]] = {}
     for version in (1, 2):
