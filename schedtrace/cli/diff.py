@@ -65,7 +65,7 @@ def diff(
     folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
 
     from schedtrace.cli.runs import read_runs
-    from schedtrace.diagnose.diff.compare import compare
+    from schedtrace.compare.compare import compare
     from schedtrace.present.comparison import comparison_view
     from schedtrace.present.markdown import markdown
     from schedtrace.read.run import find_runs
@@ -93,7 +93,7 @@ def diff(
 def _regression(fail_on: list[str] | None) -> "Callable[[MetricChange], bool]":
     if not fail_on:
         return lambda _: False
-    from schedtrace.diagnose.diff.regression import regressed  # takes a second, for the statistics
+    from schedtrace.compare.regression import regressed  # takes a second, for the statistics
 
     return regressed(fail_on)
 

@@ -15,7 +15,7 @@ def request(
 ) -> None:
     """Tell one request's life: what it waited for, when it computed, what it lost, where its time went."""
     from schedtrace.cli.runs import one_run
-    from schedtrace.diagnose.request.life import tell_life
+    from schedtrace.explain.request.life import tell_life
     from schedtrace.present.request import life_view
 
     life = tell_life(one_run(run), request_id)

@@ -21,11 +21,11 @@ def read_runs(paths: list[Path], *, cache: bool = True) -> "list[Run]":
         InputError: one cannot be read.
     """
     from schedtrace.present.reading import ReadingBar
-    from schedtrace.read.reading import Reading
+    from schedtrace.read.options import ReadOptions
     from schedtrace.read.run import read_run
 
     with ReadingBar(stderr_console()) as bar:
-        return [read_run(path, Reading(cache=cache, progress=bar)) for path in paths]
+        return [read_run(path, ReadOptions(cache=cache, progress=bar)) for path in paths]
 
 
 def one_run(path: Path) -> "Run":

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from schedtrace.diagnose.causes import cap_table, cause_table
+from schedtrace.diagnose.exit_counts import cap_table, cause_table
 from schedtrace.diagnose.limits import limit_shares
-from schedtrace.diagnose.queue.waits import mismatches, waits
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.rules.common import counted
 from schedtrace.diagnose.trials import strip, trial_reports
-from schedtrace.diagnose.view import View, make_view
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
 from schedtrace.read.run import Run
+from schedtrace.timeline.timeline import Timeline, make_timeline
+from schedtrace.timeline.waits import mismatches, waits
 
 
 def analyze(runs: list[Run]) -> Report:
@@ -23,17 +23,17 @@ def analyze(runs: list[Run]) -> Report:
 
 def analyze_run(run: Run) -> RunReport:
     """Figures and findings of one run; of several engines, rank after rank."""
-    views = [make_view(trace, run.manifest) for trace in run.traces]
+    views = [make_timeline(trace, run.manifest) for trace in run.traces]
     findings = [
         finding
-        for view in views
+        for timeline in views
         for rule in RULES.values()
-        if rule.needs <= view.tells
-        for finding in rule(view)
+        if rule.needs <= timeline.facts
+        for finding in rule(timeline)
     ]
     problems = [said for trace in run.traces for said in trace.problems.sentences(trace.path)]
     problems += [f"{trace.path}: {notice}" for trace in run.traces for notice in trace.notices]
-    problems += [said for view in views for said in _queue_mismatch(view)]
+    problems += [said for timeline in views for said in _queue_mismatch(timeline)]
     if run.manifest and run.manifest.status in {"failed", "interrupted"}:
         why = f": {run.manifest.error}" if run.manifest.error else ""
         how = {"failed": "failed", "interrupted": "was interrupted"}[run.manifest.status]
@@ -50,15 +50,19 @@ def analyze_run(run: Run) -> RunReport:
         config=config_of(run),
         problems=problems,
         trials=[
-            report for view in views for report in trial_reports(view, run.manifest, engines=run.engines)
+            report
+            for timeline in views
+            for report in trial_reports(timeline, run.manifest, engines=run.engines)
         ],
         findings=sorted(findings, key=_weight),
         not_judged=_not_judged(views),
         causes=cause_table(views),
         caps=cap_table(views),
-        limits=[share for view in views if Fact.QUEUE in view.tells for share in limit_shares(view)],
+        limits=[
+            share for timeline in views if Fact.QUEUE in timeline.facts for share in limit_shares(timeline)
+        ],
         strip=strip(views[0]),
-        warmup_steps=sum(view.warmup_steps for view in views),
+        warmup_steps=sum(timeline.warmup_steps for timeline in views),
     )
 
 
@@ -74,7 +78,7 @@ def config_of(run: Run) -> dict[str, Any]:
         "scheduler_class": header.scheduler_class,
         "async_scheduling": header.async_scheduling,
         "engines": len(run.traces),
-        "exits_via": header.exits_via if Fact.EXITS in run.traces[0].tells else None,
+        "exits_via": header.exits_via if Fact.EXITS in run.traces[0].facts else None,
         "token_budget": header.token_budget,
         "max_num_running_reqs": header.max_num_running_reqs,
         "max_model_len": header.max_model_len,
@@ -114,29 +118,29 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
     return lambda finding: Severity[finding.severity.upper()] >= least
 
 
-def _queue_mismatch(view: View) -> list[str]:
+def _queue_mismatch(timeline: Timeline) -> list[str]:
     """Findings that look at who waits rest on a rebuilt queue: where it disagrees with the counts, say so."""
-    if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= view.tells:
+    if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
         return []
-    wrong = mismatches(view, waits(view))
+    wrong = mismatches(timeline, waits(timeline))
     if wrong.is_empty():
         return []
     first = wrong.row(0, named=True)
     said = (
         f"the waiting queue rebuilt from the trace disagrees with the recorded count after "
-        f"{counted(wrong.height, 'step')} of {view.steps.height:,} (first step {first['step']}: rebuilt "
+        f"{counted(wrong.height, 'step')} of {timeline.steps.height:,} (first step {first['step']}: rebuilt "
         f"{first['reconstructed']}, recorded {first['recorded']}); findings that name who waits may be off"
     )
     return [said]
 
 
-def _not_judged(views: list[View]) -> list[NotJudged]:
+def _not_judged(views: list[Timeline]) -> list[NotJudged]:
     """The rules that this record does not tell enough for, and what is missing."""
-    tells = frozenset(ALL_FACTS).intersection(*(view.tells for view in views))
+    facts = frozenset(ALL_FACTS).intersection(*(timeline.facts for timeline in views))
     return [
-        NotJudged(code=rule.code, missing=[str(fact) for fact in Fact if fact in rule.needs - tells])
+        NotJudged(code=rule.code, missing=[str(fact) for fact in Fact if fact in rule.needs - facts])
         for rule in RULES.values()
-        if rule.needs - tells
+        if rule.needs - facts
     ]
 
 

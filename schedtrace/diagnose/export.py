@@ -95,7 +95,7 @@ def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[P
 
 def _require_traces(run: Run, files: Iterable[Path]) -> None:
     """Raises UsageError unless each file can be written from a trace of its own."""
-    foreign = [trace for trace in run.traces if trace.tells != ALL_FACTS]
+    foreign = [trace for trace in run.traces if trace.facts != ALL_FACTS]
     if foreign:
         msg = f"{foreign[0].path}: --to jsonl expands traces of schedtrace, and this is a {foreign[0].record}"
         raise UsageError(msg)

@@ -6,14 +6,14 @@ the exit that ended the loop before it came to them. Each of them waits from thi
 
 import polars as pl
 
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import LimitShare
+from schedtrace.timeline.timeline import Timeline
 
 STRIP_CELLS = 40
 
 
-def refused_demand(view: View) -> pl.DataFrame:
+def refused_demand(timeline: Timeline) -> pl.DataFrame:
     """One row per step and cause: how many requests waited for it, and how long until the next step.
 
     Columns: ``step``, ``trial``, ``start_us``, ``cause``, ``requests``, ``wait_us`` (``requests`` times the
@@ -21,12 +21,12 @@ def refused_demand(view: View) -> pl.DataFrame:
     (``waiting_tokens_after`` divided evenly among those who wait). Per step the ``requests`` add up to
     ``num_waiting_after``.
     """
-    steps = view.steps.filter(pl.col("num_waiting_after") > 0)
+    steps = timeline.steps.filter(pl.col("num_waiting_after") > 0)
     period = pl.col("start_us").shift(-1).over("trial") - pl.col("start_us")
     to_output = pl.col("output_us") - pl.col("start_us")
-    periods = view.steps.select("step", pl.coalesce(period, to_output, 0).alias("period_us"))
+    periods = timeline.steps.select("step", pl.coalesce(period, to_output, 0).alias("period_us"))
     skipped = (
-        view.exits.filter((pl.col("loop") == "waiting") & (pl.col("kind") == "continue"))
+        timeline.exits.filter((pl.col("loop") == "waiting") & (pl.col("kind") == "continue"))
         .group_by("step", "cause", maintain_order=True)
         .agg(pl.col("count").sum().cast(pl.Int64).alias("requests"))
         .join(steps.select("step", "num_waiting_after"), on="step", maintain_order="left")
@@ -61,15 +61,15 @@ def refused_demand(view: View) -> pl.DataFrame:
     )
 
 
-def limit_shares(view: View) -> list[LimitShare]:
+def limit_shares(timeline: Timeline) -> list[LimitShare]:
     """The causes of all waiting, the largest first; the shares add up to 1."""
-    demand = refused_demand(view)
+    demand = refused_demand(timeline)
     total = int(demand["wait_us"].sum() or 0)
     if total <= 0:
         return []
-    cells = min(STRIP_CELLS, view.steps.height)
-    cell = (pl.col("at") * cells // view.steps.height).alias("cell")
-    placed = demand.join(view.steps.select("step").with_row_index("at"), on="step").with_columns(cell)
+    cells = min(STRIP_CELLS, timeline.steps.height)
+    cell = (pl.col("at") * cells // timeline.steps.height).alias("cell")
+    placed = demand.join(timeline.steps.select("step").with_row_index("at"), on="step").with_columns(cell)
     rows = (
         demand.group_by("cause")
         .agg(
@@ -83,7 +83,7 @@ def limit_shares(view: View) -> list[LimitShare]:
     most = dict(placed.group_by("cell").agg(pl.col("wait_us").sum()).iter_rows())
     return [
         LimitShare(
-            engine_rank=view.rank,
+            engine_rank=timeline.rank,
             cause=row["cause"],
             wait_ms=row["wait_us"] / 1e3,
             share_frac=row["wait_us"] / total,

@@ -2,30 +2,30 @@
 
 import polars as pl
 
-from schedtrace.diagnose.view import View
 from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.report import Percentiles, StripCell, TrialReport
+from schedtrace.timeline.timeline import Timeline
 
 STRIP_CELLS = 60
 FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
 """``RequestStatus`` names of requests that got what they asked for."""
 
 
-def trial_reports(view: View, manifest: Manifest | None, *, engines: int = 1) -> list[TrialReport]:
+def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int = 1) -> list[TrialReport]:
     """One report per trial of one engine, in the order of the trials.
 
     Args:
-        view: The engine's trace.
+        timeline: The engine's trace.
         manifest: Has the front end's figures, which are of all ``engines`` together.
         engines: Of the run; with several, throughput is taken from each one's trace.
     """
     measured = {result.trial: result for result in manifest.trials} if manifest else {}
     ended_early = manifest is not None and manifest.status in ENDED_EARLY
     reports = []
-    for trial in view.trials():
+    for trial in timeline.trials():
         result = measured.get(trial or 0)
-        report = _report(view, trial, result if engines == 1 else None)
+        report = _report(timeline, trial, result if engines == 1 else None)
         report.complete = trial is None or not ended_early or result is not None
         if ended_early and engines == 1 and result is not None and report.requests_finished is not None:
             report.complete = report.requests_finished >= result.num_requests  # fewer if the disk was full
@@ -33,9 +33,9 @@ def trial_reports(view: View, manifest: Manifest | None, *, engines: int = 1) ->
     return reports
 
 
-def _report(view: View, trial: int | None, result: TrialResult | None) -> TrialReport:
-    steps = view.of_trial(view.steps, trial)
-    finishes = view.of_trial(view.finishes, trial)
+def _report(timeline: Timeline, trial: int | None, result: TrialResult | None) -> TrialReport:
+    steps = timeline.of_trial(timeline.steps, trial)
+    finishes = timeline.of_trial(timeline.finishes, trial)
     working = steps.filter(pl.col("total_requests") > 0)
     waited = working.filter(pl.col("num_waiting_after") > 0)
     first = working.row(0, named=True) if working.height else None
@@ -43,7 +43,7 @@ def _report(view: View, trial: int | None, result: TrialResult | None) -> TrialR
     duration_s = _duration_s(steps)
     report = TrialReport(
         trial=trial,
-        engine_rank=view.rank,
+        engine_rank=timeline.rank,
         complete=True,
         steps=steps.height,
         duration_s=duration_s,
@@ -52,9 +52,9 @@ def _report(view: View, trial: int | None, result: TrialResult | None) -> TrialR
         new_per_step=_new_per_step(working),
         budget_use_frac=_use(working),
         budget_use_waiting_frac=_use(waited),
-        preemptions=_preemptions(view, trial),
-        requests_finished=done.height if Fact.LIVES in view.tells else None,
-        requests_aborted=finishes.height - done.height if Fact.LIVES in view.tells else None,
+        preemptions=_preemptions(timeline, trial),
+        requests_finished=done.height if Fact.LIVES in timeline.facts else None,
+        requests_aborted=finishes.height - done.height if Fact.LIVES in timeline.facts else None,
         requests_per_s=None,
         total_tokens_per_s=None,
         output_tokens_per_s=None,
@@ -112,10 +112,10 @@ def _use(steps: pl.DataFrame) -> float | None:
     return None if mean is None else float(mean)
 
 
-def _preemptions(view: View, trial: int | None) -> int | None:
-    if not view.header.preemptions_recorded:
+def _preemptions(timeline: Timeline, trial: int | None) -> int | None:
+    if not timeline.header.preemptions_recorded:
         return None
-    return view.of_trial(view.preemptions, trial).filter(pl.col("in_schedule")).height
+    return timeline.of_trial(timeline.preemptions, trial).filter(pl.col("in_schedule")).height
 
 
 def _percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
@@ -128,9 +128,9 @@ def _percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
     return Percentiles(count=len(values), mean=mean, p50=quantile[0], p90=quantile[1], p99=quantile[2])
 
 
-def strip(view: View) -> list[StripCell]:
+def strip(timeline: Timeline) -> list[StripCell]:
     """Budget use over the run: at most ``STRIP_CELLS`` equal shares of the steps that scheduled anything."""
-    steps = view.steps.filter(pl.col("total_requests") > 0)
+    steps = timeline.steps.filter(pl.col("total_requests") > 0)
     if steps["use_frac"].is_null().all():  # no steps, or no budgets
         return []
     cells = min(STRIP_CELLS, steps.height)

@@ -57,13 +57,13 @@ def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
 
 def _all_finished(traces: list[Path], manifest: Manifest) -> bool:
     """Whether every trial was run, no step before the last one is missing, and all requests have ended."""
-    from schedtrace.read.reading import Reading
+    from schedtrace.read.options import ReadOptions
     from schedtrace.read.trace import read_trace
 
     finished: Counter[int] = Counter()
     try:
         for path in traces:
-            trace = read_trace(path, Reading(cache=False))
+            trace = read_trace(path, ReadOptions(cache=False))
             if trace.problems.missing_steps or trace.notices[len(trace.header.notices) :]:
                 return False
             finished.update(trace.finishes["trial"].drop_nulls().to_list())
@@ -109,11 +109,11 @@ def _trials(first: int, last: int) -> str:
 
 def _last_step(path: Path) -> tuple[int | None, int | None]:
     """Number and trial of the last step that can be read."""
-    from schedtrace.read.reading import Reading
+    from schedtrace.read.options import ReadOptions
     from schedtrace.read.trace import read_trace
 
     try:
-        steps = read_trace(path, Reading(cache=False)).steps
+        steps = read_trace(path, ReadOptions(cache=False)).steps
     except (InputError, OSError):
         return None, None
     if steps.is_empty():

@@ -24,7 +24,7 @@ class Leaver(msgspec.Struct, kw_only=True):
     output_tokens: int
 
 
-class Share(msgspec.Struct, kw_only=True):
+class Scheduled(msgspec.Struct, kw_only=True):
     """What one request got in the step."""
 
     request_id: str
@@ -139,7 +139,7 @@ class StepStory(msgspec.Struct, kw_only=True):
     late: list[Newcomer]
     """Too late for this step: at the front end before its output was back, in the scheduler only after it
     began."""
-    shares: list[Share]
+    shares: list[Scheduled]
     """What each scheduled request got, in vLLM's order."""
     preempted: list[Victim]
     stops: list[Stop]

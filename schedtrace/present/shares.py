@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from schedtrace.model.story import Share
+from schedtrace.model.story import Scheduled
 from schedtrace.present.layout import plain_table
 from schedtrace.present.numbers import integer
 from schedtrace.present.words import counted, some
@@ -16,7 +16,7 @@ FEWEST_GROUPED = 4
 """Decodes alike that share a line; fewer are listed."""
 
 
-def shares_view(shares: list[Share], *, everything: bool) -> Iterator[RenderableType]:
+def shares_view(shares: list[Scheduled], *, everything: bool) -> Iterator[RenderableType]:
     """Ordinary decodes on one line, everybody else in a table; each in the table if ``everything``."""
     plain = [one for one in shares if _plain(one)]
     grouped = [] if everything or len(plain) < FEWEST_GROUPED else plain
@@ -35,12 +35,12 @@ def shares_view(shares: list[Share], *, everything: bool) -> Iterator[Renderable
         yield Text(f"{integer(len(listed) - most)} more: --all lists them", style="dim")
 
 
-def _plain(one: Share) -> bool:
+def _plain(one: Scheduled) -> bool:
     """An ordinary decode, of which large batches have hundreds."""
     return one.phase == "running" and one.work == "decode" and not one.caps
 
 
-def _share_table(shares: list[Share]) -> Table:
+def _share_table(shares: list[Scheduled]) -> Table:
     drafts, caps = any(one.draft_tokens for one in shares), any(one.caps for one in shares)
     right = [
         "computed\nbefore",
@@ -65,7 +65,7 @@ def _share_table(shares: list[Share]) -> Table:
     return table
 
 
-def _cuts(shares: list[Share], *, everything: bool) -> Iterator[Text]:
+def _cuts(shares: list[Scheduled], *, everything: bool) -> Iterator[Text]:
     """Below the table, since the names of limits are long."""
     for caps in dict.fromkeys(tuple(one.caps) for one in shares if one.caps):
         cut = [one.request_id for one in shares if tuple(one.caps) == caps]

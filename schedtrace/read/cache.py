@@ -17,9 +17,9 @@ from schedtrace.model import private
 from schedtrace.model.trace import SCHEMA_VERSION, End, Header, Step
 from schedtrace.read.cache_folder import building, digests, folders_of, mark_used, remove_unused
 from schedtrace.read.fingerprint import Fingerprint, sampled, stamp_of, still
+from schedtrace.read.options import ReadOptions
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.problems import Problems
-from schedtrace.read.reading import Reading
 from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import CannotWriteError, Tables, scan, write
 from schedtrace.read.whole_lines import WholeLines
@@ -48,24 +48,24 @@ class Note(msgspec.Struct):
     in_order: bool
 
 
-def read_by_files(path: Path, how: Reading) -> Read:
+def read_by_files(path: Path, options: ReadOptions) -> Read:
     """Read a trace whose tables do not fit memory.
 
     Raises:
         InputError: it cannot be read, is no trace, or there is no room for the files.
     """
-    if how.cache:
+    if options.cache:
         kept = _find(path)
         if kept is not None:
             return kept
         try:
-            return _build(path, how)
+            return _build(path, options)
         except CannotWriteError:  # a folder of somebody else's, a full disk: another one may do
             pass
     _TEMPORARY.append(tempfile.TemporaryDirectory(prefix="schedtrace-"))
     folder = Path(_TEMPORARY[-1].name)
     try:
-        parsed = parse(WholeLines(path, how.chunk_bytes, how.progress), Tables(folder))
+        parsed = parse(WholeLines(path, options.chunk_bytes, options.progress), Tables(folder))
     except CannotWriteError as error:
         msg = f"{folder}: cannot be written to ({error}); {path} is too large for memory: set TMPDIR"
         raise InputError(msg) from error
@@ -97,7 +97,7 @@ def _find(path: Path) -> Read | None:
     return None
 
 
-def _build(path: Path, how: Reading) -> Read:
+def _build(path: Path, options: ReadOptions) -> Read:
     """Read the trace into a new folder; a folder is a cache only when its note is written.
 
     Raises:
@@ -105,7 +105,7 @@ def _build(path: Path, how: Reading) -> Read:
     """
     stamp = stamp_of(path)
     with building(path) as folder:
-        lines = WholeLines(path, how.chunk_bytes, how.progress)
+        lines = WholeLines(path, options.chunk_bytes, options.progress)
         parsed = parse(lines, Tables(folder))
         for name in SMALL:
             write(getattr(parsed, name), folder / f"{name}.parquet")

@@ -7,7 +7,7 @@ from schedtrace.errors import InputError
 from schedtrace.read.iteration_log import ITERATION, read_iteration_log
 from schedtrace.read.loguru_log import read_loguru_log
 from schedtrace.read.loguru_record import BEGINS
-from schedtrace.read.reading import READ, Reading
+from schedtrace.read.options import READ, ReadOptions
 from schedtrace.read.trace import Trace, read_trace
 
 HEAD = 2**20
@@ -20,7 +20,7 @@ UNDERSTOOD = (
 Reader = Callable[[Path], list[Trace]]
 
 
-def read_record(path: Path, how: Reading = READ) -> list[Trace]:
+def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
     """Read a file of any kind; one trace an engine.
 
     Raises:
@@ -30,7 +30,7 @@ def read_record(path: Path, how: Reading = READ) -> list[Trace]:
     if reader is not None:
         return reader(path)
     if path.suffix == ".jsonl" or _head(path).lstrip().startswith("{"):
-        return [read_trace(path, how)]
+        return [read_trace(path, options)]
     msg = f"{path}: not understood; {UNDERSTOOD}"
     raise InputError(msg)
 

@@ -10,7 +10,7 @@ from schedtrace.model.trace import Delta, Output, ScheduledRequest, Step
 from schedtrace.read.chain import Chain
 from schedtrace.read.deltas import FIELDS
 from schedtrace.read.lines import AS_READ, decode_line
-from schedtrace.read.reading import READ, Reading
+from schedtrace.read.options import READ, ReadOptions
 from schedtrace.read.whole_lines import WholeLines
 
 _STEP: Any = AS_READ[Step]
@@ -19,24 +19,24 @@ _OUTPUT: Any = AS_READ[Output]
 _LATE = tuple(name for name in Output.__struct_fields__ if name != "step")
 
 
-def expanded(path: Path, how: Reading = READ) -> Iterator[bytes]:
+def expanded(path: Path, options: ReadOptions = READ) -> Iterator[bytes]:
     """The lines of a trace, without newlines: each step in full and with its output, all others as they are.
 
     Steps that cannot be rebuilt, broken lines and ``output`` lines are left out.
 
     Args:
         path: A trace that ``read_trace`` accepts.
-        how: Its chunks and progress are used.
+        options: Its chunks and progress are used.
 
     Raises:
         InputError: it cannot be read.
     """
     outputs: dict[int, Any] = {}
-    for _, read in _lines(WholeLines(path, how.chunk_bytes)):
+    for _, read in _lines(WholeLines(path, options.chunk_bytes)):
         if isinstance(read, _OUTPUT):
             outputs.setdefault(read.step, read)
     chain = Chain(lambda _: None)
-    for raw, read in _lines(WholeLines(path, how.chunk_bytes, how.progress)):
+    for raw, read in _lines(WholeLines(path, options.chunk_bytes, options.progress)):
         if read is None or isinstance(read, (_STEP, _DELTA)):
             values = chain.take(read)
             if values is not None:

@@ -80,7 +80,7 @@ def foreign_trace(
     rows: StepRows,
     *,
     record: str,
-    tells: frozenset[Fact],
+    facts: frozenset[Fact],
     problems: Problems,
     notices: list[str],
     **header: Any,
@@ -91,7 +91,7 @@ def foreign_trace(
         path: The log.
         rows: Its steps.
         record: What kind of log it is, in words.
-        tells: What can be judged from it.
+        facts: What can be judged from it.
         problems: What is wrong with it.
         notices: What a person should know about it.
         header: The fields of the header that the log tells.
@@ -124,7 +124,7 @@ def foreign_trace(
         notices=notices,
         end=None,
         problems=problems,
-        tells=tells,
+        facts=facts,
         record=record,
     )
 

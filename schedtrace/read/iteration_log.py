@@ -65,7 +65,7 @@ def read_iteration_log(path: Path) -> list[Trace]:
             path,
             engine.rows,
             record=RECORD,
-            tells=frozenset(),
+            facts=frozenset(),
             problems=problems if at == 0 else Problems(),
             notices=engine.notices(rank, several=len(engines) > 1),
             engine_rank=rank,

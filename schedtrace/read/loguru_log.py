@@ -33,7 +33,7 @@ def read_loguru_log(path: Path) -> list[Trace]:
         path,
         steps.rows,
         record=RECORD,
-        tells=frozenset({Fact.REQUESTS}) if steps.unlisted == 0 else frozenset(),
+        facts=frozenset({Fact.REQUESTS}) if steps.unlisted == 0 else frozenset(),
         problems=problems,
         notices=steps.notices(),
         token_budget=steps.token_budget,

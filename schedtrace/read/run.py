@@ -6,8 +6,8 @@ from pathlib import Path
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import FILE_NAME, Manifest, read_manifest
 from schedtrace.read.detect import foreign_reader, read_record
+from schedtrace.read.options import READ, ReadOptions
 from schedtrace.read.profile_name import ProfileName, profile_name
-from schedtrace.read.reading import READ, Reading
 from schedtrace.read.trace import Trace
 
 TRACE_PATTERN = "engine-*.jsonl"
@@ -62,7 +62,7 @@ def runs_without_trace(paths: list[Path]) -> list[Path]:
     return sorted(child for child in children if _is_run(child) and not _has_trace(child))
 
 
-def read_run(path: Path, how: Reading = READ) -> Run:
+def read_run(path: Path, options: ReadOptions = READ) -> Run:
     """Read a run folder, a single trace file with the manifest beside it, or a foreign log.
 
     Raises:
@@ -79,7 +79,7 @@ def read_run(path: Path, how: Reading = READ) -> Run:
         msg = f"{path}: no trace in this run{why}; expected {TRACE_PATTERN}"
         raise InputError(msg)
     engines = len(list(folder.glob(TRACE_PATTERN))) if manifest else len(files)
-    return Run(path, manifest, [trace for file in files for trace in read_record(file, how)], engines)
+    return Run(path, manifest, [trace for file in files for trace in read_record(file, options)], engines)
 
 
 def _exists(path: Path) -> bool:

@@ -9,9 +9,9 @@ from schedtrace.errors import InputError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.trace import End, Header
 from schedtrace.read.cache import read_by_files
+from schedtrace.read.options import READ, ReadOptions
 from schedtrace.read.parse import parse
 from schedtrace.read.problems import Problems
-from schedtrace.read.reading import READ, Reading
 from schedtrace.read.rows import all_rows
 from schedtrace.read.tables import STRETCHES, Tables
 from schedtrace.read.whole_lines import WholeLines
@@ -33,7 +33,7 @@ class Trace:
     notices: list[str]
     end: End | None
     problems: Problems
-    tells: frozenset[Fact] = ALL_FACTS
+    facts: frozenset[Fact] = ALL_FACTS
     """Other records than schedtrace's tell less."""
     record: str = "trace of schedtrace"
     """What kind of record it was read from."""
@@ -59,7 +59,7 @@ class Trace:
         return self.large["preempted"]
 
 
-def read_trace(path: Path, how: Reading = READ) -> Trace:
+def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
     """Read and check one trace; a large one by way of Parquet files, which serve the next time.
 
     Raises:
@@ -70,11 +70,11 @@ def read_trace(path: Path, how: Reading = READ) -> Trace:
     except OSError as error:
         msg = f"{path}: cannot be read ({error.strerror})"
         raise InputError(msg) from error
-    if size > how.memory_bytes:
-        parsed, large = read_by_files(path, how)
+    if size > options.memory_bytes:
+        parsed, large = read_by_files(path, options)
     else:
         tables = Tables()
-        parsed = parse(WholeLines(path, how.chunk_bytes, how.progress), tables)
+        parsed = parse(WholeLines(path, options.chunk_bytes, options.progress), tables)
         large = tables.scan(in_order=parsed.in_order)
     return Trace(
         path=path,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from schedtrace.errors import InputError
-from schedtrace.read.reading import Progress
+from schedtrace.read.options import Progress
 
 
 @dataclass

@@ -7,7 +7,7 @@ from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit, Loop
 from schedtrace.record import guards
 from schedtrace.record.exits import SITES, Event, Noted, event_of
-from schedtrace.record.sites import Site
+from schedtrace.record.marking import Site
 
 MOST_PER_SITE = 64
 """Exits of one site and cause in one call that are told one by one; what is more is told by its number."""

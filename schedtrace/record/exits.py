@@ -11,7 +11,7 @@ import msgspec
 
 from schedtrace.record import eligibility, queues
 from schedtrace.record.allocation import Refusal, why_refused
-from schedtrace.record.sites import Site
+from schedtrace.record.marking import Site
 
 SITES: list[Site] = []
 """All marked places of this process; an event says its place by its number here."""

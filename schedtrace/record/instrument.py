@@ -11,7 +11,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from schedtrace.record.exits import SITES, Marks
-from schedtrace.record.sites import MARK, Marker
+from schedtrace.record.marking import MARK, Marker
 from schedtrace.record.source import UnprovableError, copy_of, prove
 
 

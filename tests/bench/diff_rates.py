@@ -19,9 +19,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from schedtrace.compare.metric_changes import metric_changes
+from schedtrace.compare.metrics import trials_used
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.diff.metric_changes import metric_changes
-from schedtrace.diagnose.diff.metrics import trials_used
 from schedtrace.read.run import read_run
 
 SLOWER = ("ttft_ms", "tpot_ms", "e2e_ms")

@@ -7,11 +7,11 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.limits import limit_shares, refused_demand
-from schedtrace.diagnose.queue.waits import mismatches, waiting_after, waits
-from schedtrace.diagnose.view import make_view
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
+from schedtrace.timeline.timeline import make_timeline
+from schedtrace.timeline.waits import mismatches, waiting_after, waits
 from tests.contract.loads import FAMILIES, make_script, play
 
 pytestmark = pytest.mark.vllm
@@ -40,7 +40,7 @@ def played(request, recording):
     family = FAMILIES[request.param]
     engine = play(Queued(**family.engine), make_script(family, 1))
     [trace] = read_run(recording).traces
-    return request.param, engine, make_view(trace)
+    return request.param, engine, make_timeline(trace)
 
 
 def test_as_many_wait_as_vllm_says_after_every_step(played):
@@ -73,7 +73,7 @@ def test_they_wait_in_vllms_order(name, recording):
     family = FAMILIES[name]
     engine = play(Queued(**family.engine), make_script(family, 1))
     [trace] = read_run(recording).traces
-    waited = waits(make_view(trace))
+    waited = waits(make_timeline(trace))
     for number, queue in enumerate(engine.queues):
         assert (number, waiting_after(waited, number)["request_id"].to_list()) == (number, queue)
 

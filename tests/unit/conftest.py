@@ -4,9 +4,9 @@ import pytest
 
 from schedtrace.cli.main import main
 from schedtrace.diagnose.rules import RULES
-from schedtrace.diagnose.view import make_view
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
+from schedtrace.timeline.timeline import make_timeline
 from tests import makers
 
 
@@ -24,7 +24,7 @@ def trace_of(tmp_path):
 @pytest.fixture
 def view_of(trace_of):
     """The same as the rules see it."""
-    return lambda *lines, **header: make_view(trace_of(*lines, **header))
+    return lambda *lines, **header: make_timeline(trace_of(*lines, **header))
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.diagnose.queue.waits import mismatches, waits
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.waits import mismatches, waits
 
 OF_ITS_OWN_SIZE = (
     Cause.KV_BLOCKS,
@@ -48,7 +48,7 @@ class Need:
         return (-(-tokens // self.block_size) + self.drafts) * self.groups
 
 
-def refused_heads(view: View) -> pl.DataFrame:
+def refused_heads(timeline: Timeline) -> pl.DataFrame:
     """Steps that were left at a refused request's own size: one row each.
 
     Steps are left out where the queue that ``waits`` reconstructs has another length than the recorded one.
@@ -57,16 +57,16 @@ def refused_heads(view: View) -> pl.DataFrame:
     ``fresh`` (it was not preempted before), ``cause``, ``detail``, ``location``, ``via``, ``blocks_needed``,
     ``num_not_ready_after`` and ``budget_left``, ``kv_blocks_free`` and ``seats_left`` after the step.
     """
-    queue = waits(view)
-    left_over = view.steps.select(
+    queue = waits(timeline)
+    left_over = timeline.steps.select(
         "step",
         "num_not_ready_after",
         pl.col("remaining_budget").alias("budget_left"),
         pl.col("kv_blocks_free_after").alias("kv_blocks_free"),
-        seats_left=view.seats - pl.col("num_running_after"),
+        seats_left=timeline.seats - pl.col("num_running_after"),
     )
     refused = (
-        view.exits.filter(
+        timeline.exits.filter(
             (pl.col("loop") == "waiting")
             & (pl.col("kind") == "break")
             & pl.col("cause").is_in(OF_ITS_OWN_SIZE)
@@ -75,7 +75,7 @@ def refused_heads(view: View) -> pl.DataFrame:
         .drop("budget_left")
         .unique("step", keep="last", maintain_order=True)
         .join(left_over, on="step", maintain_order="left")
-        .join(mismatches(view, queue), on="step", how="anti", maintain_order="left")
+        .join(mismatches(timeline, queue), on="step", how="anti", maintain_order="left")
         .filter(pl.col("kv_blocks_free").is_not_null())
     )
     places = queue.select(
@@ -110,12 +110,12 @@ def refused_heads(view: View) -> pl.DataFrame:
     )
 
 
-def need_of(view: View, heads: pl.DataFrame) -> Need:
+def need_of(timeline: Timeline, heads: pl.DataFrame) -> Need:
     """What this engine asks of a request; ``heads`` tell how many KV cache groups a token takes blocks in."""
-    config, header = view.header.scheduler_config, view.header
+    config, header = timeline.header.scheduler_config, timeline.header
     block_size = header.block_size or 1
     kept_free = int(float(config.get("watermark") or 0) * (header.kv_blocks_total or 0))
-    drafts = int(view.steps["draft_tokens"].sum()) > 0
+    drafts = int(timeline.steps["draft_tokens"].sum()) > 0
     told = heads.filter(pl.col("fresh") & pl.col("blocks_needed").is_not_null())
     own = (pl.col("head_tokens") + block_size - 1) // block_size + int(drafts)
     groups = told.select((pl.col("blocks_needed") / own).ceil().max()).item()

@@ -2,50 +2,52 @@
 
 import polars as pl
 
-from schedtrace.diagnose.queue.waits import waits
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.waits import waits
 
 NEXT_STEP = "next_step"
 """Not a refusal: until the step began that could see it for the first time."""
 
 
-def queue_times(view: View) -> pl.DataFrame:
+def queue_times(timeline: Timeline) -> pl.DataFrame:
     """One row per request that arrived and was scheduled.
 
     Columns: ``request_id``, ``trial``, ``priority``, ``queued_us``, ``step`` (which scheduled it first) and
     ``queue_us`` (from ``queued_us`` to that step's start).
     """
     first = (
-        view.admitted.lazy()
+        timeline.admitted.lazy()
         .filter(pl.col("phase") == "new")
         .group_by("request_id")
         .agg(pl.col("step").min())
         .collect()
     )
     return (
-        view.arrivals.filter(~pl.col("streaming_update"))
+        timeline.arrivals.filter(~pl.col("streaming_update"))
         .unique("request_id", keep="first", maintain_order=True)
         .select("request_id", "trial", "priority", "queued_us")
         .join(first, on="request_id", maintain_order="left")
-        .join(view.steps.select("step", "start_us"), on="step", maintain_order="left")
+        .join(timeline.steps.select("step", "start_us"), on="step", maintain_order="left")
         .with_columns(queue_us=(pl.col("start_us") - pl.col("queued_us")).clip(0))
         .drop("start_us")
     )
 
 
-def by_cause(view: View, queued: pl.DataFrame) -> pl.DataFrame:
-    """One row per request of ``queue_times(view)`` and cause: ``request_id``, ``cause``, ``wait_us``.
+def by_cause(timeline: Timeline, queued: pl.DataFrame) -> pl.DataFrame:
+    """One row per request of ``queue_times(timeline)`` and cause: ``request_id``, ``cause``, ``wait_us``.
 
     Each of a request's waiting steps counts until the next step begins: for the cause with which the step
     skipped it, else for the one that ended the step's waiting loop. What is left, the time before the first
     of these steps, is ``NEXT_STEP``. Per request they add up to ``queue_us``.
     """
-    ends = _ends(view)
-    waited = waits(view).filter(~pl.col("preempted")).unique("request_id", keep="first", maintain_order=True)
+    ends = _ends(timeline)
+    waited = (
+        waits(timeline).filter(~pl.col("preempted")).unique("request_id", keep="first", maintain_order=True)
+    )
     spans = queued.join(waited.select("request_id", "since_step"), on="request_id", maintain_order="left")
     refused = _whole_spans(spans, ends)
-    moved = _skips(view, spans, ends)
+    moved = _skips(timeline, spans, ends)
     told = pl.concat(
         [
             refused,
@@ -68,10 +70,10 @@ def by_cause(view: View, queued: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _ends(view: View) -> pl.DataFrame:
+def _ends(timeline: Timeline) -> pl.DataFrame:
     """Every step's time to the next step, with the cause of whoever it did not skip."""
     unexplained = pl.col("waiting_cause") == str(Cause.QUEUE_EMPTY)
-    return view.steps.select(
+    return timeline.steps.select(
         "step",
         "start_us",
         pl.when(unexplained).then(pl.lit(str(Cause.OTHER))).otherwise("waiting_cause").alias("end_cause"),
@@ -104,10 +106,10 @@ def _whole_spans(spans: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([empty, *rows]).filter(pl.col("wait_us") != 0)
 
 
-def _skips(view: View, spans: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+def _skips(timeline: Timeline, spans: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
     """Steps that skipped a request by name while it waited to be scheduled first."""
     return (
-        view.exits.filter((pl.col("loop") == "waiting") & (pl.col("kind") == "continue"))
+        timeline.exits.filter((pl.col("loop") == "waiting") & (pl.col("kind") == "continue"))
         .select("step", "request_id", "cause")
         .drop_nulls()
         .unique(["step", "request_id"], keep="last", maintain_order=True)

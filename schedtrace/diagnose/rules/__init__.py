@@ -1,4 +1,4 @@
-"""The findings: one rule a file, each a pure function from a view to what it found.
+"""The findings: one rule a file, each a pure function from a timeline to what it found.
 
 Every rule's definition, with its columns and thresholds, stands in ``docs/findings/<code>.md``.
 """
@@ -27,9 +27,9 @@ from schedtrace.diagnose.rules import (
     stall,
     token_budget_bound,
 )
-from schedtrace.diagnose.view import View
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Rule:
     """One line: what it means when this is found."""
     needs: frozenset[Fact]
     """What a record must tell for this rule to judge it."""
-    find: Callable[[View], list[Finding]]
+    find: Callable[[Timeline], list[Finding]]
 
-    def __call__(self, view: View) -> list[Finding]:
+    def __call__(self, timeline: Timeline) -> list[Finding]:
         """What it finds; empty where there is nothing."""
-        return self.find(view)
+        return self.find(timeline)
 
 
 _MODULES = (

@@ -12,10 +12,10 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "arrival-limited"
 SUMMARY = "steps were small because requests had not reached the scheduler yet; nobody was refused"
@@ -31,24 +31,27 @@ ADVICE_CLOSED = (
 )
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/arrival-limited.md``."""
-    late = late_requests(view)
+    late = late_requests(timeline)
     if late.is_empty():
         return []
     steps = late.select("step", "trial").unique()
     first_seen = (
-        view.admitted.lazy().filter(pl.col("phase") == "new").group_by("request_id").agg(pl.col("step").min())
+        timeline.admitted.lazy()
+        .filter(pl.col("phase") == "new")
+        .group_by("request_id")
+        .agg(pl.col("step").min())
     ).collect()
     followers = late.select("request_id").join(first_seen, on="request_id")["step"].unique()
-    extra = view.steps.filter(pl.col("step").is_in(followers.implode()))
+    extra = timeline.steps.filter(pl.col("step").is_in(followers.implode()))
     extra_ms = float(extra.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0) / 1e3
     latest_ms = float(late["late_us"].max() or 0) / 1e3  # type: ignore[arg-type]  # an integer column
     on_their_way = late.filter(pl.col("late_us") <= 0).height
     trials = trial_numbers(steps)
     tokens = int(late["prompt_tokens"].sum())
     message = (
-        f"{counted(steps.height, 'step')}{in_trials(trials, len(view.trials()))} left token budget unused "
+        f"{counted(steps.height, 'step')}{in_trials(trials, len(timeline.trials()))} left token budget unused "
         "because requests had not reached the scheduler yet: when schedule() ended, nothing eligible "
         "waited. "
         f"{counted(late.height, 'request')} ({tokens:,} tokens) that would have fitted came before the "
@@ -62,13 +65,13 @@ def find(view: View) -> list[Finding]:
             cause=Cause.QUEUE_EMPTY,
             via=str(late["waiting_via"].unique().sort()[0]),
             location=only(late["waiting_location"]),
-            engine_rank=view.rank,
+            engine_rank=timeline.rank,
             count=steps.height,
             trials=trials,
             steps=step_numbers(steps),
             tokens=tokens,
             message=message,
-            advice=ADVICE_CLOSED if view.closed_workload else ADVICE_OPEN,
+            advice=ADVICE_CLOSED if timeline.closed_workload else ADVICE_OPEN,
             evidence={
                 "late_requests": late.height,
                 "late_us_min": late["late_us"].min(),
@@ -83,7 +86,7 @@ def find(view: View) -> list[Finding]:
     ]
 
 
-def late_requests(view: View) -> pl.DataFrame:
+def late_requests(timeline: Timeline) -> pl.DataFrame:
     """Requests that a step missed only because they were not there yet, and that would have fitted into it.
 
     One row per request: ``step``, ``trial``, ``request_id``, ``prompt_tokens``, ``late_us`` (arrival at the
@@ -91,7 +94,7 @@ def late_requests(view: View) -> pl.DataFrame:
     is counted once, at the first step whose output came back after its arrival.
     """
     steps = (
-        view.steps.filter(
+        timeline.steps.filter(
             (pl.col("total_requests") > 0)
             & pl.col("output_us").is_not_null()
             & pl.col("end_us").is_not_null()
@@ -113,7 +116,7 @@ def late_requests(view: View) -> pl.DataFrame:
         .sort("output_us")
     )
     arrivals = (
-        view.arrivals.filter(pl.col("arrived_us").is_not_null() & ~pl.col("streaming_update"))
+        timeline.arrivals.filter(pl.col("arrived_us").is_not_null() & ~pl.col("streaming_update"))
         .select("request_id", "arrived_us", "queued_us", "prompt_tokens")
         .sort("arrived_us")
     )
@@ -124,9 +127,9 @@ def late_requests(view: View) -> pl.DataFrame:
         & (pl.col("remaining_budget") > 0)
         & (pl.col("waiting_cause") == Cause.QUEUE_EMPTY)
     )
-    block_size = view.header.block_size
+    block_size = timeline.header.block_size
     blocks = pl.lit(None, pl.Int64) if block_size is None else -(-pl.col("prompt_tokens") // block_size)
-    seats = view.seats - pl.col("num_running_after")
+    seats = timeline.seats - pl.col("num_running_after")
     return (
         missed.sort("queued_us")
         .with_columns(

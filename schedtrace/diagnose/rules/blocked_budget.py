@@ -13,10 +13,10 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "blocked-budget"
 SUMMARY = "token budget was left although requests waited; one finding per cause"
@@ -90,9 +90,9 @@ ADVICE: dict[str, str] = {
 }
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/blocked-budget.md``."""
-    blocked = view.steps.filter(
+    blocked = timeline.steps.filter(
         (pl.col("remaining_budget") > 0)
         & (pl.col("num_waiting_after") > 0)
         & ~pl.col("waiting_cause").is_in([*NOT_A_REFUSAL, Cause.TOKEN_BUDGET])
@@ -102,7 +102,7 @@ def find(view: View) -> list[Finding]:
         )
     )
     found = [
-        _finding(view, str(cause), steps)
+        _finding(timeline, str(cause), steps)
         for (cause,), steps in blocked.group_by(_cause_with_limit(), maintain_order=True)
     ]
     return sorted(found, key=lambda finding: -finding.tokens)
@@ -115,15 +115,15 @@ def _cause_with_limit() -> pl.Expr:
     return pl.when(limited).then(cause + "/" + limit).otherwise(cause)
 
 
-def _finding(view: View, cause_with_limit: str, steps: pl.DataFrame) -> Finding:
-    header = view.header
+def _finding(timeline: Timeline, cause_with_limit: str, steps: pl.DataFrame) -> Finding:
+    header = timeline.header
     cause = cause_with_limit.partition("/")[0]
     words = {
-        "limit": "max-num-active-seqs" if view.active_limit else "max-num-seqs",
-        "seats": view.seats,
+        "limit": "max-num-active-seqs" if timeline.active_limit else "max-num-seqs",
+        "seats": timeline.seats,
         "token_budget": header.token_budget,
     }
-    working = view.steps.filter((pl.col("total_requests") > 0) | (pl.col("num_waiting_after") > 0)).height
+    working = timeline.steps.filter((pl.col("total_requests") > 0) | (pl.col("num_waiting_after") > 0)).height
     trials = trial_numbers(steps)
     known = WHY.get(cause_with_limit) or WHY.get(cause)
     why = f"cause {cause}" if known is None else known.format(**words)
@@ -133,7 +133,7 @@ def _finding(view: View, cause_with_limit: str, steps: pl.DataFrame) -> Finding:
     waiting = steps["num_waiting_after"].sum() / steps.height
     examples = _examples(steps)
     message = (
-        f"{counted(steps.height, 'step')} of {working:,}{in_trials(trials, len(view.trials()))} left "
+        f"{counted(steps.height, 'step')} of {working:,}{in_trials(trials, len(timeline.trials()))} left "
         f"{share(left)} of the token budget unused on average although {waiting:,.1f} requests waited: "
         f"{why}. "
         f"{_could_have_used(steps)}"
@@ -144,7 +144,7 @@ def _finding(view: View, cause_with_limit: str, steps: pl.DataFrame) -> Finding:
         severity=severity,
         cause=cause,
         via=str(steps["waiting_via"].unique().sort()[0]),
-        engine_rank=view.rank,
+        engine_rank=timeline.rank,
         count=steps.height,
         trials=trials,
         steps=step_numbers(steps),

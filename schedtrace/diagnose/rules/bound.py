@@ -6,8 +6,8 @@ import polars as pl
 
 from schedtrace.diagnose.limits import refused_demand
 from schedtrace.diagnose.rules.common import counted, in_trials, share, step_numbers, trial_numbers
-from schedtrace.diagnose.view import View
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 MOST_OF_IT = 0.5
 """Above half, no other cause can explain as much."""
@@ -26,22 +26,22 @@ class Bound:
     advice: str
 
 
-def find_bound(view: View, bound: Bound) -> list[Finding]:
+def find_bound(timeline: Timeline, bound: Bound) -> list[Finding]:
     """At most one finding: this limit explains more than ``MOST_OF_IT`` of the time spent waiting."""
-    demand = refused_demand(view)
+    demand = refused_demand(timeline)
     ours = demand.filter(pl.col("cause").is_in(bound.causes))
     wait_us, all_us = int(ours["wait_us"].sum() or 0), int(demand["wait_us"].sum() or 0)
     if not all_us or wait_us / all_us <= MOST_OF_IT:
         return []
-    steps = view.steps.filter(pl.col("step").is_in(ours["step"].unique().implode()))
+    steps = timeline.steps.filter(pl.col("step").is_in(ours["step"].unique().implode()))
     trials = trial_numbers(steps)
     left = _mean(steps, pl.col("remaining_budget") / pl.col("token_budget"))
     free = _mean(steps, pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total"))
-    seats = _mean(steps, 1 - pl.col("num_running_after") / view.seats)
-    lived_us = view.finishes.select((pl.col("last_token_us") - pl.col("queued_us")).sum()).item() or 0
+    seats = _mean(steps, 1 - pl.col("num_running_after") / timeline.seats)
+    lived_us = timeline.finishes.select((pl.col("last_token_us") - pl.col("queued_us")).sum()).item() or 0
     felt = wait_us / lived_us if lived_us else None
     message = (
-        f"{share(wait_us / all_us)} of the time that requests waited{in_trials(trials, len(view.trials()))} "
+        f"{share(wait_us / all_us)} of the time that requests waited{in_trials(trials, len(timeline.trials()))} "
         f"they waited for {bound.what}: {wait_us / 1e6:,.2f} s added up over the requests, in "
         f"{counted(steps.height, 'step')}"
         + (f" ({share(felt)} of their time in the engine)" if felt is not None else "")
@@ -54,7 +54,7 @@ def find_bound(view: View, bound: Bound) -> list[Finding]:
             severity="warning" if felt is not None and felt >= FELT else "info",
             cause=bound.causes[0],
             via=str(steps["waiting_via"].unique().sort()[0]),
-            engine_rank=view.rank,
+            engine_rank=timeline.rank,
             count=steps.height,
             trials=trials,
             steps=step_numbers(steps),

@@ -8,9 +8,9 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, step_numbers, trial_numbers
-from schedtrace.diagnose.view import View
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "budget-underused"
 SUMMARY = "steps left budget that the next step's new requests would have fitted into; why is not told"
@@ -21,18 +21,18 @@ ADVICE = (
 )
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/budget-underused.md``."""
-    if Fact.QUEUE in view.tells:
+    if Fact.QUEUE in timeline.facts:
         return []
-    missed = _missed(view)
+    missed = _missed(timeline)
     if missed.is_empty():
         return []
     requests, tokens = (int(missed[name].sum()) for name in ("missed_requests", "missed_tokens"))
-    working = view.steps.filter(pl.col("total_requests") > 0).height
+    working = timeline.steps.filter(pl.col("total_requests") > 0).height
     trials = trial_numbers(missed)
     message = (
-        f"{counted(missed.height, 'step')} of {working:,}{in_trials(trials, len(view.trials()))} left token "
+        f"{counted(missed.height, 'step')} of {working:,}{in_trials(trials, len(timeline.trials()))} left token "
         f"budget unused into which {counted(requests, 'request')} ({tokens:,} tokens), new in the step right "
         "after, would have fitted. Whether they had not arrived yet or waited and were refused cannot be "
         "told from this log: it has no queue lengths."
@@ -44,7 +44,7 @@ def find(view: View) -> list[Finding]:
             severity="info",
             cause=None,
             via="recorded",
-            engine_rank=view.rank,
+            engine_rank=timeline.rank,
             count=missed.height,
             trials=trials,
             steps=step_numbers(missed),
@@ -56,9 +56,9 @@ def find(view: View) -> list[Finding]:
     ]
 
 
-def _missed(view: View) -> pl.DataFrame:
+def _missed(timeline: Timeline) -> pl.DataFrame:
     """Steps with budget left for new requests of the next one, and how many of them would have fitted."""
-    steps = view.steps.filter(pl.col("total_requests") > 0).sort("step")
+    steps = timeline.steps.filter(pl.col("total_requests") > 0).sort("step")
     nexts = steps.select(
         "step",
         "trial",
@@ -70,7 +70,9 @@ def _missed(view: View) -> pl.DataFrame:
         seats=pl.col("max_num_running_reqs") - pl.col("total_requests"),
         next_total=pl.col("total_requests").shift(-1),
     ).filter(pl.col("remaining_budget") > 0)
-    new = view.admitted.lazy().filter(pl.col("phase") == "new").select("step", "scheduled_tokens").collect()
+    new = (
+        timeline.admitted.lazy().filter(pl.col("phase") == "new").select("step", "scheduled_tokens").collect()
+    )
     return (
         nexts.join(new, left_on="next_step", right_on="step", how="inner", maintain_order="left_right")
         .with_columns(

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import polars as pl
 
 from schedtrace.diagnose.rules.common import share
-from schedtrace.diagnose.view import View
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "config-smells"
 SUMMARY = "settings that cannot have had the wished effect in this run, each with its evidence"
@@ -26,9 +26,9 @@ Smell = tuple[str, str, str]
 """The setting, what the trace shows, what to do."""
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/config-smells.md``."""
-    found = [smell for check in _CHECKS if (smell := check(view)) is not None]
+    found = [smell for check in _CHECKS if (smell := check(timeline)) is not None]
     if not found:
         return []
     names = [setting for setting, _, _ in found]
@@ -38,7 +38,7 @@ def find(view: View) -> list[Finding]:
             severity="info",
             cause=None,
             via="recorded",
-            engine_rank=view.rank,
+            engine_rank=timeline.rank,
             count=len(found),
             trials=[],
             steps=[],
@@ -54,12 +54,14 @@ def find(view: View) -> list[Finding]:
     ]
 
 
-def _budget_not_reached(view: View) -> Smell | None:
-    most = _most(view, "used_tokens")
-    budget = view.token_budget
-    if _is_short(view):
+def _budget_not_reached(timeline: Timeline) -> Smell | None:
+    most = _most(timeline, "used_tokens")
+    budget = timeline.token_budget
+    if _is_short(timeline):
         return None
-    refused = view.steps.filter((pl.col("num_waiting_after") > 0) & (pl.col("remaining_budget") == 0)).height
+    refused = timeline.steps.filter(
+        (pl.col("num_waiting_after") > 0) & (pl.col("remaining_budget") == 0)
+    ).height
     if refused or most > LITTLE_USED * budget:
         return None
     return (
@@ -69,32 +71,32 @@ def _budget_not_reached(view: View) -> Smell | None:
     )
 
 
-def _seats_not_reached(view: View) -> Smell | None:
-    if _is_short(view):
+def _seats_not_reached(timeline: Timeline) -> Smell | None:
+    if _is_short(timeline):
         return None
-    most = _most(view, "num_running_after")
-    if most > LITTLE_USED * view.seats:
+    most = _most(timeline, "num_running_after")
+    if most > LITTLE_USED * timeline.seats:
         return None
     return (
         "max_num_seqs",
-        f"never more than {most:,} of {view.seats:,} requests ran at once.",
+        f"never more than {most:,} of {timeline.seats:,} requests ran at once.",
         "Raising it cannot change anything for this load.",
     )
 
 
-def _threshold_without_effect(view: View) -> Smell | None:
-    threshold = int(view.header.scheduler_config.get("long_prefill_token_threshold") or 0)
-    if not threshold or threshold < view.token_budget:
+def _threshold_without_effect(timeline: Timeline) -> Smell | None:
+    threshold = int(timeline.header.scheduler_config.get("long_prefill_token_threshold") or 0)
+    if not threshold or threshold < timeline.token_budget:
         return None
     return (
         "long_prefill_token_threshold",
-        f"{threshold:,} is not below the token budget of {view.token_budget:,}, which cuts first.",
+        f"{threshold:,} is not below the token budget of {timeline.token_budget:,}, which cuts first.",
         "Unset it, or set it below the budget.",
     )
 
 
-def _partial_prefills(view: View) -> Smell | None:
-    config = view.header.scheduler_config
+def _partial_prefills(timeline: Timeline) -> Smell | None:
+    config = timeline.header.scheduler_config
     names = ("max_num_partial_prefills", "max_long_partial_prefills")
     given = [f"{name}={config[name]}" for name in names if config.get(name) not in (None, 1)]
     if not given:
@@ -106,10 +108,10 @@ def _partial_prefills(view: View) -> Smell | None:
     )
 
 
-def _cache_without_hits(view: View) -> Smell | None:
-    admitted = int(view.steps["num_new"].sum() or 0)
-    hits = int(view.steps["cached_tokens"].sum() or 0)
-    if not view.header.enable_prefix_caching or hits or admitted < FEWEST_REQUESTS:
+def _cache_without_hits(timeline: Timeline) -> Smell | None:
+    admitted = int(timeline.steps["num_new"].sum() or 0)
+    hits = int(timeline.steps["cached_tokens"].sum() or 0)
+    if not timeline.header.enable_prefix_caching or hits or admitted < FEWEST_REQUESTS:
         return None
     return (
         "enable_prefix_caching",
@@ -118,15 +120,15 @@ def _cache_without_hits(view: View) -> Smell | None:
     )
 
 
-def _is_short(view: View) -> bool:
-    return view.steps.filter(pl.col("total_requests") > 0).height < FEWEST_STEPS
+def _is_short(timeline: Timeline) -> bool:
+    return timeline.steps.filter(pl.col("total_requests") > 0).height < FEWEST_STEPS
 
 
-def _most(view: View, column: str) -> int:
-    return int(view.steps.select(pl.col(column).max().fill_null(0)).item())
+def _most(timeline: Timeline, column: str) -> int:
+    return int(timeline.steps.select(pl.col(column).max().fill_null(0)).item())
 
 
-_CHECKS: tuple[Callable[[View], Smell | None], ...] = (
+_CHECKS: tuple[Callable[[Timeline], Smell | None], ...] = (
     _budget_not_reached,
     _seats_not_reached,
     _threshold_without_effect,

@@ -4,10 +4,10 @@ import polars as pl
 
 from schedtrace.diagnose.limits import refused_demand
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "decode-starves-prefill"
 SUMMARY = "decodes took most of the token budget, so prefills were cut or had to wait"
@@ -23,12 +23,12 @@ ADVICE = (
 _EXAMPLE = ("step", "trial", "decode_tokens", "prefill_tokens", "token_budget", "num_waiting_after")
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/decode-starves-prefill.md``."""
-    starved = starved_steps(view)
+    starved = starved_steps(timeline)
     if starved.is_empty():
         return []
-    waits = refused_demand(view).filter(
+    waits = refused_demand(timeline).filter(
         (pl.col("cause") == str(Cause.TOKEN_BUDGET)) & pl.col("step").is_in(starved["step"].implode())
     )
     wait_us = int(waits["wait_us"].sum() or 0)
@@ -37,10 +37,10 @@ def find(view: View) -> list[Finding]:
     taken = float((starved["decode_tokens"] / starved["token_budget"]).mean() or 0)  # type: ignore[arg-type]  # a column of floats
     worst = starved.sort("num_waiting_after", "step", descending=[True, False])
     first = worst.row(0, named=True)
-    part = period_us / view.duration_us if view.duration_us else 0.0
-    drafts = int(view.steps["draft_tokens"].sum() or 0)
+    part = period_us / timeline.duration_us if timeline.duration_us else 0.0
+    drafts = int(timeline.steps["draft_tokens"].sum() or 0)
     message = (
-        f"{counted(starved.height, 'step')}{in_trials(trials, len(view.trials()))} spent {share(taken)} of "
+        f"{counted(starved.height, 'step')}{in_trials(trials, len(timeline.trials()))} spent {share(taken)} of "
         "the token budget on decodes on average and then had none left for prefills that wanted more: "
         f"{period_us / 1e3:,.0f} ms, {share(part)} of the run; requests waited {wait_us / 1e3:,.0f} ms in "
         "all meanwhile."
@@ -51,14 +51,16 @@ def find(view: View) -> list[Finding]:
             severity="warning" if part >= 0.10 else "info",  # noqa: PLR2004  # a tenth of the run is felt
             cause=Cause.TOKEN_BUDGET,
             via="recorded",
-            engine_rank=view.rank,
+            engine_rank=timeline.rank,
             count=starved.height,
             trials=trials,
             steps=step_numbers(starved),
             tokens=int(starved["decode_tokens"].sum()),
             message=message,
             advice=ADVICE.format(
-                budget=view.header.token_budget, seats=view.seats, drafts=" and drafts" if drafts else ""
+                budget=timeline.header.token_budget,
+                seats=timeline.seats,
+                drafts=" and drafts" if drafts else "",
             ),
             evidence={
                 "decode_share_frac": taken,
@@ -75,11 +77,11 @@ def find(view: View) -> list[Finding]:
     ]
 
 
-def starved_steps(view: View) -> pl.DataFrame:
+def starved_steps(timeline: Timeline) -> pl.DataFrame:
     """Steps whose budget was spent, at least half of it on decodes, while a prefill wanted more."""
-    cut = view.caps.filter(pl.col("cap") == str(Cap.TOKEN_BUDGET))["step"].unique()
+    cut = timeline.caps.filter(pl.col("cap") == str(Cap.TOKEN_BUDGET))["step"].unique()
     wanted = (pl.col("waiting_cause") == str(Cause.TOKEN_BUDGET)) & (pl.col("eligible_after") > 0)
-    return view.steps.filter(
+    return timeline.steps.filter(
         (pl.col("remaining_budget") == 0)
         & (pl.col("decode_tokens") >= MOST_OF_IT * pl.col("token_budget"))
         & (wanted | pl.col("step").is_in(cut.implode()))

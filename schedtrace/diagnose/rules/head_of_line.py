@@ -4,13 +4,13 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.queue.overtaking import overtakers
+from schedtrace.diagnose.queue.behind_head import behind_head
 from schedtrace.diagnose.queue.refused_heads import refused_heads
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, only, step_numbers, trial_numbers
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "head-of-line"
 SUMMARY = "a refused request held up others behind it that would have fitted; one finding per cause"
@@ -29,18 +29,18 @@ ADVICE: dict[str, str] = {
 ADVICE_OTHER = "vLLM admits in the order of its queue: send such requests to an engine of their own."
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/head-of-line.md``."""
-    heads = refused_heads(view)
-    passed = _with_wait(view, overtakers(view, heads))
+    heads = refused_heads(timeline)
+    passed = _with_wait(timeline, behind_head(timeline, heads))
     found = [
-        _finding(view, str(cause), rows, heads.filter(pl.col("cause") == cause))
+        _finding(timeline, str(cause), rows, heads.filter(pl.col("cause") == cause))
         for (cause,), rows in passed.group_by("cause", maintain_order=True)
     ]
     return sorted(found, key=lambda finding: -finding.count)
 
 
-def _finding(view: View, cause: str, passed: pl.DataFrame, heads: pl.DataFrame) -> Finding:
+def _finding(timeline: Timeline, cause: str, passed: pl.DataFrame, heads: pl.DataFrame) -> Finding:
     held_up = _held_up(heads, passed)
     trials = trial_numbers(held_up)
     tokens, waited_ms = int(passed["tokens"].sum()), int(passed["waited_us"].sum()) / 1e3
@@ -49,7 +49,7 @@ def _finding(view: View, cause: str, passed: pl.DataFrame, heads: pl.DataFrame) 
     examples = worst.head(3).drop("cause", "left_step").to_dicts()
     message = (
         f"{held_up.height:,} of {counted(heads.height, 'step')} that refused the next request for its own "
-        f"size{in_trials(trials, len(view.trials()))} held up others behind it that would have fitted: "
+        f"size{in_trials(trials, len(timeline.trials()))} held up others behind it that would have fitted: "
         f"{counted(passed.height, 'request')} ({counted(tokens, 'token')} in the first step that could have "
         f"taken them), which left the queue {waited_ms / passed.height:,.1f} ms later on average, "
         f"{longest_ms:,.1f} ms at most."
@@ -60,7 +60,7 @@ def _finding(view: View, cause: str, passed: pl.DataFrame, heads: pl.DataFrame) 
         cause=cause,
         via=str(heads["via"].unique().sort()[0]),
         location=only(heads["location"]),
-        engine_rank=view.rank,
+        engine_rank=timeline.rank,
         count=held_up.height,
         trials=trials,
         steps=step_numbers(held_up),
@@ -85,10 +85,10 @@ def _held_up(heads: pl.DataFrame, passed: pl.DataFrame) -> pl.DataFrame:
     return heads.filter([bool(((could <= step) & (step < left)).any()) for step in heads["step"]])
 
 
-def _with_wait(view: View, passed: pl.DataFrame) -> pl.DataFrame:
+def _with_wait(timeline: Timeline, passed: pl.DataFrame) -> pl.DataFrame:
     """With ``waited_us``: from the step that could have taken a request to the one that did, or the end."""
-    start = view.steps.select("step", "start_us")
-    last = view.steps.select(pl.max_horizontal("start_us", "output_us").max()).item()
+    start = timeline.steps.select("step", "start_us")
+    last = timeline.steps.select(pl.max_horizontal("start_us", "output_us").max()).item()
     return (
         passed.join(start, on="step", how="left", maintain_order="left")
         .join(start.rename({"step": "left_step", "start_us": "left_us"}), on="left_step", how="left")

@@ -1,10 +1,10 @@
 """``kv-bound``: most waiting was for room in the KV cache."""
 
 from schedtrace.diagnose.rules.bound import Bound, find_bound
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "kv-bound"
 SUMMARY = "most of the time that requests waited, they waited for room in the KV cache"
@@ -20,6 +20,6 @@ _BOUND = Bound(
 )
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/kv-bound.md``."""
-    return find_bound(view, _BOUND)
+    return find_bound(timeline, _BOUND)

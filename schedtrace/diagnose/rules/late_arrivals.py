@@ -3,10 +3,10 @@
 import polars as pl
 
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "late-arrivals"
 SUMMARY = "for a part of the run steps were small because the front end handed requests over too slowly"
@@ -22,20 +22,20 @@ ADVICE = (
 )
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/late-arrivals.md``."""
-    if not view.closed_workload:
+    if not timeline.closed_workload:
         return []
-    short = short_steps(view)
+    short = short_steps(timeline)
     busy_us = int(short["spent_us"].sum() or 0)
-    if not view.duration_us or busy_us / view.duration_us < FOUND_FROM_FRAC:
+    if not timeline.duration_us or busy_us / timeline.duration_us < FOUND_FROM_FRAC:
         return []
     trials = trial_numbers(short)
-    handed = _handed_over_us(view)
-    part = busy_us / view.duration_us
+    handed = _handed_over_us(timeline)
+    part = busy_us / timeline.duration_us
     used = float(short["use_frac"].sum()) / short.height
     message = (
-        f"{counted(short.height, 'step')}{in_trials(trials, len(view.trials()))} ran with tokens and seats "
+        f"{counted(short.height, 'step')}{in_trials(trials, len(timeline.trials()))} ran with tokens and seats "
         "left and nobody waiting while requests of the same trial were still to come: "
         f"{busy_us / 1e3:,.0f} ms, {share(part)} of the run. They used {share(used)} of the budget on "
         f"average. The front end took {handed / 1e3:,.0f} ms to hand a trial's requests over."
@@ -48,7 +48,7 @@ def find(view: View) -> list[Finding]:
             severity="info",
             cause=Cause.QUEUE_EMPTY,
             via=str(short["waiting_via"].unique().sort()[0]),
-            engine_rank=view.rank,
+            engine_rank=timeline.rank,
             count=short.height,
             trials=trials,
             steps=step_numbers(short),
@@ -73,21 +73,21 @@ def find(view: View) -> list[Finding]:
     ]
 
 
-def short_steps(view: View) -> pl.DataFrame:
+def short_steps(timeline: Timeline) -> pl.DataFrame:
     """Working steps that nothing limited but that requests of their trial had not come.
 
-    Columns of ``view.steps``, ``to_come`` (requests that reached the scheduler after ``schedule()`` had
+    Columns of ``timeline.steps``, ``to_come`` (requests that reached the scheduler after ``schedule()`` had
     returned) and ``spent_us`` (from the step's start to its output).
     """
     came = (
-        view.arrivals.filter(~pl.col("streaming_update"))
+        timeline.arrivals.filter(~pl.col("streaming_update"))
         .select(_of("trial"), "queued_us")
         .sort("queued_us")
         .with_columns(came=pl.int_range(1, pl.len() + 1).over("of"), all=pl.len().over("of"))
     )
     totals = came.select("of", "all").unique()
     return (
-        view.steps.with_columns(_of("trial"))
+        timeline.steps.with_columns(_of("trial"))
         .sort("end_us")
         .join_asof(
             came.select("of", "queued_us", "came"),
@@ -106,7 +106,7 @@ def short_steps(view: View) -> pl.DataFrame:
             & (pl.col("total_requests") > 0)
             & (pl.col("eligible_after") == 0)
             & (pl.col("remaining_budget") > 0)
-            & (pl.col("num_running_after") < view.seats)
+            & (pl.col("num_running_after") < timeline.seats)
             & pl.col("spent_us").is_not_null()
         )
         .sort("step")
@@ -118,7 +118,7 @@ def _of(trial: str) -> pl.Expr:
     return pl.col(trial).fill_null(-1).alias("of")
 
 
-def _handed_over_us(view: View) -> float:
+def _handed_over_us(timeline: Timeline) -> float:
     """Mean over the trials: from the first request in the scheduler to the last one."""
-    spans = view.arrivals.group_by("trial").agg(pl.col("queued_us").max() - pl.col("queued_us").min())
+    spans = timeline.arrivals.group_by("trial").agg(pl.col("queued_us").max() - pl.col("queued_us").min())
     return float(spans["queued_us"].mean() or 0)  # type: ignore[arg-type]  # a mean of integers

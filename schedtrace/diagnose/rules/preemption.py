@@ -5,10 +5,10 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "preemption"
 SUMMARY = "running requests lost their KV blocks and had to compute again"
@@ -23,9 +23,9 @@ ADVICE = (
 )
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/preemption.md``."""
-    lost = view.preemptions.filter(pl.col("in_schedule"))
+    lost = timeline.preemptions.filter(pl.col("in_schedule"))
     if lost.is_empty():
         return []
     victims = lost.group_by("request_id", maintain_order=True).agg(pl.len().alias("times"))
@@ -33,11 +33,11 @@ def find(view: View) -> list[Finding]:
     for_others = lost.filter(pl.col("for_request_id") != pl.col("request_id"))
     trials = trial_numbers(lost)
     tokens = int(lost["lost_tokens"].sum())
-    recomputed = int(view.steps["recomputed_tokens"].sum())
-    computed = int(view.steps["used_tokens"].sum())
+    recomputed = int(timeline.steps["recomputed_tokens"].sum())
+    computed = int(timeline.steps["used_tokens"].sum())
     part = recomputed / max(1, computed, recomputed)
     message = (
-        f"{counted(lost.height, 'preemption')}{in_trials(trials, len(view.trials()))} threw away {tokens:,} "
+        f"{counted(lost.height, 'preemption')}{in_trials(trials, len(timeline.trials()))} threw away {tokens:,} "
         f"computed tokens of {counted(victims.height, 'request')}; {recomputed:,} were computed again "
         f"({share(part)} of all tokens computed)."
     )
@@ -59,7 +59,7 @@ def find(view: View) -> list[Finding]:
             severity="critical" if part >= CRITICAL_RECOMPUTE_FRAC else "warning",
             cause=Cause.KV_BLOCKS,
             via="recorded",
-            engine_rank=view.rank,
+            engine_rank=timeline.rank,
             count=lost.height,
             trials=trials,
             steps=step_numbers(lost),

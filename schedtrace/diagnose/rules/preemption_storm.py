@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.queue.comebacks import comebacks, steps_of_a_block
+from schedtrace.diagnose.queue.resumptions import resumptions, steps_of_a_block
 from schedtrace.diagnose.rules.common import (
     at_step,
     counted,
@@ -14,10 +14,10 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "preemption-storm"
 SUMMARY = "the same requests were preempted again and again, or much of the prefill was done twice"
@@ -37,24 +37,26 @@ ADVICE = (
 )
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/preemption-storm.md``."""
-    lost = comebacks(view)
+    lost = resumptions(timeline)
     if lost.is_empty():
         return []
     victims = lost.group_by("request_id", maintain_order=True).agg(pl.len().alias("times"))
     again = victims.filter(pl.col("times") > 1).sort("times", descending=True, maintain_order=True)
-    recomputed = int(view.steps["recomputed_tokens"].sum())
-    prefill = int((view.steps["used_tokens"] - view.steps["decode_tokens"]).sum())
+    recomputed = int(timeline.steps["recomputed_tokens"].sum())
+    prefill = int((timeline.steps["used_tokens"] - timeline.steps["decode_tokens"]).sum())
     part = recomputed / max(1, prefill, recomputed)
     often = max(victims["times"]) >= OFTEN
     if not often and (lost.height < FEWEST_PREEMPTIONS or part < MUCH_FRAC):
         return []
-    return [_finding(view, lost, again, recomputed=recomputed, part=part)]
+    return [_finding(timeline, lost, again, recomputed=recomputed, part=part)]
 
 
-def _finding(view: View, lost: pl.DataFrame, again: pl.DataFrame, *, recomputed: int, part: float) -> Finding:
-    steps = view.steps.filter(pl.col("step").is_in(lost["step"].implode()))
+def _finding(
+    timeline: Timeline, lost: pl.DataFrame, again: pl.DataFrame, *, recomputed: int, part: float
+) -> Finding:
+    steps = timeline.steps.filter(pl.col("step").is_in(lost["step"].implode()))
     first = steps.row(0, named=True)
     cycles = lost.filter("cycle")
     victims = lost["request_id"].n_unique()
@@ -67,13 +69,13 @@ def _finding(view: View, lost: pl.DataFrame, again: pl.DataFrame, *, recomputed:
     level = "" if used is None else f", at {share(used)} of the KV cache used"
     again_frac = f"{recomputed:,} tokens were computed again, {share(part)} of all prefill"
     message = (
-        f"{counted(lost.height, 'preemption')}{in_trials(trials, len(view.trials()))} hit "
+        f"{counted(lost.height, 'preemption')}{in_trials(trials, len(timeline.trials()))} hit "
         f"{counted(victims, 'request')}{repeated}; {cycles.height:,} came within "
-        f"{steps_of_a_block(view)} steps of being scheduled. {again_frac}. It began at step {first['step']} "
+        f"{steps_of_a_block(timeline)} steps of being scheduled. {again_frac}. It began at step {first['step']} "
         f"with {first['num_running_before']:,} running{level}."
     )
-    cost_ms = _cost_ms(view, recomputed)
-    cost_frac = None if cost_ms is None or not view.duration_us else cost_ms * 1e3 / view.duration_us
+    cost_ms = _cost_ms(timeline, recomputed)
+    cost_frac = None if cost_ms is None or not timeline.duration_us else cost_ms * 1e3 / timeline.duration_us
     severity = severity_of(cost_frac, unknown="warning")
     examples = _examples(lost, again)
     fewest = int(steps["num_running_before"].min())  # type: ignore[arg-type]  # an integer column
@@ -82,18 +84,18 @@ def _finding(view: View, lost: pl.DataFrame, again: pl.DataFrame, *, recomputed:
         severity="warning" if severity == "info" else severity,
         cause=Cause.KV_BLOCKS,
         via="recorded",
-        engine_rank=view.rank,
+        engine_rank=timeline.rank,
         count=lost.height,
         trials=trials,
         steps=step_numbers(lost),
         tokens=recomputed,
         message=message,
-        advice=ADVICE.format(fewest=fewest, seats=view.seats),
+        advice=ADVICE.format(fewest=fewest, seats=timeline.seats),
         evidence={
             "victims": victims,
             "repeat_victims": again.head(10).to_dicts(),
             "cycles": cycles.height,
-            "cycle_steps": steps_of_a_block(view),
+            "cycle_steps": steps_of_a_block(timeline),
             "recomputed_tokens": recomputed,
             "recomputed_frac": part,
             "first_step": first["step"],
@@ -107,7 +109,9 @@ def _finding(view: View, lost: pl.DataFrame, again: pl.DataFrame, *, recomputed:
         },
         cost_ms=cost_ms,
         cost_frac=cost_frac,
-        cost_error_frac=None if cost_ms is None or view.step_time is None else view.step_time.error_frac,
+        cost_error_frac=None
+        if cost_ms is None or timeline.step_time is None
+        else timeline.step_time.error_frac,
     )
 
 
@@ -119,11 +123,11 @@ def _used_frac(step: dict[str, Any]) -> float | None:
     return float(1 - free / (total - 1))
 
 
-def _cost_ms(view: View, recomputed: int) -> float | None:
+def _cost_ms(timeline: Timeline, recomputed: int) -> float | None:
     """Tokens computed again, at what a prefill token takes; None where no step tells what it takes."""
-    if view.step_time is None or not view.step_time.per_prefill_token_us:
+    if timeline.step_time is None or not timeline.step_time.per_prefill_token_us:
         return None
-    return recomputed * view.step_time.per_prefill_token_us / 1e3
+    return recomputed * timeline.step_time.per_prefill_token_us / 1e3
 
 
 def _examples(lost: pl.DataFrame, again: pl.DataFrame) -> list[dict[str, Any]]:

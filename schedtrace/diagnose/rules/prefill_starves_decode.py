@@ -10,9 +10,9 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
-from schedtrace.diagnose.view import View
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "prefill-starves-decode"
 SUMMARY = "steps with prefill chunks stretched the time between the tokens of running requests"
@@ -30,14 +30,14 @@ ADVICE = (
 _EXAMPLE = ("step", "trial", "prefill_tokens", "decode_tokens", "busy_us", "stretch_us")
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/prefill-starves-decode.md``."""
-    decoding = view.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("busy_us") > 0))
+    decoding = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("busy_us") > 0))
     all_us = _waited_us(decoding)
     # No step is stretched by more than its time: below the threshold, the slow model need not be asked.
     if not all_us or _waited_us(decoding.filter(pl.col("prefill_tokens") > 0)) / all_us < FOUND_FROM_FRAC:
         return []
-    mixed = stretched_steps(view)
+    mixed = stretched_steps(timeline)
     stretch_us = float((mixed["stretch_us"] * mixed["decode_tokens"]).sum() or 0)
     if stretch_us / all_us < FOUND_FROM_FRAC:
         return []
@@ -49,24 +49,24 @@ def find(view: View) -> list[Finding]:
     mean_ms = float(mixed["stretch_us"].sum()) / mixed.height / 1e3
     usual = "" if plain is None else f" (a step that only decodes: {plain / 1e3:,.1f} ms in the middle)"
     message = (
-        f"{counted(mixed.height, 'step')}{in_trials(trials, len(view.trials()))} did prefill beside decodes "
+        f"{counted(mixed.height, 'step')}{in_trials(trials, len(timeline.trials()))} did prefill beside decodes "
         f"and kept the decoding requests waiting {mean_ms:,.1f} ms longer each{usual}: {share(part)} of all "
         "the time between their tokens, by the model of step times."
     )
-    model = view.step_time
+    model = timeline.step_time
     return [
         Finding(
             code=CODE,
             severity="critical" if part >= CRITICAL_FROM_FRAC else "warning",
             cause=None,
             via="recorded",
-            engine_rank=view.rank,
+            engine_rank=timeline.rank,
             count=mixed.height,
             trials=trials,
             steps=step_numbers(mixed),
             tokens=int(mixed["prefill_tokens"].sum()),
             message=message,
-            advice=ADVICE.format(budget=view.header.token_budget),
+            advice=ADVICE.format(budget=timeline.header.token_budget),
             evidence={
                 "stretch_frac": part,
                 "mean_stretch_us": mixed["stretch_us"].mean(),
@@ -89,10 +89,10 @@ def _waited_us(steps: pl.DataFrame) -> int:
     return int((steps["busy_us"] * steps["decode_tokens"]).sum() or 0)
 
 
-def stretched_steps(view: View) -> pl.DataFrame:
+def stretched_steps(timeline: Timeline) -> pl.DataFrame:
     """Steps with both kinds of work, with ``stretch_us``: what the model ascribes to the prefill."""
-    model = view.step_time
-    mixed = view.steps.filter(
+    model = timeline.step_time
+    mixed = timeline.steps.filter(
         (pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") > 0) & (pl.col("busy_us") > 0)
     )
     per_token = 0.0 if model is None else model.per_prefill_token_us

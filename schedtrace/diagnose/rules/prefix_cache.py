@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.queue.comebacks import comebacks
+from schedtrace.diagnose.queue.resumptions import resumptions
 from schedtrace.diagnose.rules.common import (
     at_step,
     counted,
@@ -14,9 +14,9 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
-from schedtrace.diagnose.view import View
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "prefix-cache"
 SUMMARY = (
@@ -37,26 +37,26 @@ ADVICE = (
 )
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/prefix-cache.md``."""
-    block_size = view.header.block_size
-    if not view.header.enable_prefix_caching or not block_size:
+    block_size = timeline.header.block_size
+    if not timeline.header.enable_prefix_caching or not block_size:
         return []
-    back = comebacks(view).filter(pl.col("resumed_step").is_not_null())
+    back = resumptions(timeline).filter(pl.col("resumed_step").is_not_null())
     whole = pl.col("lost_tokens") // block_size * block_size
     back = back.with_columns(evicted_tokens=(whole - pl.col("found_tokens")).clip(0))
-    came = _admitted(view)
+    came = _admitted(timeline)
     calm, short = _hit_frac(came.filter(~pl.col("short"))), _hit_frac(came.filter("short"))
     dropped = _enough(came) and calm is not None and short is not None and short < DROP * calm
     missed = back.filter(pl.col("evicted_tokens") > 0)
     if missed.is_empty() and not dropped:
         return []
     shown = missed if missed.height else came.filter("short")
-    return [_finding(view, shown, back, came, calm=calm, short=short, dropped=dropped)]
+    return [_finding(timeline, shown, back, came, calm=calm, short=short, dropped=dropped)]
 
 
 def _finding(
-    view: View,
+    timeline: Timeline,
     shown: pl.DataFrame,
     back: pl.DataFrame,
     came: pl.DataFrame,
@@ -70,7 +70,7 @@ def _finding(
     evicted, lost, found = sums
     trials = trial_numbers(shown)
     message = ""
-    where = in_trials(trials, len(view.trials()))
+    where = in_trials(trials, len(timeline.trials()))
     if evicted:
         message = (
             f"{counted(back.height, 'preempted request')}{where} came back for {lost:,} computed tokens and "
@@ -86,15 +86,15 @@ def _finding(
         message += (
             f" Over all, {share(hit_frac)} of the prompt tokens admitted for the first time were cached."
         )
-    cost_ms = _cost_ms(view, evicted)
-    cost_frac = None if cost_ms is None or not view.duration_us else cost_ms * 1e3 / view.duration_us
+    cost_ms = _cost_ms(timeline, evicted)
+    cost_frac = None if cost_ms is None or not timeline.duration_us else cost_ms * 1e3 / timeline.duration_us
     examples = _examples(shown)
     return Finding(
         code=CODE,
         severity=severity_of(cost_frac),
         cause=None,
         via="recorded",
-        engine_rank=view.rank,
+        engine_rank=timeline.rank,
         count=shown["step"].n_unique(),
         trials=trials,
         steps=step_numbers(shown),
@@ -116,20 +116,22 @@ def _finding(
         },
         cost_ms=cost_ms,
         cost_frac=cost_frac,
-        cost_error_frac=None if cost_ms is None or view.step_time is None else view.step_time.error_frac,
+        cost_error_frac=None
+        if cost_ms is None or timeline.step_time is None
+        else timeline.step_time.error_frac,
     )
 
 
-def _admitted(view: View) -> pl.DataFrame:
+def _admitted(timeline: Timeline) -> pl.DataFrame:
     """Requests scheduled for the first time, with ``cached_tokens`` and whether blocks were ``short``."""
     free = pl.col("kv_blocks_free_before") / pl.col("kv_blocks_total")
     return (
-        view.admitted.lazy()
+        timeline.admitted.lazy()
         .filter(pl.col("phase") == "new")
         .select("step", "trial", "request_id", pl.col("computed_tokens").alias("cached_tokens"))
         .collect()
-        .join(view.arrivals.select("request_id", "prompt_tokens").unique("request_id"), on="request_id")
-        .join(view.steps.select("step", short=(free < SHORT_FRAC).fill_null(value=False)), on="step")
+        .join(timeline.arrivals.select("request_id", "prompt_tokens").unique("request_id"), on="request_id")
+        .join(timeline.steps.select("step", short=(free < SHORT_FRAC).fill_null(value=False)), on="step")
         .sort("step", "request_id")
     )
 
@@ -144,11 +146,11 @@ def _enough(came: pl.DataFrame) -> bool:
     return min(short, came.height - short) >= FEWEST_REQUESTS
 
 
-def _cost_ms(view: View, evicted: int) -> float | None:
+def _cost_ms(timeline: Timeline, evicted: int) -> float | None:
     """The tokens that were gone, at what a prefill token takes."""
-    if not evicted or view.step_time is None or not view.step_time.per_prefill_token_us:
+    if not evicted or timeline.step_time is None or not timeline.step_time.per_prefill_token_us:
         return None
-    return evicted * view.step_time.per_prefill_token_us / 1e3
+    return evicted * timeline.step_time.per_prefill_token_us / 1e3
 
 
 def _examples(shown: pl.DataFrame) -> list[dict[str, Any]]:

@@ -4,12 +4,12 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.queue.overtaken import overtaken
+from schedtrace.diagnose.queue.priority_inversions import priority_inversions
 from schedtrace.diagnose.queue.times import NEXT_STEP, by_cause, queue_times
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
-from schedtrace.diagnose.view import View
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "queueing"
 SUMMARY = "requests spent much of their time in the waiting queue, or some far more than the others"
@@ -30,37 +30,41 @@ ADVICE = (
 ADVICE_OVERTAKEN = "By --scheduling-policy priority this should not happen: see the steps in which it did."
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/queueing.md``."""
-    queued = queue_times(view)
+    queued = queue_times(timeline)
     if queued.is_empty():
         return []
     median_us = float(queued["queue_us"].median() or 0)  # type: ignore[arg-type]  # a column of integers
     starved = queued.filter(
         (pl.col("queue_us") > STARVED_TIMES * median_us) & (pl.col("queue_us") >= STARVED_US)
     )
-    passed_over = overtaken(view)
-    felt = _share_of_life(view, queued)
+    passed_over = priority_inversions(timeline)
+    felt = _share_of_life(timeline, queued)
     if starved.is_empty() and passed_over.is_empty() and (felt is None or felt < FELT_FRAC):
         return []
-    return [_finding(view, queued, starved, passed_over, felt)]
+    return [_finding(timeline, queued, starved, passed_over, felt)]
 
 
 def _finding(
-    view: View, queued: pl.DataFrame, starved: pl.DataFrame, passed_over: pl.DataFrame, felt: float | None
+    timeline: Timeline,
+    queued: pl.DataFrame,
+    starved: pl.DataFrame,
+    passed_over: pl.DataFrame,
+    felt: float | None,
 ) -> Finding:
-    told = by_cause(view, queued)
+    told = by_cause(timeline, queued)
     causes = _causes(told)
     refusals = [row["cause"] for row in causes if row["cause"] != NEXT_STEP]
     waited = queued.filter(pl.col("queue_us") > 0)
-    steps = view.steps.filter(pl.col("num_waiting_after") > 0)
+    steps = timeline.steps.filter(pl.col("num_waiting_after") > 0)
     trials = trial_numbers(queued)
     p50, p90, p99 = (float(queued["queue_us"].quantile(q, "linear") or 0) / 1e3 for q in (0.5, 0.9, 0.99))
     total_ms = int(queued["queue_us"].sum()) / 1e3
     first = ", ".join(f"{row['cause']} {share(row['share_frac'])}" for row in causes[:3])
     of_life = "" if felt is None else f" ({share(felt)} of their time in the engine)"
     message = (
-        f"{counted(queued.height, 'request')}{in_trials(trials, len(view.trials()))} waited {p50:,.1f} ms in "
+        f"{counted(queued.height, 'request')}{in_trials(trials, len(timeline.trials()))} waited {p50:,.1f} ms in "
         f"the queue at the median, {p90:,.1f} ms at the 90th percentile and {p99:,.1f} ms at the "
         f"99th{of_life}. What they waited for: {first}."
     )
@@ -78,7 +82,7 @@ def _finding(
         severity="warning" if unfair or (felt is not None and felt >= MOST_FRAC) else "info",
         cause=refusals[0] if refusals else None,
         via=str(steps["waiting_via"].unique().sort()[0]) if steps.height else "recorded",
-        engine_rank=view.rank,
+        engine_rank=timeline.rank,
         count=steps.height,
         trials=trials,
         steps=step_numbers(steps),
@@ -88,7 +92,7 @@ def _finding(
         evidence={
             "requests": queued.height,
             "waited": waited.height,
-            "never_scheduled": _never_scheduled(view, queued),
+            "never_scheduled": _never_scheduled(timeline, queued),
             "queue_ms": total_ms,
             "queue_ms_p50": p50,
             "queue_ms_p90": p90,
@@ -96,16 +100,16 @@ def _finding(
             "of_time_in_engine_frac": felt,
             "by_cause": causes,
             "starved": starved.sort("queue_us", descending=True)["request_id"].head(10).to_list(),
-            "overtaken": passed_over.head(10).to_dicts(),
+            "priority_inversions": passed_over.head(10).to_dicts(),
             "example": _in_words(examples[0]),
             "examples": examples,
         },
     )
 
 
-def _share_of_life(view: View, queued: pl.DataFrame) -> float | None:
+def _share_of_life(timeline: Timeline, queued: pl.DataFrame) -> float | None:
     """Queue time as a share of the time from ``queued_us`` to the last token, of those that have both."""
-    lived = queued.join(view.finishes.select("request_id", "last_token_us"), on="request_id").drop_nulls(
+    lived = queued.join(timeline.finishes.select("request_id", "last_token_us"), on="request_id").drop_nulls(
         "last_token_us"
     )
     total = int((lived["last_token_us"] - lived["queued_us"]).sum())
@@ -129,8 +133,8 @@ def _causes(told: pl.DataFrame) -> list[dict[str, Any]]:
     )
 
 
-def _never_scheduled(view: View, queued: pl.DataFrame) -> int:
-    came = view.arrivals.filter(~pl.col("streaming_update"))["request_id"].unique()
+def _never_scheduled(timeline: Timeline, queued: pl.DataFrame) -> int:
+    came = timeline.arrivals.filter(~pl.col("streaming_update"))["request_id"].unique()
     return came.len() - queued["request_id"].n_unique()
 
 

@@ -11,9 +11,9 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
-from schedtrace.diagnose.view import View
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "scheduler-overhead"
 SUMMARY = "the device waited between steps while the host scheduled, processed outputs or did other work"
@@ -33,10 +33,10 @@ ADVICE_ASYNC = (
 _EXAMPLE = ("step", "trial", "gap_us", "schedule_us", "before_update_us", "busy_us", "num_running_before")
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/scheduler-overhead.md``."""
-    gaps = host_gaps(view)
-    gap_us, duration_us = int(gaps["gap_us"].sum() or 0), view.duration_us
+    gaps = host_gaps(timeline)
+    gap_us, duration_us = int(gaps["gap_us"].sum() or 0), timeline.duration_us
     if not duration_us or gap_us / duration_us < FOUND_FROM_FRAC:
         return []
     frac = gap_us / duration_us
@@ -47,7 +47,7 @@ def find(view: View) -> list[Finding]:
     message = (
         f"For {gap_us / 1e3:,.0f} ms ({share(frac)} of the run) the device waited for the host between steps "
         f"although requests were running, before {counted(gaps.height, 'step')}"
-        f"{in_trials(trials, len(view.trials()))}: {share(scheduling / gap_us)} of it in schedule(), "
+        f"{in_trials(trials, len(timeline.trials()))}: {share(scheduling / gap_us)} of it in schedule(), "
         f"{share(updating / gap_us)} in update_from_output(), the rest elsewhere in the engine (sending "
         "outputs, taking requests, preparing the step)."
     )
@@ -58,13 +58,13 @@ def find(view: View) -> list[Finding]:
             severity=severity_of(frac),
             cause=None,
             via="recorded",
-            engine_rank=view.rank,
+            engine_rank=timeline.rank,
             count=gaps.height,
             trials=trials,
             steps=step_numbers(gaps),
             tokens=0,
             message=message,
-            advice=ADVICE_ASYNC if view.header.async_scheduling else ADVICE_SYNC,
+            advice=ADVICE_ASYNC if timeline.header.async_scheduling else ADVICE_SYNC,
             evidence={
                 "gap_ms": gap_us / 1e3,
                 "schedule_ms": scheduling / 1e3,
@@ -82,10 +82,10 @@ def find(view: View) -> list[Finding]:
     ]
 
 
-def host_gaps(view: View) -> pl.DataFrame:
+def host_gaps(timeline: Timeline) -> pl.DataFrame:
     """Steps before which the device had nothing to do although requests ran.
 
-    Columns of ``view.steps``, and ``gap_us``: from the output of the step before to the end of
+    Columns of ``timeline.steps``, and ``gap_us``: from the output of the step before to the end of
     ``schedule()``; ``in_schedule_us``, ``in_update_us``: the parts of it in ``schedule()`` and in the
     ``update_from_output()`` of the step before; ``before_update_us``: how long that took.
     """
@@ -93,7 +93,7 @@ def host_gaps(view: View) -> pl.DataFrame:
     back = pl.col("output_us").shift(1).over("trial")
     updated = pl.col("update_us").shift(1).over("trial")
     return (
-        view.steps.with_columns(
+        timeline.steps.with_columns(
             gap_us=end - back,
             in_schedule_us=pl.min_horizontal("schedule_us", end - back),
             before_update_us=updated,

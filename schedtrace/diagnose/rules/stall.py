@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.queue.spells import empty_spells
+from schedtrace.diagnose.queue.empty_steps import empty_steps
 from schedtrace.diagnose.rules.blocked_budget import ADVICE as OF_CAUSE
 from schedtrace.diagnose.rules.common import (
     at_step,
@@ -16,10 +16,10 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
-from schedtrace.diagnose.view import View
 from schedtrace.model.causes import ASKED_FOR, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "stall"
 SUMMARY = "the engine stepped without scheduling anything although it had requests; one finding per cause"
@@ -40,26 +40,27 @@ ADVICE_NOTHING_RUNS = (
 ADVICE = "See the cause in docs/causes.md, and what happened at the first of these steps."
 
 
-def find(view: View) -> list[Finding]:
+def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/stall.md``."""
     long = (pl.col("steps") >= FEWEST_STEPS) | (pl.col("stalled_us") >= LONG_US)
-    stalls = empty_spells(view).filter(long)
+    stalls = empty_steps(timeline).filter(long)
     found = [
-        _finding(view, str(cause), rows) for (cause,), rows in stalls.group_by("cause", maintain_order=True)
+        _finding(timeline, str(cause), rows)
+        for (cause,), rows in stalls.group_by("cause", maintain_order=True)
     ]
     return sorted(found, key=lambda finding: -finding.count)
 
 
-def _finding(view: View, cause: str, stalls: pl.DataFrame) -> Finding:
+def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
     stalled_us, steps = int(stalls["stalled_us"].sum()), int(stalls["steps"].sum())
-    part = stalled_us / _span_us(view)
+    part = stalled_us / _span_us(timeline)
     unended = int(stalls["unended"].sum())
     longest = stalls.sort("stalled_us", "step", descending=[True, False])
     worst = longest.row(0, named=True)
     trials = trial_numbers(stalls)
     every = stalls.select(pl.int_ranges("step", pl.col("step") + pl.col("steps")).explode().alias("step"))
     message = (
-        f"{counted(stalls.height, 'stall')}{in_trials(trials, len(view.trials()))} of "
+        f"{counted(stalls.height, 'stall')}{in_trials(trials, len(timeline.trials()))} of "
         f"{counted(steps, 'step')} that scheduled nothing although requests waited or ran (cause {cause}): "
         f"{stalled_us / 1e3:,.1f} ms in all, {share(part)} of the run. The longest began at step "
         f"{worst['step']}, {worst['since_us'] / 1e6:,.3f} s into the recording, and lasted "
@@ -75,13 +76,13 @@ def _finding(view: View, cause: str, stalls: pl.DataFrame) -> Finding:
         cause=cause,
         via=str(stalls["via"].unique().sort()[0]),
         location=only(stalls["location"]),
-        engine_rank=view.rank,
+        engine_rank=timeline.rank,
         count=steps,
         trials=trials,
         steps=step_numbers(every),
         tokens=0,
         message=message,
-        advice=_advice(view, cause, num_running=worst["num_running"]),
+        advice=_advice(timeline, cause, num_running=worst["num_running"]),
         evidence={
             "stalls": stalls.height,
             "unended": unended,
@@ -97,14 +98,14 @@ def _finding(view: View, cause: str, stalls: pl.DataFrame) -> Finding:
     )
 
 
-def _span_us(view: View) -> int:
+def _span_us(timeline: Timeline) -> int:
     """From each trial's first step to its last step's end or output, added up."""
     last = pl.max_horizontal("end_us", "output_us").max()
-    return max(1, int(view.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()))
+    return max(1, int(timeline.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()))
 
 
-def _advice(view: View, cause: str, *, num_running: int) -> str:
-    header = view.header
+def _advice(timeline: Timeline, cause: str, *, num_running: int) -> str:
+    header = timeline.header
     if cause == Cause.KV_BLOCKS and not num_running and header.kv_blocks_total and header.block_size:
         return ADVICE_NOTHING_RUNS.format(capacity=(header.kv_blocks_total - 1) * header.block_size)
     if cause in {Cause.PAUSED, Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF}:

@@ -16,7 +16,7 @@ CODE = "budget-underused"
 @pytest.fixture
 def found(view_of):
     """What the rule finds in a record that tells of requests only."""
-    return lambda *lines: RULES[CODE](replace(view_of(*lines), tells=frozenset({Fact.REQUESTS})))
+    return lambda *lines: RULES[CODE](replace(view_of(*lines), facts=frozenset({Fact.REQUESTS})))
 
 
 def test_the_threads_first_round_left_room_for_fourteen_requests_of_the_second():

@@ -1,8 +1,8 @@
 """Exits and caps, counted."""
 
+from schedtrace.compare.cause_changes import cause_changes
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.causes import cap_table, cause_table
-from schedtrace.diagnose.diff.cause_changes import cause_changes
+from schedtrace.diagnose.exit_counts import cap_table, cause_table
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.report import CapRow, CauseRow
 from schedtrace.model.trace import ChunkCap, Exit

@@ -2,7 +2,7 @@ import inspect
 
 import pytest
 
-from schedtrace.diagnose.diff.compare import compare
+from schedtrace.compare.compare import compare
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption

@@ -1,4 +1,4 @@
-from schedtrace.diagnose.diff.compare import compare
+from schedtrace.compare.compare import compare
 from schedtrace.model.causes import Cause
 from tests.makers import step
 

@@ -1,9 +1,9 @@
 import pytest
 
-from schedtrace.diagnose.diff.divergence import compare_decisions
-from schedtrace.diagnose.view import make_view
+from schedtrace.compare.divergence import compare_decisions
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption
+from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, step
 
 
@@ -13,7 +13,7 @@ def compared(run_of):
 
     def compare(base, new, base_header=None, new_header=None):
         runs = run_of("a", *base, **(base_header or {})), run_of("b", *new, **(new_header or {}))
-        views = [make_view(run.traces[0], run.manifest) for run in runs]
+        views = [make_timeline(run.traces[0], run.manifest) for run in runs]
         return compare_decisions(base=views[0], new=views[1])
 
     return compare

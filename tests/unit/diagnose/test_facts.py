@@ -1,7 +1,7 @@
 """What ``step`` and ``request`` say of the facts beside the decisions."""
 
-from schedtrace.diagnose.request.life import tell_life
-from schedtrace.diagnose.step.story import tell_step
+from schedtrace.explain.request.life import tell_life
+from schedtrace.explain.step.story import tell_step
 from schedtrace.model.trace_facts import Admission, CacheGroup, Grammar, HeadRefusal, KvLoad
 from tests.makers import arrival, finish, step
 

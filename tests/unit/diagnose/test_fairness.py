@@ -1,8 +1,8 @@
 import pytest
 
-from schedtrace.diagnose.diff.fairness import fairness_notes, taken_in_turn
-from schedtrace.diagnose.view import make_view
+from schedtrace.compare.fairness import fairness_notes, taken_in_turn
 from schedtrace.model.comparison import Sample
+from schedtrace.timeline.timeline import make_timeline
 from tests.makers import STEP_EVERY_US, step
 
 
@@ -26,7 +26,7 @@ def views(run_of):
         runs = {name: run_of(name, step(0), step(1), wall_anchor_us=at) for name, at in anchors.items()}
         if new:
             runs["new"] = run_of("new", step(0), wall_anchor_us=anchors["new"], **new)
-        return {name: make_view(run.traces[0]) for name, run in runs.items()}
+        return {name: make_timeline(run.traces[0]) for name, run in runs.items()}
 
     return made
 

@@ -1,7 +1,7 @@
 import pytest
 
-from schedtrace.diagnose.request.find import find_request
 from schedtrace.errors import UsageError
+from schedtrace.explain.request.find import find_request
 from schedtrace.model.ids import capped, hashed
 from schedtrace.read.run import read_run
 from tests import makers

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.request.life import tell_life
+from schedtrace.explain.request.life import tell_life
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit, Preemption, ScheduledRequest
 from tests.makers import arrival, finish, step

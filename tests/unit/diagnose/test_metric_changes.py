@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from schedtrace.diagnose.diff.metric_changes import metric_changes, number_of_tests
+from schedtrace.compare.metric_changes import metric_changes, number_of_tests
 from schedtrace.model.comparison import Outcome
 from schedtrace.model.report import Percentiles, RunReport, TrialReport
 
@@ -127,7 +127,7 @@ def share_found(slower, comparisons=200, trials=20):
 @pytest.fixture
 def without_intervals(monkeypatch):
     """They take most of the time and decide nothing."""
-    monkeypatch.setattr("schedtrace.diagnose.diff.statistics.change_interval", lambda *_: None)
+    monkeypatch.setattr("schedtrace.compare.statistics.change_interval", lambda *_: None)
 
 
 @pytest.mark.usefixtures("without_intervals")

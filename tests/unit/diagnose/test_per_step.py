@@ -4,8 +4,8 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from schedtrace.diagnose.per_step import blocks_needed, context_tokens
 from schedtrace.model.trace import ScheduledRequest
+from schedtrace.timeline.per_step import blocks_needed, context_tokens
 from tests.makers import step
 
 

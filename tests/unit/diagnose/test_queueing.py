@@ -156,7 +156,7 @@ def urgent_and_not(**fields):
 
 def test_a_less_urgent_request_that_goes_first_is_told(found):
     [finding] = found(CODE, *urgent_and_not(), scheduler_config=PRIORITY)
-    assert finding.evidence["overtaken"] == [
+    assert finding.evidence["priority_inversions"] == [
         {"step": 1, "trial": None, "request_id": "u", "priority": 0, "by": "l", "by_priority": 5}
     ]
     assert finding.severity == "warning"

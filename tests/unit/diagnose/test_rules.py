@@ -5,13 +5,13 @@ import pytest
 
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.trials import strip, trial_reports
-from schedtrace.diagnose.view import make_view
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Severity
 from schedtrace.model.trace import Preemption
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
+from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, step
 
 SHOWN = Path(__file__).parents[2] / "data" / "findings"
@@ -47,7 +47,7 @@ def showing(trace_of):
         folder = SHOWN / code / "shows"
         run = read_run(folder) if folder.exists() else None
         trace = run.traces[0] if run else trace_of(*EVERYTHING)
-        trace.tells -= {Fact.QUEUE} if code == "budget-underused" else set()  # only where why is not told
+        trace.facts -= {Fact.QUEUE} if code == "budget-underused" else set()  # only where why is not told
         return trace, run and run.manifest
 
     return trace
@@ -55,7 +55,7 @@ def showing(trace_of):
 
 @pytest.mark.parametrize(("code", "rule"), RULES.items(), ids=RULES)
 def test_every_rule_finds_its_own_and_says_it_completely(showing, code, rule):
-    [finding] = rule(make_view(*showing(code)))
+    [finding] = rule(make_timeline(*showing(code)))
     assert finding.code == code
     assert finding.severity.upper() in Severity.__members__
     assert finding.via in {"recorded", "source", "inferred"}
@@ -72,7 +72,7 @@ def test_every_rule_finds_its_own_and_says_it_completely(showing, code, rule):
 def test_every_rule_tells_the_rank(showing, code, rule):
     trace, manifest = showing(code)
     trace.header.engine_rank = 5
-    [finding] = rule(make_view(trace, manifest))
+    [finding] = rule(make_timeline(trace, manifest))
     assert finding.engine_rank == 5
 
 
@@ -83,7 +83,7 @@ def test_no_rule_counts_the_warm_up(showing, tmp_path, code, rule):
     lines = [line | {"trial": 0} if line["type"] in {"step", "events"} else line for line in lines]
     warm_up = tmp_path / "engine-1.jsonl"
     warm_up.write_text("".join(json.dumps(line) + "\n" for line in (head | {"trial_ids": True}, *lines)))
-    assert rule(make_view(read_trace(warm_up), manifest)) == []
+    assert rule(make_timeline(read_trace(warm_up), manifest)) == []
 
 
 @pytest.mark.parametrize("lines", QUIET.values(), ids=QUIET)

@@ -1,4 +1,4 @@
-from schedtrace.diagnose.diff.settings import changed_settings
+from schedtrace.compare.settings import changed_settings
 from tests.makers import manifest, step, workload
 
 

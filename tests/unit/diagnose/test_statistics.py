@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from schedtrace.diagnose.diff import statistics
-from schedtrace.diagnose.diff.power import fewest_trials, noise_floor, trials_for
+from schedtrace.compare import statistics
+from schedtrace.compare.power import fewest_trials, noise_floor, trials_for
 
 
 def test_p_of_separated_sides_is_the_smallest_that_so_many_trials_allow():

@@ -1,7 +1,7 @@
 import pytest
 
-from schedtrace.diagnose.step.story import tell_step
 from schedtrace.errors import UsageError
+from schedtrace.explain.step.story import tell_step
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
 from schedtrace.read.run import read_run

@@ -1,8 +1,8 @@
 import polars as pl
 import pytest
 
-from schedtrace.diagnose import step_time
-from schedtrace.diagnose.step_time import fit_step_time
+from schedtrace.timeline import step_time
+from schedtrace.timeline.step_time import fit_step_time
 
 
 def steps(count):

@@ -1,7 +1,7 @@
 import pytest
 
-from schedtrace.diagnose.diff.metrics import METRICS
-from schedtrace.diagnose.diff.verdict import percent, verdict
+from schedtrace.compare.metrics import METRICS
+from schedtrace.compare.verdict import percent, verdict
 from schedtrace.model.comparison import FindingChange, MetricChange, Outcome, Sample
 
 SAME = "no difference found"

@@ -1,8 +1,8 @@
 import pytest
 
-from schedtrace.diagnose.view import make_view
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Events, Exit, Preemption
+from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, manifest, step
 
 WARM_UP_AND_TWO_TRIALS = [
@@ -106,8 +106,8 @@ def test_rows_stay_in_the_order_of_the_trace_whatever_they_are_joined_with(view_
 @pytest.mark.parametrize(("front_end", "closed"), [("LLMEngine", True), ("AsyncLLM", False), (None, False)])
 def test_a_workload_is_closed_if_the_offline_front_end_hands_it_over(trace_of, front_end, closed):
     trace = trace_of(step(0))
-    assert make_view(trace, manifest(front_end=front_end)).closed_workload is closed
-    assert make_view(trace).closed_workload is False
+    assert make_timeline(trace, manifest(front_end=front_end)).closed_workload is closed
+    assert make_timeline(trace).closed_workload is False
 
 
 def test_the_rank_is_the_headers(view_of):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.step.story import NO_CACHE_HITS, THIS_STEP_ALONE, tell_step
+from schedtrace.explain.step.story import NO_CACHE_HITS, THIS_STEP_ALONE, tell_step
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit
 from tests.makers import arrival, step

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from schedtrace.compare.compare import compare
 from schedtrace.diagnose.analyze import analyze
-from schedtrace.diagnose.diff.compare import compare
 from schedtrace.present.comparison import comparison_view
 from schedtrace.present.markdown import markdown
 from schedtrace.present.report import report_view

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.diagnose.request.life import tell_life
-from schedtrace.diagnose.step.story import tell_step
+from schedtrace.explain.request.life import tell_life
+from schedtrace.explain.step.story import tell_step
 from schedtrace.model.trace import ScheduledRequest
 from schedtrace.present.request import life_view
 from schedtrace.present.step import step_view

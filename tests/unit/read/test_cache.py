@@ -15,15 +15,15 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError
 from schedtrace.model.trace import ChunkCap, Events, Exit, Notice, Output, Preemption
 from schedtrace.read import cache, cache_folder, fingerprint
-from schedtrace.read.reading import Reading
+from schedtrace.read.options import ReadOptions
 from schedtrace.read.run import read_run
 from schedtrace.read.tables import LARGE, CannotWriteError
 from schedtrace.read.trace import read_trace
 from tests.makers import arrival, encoded, finish, header, step, write_trace
 
-TINY = Reading(memory_bytes=0, chunk_bytes=700)
+TINY = ReadOptions(memory_bytes=0, chunk_bytes=700)
 """A chunk is a line or two."""
-PASSING = Reading(memory_bytes=0, chunk_bytes=700, cache=False)
+PASSING = ReadOptions(memory_bytes=0, chunk_bytes=700, cache=False)
 
 
 def lines():
@@ -74,7 +74,7 @@ def assert_same(one, other):
         assert_frame_equal(getattr(one, name), getattr(other, name))
     for name in LARGE:
         assert_frame_equal(one.large[name].collect(), other.large[name].collect())
-    for name in ("header", "notices", "end", "problems", "tells", "record"):
+    for name in ("header", "notices", "end", "problems", "facts", "record"):
         assert getattr(one, name) == getattr(other, name)
 
 
@@ -87,7 +87,7 @@ def test_a_trace_is_the_same_in_memory_in_chunks_by_files_and_from_the_cache(pat
     whole = read_trace(path)
     assert (whole.steps.height, whole.problems.garbled_lines) == (12, [12])
     assert whole.requests().collect().height == 22
-    assert_same(read_trace(path, Reading(chunk_bytes=1)), whole)
+    assert_same(read_trace(path, ReadOptions(chunk_bytes=1)), whole)
     assert_same(read_trace(path, PASSING), whole)
     assert_same(read_trace(path, TINY), whole)
     assert len(parses) == 2
@@ -96,7 +96,7 @@ def test_a_trace_is_the_same_in_memory_in_chunks_by_files_and_from_the_cache(pat
 
 
 def test_reports_are_the_same_on_every_way(path):
-    reports = [analyze_run(read_run(path, how)) for how in (Reading(), PASSING, TINY, TINY)]
+    reports = [analyze_run(read_run(path, how)) for how in (ReadOptions(), PASSING, TINY, TINY)]
     assert reports[1:] == reports[:1] * 3
     assert reports[0].trials[0].preemptions == 1
 
@@ -107,7 +107,7 @@ def test_steps_out_of_order_or_told_twice_are_sorted_with_their_entries(tmp_path
     told = [step(n, got={f"{n}": at}, preempted=[Preemption(f"{n}", at)]) for at, n in enumerate(order)]
     path = write_trace(tmp_path / "engine-0.jsonl", header(), *told)
     first = sorted({number: order.index(number) for number in order}.items())
-    for how in (Reading(chunk_bytes=chunk_bytes), Reading(memory_bytes=0, chunk_bytes=chunk_bytes)):
+    for how in (ReadOptions(chunk_bytes=chunk_bytes), ReadOptions(memory_bytes=0, chunk_bytes=chunk_bytes)):
         trace = read_trace(path, how)
         assert trace.steps["step"].to_list() == [number for number, _ in first]
         assert trace.requests().select("step", "scheduled_tokens").collect().rows() == first
@@ -293,7 +293,7 @@ def test_a_broken_trace_is_refused_the_same_way_and_leaves_no_cache(tmp_path):
 
 def test_progress_is_told_in_bytes_up_to_the_whole(path):
     told = []
-    read_trace(path, Reading(chunk_bytes=2000, progress=lambda done, total: told.append((done, total))))
+    read_trace(path, ReadOptions(chunk_bytes=2000, progress=lambda done, total: told.append((done, total))))
     size = path.stat().st_size
     assert told == [(min(at, size), size) for at in range(2000, size + 2000, 2000)]
 

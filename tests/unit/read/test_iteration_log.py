@@ -42,7 +42,7 @@ def test_the_lines_of_a_real_engine_of_today_are_read():
         (2, 6, 0, 6, 1_200, pytest.approx(0.071)),
     ]
     assert (trace.header.vllm_version, trace.header.model) == ("0.32.0", "examples/tiny-qwen3")
-    assert (trace.steps.height, trace.notices, trace.tells) == (6, [], frozenset())
+    assert (trace.steps.height, trace.notices, trace.facts) == (6, [], frozenset())
 
 
 def test_the_lines_of_older_engines_are_read_engine_by_engine():

@@ -57,7 +57,7 @@ def test_the_threads_first_run_has_two_rounds_however_it_was_written(name):
         (1, 313_000, 16, 2046, 14, 2),
     ]
     assert trace.problems.garbled_lines == []
-    assert (trace.header.token_budget, trace.tells) == (16384, {Fact.REQUESTS})
+    assert (trace.header.token_budget, trace.facts) == (16384, {Fact.REQUESTS})
     got = (
         trace.requests()
         .collect()
@@ -126,7 +126,7 @@ def test_missing_keys_are_put_together_from_the_others_or_unknown(read, text, bu
 def test_records_that_do_not_list_their_requests_tell_nothing_about_them(read):
     trace = read(record(a=(0, 5)), PREFIX.format(1) + "{'token_budget': 10, 'total_requests': 2}")
     assert told(trace, "num_new") == [(1,), (None,)]
-    assert trace.tells == frozenset()
+    assert trace.facts == frozenset()
     assert trace.notices == ["1 of 2 records do not list all their requests"]
 
 

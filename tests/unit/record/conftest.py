@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from schedtrace.record.sites import Marker
+from schedtrace.record.marking import Marker
 from schedtrace.record.source import prove
 from tests.toys import module_of, told
 

@@ -1,0 +1,59 @@
+"""``--fail-on regression``: which metrics became worse beyond chance."""
+
+from collections.abc import Callable, Sequence
+
+from schedtrace.compare.metrics import METRICS
+from schedtrace.errors import UsageError
+from schedtrace.model.comparison import MetricChange
+
+NAMES = [metric.name for metric in METRICS if metric.higher_is_better is not None]
+"""Metrics that can be worse."""
+
+
+def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
+    """A test for metrics that became worse as asked for; for nothing asked, one that none passes.
+
+    Args:
+        asked: ``regression`` (any metric), ``regression:METRIC`` or ``regression:METRIC:PERCENT``: this
+            metric, by at least so many percent of the base. Dashes and spaces in names are alike, and so are
+            cases.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    conditions = [_condition(one) for one in asked]
+    return lambda change: any(condition(change) for condition in conditions)
+
+
+def _condition(asked: str) -> Callable[[MetricChange], bool]:
+    kind, *rest = asked.split(":")
+    if kind != "regression" or len(rest) > 2:  # noqa: PLR2004  # a metric and a percentage
+        msg = f"--fail-on {asked}: expected regression, regression:METRIC or regression:METRIC:PERCENT"
+        raise UsageError(msg)
+    names = [name for name in NAMES if _plain(name) == _plain(rest[0])] if rest else NAMES
+    if not names:
+        listed = ", ".join(name.replace(" ", "-") for name in NAMES)
+        msg = f"--fail-on {asked}: no metric {rest[0]} that can be worse; there are {listed}"
+        raise UsageError(msg)
+    least_frac = _percent(asked, rest[1]) if rest[1:] else 0.0
+
+    def is_met(change: MetricChange) -> bool:
+        large = change.change_frac is None or abs(change.change_frac) >= least_frac
+        return change.name in names and change.worsened and large
+
+    return is_met
+
+
+def _percent(asked: str, text: str) -> float:
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        msg = f"--fail-on {asked}: {text} is no percentage, such as 5"
+        raise UsageError(msg)
+    return value / 100
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", " ").strip().lower()

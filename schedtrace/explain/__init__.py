@@ -1,0 +1,1 @@
+"""One step or one request, explained."""

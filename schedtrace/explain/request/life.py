@@ -1,0 +1,65 @@
+"""One request's life."""
+
+from itertools import pairwise
+
+from schedtrace.explain.request.events import life_events
+from schedtrace.explain.request.find import find_request
+from schedtrace.explain.request.rows import RequestRows, request_rows
+from schedtrace.explain.request.spans import spans, states
+from schedtrace.explain.request.waits import life_waits
+from schedtrace.model.life import MOST_GAPS, Gap, Life
+from schedtrace.read.run import Run
+from schedtrace.timeline.timeline import make_timeline
+
+
+def tell_life(run: Run, text: str) -> Life:
+    """The life of the request that ``text`` means.
+
+    Args:
+        run: A run.
+        text: Its id, or the beginning or end of it.
+
+    Raises:
+        UsageError: no request is meant, or several are.
+    """
+    trace, request_id = find_request(run, text)
+    timeline = make_timeline(trace, run.manifest, whole=True)
+    rows = request_rows(timeline, request_id)
+    waited, gaps = life_waits(rows), _gaps(rows)
+    came, gone = rows.arrival or {}, rows.finish or {}
+    first_token = rows.first_token_us
+    return Life(
+        path=str(run.path),
+        label=run.label,
+        engine_rank=timeline.rank,
+        request_id=request_id,
+        trial=came.get("trial"),
+        prompt_tokens=came.get("prompt_tokens", gone.get("prompt_tokens")),
+        max_tokens=came.get("max_tokens"),
+        output_tokens=gone.get("output_tokens"),
+        cached_tokens=next((row["computed_tokens"] for row in rows.got if row["phase"] == "new"), None),
+        num_preemptions=len(rows.preemptions),
+        status=gone.get("status"),
+        e2e_ms=None if rows.end_us is None else rows.since_us(rows.end_us),
+        ttft_ms=None if first_token is None else rows.since_us(first_token),
+        spans=spans(rows),
+        waits=waited,
+        events=life_events(rows, waited),
+        outputs=len(gaps) + 1 if first_token is not None else 0,
+        mean_gap_ms=sum(gap.gap_ms for gap in gaps) / len(gaps) if gaps else None,
+        gaps=sorted(gaps, key=lambda gap: -gap.gap_ms)[:MOST_GAPS],
+        states=states(rows),
+    )
+
+
+def _gaps(rows: RequestRows) -> list[Gap]:
+    """Between each two outputs that follow each other."""
+    back = [row for row in rows.got if row["outputs"] and row["output_us"] is not None]
+    return [
+        Gap(
+            step=after["step"],
+            gap_ms=(after["output_us"] - before["output_us"]) / 1e3,
+            preempted=any(before["step"] <= one["step"] <= after["step"] for one in rows.preemptions),
+        )
+        for before, after in pairwise(back)
+    ]

@@ -1,0 +1,89 @@
+"""What the trace tells of one request, gathered."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.waits import waits
+from schedtrace.timeline.work import with_work
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RequestRows:
+    """One request's rows; times in microseconds of the trace's clock."""
+
+    timeline: Timeline
+    request_id: str
+    arrival: Row | None
+    finish: Row | None
+    got: list[Row]
+    """One per step that scheduled it, with ``work``, ``lost_tokens``, ``start_us``, ``output_us`` and
+    ``outputs``: the step gave it a token, since it reached the end of what it had to compute."""
+    preemptions: list[Row]
+    """With ``start_us`` of their step."""
+    waits: list[Row]
+    """Of ``waits(timeline)``, in their order in time."""
+    caps: dict[int, list[str]]
+    """Step to the limits that made its chunk smaller."""
+
+    @property
+    def begin_us(self) -> int:
+        """Arrival at the front end; where it is not recorded, the first thing that is."""
+        told = [self.arrival["arrived_us"], self.arrival["queued_us"]] if self.arrival else []
+        told += [row["start_us"] for row in self.got[:1]]
+        told += [self.finish["finished_us"]] if self.finish else []
+        return int(next(time for time in told if time is not None))
+
+    @property
+    def queued_us(self) -> int | None:
+        """When it was in the scheduler."""
+        return self.arrival["queued_us"] if self.arrival else None
+
+    @property
+    def end_us(self) -> int | None:
+        """Its last output, or when it left without any; None: it did not."""
+        if self.finish is None:
+            return None
+        last = self.finish["last_token_us"] if self.finish["status"] != "ABORTED" else None
+        return int(last or self.finish["finished_us"])
+
+    @property
+    def first_token_us(self) -> int | None:
+        """When the output with its first token came back."""
+        told = self.finish["first_token_us"] if self.finish else None
+        seen = (row["output_us"] for row in self.got if row["outputs"])
+        return told if told is not None else next(seen, None)
+
+    def since_us(self, us: int) -> float:
+        """Milliseconds since it arrived."""
+        return (us - self.begin_us) / 1e3
+
+
+def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
+    """Gather what is told of a request in a timeline of the whole trace."""
+    its = pl.col("request_id") == request_id
+    times = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us", "output_us")
+    got = with_work(timeline, timeline.requests_of(its).drop("start_us"))
+    to_compute = pl.max_horizontal("prompt_tokens", "lost_tokens")
+    got = got.join(times, on="step", how="left", maintain_order="left").with_columns(
+        outputs=pl.col("computed_tokens") + pl.col("scheduled_tokens") >= to_compute
+    )
+    caps: dict[int, list[str]] = {}
+    for cap in timeline.caps.filter(its).to_dicts():
+        caps.setdefault(cap["step"], []).append(cap["cap"])
+    came = timeline.arrivals.filter(its & ~pl.col("streaming_update")).to_dicts()
+    went = timeline.finishes.filter(its).to_dicts()
+    return RequestRows(
+        timeline=timeline,
+        request_id=request_id,
+        arrival=came[0] if came else None,
+        finish=went[-1] if went else None,
+        got=got.to_dicts(),
+        preemptions=timeline.preemptions.filter(its).sort("step").to_dicts(),
+        waits=waits(timeline).filter(its).sort("since_step").to_dicts(),
+        caps=caps,
+    )
