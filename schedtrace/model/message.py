@@ -1,0 +1,131 @@
+"""A sentence as data: a template and typed arguments. A renderer styles, links and escapes the arguments.
+
+``message("{request} waited {wait} for {cause}", request=Request("t1-3"), wait=Duration(1_200), ...)``. An
+argument says what it is, never how it is written: numbers are formatted in ``present/``, in one place.
+"""
+
+from collections.abc import Iterator
+from string import Formatter
+from typing import Any
+
+import msgspec
+
+
+class Request(msgspec.Struct, frozen=True, tag_field="is", tag="request"):
+    """One request, by its id."""
+
+    request_id: str
+
+
+class Requests(msgspec.Struct, frozen=True, tag_field="is", tag="requests"):
+    """Several requests, of which some are named."""
+
+    request_ids: list[str]
+    count: int
+    """How many there are, those without a name included."""
+
+
+class Steps(msgspec.Struct, frozen=True, tag_field="is", tag="steps"):
+    """One step or a range of steps: ``step 12``, ``steps 248-257``."""
+
+    first: int
+    last: int
+    trial: int | None = None
+
+
+class CauseWord(msgspec.Struct, frozen=True, tag_field="is", tag="cause"):
+    """A cause, by its word: a ``Cause``, or one that a newer version or another package names."""
+
+    cause: str
+
+
+class Setting(msgspec.Struct, frozen=True, tag_field="is", tag="setting"):
+    """A setting of vLLM, as it is given on the command line or named in its configuration."""
+
+    name: str
+
+
+class Duration(msgspec.Struct, frozen=True, tag_field="is", tag="duration"):
+    """A length of time."""
+
+    us: float
+
+
+class Share(msgspec.Struct, frozen=True, tag_field="is", tag="share"):
+    """A fraction of a whole, 0 to 1; ``signed`` for a change."""
+
+    fraction: float | None
+    signed: bool = False
+
+
+class Count(msgspec.Struct, frozen=True, tag_field="is", tag="count"):
+    """A number of things: ``1 step``, ``1,234 tokens``."""
+
+    count: int
+    noun: str
+    plural: str | None = None
+    """Where it is not the noun with an s."""
+
+
+class Number(msgspec.Struct, frozen=True, tag_field="is", tag="number"):
+    """A bare number; ``None`` where it is not known."""
+
+    value: float | None
+
+
+class Code(msgspec.Struct, frozen=True, tag_field="is", tag="code"):
+    """Text that stands as it is: a guard, a file with its line, a file name, a command."""
+
+    text: str
+
+
+Value = Request | Requests | Steps | CauseWord | Setting | Duration | Share | Count | Number | Code
+"""What an argument can be, beside plain words and other messages."""
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="is", tag="message"):
+    """A template with its arguments."""
+
+    template: str
+    """``{name}`` stands for an argument."""
+    arguments: dict[str, Any] = {}
+    """Name to ``Value``, ``Message``, or ``str``: plain words."""
+
+    def __bool__(self) -> bool:
+        """Whether it says anything."""
+        return bool(self.template)
+
+    def parts(self) -> Iterator[str | Value]:
+        """The sentence piece by piece: plain words and values, in order; messages within it flattened."""
+        for words, name, _, _ in Formatter().parse(self.template):
+            if words:
+                yield words
+            if name is not None:
+                argument = self.arguments[name]
+                if isinstance(argument, Message):
+                    yield from argument.parts()
+                elif argument != "":
+                    yield argument
+
+
+def message(template: str, **arguments: "Value | Message | str") -> Message:
+    """A message, checked: each name in the template has an argument, and each argument a place.
+
+    Raises:
+        ValueError: they do not match.
+    """
+    names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+    if names != arguments.keys():
+        msg = f"{template!r}: names {sorted(names)}, arguments {sorted(arguments)}"
+        raise ValueError(msg)
+    return Message(template, arguments)
+
+
+NOTHING = Message("")
+
+
+def joined(messages: "list[Message]", between: str = " ") -> Message:
+    """Several messages, one after the other; those that say nothing are left out."""
+    kept = [one for one in messages if one]
+    template = between.replace("{", "{{").replace("}", "}}").join(f"{{m{at}}}" for at in range(len(kept)))
+    return Message(template, {f"m{at}": one for at, one in enumerate(kept)})
