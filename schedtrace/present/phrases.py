@@ -42,8 +42,8 @@ def phrase(value: Value) -> str:  # noqa: PLR0911  # one kind of argument a line
             return percent(fraction, signed=signed)
         case Count(count, noun, plural):
             return f"{integer(count)} {noun if count == 1 else plural or noun + 's'}"
-        case Number(value):
-            return number(value)
+        case Number(known):
+            return number(known)
 
 
 def duration(us: float) -> str:
