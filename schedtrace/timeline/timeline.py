@@ -47,14 +47,44 @@ class Timeline:
     caps: pl.DataFrame
     """One row per limit that made a chunk smaller, with the step's ``remaining_budget``."""
     warmup_steps: int
+    warmup_requests: pl.Series
+    """Ids of requests that are left out; steps after the warm-up may still have scheduled some of them."""
     closed_workload: bool = False
     """All requests of a trial are handed to one engine at once; False also where that is unknown."""
     facts: frozenset[Fact] = ALL_FACTS
     """What the record can tell at all; an empty frame means "none" only if its fact is among them."""
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
-    queue: pl.DataFrame | None = None
-    """``waits(timeline)``, once it was asked for."""
+
+    @cached_property
+    def waits(self) -> pl.DataFrame:
+        """Each time that a request was in the waiting queue (``timeline/waits.py``)."""
+        from schedtrace.timeline.waits import waits  # noqa: PLC0415  # it reads a timeline itself
+
+        return waits(self)
+
+    @cached_property
+    def request_states(self) -> pl.DataFrame:
+        """Every moment of every request (``timeline/request_states.py``)."""
+        from schedtrace.timeline.request_states import request_states  # noqa: PLC0415  # likewise
+
+        return request_states(self)
+
+    @cached_property
+    def engine_states(self) -> pl.DataFrame:
+        """Every moment of the engine (``timeline/engine_states.py``)."""
+        from schedtrace.timeline.engine_states import engine_states  # noqa: PLC0415  # likewise
+
+        return engine_states(self)
+
+    @cached_property
+    def end_us(self) -> int:
+        """The last thing that the trace knows of; 0 for an empty one."""
+        times = self.steps.select(
+            pl.max_horizontal(pl.col("end_us").max(), pl.col("output_us").max(), pl.col("start_us").max())
+        ).item()
+        known = [times, self.finishes["finished_us"].max(), self.arrivals["queued_us"].max()]
+        return max((int(us) for us in known if us is not None), default=0)
 
     @cached_property
     def step_time(self) -> StepTime | None:
@@ -160,6 +190,7 @@ def make_timeline(trace: Trace, manifest: Manifest | None = None, *, whole: bool
         facts=trace.facts,
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
+        warmup_requests=trial_of.filter(~measured)["request_id"],
         lists={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
     )
 

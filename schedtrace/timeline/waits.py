@@ -13,7 +13,7 @@ NEVER = 2**62
 
 
 def waits(timeline: Timeline) -> pl.DataFrame:
-    """One row per time that a request waited; reconstructed once per timeline.
+    """One row per time that a request waited.
 
     Columns: ``request_id``, ``trial``, ``since_step`` (the first step after which it still waited, if it was
     not scheduled in that step at once), ``left_step`` (the step that scheduled it, or the first one after it
@@ -21,12 +21,6 @@ def waits(timeline: Timeline) -> pl.DataFrame:
     (it waited because it had lost its blocks), ``priority`` and ``order``, its place among those who wait:
     preempted requests come before new ones, the last victim first; under priority, priority comes first.
     """
-    if timeline.queue is None:
-        timeline.queue = _reconstructed(timeline)
-    return timeline.queue
-
-
-def _reconstructed(timeline: Timeline) -> pl.DataFrame:
     came = _arrivals(timeline)
     entries = pl.concat([came, _preemptions(timeline, came)]).sort(
         "request_id", "since_step", maintain_order=True

@@ -1,0 +1,203 @@
+"""Requests' lives while they are running: prefill, recompute, decode, and steps that gave them nothing.
+
+A request computes from the start of the step that admits it until its next token is back: ``prefill``, or
+``recompute`` after a preemption. From then on it decodes. It is ``stalled`` from the first step that gives it
+nothing, or from when its last output is back if that is later, to the start of the step that goes on with it.
+A step that passes over it because its output is in flight (asynchronous scheduling) takes nothing from it.
+"""
+
+import polars as pl
+
+from schedtrace.model.causes import Cause
+from schedtrace.timeline.pieces import COMPUTES, DECODES, WAITS, pieces, place_of
+from schedtrace.timeline.refusals import OTHER, cause_runs
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.work import with_work
+
+ADMISSION = ["request_id", "admission"]
+
+
+def running_pieces(timeline: Timeline, steps: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+    """The pieces of all running requests.
+
+    Args:
+        timeline: One engine's.
+        steps: ``placed(timeline.steps)``.
+        ends: ``request_id`` and ``end_us``: when each was gone, or the trace ended.
+    """
+    portions = _portions(timeline, steps)
+    stalled = _stalls(timeline, steps, portions, ends)
+    resumed = stalled.select("request_id", at="until", after_stall=pl.lit(value=True)).unique()
+    runs = (
+        portions.join(resumed, on=["request_id", "at"], how="left", maintain_order="left")
+        .with_columns(pl.col("after_stall").fill_null(value=False))
+        .with_columns(run=pl.col("after_stall").cum_sum().over("request_id"))
+        .group_by(*ADMISSION, "decodes", "run", maintain_order=True)
+        .agg(
+            pl.col("at", "step", "state", "output_us", "output_at", "after_stall").first(),
+            pl.col("last_step").last(),
+            pl.col("tokens").sum(),
+        )
+    )
+    began = pl.col("start_us")
+    back = pl.coalesce("output_us", "start_us")  # null: the step before the first of the trace
+    resumes = pl.when("after_stall").then(pl.max_horizontal(began, back)).otherwise(back)
+    runs = runs.with_columns(start_us=steps["start_us"].gather(runs["at"])).with_columns(
+        us=pl.when("decodes").then(resumes).otherwise(began)
+    )
+    first = runs.filter(pl.col("decodes") & pl.col("output_at").is_not_null()).unique(
+        ADMISSION, keep="first", maintain_order=True
+    )
+    return pl.concat(
+        [
+            pieces(
+                runs,
+                rank=pl.when("decodes").then(pl.lit(DECODES)).otherwise(pl.lit(COMPUTES)),
+                begin_step=pl.col("step"),
+                end_step=pl.col("last_step"),
+                tokens=pl.col("tokens"),
+            ),
+            # A stall may come between its first token and the step that decodes the next one.
+            pieces(first, at=pl.col("output_at"), us=pl.col("output_us"), rank=pl.lit(DECODES)),
+            pieces(
+                stalled,
+                rank=pl.lit(WAITS),
+                state=pl.lit("stalled"),
+                **{name: pl.col(name) for name in ("cause", "begin_step", "end_step")},
+            ),
+        ]
+    )
+
+
+def _portions(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
+    """What each request got, cut where its first token after an admission comes back.
+
+    Columns: ``request_id``, ``admission`` (counts them), ``decodes``, ``state``, ``step`` and ``last_step``,
+    their places ``at`` and ``last_at``, ``tokens``, and of the admission's first token ``output_us`` and the
+    place of its step, ``output_at``; null if it did not come.
+    """
+    measured = timeline.stretches.join(
+        timeline.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
+    )
+    stretches = with_work(timeline, measured.collect()).sort("request_id", "step")
+    stretches = place_of(stretches, steps, "step", "at").with_columns(
+        admission=(pl.col("phase") != "running").cum_sum().over("request_id")
+    )
+    short = pl.max_horizontal("prompt_tokens", "lost_tokens") - pl.col("computed_tokens")
+    each = pl.col("scheduled_tokens").clip(1)
+    cut = (-(-short // each)).clip(0, pl.col("last_step") - pl.col("step") + 1)
+    before = stretches.with_columns(short=short, cut=cut)
+    computing = before.filter(pl.col("cut") > 0).with_columns(
+        last_step=pl.col("step") + pl.col("cut") - 1,
+        decodes=pl.lit(value=False),
+        reached=pl.col("cut") * pl.col("scheduled_tokens") >= pl.col("short"),
+    )
+    decoding = before.filter(pl.col("step") + pl.col("cut") <= pl.col("last_step")).with_columns(
+        step=pl.col("step") + pl.col("cut"),
+        at=pl.col("at") + pl.col("cut"),
+        decodes=pl.lit(value=True),
+        reached=pl.lit(value=False),
+    )
+    length = pl.col("last_step") - pl.col("step") + 1
+    portions = pl.concat([computing, decoding]).with_columns(
+        last_at=pl.col("at") + length - 1, tokens=length * pl.col("scheduled_tokens").fill_null(0)
+    )
+    first = (
+        portions.filter("reached")
+        .sort("last_at")
+        .unique(ADMISSION, keep="first", maintain_order=True)
+        .select(*ADMISSION, output_at="last_at")
+    )
+    first = first.with_columns(output_us=steps["output_us"].gather(first["output_at"]))
+    computes = pl.when(pl.col("lost_tokens") > 0).then(pl.lit("recompute")).otherwise(pl.lit("prefill"))
+    return (
+        portions.sort("request_id", "step")
+        .join(first, on=ADMISSION, how="left", maintain_order="left")
+        .with_columns(state=pl.when("decodes").then(pl.lit("decode")).otherwise(computes))
+    )
+
+
+def _stalls(
+    timeline: Timeline, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame
+) -> pl.DataFrame:
+    """Runs of steps that gave a running request nothing, for one cause each.
+
+    Columns: ``request_id``, ``at``, ``us``, ``cause``, ``begin_step``, ``end_step`` and ``until``, the place
+    of the step that went on with the request.
+    """
+    lost = place_of(timeline.preemptions.select("request_id", "step"), steps, "step", "lost_at").sort(
+        "lost_at"
+    )
+    gone = ends.select("request_id", "end_us")
+    gone = gone.with_columns(
+        gone_at=pl.Series(steps["start_us"].search_sorted(gone["end_us"], side="left")).cast(pl.Int64)
+    )
+    gaps = (
+        portions.select(
+            *ADMISSION,
+            "last_at",
+            next_at=pl.col("at").shift(-1).over(ADMISSION),
+        )
+        .sort("last_at")
+        .join_asof(
+            lost.select("request_id", "lost_at"),
+            left_on="last_at",
+            right_on="lost_at",
+            by="request_id",
+            strategy="forward",
+            allow_exact_matches=False,
+            check_sortedness=False,
+            coalesce=False,
+        )
+        .join(gone, on="request_id", how="left", maintain_order="left")
+        .with_columns(until=pl.coalesce("next_at", pl.min_horizontal("lost_at", "gone_at")))
+        .filter(pl.col("until") > pl.col("last_at") + 1)
+    )
+    last = max(0, steps.height - 1)
+    over_us = steps["start_us"].gather(gaps["until"].clip(0, last)) if steps.height else gaps["end_us"]
+    over = pl.when(pl.col("until") <= last).then(over_us).otherwise("end_us")
+    gaps = gaps.with_columns(
+        first=pl.col("last_at") + 1,
+        left="until",
+        back_us=steps["output_us"].gather(gaps["last_at"]).fill_null(0),
+        over_us=pl.min_horizontal(over, "end_us"),
+    )
+    usual, named = _causes(timeline)
+    runs = cause_runs(gaps, usual, named, steps)
+    number, starts = steps["step"], steps["start_us"]
+    next_us = pl.lit(starts.gather((runs["last"] + 1).clip(0, last)))
+    ended = pl.when(pl.col("last") + 1 < pl.col("left")).then(next_us).otherwise("over_us")
+    return (
+        runs.with_columns(
+            us=pl.max_horizontal(starts.gather(runs["at"]), "back_us"),
+            ends_us=pl.min_horizontal(ended, "over_us"),
+            begin_step=number.gather(runs["at"]),
+            end_step=number.gather(runs["last"]),
+        )
+        .filter((pl.col("cause") != str(Cause.OUTPUT_IN_FLIGHT)) & (pl.col("us") < pl.col("ends_us")))
+        .select("request_id", "at", "us", "cause", "begin_step", "end_step", "until")
+    )
+
+
+def _causes(timeline: Timeline) -> tuple[pl.Series, pl.DataFrame]:
+    """For which cause each step gave running requests nothing, and the requests that it names.
+
+    Whom a step does not name it skipped together with others, since they were too many, or it never came to:
+    then what ended the running loop kept it from all who were left.
+    """
+    exits = timeline.exits.filter("refusal")
+    in_loop = exits.filter(pl.col("loop") == "running")
+    skips = (pl.col("kind") == "continue") & pl.col("request_id").is_null()
+    unnamed = in_loop.filter(skips).unique("step", keep="last").select("step", skipped="cause")
+    ended = (
+        in_loop.filter(pl.col("kind") != "continue").unique("step", keep="last").select("step", ended="cause")
+    )
+    usual = (
+        timeline.steps.select("step")
+        .join(unnamed, on="step", how="left", maintain_order="left")
+        .join(ended, on="step", how="left", maintain_order="left")
+        .select(cause=pl.coalesce("skipped", "ended", OTHER))
+    )
+    return usual["cause"], exits.filter(pl.col("request_id").is_not_null()).select(
+        "step", "request_id", "cause"
+    )

@@ -1,0 +1,119 @@
+"""Every moment of every request, once: in which state it was, and why.
+
+The states of a request partition its life, from its arrival at the front end to when it left the scheduler or
+the trace ended. All that is said about where requests' time went comes from this table.
+"""
+
+import polars as pl
+
+from schedtrace.timeline.computing import running_pieces
+from schedtrace.timeline.pieces import ARRIVES, WAITS, pieces, placed
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.waiting import waiting_pieces
+
+STATES = ("front_end", "waiting", "prefill", "decode", "recompute", "preempted", "stalled")
+QUEUED = ("waiting", "preempted")
+"""States in which a request is in the waiting queue."""
+NEXT_STEP = "next_step"
+"""``cause`` of waiting for the first step that could see the request: nothing refused it."""
+
+
+def request_states(timeline: Timeline) -> pl.DataFrame:
+    """One row per run of steps in which a request was in the same state for the same cause.
+
+    Columns, sorted by ``request_id`` and ``begin_us``:
+
+    * ``engine_rank``, ``request_id``, ``trial``,
+    * ``begin_us``, ``end_us``: microseconds of the trace's clock. The rows of a request follow each other
+      without gap or overlap; a row without length is there only if its steps scheduled tokens,
+    * ``state``: ``front_end``; ``waiting``; ``prefill`` until the first token is back; ``decode``;
+      ``preempted``, in the waiting queue again; ``recompute``, from its resumption to the next token;
+      ``stalled``, running, but the steps gave it nothing,
+    * ``cause``: of ``waiting``, ``preempted`` and ``stalled``, a ``Cause`` or ``next_step``; else null,
+    * ``begin_step``, ``end_step``: the first and the last of the steps that refused or scheduled it; null
+      where no step knew of it,
+    * ``tokens``: scheduled for it in these steps.
+    """
+    steps = placed(timeline.steps)
+    ends = _ends(timeline)
+    made = pl.concat(
+        [_arrivals(timeline), waiting_pieces(timeline, steps), running_pieces(timeline, steps, ends)]
+    )
+    later_first = pl.col("us").reverse().cum_min().reverse().over("request_id")
+    rows = (
+        made.join(ends, on="request_id", how="left", maintain_order="left")
+        .sort("request_id", "at", "rank", "begin_step", maintain_order=True)
+        # With steps in flight the output of one may come back when a later one has already decided.
+        .with_columns(begin_us=pl.min_horizontal(later_first, "end_us"))
+        .with_columns(end_us=pl.col("begin_us").shift(-1).over("request_id").fill_null(pl.col("end_us")))
+        .filter((pl.col("end_us") > pl.col("begin_us")) | (pl.col("tokens") > 0))
+    )
+    return (
+        _merged(rows)
+        .join(_trials(timeline), on="request_id", how="left", maintain_order="left")
+        .select(
+            pl.lit(timeline.rank, pl.Int64).alias("engine_rank"),
+            *("request_id", "trial", "begin_us", "end_us", "state", "cause"),
+            *("begin_step", "end_step", "tokens"),
+        )
+    )
+
+
+def _arrivals(timeline: Timeline) -> pl.DataFrame:
+    """The way to the scheduler, then the time until a step can see the request."""
+    came = timeline.arrivals.filter(~pl.col("streaming_update")).unique(
+        "request_id", keep="first", maintain_order=True
+    )
+    first = {"at": pl.lit(-1)}
+    known = came.filter(pl.col("arrived_us") < pl.col("queued_us"))
+    return pl.concat(
+        [
+            pieces(known, us=pl.col("arrived_us"), rank=pl.lit(ARRIVES), state=pl.lit("front_end"), **first),
+            pieces(
+                came,
+                us=pl.col("queued_us"),
+                rank=pl.lit(WAITS),
+                state=pl.lit("waiting"),
+                cause=pl.lit(NEXT_STEP),
+                **first,
+            ),
+        ]
+    )
+
+
+def _ends(timeline: Timeline) -> pl.DataFrame:
+    """``request_id`` and ``end_us`` of every request: when it left the scheduler, or the trace ended."""
+    gone = timeline.finishes.group_by("request_id").agg(pl.col("finished_us").max())
+    ids = pl.concat(
+        [
+            timeline.arrivals.select("request_id"),
+            timeline.finishes.select("request_id"),
+            timeline.stretches.select("request_id").unique().collect(),
+        ]
+    ).unique()
+    return ids.join(gone, on="request_id", how="left").select(
+        "request_id", end_us=pl.col("finished_us").fill_null(timeline.end_us)
+    )
+
+
+def _trials(timeline: Timeline) -> pl.DataFrame:
+    of_stretches = timeline.stretches.select("request_id", "trial").unique("request_id").collect()
+    of_arrivals = timeline.arrivals.select("request_id", "trial")
+    return pl.concat([of_arrivals, of_stretches]).unique("request_id", keep="first", maintain_order=True)
+
+
+def _merged(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of a request that follow each other in the same state for the same cause, as one."""
+    kind = ["request_id", "state", "cause"]
+    changed = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(1)) for name in kind)
+    return (
+        rows.with_columns(row=changed.cum_sum())
+        .group_by("row", maintain_order=True)
+        .agg(
+            pl.col(*kind, "begin_us").first(),
+            pl.col("end_us").last(),
+            pl.col("begin_step").min(),
+            pl.col("end_step").max(),
+            pl.col("tokens").sum(),
+        )
+    )
