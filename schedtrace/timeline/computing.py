@@ -83,7 +83,7 @@ def _portions(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
     stretches = place_of(stretches, steps, "step", "at").with_columns(
         admission=(pl.col("phase") != "running").cum_sum().over("request_id")
     )
-    short = pl.max_horizontal("prompt_tokens", "lost_tokens") - pl.col("computed_tokens")
+    short = _known_tokens() - pl.col("computed_tokens")
     each = pl.col("scheduled_tokens").clip(1)
     cut = (-(-short // each)).clip(0, pl.col("last_step") - pl.col("step") + 1)
     before = stretches.with_columns(short=short, cut=cut)
@@ -115,6 +115,18 @@ def _portions(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
         .join(first, on=ADMISSION, how="left", maintain_order="left")
         .with_columns(state=pl.when("decodes").then(pl.lit("decode")).otherwise(computes))
     )
+
+
+def _known_tokens() -> pl.Expr:
+    """Tokens that a request has when it is admitted: its next one is back once these are computed.
+
+    After the prompt the last one of them was sampled and not computed before the preemption. A request that
+    found all that it had lost in a cache decodes at once.
+    """
+    lost = pl.col("lost_tokens")
+    recomputes = pl.col("computed_tokens").first().over(ADMISSION) < lost
+    sampled = (lost >= pl.col("prompt_tokens")) & recomputes
+    return pl.max_horizontal("prompt_tokens", lost) + sampled.fill_null(value=False).cast(pl.Int64)
 
 
 def _stalls(

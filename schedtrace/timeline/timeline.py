@@ -80,8 +80,9 @@ class Timeline:
     @cached_property
     def end_us(self) -> int:
         """The last thing that the trace knows of; 0 for an empty one."""
+        updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
         times = self.steps.select(
-            pl.max_horizontal(pl.col("end_us").max(), pl.col("output_us").max(), pl.col("start_us").max())
+            pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
         ).item()
         known = [times, self.finishes["finished_us"].max(), self.arrivals["queued_us"].max()]
         return max((int(us) for us in known if us is not None), default=0)
