@@ -16,6 +16,7 @@ from schedtrace.model.printable import encodable, visible_json
 from schedtrace.read.expand import expanded
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.timeline import make_timeline
 
 
 class Kind(StrEnum):
@@ -30,7 +31,8 @@ class Kind(StrEnum):
 def tables(run: Run) -> dict[str, pl.LazyFrame]:
     """Name to table, the warm-up (trial 0) included; all engines, told apart by ``engine_rank``.
 
-    Columns are those of the trace format; ``steps`` is without its lists, which are the other tables.
+    Columns are those of the trace format; ``steps`` is without its lists, which are tables of their own.
+    ``request_states`` and ``engine_states`` divide the time (``timeline/``).
     """
     of_traces = [(trace.header.engine_rank, _tables(trace)) for trace in run.traces]
     first = of_traces[0][1]
@@ -43,6 +45,7 @@ def tables(run: Run) -> dict[str, pl.LazyFrame]:
 
 
 def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
+    timeline = make_timeline(trace, whole=True)
     return {
         "steps": trace.steps.lazy().select(~cs.nested()),
         "requests": trace.requests(),
@@ -51,6 +54,8 @@ def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
         "preemptions": trace.preemptions(),
         "arrivals": trace.arrivals.lazy(),
         "finishes": trace.finishes.lazy(),
+        "request_states": timeline.request_states.lazy().drop("engine_rank"),
+        "engine_states": timeline.engine_states.lazy().drop("engine_rank"),
     }
 
 

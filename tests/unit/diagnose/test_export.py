@@ -15,7 +15,10 @@ from schedtrace.read.tables import LARGE
 from tests import makers
 from tests.makers import arrival, finish, step
 
-ROWS = {"steps": 2, "requests": 3, "exits": 2, "caps": 1, "preemptions": 1, "arrivals": 1, "finishes": 1}
+ROWS = {
+    **{"steps": 2, "requests": 3, "exits": 2, "caps": 1, "preemptions": 1, "arrivals": 1, "finishes": 1},
+    **{"request_states": 2, "engine_states": 5},
+}
 
 
 @pytest.fixture
