@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,9 +12,11 @@ import time
 import urllib.error
 import urllib.request
 
+import polars as pl
 import pytest
 
 from schedtrace.read.run import read_run
+from schedtrace.timeline.timeline import make_timeline
 from tests.e2e.conftest import REPO, environment
 
 
@@ -136,6 +139,7 @@ def test_a_served_model_is_recorded_with_finished_and_aborted_requests(server, w
         check=False,
     )
     assert "Successful requests:                     20" in ended.stdout, ended.stderr[-2000:]
+    metrics = urllib.request.urlopen(f"{url}/metrics", timeout=5).read().decode()
     body = {"model": "model", "prompt": "abc", "max_tokens": 3900, "ignore_eos": True}
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
@@ -156,3 +160,21 @@ def test_a_served_model_is_recorded_with_finished_and_aborted_requests(server, w
     text = (folder / "engine-0.jsonl").read_text()
     assert '"abc"' not in text
     assert "prompt_token_ids" not in text
+    assert_times_are_vllms(read_run(folder).traces[0], metrics)
+
+
+def assert_times_are_vllms(trace, metrics):
+    """The states of finished requests add up to vLLM's own histograms.
+
+    vLLM takes the time of an output when ``update_from_output()`` ends, the trace when it begins: less than a
+    millisecond a request.
+    """
+    finished = trace.finishes.filter(pl.col("status") != "ABORTED").select("request_id")
+    states = make_timeline(trace).request_states.join(finished, on="request_id", how="semi")
+    of_state = states.group_by("state").agg(((pl.col("end_us") - pl.col("begin_us")).sum() / 1e6))
+    seconds = dict(of_state.rows())
+    for state, name in {"waiting": "queue", "prefill": "prefill", "decode": "decode"}.items():
+        told = re.search(rf"^vllm:request_{name}_time_seconds_sum{{.*}} (\S+)$", metrics, re.MULTILINE)
+        count = re.search(rf"^vllm:request_{name}_time_seconds_count{{.*}} (\S+)$", metrics, re.MULTILINE)
+        assert float(count[1]) == finished.height
+        assert seconds[state] == pytest.approx(float(told[1]), abs=1e-3 * finished.height)

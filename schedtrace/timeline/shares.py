@@ -1,0 +1,92 @@
+"""Sums over the states of requests: how long, for which share, in which steps."""
+
+import polars as pl
+
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.timeline import Timeline
+
+LENGTH_US = pl.col("end_us") - pl.col("begin_us")
+"""Of a row of ``request_states`` or ``engine_states``."""
+
+
+def by_state(states: pl.DataFrame) -> pl.DataFrame:
+    """One row per state and cause, the longest first; the shares add up to 1.
+
+    Columns: ``state``, ``cause``, ``time_us``, ``share_frac``, ``requests``.
+    """
+    total = states.select(LENGTH_US.sum()).item() or 1
+    return (
+        states.group_by("state", "cause")
+        .agg(
+            LENGTH_US.sum().alias("time_us"),
+            (LENGTH_US.sum() / total).alias("share_frac"),
+            pl.col("request_id").n_unique().alias("requests"),
+        )
+        .sort("time_us", "state", "cause", descending=[True, False, False])
+    )
+
+
+def refused(timeline: Timeline) -> pl.DataFrame:
+    """Rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
+    return timeline.request_states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
+
+
+def per_step(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
+    """The steps that these rows are made of: ``step`` and ``requests``, how many of them each step is in.
+
+    Args:
+        timeline: One engine's.
+        rows: Of ``request_states``, with ``begin_step`` and ``end_step``.
+    """
+    known = rows.select("begin_step", "end_step").drop_nulls()
+    changes = pl.concat(
+        [
+            known.select(step="begin_step", requests=pl.lit(1)),
+            known.select(step=pl.col("end_step") + 1, requests=pl.lit(-1)),
+        ]
+    )
+    running = (
+        changes.group_by("step")
+        .agg(pl.col("requests").sum())
+        .sort("step")
+        .with_columns(pl.col("requests").cum_sum())
+    )
+    steps = timeline.steps.select(pl.col("step").cast(pl.Int64)).sort("step")
+    return steps.join_asof(running, on="step").filter(pl.col("requests") > 0)
+
+
+def queue_times(timeline: Timeline) -> pl.DataFrame:
+    """One row per request that was scheduled: how long it waited for that.
+
+    Columns: ``request_id``, ``trial``, ``priority``, ``queued_us``, ``step`` (that admitted it first) and
+    ``queue_us``.
+    """
+    admitted = (
+        timeline.request_states.filter(pl.col("tokens") > 0)
+        .group_by("request_id")
+        .agg(pl.col("begin_us", "begin_step").first())
+    )
+    return (
+        timeline.arrivals.filter(~pl.col("streaming_update"))
+        .unique("request_id", keep="first", maintain_order=True)
+        .select("request_id", "trial", "priority", "queued_us")
+        .join(admitted, on="request_id", maintain_order="left")
+        .with_columns(queue_us=(pl.col("begin_us") - pl.col("queued_us")).clip(0))
+        .select("request_id", "trial", "priority", "queued_us", "begin_step", "queue_us")
+        .rename({"begin_step": "step"})
+    )
+
+
+def queue_time_by_cause(timeline: Timeline, queued: pl.DataFrame) -> pl.DataFrame:
+    """One row per request of ``queue_times`` and cause: ``request_id``, ``cause``, ``wait_us``.
+
+    Per request they add up to ``queue_us``; ``next_step`` is the time until a step could see it.
+    """
+    first = timeline.request_states.join(
+        queued.select("request_id", "step"), on="request_id", maintain_order="left"
+    ).filter((pl.col("state") == "waiting") & (pl.col("end_step").fill_null(-1) < pl.col("step")))
+    return (
+        first.group_by("request_id", "cause", maintain_order=True)
+        .agg(LENGTH_US.sum().alias("wait_us"))
+        .filter(pl.col("wait_us") > 0)
+    )
