@@ -17,7 +17,6 @@ app = typer.Typer(
     help="Why did vLLM's scheduler not schedule that request? Records every schedule() call, says why the "
     "token budget went unused, and compares configurations.",
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,
 )
 app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)

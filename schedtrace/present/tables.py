@@ -1,0 +1,91 @@
+"""A table at any width: columns side by side where they fit, else a block for each row."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from schedtrace.present.sections import Bars, Cell, Column, Style, Table
+from schedtrace.present.styled import STYLES, drawn, longest_line, longest_word, written
+
+GAPS = (2, 1)
+"""Columns between two columns: the first with which the table fits."""
+LEAST_BARS = 8
+INDENT = 2
+
+
+def table_view(table: Table, width: int) -> RenderableType:
+    """The table, no word or figure of it broken unless it is longer than a line."""
+    least = [_width(table, at, narrow=True) for at in range(len(table.columns))]
+    most = [_width(table, at, narrow=False) for at in range(len(table.columns))]
+    rooms = ((gap, width - gap * (len(least) - 1)) for gap in GAPS)
+    fitting = [(gap, room) for gap, room in rooms if sum(least) <= room]
+    roomy = [(gap, room) for gap, room in fitting if sum(most) <= room]
+    more = [written(table.more)] if table.more else []
+    if not fitting:
+        return Group(*(block for row in table.rows for block in _block(table.columns, row, width)), *more)
+    gap, room = (roomy or fitting[::-1])[0]
+    return Group(_columns(table, _shared(least, most, room), gap), *more)
+
+
+def least_width(table: Table) -> int:
+    """With less, a word would be broken even in blocks."""
+    words = [longest_word(drawn(cell, LEAST_BARS)) for row in table.rows for cell in row]
+    return INDENT + max(words, default=0)
+
+
+def _width(table: Table, at: int, *, narrow: bool) -> int:
+    column = table.columns[at]
+    heading = Text(column.heading)
+    wide = [longest_word(heading) if narrow else longest_line(heading)]
+    for row in table.rows:
+        cell = row[at]
+        if isinstance(cell, Bars):
+            wide.append(min(LEAST_BARS, len(cell.heights)) if narrow else len(cell.heights))
+        else:
+            text = written(cell)
+            wide.append(longest_word(text) if narrow and not column.numeric else longest_line(text))
+    return max(wide)
+
+
+def _shared(least: list[int], most: list[int], room: int) -> list[int]:
+    """Every column as wide as it wants, or its least and its share of what is left."""
+    spare, wanted = room - sum(least), sum(most) - sum(least)
+    if wanted <= spare:
+        return most
+    return [low + (high - low) * spare // wanted for low, high in zip(least, most, strict=True)]
+
+
+def _columns(table: Table, widths: list[int], gap: int) -> RichTable:
+    shown = RichTable(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style=STYLES[Style.STRONG])
+    shown.show_header = any(column.heading for column in table.columns)
+    for column, width in zip(table.columns, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if column.numeric else "left"
+        shown.add_column(Text(column.heading), justify=justify, width=width, overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(drawn(cell, width) for cell, width in zip(row, widths, strict=True)))
+    return shown
+
+
+def _block(columns: list[Column], row: list[Cell], width: int) -> Iterator[RenderableType]:
+    """The row's first cell, and below it every other one behind its heading."""
+    first = drawn(row[0], width)
+    first.stylize(STYLES[Style.STRONG])
+    yield Text.assemble(
+        (f"{columns[0].heading} ".replace("\n", " ") if columns[0].heading else "", ""), first
+    )
+    figures = Text(overflow="fold")
+    pictures = []
+    for column, cell in zip(columns[1:], row[1:], strict=True):
+        shown = drawn(cell, width - INDENT)
+        if isinstance(cell, Bars):
+            pictures.append(shown)
+        elif shown.plain:
+            heading = f"{column.heading} ".replace("\n", " ") if column.heading else ""
+            figures.append("; " if figures.plain else "").append(heading).append_text(shown)
+    for text in (figures, *pictures):
+        if text.plain:
+            yield Padding(text, (0, 0, 0, INDENT), expand=False)
