@@ -28,9 +28,10 @@ def verdict(
     """
     parts = [] if same_work else [message("different workloads: the figures say little")]
     parts += _findings(findings)
-    steadied = [_steadied(metric) for metric in metrics if metric.name == "first-step requests"]
-    parts += [part for part in steadied if part]
-    figures = _figures(metrics, most=1 if any(steadied) else MOST_METRICS, shapes_too=not parts)
+    first_steps = [metric for metric in metrics if metric.name == "first-step requests" and same_work]
+    steadied = [said for metric in first_steps if (said := _steadied(metric))]
+    parts += steadied
+    figures = _figures(metrics, most=1 if steadied else MOST_METRICS, shapes_too=not parts)
     parts += figures or _nothing_found(metrics, least, other=bool(parts))
     if figures and same_work and in_turn is False:
         parts.append(message("not made in turn: may be the machine"))
@@ -122,7 +123,7 @@ def _steadied(metric: MetricChange) -> Message:
     before, after = metric.base, metric.new
     if metric.significant and after.min == after.max and before.min < before.max:
         return message(
-            "{metric} now {now} in every trial (were {low} to {high})",
+            "{metric} now always {now} (were {low} to {high})",
             metric=metric.name,
             now=Number(after.min),
             low=Number(before.min),
@@ -130,7 +131,7 @@ def _steadied(metric: MetricChange) -> Message:
         )
     if metric.significant and before.min == before.max and after.min < after.max:
         return message(
-            "{metric} now vary from {low} to {high} (were {before})",
+            "{metric} now {low} to {high} (were always {before})",
             metric=metric.name,
             before=Number(before.min),
             low=Number(after.min),

@@ -7,7 +7,7 @@ import msgspec
 
 from schedtrace.model.message import Message
 
-COMPARISON_SCHEMA_VERSION = 1
+COMPARISON_SCHEMA_VERSION = 2
 
 
 class ConfigChange(msgspec.Struct, kw_only=True):

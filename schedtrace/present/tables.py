@@ -14,6 +14,8 @@ from schedtrace.present.styled import STYLES, drawn, longest_line, longest_word,
 GAPS = (2, 1)
 """Columns between two columns: the first with which the table fits."""
 LEAST_BARS = 8
+SHORT = 24
+"""Columns that want no more are names and figures; what wants more is prose, which may be folded."""
 INDENT = 2
 
 
@@ -52,11 +54,18 @@ def _width(table: Table, at: int, *, narrow: bool) -> int:
 
 
 def _shared(least: list[int], most: list[int], room: int) -> list[int]:
-    """Every column as wide as it wants, or its least and its share of what is left."""
-    spare, wanted = room - sum(least), sum(most) - sum(least)
-    if wanted <= spare:
-        return most
-    return [low + (high - low) * spare // wanted for low, high in zip(least, most, strict=True)]
+    """The least for each column; then what short columns want, from the left; then the long ones' shares."""
+    widths, spare = [*least], room - sum(least)
+    for at, wanted in enumerate(most):
+        if wanted <= SHORT:
+            more = min(spare, wanted - widths[at])
+            widths[at], spare = widths[at] + more, spare - more
+    lacking = [high - width for high, width in zip(most, widths, strict=True)]
+    given = min(spare, sum(lacking))
+    return [
+        width + (lack * given // sum(lacking) if lack else 0)
+        for width, lack in zip(widths, lacking, strict=True)
+    ]
 
 
 def _columns(table: Table, widths: list[int], gap: int) -> RichTable:

@@ -10,7 +10,7 @@ CHANGES = {"appeared": Style.WARNING, "went": Style.GOOD, "stayed": None}
 EXITS_VIA = {"source": "exact, from the scheduler's own code", "inferred": "inferred from its state"}
 
 STATES = {
-    "front_end": State("front end", "-", Style.DIM),
+    "front_end": State("front end", "~", Style.DIM),
     "waiting": State("waiting", ".", Style.WARNING),
     "prefill": State("prefill", "P", Style.PREFILL, prominent=True),
     "recompute": State("recompute", "R", Style.RECOMPUTE, prominent=True),

@@ -100,9 +100,8 @@ def _causes(changes: list[CauseChange] | None) -> Table | Note:
 
 
 def _finding(change: FindingChange) -> Finding:
-    cause = message(" ({cause})", cause=CauseWord(change.cause)) if change.cause else ""
-    values = _values(change)
-    about = message("{cause}  {values}", cause=cause, values=values)
+    cause = message("cause {cause}  ", cause=CauseWord(change.cause)) if change.cause else ""
+    about = message("{cause}{values}", cause=cause, values=_values(change))
     level = Styled(change.state, CHANGES[change.state])
     return Finding(level, change.code, about, [Styled(change.message, Style.DIM)])
 

@@ -83,7 +83,7 @@ def _row(cells: Sequence[str]) -> str:
 def _text(value: Cell | States) -> str:
     """A text or a picture, safe anywhere in a line; what is strong or bad stands out."""
     if isinstance(value, Bars):
-        return code(bar_characters(value, WIDTH))
+        return code(bar_characters(value, WIDTH).replace(" ", "·"))  # spaces would be lost
     if isinstance(value, States):
         return code("".join(state.character for state in state_characters(value, WIDTH)))
     if isinstance(value, Styled):

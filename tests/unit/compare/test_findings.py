@@ -1,5 +1,9 @@
 from schedtrace.compare.compare import compare
+from schedtrace.compare.findings import refusal_changes
+from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Exit
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 
@@ -25,23 +29,24 @@ def test_findings_went_appeared_or_stayed_by_code_and_cause(run_of):
         ("blocked-budget", "lora_cap"): ("stayed", 2, 1),
         ("blocked-budget", "max_num_seqs"): ("appeared", 0, 1),
     }
-    assert "gone: blocked-budget kv_blocks (1 step)" in comparison.verdict
-    assert "new: blocked-budget max_num_seqs (1 step)" in comparison.verdict
-    assert "lora_cap" not in comparison.verdict
+    verdict = plain(comparison.verdict)
+    assert "gone: blocked-budget kv_blocks" in verdict
+    assert "new: blocked-budget max_num_seqs" in verdict
+    assert "lora_cap" not in verdict
 
 
 def test_a_finding_that_went_keeps_the_message_of_the_base(run_of):
     comparison = compare(base=run_of("a", blocked(0, Cause.LORA_CAP)), new=run_of("b", step(0, got={"x": 1})))
     [change] = blocked_budget(comparison)
     assert change.state == "went"
-    assert "1 step of 1 " in change.message
+    assert "1 step of 1 " in plain(change.message)
 
 
 def test_a_finding_that_stayed_has_the_message_of_the_new_run(run_of):
     base = run_of("a", blocked(0, Cause.LORA_CAP))
     new = run_of("b", blocked(0, Cause.LORA_CAP), blocked(1, Cause.LORA_CAP))
     [change] = blocked_budget(compare(base=base, new=new))
-    assert (change.state, "2 steps of 2 " in change.message) == ("stayed", True)
+    assert (change.state, "2 steps of 2 " in plain(change.message)) == ("stayed", True)
 
 
 def test_trials_that_show_a_finding_are_told_for_both_sides(run_of):
@@ -49,3 +54,26 @@ def test_trials_that_show_a_finding_are_told_for_both_sides(run_of):
     new = run_of("b", blocked(0, Cause.KV_BLOCKS, trial=3))
     [change] = blocked_budget(compare(base=base, new=new))
     assert (change.base_trials, change.new_trials) == ([1, 2], [3])
+
+
+def exact(cause, request_id, detail=None):
+    return Exit("waiting", "break", cause, request_id, 0, detail, via="source")
+
+
+def test_the_causes_of_two_runs_are_compared_by_their_share_of_the_steps(run_of):
+    seats = exact(Cause.MAX_NUM_SEQS, "a")
+    base = run_of("base", *(step(n, waiting=1, ended=seats) for n in range(4)))
+    new = run_of("new", step(0, waiting=1, ended=seats), *(step(n) for n in range(1, 4)))
+    [change] = refusal_changes(base=analyze_run(base), new=analyze_run(new))
+    assert (change.cause, change.base_exits, change.new_exits) == ("max_num_seqs", 4, 1)
+    assert (change.base_steps_frac, change.new_steps_frac) == (1.0, 0.25)
+
+
+def test_who_is_refused_on_one_side_only_is_told_too(run_of):
+    base = run_of("base", step(0, waiting=1, ended=exact(Cause.KV_BLOCKS, "a", detail="free")))
+    new = run_of("new", step(0, waiting=1, ended=exact(Cause.KV_BLOCKS, "a", detail="watermark")))
+    changes = refusal_changes(base=analyze_run(base), new=analyze_run(new))
+    assert [(change.detail, change.base_exits, change.new_exits) for change in changes] == [
+        ("free", 1, 0),
+        ("watermark", 0, 1),
+    ]
