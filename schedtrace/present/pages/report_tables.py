@@ -33,7 +33,7 @@ def _trial(trial: TrialReport) -> list[Cell]:
         "all" if trial.trial is None else str(trial.trial) if trial.complete else f"{trial.trial} cut",
         integer(trial.steps),
         f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
-        "-" if trial.new_per_step is None else series(trial.new_per_step),
+        "-" if trial.new_per_step is None else series(trial.new_per_step) or "none",
         percent(trial.budget_use_waiting_frac),
         integer(trial.preemptions),
         integer(trial.output_tokens_per_s),
