@@ -75,4 +75,6 @@ def entry() -> None:
     """The console script."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without our characters gets question marks
+    if "_SCHEDTRACE_COMPLETE" in os.environ:  # set by the shell's completion, which main() does not know
+        app(prog_name="schedtrace")
     sys.exit(main())

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from schedtrace.present.sections import Bars, Cell, Column, Style, Table
+from schedtrace.present.sections import Bars, Style, Table
 from schedtrace.present.styled import STYLES, drawn, longest_line, longest_word, written
 
 GAPS = (2, 1)
@@ -28,7 +28,7 @@ def table_view(table: Table, width: int) -> RenderableType:
     roomy = [(gap, room) for gap, room in fitting if sum(most) <= room]
     more = [written(table.more)] if table.more else []
     if not fitting:
-        return Group(*(block for row in table.rows for block in _block(table.columns, row, width)), *more)
+        return Group(*_blocks(table, width), *more)
     gap, room = (roomy or fitting[::-1])[0]
     return Group(_columns(table, _shared(least, most, room), gap), *more)
 
@@ -79,22 +79,22 @@ def _columns(table: Table, widths: list[int], gap: int) -> RichTable:
     return shown
 
 
-def _block(columns: list[Column], row: list[Cell], width: int) -> Iterator[RenderableType]:
-    """The row's first cell, and below it every other one behind its heading."""
-    first = drawn(row[0], width)
-    first.stylize(STYLES[Style.STRONG])
-    yield Text.assemble(
-        (f"{columns[0].heading} ".replace("\n", " ") if columns[0].heading else "", ""), first
-    )
-    figures = Text(overflow="fold")
-    pictures = []
-    for column, cell in zip(columns[1:], row[1:], strict=True):
-        shown = drawn(cell, width - INDENT)
-        if isinstance(cell, Bars):
-            pictures.append(shown)
-        elif shown.plain:
-            heading = f"{column.heading} ".replace("\n", " ") if column.heading else ""
-            figures.append("; " if figures.plain else "").append(heading).append_text(shown)
-    for text in (figures, *pictures):
-        if text.plain:
-            yield Padding(text, (0, 0, 0, INDENT), expand=False)
+def _blocks(table: Table, width: int) -> Iterator[RenderableType]:
+    """Each row's first cell, and below it every other one behind its heading."""
+    first, *others = ((column.heading.replace("\n", " "), column) for column in table.columns)
+    before = f"{first[0]} " if first[1].numeric else ""
+    if first[0] and not before:
+        yield Text(first[0], style=STYLES[Style.STRONG], overflow="fold")
+    for row in table.rows:
+        yield Text(before, overflow="fold").append_text(drawn(row[0], width))
+        figures, pictures = Text(overflow="fold"), []
+        for (heading, _), cell in zip(others, row[1:], strict=True):
+            shown = drawn(cell, width - INDENT)
+            if isinstance(cell, Bars):
+                pictures.append(shown)
+            elif shown.plain:
+                figures.append("; " if figures.plain else "").append(f"{heading} " if heading else "")
+                figures.append_text(shown)
+        for text in (figures, *pictures):
+            if text.plain:
+                yield Padding(text, (0, 0, 0, INDENT), expand=False)

@@ -35,7 +35,7 @@ def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001
 def _blocks(section: Section) -> Iterator[str]:  # one kind of section after the other
     match section:
         case Headline(title, about, lines, warnings):
-            yield f"**{paragraph(title)}** {prose(about)}".rstrip()
+            yield f"**{paragraph(title)}** {prose(about).strip()}".rstrip()
             if points := [f"* {_text(line)}" for line in [*lines, *warnings]]:
                 yield "\n".join(points)
         case Facts(facts):
@@ -47,7 +47,7 @@ def _blocks(section: Section) -> Iterator[str]:  # one kind of section after the
             pictures = [f"* {band.label} {_text(band.drawn)}".replace("*  ", "* ") for band in bands]
             yield "\n".join([*pictures, f"* {_text(legend)}"])
         case Finding(level, name, about, paragraphs, action):
-            yield f"**{prose(level.text)}: {prose(name)}** {prose(about)}".rstrip()
+            yield f"**{prose(level.text)}: {prose(name)}** {prose(about).strip()}".rstrip()
             yield from (_text(text) for text in paragraphs)
             if action:
                 yield f"Try: {_text(action)}"

@@ -1,7 +1,10 @@
+import pytest
+
 from schedtrace.compare.compare import compare
-from schedtrace.compare.findings import refusal_changes
+from schedtrace.compare.findings import finding_changes, refusal_changes
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.causes import Cause
+from schedtrace.model.report import Finding, LimitShare, RunReport
 from schedtrace.model.trace import Exit
 from schedtrace.present.phrases import plain
 from tests.makers import step
@@ -77,3 +80,67 @@ def test_who_is_refused_on_one_side_only_is_told_too(run_of):
         ("free", 1, 0),
         ("watermark", 0, 1),
     ]
+
+
+def report(*, limits=(), findings=()):
+    """A run's report of which only these are known."""
+    shares = [
+        LimitShare(
+            engine_rank=rank, cause=cause, wait_ms=1, share_frac=share, steps=1, request_steps=1, strip=[]
+        )
+        for rank, cause, share in limits
+    ]
+    rest = {"path": "", "label": "", "config": {}, "problems": [], "not_judged": [], "causes": [], "caps": []}
+    return RunReport(**rest, trials=[], findings=list(findings), limits=shares, strip=[], warmup_steps=0)
+
+
+def found(code, *, cost_frac=None, **evidence):
+    told = dict.fromkeys(Finding.__struct_fields__)
+    told |= {"code": code, "count": 3, "trials": [], "message": "", "evidence": evidence}
+    return Finding(**told | {"cost_frac": cost_frac})
+
+
+def bound(share):
+    """A side of which this share of the waiting was for KV blocks, and the finding where it is enough."""
+    findings = [found("kv-bound", share_frac=share)] if share > 0.5 else []
+    limits = [(0, "kv_blocks", share - 0.1), (0, "preempted_this_step", 0.1), (0, "other", 1 - share)]
+    return report(limits=limits, findings=findings)
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "state"),
+    [
+        (0.52, 0.48, "stayed"),
+        (0.48, 0.52, "stayed"),
+        (0.9, 0.46, "stayed"),
+        (0.9, 0.44, "went"),
+        (0.44, 0.9, "appeared"),
+        (0.9, 0.8, "stayed"),
+    ],
+)
+def test_a_share_that_crossed_its_threshold_went_only_if_it_halved(base, new, state):
+    [change] = finding_changes(base=bound(base), new=bound(new))
+    assert change.state == state
+    assert (change.base_frac, change.new_frac) == (pytest.approx(base), pytest.approx(new))
+    assert change.threshold_frac == 0.5
+
+
+@pytest.mark.parametrize(
+    ("cost_frac", "state"), [(0.06, "stayed"), (0.0999, "stayed"), (0.10, "went"), (0.5, "went")]
+)
+def test_a_share_that_the_other_side_does_not_have_is_at_most_the_threshold(cost_frac, state):
+    base = report(findings=[found("scheduler-overhead", cost_frac=cost_frac)])
+    [change] = finding_changes(base=base, new=report())
+    assert (change.state, change.base_frac, change.new_frac) == (state, cost_frac, None)
+
+
+@pytest.mark.parametrize(("starved", "state"), [([], "stayed"), (["a"], "went")])
+def test_queueing_that_was_found_for_starved_requests_went_with_them(starved, state):
+    felt = {"of_time_in_engine_frac": 0.12, "starved": starved, "priority_inversions": []}
+    [change] = finding_changes(base=report(findings=[found("queueing", **felt)]), new=report())
+    assert change.state == state
+
+
+def test_what_counts_events_went_when_there_are_none():
+    [change] = finding_changes(base=report(findings=[found("preemption")]), new=report())
+    assert (change.state, change.threshold_frac, change.base_frac) == ("went", None, None)

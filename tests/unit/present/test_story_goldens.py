@@ -53,7 +53,7 @@ def test_a_servers_long_ids_leave_room_for_the_numbers(tmp_path):
     wide, narrow = (text_of(page, width).splitlines() for width in (160, 60))
     [row] = [line for line in wide if f"{name}0" in line and "prefill" in line]
     assert row.split() == [f"{name}0", "new", "prefill", "0", "12,345", "12,345"]
-    at = narrow.index(f"  {name}0")
+    at = [line.strip() for line in narrow].index(f"{name}0")
     assert narrow[at + 1 : at + 3] == [
         "    phase new; work prefill; computed before 0; tokens now",
         "    12,345; prompt 12,345",

@@ -46,7 +46,7 @@ def pages_of_runs():
     enough = read_run(hand_made.enough(Path("enough")))
     engines = read_run(hand_made.two_bare_engines(Path("two-engines")))
     stories, sample = read_run(crowded(Path("crowded"))), read_run(Path(shutil.copytree(SAMPLE, "sample")))
-    log = read_run(Path(shutil.copy(sorted(THREAD.glob("profile*.log"))[0], ".")))
+    log = read_run(Path(shutil.copy(min(THREAD.glob("profile*.log")), ".")))
     reports = {"small-kv": small, "two-engines": engines, "crowded": stories, "sample": sample, "log": log}
     pairs = {"diff": (enough, small), "diff-log": (log, log), "diff-same": (small, small)}
     lives = dict.fromkeys(("t1-29", "t1-0", "t1-43"), stories)
