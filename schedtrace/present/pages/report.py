@@ -24,7 +24,7 @@ from schedtrace.present.sections import (
 )
 from schedtrace.present.words import severity
 
-LEAST_SHOWN_FRAC = 0.005
+LEAST_SHOWN_FRAC = 0.01
 """An estimated cost below this share of the run is below what the model of step times resolves."""
 
 
