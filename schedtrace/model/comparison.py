@@ -107,7 +107,7 @@ class FindingChange(msgspec.Struct, kw_only=True):
     base_trials: list[int]
     new_trials: list[int]
     base_frac: float | None = None
-    """The largest share that it was found for; None: not found, or not a finding for a share."""
+    """The share that it is found for, the largest of its findings, where the run has it; else None."""
     new_frac: float | None = None
     threshold_frac: float | None = None
     """The share below which it is not found."""
