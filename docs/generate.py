@@ -57,6 +57,7 @@ SCHEMAS = {
     "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MESSAGE_TEXT = "The sentence as text, made from the template and its arguments."
 UNITS = [
     (r"_us$", "µs"),
     (r"_ms$", "ms"),
@@ -195,6 +196,8 @@ def unit_of(name: str) -> str | None:
 def schema(kind: Any, title: str, every: dict[str, dict[str, str]]) -> str:
     """The JSON Schema of ``kind``, with the meaning of every field."""
     document = msgspec.json.schema(kind)
+    if "Message" in document["$defs"]:
+        document["$defs"]["Message"]["properties"]["text"] = {"type": "string", "description": MESSAGE_TEXT}
     for name, definition in document["$defs"].items():
         for field, said in every.get(name, {}).items():
             if field in definition.get("properties", {}):

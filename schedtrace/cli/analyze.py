@@ -5,21 +5,22 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import Format, say, show, show_json
+from schedtrace.cli.options import FormatOption, say, show
 from schedtrace.errors import ExitCode
+from schedtrace.present.renderers import Format
 
 
 def analyze(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, a folder of runs, or trace files.")],
-    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TEXT,
+    output_format: FormatOption = Format.TEXT,
     fail_on: Annotated[
         str | None, typer.Option(help="Exit with 1 at a finding this severe: info, warning or critical.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Tell this finding only; may be repeated.")
+        list[str] | None, typer.Option(metavar="CODE", help="Report only this finding; may be repeated.")
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Leave this finding out; may be repeated.")
+        list[str] | None, typer.Option(metavar="CODE", help="Leave out this finding; may be repeated.")
     ] = None,
     cache: Annotated[
         bool, typer.Option(help="Keep what was read of a large trace beside it, for the next time.")
@@ -30,16 +31,13 @@ def analyze(
     from schedtrace.diagnose.analyze import analyze as analyze_runs
     from schedtrace.diagnose.analyze import at_or_above
     from schedtrace.diagnose.catalogue import choose, keep
-    from schedtrace.present.report import report_view
+    from schedtrace.present.pages.report import report_page
     from schedtrace.read.run import find_runs, runs_without_trace
 
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
     report = keep(analyze_runs(read_runs(find_runs(paths), cache=cache)), codes)
     for folder in runs_without_trace(paths):
-        say(f"schedtrace: {folder} left out: it recorded nothing", err=True)
-    if output_format is Format.JSON:
-        show_json(report)
-    else:
-        show(report_view, report)
+        say(f"schedtrace: skipped {folder}: it contains no trace", err=True)
+    show(report_page(report), output_format)
     if any(severe(finding) for run in report.runs for finding in run.findings):
         raise typer.Exit(ExitCode.FINDINGS)

@@ -2,27 +2,19 @@
 
 import sys
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedtrace.cli.options import option_names, say, show, show_json
+from schedtrace.cli.options import FormatOption, option_names, say, show
 from schedtrace.errors import ExitCode, InputError, UsageError
+from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
     from schedtrace.model.comparison import MetricChange
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-class DiffFormat(StrEnum):
-    """How a comparison is printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
 
 
 def diff(
@@ -49,9 +41,7 @@ def diff(
             help="Exit with 1 if a metric (this one, by so many percent) became worse beyond chance.",
         ),
     ] = None,
-    output_format: Annotated[
-        DiffFormat, typer.Option("--format", help="How to print it; markdown is for a pull request.")
-    ] = DiffFormat.TEXT,
+    output_format: FormatOption = Format.TEXT,
 ) -> None:
     """Compare two runs: settings, metrics over trials with their statistics, findings, decisions."""
     _refuse_options(context, [base, new], run=run)
@@ -66,8 +56,7 @@ def diff(
 
     from schedtrace.cli.runs import read_runs
     from schedtrace.compare.compare import compare
-    from schedtrace.present.comparison import comparison_view
-    from schedtrace.present.markdown import markdown
+    from schedtrace.present.pages.comparison import comparison_page
     from schedtrace.read.run import find_runs
 
     found = [find_runs([folder]) for folder in folders]
@@ -77,12 +66,7 @@ def diff(
             raise InputError(msg)
     of_base, of_new = read_runs([runs[0] for runs in found])
     comparison = compare(base=of_base, new=of_new)
-    if output_format is DiffFormat.JSON:
-        show_json(comparison)
-    elif output_format is DiffFormat.MARKDOWN:
-        show(markdown, comparison)
-    else:
-        show(comparison_view, comparison)
+    show(comparison_page(comparison), output_format)
     if fail_on and comparison.undecided:
         least = comparison.trials_least
         say(f"schedtrace: --fail-on: too few trials to tell; {least} a side are needed", err=True)

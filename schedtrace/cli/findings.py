@@ -1,20 +1,12 @@
 """``schedtrace findings``: what ``analyze`` can find."""
 
-from typing import Annotated
-
-import typer
-
-from schedtrace.cli.options import Format, show, show_json
+from schedtrace.cli.options import FormatOption, show
+from schedtrace.present.renderers import Format
 
 
-def findings(
-    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TEXT,
-) -> None:
-    """List the kinds of findings, and what a record must tell for each."""
+def findings(output_format: FormatOption = Format.TEXT) -> None:
+    """List the kinds of findings, and what a record must hold for each."""
     from schedtrace.diagnose.catalogue import catalogue
-    from schedtrace.present.findings import catalogue_view
+    from schedtrace.present.pages.catalogue import catalogue_page
 
-    if output_format is Format.JSON:
-        show_json(catalogue())
-    else:
-        show(catalogue_view, catalogue())
+    show(catalogue_page(catalogue()), output_format)

@@ -17,7 +17,6 @@ app = typer.Typer(
     help="Why did vLLM's scheduler not schedule that request? Records every schedule() call, says why the "
     "token budget went unused, and compares configurations.",
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,
 )
 app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
@@ -76,4 +75,6 @@ def entry() -> None:
     """The console script."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without our characters gets question marks
+    if "_SCHEDTRACE_COMPLETE" in os.environ:  # set by the shell's completion, which main() does not know
+        app(prog_name="schedtrace")
     sys.exit(main())

@@ -1,37 +1,28 @@
-"""What several commands share: output formats, the run options' YAML files, and every way to print.
+"""What several commands share: the output format, the run options' YAML files, and every way to print.
 
-Data come from strangers. So a document is made printable before its view sees it, a line before it is
-printed, and rich is never asked to read markup or emoji names in either.
+Data come from strangers: a page makes its sections from a printable copy of its document, a line is made
+visible before it is printed, and rich is never asked to read markup or emoji names in either.
 """
 
 import os
 import sys
-from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.model.printable import json_of, printable, visible
+from schedtrace.model.printable import visible
+from schedtrace.present.renderers import Format, renderer
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
+    from schedtrace.present.sections import Page
 
-class Format(StrEnum):
-    """How results are printed."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-def stdout_console() -> "Console":
-    """For results: follows the terminal; a pipe gets plain text 100 columns wide."""
-    from schedtrace.present.console import make_console
-
-    return make_console(width=None if sys.stdout.isatty() else _pipe_width())
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="Output format; markdown is for issues and pull requests.")
+]
 
 
 def stderr_console() -> "Console":
@@ -41,39 +32,19 @@ def stderr_console() -> "Console":
     return make_console(stderr=True)
 
 
-def show(view: "Callable[..., RenderableType]", document: Any, **options: Any) -> None:
-    """Print a view of a document on stdout.
+def show(page: "Page[Any]", output_format: Format = Format.TEXT) -> None:
+    """Print a page on stdout, as wide as the terminal; a pipe gets text 100 columns wide.
 
-    Args:
-        view: Of ``present/``; text that it returns is printed as it is.
-        document: Structs of ``model/``.
-        options: Of the view.
+    It is written by ourselves: rich would turn a closed pipe into exit code 1.
     """
-    shown = view(printable(document), **options)
-    if not isinstance(shown, str):
-        console = stdout_console()
-        with console.capture() as captured:
-            console.print(shown)
-        shown = captured.get()
-    _write(shown)
-
-
-def show_json(document: Any) -> None:
-    """Print one JSON object on stdout and nothing else."""
-    import msgspec
-
-    _write(msgspec.json.format(json_of(document), indent=2).decode() + "\n")
+    width = None if sys.stdout.isatty() else _pipe_width()
+    sys.stdout.write(renderer(output_format)(page, width=width))
+    sys.stdout.flush()
 
 
 def say(line: str, *, err: bool = False) -> None:
     """Print one line, on stderr if ``err``."""
     typer.echo(visible(line), err=err)
-
-
-def _write(text: str) -> None:
-    """To stdout by ourselves: rich would turn a closed pipe into exit code 1."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -5,21 +5,18 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import Format, show, show_json
+from schedtrace.cli.options import FormatOption, show
+from schedtrace.present.renderers import Format
 
 
 def request(
     run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
     request_id: Annotated[str, typer.Argument(help="The request's id, or its beginning or end.")],
-    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TEXT,
+    output_format: FormatOption = Format.TEXT,
 ) -> None:
     """Tell one request's life: what it waited for, when it computed, what it lost, where its time went."""
     from schedtrace.cli.runs import one_run
     from schedtrace.explain.request.life import tell_life
-    from schedtrace.present.request import life_view
+    from schedtrace.present.pages.request import request_page
 
-    life = tell_life(one_run(run), request_id)
-    if output_format is Format.JSON:
-        show_json(life)
-    else:
-        show(life_view, life)
+    show(request_page(tell_life(one_run(run), request_id)), output_format)

@@ -170,11 +170,11 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
 def _show_outcome(plan: Any) -> None:
     """The trials' figures, the folder, and what to type next."""
     from schedtrace.diagnose.analyze import analyze_run
-    from schedtrace.present.report import trials_table
+    from schedtrace.present.pages.report import trials_page
     from schedtrace.read.run import read_run
 
     report = analyze_run(read_run(plan.folder))
-    show(trials_table, report.trials)
+    show(trials_page(report))
     for problem in report.problems:
         say(f"! {problem}")
     found = len(report.findings)

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import Format, show, show_json
+from schedtrace.cli.options import FormatOption, show
+from schedtrace.present.renderers import Format
 
 
 def step(
@@ -13,15 +14,12 @@ def step(
     number: Annotated[int, typer.Argument(help="Number of the step, as in the trace.")],
     engine: Annotated[int, typer.Option(help="Data-parallel rank.")] = 0,
     every: Annotated[bool, typer.Option("--all", help="List every request, however many.")] = False,
-    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TEXT,
+    output_format: FormatOption = Format.TEXT,
 ) -> None:
     """Tell one step: who got what, who was refused and why, what a different limit would have allowed."""
     from schedtrace.cli.runs import one_run
     from schedtrace.explain.step.story import tell_step
-    from schedtrace.present.step import step_view
+    from schedtrace.present.pages.step import step_page
 
     story = tell_step(one_run(run), number, engine=engine)
-    if output_format is Format.JSON:
-        show_json(story)
-    else:
-        show(step_view, story, everything=every)
+    show(step_page(story, everything=every), output_format)

@@ -2,6 +2,7 @@
 
 from schedtrace.model.comparison import MetricChange
 from schedtrace.model.facts import Fact
+from schedtrace.model.message import Code, Count, Message, message
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -13,15 +14,18 @@ def taken_in_turn(base: Timeline, new: Timeline) -> bool | None:
     return max(start for start, _ in spans) <= min(last for _, last in spans)
 
 
-def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]) -> list[str]:
+def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]) -> list[Message]:
     """What may make two runs differ without their configurations."""
     notes = []
     if base.header.host != new.header.host:
-        notes.append(f"different machines: base {base.header.host}, new {new.header.host}")
+        hosts = {"base": Code(base.header.host), "new": Code(new.header.host)}
+        notes.append(message("different machines: base {base}, new {new}", **hosts))
     elif taken_in_turn(base, new) is False:
         notes.append(
-            "one run was made after the other: what the machine did meanwhile counts as a difference; "
-            "schedtrace diff --run takes their trials in turn"
+            message(
+                "one run was made after the other: what the machine did meanwhile counts as a difference; "
+                "schedtrace diff --run takes their trials in turn"
+            )
         )
     for side in ("base", "new"):
         samples = [(metric.name, getattr(metric, side)) for metric in metrics]
@@ -29,8 +33,14 @@ def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]
         if held:
             name, sample = held[0]
             notes.append(
-                f"{side}: slow phases hit several trials in a row (unsteady machine): in {name} "
-                f"{sample.count} trials count as {sample.effective_count:.1f}"
+                message(
+                    "{side}: slow phases hit several trials in a row (unsteady machine): in {metric} "
+                    "{trials} count as {worth}",
+                    side=side,
+                    metric=name,
+                    trials=Count(sample.count, "trial"),
+                    worth=f"{sample.effective_count:.1f}",
+                )
             )
     return notes
 

@@ -1,9 +1,11 @@
-"""The first line of a comparison: what changed, in the order of what matters."""
+"""The first lines of a comparison: what changed, in the order of what matters, in three lines at most."""
 
-from schedtrace.diagnose.rules.common import counted
 from schedtrace.model.comparison import FindingChange, MetricChange, Outcome
+from schedtrace.model.message import NOTHING, CauseWord, Count, Message, Number, Share, joined, message
 
 MOST_METRICS = 3
+MOST_FINDINGS = 2
+"""Named of those that went or appeared; one of each where there are both."""
 SAME = "no difference found"
 
 
@@ -14,7 +16,7 @@ def verdict(
     same_work: bool,
     least: int,
     in_turn: bool | None,
-) -> str:
+) -> Message:
     """Findings that went or appeared, then the largest changes beyond chance, or that none was found.
 
     Args:
@@ -24,23 +26,44 @@ def verdict(
         least: Trials a side for anything to be significant.
         in_turn: Whether the machine was the same for both; None: unknown.
     """
-    parts = [] if same_work else ["different workloads, so the figures say little"]
-    for state, verb in (("went", "gone"), ("appeared", "new")):
-        named = [_finding(change) for change in findings if change.state == state]
-        if named:
-            parts.append(f"{verb}: {', '.join(named)}")
-    parts += [
-        said for metric in metrics if metric.name == "first-step requests" and (said := _steadied(metric))
-    ]
-    parts = [part for part in parts if part]
-    figures = _figures(metrics, shapes_too=not parts)
+    parts = [] if same_work else [message("different workloads: the figures say little")]
+    parts += _findings(findings)
+    first_steps = [metric for metric in metrics if metric.name == "first-step requests" and same_work]
+    steadied = [said for metric in first_steps if (said := _steadied(metric))]
+    parts += steadied
+    figures = _figures(metrics, most=1 if steadied else MOST_METRICS, shapes_too=not parts)
     parts += figures or _nothing_found(metrics, least, other=bool(parts))
-    if figures and in_turn is False:
-        parts.append("the runs were not made in turn, so it may be the machine")
-    return "; ".join(parts) or SAME
+    if figures and same_work and in_turn is False:
+        parts.append(message("not made in turn: may be the machine"))
+    return joined(parts, "; ") if parts else message(SAME)
 
 
-def _figures(metrics: list[MetricChange], *, shapes_too: bool) -> list[str]:
+def _findings(findings: list[FindingChange]) -> list[Message]:
+    states = {"went": "gone", "appeared": "new"}
+    changed = {state: [change for change in findings if change.state == state] for state in states}
+    most = 1 if all(changed.values()) else MOST_FINDINGS
+    return [
+        message("{state}: {named}", state=states[state], named=_named(changes, most))
+        for state, changes in changed.items()
+        if changes
+    ]
+
+
+def _named(changes: list[FindingChange], most: int) -> Message:
+    rest = len(changes) - most
+    more = message(" and {rest} more", rest=Number(rest)) if rest > 0 else NOTHING
+    return message(
+        "{named}{more}", named=joined([_finding(change) for change in changes[:most]], ", "), more=more
+    )
+
+
+def _finding(change: FindingChange) -> Message:
+    if change.code == "blocked-budget" and change.cause:
+        return message("{code} {cause}", code=change.code, cause=CauseWord(change.cause))
+    return message("{code}", code=change.code)
+
+
+def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> list[Message]:
     """The largest changes beyond chance.
 
     Figures without a unit, such as the number of steps, count only where nothing else is to be said.
@@ -48,31 +71,45 @@ def _figures(metrics: list[MetricChange], *, shapes_too: bool) -> list[str]:
     certain = sorted((metric for metric in metrics if metric.significant), key=_size, reverse=True)
     in_other_units = {(_size(m), m.new.mean > m.base.mean, m.p): m for m in reversed(certain) if m.unit}
     if measured := list(in_other_units.values())[::-1]:
-        return [", ".join(f"{m.name} {percent(m.change_frac)}" for m in measured[:MOST_METRICS])]
+        return [joined([_changed(metric) for metric in measured[:most]], ", ")]
     if certain and shapes_too:
-        return [", ".join(f"{m.name} {m.base.mean:g} -> {m.new.mean:g}" for m in certain[:MOST_METRICS])]
+        return [joined([_shape(metric) for metric in certain[:most]], ", ")]
     return []
 
 
-def _nothing_found(metrics: list[MetricChange], least: int, *, other: bool) -> list[str]:
+def _changed(metric: MetricChange) -> Message:
+    """``output +12.3 %``, or that the base was 0."""
+    if metric.change_frac is None:
+        return message("{metric} from 0", metric=metric.name)
+    return message("{metric} {change}", metric=metric.name, change=Share(metric.change_frac, signed=True))
+
+
+def _shape(metric: MetricChange) -> Message:
+    means = {"base": Number(metric.base.mean), "new": Number(metric.new.mean)}
+    return message("{metric} {base} -> {new}", metric=metric.name, **means)
+
+
+def _nothing_found(metrics: list[MetricChange], least: int, *, other: bool) -> list[Message]:
     """That no figure differs for certain, and what could not have been seen; nothing if all are the same."""
     changed = [m for m in metrics if m.outcome in {Outcome.NONE_FOUND, Outcome.TOO_FEW}]
     if not changed:
         return []
     first = changed[0]
     if all(m.outcome is Outcome.TOO_FEW for m in changed):
-        trials = min(first.base.count, first.new.count)
-        told = f"{first.name} {percent(first.change_frac)}, but "
-        return [f"{told}{counted(trials, 'trial')} a side are too few to tell: {least} needed"]
-    floor = first.noise_floor_frac
-    seen = "" if floor is None else f" (in {first.name} one of {100 * floor:.1f} % would have been seen)"
+        return [
+            message(
+                "{change}, but {trials} a side are too few to tell: {least} needed",
+                change=_changed(first),
+                trials=Count(min(first.base.count, first.new.count), "trial"),
+                least=Number(least),
+            )
+        ]
+    seen = NOTHING
+    if first.noise_floor_frac is not None:
+        floor = Share(first.noise_floor_frac)
+        seen = message(" ({floor} in {metric} would have shown)", floor=floor, metric=first.name)
     what = "no other difference found" if other else SAME
-    return [f"{what} at this number of trials{seen}"]
-
-
-def percent(change_frac: float | None) -> str:
-    """``+12.3 %``, or that the base was 0."""
-    return "from 0" if change_frac is None else f"{100 * change_frac:+.1f} %"
+    return [message("{what} at this number of trials{seen}", what=what, seen=seen)]
 
 
 def _size(metric: MetricChange) -> float:
@@ -81,24 +118,23 @@ def _size(metric: MetricChange) -> float:
     return round(high / low, 9) if low > 0 else float("inf")
 
 
-def _finding(change: FindingChange) -> str:
-    went = change.state == "went"
-    count = change.base_count if went else change.new_count
-    trials = change.base_trials if went else change.new_trials
-    cause = f" {change.cause}" if change.code == "blocked-budget" else ""
-    where = f" in {counted(len(trials), 'trial')}" if trials else ""
-    return (
-        f"{change.code}{cause} ({counted(count, 'step' if change.code != 'preemption' else 'time')}{where})"
-    )
-
-
-def _steadied(metric: MetricChange) -> str:
-    """That trials no longer vary, or now do; empty if neither, or if that may be chance."""
+def _steadied(metric: MetricChange) -> Message:
+    """That trials no longer vary, or now do; nothing if neither, or if that may be chance."""
     before, after = metric.base, metric.new
-    if not metric.significant:
-        return ""
-    if after.min == after.max and before.min < before.max:
-        return f"{metric.name} now {after.min:.0f} in every trial (were {before.min:.0f} to {before.max:.0f})"
-    if before.min == before.max and after.min < after.max:
-        return f"{metric.name} now vary from {after.min:.0f} to {after.max:.0f} (were {before.min:.0f})"
-    return ""
+    if metric.significant and after.min == after.max and before.min < before.max:
+        return message(
+            "{metric} now always {now} (were {low} to {high})",
+            metric=metric.name,
+            now=Number(after.min),
+            low=Number(before.min),
+            high=Number(before.max),
+        )
+    if metric.significant and before.min == before.max and after.min < after.max:
+        return message(
+            "{metric} now {low} to {high} (were always {before})",
+            metric=metric.name,
+            before=Number(before.min),
+            low=Number(after.min),
+            high=Number(after.max),
+        )
+    return NOTHING

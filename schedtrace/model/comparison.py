@@ -5,7 +5,9 @@ from typing import Any
 
 import msgspec
 
-COMPARISON_SCHEMA_VERSION = 1
+from schedtrace.model.message import Message
+
+COMPARISON_SCHEMA_VERSION = 2
 
 
 class ConfigChange(msgspec.Struct, kw_only=True):
@@ -98,13 +100,19 @@ class FindingChange(msgspec.Struct, kw_only=True):
     code: str
     cause: str | None
     state: str
-    """``appeared``, ``went``, ``stayed``."""
+    """``appeared``, ``went``, ``stayed``. A finding that needs a share of something stayed, too, where that
+    share crossed ``threshold_frac`` by less than a factor of two."""
     base_count: int
     new_count: int
     base_trials: list[int]
     new_trials: list[int]
-    message: str
-    """Of the new run's finding, or of the base's if it went."""
+    base_frac: float | None = None
+    """The share that it is found for, the largest of its findings, where the run has it; else None."""
+    new_frac: float | None = None
+    threshold_frac: float | None = None
+    """The share below which it is not found."""
+    message: str | Message
+    """Of the new run's finding, or of the base's if it has none."""
 
 
 class CauseChange(msgspec.Struct, kw_only=True):
@@ -176,12 +184,12 @@ class Comparison(msgspec.Struct, kw_only=True):
     """The answer of ``schedtrace diff``."""
 
     schema_version: int = COMPARISON_SCHEMA_VERSION
-    verdict: str
+    verdict: Message
     base_path: str
     new_path: str
     base_label: str
     new_label: str
-    notes: list[str]
+    notes: list[Message]
     """What to keep in mind: problems of the traces, trials on one side only."""
     config: list[ConfigChange]
     metrics: list[MetricChange]

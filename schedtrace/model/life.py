@@ -93,7 +93,9 @@ class Life(msgspec.Struct, kw_only=True):
     cached_tokens: int | None
     """Prompt tokens found in a cache at its first scheduling."""
     num_preemptions: int
-    """As recorded in this trace."""
+    """By the scheduler, as recorded in this trace; as ``analyze`` counts them."""
+    num_cache_resets: int
+    """How often a reset of the prefix cache preempted it, apart from these."""
     status: str | None
     """``RequestStatus`` name without ``FINISHED_``; None: it did not leave while the trace was recorded."""
     e2e_ms: float | None

@@ -8,6 +8,11 @@ def integer(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 step``, ``1,234 steps``."""
+    return f"{integer(count)} {noun}{'' if count == 1 else 's'}"
+
+
 def number(value: float | None) -> str:
     """Three digits that matter: ``0.42``, ``12.3``, ``1,234``; ``-`` for what is not known."""
     if value is None:

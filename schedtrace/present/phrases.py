@@ -1,4 +1,6 @@
-"""Messages as plain text: how each kind of argument is written."""
+"""Messages as text: how each kind of argument is written."""
+
+from collections.abc import Iterator
 
 from schedtrace.model.message import (
     CauseWord,
@@ -14,14 +16,26 @@ from schedtrace.model.message import (
     Steps,
     Value,
 )
-from schedtrace.present.numbers import integer, number, percent
+from schedtrace.present.numbers import counted, integer, number, percent
 
 MOST_REQUESTS = 3
+MOST_RANGES = 8
 
 
-def plain(message: Message) -> str:
+def plain(text: str | Message) -> str:
     """The whole sentence as one text."""
-    return "".join(part if isinstance(part, str) else phrase(part) for part in message.parts())
+    return "".join(words for words, _ in pieces(text))
+
+
+def pieces(text: str | Message) -> Iterator[tuple[str, Value | None]]:
+    """The sentence piece by piece: the words, and the argument that they are; None for plain words."""
+    for part in [text] if isinstance(text, str) else text.parts():
+        if isinstance(part, str):
+            yield part, None
+        elif isinstance(part, Requests):
+            yield from _requests(part)
+        else:
+            yield phrase(part), part
 
 
 def phrase(value: Value) -> str:  # noqa: PLR0911  # one kind of argument a line
@@ -29,8 +43,8 @@ def phrase(value: Value) -> str:  # noqa: PLR0911  # one kind of argument a line
     match value:
         case Request(request_id):
             return request_id
-        case Requests(request_ids, count):
-            return _requests(request_ids, count)
+        case Requests():
+            return "".join(words for words, _ in _requests(value))
         case Steps(first, last, trial):
             of_trial = "" if trial is None else f" of trial {trial}"
             return (f"step {first}" if first == last else f"steps {first}-{last}") + of_trial
@@ -41,7 +55,7 @@ def phrase(value: Value) -> str:  # noqa: PLR0911  # one kind of argument a line
         case Share(fraction, signed):
             return percent(fraction, signed=signed)
         case Count(count, noun, plural):
-            return f"{integer(count)} {noun if count == 1 else plural or noun + 's'}"
+            return f"{integer(count)} {plural}" if plural and count != 1 else counted(count, noun)
         case Number(known):
             return number(known)
 
@@ -53,12 +67,31 @@ def duration(us: float) -> str:
     return f"{number(us / 1e3)} ms"
 
 
-def _requests(request_ids: list[str], count: int) -> str:
+def step_ranges(steps: list[int], *, whole: bool) -> str:
+    """``Steps 3-5, 7 and 9-12``; ``Step 7``; ``Steps 1, 3, 5 and more`` where the list is not ``whole``."""
+    ranges: list[list[int]] = []
+    for step in steps:
+        if ranges and ranges[-1][1] + 1 == step:
+            ranges[-1][1] = step
+        else:
+            ranges.append([step, step])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:MOST_RANGES]]
+    if len(ranges) > MOST_RANGES or not whole:
+        shown.append("more")
+    listed = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+    return f"Step{'' if shown == [str(steps[0])] else 's'} {listed}"
+
+
+def _requests(value: Requests) -> Iterator[tuple[str, Value | None]]:
     """``a, b, c and 61 others``."""
-    shown = request_ids if len(request_ids) == count <= MOST_REQUESTS + 1 else request_ids[:MOST_REQUESTS]
+    ids, count = value.request_ids, value.count
+    shown = ids if len(ids) == count <= MOST_REQUESTS + 1 else ids[:MOST_REQUESTS]
     rest = count - len(shown)
     if not shown:
-        return f"{integer(count)} request{'' if count == 1 else 's'}"
-    if rest:
-        return f"{', '.join(shown)} and {integer(rest)} other{'' if rest == 1 else 's'}"
-    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+        yield counted(count, "request"), None
+    for at, request_id in enumerate(shown):
+        if at:
+            yield " and " if at == len(shown) - 1 and not rest else ", ", None
+        yield request_id, Request(request_id)
+    if shown and rest:
+        yield f" and {counted(rest, 'other')}", None

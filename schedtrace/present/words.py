@@ -1,22 +1,34 @@
-"""Names and counts in running text."""
+"""The words of severities, states and changes, and how each is marked: their one home."""
 
-from schedtrace.present.numbers import integer
+from schedtrace.present.sections import State, Style, Styled
 
-MOST_NAMES = 6
+SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
+
+CHANGES = {"appeared": Style.WARNING, "went": Style.GOOD, "stayed": None}
+"""What became of a finding."""
+
+EXITS_VIA = {"source": "exact, from the scheduler's own code", "inferred": "inferred from its state"}
+
+STATES = {
+    "front_end": State("front end", "~", Style.DIM),
+    "waiting": State("waiting", ".", Style.WARNING),
+    "prefill": State("prefill", "P", Style.PREFILL, prominent=True),
+    "recompute": State("recompute", "R", Style.RECOMPUTE, prominent=True),
+    "decode": State("decode", "=", Style.DECODE),
+    "preempted": State("preempted", "x", Style.BAD),
+    "stalled": State("running without a token", "_", Style.DIM),
+    "skipped": State("running without a token", "_", Style.DIM),
+}
+"""What a request did; prefill and recompute are few steps, but the ones to be found in a long life."""
+
+EVENTS = {"preempted": Style.BAD, "first_token": Style.STRONG}
 
 
-def counted(count: int, noun: str) -> str:
-    """``1 step``, ``1,234 steps``."""
-    return f"{integer(count)} {noun}" + ("" if count == 1 else "s")
+def severity(word: str) -> Styled:
+    """A severity, marked."""
+    return Styled(word, SEVERITIES[word])
 
 
-def some(texts: list[str], *, everything: bool = False) -> str:
-    """``a, b, c, d, e, f and 9 more``; all of them if asked for."""
-    most = len(texts) if everything or len(texts) == MOST_NAMES + 1 else MOST_NAMES
-    rest = len(texts) - most
-    return ", ".join(texts[:most]) + (f" and {integer(rest)} more" if rest > 0 else "")
-
-
-def of_trial(trial: int | None) -> str:
-    """`` of trial 1``; nothing for a trace without trials."""
-    return {None: "", 0: " of the warm-up"}.get(trial, f" of trial {trial}")
+def state(word: str) -> State:
+    """A state by its word in a document; one that is not known keeps its word."""
+    return STATES.get(word) or State(word, "?", Style.DIM)

@@ -127,6 +127,6 @@ def test_markdown_goes_with_fail_on_and_has_no_terminal_codes(cli, slow_and_fast
     slow, fast = slow_and_fast
     code, out, err = cli("diff", fast, slow, "--format", "markdown", "--fail-on", "regression")
     assert (code, err) == (1, "")
-    assert out.startswith("**output ")
+    assert out.startswith("**Verdict: output ")
     assert "| **worse** |" in out
     assert "\x1b" not in out

@@ -10,7 +10,7 @@ def test_runs_that_recorded_nothing_are_named_on_stderr(cli, tmp_path):
     code, out, err = cli("analyze", tmp_path)
     assert code == 0
     assert out.startswith("good")
-    assert err == f"schedtrace: {tmp_path / 'failed'} left out: it recorded nothing\n"
+    assert err == f"schedtrace: skipped {tmp_path / 'failed'}: it contains no trace\n"
 
 
 def test_a_run_whose_command_was_killed_is_told(cli, tmp_path):

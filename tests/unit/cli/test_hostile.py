@@ -100,7 +100,8 @@ def test_json_has_the_very_ids(cli, run):
 def test_markdown_has_ids_in_code_spans(cli, run, tmp_path):
     makers.run_folder(tmp_path / "other", step(0, got={"b": 4}, new="b"))
     _, out, _ = cli("diff", run, "other", "--format", "markdown")
-    assert r"base `run\x1b[1m`, new `other`" in out
+    assert r"* base: `run\x1b[1m`" in out.splitlines()
+    assert "* new: `other`" in out.splitlines()
     assert r"`[link=http://x]tiny\x07`" in out
 
 

@@ -46,6 +46,39 @@ def test_every_command_explains_itself_on_stdout(cli, arguments):
     assert "--help" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [("schedtrace an", ["analyze"]), ("schedtrace analyze --format ", ["text", "markdown", "json"])],
+)
+def test_the_shell_completes_commands_and_formats(words, completions):
+    asked = {"_SCHEDTRACE_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    asked["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+    ended = subprocess.run(
+        [sys.executable, "-c", "from schedtrace.cli.main import entry; entry()"],
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout.split()) == (0, completions)
+
+
+@pytest.mark.parametrize("output_format", ["text", "markdown", "json"])
+@pytest.mark.parametrize("command", ["analyze", "step", "request", "diff", "findings"])
+def test_every_command_takes_every_format(cli, quiet, command, output_format):
+    arguments = {
+        "analyze": [quiet],
+        "step": [quiet, 0],
+        "request": [quiet, "a"],
+        "diff": [quiet, quiet],
+        "findings": [],
+    }
+    code, out, err = cli(command, *arguments[command], "--format", output_format)
+    assert (code, err) == (0, "")
+    assert out.startswith("{") is (output_format == "json")
+    assert out.endswith("\n")
+
+
 def test_python_m_schedtrace_is_the_same_command():
     ended = subprocess.run(
         [sys.executable, "-m", "schedtrace", "--version"], capture_output=True, text=True, check=False

@@ -1,6 +1,5 @@
 """Exits and caps, counted."""
 
-from schedtrace.compare.cause_changes import cause_changes
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.exit_counts import cap_table, cause_table
 from schedtrace.model.causes import Cap, Cause
@@ -95,25 +94,6 @@ def test_steps_with_equal_budgets_left_count_each(view_of):
     lines = [step(n, got={"a": used}, caps=[cap]) for n, used in enumerate([1000, 1000, 400])]
     [row] = cap_table([view_of(*lines)])
     assert row.mean_budget_left == 200
-
-
-def test_the_causes_of_two_runs_are_compared_by_their_share_of_the_steps(run_of):
-    seats = exact(Cause.MAX_NUM_SEQS, "a")
-    base = run_of("base", *(step(n, waiting=1, ended=seats) for n in range(4)))
-    new = run_of("new", step(0, waiting=1, ended=seats), *(step(n) for n in range(1, 4)))
-    [change] = cause_changes(base=analyze_run(base), new=analyze_run(new))
-    assert (change.cause, change.base_exits, change.new_exits) == ("max_num_seqs", 4, 1)
-    assert (change.base_steps_frac, change.new_steps_frac) == (1.0, 0.25)
-
-
-def test_who_is_refused_on_one_side_only_is_told_too(run_of):
-    base = run_of("base", step(0, waiting=1, ended=exact(Cause.KV_BLOCKS, "a", detail="free")))
-    new = run_of("new", step(0, waiting=1, ended=exact(Cause.KV_BLOCKS, "a", detail="watermark")))
-    changes = cause_changes(base=analyze_run(base), new=analyze_run(new))
-    assert [(change.detail, change.base_exits, change.new_exits) for change in changes] == [
-        ("free", 1, 0),
-        ("watermark", 0, 1),
-    ]
 
 
 def test_a_queue_of_skipped_requests_only_is_blocked_by_what_they_were_skipped_for(found):

@@ -5,7 +5,7 @@ import pytest
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
-from schedtrace.present.report import report_view
+from schedtrace.present.pages.report import report_page
 from schedtrace.read.known_settings import KnownSettings
 from schedtrace.read.run import read_run
 from tests.makers import run_folder, step
@@ -23,7 +23,7 @@ def test_a_setting_is_of_its_type_or_the_header_is_broken(tmp_path, name, odd):
     folder = run_folder(tmp_path / "r", *LINES, scheduler_config={name: odd})
     types = KnownSettings.__annotations__[name].__args__
     if isinstance(odd, types) and (type(odd) in types or not isinstance(odd, bool)):
-        assert report_view(analyze([read_run(folder)]))
+        assert report_page(analyze([read_run(folder)])).sections
     elif not (float in types and type(odd) is int):
         with pytest.raises(InputError, match=rf"engine-0\.jsonl:1: broken header \(.*{name}"):
             read_run(folder)
@@ -37,4 +37,4 @@ def test_settings_that_the_analysis_does_not_know_may_be_anything(tmp_path):
 @pytest.mark.parametrize("name", ["token_budget", "max_num_running_reqs", "block_size", "kv_blocks_total"])
 @pytest.mark.parametrize("odd", [0, -1, 2**40])
 def test_odd_limits_are_no_reason_to_fail(tmp_path, name, odd):
-    assert report_view(analyze([read_run(run_folder(tmp_path / "r", *LINES, **{name: odd}))]))
+    assert report_page(analyze([read_run(run_folder(tmp_path / "r", *LINES, **{name: odd}))])).sections

@@ -2,17 +2,15 @@
 
 import os
 import re
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from schedtrace.compare.compare import compare
 from schedtrace.diagnose.analyze import analyze
-from schedtrace.present.comparison import comparison_view
-from schedtrace.present.markdown import markdown
-from schedtrace.present.report import report_view
+from schedtrace.present.pages.comparison import comparison_page
+from schedtrace.present.pages.report import report_page
+from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
 from tests.unit.present import hand_made
 
@@ -30,11 +28,8 @@ def runs(tmp_path, monkeypatch):
     }
 
 
-def text_of(view, width=80, **terminal):
-    plain = {"color_system": None, "legacy_windows": False, "_environ": {}}
-    console = Console(width=width, file=StringIO(), highlight=False, **{**plain, **terminal})
-    console.print(view)
-    return "".join(line.rstrip() + "\n" for line in console.file.getvalue().splitlines())
+def text_of(page, width=80, output_format=Format.TEXT):
+    return renderer(output_format)(page, width=width)
 
 
 def check(name, text):
@@ -46,12 +41,12 @@ def check(name, text):
 
 @pytest.mark.parametrize("name", ["small-kv", "enough", "two-engines"])
 def test_analyze(runs, name):
-    check(f"analyze-{name}", text_of(report_view(analyze([runs[name]]))))
+    check(f"analyze-{name}", text_of(report_page(analyze([runs[name]]))))
 
 
 def test_analyze_of_several_runs_is_each_of_them_with_a_blank_line_between(runs):
-    both = text_of(report_view(analyze([runs["small-kv"], runs["enough"]])))
-    first, second = (text_of(report_view(analyze([runs[name]]))) for name in ("small-kv", "enough"))
+    both = text_of(report_page(analyze([runs["small-kv"], runs["enough"]])))
+    first, second = (text_of(report_page(analyze([runs[name]]))) for name in ("small-kv", "enough"))
     assert both == f"{first}\n{second}"
 
 
@@ -59,25 +54,23 @@ def test_analyze_of_several_runs_is_each_of_them_with_a_blank_line_between(runs)
     ("base", "new"), [("small-kv", "enough"), ("enough", "small-kv"), ("enough", "enough")]
 )
 def test_diff(runs, base, new):
-    check(f"diff-{base}-{new}", text_of(comparison_view(compare(base=runs[base], new=runs[new]))))
+    check(f"diff-{base}-{new}", text_of(comparison_page(compare(base=runs[base], new=runs[new]))))
 
 
-def test_markdown_of_a_diff(runs):
-    check("diff-markdown", markdown(compare(base=runs["enough"], new=runs["small-kv"])))
+def test_markdown(runs):
+    diff = comparison_page(compare(base=runs["enough"], new=runs["small-kv"]))
+    check("diff-markdown", text_of(diff, output_format=Format.MARKDOWN))
+    report = report_page(analyze([runs["small-kv"]]))
+    check("analyze-markdown", text_of(report, output_format=Format.MARKDOWN))
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 160])
-def test_nothing_is_wider_than_the_terminal(runs, width):
-    for view in (
-        report_view(analyze(list(runs.values()))),
-        comparison_view(compare(base=runs["enough"], new=runs["small-kv"])),
-    ):
-        assert max(map(len, text_of(view, width).splitlines())) <= width
-
-
-def test_colour_is_for_terminals_and_changes_no_character(runs):
-    view = report_view(analyze([runs["small-kv"]]))
-    coloured = text_of(view, color_system="standard", force_terminal=True)
+def test_colour_is_for_terminals_and_changes_no_character(runs, monkeypatch):
+    page = report_page(analyze([runs["small-kv"]]))
+    plain = text_of(page)
+    monkeypatch.delenv("NO_COLOR")
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm-256color")):
+        monkeypatch.setenv(name, value)
+    coloured = text_of(page)
     assert "\x1b[" in coloured
-    plain = re.sub(r"\x1b\[[\d;]*m", "", coloured)
-    assert [line.rstrip() for line in plain.splitlines()] == text_of(view).splitlines()
+    uncoloured = re.sub(r"\x1b\[[\d;]*m", "", coloured)
+    assert [line.rstrip() for line in uncoloured.splitlines()] == plain.splitlines()

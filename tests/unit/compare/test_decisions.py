@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.compare.divergence import compare_decisions
+from schedtrace.compare.decisions import compare_decisions
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption
 from schedtrace.timeline.timeline import make_timeline

@@ -2,13 +2,9 @@
 
 from collections.abc import Iterator
 
-from rich.console import RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from schedtrace.model.comparison import DecidedStep, Decisions, Divergence
 from schedtrace.present.numbers import integer
+from schedtrace.present.sections import Cell, Column, Note, Section, Style, Styled, Table
 
 ROWS = {
     "step": "step",
@@ -25,57 +21,49 @@ ROWS = {
 }
 
 
-def decisions_view(decisions: Decisions) -> Iterator[RenderableType]:
+def decisions_sections(decisions: Decisions) -> Iterator[Section]:
     """What was decided alike, then the first step that was not."""
-    yield Text("Decisions of the scheduler", style="bold")
-    yield Padding(Text(decided_alike(decisions)), (0, 0, 0, 2), expand=False)
+    yield Note(_alike(decisions), "Decisions of the scheduler:")
     if decisions.first is None:
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in (where(decisions.first), "base", "new"):
-        table.add_column(heading)
-    for name, base, new, differs in divergence_rows(decisions.first):
-        table.add_row(name, base, new, style="" if differs else "dim")
-    yield Padding(table, (0, 0, 0, 2), expand=False)
-    yield Padding(Text(why(decisions.first), style="dim"), (0, 0, 0, 2), expand=False)
+    columns = [Column(_where(decisions.first)), Column("base"), Column("new")]
+    yield Table(columns, list(_rows(decisions.first)))
+    yield Note(Styled(_why(decisions.first), Style.DIM))
 
 
-def decided_alike(decisions: Decisions) -> str:
+def _alike(decisions: Decisions) -> str:
     """In how many trials every step was decided alike."""
     compared, alike = decisions.trials_compared, decisions.trials_alike
     if not compared:
-        return "not compared: no trial on both sides, or a record that does not tell who was scheduled"
-    trials = "the trial" if compared == 1 else f"{alike} of {compared} trials"
+        return "not compared: no trial on both sides, or a record without who was scheduled"
     if alike == compared:
-        return f"alike in every step of {trials if compared == 1 else f'all {compared} trials'}"
+        return f"alike in every step of {'the trial' if compared == 1 else f'all {compared} trials'}"
     if compared == 1:
         return "not alike throughout"
     fewest, most = min(decisions.common_steps), max(decisions.common_steps)
     common = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    trials = f"{alike} of {compared} trials" if alike else "no trial"
     return f"alike in every step of {trials}; steps alike before the first that differs, if any: {common}"
 
 
-def where(divergence: Divergence) -> str:
-    """Which step it is."""
+def _where(divergence: Divergence) -> str:
     trial = "" if divergence.trial is None else f"trial {divergence.trial}, "
     return f"{trial}step {divergence.at + 1}"
 
 
-def divergence_rows(divergence: Divergence) -> list[tuple[str, str, str, bool]]:
-    """Name, base, new, and whether they differ."""
-    rows = []
+def _rows(divergence: Divergence) -> Iterator[list[Cell]]:
     for key, name in ROWS.items():
         base, new = (_cell(side, key) for side in (divergence.base, divergence.new))
-        rows.append((name, base, new, base != new and key != "step"))
-    return rows
+        style = None if base != new and key != "step" else Style.DIM
+        yield [Styled(name, style), Styled(base, style), Styled(new, style)]
 
 
-def why(divergence: Divergence) -> str:
+def _why(divergence: Divergence) -> str:
     """What the decisions were made from and differs."""
     if divergence.base is None or divergence.new is None:
         return f"{'base' if divergence.base is None else 'new'} had nothing more to decide in this trial."
     if not divergence.given:
-        return "Nothing that the trace tells of what they were decided from differs."
+        return "Nothing that the trace records of what they were decided from differs."
     return f"Differed before: {', '.join(ROWS[name] for name in divergence.given)}."
 
 
@@ -86,7 +74,7 @@ def _cell(side: DecidedStep | None, key: str) -> str:
         return f"{integer(side.requests)}, {integer(side.tokens)}"
     value = getattr(side, key)
     if isinstance(value, list):
-        return ", ".join("?" if one is None else str(one) for one in value) or "none"
+        return ", ".join("?" if item is None else str(item) for item in value) or "none"
     if isinstance(value, str):
         return f"request {value}"
     return integer(value)

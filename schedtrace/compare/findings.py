@@ -1,0 +1,171 @@
+"""Which findings and which refusals appeared, stayed or went between two runs."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from schedtrace.diagnose.rules import (
+    bound,
+    budget_underused,
+    kv_bound,
+    late_arrivals,
+    max_num_seqs_bound,
+    prefill_starves_decode,
+    queueing,
+    scheduler_overhead,
+    token_budget_bound,
+)
+from schedtrace.model.causes import Cause
+from schedtrace.model.comparison import CauseChange, FindingChange
+from schedtrace.model.report import Finding, RunReport
+
+_Refusal = tuple[str, str, str | None]
+_Kind = tuple[str, str | None]
+
+
+class Threshold(NamedTuple):
+    """A share of something, without which a rule finds nothing."""
+
+    least_frac: float
+    found: Callable[[Finding], float | None]
+    """The share that a finding was found for; None: it was found for something else."""
+    measured: Callable[[RunReport], float | None] = lambda _: None
+    """The share in a run without such a finding; None: its report does not have it."""
+
+
+def _evidence(key: str) -> Callable[[Finding], float | None]:
+    return lambda finding: finding.evidence.get(key)
+
+
+def _share_of_waiting(*causes: Cause) -> Callable[[RunReport], float]:
+    """Of the time that requests of an engine waited, the largest of all engines."""
+
+    def measured(report: RunReport) -> float:
+        shares: defaultdict[int, float] = defaultdict(float)
+        for limit in report.limits:
+            shares[limit.engine_rank] += limit.share_frac if limit.cause in causes else 0.0
+        return max(shares.values(), default=0.0)
+
+    return measured
+
+
+def _queueing(finding: Finding) -> float | None:
+    unfair = finding.evidence.get("starved") or finding.evidence.get("priority_inversions")
+    return None if unfair else finding.evidence.get("of_time_in_engine_frac")
+
+
+_WAITING = (bound.MOST_OF_IT, _evidence("share_frac"))
+THRESHOLDS = {
+    kv_bound.CODE: Threshold(*_WAITING, _share_of_waiting(Cause.KV_BLOCKS, Cause.PREEMPTED_THIS_STEP)),
+    max_num_seqs_bound.CODE: Threshold(*_WAITING, _share_of_waiting(Cause.MAX_NUM_SEQS)),
+    token_budget_bound.CODE: Threshold(*_WAITING, _share_of_waiting(Cause.TOKEN_BUDGET)),
+    queueing.CODE: Threshold(queueing.FELT_FRAC, _queueing),
+    scheduler_overhead.CODE: Threshold(scheduler_overhead.FOUND_FROM_FRAC, lambda finding: finding.cost_frac),
+    late_arrivals.CODE: Threshold(late_arrivals.FOUND_FROM_FRAC, _evidence("spent_frac")),
+    prefill_starves_decode.CODE: Threshold(prefill_starves_decode.FOUND_FROM_FRAC, _evidence("stretch_frac")),
+}
+"""Rules that a step more or less can bring across their threshold."""
+FELL = 2.0
+"""A finding went, or appeared, if its share is now at most half, or at least twice, what it was."""
+
+
+def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
+    """One row per code and cause that either run has and both could have, those of the new run first."""
+    before, after = _by_kind(base.findings), _by_kind(new.findings)
+    unjudged = _unjudged(base, new)
+    return [
+        _change(kind, (base, before.get(kind, [])), (new, after.get(kind, [])))
+        for kind in dict.fromkeys([*after, *before])
+        if kind[0] not in unjudged
+    ]
+
+
+def _change(kind: _Kind, *sides: tuple[RunReport, list[Finding]]) -> FindingChange:
+    code, cause = kind
+    (_, old), (_, now) = sides
+    threshold = THRESHOLDS.get(code)
+    base_frac, new_frac = (_frac(threshold, *side) for side in sides)
+    changed = not (old and now) and _really(threshold, [base_frac, new_frac])
+    return FindingChange(
+        code=code,
+        cause=cause,
+        state="stayed" if not changed else "appeared" if now else "went",
+        base_count=sum(finding.count for finding in old),
+        new_count=sum(finding.count for finding in now),
+        base_trials=sorted({trial for finding in old for trial in finding.trials}),
+        new_trials=sorted({trial for finding in now for trial in finding.trials}),
+        base_frac=base_frac,
+        new_frac=new_frac,
+        threshold_frac=threshold.least_frac if threshold else None,
+        message=(now or old)[0].message,
+    )
+
+
+def _frac(threshold: Threshold | None, report: RunReport, findings: list[Finding]) -> float | None:
+    """What the findings were found for, or else what the run has of it."""
+    if threshold is None:
+        return None
+    if not findings:
+        return threshold.measured(report)
+    fracs = [threshold.found(finding) for finding in findings]
+    return max((frac for frac in fracs if frac is not None), default=None)
+
+
+def _really(threshold: Threshold | None, fracs: list[float | None]) -> bool:
+    """Whether what one run has and the other has not is more than a share that crossed its threshold.
+
+    A share that is not known on the side without the finding is at most the threshold.
+    """
+    if threshold is None or fracs == [None, None]:
+        return True
+    low, high = sorted(threshold.least_frac if frac is None else frac for frac in fracs)
+    return FELL * low <= high
+
+
+def _unjudged(base: RunReport, new: RunReport) -> set[str]:
+    """Findings that one side could not have."""
+    codes = {rule.code for report in (base, new) for rule in report.not_judged}
+    only_without_queue = {budget_underused.CODE} if bool(base.not_judged) != bool(new.not_judged) else set()
+    return codes | only_without_queue
+
+
+def _by_kind(findings: list[Finding]) -> dict[_Kind, list[Finding]]:
+    kinds: dict[_Kind, list[Finding]] = {}
+    for finding in findings:
+        kinds.setdefault((finding.code, finding.cause), []).append(finding)
+    return kinds
+
+
+def refusal_changes(*, base: RunReport, new: RunReport) -> list[CauseChange]:
+    """One row per refusal of either run, the largest change first.
+
+    Runs differ in length, so steps are compared as shares: ``steps that showed it / all steps``.
+    """
+    before, after = _refusals(base), _refusals(new)
+    rows = [
+        CauseChange(
+            loop=kind[0],
+            cause=kind[1],
+            detail=kind[2],
+            base_exits=before[kind][0],
+            new_exits=after[kind][0],
+            base_steps_frac=before[kind][1] / max(1, _steps(base)),
+            new_steps_frac=after[kind][1] / max(1, _steps(new)),
+        )
+        for kind in {**before, **after}
+    ]
+    return sorted(rows, key=lambda row: (-abs(row.new_steps_frac - row.base_steps_frac), row.cause, row.loop))
+
+
+def _refusals(report: RunReport) -> defaultdict[_Refusal, tuple[int, int]]:
+    """Exits and steps of each kind of refusal; kinds that differ only in the line are one."""
+    found: defaultdict[_Refusal, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for row in report.causes:
+        if row.refusal:
+            exits, steps = found[row.loop, row.cause, row.detail]
+            found[row.loop, row.cause, row.detail] = (exits + row.exits, steps + row.steps)
+    return found
+
+
+def _steps(report: RunReport) -> int:
+    return sum(trial.steps for trial in report.trials)

@@ -1,0 +1,144 @@
+"""One request's life: what it was, event by event, where its time went, step by step."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from schedtrace.model.life import Life, LifeEvent
+from schedtrace.model.message import Code, Duration, Message, Request, Share, Steps, joined, message
+from schedtrace.present.numbers import counted, integer
+from schedtrace.present.pages.names import of_trial
+from schedtrace.present.phrases import plain
+from schedtrace.present.sections import (
+    Band,
+    Cell,
+    Column,
+    Fact,
+    Facts,
+    Headline,
+    Page,
+    Section,
+    States,
+    Strip,
+    Styled,
+    Table,
+    Text,
+)
+from schedtrace.present.words import EVENTS, state
+
+MOST_CHUNKS = 8
+MOST_GAPS = 3
+
+
+def request_page(life: Life) -> Page[Life]:
+    """A request."""
+    return Page(life, _sections)
+
+
+def _sections(life: Life) -> Iterator[Section]:
+    yield _headline(life)
+    yield _event_table(life.events)
+    facts = []
+    if life.spans:
+        facts.append(Fact("time", [_spans(life)]))
+    if life.states:
+        facts.append(Fact("steps", [_states(life)]))
+    if life.gaps:
+        facts.append(Fact("outputs", [_gaps(life)]))
+    if facts:
+        yield Facts(facts)
+
+
+def _headline(life: Life) -> Headline:
+    engine = f", engine {life.engine_rank}" if life.engine_rank else ""
+    about = message(
+        "{trial} of {label}{engine}", trial=of_trial(life.trial), label=Code(life.label), engine=engine
+    )
+    title = message("Request {request}", request=Request(life.request_id))
+    return Headline(title, about, [joined([*_summary(life)], "; ")])
+
+
+def _summary(life: Life) -> Iterator[Message]:
+    output = "" if life.output_tokens is None else f" + {counted(life.output_tokens, 'output token')}"
+    yield message("{prompt} prompt tokens{output}", prompt=integer(life.prompt_tokens), output=output)
+    took = _after(life.e2e_ms)
+    first = message(", first token{after}", after=_after(life.ttft_ms)) if life.ttft_ms is not None else ""
+    ended = life.status or "did not end in this trace"
+    yield message("{ended}{took}{first}", ended=ended, took=took, first=first)
+    lost = [counted(life.num_preemptions, "preemption")] if life.num_preemptions else []
+    if life.num_cache_resets:
+        lost.append(f"{counted(life.num_cache_resets, 'time')} preempted by a reset of the prefix cache")
+    if lost:
+        yield message("{lost}", lost=", ".join(lost))
+
+
+def _after(ms: float | None) -> Text:
+    return "" if ms is None else message(" after {time}", time=Duration(1e3 * ms))
+
+
+def _event_table(events: list[LifeEvent]) -> Table:
+    columns = [
+        Column("ms", numeric=True),
+        Column("step", numeric=True),
+        Column("what happened (times since its arrival)"),
+    ]
+    chunks = [at for at, event in enumerate(events) if event.what == "chunk"]
+    hidden = chunks[MOST_CHUNKS - 1 : -1] if len(chunks) > MOST_CHUNKS else []
+    rows: list[list[Cell]] = [
+        [f"{event.at_ms:,.1f}", _steps(event), Styled(event.message, EVENTS.get(event.what))]
+        for at, event in enumerate(events)
+        if at not in hidden
+    ]
+    more = f"{counted(len(hidden), 'chunk')} left out: --format json lists them" if hidden else ""
+    return Table(columns, rows, more)
+
+
+def _steps(event: LifeEvent) -> str:
+    if event.step is None:
+        return ""
+    return str(event.step) if event.last_step == event.step else f"{event.step}-{event.last_step}"
+
+
+def _spans(life: Life) -> Message:
+    sums: defaultdict[str, float] = defaultdict(float)
+    for span in life.spans:
+        sums[span.state] += span.to_ms - span.from_ms
+    whole = sum(sums.values())
+    parts = [
+        message(
+            "{state} {took} ({share})",
+            state=state(word).word,
+            took=Duration(1e3 * took),
+            share=Share(took / whole if whole else None),
+        )
+        for word, took in sums.items()
+    ]
+    return message("{parts} = {whole}", parts=joined(parts, " + "), whole=Duration(1e3 * whole))
+
+
+def _states(life: Life) -> Strip:
+    runs = [(state(run.state), run.steps) for run in life.states]
+    last = life.states[-1]
+    steps = plain(
+        message("{steps}", steps=Steps(life.states[0].first_step, last.first_step + last.steps - 1))
+    )
+    key = ", ".join(f"{shown.character} {shown.word}" for shown in dict.fromkeys(run[0] for run in runs))
+    return Strip([Band("", States(runs))], f"{steps}, left to right: {key}")
+
+
+def _gaps(life: Life) -> Message:
+    longest = [
+        message(
+            "{gap} before that of {step}{preempted}",
+            gap=Duration(1e3 * gap.gap_ms),
+            step=Steps(gap.step, gap.step),
+            preempted=" (preempted)" if gap.preempted else "",
+        )
+        for gap in life.gaps[:MOST_GAPS]
+    ]
+    mean = "unknown" if life.mean_gap_ms is None else Duration(1e3 * life.mean_gap_ms)
+    return message(
+        "{count}, {mean} apart on average; longest gaps: {longest}",
+        count=integer(life.outputs),
+        mean=mean,
+        longest=joined(longest, ", "),
+    )

@@ -1,0 +1,103 @@
+"""What a run was: the lines below its name, and the figures of a foreign log."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from schedtrace.model.report import RunReport, TrialReport
+from schedtrace.present.numbers import counted, integer, number, percent
+from schedtrace.present.sections import Note, Section, Style, Styled
+from schedtrace.present.words import EXITS_VIA
+
+
+def header(run: RunReport) -> Iterator[str]:
+    """Model, versions, limits and workload."""
+    config = run.config
+    if config["exits_via"] is None:
+        yield from _log_header(run)
+        return
+    scheduler = str(config["scheduler_class"]).rpartition(".")[2]
+    yield f"{config['model']} on {config['device']}, vLLM {config['vllm_version']}, {scheduler}"
+    engines = f"{config['engines']} engines, each: " if config["engines"] > 1 else ""
+    yield (
+        f"{engines}budget {integer(config['token_budget'])} tokens, max_num_seqs "
+        f"{integer(config['max_num_running_reqs'])}, max_model_len {integer(config['max_model_len'])}"
+    )
+    yield (
+        f"KV cache {integer(config['kv_blocks_total'])} blocks of {integer(config['block_size'])} tokens, "
+        f"chunked prefill {_switch(config['enable_chunked_prefill'])}, "
+        f"prefix caching {_switch(config['enable_prefix_caching'])}"
+    )
+    if workload := config.get("workload"):
+        yield _workload(workload)
+    warmup = f"; {counted(run.warmup_steps, 'warm-up step')} left out" if run.warmup_steps else ""
+    yield f"causes {EXITS_VIA[config['exits_via']]}{warmup}"
+
+
+def _workload(workload: dict[str, Any]) -> str:
+    length, output = workload["input_len"], workload["output_len"]
+    lengths = f" of {integer(length)} tokens" if length else f" of {workload['dataset']}"
+    if output:
+        lengths += f" + {integer(output)}"
+    if workload["range_ratio"]:
+        lengths += f" (lengths within {percent(workload['range_ratio'])} of these)"
+    pace = "all at once"
+    if workload["request_rate"]:
+        pace = f"{number(workload['request_rate'])} per second"
+    elif workload["prequeue"]:
+        pace = "all queued before the first step"
+    return f"workload: {counted(workload['num_prompts'], 'prompt')}{lengths}, {pace}"
+
+
+def _switch(value: object) -> str:
+    """The trace's settings are free-form, so anything may stand there."""
+    return {"True": "on", "False": "off"}.get(str(value), "unknown")
+
+
+def _log_header(run: RunReport) -> Iterator[str]:
+    config = run.config
+    several = f" of {config['engines']} engines" if config["engines"] > 1 else ""
+    yield f"{config['record']}{several}: it records less than a trace of schedtrace"
+    limits = {"budget": config["token_budget"], "max_num_seqs": config["max_num_running_reqs"]}
+    known = [f"{name} {'unknown' if value is None else integer(value)}" for name, value in limits.items()]
+    yield f"{', '.join(known)}, model {config['model']}, vLLM {config['vllm_version']}"
+    if named := config.get("named"):
+        yield (
+            f"by its name: batch size {integer(named['batch_size'])}, {integer(named['input_len'])} tokens + "
+            f"{integer(named['output_len'])}"
+        )
+
+
+def log_figures(run: RunReport) -> Iterator[Section]:
+    """Figures that the table of the trials has no column for; nothing for a trace of schedtrace."""
+    if run.config["exits_via"] is None:
+        for trial in run.trials:
+            engine = f"engine {trial.engine_rank}: " if len(run.trials) > 1 else ""
+            if figures := list(_log_figures(trial)):
+                yield Note(engine + "; ".join(figures))
+
+
+def _log_figures(trial: TrialReport) -> Iterator[str]:
+    if trial.budget_use_frac is not None:
+        yield f"{percent(trial.budget_use_frac)} of the budget used on average of the steps"
+    if took := trial.iteration_ms:
+        yield (
+            f"iteration elapsed time (vLLM's; mostly waiting for the model) ms: mean {number(took.mean)}, "
+            f"p50 {number(took.p50)}, p90 {number(took.p90)}, p99 {number(took.p99)}"
+        )
+    if trial.kv_cache_usage_max_frac is not None:
+        yield f"highest KV cache usage {percent(trial.kv_cache_usage_max_frac)}"
+
+
+def not_judged(run: RunReport) -> Iterator[Section]:
+    """The rules that could not be judged and what is missing; nothing if all were."""
+    if not run.not_judged:
+        return
+    missing = list(dict.fromkeys(fact for rule in run.not_judged for fact in rule.missing))
+    yield Note(", ".join(rule.code for rule in run.not_judged), "not judged:")
+    why = f"This log does not record {', '.join(missing)}."
+    if {"arrival-limited", "blocked-budget"} <= {rule.code for rule in run.not_judged}:
+        why += (
+            " Without queue lengths it does not show whether requests had not arrived yet or were refused; "
+            "record with schedtrace to know."
+        )
+    yield Note(Styled(why, Style.DIM))

@@ -1,0 +1,197 @@
+"""One step: who was there, who got what, where it stopped, who still waits, what else would have fitted."""
+
+from collections.abc import Iterator
+
+from schedtrace.model.message import Code, Duration, Message, Request, message
+from schedtrace.model.story import Leaver, Newcomer, StepStory, Waiter
+from schedtrace.present.numbers import counted, integer, milliseconds
+from schedtrace.present.pages.names import of_trial, some
+from schedtrace.present.pages.scheduled import scheduled_parts
+from schedtrace.present.sections import (
+    Cell,
+    Column,
+    Content,
+    Fact,
+    Facts,
+    Headline,
+    Page,
+    Section,
+    Style,
+    Styled,
+    Table,
+    Text,
+)
+
+MOST_WAITING = 10
+
+
+def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
+    """A step.
+
+    Args:
+        story: The step.
+        everything: List every request, however many there are.
+    """
+    return Page(story, lambda shown: _sections(shown, everything=everything))
+
+
+def _sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
+    engine = f", engine {story.engine_rank}" if story.engine_rank else ""
+    about = message(" of {label}{engine}", label=Code(story.label), engine=engine)
+    yield Headline(f"Step {story.step}{of_trial(story.trial)}", about, [_times(story)])
+    parts = (_before, _decided, _after)
+    yield Facts([fact for part in parts for fact in part(story, everything=everything)])
+
+
+def _times(story: StepStory) -> Text:
+    back: Text = "its output has not come back"
+    if story.output_us is not None:
+        tokens = "" if story.output_tokens is None else f" with {counted(story.output_tokens, 'token')}"
+        after = Duration(story.output_us - story.start_us)
+        back = message("its output was back after {after}{tokens}", after=after, tokens=tokens)
+    return message(
+        "{start} s into the trace; schedule() took {took}, {back}",
+        start=f"{story.start_us / 1e6:,.3f}",
+        took=Duration(story.schedule_us),
+        back=back,
+    )
+
+
+def _before(story: StepStory, *, everything: bool) -> Iterator[Fact]:
+    blocks = _blocks(story, story.kv_blocks_free_before)
+    yield Fact("before", [_crowd(story.num_running_before, story.num_waiting_before, blocks)])
+    if story.arrived:
+        yield Fact("arrived", [_arrived(story.arrived, everything=everything)])
+    if story.finished:
+        yield Fact("finished", [_finished(story.finished, everything=everything)])
+
+
+def _decided(story: StepStory, *, everything: bool) -> Iterator[Fact]:
+    used = integer(story.token_budget - story.remaining_budget)
+    left = integer(story.remaining_budget)
+    by = f", by {counted(len(story.shares), 'request')}" if story.shares else ""
+    text = f"{used} of {counted(story.token_budget, 'token')} of budget, {left} left{by}"
+    yield Fact("used", [text, *scheduled_parts(story.shares, everything=everything)])
+    if story.preempted:
+        lost: list[Content] = [Styled(victim.message, Style.WARNING) for victim in story.preempted]
+        yield Fact("preempted", [*lost])
+    yield Fact("stopped", [*(stop.message for stop in story.stops)] or ["no exit was recorded"])
+
+
+def _after(story: StepStory, *, everything: bool) -> Iterator[Fact]:
+    if story.late:
+        yield Fact("too late", [_late(story, everything=everything)])
+    blocks = _blocks(story, story.kv_blocks_free_after)
+    yield Fact("after", [_crowd(story.num_running_after, story.num_waiting_after, blocks)])
+    if story.waiting or not story.waiting_agrees:
+        yield Fact("waiting", [*_waiting(story, everything=everything)])
+    if story.facts:
+        yield Fact("facts", [*story.facts])
+    if story.what_if:
+        assumed = Styled(_assumed(story), Style.DIM)
+        yield Fact("what if", [*(answer.message for answer in story.what_if), assumed])
+
+
+def _assumed(story: StepStory) -> Message:
+    names = {f"a{at}": text for at, text in enumerate(story.what_if_assumes)}
+    return message(f"Note: {'; '.join(f'{{{name}}}' for name in names)}.", **names)
+
+
+def _crowd(running: int, waiting: int, blocks: str) -> str:
+    return f"{integer(running)} running, {integer(waiting)} waiting{blocks}"
+
+
+def _blocks(story: StepStory, free: int | None) -> str:
+    if free is None:
+        return ""
+    total = "" if story.kv_blocks_total is None else f" of {integer(story.kv_blocks_total)}"
+    return f", {integer(free)}{total} KV blocks free"
+
+
+def _arrived(newcomers: list[Newcomer], *, everything: bool) -> Message:
+    lengths = {newcomer.prompt_tokens for newcomer in newcomers}
+    alike = f" of {counted(lengths.pop(), 'prompt token')}" if len(lengths) == 1 else ""
+    names = [
+        _named(newcomer.request_id, "" if alike else f" ({integer(newcomer.prompt_tokens)} tokens)")
+        for newcomer in newcomers
+    ]
+    return _counted_names(len(newcomers), alike, names, everything=everything)
+
+
+def _finished(leavers: list[Leaver], *, everything: bool) -> Message:
+    endings = {(leaver.status, leaver.output_tokens) for leaver in leavers}
+    alike = ""
+    if len(endings) == 1:
+        status, tokens = endings.pop()
+        alike = f", {status} with {counted(tokens, 'token')}"
+    names = [
+        _named(
+            leaver.request_id,
+            "" if alike else f" ({leaver.status}, {counted(leaver.output_tokens, 'token')})",
+        )
+        for leaver in leavers
+    ]
+    return _counted_names(len(leavers), alike, names, everything=everything)
+
+
+def _named(request_id: str, about: str) -> Message:
+    return message("{request}{about}", request=Request(request_id), about=about)
+
+
+def _counted_names(count: int, alike: str, names: list[Message], *, everything: bool) -> Message:
+    listed = some(names, everything=everything)
+    return message("{count}{alike}: {names}", count=counted(count, "request"), alike=alike, names=listed)
+
+
+def _late(story: StepStory, *, everything: bool) -> Message:
+    end_us = story.start_us + story.schedule_us
+    came = [newcomer.queued_us - (newcomer.on_its_way_us or 0) for newcomer in story.late]
+    on_their_way = sum(us <= end_us for us in came)
+    text: Text = ""
+    if on_their_way:
+        text = f" {integer(on_their_way)} of them had reached the front end when schedule() ended."
+    if on_their_way < len(came):
+        text = message(
+            "{text} The last one reached the front end {late} after schedule() ended, before this step's "
+            "output was back.",
+            text=text,
+            late=Duration(max(came) - end_us),
+        )
+    return message("{came}.{text}", came=_arrived(story.late, everything=everything), text=text)
+
+
+def _waiting(story: StepStory, *, everything: bool) -> Iterator[Content | Table]:
+    if not story.waiting_agrees:
+        names, count = integer(len(story.waiting)), integer(story.num_waiting_after)
+        text = (
+            f"the recorder counted {count} waiting requests, the trace has {names}: some arrivals or "
+            "departures are missing from it"
+        )
+        yield Styled(text, Style.WARNING)
+    if story.num_not_ready_after:
+        not_ready = integer(story.num_not_ready_after)
+        yield f"{not_ready} of them wait for something else than the scheduler; who is not recorded"
+    if story.waiting:
+        yield _queue_table(story.waiting, len(story.waiting) if everything else MOST_WAITING)
+
+
+def _queue_table(waiting: list[Waiter], most: int) -> Table:
+    columns = [
+        Column("next in line"),
+        Column("tokens\nwanted", numeric=True),
+        Column("waits since\nstep", numeric=True),
+        Column("for ms", numeric=True),
+        Column(""),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            message("{request}", request=Request(waiter.request_id)),
+            integer(waiter.wanted_tokens),
+            str(waiter.since_step),
+            milliseconds(waiter.waited_ms),
+            "was preempted" if waiter.preempted else "",
+        ]
+        for waiter in waiting[:most]
+    ]
+    more = f"{integer(len(waiting) - most)} more: --all lists them" if len(waiting) > most else ""
+    return Table(columns, rows, more)

@@ -1,0 +1,29 @@
+"""A page as JSON: its document, every text exactly as it is."""
+
+from typing import Any
+
+import msgspec
+
+from schedtrace.model.message import Message
+from schedtrace.model.printable import json_of
+from schedtrace.present.phrases import plain
+from schedtrace.present.sections import Page
+
+
+def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # of the protocol
+    """One object and nothing else; a message in it has its text beside its template and arguments."""
+    return msgspec.json.format(json_of(_with_texts(page.document)), indent=2).decode() + "\n"
+
+
+def _with_texts(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        tag = value.__struct_config__
+        named = {name: _with_texts(getattr(value, name)) for name in value.__struct_fields__}
+        marked = {} if tag.tag is None else {str(tag.tag_field): tag.tag}
+        text = {"text": plain(value)} if isinstance(value, Message) else {}
+        return marked | text | named
+    if isinstance(value, dict):
+        return {key: _with_texts(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(item) for item in value]
+    return value

@@ -1,0 +1,92 @@
+"""A page as Markdown, for a pull request or an issue. Everything in it is shown as it is."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from schedtrace.present.markdown_text import cell, code, paragraph, prose
+from schedtrace.present.phrases import plain
+from schedtrace.present.sections import (
+    Bars,
+    Cell,
+    Fact,
+    Facts,
+    Finding,
+    Headline,
+    Note,
+    Page,
+    Section,
+    States,
+    Strip,
+    Style,
+    Styled,
+    Table,
+)
+from schedtrace.present.strips import bar_characters, state_characters
+
+WIDTH = 60
+"""Of pictures, in characters."""
+
+
+def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a site breaks the lines
+    """Sections with a blank line between them."""
+    return "\n\n".join("\n\n".join(_blocks(section)) for section in page.sections) + "\n"
+
+
+def _blocks(section: Section) -> Iterator[str]:  # one kind of section after the other
+    match section:
+        case Headline(title, about, lines, warnings):
+            yield f"**{paragraph(title)}** {prose(about).strip()}".rstrip()
+            if points := [f"* {_text(line)}" for line in [*lines, *warnings]]:
+                yield "\n".join(points)
+        case Facts(facts):
+            for fact in facts:
+                yield from _fact(fact)
+        case Table():
+            yield from _table(section)
+        case Strip(bands, legend):
+            pictures = [f"* {band.label} {_text(band.drawn)}".replace("*  ", "* ") for band in bands]
+            yield "\n".join([*pictures, f"* {_text(legend)}"])
+        case Finding(level, name, about, paragraphs, action):
+            yield f"**{prose(level.text)}: {prose(name)}** {prose(about).strip()}".rstrip()
+            yield from (_text(text) for text in paragraphs)
+            if action:
+                yield f"Try: {_text(action)}"
+        case Note(text, label):
+            yield f"**{_text(label)}** {_text(text)}" if label else _text(text)
+
+
+def _fact(fact: Fact) -> Iterator[str]:
+    label = f"**{fact.label}**: " if fact.label else ""
+    for part in fact.content:
+        if isinstance(part, Table | Strip):
+            if label:
+                yield label.rstrip(": ")
+            yield from _blocks(part)
+        else:
+            yield label + _text(part)
+        label = ""
+
+
+def _table(table: Table) -> Iterator[str]:
+    head = [column.heading.replace("\n", " ") for column in table.columns]
+    sides = ["---:" if column.numeric else "---" for column in table.columns]
+    rows = [[_text(value) for value in row] for row in table.rows]
+    yield "\n".join(_row(row) for row in (head, sides, *rows))
+    if table.more:
+        yield _text(table.more)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(cell, cells))} |"
+
+
+def _text(value: Cell | States) -> str:
+    """A text or a picture, safe anywhere in a line; what is strong or bad stands out."""
+    if isinstance(value, Bars):
+        return code(bar_characters(value, WIDTH).replace(" ", "·"))  # spaces would be lost
+    if isinstance(value, States):
+        return code("".join(state.character for state in state_characters(value, WIDTH)))
+    if isinstance(value, Styled):
+        marked = value.style in {Style.STRONG, Style.BAD, Style.GOOD} and plain(value.text)
+        return f"**{paragraph(value.text)}**" if marked else paragraph(value.text)
+    return paragraph(value)

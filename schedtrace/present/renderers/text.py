@@ -1,0 +1,129 @@
+"""A page as text for a terminal of any width: nothing is cropped, and no word is broken that fits a line."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from schedtrace.present.console import make_console
+from schedtrace.present.phrases import plain
+from schedtrace.present.sections import (
+    Content,
+    Fact,
+    Facts,
+    Finding,
+    Headline,
+    Note,
+    Page,
+    Section,
+    Strip,
+    Style,
+    Styled,
+    Table,
+)
+from schedtrace.present.styled import STYLES, drawn, longest_word, written
+from schedtrace.present.tables import least_width, table_view
+
+INDENT = 2
+LABELS = 9
+"""Labels of facts, and levels of findings."""
+BAND_LABELS = 12
+
+
+def render(page: Page[Any], *, width: int | None = None) -> str:
+    """Sections with a blank line between them; in colour on a terminal that has any."""
+    console = make_console(width=width)
+    with console.capture() as captured:
+        for at, section in enumerate(page.sections):
+            console.print(*([Text()] if at else []), view(section, console.width), sep="\n")
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
+
+
+def view(section: Section, width: int) -> RenderableType:  # one kind of section a line
+    """A section as rich draws it."""
+    match section:
+        case Headline():
+            return Group(*_headline(section))
+        case Facts(facts):
+            return Group(*(_fact(fact, width) for fact in facts))
+        case Table():
+            return table_view(section, width)
+        case Strip():
+            return Group(*_strip(section, width))
+        case Finding():
+            return Group(*_finding(section, width))
+        case Note(text, label):
+            return _labelled(label, written(text)) if label else written(text)
+
+
+def _headline(headline: Headline) -> Iterator[RenderableType]:
+    about = plain(headline.about)
+    yield Text.assemble((plain(headline.title), STYLES[Style.STRONG]), about, overflow="fold")
+    for line in headline.lines:
+        yield Padding(written(line), (0, 0, 0, INDENT), expand=False)
+    for warning in headline.warnings:
+        yield _labelled("!", written(Styled(warning, Style.WARNING)), Style.WARNING)
+
+
+def _labelled(label: str, text: Text, style: Style = Style.STRONG) -> Text:
+    return Text.assemble((f"{label} ", STYLES[style]), text, overflow="fold")
+
+
+def _fact(fact: Fact, width: int) -> RenderableType:
+    indent = LABELS + INDENT
+    if any(_least(part) > width - indent for part in fact.content):
+        parts = [_part(part, width - INDENT) for part in fact.content]
+        below = Padding(Group(*parts), (0, 0, 0, INDENT), expand=False)
+        return Group(Text(fact.label, style=STYLES[Style.STRONG]), below) if fact.label else below
+    parts = [_part(part, width - indent) for part in fact.content]
+    return _beside(Text(fact.label, style=STYLES[Style.STRONG]), Group(*parts), indent)
+
+
+def _part(part: Content | Table | Strip, width: int) -> RenderableType:
+    match part:
+        case Table() | Strip():
+            return view(part, width)
+        case _:
+            return written(part)
+
+
+def _least(part: Content | Table | Strip) -> int:
+    match part:
+        case Table():
+            return least_width(part)
+        case Strip(_, legend):
+            return longest_word(written(legend))
+        case _:
+            return longest_word(written(part))
+
+
+def _beside(label: Text, content: RenderableType, indent: int) -> RenderableType:
+    grid = RichTable.grid(padding=(0, INDENT, 0, 0))
+    grid.add_column(width=indent - INDENT)
+    grid.add_column()
+    grid.add_row(label, content)
+    return grid
+
+
+def _strip(strip: Strip, width: int) -> Iterator[RenderableType]:
+    """The bands below each other, the legend below them."""
+    indent = BAND_LABELS if any(band.label for band in strip.bands) else 0
+    for band in strip.bands:
+        label = Text(f"{band.label:<{indent}}", style=STYLES[Style.STRONG])
+        yield Text.assemble(label, drawn(band.drawn, width - indent))
+    yield Padding(written(Styled(strip.legend, Style.DIM)), (0, 0, 0, indent), expand=False)
+
+
+def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:
+    level = written(finding.level)
+    level.append(" " * (LABELS - level.cell_len))
+    code = (finding.code, STYLES[Style.STRONG])
+    yield Text.assemble(level, code, f"  {plain(finding.about)}" if finding.about else "", overflow="fold")
+    paragraphs = [written(paragraph) for paragraph in finding.paragraphs]
+    if finding.action:
+        paragraphs.append(_labelled("try:", written(finding.action)))
+    fits = all(longest_word(paragraph) <= width - LABELS for paragraph in paragraphs)
+    yield Padding(Group(*paragraphs), (0, 0, 0, LABELS if fits else INDENT), expand=False)

@@ -1,0 +1,179 @@
+"""What a person reads, as data: the sections of a page. A renderer draws them; none is named here.
+
+Every text is a ``str`` or a ``Message``, plain or with a named style. Sections hold no markup, no widths and
+no line breaks but those of a column's heading.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Generic, TypeVar
+
+from schedtrace.model.message import Message
+from schedtrace.model.printable import printable
+
+_D = TypeVar("_D")
+
+
+class Style(StrEnum):
+    """What a text is, as far as a renderer shows it."""
+
+    STRONG = "strong"
+    DIM = "dim"
+    GOOD = "good"
+    BAD = "bad"
+    WARNING = "warning"
+    CRITICAL = "critical"
+    INFO = "info"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    RECOMPUTE = "recompute"
+
+
+Text = str | Message
+
+
+@dataclass(frozen=True)
+class Styled:
+    """A text with a style."""
+
+    text: Text
+    style: Style | None
+
+
+Content = Text | Styled
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Heights over time, each 0 to 1; a renderer with less room shows the highest of several."""
+
+    heights: list[float]
+    style: Style
+
+
+@dataclass(frozen=True)
+class State:
+    """One state that a request can be in."""
+
+    word: str
+    character: str
+    style: Style
+    prominent: bool = False
+    """Shown wherever there is one, among however many steps of other states."""
+
+
+@dataclass(frozen=True)
+class States:
+    """States over time: each with the number of steps that it lasted."""
+
+    runs: list[tuple[State, int]]
+
+
+Cell = Content | Bars
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    heading: str
+    """Line breaks in it are where a narrow column may break it."""
+    numeric: bool = False
+    """Figures: to the right, never broken."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of as many cells as there are columns; the first cell names the row."""
+
+    columns: list[Column]
+    rows: list[list[Cell]]
+    more: Text = ""
+    """What is left out, and how to see it."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """One line of a strip."""
+
+    label: str
+    drawn: Bars | States | Content
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Pictures over time, one above the other, and what they mean."""
+
+    bands: list[Band]
+    legend: Text
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A label and what stands beside it."""
+
+    label: str
+    content: "list[Content | Table | Strip]"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Several facts, their labels below each other."""
+
+    facts: list[Fact]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What the page is about."""
+
+    title: Text
+    about: Text = ""
+    """Follows the title."""
+    lines: list[Content] = field(default_factory=list)
+    warnings: list[Text] = field(default_factory=list)
+    """What to keep in mind when reading what follows."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found: how much it matters, its name, what it says, what to do."""
+
+    level: Styled
+    code: str
+    about: Text
+    paragraphs: list[Content]
+    action: Text = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph, perhaps after a label."""
+
+    text: Content
+    label: str = ""
+
+
+Section = Headline | Facts | Table | Strip | Finding | Note
+
+
+class Page(Generic[_D]):
+    """A document of ``model/`` and the sections that show it.
+
+    Data come from strangers, so sections are made from a printable copy of the document, whoever makes them.
+
+    Args:
+        document: A struct of ``model/``, its texts as they are.
+        make: The document to its sections.
+    """
+
+    def __init__(self, document: _D, make: Callable[[_D], Iterable[Section]]) -> None:
+        self.document = document
+        self._make = make
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        """In the order in which they are read."""
+        return list(self._make(printable(self.document)))

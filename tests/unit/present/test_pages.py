@@ -1,0 +1,107 @@
+"""What pages say of documents, where that is more than their fields."""
+
+from schedtrace.explain.request.life import tell_life
+from schedtrace.model.comparison import Comparison, Decisions, FindingChange
+from schedtrace.model.message import message
+from schedtrace.model.report import Finding
+from schedtrace.model.trace import Preemption
+from schedtrace.present.pages.comparison import comparison_page
+from schedtrace.present.pages.report import _cost, _where
+from schedtrace.present.pages.request import request_page
+from schedtrace.present.phrases import plain
+from schedtrace.read.run import read_run
+from tests.makers import arrival, run_folder, step
+from tests.unit.present.test_goldens import text_of
+
+
+def test_a_reset_of_the_prefix_cache_is_counted_apart_from_preemptions(tmp_path):
+    lost = [Preemption("a", 10, "b", 1), Preemption("a", 10, None, 1, in_schedule=False)]
+    came = [arrival("a", 0, 0)]
+    lines = [
+        step(0, got={"a": 10}, new="a", arrived=came),
+        step(1, preempted=lost[:1], waiting=1),
+        step(2, got={"a": 10}, resumed="a"),
+        step(3, preempted=lost[1:], waiting=1),
+    ]
+    life = tell_life(read_run(run_folder(tmp_path / "r", *lines)), "a")
+    assert (life.num_preemptions, life.num_cache_resets) == (1, 1)
+    head = " ".join(text_of(request_page(life), 160).splitlines()[:2])
+    assert head.endswith("; 1 preemption, 1 time preempted by a reset of the prefix cache")
+
+
+def comparison(*findings):
+    decisions = Decisions(trials_compared=1, trials_alike=1, common_steps=[3], first=None)
+    paths = {"base_path": "base", "new_path": "new", "base_label": "base", "new_label": "new"}
+    lists = {"notes": [], "config": [], "metrics": [], "causes": []}
+    return Comparison(
+        verdict=message("no difference found"),
+        findings=list(findings),
+        tests=0,
+        trials_least=4,
+        decisions=decisions,
+        **paths,
+        **lists,
+    )
+
+
+def change(state, counts, fracs, threshold=0.5):
+    trials = {"base_trials": [], "new_trials": []}
+    return FindingChange(
+        code="kv-bound",
+        cause="kv_blocks",
+        state=state,
+        base_count=counts[0],
+        new_count=counts[1],
+        base_frac=fracs[0],
+        new_frac=fracs[1],
+        threshold_frac=threshold,
+        message="They waited.",
+        **trials,
+    )
+
+
+def first_finding(*arguments):
+    lines = text_of(comparison_page(comparison(change(*arguments))), 120).splitlines()
+    return next(line for line in lines if "kv-bound" in line)
+
+
+def test_a_share_that_crossed_its_threshold_is_shown_for_both_sides():
+    cause = "kv-bound  cause kv_blocks  "
+    assert first_finding("stayed", (3, 0), (0.52, 0.48)).endswith(f"{cause}52 % -> 48 % (found from 50 % on)")
+    assert first_finding("stayed", (0, 3), (None, 0.06), 0.05).endswith(
+        f"{cause}below 5 % -> 6 % (found from 5 % on)"
+    )
+    assert first_finding("stayed", (3, 4), (0.6, 0.7)).endswith(f"{cause}3 -> 4")
+    assert first_finding("went", (3, 0), (0.9, 0.1)).endswith(f"went     {cause}3 -> 0")
+
+
+def test_documents_texts_may_be_words_or_messages():
+    words = change("went", (3, 0), (0.9, 0.1))
+    as_message = change("went", (3, 0), (0.9, 0.1))
+    as_message.message = message("They {deed}.", deed="waited")
+    pages = [comparison_page(comparison(one)) for one in (words, as_message)]
+    assert text_of(pages[0]) == text_of(pages[1])
+
+
+def found(**fields):
+    told = dict.fromkeys(Finding.__struct_fields__)
+    return Finding(**told | {"evidence": {}, "steps": []} | fields)
+
+
+def test_an_estimated_cost_below_what_it_resolves_is_left_out():
+    assert _cost(found(cost_ms=1e-9, cost_frac=1e-9, cost_error_frac=0.1)) == ""
+    estimated = found(cost_ms=12.0, cost_frac=0.01, cost_error_frac=0.1)
+    assert plain(_cost(estimated)) == (
+        "cost: about 12 ms, 1 % of the run (estimated; the model of step times is typically 10 % off)"
+    )
+    assert (
+        plain(_cost(found(cost_ms=0.5, cost_frac=0.001))) == "cost: about 0.50 ms, <1 % of the run (measured)"
+    )
+    assert _cost(found()) == ""
+
+
+def test_where_a_finding_shows_is_a_place_ranges_of_steps_and_an_example():
+    told = found(location="x.py:1", steps=[3, 4, 5], evidence={"example": message("step {n}.", n="3")})
+    assert plain(_where(told)) == "At x.py:1. Steps 3-5. For instance step 3."
+    assert plain(_where(found(steps=[7]))) == "Step 7."
+    assert plain(_where(found(steps=list(range(100))))) == "Steps 0-99 and more."

@@ -1,0 +1,102 @@
+"""Every page at every width: no word, id or number of it is lost, and none is added."""
+
+import contextlib
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from schedtrace.compare.compare import compare
+from schedtrace.diagnose.analyze import analyze
+from schedtrace.diagnose.catalogue import catalogue
+from schedtrace.explain.request.life import tell_life
+from schedtrace.explain.step.story import tell_step
+from schedtrace.present.numbers import BARS
+from schedtrace.present.pages.catalogue import catalogue_page
+from schedtrace.present.pages.comparison import comparison_page
+from schedtrace.present.pages.report import report_page
+from schedtrace.present.pages.request import request_page
+from schedtrace.present.pages.step import step_page
+from schedtrace.present.sections import Facts, Table
+from schedtrace.present.words import STATES
+from schedtrace.read.run import read_run
+from tests.unit.present import hand_made
+from tests.unit.present.crowded import crowded
+from tests.unit.present.test_goldens import text_of
+
+WIDE = 160
+WIDTHS = [40, 60, 61, 70, 80, 100, 120, WIDE]
+SAMPLE = Path(__file__).parents[2] / "docs" / "data" / "base"
+THREAD = Path(__file__).parents[3] / "examples" / "forum-thread"
+PICTURE = re.compile(f"[{re.escape(BARS + ''.join(state.character for state in STATES.values()))}]+")
+"""Words of nothing but a picture's characters: a picture is as wide as there is room."""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Every kind of page, by what it shows."""
+    with contextlib.chdir(tmp_path_factory.mktemp("runs")):  # paths are words, too
+        return pages_of_runs()
+
+
+def pages_of_runs():
+    small = read_run(hand_made.small_kv(Path("small-kv")))
+    enough = read_run(hand_made.enough(Path("enough")))
+    engines = read_run(hand_made.two_bare_engines(Path("two-engines")))
+    stories, sample = read_run(crowded(Path("crowded"))), read_run(Path(shutil.copytree(SAMPLE, "sample")))
+    log = read_run(Path(shutil.copy(min(THREAD.glob("profile*.log")), ".")))
+    reports = {"small-kv": small, "two-engines": engines, "crowded": stories, "sample": sample, "log": log}
+    pairs = {"diff": (enough, small), "diff-log": (log, log), "diff-same": (small, small)}
+    lives = dict.fromkeys(("t1-29", "t1-0", "t1-43"), stories)
+    return {
+        "findings": catalogue_page(catalogue()),
+        **{name: report_page(analyze([run])) for name, run in reports.items()},
+        **{name: comparison_page(compare(base=base, new=new)) for name, (base, new) in pairs.items()},
+        **{f"step-{number}": step_page(tell_step(stories, number)) for number in range(5)},
+        "step-all": step_page(tell_step(stories, 2), everything=True),
+        **{name: request_page(tell_life(run, name)) for name, run in lives.items()},
+    }
+
+
+def words(text):
+    """How often each word stands there, pictures left out; in a block, a semicolon ends each cell."""
+    found = (word.rstrip(";") for word in text.split())
+    return Counter(word for word in found if not PICTURE.fullmatch(word))
+
+
+def headings(page):
+    """Words of the headings of its tables: blocks repeat them in each row."""
+    parts = [part for section in page.sections if isinstance(section, Facts) for part in section.facts]
+    tables = [part for fact in parts for part in fact.content if isinstance(part, Table)]
+    tables += [section for section in page.sections if isinstance(section, Table)]
+    return {word for table in tables for column in table.columns for word in column.heading.split()}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_wider_than_the_terminal(pages, width):
+    for name, page in pages.items():
+        assert max(map(len, text_of(page, width).splitlines())) <= width, name
+
+
+@pytest.mark.parametrize("width", [width for width in WIDTHS if width >= 60])
+def test_every_word_and_number_is_there_as_often_as_at_the_widest(pages, width):
+    for name, page in pages.items():
+        expected, found = words(text_of(page, WIDE)), words(text_of(page, width))
+        repeated = headings(page)
+        for word in expected | found:
+            if word in repeated:
+                assert found[word] >= 1, (name, word)
+            else:
+                assert found[word] == expected[word], (name, word)
+
+
+def test_the_pages_have_a_table_that_does_not_fit_into_60_columns(pages):
+    """Else the test above would not see the blocks."""
+    assert any(line.startswith("trial 1") for line in text_of(pages["small-kv"], 60).splitlines())
+
+
+def test_a_word_longer_than_the_line_is_folded(pages):
+    text = text_of(pages["step-2"], 24)
+    assert "vllm/v1/core/sched/scheduler.py:500" in "".join(text.split())
