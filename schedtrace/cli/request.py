@@ -15,10 +15,10 @@ def request(
 ) -> None:
     """Tell one request's life: what it waited for, when it computed, what it lost, where its time went."""
     from schedtrace.cli.runs import one_run
-    from schedtrace.explain.request.life import tell_life
+    from schedtrace.explain.request import explain_request
     from schedtrace.present.request import life_view
 
-    life = tell_life(one_run(run), request_id)
+    life = explain_request(one_run(run), request_id)
     if output_format is Format.JSON:
         show_json(life)
     else:

@@ -17,10 +17,10 @@ def step(
 ) -> None:
     """Tell one step: who got what, who was refused and why, what a different limit would have allowed."""
     from schedtrace.cli.runs import one_run
-    from schedtrace.explain.step.story import tell_step
+    from schedtrace.explain.step import explain_step
     from schedtrace.present.step import step_view
 
-    story = tell_step(one_run(run), number, engine=engine)
+    story = explain_step(one_run(run), number, engine=engine)
     if output_format is Format.JSON:
         show_json(story)
     else:

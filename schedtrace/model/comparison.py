@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from schedtrace.model.message import Message
+
 COMPARISON_SCHEMA_VERSION = 1
 
 
@@ -103,7 +105,7 @@ class FindingChange(msgspec.Struct, kw_only=True):
     new_count: int
     base_trials: list[int]
     new_trials: list[int]
-    message: str
+    message: Message | str
     """Of the new run's finding, or of the base's if it went."""
 
 

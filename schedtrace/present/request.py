@@ -10,6 +10,7 @@ from rich.text import Text
 from schedtrace.model.life import Life, LifeEvent, StateRun
 from schedtrace.present.layout import plain_table, section_grid
 from schedtrace.present.numbers import integer, milliseconds, percent
+from schedtrace.present.phrases import plain
 from schedtrace.present.words import of_trial
 
 MOST_CHUNKS = 8
@@ -61,7 +62,7 @@ def _event_table(life: Life) -> Table:
             )
         if not any(event is one for one in hidden):
             style = {"preempted": "red", "first_token": "bold"}.get(event.what, "")
-            table.add_row(f"{event.at_ms:,.1f}", _steps(event), Text(event.message, style=style))
+            table.add_row(f"{event.at_ms:,.1f}", _steps(event), Text(plain(event.message), style=style))
     return table
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from schedtrace.model.story import Leaver, Newcomer, StepStory, Waiter
 from schedtrace.present.layout import plain_table, section_grid
 from schedtrace.present.numbers import integer, milliseconds
+from schedtrace.present.phrases import plain
 from schedtrace.present.shares import shares_view
 from schedtrace.present.words import counted, of_trial, some
 
@@ -56,14 +57,14 @@ def _before(story: StepStory, *, everything: bool) -> Iterator[Row]:
 def _decided(story: StepStory, *, everything: bool) -> Iterator[Row]:
     used = integer(story.token_budget - story.remaining_budget)
     left = integer(story.remaining_budget)
-    by = f", by {counted(len(story.shares), 'request')}" if story.shares else ""
+    by = f", by {counted(len(story.scheduled), 'request')}" if story.scheduled else ""
     yield "used", Text(f"{used} of {counted(story.token_budget, 'token')} of budget, {left} left{by}")
-    if story.shares:
-        yield "", Group(*shares_view(story.shares, everything=everything))
+    if story.scheduled:
+        yield "", Group(*shares_view(story.scheduled, everything=everything))
     for victim in story.preempted:
-        yield "preempted", Text(victim.message, style="yellow")
+        yield "preempted", Text(plain(victim.message), style="yellow")
     for at, stop in enumerate(story.stops):
-        yield "" if at else "stopped", Text(stop.message)
+        yield "" if at else "stopped", Text(plain(stop.message))
     if not story.stops:
         yield "stopped", Text("no exit was recorded")
 
@@ -76,11 +77,11 @@ def _after(story: StepStory, *, everything: bool) -> Iterator[Row]:
     if story.waiting or not story.waiting_agrees:
         yield "waiting", Group(*_waiting(story, everything=everything))
     for at, fact in enumerate(story.facts):
-        yield "" if at else "facts", Text(fact)
+        yield "" if at else "facts", Text(plain(fact))
     for at, answer in enumerate(story.what_if):
-        yield "" if at else "what if", Text(answer.message)
+        yield "" if at else "what if", Text(plain(answer.message))
     if story.what_if:
-        yield "", Text(f"Note: {'; '.join(story.what_if_assumes)}.", style="dim")
+        yield "", Text(f"Note: {'; '.join(map(plain, story.what_if_assumes))}.", style="dim")
 
 
 def _crowd(running: int, waiting: int, blocks: str) -> str:

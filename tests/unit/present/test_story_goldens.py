@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.explain.request.life import tell_life
-from schedtrace.explain.step.story import tell_step
+from schedtrace.explain.request import explain_request
+from schedtrace.explain.step import explain_step
 from schedtrace.model.trace import ScheduledRequest
 from schedtrace.present.request import life_view
 from schedtrace.present.step import step_view
@@ -24,18 +24,18 @@ def run(tmp_path, monkeypatch):
 @pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("number", [1, 2])
 def test_step(run, number, width):
-    check(f"step-{number}-{width}", text_of(step_view(tell_step(run, number)), width))
+    check(f"step-{number}-{width}", text_of(step_view(explain_step(run, number)), width))
 
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_request(run, width):
-    check(f"request-preempted-{width}", text_of(life_view(tell_life(run, "t1-29")), width))
+    check(f"request-preempted-{width}", text_of(life_view(explain_request(run, "t1-29")), width))
 
 
 def test_all_lists_every_request(run):
-    story = tell_step(run, 2)
+    story = explain_step(run, 2)
     some, every = (text_of(step_view(story, everything=everything)) for everything in (False, True))
-    names = [share.request_id for share in story.shares] + [waiter.request_id for waiter in story.waiting]
+    names = [share.request_id for share in story.scheduled] + [waiter.request_id for waiter in story.waiting]
     lines = every.splitlines()
     assert all(sum(f" {name} " in f"{line} " for line in lines) for name in names)
     assert "28 running requests decoded 1 token each" in some
@@ -46,8 +46,8 @@ def test_all_lists_every_request(run):
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_nothing_is_wider_than_the_terminal(run, width):
-    views = [step_view(tell_step(run, number)) for number in range(5)]
-    views += [life_view(tell_life(run, name)) for name in ("t1-29", "t1-0", "t1-43")]
+    views = [step_view(explain_step(run, number)) for number in range(5)]
+    views += [life_view(explain_request(run, name)) for name in ("t1-29", "t1-0", "t1-43")]
     for view in views:
         assert max(map(len, text_of(view, width).splitlines())) <= width
 
@@ -57,7 +57,7 @@ def test_a_servers_long_ids_leave_room_for_the_numbers(tmp_path):
     came = [arrival(f"{name}{n}", 0, 0, prompt_tokens=12_345) for n in range(2)]
     rows = [ScheduledRequest(f"{name}0", 0, 12_345, "new")]
     line = step(0, arrived=came, requests=rows, waiting=1)
-    text = text_of(step_view(tell_step(read_run(run_folder(tmp_path / "r", line)), 0)))
+    text = text_of(step_view(explain_step(read_run(run_folder(tmp_path / "r", line)), 0)))
     assert sum(line.split()[-3:] == ["0", "12,345", "12,345"] for line in text.splitlines()) == 1
     assert f"{name}0" in "".join(text.split()).replace("newprefill012,34512,345", "")
 
@@ -72,7 +72,7 @@ def test_a_life_with_many_chunks_is_told_in_part(tmp_path):
         )
         for n in range(20)
     ]
-    life = tell_life(read_run(run_folder(tmp_path / "r", *steps)), "a")
+    life = explain_request(read_run(run_folder(tmp_path / "r", *steps)), "a")
     text = text_of(life_view(life))
     assert sum("prefill of 100 tokens" in line for line in text.splitlines()) == 8
     assert "12 more chunks: --format json lists them" in text

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.explain.request.rows import RequestRows, Row
+from schedtrace.explain.rows import RequestRows, Row
 from schedtrace.model.causes import Cause
 from schedtrace.model.life import Wait, WaitedFor
 from schedtrace.timeline.waits import NEVER

@@ -4,7 +4,7 @@ from itertools import groupby, pairwise
 
 import polars as pl
 
-from schedtrace.explain.request.rows import RequestRows
+from schedtrace.explain.rows import RequestRows
 from schedtrace.model.life import Span, StateRun
 
 

@@ -1,10 +1,12 @@
-"""What the trace tells of one request, gathered."""
+"""Everything that a trace has of one request."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
+from schedtrace.model.life import LifeEvent
+from schedtrace.model.message import Message
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.waits import waits
 from schedtrace.timeline.work import with_work
@@ -33,10 +35,10 @@ class RequestRows:
     @property
     def begin_us(self) -> int:
         """Arrival at the front end; where it is not recorded, the first thing that is."""
-        told = [self.arrival["arrived_us"], self.arrival["queued_us"]] if self.arrival else []
-        told += [row["start_us"] for row in self.got[:1]]
-        told += [self.finish["finished_us"]] if self.finish else []
-        return int(next(time for time in told if time is not None))
+        times = [self.arrival["arrived_us"], self.arrival["queued_us"]] if self.arrival else []
+        times += [row["start_us"] for row in self.got[:1]]
+        times += [self.finish["finished_us"]] if self.finish else []
+        return int(next(time for time in times if time is not None))
 
     @property
     def queued_us(self) -> int | None:
@@ -54,17 +56,21 @@ class RequestRows:
     @property
     def first_token_us(self) -> int | None:
         """When the output with its first token came back."""
-        told = self.finish["first_token_us"] if self.finish else None
-        seen = (row["output_us"] for row in self.got if row["outputs"])
-        return told if told is not None else next(seen, None)
+        recorded = self.finish["first_token_us"] if self.finish else None
+        outputs = (row["output_us"] for row in self.got if row["outputs"])
+        return recorded if recorded is not None else next(outputs, None)
 
     def since_us(self, us: int) -> float:
         """Milliseconds since it arrived."""
         return (us - self.begin_us) / 1e3
 
+    def event(self, us: int, what: str, sentence: Message, step: int | None = None) -> LifeEvent:
+        """An event at a time of the trace's clock."""
+        return LifeEvent(at_ms=self.since_us(us), what=what, step=step, last_step=step, message=sentence)
+
 
 def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
-    """Gather what is told of a request in a timeline of the whole trace."""
+    """Gather a request's rows from a timeline of the whole trace."""
     its = pl.col("request_id") == request_id
     times = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us", "output_us")
     got = with_work(timeline, timeline.requests_of(its).drop("start_us"))
