@@ -1,10 +1,11 @@
 # ruff: noqa: INP001  # a script to run, no package
-"""Write the generated parts of ``docs/``: field tables and JSON Schemas, from the structs themselves.
+"""Write the generated parts of ``docs/``: tables of fields and of causes, and JSON Schemas.
 
 ``python docs/generate.py`` rewrites them, ``python docs/generate.py --check`` fails if one is stale. A table
 stands between ``<!-- fields: module.Struct -->`` and ``<!-- end -->``. A field's meaning is the docstring
 below it in ``schedtrace/model/``; for a field without one it stands in ``fields.toml``. Those of a delta are
-the step's.
+the step's. The tables between ``<!-- words: causes -->`` and ``<!-- end -->`` are the rows of
+``schedtrace/model/causes.py``; each row can be linked to.
 """
 
 import ast
@@ -22,6 +23,7 @@ import msgspec
 
 from schedtrace.model import (
     catalogue,
+    causes,
     comparison,
     front_end,
     life,
@@ -57,6 +59,7 @@ SCHEMAS = {
     "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+WORDS = re.compile(r"(<!-- words: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 UNITS = [
     (r"_us$", "µs"),
     (r"_ms$", "ms"),
@@ -166,6 +169,48 @@ def delta_table() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
+def words_table(name: str) -> str:
+    """The rows of ``model/causes.py``: ``causes``, their ``details``, or ``caps``."""
+    return {"causes": _causes, "details": _details, "caps": _caps}[name]()
+
+
+def _causes() -> str:
+    rows = []
+    for cause in causes.Cause:
+        loops = [loop for loop in ("waiting", "running") if getattr(cause.entry, loop)]
+        rows.append([_anchored(cause), ", ".join(loops), *_entry(cause.entry)])
+    return _rows(["cause", "loop", "meaning", "setting", "what to try"], rows)
+
+
+def _details() -> str:
+    rows = []
+    for cause in causes.Cause:
+        for detail, entry in cause.entry.details.items():
+            rows.append([f"`{cause}`", f"`{detail}`", *_entry(entry)])
+        about = ["The request's status in vLLM", "", ""]
+        rows += [[f"`{cause}`", f"`{status}`", *about] for status in cause.entry.statuses]
+    return _rows(["cause", "detail", "meaning", "setting", "what to try, if not as for the cause"], rows)
+
+
+def _caps() -> str:
+    rows = [[_anchored(cap), *_entry(cap.entry)] for cap in causes.Cap]
+    return _rows(["cap", "meaning", "setting", "what to try"], rows)
+
+
+def _anchored(word: causes.Cause | causes.Cap) -> str:
+    return f'<a id="{word.page.partition("#")[2]}"></a>`{word}`'
+
+
+def _entry(entry: causes.Entry) -> list[str]:
+    setting = f"`{entry.setting}`" if entry.setting else ""
+    return [entry.meaning, setting, entry.advice.format(seats_option="`--max-num-seqs`")]
+
+
+def _rows(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |").replace("|  |", "| |") for row in lines)
+
+
 def default_of(field: Any) -> Any:
     """What a reader has to take for a field that is left out."""
     return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
@@ -220,8 +265,9 @@ def generated() -> Iterator[tuple[Path, str]]:
 
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text()
-        if MARKED.search(text):
-            yield page, MARKED.sub(fill, text)
+        if MARKED.search(text) or WORDS.search(text):
+            filled = WORDS.sub(lambda match: f"{match[1]}\n{words_table(match[2])}\n{match[3]}", text)
+            yield page, MARKED.sub(fill, filled)
     if left_out := known.keys() - shown:
         sys.exit(f"no page has the fields of {', '.join(sorted(left_out))}")
     for name, (kind, title) in SCHEMAS.items():

@@ -57,7 +57,7 @@ def _finding(timeline: Timeline, cause: str, limit: Any, steps: pl.DataFrame) ->
         tokens=int(steps["unused"].sum()),
         message=message(
             "{steps} of {working}{in_trials} left {left} of the token budget unused on average although "
-            "{waiting} requests waited: {reason}. {lost}",
+            "requests waited ({waiting} on average): {reason}. {lost}",
             steps=Count(steps.height, "step"),
             working=Number(working),
             in_trials=_in_trials(len(trials), len(timeline.trials())),
