@@ -124,16 +124,16 @@ def meanings() -> dict[str, dict[str, str]]:
         needless = extra.keys() - (set(struct.__struct_fields__) - here.keys())
         if missing or needless:
             sys.exit(f"{name}: no meaning for {sorted(missing)}, one too many for {sorted(needless)}")
-        every[struct.__name__] = {field: _as_json(said) for field, said in (here | extra).items()}
+        every[struct.__name__] = {field: _as_json(text) for field, text in (here | extra).items()}
     every["Delta"] = every["Step"]
     if given:
         sys.exit(f"fields.toml: no such struct: {', '.join(given)}")
     return every
 
 
-def _as_json(said: str) -> str:
+def _as_json(text: str) -> str:
     """Python's words as those of JSON and Markdown."""
-    return re.sub(r"\bNone\b", "null", said.replace("``", "`"))
+    return re.sub(r"\bNone\b", "null", text.replace("``", "`"))
 
 
 def table(struct: Struct, meaning: dict[str, str]) -> str:
@@ -241,9 +241,9 @@ def schema(kind: Any, title: str, every: dict[str, dict[str, str]]) -> str:
     """The JSON Schema of ``kind``, with the meaning of every field."""
     document = msgspec.json.schema(kind)
     for name, definition in document["$defs"].items():
-        for field, said in every.get(name, {}).items():
+        for field, text in every.get(name, {}).items():
             if field in definition.get("properties", {}):
-                definition["properties"][field]["description"] = said
+                definition["properties"][field]["description"] = text
     first = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return json.dumps(first | document, indent=2) + "\n"
 

@@ -23,11 +23,11 @@ from schedtrace.model.message import (
 )
 
 SHORTEST_WAIT_MS = 0.05
-"""A shorter wait is one that no other step caused."""
+"""A shorter wait is no wait: the next step scheduled it."""
 
 
 def life_events(rows: RequestRows, waited: list[Wait]) -> list[LifeEvent]:
-    """Everything from its arrival to its end; decodes that follow each other are one event."""
+    """Everything from its arrival to its end; successive decodes are one event."""
     found = [
         *_arrival(rows),
         *request_facts(rows),
@@ -60,13 +60,13 @@ def _arrival(rows: RequestRows) -> Iterator[LifeEvent]:
 
 
 def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
-    """Admissions, chunks of prefill, the first token, decodes that follow each other in a single event."""
+    """Admissions, chunks of prefill, the first token, runs of decodes."""
     waits = {wait.left_step: wait for wait in waited}
     first_token = rows.first_token_us
     if first_token is not None:
-        step = next((row["step"] for row in rows.got if row["output_us"] == first_token), None)
+        step = next((row["step"] for row in rows.scheduled if row["output_us"] == first_token), None)
         yield rows.event(first_token, "first_token", message("first token back"), step)
-    for (work, _), group in groupby(rows.got, key=_same_work):
+    for (work, _), group in groupby(rows.scheduled, key=_same_work):
         run = list(group)
         first = run[0]
         if first["phase"] != "running" and first["step"] in waits:

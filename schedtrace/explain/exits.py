@@ -1,4 +1,4 @@
-"""Where a step stopped or skipped, and whom it preempted: a sentence each."""
+"""The exits and preemptions of a step, with a sentence for each."""
 
 from itertools import groupby
 from typing import Any
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def stops(timeline: Timeline, number: int) -> list[Stop]:
-    """A step's exits in order; those of one kind that follow each other are one."""
+    """A step's exits in order; successive exits of the same kind are one entry."""
     exits = timeline.exits.filter(pl.col("step") == number).to_dicts()
     own = set(Stop.__struct_fields__) - {"count", "request_ids", "message"}
     found = []
@@ -117,7 +117,7 @@ def _preemption_reason(row: Row) -> Message:
 
 
 def preempted_for(row: Row) -> Message:
-    """Whom a preemption made room for, a row of ``timeline.preemptions``."""
+    """The request that a preemption made room for; ``row`` is of ``timeline.preemptions``."""
     if not row["in_schedule"]:
         return message("outside schedule(), in a reset of the prefix cache")
     if row["for_request_id"] == row["request_id"]:

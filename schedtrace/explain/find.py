@@ -16,10 +16,12 @@ MOST_LISTED = 8
 def find_request(run: Run, text: str) -> tuple[Trace, str]:
     """The trace and the whole id.
 
-    An id that is ``text`` comes first: as it is, as it is printed, or as the trace writes it (cut or hashed).
-    Then one that begins or ends with it at a dash (``t1-1`` means ``t1-1-99fdf569``, not ``t1-12-...``), then
-    one that begins or ends with it anyhow, then a cut one that begins as it does: vLLM appends to a client's
-    id, so the hash of what the client sent is another one.
+    The first of these rules that matches an id decides:
+
+    1. it equals ``text``: as it is, as it is printed, or as the trace writes it (cut or hashed);
+    2. it begins or ends with ``text`` at a dash (``t1-1`` matches ``t1-1-99fdf569``, not ``t1-12-...``);
+    3. it begins or ends with ``text``;
+    4. it is cut, and ``text`` begins as it does: vLLM appends to a client's id, so the hash differs.
 
     Raises:
         UsageError: no request matches, or several do.

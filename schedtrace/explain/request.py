@@ -37,7 +37,7 @@ def explain_request(run: Run, text: str) -> Life:
         prompt_tokens=came.get("prompt_tokens", gone.get("prompt_tokens")),
         max_tokens=came.get("max_tokens"),
         output_tokens=gone.get("output_tokens"),
-        cached_tokens=next((row["computed_tokens"] for row in rows.got if row["phase"] == "new"), None),
+        cached_tokens=next((row["computed_tokens"] for row in rows.scheduled if row["phase"] == "new"), None),
         num_preemptions=len(rows.preemptions),
         status=gone.get("status"),
         e2e_ms=None if rows.end_us is None else rows.since_us(rows.end_us),
@@ -54,7 +54,7 @@ def explain_request(run: Run, text: str) -> Life:
 
 def _gaps(rows: RequestRows) -> list[Gap]:
     """The time between successive outputs."""
-    back = [row for row in rows.got if row["outputs"] and row["output_us"] is not None]
+    back = [row for row in rows.scheduled if row["outputs"] and row["output_us"] is not None]
     return [
         Gap(
             step=after["step"],

@@ -33,7 +33,7 @@ class Entry:
     requested: bool = False
     """A client asked for it: reported, but no problem of the configuration."""
     own_size: bool = False
-    """It refuses this request for its size and says nothing about a smaller one."""
+    """It refuses the request for its size; a smaller request may still fit."""
     statuses: tuple[str, ...] = ()
     """``RequestStatus`` names (their numbers shift between vLLM releases) of requests that wait for it."""
     details: Mapping[str, "Entry"] = field(default_factory=dict)
@@ -476,7 +476,7 @@ ASKED_FOR = frozenset(cause for cause in Cause if cause.entry.requested)
 """Refusals that a client asked for: reported, but no problem of the configuration."""
 
 OF_ITS_OWN_SIZE = tuple(cause for cause in Cause if cause.entry.own_size)
-"""Causes that refuse this request and say nothing about a smaller one."""
+"""Causes that refuse a request for its size; a smaller one may still fit."""
 
 WAITING_STATUS_CAUSES = {status: cause for cause in Cause for status in cause.entry.statuses}
 """``RequestStatus`` name of a request that is not ready to its cause."""

@@ -46,7 +46,7 @@ class Scheduled(msgspec.Struct, kw_only=True):
 
 
 class Stop(msgspec.Struct, kw_only=True):
-    """Where the step stopped or skipped; exits of one kind that follow each other are one entry."""
+    """Where the step stopped or skipped; successive exits of the same kind are one entry."""
 
     loop: str
     kind: str
@@ -93,7 +93,7 @@ class Waiter(msgspec.Struct, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, kw_only=True):
-    """What one different limit would have allowed in this very step."""
+    """What a different limit would have allowed in this step."""
 
     limit: str
     """vLLM's name of the setting, or ``kv_blocks``."""

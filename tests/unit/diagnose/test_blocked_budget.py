@@ -178,8 +178,8 @@ def test_the_finding_is_a_sentence_with_its_example_and_advice(found):
     [finding] = found(CODE, refused(3, Exit("waiting", "break", Cause.KV_BLOCKS, "next", detail="watermark")))
     assert plain(finding.message) == (
         "1 step of 1 left 90 % of the token budget unused on average although requests waited (2 on "
-        "average): the next request would have fitted into the free KV blocks, but for the reserve of --watermark. Otherwise "
-        "each of those steps could have scheduled 300 more tokens on average."
+        "average): the next request would have fitted into the free KV blocks, but for the reserve of "
+        "--watermark. Otherwise each of those steps could have scheduled 300 more tokens on average."
     )
     assert plain(finding.evidence["example"]) == (
         "step 3: 2 requests waiting, next next in line, 1 running, 900 tokens of budget left, 100 KV "

@@ -3,6 +3,7 @@ import pytest
 from schedtrace.errors import UsageError
 from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cap, Cause
+from schedtrace.model.message import Code, Count, Number, Requests, Setting
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
@@ -141,6 +142,36 @@ def test_exits_alike_that_follow_each_other_are_one(run_of):
 def test_an_exit_is_a_sentence(run_of, exit_, says):
     [stop] = explain_step(run_of("r", step(0, waiting=1, exits=[exit_])), 0).stops
     assert plain(stop.message) == says
+
+
+@pytest.mark.parametrize(
+    ("names", "counts", "says"),
+    [
+        (["a"], [1], "a"),
+        ([None], [1], "a request"),
+        ([None], [3], "3 requests"),
+        (["a", None], [1, 5], "a and 5 others"),
+    ],
+)
+def test_skipped_requests_are_named_as_far_as_they_are_known(run_of, names, counts, says):
+    skips = [
+        Exit("waiting", "continue", Cause.LORA_CAP, name, 9, count=count)
+        for name, count in zip(names, counts, strict=True)
+    ]
+    [stop] = explain_step(run_of("r", step(0, waiting=9, exits=skips)), 0).stops
+    assert plain(stop.message).startswith(f"The waiting loop skipped {says} (inferred): ")
+
+
+def test_a_sentence_has_typed_arguments(run_of):
+    ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "f", 800, via="source", location="scheduler.py:10")
+    [stop] = explain_step(run_of("r", step(0, waiting=1, ended=ended)), 0).stops
+    assert [part for part in stop.message.parts() if not isinstance(part, str)] == [
+        Code("scheduler.py:10"),
+        Setting("max_num_seqs"),
+        Number(8),
+        Requests(["f"], 1),
+        Count(800, "token"),
+    ]
 
 
 def test_the_limit_of_active_requests_has_its_own_name(run_of):
