@@ -177,7 +177,7 @@ def words_table(name: str) -> str:
 def _causes() -> str:
     rows = []
     for cause in causes.Cause:
-        loops = [loop for loop in ("waiting", "running") if getattr(cause.entry, loop)]
+        loops = [loop for loop in ("waiting", "running") if cause.entry.reason(loop)]
         rows.append([_anchored(cause), ", ".join(loops), *_entry(cause.entry)])
     return _rows(["cause", "loop", "meaning", "setting", "what to try"], rows)
 

@@ -39,6 +39,10 @@ class Entry:
     details: Mapping[str, "Entry"] = field(default_factory=dict)
     """What ``Exit.detail`` may say, where that changes the meaning."""
 
+    def reason(self, loop: str) -> str:
+        """Why it stops the ``running`` loop, or the ``waiting`` loop; empty: it does not."""
+        return self.running if loop == "running" else self.waiting
+
 
 class _Word(StrEnum):
     """A word with its row."""

@@ -11,12 +11,6 @@ FIGURES = frozenset({"seats", "seats_setting", "seats_option", "token_budget"})
 _NAME = re.compile(r"`([^`]+)`")
 
 
-def entry_of(cause: str, detail: str | None = None) -> Entry | None:
-    """The row of a detail, else of its cause; None: a newer version or another package names the cause."""
-    known = CAUSES.get(cause)
-    return None if known is None else known.entry.details.get(detail or "", known.entry)
-
-
 def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Message:
     """Why a loop ended or skipped a request, to stand within a sentence.
 
@@ -26,9 +20,9 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
         cause: A word of ``Cause`` or any other.
         detail: The exit's.
     """
-    text = _text(cause, detail, loop)
-    if text:
-        return _filled(header, text)
+    for row in _rows(cause, detail):
+        if text := row.reason(loop):
+            return _filled(header, text)
     registered = header.registered_causes.get(cause)
     if registered:
         return message("{meaning} (cause {cause})", meaning=Code(registered), cause=CauseWord(cause))
@@ -37,9 +31,9 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
 
 def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
     """What to try against it; for a cause that the table does not have, where its author documents it."""
-    text = _text(cause, detail, "advice")
-    if text:
-        return _filled(header, text)
+    for row in _rows(cause, detail):
+        if row.advice:
+            return _filled(header, row.advice)
     if cause in header.registered_causes:
         return message("See the package that registers the cause {cause}.", cause=CauseWord(cause))
     return message("See {page}.", page=Code(PAGE))
@@ -47,13 +41,15 @@ def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
 
 def reasoned_details(cause: Cause, loop: str) -> list[str]:
     """The details with a reason of their own: where several limits share a cause, they decide what helps."""
-    return [detail for detail, entry in cause.entry.details.items() if getattr(entry, loop)]
+    return [detail for detail, entry in cause.entry.details.items() if entry.reason(loop)]
 
 
-def _text(cause: str, detail: str | None, name: str) -> str:
-    """A text of the detail's row, else of the cause's; empty: the table has none."""
-    rows = [entry_of(cause, detail), entry_of(cause)]
-    return next((text for row in rows if row and (text := getattr(row, name))), "")
+def _rows(cause: str, detail: str | None) -> list[Entry]:
+    """The row of the detail, then that of its cause; none if a newer version names the cause."""
+    if cause not in CAUSES:
+        return []
+    entry = CAUSES[cause].entry
+    return [entry.details.get(detail or "", entry), entry]
 
 
 def _filled(header: Header, text: str) -> Message:

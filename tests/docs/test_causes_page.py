@@ -49,7 +49,7 @@ def test_every_cause_has_a_scene_and_a_reason_for_the_loop_of_each():
     assert {cause for cause, _, _ in EXIT_ROWS} == set(CAUSES)
     for cause, loop, _ in EXIT_ROWS:
         entry = CAUSES[cause].entry
-        assert all(getattr(entry, name) for name in (["waiting", "running"] if loop == "both" else [loop]))
+        assert all(entry.reason(name) for name in (["waiting", "running"] if loop == "both" else [loop]))
 
 
 @pytest.mark.parametrize("word", [*Cause, *Cap], ids=lambda word: word.page.partition("#")[2])

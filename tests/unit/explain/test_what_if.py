@@ -109,6 +109,23 @@ def test_a_larger_budget_completes_the_chunk_that_was_cut_and_admits_others(answ
     )
 
 
+def test_the_limit_of_active_requests_ends_the_admission_by_its_own_name(answers):
+    told = only(
+        answers(
+            Exit("waiting", "condition", Cause.TOKEN_BUDGET, "b"),
+            wants={"a": 1000, "b": 100, "c": 100},
+            got={"a": 1000},
+            waiting=2,
+            config={"max_num_active_seqs": 2},
+        )
+    )
+    assert plain(told.message) == (
+        "With max_num_batched_tokens 1,100 instead of 1,000, 1 more request (b, 100 tokens) would have fitted "
+        "within max_num_active_seqs and the free KV blocks; then as many would run as max_num_active_seqs "
+        "allows."
+    )
+
+
 def test_a_budget_that_running_requests_lacked_is_not_answered(answers):
     spent = {"got": {"a": 1000}, "wants": {"a": 1000, "b": 200}, "waiting": 1, "free": 30}
     ended = Exit("waiting", "condition", Cause.TOKEN_BUDGET, "b")
