@@ -120,9 +120,9 @@ def test_the_limit_of_active_requests_ends_the_admission_by_its_own_name(answers
         )
     )
     assert plain(told.message) == (
-        "With max_num_batched_tokens 1,100 instead of 1,000, 1 more request (b, 100 tokens) would have fitted "
-        "within max_num_active_seqs and the free KV blocks; then as many would run as max_num_active_seqs "
-        "allows."
+        "With max_num_batched_tokens 1,100 instead of 1,000, 1 more request (b, 100 tokens) would have "
+        "fitted within max_num_active_seqs and the free KV blocks; then as many would run as "
+        "max_num_active_seqs allows."
     )
 
 
