@@ -1,10 +1,13 @@
 # ruff: noqa: INP001  # a script to run, no package
 """Write the generated parts of ``docs/``: field tables and JSON Schemas, from the structs themselves.
+"""Write the generated parts of ``docs/``: tables of fields and of causes, and JSON Schemas.
 
 ``python docs/generate.py`` rewrites them, ``python docs/generate.py --check`` fails if one is stale. A table
 stands between ``<!-- fields: module.Struct -->`` and ``<!-- end -->``. A field's meaning is the docstring
 below it in ``schedtrace/model/``; for a field without one it stands in ``fields.toml``. Those of a delta are
 the step's.
+the step's. The tables between ``<!-- words: causes -->`` and ``<!-- end -->`` are the rows of
+``schedtrace/model/causes.py``; each row can be linked to.
 """
 
 import ast
@@ -22,6 +25,7 @@ import msgspec
 
 from schedtrace.model import (
     catalogue,
+    causes,
     comparison,
     front_end,
     life,
@@ -58,6 +62,7 @@ SCHEMAS = {
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MESSAGE_TEXT = "The sentence as text, made from the template and its arguments."
+WORDS = re.compile(r"(<!-- words: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 UNITS = [
     (r"_us$", "µs"),
     (r"_ms$", "ms"),
@@ -123,6 +128,7 @@ def meanings() -> dict[str, dict[str, str]]:
         if missing or needless:
             sys.exit(f"{name}: no meaning for {sorted(missing)}, one too many for {sorted(needless)}")
         every[struct.__name__] = {field: _as_json(said) for field, said in (here | extra).items()}
+        every[struct.__name__] = {field: _as_json(text) for field, text in (here | extra).items()}
     every["Delta"] = every["Step"]
     if given:
         sys.exit(f"fields.toml: no such struct: {', '.join(given)}")
@@ -132,6 +138,9 @@ def meanings() -> dict[str, dict[str, str]]:
 def _as_json(said: str) -> str:
     """Python's words as those of JSON and Markdown."""
     return re.sub(r"\bNone\b", "null", said.replace("``", "`"))
+def _as_json(text: str) -> str:
+    """Python's words as those of JSON and Markdown."""
+    return re.sub(r"\bNone\b", "null", text.replace("``", "`"))
 
 
 def table(struct: Struct, meaning: dict[str, str]) -> str:
@@ -165,6 +174,48 @@ def delta_table() -> str:
             absent[field.name] = f"`{json.dumps(default_of(field))}`"
         rows.append([f"`{field.name}`", absent.get(field.name, "is never absent")])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def words_table(name: str) -> str:
+    """The rows of ``model/causes.py``: ``causes``, their ``details``, or ``caps``."""
+    return {"causes": _causes, "details": _details, "caps": _caps}[name]()
+
+
+def _causes() -> str:
+    rows = []
+    for cause in causes.Cause:
+        loops = [loop for loop in ("waiting", "running") if cause.entry.reason(loop)]
+        rows.append([_anchored(cause), ", ".join(loops), *_entry(cause.entry)])
+    return _rows(["cause", "loop", "meaning", "setting", "what to try"], rows)
+
+
+def _details() -> str:
+    rows = []
+    for cause in causes.Cause:
+        for detail, entry in cause.entry.details.items():
+            rows.append([f"`{cause}`", f"`{detail}`", *_entry(entry)])
+        about = ["The request's status in vLLM", "", ""]
+        rows += [[f"`{cause}`", f"`{status}`", *about] for status in cause.entry.statuses]
+    return _rows(["cause", "detail", "meaning", "setting", "what to try, if not as for the cause"], rows)
+
+
+def _caps() -> str:
+    rows = [[_anchored(cap), *_entry(cap.entry)] for cap in causes.Cap]
+    return _rows(["cap", "meaning", "setting", "what to try"], rows)
+
+
+def _anchored(word: causes.Cause | causes.Cap) -> str:
+    return f'<a id="{word.page.partition("#")[2]}"></a>`{word}`'
+
+
+def _entry(entry: causes.Entry) -> list[str]:
+    setting = f"`{entry.setting}`" if entry.setting else ""
+    return [entry.meaning, setting, entry.advice.format(seats_option="`--max-num-seqs`")]
+
+
+def _rows(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |").replace("|  |", "| |") for row in lines)
 
 
 def default_of(field: Any) -> Any:
@@ -202,6 +253,10 @@ def schema(kind: Any, title: str, every: dict[str, dict[str, str]]) -> str:
         for field, said in every.get(name, {}).items():
             if field in definition.get("properties", {}):
                 definition["properties"][field]["description"] = said
+    for name, definition in document["$defs"].items():
+        for field, text in every.get(name, {}).items():
+            if field in definition.get("properties", {}):
+                definition["properties"][field]["description"] = text
     first = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return json.dumps(first | document, indent=2) + "\n"
 
@@ -225,6 +280,9 @@ def generated() -> Iterator[tuple[Path, str]]:
         text = page.read_text()
         if MARKED.search(text):
             yield page, MARKED.sub(fill, text)
+        if MARKED.search(text) or WORDS.search(text):
+            filled = WORDS.sub(lambda match: f"{match[1]}\n{words_table(match[2])}\n{match[3]}", text)
+            yield page, MARKED.sub(fill, filled)
     if left_out := known.keys() - shown:
         sys.exit(f"no page has the fields of {', '.join(sorted(left_out))}")
     for name, (kind, title) in SCHEMAS.items():

@@ -16,7 +16,7 @@ def request(
 ) -> None:
     """Tell one request's life: what it waited for, when it computed, what it lost, where its time went."""
     from schedtrace.cli.runs import one_run
-    from schedtrace.explain.request.life import tell_life
+    from schedtrace.explain.request import explain_request
     from schedtrace.present.pages.request import request_page
 
-    show(request_page(tell_life(one_run(run), request_id)), output_format)
+    show(request_page(explain_request(one_run(run), request_id)), output_format)

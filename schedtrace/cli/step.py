@@ -18,8 +18,8 @@ def step(
 ) -> None:
     """Tell one step: who got what, who was refused and why, what a different limit would have allowed."""
     from schedtrace.cli.runs import one_run
-    from schedtrace.explain.step.story import tell_step
+    from schedtrace.explain.step import explain_step
     from schedtrace.present.pages.step import step_page
 
-    story = tell_step(one_run(run), number, engine=engine)
+    story = explain_step(one_run(run), number, engine=engine)
     show(step_page(story, everything=every), output_format)

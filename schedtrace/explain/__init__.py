@@ -1,1 +1,1 @@
-"""One step or one request, explained."""
+"""One step or one request explained: ``step.py`` and ``request.py`` are the entries."""

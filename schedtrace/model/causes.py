@@ -1,68 +1,486 @@
-"""The causes for which a ``schedule()`` call stops or skips, as stable words.
+"""The one table of causes: why a ``schedule()`` call stops or skips, and all that is said about each reason.
 
-The table with every cause's meaning stands in ``docs/causes.md``.
+A row defines its word: ``Cause.KV_BLOCKS`` is the word ``kv_blocks`` with its ``Entry``. Texts name settings
+of vLLM in backticks and figures of the engine in braces, which ``vocabulary.py`` fills in. The tables of
+``docs/causes.md`` are generated from it.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
+
+PAGE = "docs/causes.md"
 
 
-class Cause(StrEnum):
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What is said about a cause, about one detail of it, or about a cap.
+
+    A detail takes what it leaves empty from its cause.
+    """
+
+    meaning: str
+    waiting: str = ""
+    """The reason in a sentence, where it ends the waiting loop or skips in it; empty: it never does."""
+    running: str = ""
+    """The same for a running request."""
+    setting: str = ""
+    """vLLM's setting behind it; empty: there is none."""
+    advice: str = ""
+    refusal: bool = True
+    """False: the waiting loop ends so although no request was refused."""
+    requested: bool = False
+    """A client asked for it: reported, but no problem of the configuration."""
+    own_size: bool = False
+    """It refuses the request for its size; a smaller request may still fit."""
+    statuses: tuple[str, ...] = ()
+    """``RequestStatus`` names (their numbers shift between vLLM releases) of requests that wait for it."""
+    details: Mapping[str, "Entry"] = field(default_factory=dict)
+    """What ``Exit.detail`` may say, where that changes the meaning."""
+
+    def reason(self, loop: str) -> str:
+        """Why it stops the ``running`` loop, or the ``waiting`` loop; empty: it does not."""
+        return self.running if loop == "running" else self.waiting
+
+
+class _Word(StrEnum):
+    """A word with its row."""
+
+    entry: Entry
+
+    def __new__(cls, word: str, entry: Entry) -> Self:
+        """The word is the member's value, the row an attribute."""
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.entry = entry
+        return member
+
+    @property
+    def page(self) -> str:
+        """Where it is documented."""
+        return f"{PAGE}#{type(self).__name__.lower()}-{self.value}"
+
+
+class Cause(_Word):
     """Why a loop of ``schedule()`` ended, or why it skipped one request."""
 
-    QUEUE_EMPTY = "queue_empty"
-    TOKEN_BUDGET = "token_budget"  # noqa: S105  # no password, tokens of text
-    INPUT_BUDGET = "input_budget"
-    MAX_NUM_SEQS = "max_num_seqs"
-    KV_BLOCKS = "kv_blocks"
-    PREEMPTED_THIS_STEP = "preempted_this_step"
-    PAUSED = "paused"
-    PREFILL_THROTTLED = "prefill_throttled"
-    CHUNKED_PREFILL_OFF = "chunked_prefill_off"
-    ENCODER_BUDGET = "encoder_budget"
-    ENCODER_TRANSFER_PENDING = "encoder_transfer_pending"
-    MAMBA_ALIGNMENT = "mamba_alignment"
-    PREFILL_LOOKAHEAD = "prefill_lookahead"
-    SPEC_DECODE_PADDING = "spec_decode_padding"
-    LORA_CAP = "lora_cap"
-    GRAMMAR_PENDING = "grammar_pending"
-    REMOTE_KV_PENDING = "remote_kv_pending"
-    STREAMING_INPUT_PENDING = "streaming_input_pending"
-    STALE_OUTPUT_PENDING = "stale_output_pending"
-    CONNECTOR_UNDECIDED = "connector_undecided"
-    KV_LOAD_STARTED = "kv_load_started"
-    NO_NEW_TOKENS = "no_new_tokens"
-    OUTPUT_IN_FLIGHT = "output_in_flight"
-    PP_STAGGER = "pp_stagger"
-    CONNECTOR_FREES_PENDING = "connector_frees_pending"
-    VICTIM_NOT_FREEABLE = "victim_not_freeable"
-    PREEMPTED_ITSELF = "preempted_itself"
-    OTHER = "other"
+    QUEUE_EMPTY = (
+        "queue_empty",
+        Entry(
+            meaning="The queue is empty: not a refusal. A request that was skipped in this step has left the "
+            "queue for the rest of it",
+            waiting="the queue was empty",
+            refusal=False,
+        ),
+    )
+    TOKEN_BUDGET = (
+        "token_budget",
+        Entry(
+            meaning="The step's token budget is spent. vLLM checks it before the queue: without a "
+            "`request_id` no request waited. In the running loop the `request_id` is the first one left out",
+            waiting="the token budget was spent",
+            running="the token budget was spent",
+            setting="max_num_batched_tokens",
+            advice="Raise `--max-num-batched-tokens`; longer steps raise inter-token latency.",
+        ),
+    )
+    INPUT_BUDGET = (
+        "input_budget",
+        Entry(
+            meaning="`max_num_batched_tokens` is spent, of which a drafting method takes slots besides the "
+            "tokens",
+            waiting="the slots for drafted tokens were spent",
+            running="the slots for drafted tokens were spent",
+            setting="max_num_batched_tokens",
+            advice="Raise `--max-num-batched-tokens`, or draft fewer tokens (`num_speculative_tokens`).",
+        ),
+    )
+    MAX_NUM_SEQS = (
+        "max_num_seqs",
+        Entry(
+            meaning="As many requests run as `max_num_seqs` (or `max_num_active_seqs`) allows",
+            waiting="as many requests ran as {seats_setting} {seats} allows",
+            setting="max_num_seqs",
+            advice="Raise {seats_option}; the KV cache has to hold all running requests.",
+        ),
+    )
+    KV_BLOCKS = (
+        "kv_blocks",
+        Entry(
+            meaning="`allocate_slots` returned None. In the running loop no other request could be "
+            "preempted: the exit before it says why",
+            waiting="the KV cache had no room for the next request",
+            running="the KV cache had no room for its next token",
+            setting="kv_cache_memory_bytes",
+            advice="Give the KV cache more room (`--gpu-memory-utilization`, `--kv-cache-memory-bytes`, or a "
+            "larger `--num-gpu-blocks-override` where one is set), or send fewer and shorter requests.",
+            own_size=True,
+            details={
+                "free": Entry(
+                    meaning="The chunk needs more blocks than are free",
+                    waiting="the KV cache had fewer free blocks than the next request's chunk needs",
+                ),
+                "full_sequence": Entry(
+                    meaning="The chunk would fit, but the whole sequence does not "
+                    "(`scheduler_reserve_full_isl`); `blocks_needed` is for all of it",
+                    waiting="the next request's chunk would have fitted into the KV cache, but vLLM admits a "
+                    "request only if all of its prompt fits (`scheduler_reserve_full_isl`)",
+                    setting="scheduler_reserve_full_isl",
+                    advice="`--no-scheduler-reserve-full-isl` admits such prompts chunk by chunk, at the "
+                    "risk of preemptions; or give the KV cache more room.",
+                ),
+                "reserved": Entry(
+                    meaning="It would fit, but for blocks that prefills under way will want; asynchronous KV "
+                    "loads only",
+                    waiting="the next request would have fitted, but for blocks that are reserved for "
+                    "prefills under way",
+                ),
+                "watermark": Entry(
+                    meaning="It would fit, but for the blocks that `watermark` keeps free",
+                    waiting="the next request would have fitted into the free KV blocks, but for the "
+                    "reserve of `--watermark`",
+                    setting="watermark",
+                    advice="A smaller `--watermark` admits earlier, at the risk of preemptions; or give the "
+                    "KV cache more room.",
+                ),
+            },
+        ),
+    )
+    PREEMPTED_THIS_STEP = (
+        "preempted_this_step",
+        Entry(
+            meaning="A preemption in this call closed admission",
+            waiting="the step had preempted a request, which closes admission for that step",
+            advice="See the preemption finding: the KV cache is too small for the running requests.",
+        ),
+    )
+    PAUSED = (
+        "paused",
+        Entry(
+            meaning="The scheduler is paused (sleep, pause)",
+            waiting="the scheduler was paused",
+            running="the scheduler was paused",
+            advice="Nothing to tune: a client asked for the pause (sleep or pause).",
+            requested=True,
+            details={
+                "PAUSED_NEW": Entry(meaning="No new request is admitted"),
+                "PAUSED_ALL": Entry(meaning="Nothing is scheduled"),
+            },
+        ),
+    )
+    PREFILL_THROTTLED = (
+        "prefill_throttled",
+        Entry(
+            meaning="The prefill cadence (`prefill_schedule_interval`) holds prefills back: that of "
+            "data-parallel engines in step, and since vLLM 0.33 of any other engine, too",
+            waiting="the prefill cadence held new prefills back (`prefill_schedule_interval`)",
+            running="the prefill cadence held it back (`prefill_schedule_interval`)",
+            setting="prefill_schedule_interval",
+            advice="Lower `prefill_schedule_interval`: prefills then start sooner and interrupt decodes more "
+            "often.",
+        ),
+    )
+    CHUNKED_PREFILL_OFF = (
+        "chunked_prefill_off",
+        Entry(
+            meaning="The prompt is larger than the budget left, and chunked prefill is off",
+            waiting="chunked prefill is off and the next prompt is larger than what was left of the token "
+            "budget of {token_budget}",
+            setting="enable_chunked_prefill",
+            advice="Enable it (`--enable-chunked-prefill`), or raise `--max-num-batched-tokens`.",
+            own_size=True,
+        ),
+    )
+    ENCODER_BUDGET = (
+        "encoder_budget",
+        Entry(
+            meaning="The encoder cannot take the request's next input, and there is no token before it: its "
+            "compute budget or its cache is spent, or the input may not be cut (`disable_chunked_mm_input`), "
+            "or vLLM refuses it",
+            waiting="the encoder budget or the encoder cache was spent",
+            running="the encoder budget or the encoder cache was spent",
+            setting="max_num_encoder_input_tokens",
+            advice="Raise `--max-num-batched-tokens`, from which vLLM derives the encoder budget, or send "
+            "smaller inputs.",
+            own_size=True,
+        ),
+    )
+    ENCODER_TRANSFER_PENDING = (
+        "encoder_transfer_pending",
+        Entry(
+            meaning="An encoder output is still on its way from elsewhere",
+            waiting="an encoder output was still being transferred",
+            running="its encoder output was still being transferred",
+            advice="Check the encoder-cache connector: the output has not arrived.",
+        ),
+    )
+    MAMBA_ALIGNMENT = (
+        "mamba_alignment",
+        Entry(
+            meaning="No chunk that ends at a block boundary fits",
+            waiting="no block-aligned chunk fitted (hybrid model)",
+            running="no block-aligned chunk fitted (hybrid model)",
+            setting="max_num_batched_tokens",
+            advice="Raise `--max-num-batched-tokens`: decodes must leave room for a whole block.",
+            own_size=True,
+        ),
+    )
+    PREFILL_LOOKAHEAD = (
+        "prefill_lookahead",
+        Entry(
+            meaning="No chunk fits that keeps clear of the last tokens of the prompt, which several MTP "
+            "modules read ahead",
+            waiting="no chunk fitted that keeps clear of the prefill lookahead",
+            running="no chunk fitted that keeps clear of the prefill lookahead",
+            setting="max_num_batched_tokens",
+            advice="Raise `--max-num-batched-tokens`: decodes must leave room for more than the lookahead.",
+            own_size=True,
+        ),
+    )
+    SPEC_DECODE_PADDING = (
+        "spec_decode_padding",
+        Entry(
+            meaning="A decode is admitted with room for all drafts or not at all, and that room is not "
+            "there. Without a detail the budget left is too small",
+            waiting="the next request's decode, padded for drafts, did not fit",
+            setting="num_speculative_tokens",
+            advice="Raise `--max-num-batched-tokens`, or draft fewer tokens (`num_speculative_tokens`).",
+            own_size=True,
+            details={
+                "max_model_len": Entry(
+                    meaning="The padding would go beyond it (vLLM 0.25 to 0.28); newer releases do not pad "
+                    "then",
+                    waiting="the next request's decode, padded for drafts, would have gone beyond "
+                    "`max_model_len`",
+                    setting="max_model_len",
+                    advice="The request is too close to its end for the padding: draft fewer tokens "
+                    "(`num_speculative_tokens`), or raise `--max-model-len`.",
+                ),
+            },
+        ),
+    )
+    LORA_CAP = (
+        "lora_cap",
+        Entry(
+            meaning="`max_loras` adapters are in the batch, and the request needs another one",
+            waiting="`max_loras` other adapters were already in the batch",
+            setting="max_loras",
+            advice="Raise `--max-loras`.",
+        ),
+    )
+    GRAMMAR_PENDING = (
+        "grammar_pending",
+        Entry(
+            meaning="The request's grammar is not compiled yet",
+            waiting="the next request's grammar was not compiled yet",
+            advice="Simplify the grammars, or repeat them: vLLM caches a compiled grammar.",
+            statuses=("WAITING_FOR_FSM", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"),
+        ),
+    )
+    REMOTE_KV_PENDING = (
+        "remote_kv_pending",
+        Entry(
+            meaning="The request's KV blocks have not arrived from elsewhere",
+            waiting="the next request's KV blocks had not arrived from elsewhere yet",
+            advice="Check the KV connector: its load has not finished.",
+            statuses=("WAITING_FOR_REMOTE_KVS",),
+        ),
+    )
+    STREAMING_INPUT_PENDING = (
+        "streaming_input_pending",
+        Entry(
+            meaning="The request waits for its own streaming input",
+            waiting="the next request waited for its own streaming input",
+            advice="Nothing to tune: the client has not sent its next input.",
+            statuses=("WAITING_FOR_STREAMING_REQ",),
+        ),
+    )
+    STALE_OUTPUT_PENDING = (
+        "stale_output_pending",
+        Entry(
+            meaning="Output of the request from before its preemption is still on its way",
+            waiting="output of the next request from before its preemption was still on its way",
+            advice="See the preemption finding: the request was preempted with a step in flight.",
+        ),
+    )
+    CONNECTOR_UNDECIDED = (
+        "connector_undecided",
+        Entry(
+            meaning="The KV connector does not know yet what it has of the request",
+            waiting="the KV connector did not know yet what it has of the next request",
+            advice="Check the KV connector: its lookup has not finished.",
+        ),
+    )
+    KV_LOAD_STARTED = (
+        "kv_load_started",
+        Entry(
+            meaning="An asynchronous KV load begins: not a refusal",
+            waiting="an asynchronous load of its KV blocks began, which is no refusal",
+            refusal=False,
+        ),
+    )
+    NO_NEW_TOKENS = (
+        "no_new_tokens",
+        Entry(
+            meaning="There is no token to schedule for this request; the detail is the [cap](#caps) that "
+            "left 0 tokens, if one did",
+            waiting="no token could be scheduled for the next request",
+            running="there was no token to schedule for it",
+            advice="Nothing to tune where its next token is not known yet; else see the cap in the details.",
+        ),
+    )
+    OUTPUT_IN_FLIGHT = (
+        "output_in_flight",
+        Entry(
+            meaning="Asynchronous scheduling: output of the request is on its way, and until it is there "
+            "nothing more is scheduled for it. Without a detail that is its last token",
+            running="its last token was in flight already (asynchronous scheduling)",
+            advice="Nothing to tune: the next step needs the output that is in flight.",
+            details={
+                "pipeline_parallel": Entry(
+                    meaning="With pipeline parallelism a request has one step in flight at most (vLLM 0.15)",
+                    running="its last step's output was in flight: with pipeline parallelism it has one step "
+                    "in flight at most",
+                ),
+                "diffusion_read_only": Entry(
+                    meaning="All denoising steps of a read-only request of a diffusion model are in flight "
+                    "(0.31 and newer)",
+                    running="all its denoising steps were in flight (diffusion model)",
+                ),
+            },
+        ),
+    )
+    PP_STAGGER = (
+        "pp_stagger",
+        Entry(
+            meaning="Pipeline parallelism: it is not this request's turn to decode (vLLM 0.23 and newer)",
+            running="it was not its turn to decode (pipeline parallelism)",
+            setting="pipeline_parallel_size",
+            advice="Nothing to tune: pipeline parallelism staggers the decodes.",
+        ),
+    )
+    CONNECTOR_FREES_PENDING = (
+        "connector_frees_pending",
+        Entry(
+            meaning="The KV connector is about to free blocks: vLLM waits for them instead of preempting",
+            running="the KV connector was about to free blocks",
+            advice="Check the KV connector, or give the KV cache more room (`--gpu-memory-utilization`).",
+        ),
+    )
+    VICTIM_NOT_FREEABLE = (
+        "victim_not_freeable",
+        Entry(
+            meaning="A step in flight may still write the victim's blocks: no request is preempted",
+            running="the blocks of the request to be preempted could not be freed now",
+            advice="Give the KV cache more room (`--gpu-memory-utilization`).",
+        ),
+    )
+    PREEMPTED_ITSELF = (
+        "preempted_itself",
+        Entry(
+            meaning="The request was the victim for its own allocation",
+            running="no other request was left to be preempted for it, so it preempted itself",
+            advice="See the preemption finding: the KV cache is too small for the running requests.",
+        ),
+    )
+    OTHER = (
+        "other",
+        Entry(
+            meaning="Not known; `guard` has the text that stands there",
+            waiting="this version does not know the reason",
+            running="this version does not know the reason",
+            advice="Read the guard, if there is one, in the evidence; docs/causes.md shows how to name it.",
+        ),
+    )
 
 
-class Cap(StrEnum):
+class Cap(_Word):
     """A limit that made a request's chunk smaller without being an exit."""
 
-    LONG_PREFILL = "long_prefill_token_threshold"
-    LONG_PREFILL_ADAPTIVE = "long_prefill_token_threshold_adaptive"
-    MAX_MODEL_LEN = "max_model_len"
-    TOKEN_BUDGET = "token_budget"  # noqa: S105  # no password, tokens of text
-    INPUT_BUDGET = "input_budget"
-    MAMBA_ALIGNMENT = "mamba_alignment"
-    ENCODER_BUDGET = "encoder_budget"
-    PREFILL_LOOKAHEAD = "prefill_lookahead"
-    OTHER = "other"
+    LONG_PREFILL = (
+        "long_prefill_token_threshold",
+        Entry(
+            meaning="The threshold of that name",
+            setting="long_prefill_token_threshold",
+            advice="Raise `--long-prefill-token-threshold`, or set it to 0 for no limit.",
+        ),
+    )
+    LONG_PREFILL_ADAPTIVE = (
+        "long_prefill_token_threshold_adaptive",
+        Entry(
+            meaning="Its adaptive form: a fair share of the budget, where that is more than the threshold",
+            setting="long_prefill_token_threshold",
+            advice="Raise `--max-num-batched-tokens`, of which the chunk is a share.",
+        ),
+    )
+    MAX_MODEL_LEN = (
+        "max_model_len",
+        Entry(
+            meaning="The longest sequence",
+            setting="max_model_len",
+            advice="Nothing to tune: the request has reached the longest sequence.",
+        ),
+    )
+    TOKEN_BUDGET = (
+        "token_budget",
+        Entry(
+            meaning="The token budget left",
+            setting="max_num_batched_tokens",
+            advice="Raise `--max-num-batched-tokens`; longer steps raise inter-token latency.",
+        ),
+    )
+    INPUT_BUDGET = (
+        "input_budget",
+        Entry(
+            meaning="The input budget left, where that is less than the token budget left",
+            setting="max_num_batched_tokens",
+            advice="Raise `--max-num-batched-tokens`, or draft fewer tokens (`num_speculative_tokens`).",
+        ),
+    )
+    MAMBA_ALIGNMENT = (
+        "mamba_alignment",
+        Entry(
+            meaning="The chunk has to end at a block boundary",
+            advice="Nothing to tune: a hybrid model computes prompts block by block.",
+        ),
+    )
+    ENCODER_BUDGET = (
+        "encoder_budget",
+        Entry(
+            meaning="The chunk ends before an input that the encoder cannot take (as the cause of that name)",
+            setting="max_num_encoder_input_tokens",
+            advice="Raise `--max-num-batched-tokens`, from which vLLM derives the encoder budget, or send "
+            "smaller inputs.",
+        ),
+    )
+    PREFILL_LOOKAHEAD = (
+        "prefill_lookahead",
+        Entry(
+            meaning="The chunk has to leave the last tokens of the prompt for the next one",
+            advice="Nothing to tune: the draft modules read these tokens ahead.",
+        ),
+    )
+    OTHER = (
+        "other",
+        Entry(
+            meaning="Not known; `statement` has the text that stands there",
+            advice="Read the statement in the trace: this version does not know the limit.",
+        ),
+    )
 
 
-NOT_A_REFUSAL = frozenset({Cause.QUEUE_EMPTY, Cause.KV_LOAD_STARTED})
-"""Causes with which a waiting loop ends although nobody was refused."""
+CAUSES: dict[str, Cause] = {cause.value: cause for cause in Cause}
+CAPS: dict[str, Cap] = {cap.value: cap for cap in Cap}
 
-ASKED_FOR = frozenset({Cause.PAUSED})
-"""Refusals that somebody asked for (sleep, pause): told, but not a problem of the configuration."""
+NOT_A_REFUSAL = frozenset(cause for cause in Cause if not cause.entry.refusal)
+"""Causes with which a waiting loop ends although no request was refused."""
 
-WAITING_STATUS_CAUSES = {
-    "WAITING_FOR_FSM": Cause.GRAMMAR_PENDING,
-    "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": Cause.GRAMMAR_PENDING,
-    "WAITING_FOR_REMOTE_KVS": Cause.REMOTE_KV_PENDING,
-    "WAITING_FOR_STREAMING_REQ": Cause.STREAMING_INPUT_PENDING,
-}
-"""``RequestStatus`` names (their numbers shift between vLLM releases) of requests that are not ready."""
+ASKED_FOR = frozenset(cause for cause in Cause if cause.entry.requested)
+"""Refusals that a client asked for: reported, but no problem of the configuration."""
+
+OF_ITS_OWN_SIZE = tuple(cause for cause in Cause if cause.entry.own_size)
+"""Causes that refuse a request for its size; a smaller one may still fit."""
+
+WAITING_STATUS_CAUSES = {status: cause for cause in Cause for status in cause.entry.statuses}
+"""``RequestStatus`` name of a request that is not ready to its cause."""

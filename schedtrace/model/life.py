@@ -1,4 +1,4 @@
-"""One request's life, as ``schedtrace request`` tells it; ``docs/commands.md`` describes its JSON form.
+"""One request's life: the answer of ``schedtrace request``; ``docs/commands.md`` describes its JSON form.
 
 Times are milliseconds since the request arrived at the front end; where that is not recorded, since the first
 thing that is.
@@ -6,7 +6,9 @@ thing that is.
 
 import msgspec
 
-LIFE_SCHEMA_VERSION = 1
+from schedtrace.model.message import Message
+
+LIFE_SCHEMA_VERSION = 2
 
 
 class Span(msgspec.Struct, kw_only=True):
@@ -55,8 +57,8 @@ class LifeEvent(msgspec.Struct, kw_only=True):
     step: int | None
     last_step: int | None
     """Of a run of decodes; else the same as ``step``."""
-    message: str
-    """In words."""
+    message: Message
+    """The same in a phrase."""
 
 
 class Gap(msgspec.Struct, kw_only=True):

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from schedtrace.model.message import Message
+
 REPORT_SCHEMA_VERSION = 1
 
 
@@ -38,8 +40,8 @@ class Finding(msgspec.Struct, kw_only=True):
     """Their numbers, the first ``MAX_STEPS``."""
     tokens: int
     """What ``tokens`` counts stands on the finding's page."""
-    message: str
-    advice: str
+    message: Message | str
+    advice: Message | str
     evidence: dict[str, Any]
     cost_ms: float | None = None
     """Time that it is estimated to have cost; None where the trace does not allow an estimate."""

@@ -1,8 +1,10 @@
-"""One step told in words, as ``schedtrace step`` does; ``docs/commands.md`` describes its JSON form."""
+"""One step explained: the answer of ``schedtrace step``; ``docs/commands.md`` describes its JSON form."""
 
 import msgspec
 
-STORY_SCHEMA_VERSION = 1
+from schedtrace.model.message import Message
+
+STORY_SCHEMA_VERSION = 2
 
 
 class Newcomer(msgspec.Struct, kw_only=True):
@@ -38,13 +40,13 @@ class Scheduled(msgspec.Struct, kw_only=True):
     """None: the trace began after it had come."""
     draft_tokens: int
     wanted_tokens: int | None
-    """Before the first cap; None: nothing made its chunk smaller."""
+    """Before the first cap; None: no cap made its chunk smaller."""
     caps: list[str]
     """The limits that made its chunk smaller, in their order."""
 
 
 class Stop(msgspec.Struct, kw_only=True):
-    """Where the step stopped or skipped; exits of one kind that follow each other are one entry."""
+    """Where the step stopped or skipped; successive exits of the same kind are one entry."""
 
     loop: str
     kind: str
@@ -55,12 +57,12 @@ class Stop(msgspec.Struct, kw_only=True):
     count: int
     """How many exits this is."""
     request_ids: list[str]
-    """Whom it concerned, as far as was recorded."""
+    """The requests it concerned, as far as recorded."""
     budget_left: int
     """When the first of them was taken."""
     blocks_needed: int | None
     blocks_free: int | None
-    message: str
+    message: Message
     """The same in one sentence."""
 
 
@@ -73,12 +75,12 @@ class Victim(msgspec.Struct, kw_only=True):
     blocks_needed: int | None
     blocks_freed: int | None
     in_schedule: bool
-    message: str
+    message: Message
     """The same in one sentence."""
 
 
 class Waiter(msgspec.Struct, kw_only=True):
-    """One request that still waited after the step."""
+    """One request that waited after the step."""
 
     request_id: str
     wanted_tokens: int
@@ -91,19 +93,19 @@ class Waiter(msgspec.Struct, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, kw_only=True):
-    """What one different limit would have allowed in this very step."""
+    """What a different limit would have allowed in this step."""
 
     limit: str
     """vLLM's name of the setting, or ``kv_blocks``."""
     now: int | None
-    """Its value in the step; for ``kv_blocks`` the free ones."""
+    """Its value in the step; for ``kv_blocks`` the free blocks."""
     then: int | None
-    """The value that is supposed instead."""
+    """The assumed value."""
     request_ids: list[str]
     """Waiting or shortened requests that would have got more."""
     tokens: int
-    """So many more tokens in the step."""
-    message: str
+    """How many more tokens the step would have scheduled."""
+    message: Message
     """The same in one sentence."""
 
 
@@ -137,21 +139,20 @@ class StepStory(msgspec.Struct, kw_only=True):
     finished: list[Leaver]
     """Gone since the step before."""
     late: list[Newcomer]
-    """Too late for this step: at the front end before its output was back, in the scheduler only after it
-    began."""
-    shares: list[Scheduled]
+    """At the front end before the step's output was back, but in the scheduler only after the step began."""
+    scheduled: list[Scheduled]
     """What each scheduled request got, in vLLM's order."""
     preempted: list[Victim]
     stops: list[Stop]
     """In the order in which they were taken."""
     waiting: list[Waiter]
-    """Who waited after the step, reconstructed from the trace, in the order of the queue."""
+    """The requests that waited after the step, reconstructed from the trace, in the order of the queue."""
     waiting_agrees: bool
     """The reconstruction has as many as the recorder counted."""
     what_if: list[WhatIf]
-    """What a different limit would have allowed, where the trace tells; else empty."""
-    what_if_assumes: list[str]
-    """What these answers take for granted."""
-    facts: list[str] = []
-    """What the trace says of the step beside the decisions: who holds the KV blocks, what the caches gave,
-    when the worker executed it, which requests are neither running nor waiting."""
+    """What a different limit would have allowed; empty where the trace has not enough to compute it."""
+    what_if_assumes: list[Message]
+    """The assumptions of these answers."""
+    facts: list[Message] = []
+    """What the trace records beside the decisions: who holds the KV blocks, what the caches gave, when the
+    worker executed the step, which requests are neither running nor waiting."""

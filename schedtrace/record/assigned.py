@@ -19,8 +19,10 @@ def explained(function: ast.FunctionDef, test: ast.expr) -> str:
         function: Where it stands.
         test: The condition of an ``if`` or ``while`` of the function.
     """
-    told = [", or ".join(texts) for flag in syntax.flags(test) if (texts := _assigned(function, test, flag))]
-    return ", where ".join(filter(None, (ast.unparse(test), "; ".join(told))))
+    assigned = [
+        ", or ".join(texts) for flag in syntax.flags(test) if (texts := _assigned(function, test, flag))
+    ]
+    return ", where ".join(filter(None, (ast.unparse(test), "; ".join(assigned))))
 
 
 def _assigned(function: ast.FunctionDef, test: ast.expr, flag: str) -> list[str]:
@@ -79,8 +81,10 @@ class _Flow:
             case ast.Try() | ast.TryStar():
                 behind = self._try(node, state)
             case ast.Match(cases=cases):
-                ways = [self.block(case.body, self._simple(case, [case.pattern], state)) for case in cases]
-                behind = _either(state, *ways)
+                branches = [
+                    self.block(case.body, self._simple(case, [case.pattern], state)) for case in cases
+                ]
+                behind = _either(state, *branches)
             case _:
                 behind = self._step(node, state)
         return behind
@@ -143,6 +147,6 @@ class _Flow:
 
 
 def _either(*states: _State) -> _State:
-    """Whatever one of the ways that are taken brings."""
+    """The assignments that any of these branches can bring."""
     taken = [state for state in states if state is not None]
     return frozenset[ast.AST]().union(*taken) if taken else None

@@ -40,7 +40,7 @@ class Guard:
     Args:
         module: The module that the guard stands in, as in ``schedule.__module__``.
         names: Names and attribute names that must all occur in the guard.
-        cause: A word of one's own, or one of ``Cause``.
+        cause: A new word, or a member of ``Cause``.
         meaning: One line for people; it is written to the trace's header.
     """
 
@@ -70,7 +70,7 @@ class Registered:
 
 
 class _Rule:
-    """A cause (or cap) and the names that tell it.
+    """A cause (or cap) and the names that identify it.
 
     Args:
         names: One of these must occur.
@@ -203,7 +203,7 @@ _CAPPING_HELPERS = {
 
 
 def cause_of_exit(module: str, loop: Loop, names: Names, enclosing: Names) -> str:
-    """What a ``break`` or ``continue`` says; ``Cause.OTHER`` where its guard is not known.
+    """The cause of a ``break`` or ``continue``; ``Cause.OTHER`` where its guard is not known.
 
     Args:
         module: Where it stands.
@@ -215,7 +215,7 @@ def cause_of_exit(module: str, loop: Loop, names: Names, enclosing: Names) -> st
 
 
 def cause_of_end(module: str, loop: Loop, names: Names) -> str:
-    """What it says that this part of a loop's condition, or of the gate before a loop, was false."""
+    """The cause where this part of a loop's condition, or of the gate before a loop, is false."""
     return _registered(module, names) or _first(_ENDS, loop, names, frozenset())
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 
 from vllm.lora.request import LoRARequest
 
-from schedtrace.explain.request.find import find_request
+from schedtrace.explain.find import find_request
 from schedtrace.model.ids import capped, hashed
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.explain.step.story import tell_step
+from schedtrace.explain.step import explain_step
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
@@ -52,7 +52,7 @@ CASES = [
 def test_the_real_scheduler_does_what_was_said(recording, options, limit):
     plain = {"max_num_batched_tokens": 512, "max_model_len": 256, "max_num_seqs": 16, **options}
     before = first_step(wrap=traced_class, **plain)
-    story = tell_step(read_run(recording), 0)
+    story = explain_step(read_run(recording), 0)
     [answer] = [one for one in story.what_if if one.limit == limit]
     assert answer.request_ids
     changed = {limit: answer.then}

@@ -1,4 +1,4 @@
-"""docs/causes.md: every word has its row, and every row a test that asserts just that."""
+"""docs/causes.md: every word has its scene, and every scene a test that asserts just that."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cap, Cause
+from schedtrace.model.causes import CAPS, CAUSES, WAITING_STATUS_CAUSES, Cap, Cause
 from schedtrace.record import inference
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "causes.md").read_text()
 SCENES = ROOT / "tests" / "contract" / "causes"
 
 EXIT_ROWS = re.findall(r"^\| `(\w+)` \| (running|waiting|both) \|.*\| `([\w:]+)` \|$", PAGE, re.MULTILINE)
-CAP_ROWS = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| `([\w:]+)` \|$", PAGE, re.MULTILINE)
+CAP_ROWS = re.findall(r"^\| `(\w+)` \| [^|]+ \| `([\w:]+)` \|$", PAGE, re.MULTILINE)
 NAMED = sorted(set(re.findall(r"`(test_\w+::test_\w+)`", PAGE)))
 
 
@@ -45,12 +45,20 @@ def expects(test, constructors, word):
     )
 
 
-def test_every_cause_has_a_row():
-    assert {cause for cause, _, _ in EXIT_ROWS} == {cause.value for cause in Cause}
+def test_every_cause_has_a_scene_and_a_reason_for_the_loop_of_each():
+    assert {cause for cause, _, _ in EXIT_ROWS} == set(CAUSES)
+    for cause, loop, _ in EXIT_ROWS:
+        entry = CAUSES[cause].entry
+        assert all(entry.reason(name) for name in (["waiting", "running"] if loop == "both" else [loop]))
 
 
-def test_every_cap_has_a_row():
-    assert {cap for cap, _ in CAP_ROWS} == {cap.value for cap in Cap}
+@pytest.mark.parametrize("word", [*Cause, *Cap], ids=lambda word: word.page.partition("#")[2])
+def test_every_word_can_be_linked_to(word):
+    assert PAGE.count(f'<a id="{word.page.partition("#")[2]}"></a>`{word}`') == 1
+
+
+def test_every_cap_has_a_scene():
+    assert {cap for cap, _ in CAP_ROWS} == set(CAPS)
 
 
 @pytest.mark.parametrize("test", NAMED)
@@ -61,12 +69,12 @@ def test_the_test_exists(test):
 
 @pytest.mark.parametrize(("cause", "loop", "test"), EXIT_ROWS)
 def test_the_test_of_a_row_expects_that_exit_of_that_loop(cause, loop, test):
-    assert expects(test, {"running", "waiting"} if loop == "both" else {loop}, Cause(cause))
+    assert expects(test, {"running", "waiting"} if loop == "both" else {loop}, CAUSES[cause])
 
 
 @pytest.mark.parametrize(("cap", "test"), CAP_ROWS)
 def test_the_test_of_a_row_expects_that_cap(cap, test):
-    assert expects(test, {"ChunkCap"}, Cap(cap))
+    assert expects(test, {"ChunkCap"}, CAPS[cap])
 
 
 def test_the_causes_told_to_be_inferred_are_those_that_the_code_infers():

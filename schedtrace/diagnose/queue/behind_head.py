@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from schedtrace.diagnose.queue.refused_heads import Need, need_of
+from schedtrace.timeline.admission import Need, need_of
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.waits import NEVER, waits
 

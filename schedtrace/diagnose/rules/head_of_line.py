@@ -5,11 +5,11 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.queue.behind_head import behind_head
-from schedtrace.diagnose.queue.refused_heads import refused_heads
 from schedtrace.diagnose.rules.common import at_step, counted, in_trials, only, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.admission import refused_heads
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "head-of-line"

@@ -5,7 +5,6 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.queue.empty_steps import empty_steps
-from schedtrace.diagnose.rules.blocked_budget import ADVICE as OF_CAUSE
 from schedtrace.diagnose.rules.common import (
     at_step,
     counted,
@@ -18,7 +17,9 @@ from schedtrace.diagnose.rules.common import (
 )
 from schedtrace.model.causes import ASKED_FOR, Cause
 from schedtrace.model.facts import Fact
+from schedtrace.model.message import Message
 from schedtrace.model.report import Finding
+from schedtrace.model.vocabulary import advice
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "stall"
@@ -104,14 +105,12 @@ def _span_us(timeline: Timeline) -> int:
     return max(1, int(timeline.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()))
 
 
-def _advice(timeline: Timeline, cause: str, *, num_running: int) -> str:
+def _advice(timeline: Timeline, cause: str, *, num_running: int) -> Message | str:
     header = timeline.header
     if cause == Cause.KV_BLOCKS and not num_running and header.kv_blocks_total and header.block_size:
         return ADVICE_NOTHING_RUNS.format(capacity=(header.kv_blocks_total - 1) * header.block_size)
-    if cause in {Cause.PAUSED, Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF}:
-        return OF_CAUSE[cause].format(token_budget=header.token_budget)
-    if cause == Cause.STREAMING_INPUT_PENDING:
-        return "The clients have not sent their next input: nothing to tune."
+    if cause in {Cause.PAUSED, Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF, Cause.STREAMING_INPUT_PENDING}:
+        return advice(header, cause=cause)
     return ADVICE
 
 

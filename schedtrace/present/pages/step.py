@@ -69,9 +69,9 @@ def _before(story: StepStory, *, everything: bool) -> Iterator[Fact]:
 def _decided(story: StepStory, *, everything: bool) -> Iterator[Fact]:
     used = integer(story.token_budget - story.remaining_budget)
     left = integer(story.remaining_budget)
-    by = f", by {counted(len(story.shares), 'request')}" if story.shares else ""
+    by = f", by {counted(len(story.scheduled), 'request')}" if story.scheduled else ""
     text = f"{used} of {counted(story.token_budget, 'token')} of budget, {left} left{by}"
-    yield Fact("used", [text, *scheduled_parts(story.shares, everything=everything)])
+    yield Fact("used", [text, *scheduled_parts(story.scheduled, everything=everything)])
     if story.preempted:
         lost: list[Content] = [Styled(victim.message, Style.WARNING) for victim in story.preempted]
         yield Fact("preempted", [*lost])

@@ -69,7 +69,7 @@ def test_errors_name_ids_and_paths_visibly(cli, run):
     assert cli("request", run, "\x1b[2J\u202e") == (
         2,
         "",
-        r"schedtrace: request \x1b[2J\u202e: none of this id in run\x1b[1m, which has 2 requests, such as "
+        r"schedtrace: request \x1b[2J\u202e: no request of run\x1b[1m matches; it has 2 requests, such as "
         + SHOWN
         + r", =1+1\n[/red]"
         + "\n",
@@ -92,7 +92,7 @@ def test_analyze_shows_models_and_notices_as_they_are(cli, run):
 def test_json_has_the_very_ids(cli, run):
     _, out, _ = cli("step", run, 1, "--format", "json")
     told = json.loads(out)
-    assert told["shares"][0]["request_id"] == ID
+    assert told["scheduled"][0]["request_id"] == ID
     assert told["label"] == run
     assert r"\u001b]0;owned\u0007[red]\u202e|`a" in out
 

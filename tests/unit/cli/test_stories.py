@@ -45,7 +45,7 @@ def test_json_is_one_object_with_the_keys_of_the_answer_and_nothing_else(cli, qu
         (["step", "{}", 0, "--engine", 3], "--engine 3: {} has engine 0"),
         (
             ["request", "{}", "nobody"],
-            "request nobody: none of this id in {}, which has 1 requests, such as a",
+            "request nobody: no request of {} matches; it has 1 requests, such as a",
         ),
     ],
 )

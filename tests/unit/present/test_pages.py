@@ -1,6 +1,6 @@
 """What pages say of documents, where that is more than their fields."""
 
-from schedtrace.explain.request.life import tell_life
+from schedtrace.explain.request import explain_request
 from schedtrace.model.comparison import Comparison, Decisions, FindingChange
 from schedtrace.model.message import message
 from schedtrace.model.report import Finding
@@ -23,7 +23,7 @@ def test_a_reset_of_the_prefix_cache_is_counted_apart_from_preemptions(tmp_path)
         step(2, got={"a": 10}, resumed="a"),
         step(3, preempted=lost[1:], waiting=1),
     ]
-    life = tell_life(read_run(run_folder(tmp_path / "r", *lines)), "a")
+    life = explain_request(read_run(run_folder(tmp_path / "r", *lines)), "a")
     assert (life.num_preemptions, life.num_cache_resets) == (1, 1)
     head = " ".join(text_of(request_page(life), 160).splitlines()[:2])
     assert head.endswith("; 1 preemption, 1 time preempted by a reset of the prefix cache")

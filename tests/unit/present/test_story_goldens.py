@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.explain.request.life import tell_life
-from schedtrace.explain.step.story import tell_step
+from schedtrace.explain.request import explain_request
+from schedtrace.explain.step import explain_step
 from schedtrace.model.trace import ScheduledRequest
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.pages.step import step_page
@@ -24,18 +24,18 @@ def run(tmp_path, monkeypatch):
 @pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("number", [1, 2])
 def test_step(run, number, width):
-    check(f"step-{number}-{width}", text_of(step_page(tell_step(run, number)), width))
+    check(f"step-{number}-{width}", text_of(step_page(explain_step(run, number)), width))
 
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_request(run, width):
-    check(f"request-preempted-{width}", text_of(request_page(tell_life(run, "t1-29")), width))
+    check(f"request-preempted-{width}", text_of(request_page(explain_request(run, "t1-29")), width))
 
 
 def test_all_lists_every_request(run):
-    story = tell_step(run, 2)
+    story = explain_step(run, 2)
     some, every = (text_of(step_page(story, everything=everything)) for everything in (False, True))
-    names = [share.request_id for share in story.shares] + [waiter.request_id for waiter in story.waiting]
+    names = [one.request_id for one in story.scheduled] + [waiter.request_id for waiter in story.waiting]
     lines = every.splitlines()
     assert all(sum(f" {name} " in f"{line} " for line in lines) for name in names)
     assert "28 running requests decoded 1 token each" in some
@@ -49,7 +49,7 @@ def test_a_servers_long_ids_leave_room_for_the_numbers(tmp_path):
     came = [arrival(f"{name}{n}", 0, 0, prompt_tokens=12_345) for n in range(2)]
     rows = [ScheduledRequest(f"{name}0", 0, 12_345, "new")]
     line = step(0, arrived=came, requests=rows, waiting=1)
-    page = step_page(tell_step(read_run(run_folder(tmp_path / "r", line)), 0))
+    page = step_page(explain_step(read_run(run_folder(tmp_path / "r", line)), 0))
     wide, narrow = (text_of(page, width).splitlines() for width in (160, 60))
     [row] = [line for line in wide if f"{name}0" in line and "prefill" in line]
     assert row.split() == [f"{name}0", "new", "prefill", "0", "12,345", "12,345"]
@@ -70,7 +70,7 @@ def test_a_life_with_many_chunks_is_told_in_part(tmp_path):
         )
         for n in range(20)
     ]
-    life = tell_life(read_run(run_folder(tmp_path / "r", *steps)), "a")
+    life = explain_request(read_run(run_folder(tmp_path / "r", *steps)), "a")
     text = text_of(request_page(life))
     assert sum("prefill of 100 tokens" in line for line in text.splitlines()) == 8
     assert "12 chunks left out: --format json lists them" in text

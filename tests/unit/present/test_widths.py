@@ -11,8 +11,8 @@ import pytest
 from schedtrace.compare.compare import compare
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.diagnose.catalogue import catalogue
-from schedtrace.explain.request.life import tell_life
-from schedtrace.explain.step.story import tell_step
+from schedtrace.explain.request import explain_request
+from schedtrace.explain.step import explain_step
 from schedtrace.present.numbers import BARS
 from schedtrace.present.pages.catalogue import catalogue_page
 from schedtrace.present.pages.comparison import comparison_page
@@ -54,9 +54,9 @@ def pages_of_runs():
         "findings": catalogue_page(catalogue()),
         **{name: report_page(analyze([run])) for name, run in reports.items()},
         **{name: comparison_page(compare(base=base, new=new)) for name, (base, new) in pairs.items()},
-        **{f"step-{number}": step_page(tell_step(stories, number)) for number in range(5)},
-        "step-all": step_page(tell_step(stories, 2), everything=True),
-        **{name: request_page(tell_life(run, name)) for name, run in lives.items()},
+        **{f"step-{number}": step_page(explain_step(stories, number)) for number in range(5)},
+        "step-all": step_page(explain_step(stories, 2), everything=True),
+        **{name: request_page(explain_request(run, name)) for name, run in lives.items()},
     }
 
 

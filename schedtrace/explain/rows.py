@@ -1,10 +1,12 @@
-"""What the trace tells of one request, gathered."""
+"""Everything that a trace has of one request."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
+from schedtrace.model.life import LifeEvent
+from schedtrace.model.message import Message
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.waits import waits
 from schedtrace.timeline.work import with_work
@@ -20,7 +22,7 @@ class RequestRows:
     request_id: str
     arrival: Row | None
     finish: Row | None
-    got: list[Row]
+    scheduled: list[Row]
     """One per step that scheduled it, with ``work``, ``lost_tokens``, ``start_us``, ``output_us`` and
     ``outputs``: the step gave it a token, since it reached the end of what it had to compute."""
     preemptions: list[Row]
@@ -33,10 +35,10 @@ class RequestRows:
     @property
     def begin_us(self) -> int:
         """Arrival at the front end; where it is not recorded, the first thing that is."""
-        told = [self.arrival["arrived_us"], self.arrival["queued_us"]] if self.arrival else []
-        told += [row["start_us"] for row in self.got[:1]]
-        told += [self.finish["finished_us"]] if self.finish else []
-        return int(next(time for time in told if time is not None))
+        times = [self.arrival["arrived_us"], self.arrival["queued_us"]] if self.arrival else []
+        times += [row["start_us"] for row in self.scheduled[:1]]
+        times += [self.finish["finished_us"]] if self.finish else []
+        return int(next(time for time in times if time is not None))
 
     @property
     def queued_us(self) -> int | None:
@@ -54,22 +56,26 @@ class RequestRows:
     @property
     def first_token_us(self) -> int | None:
         """When the output with its first token came back."""
-        told = self.finish["first_token_us"] if self.finish else None
-        seen = (row["output_us"] for row in self.got if row["outputs"])
-        return told if told is not None else next(seen, None)
+        recorded = self.finish["first_token_us"] if self.finish else None
+        outputs = (row["output_us"] for row in self.scheduled if row["outputs"])
+        return recorded if recorded is not None else next(outputs, None)
 
     def since_us(self, us: int) -> float:
         """Milliseconds since it arrived."""
         return (us - self.begin_us) / 1e3
 
+    def event(self, us: int, what: str, sentence: Message, step: int | None = None) -> LifeEvent:
+        """An event at a time of the trace's clock."""
+        return LifeEvent(at_ms=self.since_us(us), what=what, step=step, last_step=step, message=sentence)
+
 
 def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
-    """Gather what is told of a request in a timeline of the whole trace."""
+    """Gather a request's rows from a timeline of the whole trace."""
     its = pl.col("request_id") == request_id
     times = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us", "output_us")
-    got = with_work(timeline, timeline.requests_of(its).drop("start_us"))
+    scheduled = with_work(timeline, timeline.requests_of(its).drop("start_us"))
     to_compute = pl.max_horizontal("prompt_tokens", "lost_tokens")
-    got = got.join(times, on="step", how="left", maintain_order="left").with_columns(
+    scheduled = scheduled.join(times, on="step", how="left", maintain_order="left").with_columns(
         outputs=pl.col("computed_tokens") + pl.col("scheduled_tokens") >= to_compute
     )
     caps: dict[int, list[str]] = {}
@@ -82,7 +88,7 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
         request_id=request_id,
         arrival=came[0] if came else None,
         finish=went[-1] if went else None,
-        got=got.to_dicts(),
+        scheduled=scheduled.to_dicts(),
         preemptions=timeline.preemptions.filter(its).sort("step").to_dicts(),
         waits=waits(timeline).filter(its).sort("since_step").to_dicts(),
         caps=caps,

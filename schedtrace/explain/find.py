@@ -1,4 +1,4 @@
-"""The request that a person means by a part of its id."""
+"""The request that a part of its id names."""
 
 from collections.abc import Callable
 
@@ -16,17 +16,19 @@ MOST_LISTED = 8
 def find_request(run: Run, text: str) -> tuple[Trace, str]:
     """The trace and the whole id.
 
-    An id that is ``text`` comes first: as it is, as it is printed, or as the trace writes it (cut or hashed).
-    Then one that begins or ends with it at a dash (``t1-1`` means ``t1-1-99fdf569``, not ``t1-12-...``), then
-    one that begins or ends with it anyhow, then a cut one that begins as it does: vLLM appends to a client's
-    id, so the hash of what the client sent is another one.
+    The first of these rules that matches an id decides:
+
+    1. it equals ``text``: as it is, as it is printed, or as the trace writes it (cut or hashed);
+    2. it begins or ends with ``text`` at a dash (``t1-1`` matches ``t1-1-99fdf569``, not ``t1-12-...``);
+    3. it begins or ends with ``text``;
+    4. it is cut, and ``text`` begins as it does: vLLM appends to a client's id, so the hash differs.
 
     Raises:
-        UsageError: no request is meant, or several are.
+        UsageError: no request matches, or several do.
     """
     ids = {request_id: trace for trace in run.traces for request_id in _ids(trace)}
     written = {hashed(text) if trace.header.hashed_ids else capped(text) for trace in run.traces}
-    ways: list[Callable[[str], bool]] = [
+    rules: list[Callable[[str], bool]] = [
         lambda whole: text in {whole, visible(whole)} or whole in written,
         lambda whole: any(
             name.startswith(f"{text}-") or name.endswith(f"-{text}") for name in {whole, visible(whole)}
@@ -34,16 +36,16 @@ def find_request(run: Run, text: str) -> tuple[Trace, str]:
         lambda whole: any(name.startswith(text) or name.endswith(text) for name in {whole, visible(whole)}),
         lambda whole: (prefix := kept_prefix(whole)) is not None and text.startswith(prefix),
     ]
-    for way in ways:
-        found = [whole for whole in ids if text and way(whole)]
+    for matches in rules:
+        found = [whole for whole in ids if text and matches(whole)]
         if len(found) == 1:
             return ids[found[0]], found[0]
         if found:
             more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-            msg = f"request {text}: {len(found)} requests are meant: {', '.join(found[:MOST_LISTED])}{more}"
+            msg = f"request {text}: {len(found)} requests match: {', '.join(found[:MOST_LISTED])}{more}"
             raise UsageError(msg)
-    there = f"such as {', '.join(list(ids)[:3])}" if ids else "and no other either"
-    msg = f"request {text}: none of this id in {run.path}, which has {len(ids):,} requests, {there}"
+    listed = f"such as {', '.join(list(ids)[:3])}" if ids else "none at all"
+    msg = f"request {text}: no request of {run.path} matches; it has {len(ids):,} requests, {listed}"
     raise UsageError(msg)
 
 

@@ -1,9 +1,11 @@
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.explain.step.story import tell_step
+from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cap, Cause
+from schedtrace.model.message import Code, Count, Number, Requests, Setting
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
+from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from tests import makers
 from tests.makers import arrival, finish, step
@@ -16,14 +18,14 @@ def test_who_came_and_went_is_told_from_the_steps_line_and_from_between(run_of):
         Events(at_us=500_000, arrived=[arrival("b", 400, 450)], finished=[finish("a", finished_us=1_500)]),
         step(1, start=600_000, got={"b": 1}, arrived=[arrival("c", 590_000, 591_000, prompt_tokens=7)]),
     )
-    story = tell_step(run, 1)
+    story = explain_step(run, 1)
     assert [(one.request_id, one.on_its_way_us, one.prompt_tokens) for one in story.arrived] == [
         ("b", 50, 100),
         ("c", 1000, 7),
     ]
     assert [(one.request_id, one.status) for one in story.finished] == [("a", "LENGTH_CAPPED")]
-    assert [one.request_id for one in tell_step(run, 0).arrived] == ["a"]
-    assert tell_step(run, 0).finished == []
+    assert [one.request_id for one in explain_step(run, 0).arrived] == ["a"]
+    assert explain_step(run, 0).finished == []
 
 
 @pytest.mark.parametrize(("came", "late"), [(900, ["b"]), (1000, ["b"]), (1001, [])])
@@ -33,7 +35,7 @@ def test_who_reached_the_front_end_before_the_output_was_back_came_too_late(run_
         step(0, start=0, back=1000, got={"a": 1}),
         step(1, start=2000, arrived=[arrival("b", came, 1500), arrival("c", None, 1500)]),
     )
-    assert [one.request_id for one in tell_step(run, 0).late] == late
+    assert [one.request_id for one in explain_step(run, 0).late] == late
 
 
 def test_what_each_request_got_says_what_it_worked_on_and_what_cut_it(run_of):
@@ -51,7 +53,7 @@ def test_what_each_request_got_says_what_it_worked_on_and_what_cut_it(run_of):
     )
     told = [
         (one.request_id, one.work, one.wanted_tokens, one.caps, one.prompt_tokens)
-        for one in tell_step(run, 1).shares
+        for one in explain_step(run, 1).scheduled
     ]
     assert told == [
         ("a", "decode", None, [], 100),
@@ -66,13 +68,13 @@ def test_exits_alike_that_follow_each_other_are_one(run_of):
     skips = [Exit("waiting", "continue", Cause.LORA_CAP, name, 900, **place) for name in "abcde"]
     skips[-1].count = 3
     ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "f", 800, **place)
-    [skipped, stopped] = tell_step(run_of("r", step(0, waiting=9, exits=[*skips, ended])), 0).stops
+    [skipped, stopped] = explain_step(run_of("r", step(0, waiting=9, exits=[*skips, ended])), 0).stops
     assert (skipped.count, skipped.request_ids) == (7, list("abcde"))
-    assert skipped.message == (
+    assert plain(skipped.message) == (
         "The waiting loop skipped a, b, c and 4 others at scheduler.py:10: max_loras other adapters were "
         "already in the batch; 900 tokens of budget left."
     )
-    assert stopped.message == (
+    assert plain(stopped.message) == (
         "The waiting loop ended at scheduler.py:10: as many requests ran as max_num_seqs 8 allows; f next in "
         "line, 800 tokens of budget left."
     )
@@ -133,21 +135,51 @@ def test_exits_alike_that_follow_each_other_are_one(run_of):
         ),
         (
             Exit("running", "break", Cause.OTHER, None, 9, via="source", guard="x"),
-            "The running loop ended: the reason is not known to this version (x); 9 tokens of budget left.",
+            "The running loop ended: this version does not know the reason (x); 9 tokens of budget left.",
         ),
     ],
 )
 def test_an_exit_is_a_sentence(run_of, exit_, says):
-    [stop] = tell_step(run_of("r", step(0, waiting=1, exits=[exit_])), 0).stops
-    assert stop.message == says
+    [stop] = explain_step(run_of("r", step(0, waiting=1, exits=[exit_])), 0).stops
+    assert plain(stop.message) == says
+
+
+@pytest.mark.parametrize(
+    ("names", "counts", "says"),
+    [
+        (["a"], [1], "a"),
+        ([None], [1], "a request"),
+        ([None], [3], "3 requests"),
+        (["a", None], [1, 5], "a and 5 others"),
+    ],
+)
+def test_skipped_requests_are_named_as_far_as_they_are_known(run_of, names, counts, says):
+    skips = [
+        Exit("waiting", "continue", Cause.LORA_CAP, name, 9, count=count)
+        for name, count in zip(names, counts, strict=True)
+    ]
+    [stop] = explain_step(run_of("r", step(0, waiting=9, exits=skips)), 0).stops
+    assert plain(stop.message).startswith(f"The waiting loop skipped {says} (inferred): ")
+
+
+def test_a_sentence_has_typed_arguments(run_of):
+    ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "f", 800, via="source", location="scheduler.py:10")
+    [stop] = explain_step(run_of("r", step(0, waiting=1, ended=ended)), 0).stops
+    assert [part for part in stop.message.parts() if not isinstance(part, str)] == [
+        Code("scheduler.py:10"),
+        Setting("max_num_seqs"),
+        Number(8),
+        Requests(["f"], 1),
+        Count(800, "token"),
+    ]
 
 
 def test_the_limit_of_active_requests_has_its_own_name(run_of):
     ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, None, 0)
     run = run_of("r", step(0, waiting=1, ended=ended), scheduler_config={"max_num_active_seqs": 3})
-    story = tell_step(run, 0)
+    story = explain_step(run, 0)
     assert story.seats == 3
-    assert "as max_num_active_seqs 3 allows" in story.stops[0].message
+    assert "as max_num_active_seqs 3 allows" in plain(story.stops[0].message)
 
 
 @pytest.mark.parametrize(
@@ -156,30 +188,30 @@ def test_the_limit_of_active_requests_has_its_own_name(run_of):
         (
             Preemption("v", 50, "a", 1, blocks_needed=2, blocks_freed=5),
             (
-                "v was preempted for a, which needed 2 more KV blocks: 50 computed tokens lost, 5 blocks "
-                "freed at once."
+                "vLLM preempted v for a, which needed 2 more KV blocks: v lost 50 computed tokens and freed "
+                "5 blocks at once."
             ),
         ),
         (
             Preemption("v", 1, "v", 3),
             (
-                "v was preempted because it needed blocks itself and nobody else was left to take them from: "
-                "1 computed token lost; preempted 3 times by now."
+                "vLLM preempted v because it needed blocks itself and no other request was left to preempt: "
+                "v lost 1 computed token (preempted 3 times so far)."
             ),
         ),
         (
             Preemption("v", 50),
-            "v was preempted for a request that could not be seen: 50 computed tokens lost.",
+            "vLLM preempted v for a request that is not recorded: v lost 50 computed tokens.",
         ),
         (
             Preemption("v", 50, in_schedule=False),
-            "v was preempted outside schedule(), by a reset of the prefix cache: 50 computed tokens lost.",
+            "vLLM preempted v outside schedule(), in a reset of the prefix cache: v lost 50 computed tokens.",
         ),
     ],
 )
 def test_a_preemption_is_a_sentence(run_of, lost, says):
-    [victim] = tell_step(run_of("r", step(0, preempted=[lost])), 0).preempted
-    assert victim.message == says
+    [victim] = explain_step(run_of("r", step(0, preempted=[lost])), 0).preempted
+    assert plain(victim.message) == says
 
 
 def test_who_waits_stands_in_order_with_its_time(run_of):
@@ -195,19 +227,19 @@ def test_who_waits_stands_in_order_with_its_time(run_of):
             arrived=[arrival("b", 0, 9_000)],
         ),
     )
-    story = tell_step(run, 1)
+    story = explain_step(run, 1)
     told = [(one.request_id, one.since_step, one.waited_ms, one.preempted) for one in story.waiting]
     assert told == [("v", 1, 1.0, True), ("a", 0, 11.0, False), ("b", 1, 2.0, False)]
     assert story.waiting_agrees
 
 
 def test_a_queue_that_is_not_the_recorded_one_says_so(run_of):
-    story = tell_step(run_of("r", step(0, waiting=2, arrived=[arrival("a", 0, 0)])), 0)
+    story = explain_step(run_of("r", step(0, waiting=2, arrived=[arrival("a", 0, 0)])), 0)
     assert (len(story.waiting), story.num_waiting_after, story.waiting_agrees) == (1, 2, False)
 
 
 def test_the_warm_up_can_be_asked_about(run_of):
-    assert tell_step(run_of("r", step(0, trial=0), step(1, trial=1), trial_ids=True), 0).trial == 0
+    assert explain_step(run_of("r", step(0, trial=0), step(1, trial=1), trial_ids=True), 0).trial == 0
 
 
 @pytest.mark.parametrize(
@@ -220,13 +252,13 @@ def test_the_warm_up_can_be_asked_about(run_of):
 )
 def test_a_step_that_is_not_there_says_which_are(run_of, steps, says):
     with pytest.raises(UsageError, match=says):
-        tell_step(run_of("r", *(step(number) for number in steps)), 9)
+        explain_step(run_of("r", *(step(number) for number in steps)), 9)
 
 
 def test_the_engine_is_chosen(tmp_path):
     for rank in (0, 1):
         folder = makers.run_folder(tmp_path / "r", step(0, got={f"r{rank}": 1}), engine_rank=rank)
-    story = tell_step(read_run(folder), 0, engine=1)
-    assert (story.engine_rank, story.shares[0].request_id) == (1, "r1")
+    story = explain_step(read_run(folder), 0, engine=1)
+    assert (story.engine_rank, story.scheduled[0].request_id) == (1, "r1")
     with pytest.raises(UsageError, match=r"--engine 2: .* has engine 0, 1"):
-        tell_step(read_run(folder), 0, engine=2)
+        explain_step(read_run(folder), 0, engine=2)

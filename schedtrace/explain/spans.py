@@ -4,7 +4,7 @@ from itertools import groupby, pairwise
 
 import polars as pl
 
-from schedtrace.explain.request.rows import RequestRows
+from schedtrace.explain.rows import RequestRows
 from schedtrace.model.life import Span, StateRun
 
 
@@ -14,7 +14,7 @@ def spans(rows: RequestRows) -> list[Span]:
     Prefill lasts from the start of the step that first schedules it to its first output, decode from then to
     its last output; recompute, after a preemption, from the step that resumes it to its next output.
     """
-    end = rows.end_us if rows.end_us is not None else _last_told(rows)
+    end = rows.end_us if rows.end_us is not None else _trace_end(rows)
     changes = [(us, state) for us, state in sorted(_changes(rows), key=lambda change: change[0]) if us < end]
     found: list[Span] = []
     for (begin, state), (until, _) in pairwise([*changes, (end, "")]):
@@ -34,14 +34,15 @@ def _changes(rows: RequestRows) -> list[tuple[int, str]]:
         found.append((rows.arrival["queued_us"], "waiting"))
     found += [(lost["start_us"], "preempted") for lost in rows.preemptions]
     computing = False
-    for at, row in enumerate(rows.got):
+    for at, row in enumerate(rows.scheduled):
         if row["phase"] != "running" or not at:
             computing = row["work"] != "decode"
             found.append((row["start_us"], _computing(row["phase"]) if computing else "decode"))
         if computing and row["outputs"] and row["output_us"] is not None:
             computing = False
             lost = any(
-                row["step"] < one["step"] and one["start_us"] <= row["output_us"] for one in rows.preemptions
+                row["step"] < preempted["step"] and preempted["start_us"] <= row["output_us"]
+                for preempted in rows.preemptions
             )
             if not lost:  # with steps in flight its output may come back after it was preempted
                 found.append((row["output_us"], "decode"))
@@ -52,7 +53,7 @@ def _computing(phase: str) -> str:
     return "recompute" if phase == "resumed" else "prefill"
 
 
-def _last_told(rows: RequestRows) -> int:
+def _trace_end(rows: RequestRows) -> int:
     """The end of the trace, for a request that did not end in it."""
     steps = rows.timeline.steps
     last = steps.select(pl.max_horizontal(pl.col("output_us").max(), pl.col("end_us").max())).item()
@@ -61,8 +62,8 @@ def _last_told(rows: RequestRows) -> int:
 
 def states(rows: RequestRows) -> list[StateRun]:
     """Its state in every step, from the first one that it waited for or was scheduled in to its last."""
-    works = {row["step"]: row["work"] or "decode" for row in rows.got}
-    firsts = [row["since_step"] for row in rows.waits[:1]] + [row["step"] for row in rows.got[:1]]
+    works = {row["step"]: row["work"] or "decode" for row in rows.scheduled}
+    firsts = [row["since_step"] for row in rows.waits[:1]] + [row["step"] for row in rows.scheduled[:1]]
     if not firsts:
         return []
     last = max([*works, *(row["since_step"] for row in rows.waits[-1:])])

@@ -1,13 +1,14 @@
 """What ``step`` and ``request`` say of the facts beside the decisions."""
 
-from schedtrace.explain.request.life import tell_life
-from schedtrace.explain.step.story import tell_step
+from schedtrace.explain.request import explain_request
+from schedtrace.explain.step import explain_step
 from schedtrace.model.trace_facts import Admission, CacheGroup, Grammar, HeadRefusal, KvLoad
+from schedtrace.present.phrases import plain
 from tests.makers import arrival, finish, step
 
 
 def told(run_of, of_step, **header):
-    return tell_step(run_of("r", of_step, **header), of_step.step).facts
+    return [plain(fact) for fact in explain_step(run_of("r", of_step, **header), of_step.step).facts]
 
 
 def with_facts(one, **facts):
@@ -52,7 +53,7 @@ def test_what_the_caches_gave(run_of):
     ]  # fmt: skip
     assert told(run_of, with_facts(step(0), admitted=came)) == [
         "New requests found 48 tokens in the prefix cache, a KV connector brought 48.",
-        "2 new requests found nothing in the prefix cache: nobody else has the first block.",
+        "2 new requests found nothing in the prefix cache: no other request has the first block.",
     ]
 
 
@@ -63,13 +64,13 @@ def test_execution_limbo_encoder_and_ranks(run_of):
         "dummy_us": 2500, "dummy_batches": 2, "wave": 4, "step_counter": 17,
     }  # fmt: skip
     assert told(run_of, with_facts(step(0), **values)) == [
-        "The worker began to execute it 1.5 ms after the step began and took 8.2 ms.",
+        "The worker began to execute it 1.50 ms after the step began and took 8.25 ms.",
         "2 finished requests kept KV blocks, for a transfer or a batch in flight.",
         "1 KV block cannot be freed until a batch in flight is back.",
         "3 requests waited for KV blocks from elsewhere.",
         "1 streaming session waited for input.",
-        "The encoder cache had room for 64 embeddings, 1,096 with what nobody uses.",
-        "This rank ran 2 dummy batches before it, 2.5 ms in all.",
+        "The encoder cache had room for 64 embeddings, 1,096 with those that no request uses.",
+        "This rank ran 2 dummy batches before it, 2.50 ms in total.",
         "Wave 4 of the data-parallel ranks, pass 17.",
     ]
     zeros = dict.fromkeys(
@@ -92,11 +93,11 @@ def test_the_life_of_a_request_has_them(run_of):
         kv_loads=[KvLoad("r", "begun", 10_000, [3, 1]), KvLoad("r", "arrived", 15_000, [3, 1])],
         admitted=[Admission("r", 16, 48, 4)],
     )
-    events = tell_life(run_of("r", first, step(1, start=60_000, finished=[gone])), "r").events
-    facts = [(one.at_ms, one.what, one.message) for one in events if one.what in WHAT]
+    events = explain_request(run_of("r", first, step(1, start=60_000, finished=[gone])), "r").events
+    facts = [(one.at_ms, one.what, plain(one.message)) for one in events if one.what in WHAT]
     assert facts == [
-        (1.0, "received", "received by the engine: 2.5 ms to prepare, 5.5 ms in its input queue"),
-        (8.0, "grammar", "its grammar was compiled in 3.0 ms, after 2.0 ms of waiting for a thread"),
+        (1.0, "received", "received by the engine: 2.50 ms to prepare, 5.50 ms in its input queue"),
+        (8.0, "grammar", "its grammar was compiled in 3 ms, after 2 ms of waiting for a thread"),
         (
             9.0,
             "asked",
@@ -115,4 +116,4 @@ WHAT = {"received", "asked", "grammar", "kv_load", "cached", "abort", "drafts"}
 
 def test_a_life_without_facts_has_none_of_these_events(run_of):
     run = run_of("r", step(0, got={"r": 1}, arrived=[arrival("r", 0, 5)]), step(1, finished=[finish("r")]))
-    assert {event.what for event in tell_life(run, "r").events}.isdisjoint(WHAT)
+    assert {event.what for event in explain_request(run, "r").events}.isdisjoint(WHAT)

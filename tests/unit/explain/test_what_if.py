@@ -2,9 +2,10 @@
 
 import pytest
 
-from schedtrace.explain.step.story import NO_CACHE_HITS, THIS_STEP_ALONE, tell_step
+from schedtrace.explain.step import NO_CACHE_HITS, THIS_STEP_ALONE, explain_step
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit
+from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
 WANTS = {"a": 100, "b": 200, "c": 300, "d": 400}
@@ -23,7 +24,7 @@ def answers(run_of):
         came = [arrival(name, 0, 0, prompt_tokens=tokens) for name, tokens in lengths.items()]
         line = step(1, arrived=came, waiting=waiting, ended=ended, kv_blocks_free_after=free, **fields)
         run = run_of("r", line, scheduler_config={**CONFIG, **(config or {})})
-        return tell_step(run, 1)
+        return explain_step(run, 1)
 
     return tell
 
@@ -37,9 +38,9 @@ def test_more_seats_admit_who_fits_into_the_budget_left(answers):
     told = only(answers(Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900)))
     assert (told.limit, told.now, told.then) == ("max_num_seqs", 8, 11)
     assert (told.request_ids, told.tokens) == (["b", "c", "d"], 900)
-    assert told.message == (
+    assert plain(told.message) == (
         "With max_num_seqs 11 instead of 8, 3 more requests (b, c and d, 900 tokens) would have fitted into "
-        "the budget left and the free KV blocks; nobody would have waited any more."
+        "the budget left and the free KV blocks; no request would have been left waiting."
     )
 
 
@@ -47,7 +48,7 @@ def test_a_last_chunk_is_told_to_be_one(answers):
     wants = {"a": 100, "b": 700, "c": 300}
     told = only(answers(Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900), waiting=2, wants=wants))
     assert (told.then, told.request_ids, told.tokens) == (10, ["b", "c"], 900)
-    assert "900 tokens, the last one in part" in told.message
+    assert "900 tokens, the last one in part" in plain(told.message)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +68,9 @@ def test_with_the_whole_prompt_to_fit_a_chunk_is_not_enough(answers):
     for whole, tokens in ((False, 900), (True, 0)):
         config = {"scheduler_reserve_full_isl": whole}
         assert only(answers(ended, waiting=1, wants=wants, config=config)).tokens == tokens
-    assert only(answers(ended, waiting=1, wants=wants, config=config)).message == (
-        "A higher max_num_seqs alone would have admitted nobody: b would have needed 95 KV blocks with 90 "
-        "free."
+    assert plain(only(answers(ended, waiting=1, wants=wants, config=config)).message) == (
+        "A higher max_num_seqs alone would have admitted no request: b would have needed 95 KV blocks "
+        "with 90 free."
     )
 
 
@@ -101,10 +102,27 @@ def test_a_larger_budget_completes_the_chunk_that_was_cut_and_admits_others(answ
     told = only(story)
     assert (told.limit, told.now, told.then, told.tokens) == ("max_num_batched_tokens", 1000, 1400, 400)
     assert told.request_ids == ["b", "c"]
-    assert told.message == (
-        "With max_num_batched_tokens 1,400 instead of 1,000, b would have got 100 tokens more and 1 more "
+    assert plain(told.message) == (
+        "With max_num_batched_tokens 1,400 instead of 1,000, b would have got 100 more tokens and 1 more "
         "request (c, 300 tokens) would have fitted within max_num_seqs and the free KV blocks; d would have "
         "needed 70 KV blocks with 40 free."
+    )
+
+
+def test_the_limit_of_active_requests_ends_the_admission_by_its_own_name(answers):
+    told = only(
+        answers(
+            Exit("waiting", "condition", Cause.TOKEN_BUDGET, "b"),
+            wants={"a": 1000, "b": 100, "c": 100},
+            got={"a": 1000},
+            waiting=2,
+            config={"max_num_active_seqs": 2},
+        )
+    )
+    assert plain(told.message) == (
+        "With max_num_batched_tokens 1,100 instead of 1,000, 1 more request (b, 100 tokens) would have "
+        "fitted within max_num_active_seqs and the free KV blocks; then as many would run as "
+        "max_num_active_seqs allows."
     )
 
 
@@ -131,10 +149,10 @@ def test_blocks_that_lacked_are_counted(answers):
         ["b"],
         200,
     )
-    assert told.message == (
+    assert plain(told.message) == (
         "With 5 more free KV blocks (20 instead of 15), b (200 tokens) would have been admitted. The budget "
-        "left had room for 3 requests (b, c and d, 900 tokens), which take 90 blocks; nobody would "
-        "have waited any more."
+        "left had room for 3 requests (b, c and d, 900 tokens), which take 90 blocks; no request "
+        "would have been left waiting."
     )
 
 
@@ -197,4 +215,4 @@ def test_adapters_prevent_an_answer(run_of):
     came = [arrival("a", 0, 0), arrival("b", 0, 0, lora="x")]
     ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900)
     line = step(0, got={"a": 100}, new="a", arrived=came, waiting=1, ended=ended, kv_blocks_free_after=90)
-    assert tell_step(run_of("r", line), 0).what_if == []
+    assert explain_step(run_of("r", line), 0).what_if == []

@@ -2,25 +2,25 @@
 
 from itertools import pairwise
 
-from schedtrace.explain.request.events import life_events
-from schedtrace.explain.request.find import find_request
-from schedtrace.explain.request.rows import RequestRows, request_rows
-from schedtrace.explain.request.spans import spans, states
-from schedtrace.explain.request.waits import life_waits
+from schedtrace.explain.events import life_events
+from schedtrace.explain.find import find_request
+from schedtrace.explain.rows import RequestRows, request_rows
+from schedtrace.explain.spans import spans, states
+from schedtrace.explain.waits import life_waits
 from schedtrace.model.life import MOST_GAPS, Gap, Life
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import make_timeline
 
 
-def tell_life(run: Run, text: str) -> Life:
-    """The life of the request that ``text`` means.
+def explain_request(run: Run, text: str) -> Life:
+    """The life of the request that ``text`` names.
 
     Args:
         run: A run.
         text: Its id, or the beginning or end of it.
 
     Raises:
-        UsageError: no request is meant, or several are.
+        UsageError: no request matches, or several do.
     """
     trace, request_id = find_request(run, text)
     timeline = make_timeline(trace, run.manifest, whole=True)
@@ -37,7 +37,7 @@ def tell_life(run: Run, text: str) -> Life:
         prompt_tokens=came.get("prompt_tokens", gone.get("prompt_tokens")),
         max_tokens=came.get("max_tokens"),
         output_tokens=gone.get("output_tokens"),
-        cached_tokens=next((row["computed_tokens"] for row in rows.got if row["phase"] == "new"), None),
+        cached_tokens=next((row["computed_tokens"] for row in rows.scheduled if row["phase"] == "new"), None),
         num_preemptions=sum(one["in_schedule"] for one in rows.preemptions),
         num_cache_resets=sum(not one["in_schedule"] for one in rows.preemptions),
         status=gone.get("status"),
@@ -54,13 +54,13 @@ def tell_life(run: Run, text: str) -> Life:
 
 
 def _gaps(rows: RequestRows) -> list[Gap]:
-    """Between each two outputs that follow each other."""
-    back = [row for row in rows.got if row["outputs"] and row["output_us"] is not None]
+    """The time between successive outputs."""
+    back = [row for row in rows.scheduled if row["outputs"] and row["output_us"] is not None]
     return [
         Gap(
             step=after["step"],
             gap_ms=(after["output_us"] - before["output_us"]) / 1e3,
-            preempted=any(before["step"] <= one["step"] <= after["step"] for one in rows.preemptions),
+            preempted=any(before["step"] <= lost["step"] <= after["step"] for lost in rows.preemptions),
         )
         for before, after in pairwise(back)
     ]

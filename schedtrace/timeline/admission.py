@@ -1,33 +1,23 @@
-"""Steps whose waiting loop ended at a request that was too large, and what the others behind it need."""
+"""Admission by size: steps that refused a request for its size, and the room that a request needs."""
 
 from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.model.causes import Cause
+from schedtrace.model.causes import OF_ITS_OWN_SIZE
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.waits import mismatches, waits
-
-OF_ITS_OWN_SIZE = (
-    Cause.KV_BLOCKS,
-    Cause.CHUNKED_PREFILL_OFF,
-    Cause.ENCODER_BUDGET,
-    Cause.MAMBA_ALIGNMENT,
-    Cause.PREFILL_LOOKAHEAD,
-    Cause.SPEC_DECODE_PADDING,
-)
-"""Causes that refuse this request and say nothing about a smaller one."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a waiting request takes to be admitted, at most: hits in the prefix cache are unknown."""
+    """The room that a waiting request needs, at most: hits in the prefix cache are unknown."""
 
     block_size: int
     groups: int
     """KV cache groups: each takes blocks of its own for the same tokens."""
     drafts: bool
-    """Each request takes room for drafts, too: at most one more block."""
+    """Each request takes room for drafts, at most one more block."""
     chunked: bool
     most_at_once: int
     """``long_prefill_token_threshold``; 0: none."""
@@ -37,7 +27,7 @@ class Need:
     """Blocks of ``--watermark``."""
 
     def tokens(self, wanted: int, budget: int) -> int:
-        """Tokens of its first chunk; 0 if none fits."""
+        """Tokens of the first chunk; 0 if none fits."""
         chunk = min(wanted, self.most_at_once or wanted)
         if self.chunked:
             return min(chunk, budget)
@@ -49,9 +39,9 @@ class Need:
 
 
 def refused_heads(timeline: Timeline) -> pl.DataFrame:
-    """Steps that were left at a refused request's own size: one row each.
+    """Steps whose waiting loop ended at a request that was too large: one row each.
 
-    Steps are left out where the queue that ``waits`` reconstructs has another length than the recorded one.
+    Without the steps for which ``waits`` reconstructs a queue of another length than the recorded one.
 
     Columns: ``step``, ``trial``, ``head`` (its id), ``order`` (its place in ``waits``), ``head_tokens``,
     ``fresh`` (it was not preempted before), ``cause``, ``detail``, ``location``, ``via``, ``blocks_needed``,
@@ -111,14 +101,19 @@ def refused_heads(timeline: Timeline) -> pl.DataFrame:
 
 
 def need_of(timeline: Timeline, heads: pl.DataFrame) -> Need:
-    """What this engine asks of a request; ``heads`` tell how many KV cache groups a token takes blocks in."""
+    """The room that a request needs on this engine.
+
+    Args:
+        timeline: The engine's trace.
+        heads: ``refused_heads(timeline)``, whose recorded needs show how many KV cache groups there are.
+    """
     config, header = timeline.header.scheduler_config, timeline.header
     block_size = header.block_size or 1
     kept_free = int(float(config.get("watermark") or 0) * (header.kv_blocks_total or 0))
     drafts = int(timeline.steps["draft_tokens"].sum()) > 0
-    told = heads.filter(pl.col("fresh") & pl.col("blocks_needed").is_not_null())
+    recorded = heads.filter(pl.col("fresh") & pl.col("blocks_needed").is_not_null())
     own = (pl.col("head_tokens") + block_size - 1) // block_size + int(drafts)
-    groups = told.select((pl.col("blocks_needed") / own).ceil().max()).item()
+    groups = recorded.select((pl.col("blocks_needed") / own).ceil().max()).item()
     return Need(
         block_size=block_size,
         groups=max(1, int(groups or 1)),

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.explain.request.rows import RequestRows, Row
+from schedtrace.explain.rows import RequestRows, Row
 from schedtrace.model.causes import Cause
 from schedtrace.model.life import Wait, WaitedFor
 from schedtrace.timeline.waits import NEVER
@@ -11,7 +11,7 @@ from schedtrace.timeline.waits import NEVER
 def life_waits(rows: RequestRows) -> list[Wait]:
     """Every wait, its parts adding up; the first one also where the first possible step scheduled it."""
     found = [_wait(rows, row) for row in rows.waits]
-    first = rows.got[0] if rows.got else None
+    first = rows.scheduled[0] if rows.scheduled else None
     queued = rows.queued_us
     if first and queued is not None and (not rows.waits or rows.waits[0]["preempted"]):
         wait_ms = (first["start_us"] - queued) / 1e3
@@ -31,7 +31,7 @@ def _wait(rows: RequestRows, wait: Row) -> Wait:
     steps = rows.timeline.steps.with_columns(next_us=pl.col("start_us").shift(-1)).filter(
         (pl.col("step") >= wait["since_step"]) & (pl.col("step") < wait["left_step"])
     )
-    scheduled = next((row for row in rows.got if row["step"] == wait["left_step"]), None)
+    scheduled = next((row for row in rows.scheduled if row["step"] == wait["left_step"]), None)
     end = scheduled["start_us"] if scheduled else rows.end_us
     last = pl.col("next_us").fill_null(pl.col("end_us"))
     until = last if end is None else pl.min_horizontal(last, end)

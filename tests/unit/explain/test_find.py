@@ -1,7 +1,7 @@
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.explain.request.find import find_request
+from schedtrace.explain.find import find_request
 from schedtrace.model.ids import capped, hashed
 from schedtrace.read.run import read_run
 from tests import makers
@@ -32,7 +32,7 @@ def run(run_of):
 )
 def test_a_beginning_or_end_is_enough_if_one_request_has_it(run, text, meant):
     if meant is None:
-        with pytest.raises(UsageError, match="2 requests are meant: t1-12-bc, cmpl-7"):
+        with pytest.raises(UsageError, match="2 requests match: t1-12-bc, cmpl-7"):
             find_request(run, text)
     else:
         assert find_request(run, text)[1] == meant
@@ -46,18 +46,18 @@ def test_a_part_up_to_a_dash_goes_before_longer_ones(run_of):
 def test_several_are_listed(run):
     with pytest.raises(UsageError) as told:
         find_request(run, "t1-12")
-    assert str(told.value) == "request t1-12: 2 requests are meant: t1-12-bb, t1-12-bc"
+    assert str(told.value) == "request t1-12: 2 requests match: t1-12-bb, t1-12-bc"
 
 
 def test_many_are_listed_in_part(run_of):
     came = [arrival(f"x{n}", 0, 0) for n in range(10)]
-    with pytest.raises(UsageError, match=r"10 requests are meant: x0, .*x7 and 2 more$"):
+    with pytest.raises(UsageError, match=r"10 requests match: x0, .*x7 and 2 more$"):
         find_request(run_of("r", step(0, arrived=came)), "x")
 
 
 @pytest.mark.parametrize("text", ["nobody", ""])
 def test_none_says_what_is_there(run, text):
-    with pytest.raises(UsageError, match=r"none of this id in .*r, which has 7 requests, such as t1-1-aa"):
+    with pytest.raises(UsageError, match=r"no request of .*r matches; it has 7 requests, such as t1-1-aa"):
         find_request(run, text)
 
 
@@ -78,7 +78,7 @@ def test_two_ids_never_have_to_share_a_printed_form(run_of):
     run = run_of("r", step(0, arrived=[arrival(name, 0, 0) for name in ("a\x1b", r"a\x1b")]))
     assert find_request(run, "a\x1b")[1] == "a\x1b"
     assert find_request(run, r"a\\x1b")[1] == r"a\x1b"
-    with pytest.raises(UsageError, match="2 requests are meant"):  # as it is, or as the other is printed
+    with pytest.raises(UsageError, match="2 requests match"):  # as it is, or as the other is printed
         find_request(run, r"a\x1b")
 
 

@@ -5,15 +5,14 @@ from typing import cast
 
 import polars as pl
 
-from schedtrace.diagnose.queue.refused_heads import Need, need_of, refused_heads
-from schedtrace.diagnose.rules.common import counted
-from schedtrace.explain.step.why import names
+from schedtrace.model.message import Count, Message, Number, Request, Requests, Setting, message
 from schedtrace.model.story import Waiter
+from schedtrace.timeline.admission import Need, need_of, refused_heads
 from schedtrace.timeline.per_step import blocks_needed
 from schedtrace.timeline.timeline import Timeline
 
 MOST_BLOCKS_FRAC = 1.05
-"""Blocks in use over those that the running requests' tokens need; above it the cache is not understood."""
+"""Blocks in use over those that the running requests' tokens need; above it, something else holds blocks."""
 
 
 @dataclass(frozen=True)
@@ -27,28 +26,32 @@ class Left:
 
 @dataclass(frozen=True)
 class Admission:
-    """Those who fit; false if nobody does."""
+    """The requests that fit; false if none does."""
 
     request_ids: list[str]
     tokens: int
     blocks: int
-    ended: str
-    """Why nobody more."""
+    limit: Message
+    """Why the next one would not have fitted."""
     cut: bool
     """The last one would have got only a part of its prompt."""
 
     def __bool__(self) -> bool:
         return bool(self.request_ids)
 
-    def in_words(self, noun: str) -> str:
+    def described(self, noun: str) -> Message:
         """``2 more requests (a and b, 1,536 tokens)``."""
         count = len(self.request_ids)
-        part = ", the last one in part" if self.cut else ""
-        tokens = counted(self.tokens, "token")
-        return f"{counted(count, noun)} ({names(self.request_ids, count)}, {tokens}{part})"
+        return message(
+            "{count} ({requests}, {tokens}{part})",
+            count=Count(count, noun),
+            requests=Requests(self.request_ids, count),
+            tokens=Count(self.tokens, "token"),
+            part=", the last one in part" if self.cut else "",
+        )
 
 
-def admit(need: Need, waiting: list[Waiter], left: Left) -> Admission:
+def admit(need: Need, waiting: list[Waiter], left: Left, *, seats_name: str) -> Admission:
     """Take the waiting requests in their order until one does not fit, as the waiting loop does.
 
     With ``need.whole`` a request has to fit whole, but takes only the blocks of its first chunk.
@@ -56,32 +59,38 @@ def admit(need: Need, waiting: list[Waiter], left: Left) -> Admission:
     budget, blocks = left.budget, left.blocks
     taken: list[str] = []
     cut = False
-    ended = "nobody would have waited any more"
-    for one in waiting:
-        tokens = need.tokens(one.wanted_tokens, budget)
-        wanted = need.blocks(one.wanted_tokens if need.whole else tokens)
+    limit = message("no request would have been left waiting")
+    for request in waiting:
+        tokens = need.tokens(request.wanted_tokens, budget)
+        wanted = need.blocks(request.wanted_tokens if need.whole else tokens)
         if budget <= 0:
-            ended = "then the budget would have been spent"
+            limit = message("then the budget would have been spent")
         elif len(taken) == left.seats:
-            ended = "then as many would run as max_num_seqs allows"
+            limit = message("then as many would run as {seats} allows", seats=Setting(seats_name))
         elif not tokens:
-            ended = (
-                f"{one.request_id} ({one.wanted_tokens:,} tokens) would not have fitted into the rest of it"
+            limit = message(
+                "{request} ({tokens}) would not have fitted into the rest of it",
+                request=Request(request.request_id),
+                tokens=Count(request.wanted_tokens, "token"),
             )
         elif wanted > blocks:
-            free = max(0, blocks)
-            ended = f"{one.request_id} would have needed {counted(wanted, 'KV block')} with {free:,} free"
+            limit = message(
+                "{request} would have needed {wanted} with {free} free",
+                request=Request(request.request_id),
+                wanted=Count(wanted, "KV block"),
+                free=Number(max(0, blocks)),
+            )
         else:
             budget, blocks = budget - tokens, blocks - need.blocks(tokens)
-            cut = tokens < one.wanted_tokens
-            taken.append(one.request_id)
+            cut = tokens < request.wanted_tokens
+            taken.append(request.request_id)
             continue
         break
-    return Admission(taken, left.budget - budget, left.blocks - blocks, ended, cut)
+    return Admission(taken, left.budget - budget, left.blocks - blocks, limit, cut)
 
 
 def known_need(timeline: Timeline) -> Need | None:
-    """What a request takes; None where KV blocks in use and tokens do not go together."""
+    """The room that a request needs; None where the blocks in use are not those of the tokens."""
     if timeline.header.block_size is None:
         return None
     need = need_of(timeline, refused_heads(timeline))

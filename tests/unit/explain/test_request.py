@@ -2,9 +2,10 @@
 
 import pytest
 
-from schedtrace.explain.request.life import tell_life
+from schedtrace.explain.request import explain_request
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit, Preemption, ScheduledRequest
+from schedtrace.present.phrases import plain
 from tests.makers import arrival, finish, step
 
 FULL = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "a", 900)
@@ -50,7 +51,7 @@ def waited_then_chunked():
 
 @pytest.fixture
 def life(run_of):
-    return tell_life(run_of("r", *waited_then_chunked()), "a")
+    return explain_request(run_of("r", *waited_then_chunked()), "a")
 
 
 def test_the_time_is_divided_without_a_gap(life):
@@ -74,7 +75,7 @@ def test_its_own_skip_is_why_it_waited(run_of):
         step(0, start=0, waiting=2, exits=[skip, FULL], arrived=[arrival("a", 0, 0)]),
         step(1, start=7_000, requests=got(0, 100, "new")),
     ]
-    [wait] = tell_life(run_of("r", *lines), "a").waits
+    [wait] = explain_request(run_of("r", *lines), "a").waits
     assert [(one.cause, one.wait_ms) for one in wait.causes] == [("grammar_pending", 7)]
 
 
@@ -83,13 +84,13 @@ def test_that_the_queue_was_empty_is_not_why_it_waited(run_of):
         step(0, start=0, waiting=1, ended=Cause.QUEUE_EMPTY, arrived=[arrival("a", 0, 0)]),
         step(1, start=7_000, requests=got(0, 100, "new")),
     ]
-    [wait] = tell_life(run_of("r", *lines), "a").waits
+    [wait] = explain_request(run_of("r", *lines), "a").waits
     assert [one.cause for one in wait.causes] == ["other"]
 
 
 def test_events_are_told_in_order_and_in_words(life):
     assert [
-        (event.at_ms, event.what, event.step, event.last_step, event.message) for event in life.events
+        (event.at_ms, event.what, event.step, event.last_step, plain(event.message)) for event in life.events
     ] == [
         (0, "arrived", None, None, "at the front end: 100 prompt tokens, at most 3 to generate"),
         (1, "queued", None, None, "in the scheduler's queue"),
@@ -99,8 +100,8 @@ def test_events_are_told_in_order_and_in_words(life):
             3,
             3,
             (
-                "scheduled after 38.0 ms in the queue: 2 steps max_num_seqs (25.0 ms), 1 step token_budget "
-                "(10.0 ms), 3.0 ms until a step began"
+                "scheduled after 38 ms in the queue: 2 steps max_num_seqs (25 ms), 1 step token_budget "
+                "(10 ms), 3 ms until a step began"
             ),
         ),
         (39, "chunk", 3, 3, "prefill of 60 tokens, to 60 of 100, cut by token_budget"),
@@ -145,7 +146,7 @@ def preempted():
 
 
 def test_what_a_preemption_cost_has_its_own_spans(run_of):
-    life = tell_life(run_of("r", *preempted()), "a")
+    life = explain_request(run_of("r", *preempted()), "a")
     assert [(span.state, span.from_ms, span.to_ms) for span in life.spans] == [
         ("front_end", 0, 1),
         ("prefill", 1, 6),
@@ -170,12 +171,14 @@ def test_what_a_preemption_cost_has_its_own_spans(run_of):
 
 
 def test_a_preemption_and_the_return_are_events(run_of):
-    events = {event.what: event.message for event in tell_life(run_of("r", *preempted()), "a").events}
+    events = {
+        event.what: plain(event.message) for event in explain_request(run_of("r", *preempted()), "a").events
+    }
     assert events["scheduled"] == "scheduled at once"
     assert events["preempted"] == "preempted for b: 101 computed tokens lost"
     assert events["resumed"] == (
-        "scheduled again after 20.0 ms in the queue: 1 step preempted_this_step (10.0 ms), "
-        "1 step kv_blocks (10.0 ms)"
+        "scheduled again after 20 ms in the queue: 1 step preempted_this_step (10 ms), "
+        "1 step kv_blocks (10 ms)"
     )
     assert events["chunk"] == "recompute of 52 tokens, to 102 of 102, 50 found in a cache"
 
@@ -194,7 +197,7 @@ def test_an_output_that_comes_back_after_the_preemption_is_no_decode(run_of):
             finished=[finish("a", last_token_us=25_000, first_token_us=15_000, finished_us=25_000)],
         ),
     ]
-    life = tell_life(run_of("r", *lines), "a")
+    life = explain_request(run_of("r", *lines), "a")
     assert [(span.state, span.to_ms) for span in life.spans] == [
         ("prefill", 10),
         ("preempted", 20),
@@ -210,9 +213,9 @@ def test_a_step_that_went_without_it_is_counted_and_says_why(run_of):
         step(2, got={"b": 1}, exits=[skip]),
         step(3, requests=got(101, 1), total_requests=1),
     ]
-    life = tell_life(run_of("r", *lines), "a")
+    life = explain_request(run_of("r", *lines), "a")
     [decoded] = [event for event in life.events if event.what == "decode"]
-    assert decoded.message == (
+    assert plain(decoded.message) == (
         "decoded in 2 steps, 2 tokens scheduled; 1 step between went without it (1 output_in_flight)"
     )
     assert [(run.state, run.steps) for run in life.states] == [
@@ -230,20 +233,20 @@ def test_a_request_that_was_aborted_in_the_queue_says_what_it_waited_for(run_of)
         step(0, start=2_000, waiting=1, ended=FULL, arrived=[arrival("a", 0, 1_000)]),
         step(1, start=20_000, finished=[gone]),
     ]
-    life = tell_life(run_of("r", *lines), "a")
+    life = explain_request(run_of("r", *lines), "a")
     assert [(span.state, span.from_ms, span.to_ms) for span in life.spans] == [
         ("front_end", 0, 1),
         ("waiting", 1, 14),
     ]
-    assert [event.message for event in life.events][-2:] == [
-        "waited 13.0 ms and was not scheduled: 1 step max_num_seqs (12.0 ms), 1.0 ms until a step began",
+    assert [plain(event.message) for event in life.events][-2:] == [
+        "waited 13 ms and was not scheduled: 1 step max_num_seqs (12 ms), 1 ms until a step began",
         "ABORTED with 0 output tokens",
     ]
 
 
 def test_a_request_from_before_the_trace_is_told_as_far_as_it_is_known(run_of):
     lines = [step(0, start=4_000, requests=got(130, 1)), step(1, start=9_000, requests=got(131, 1))]
-    life = tell_life(run_of("r", *lines), "a")
+    life = explain_request(run_of("r", *lines), "a")
     assert (life.prompt_tokens, life.status, life.waits) == (None, None, [])
     assert [(run.state, run.steps) for run in life.states] == [("decode", 2)]
     assert life.spans[0].from_ms == 0
@@ -251,4 +254,4 @@ def test_a_request_from_before_the_trace_is_told_as_far_as_it_is_known(run_of):
 
 def test_the_warm_up_can_be_asked_about(run_of):
     line = step(0, trial=0, got={"t0-0": 100}, new=["t0-0"], arrived=[arrival("t0-0", 0, 0)])
-    assert tell_life(run_of("r", line, trial_ids=True), "t0-0").trial == 0
+    assert explain_request(run_of("r", line, trial_ids=True), "t0-0").trial == 0

@@ -1,1 +1,0 @@
-"""The life of one request: ``life.py`` is the way in."""

@@ -1,0 +1,156 @@
+"""One step: who arrived, what each request got, who was refused and why, what else would have fitted."""
+
+from typing import Any
+
+import polars as pl
+
+from schedtrace.errors import UsageError
+from schedtrace.explain.exits import stops, victims
+from schedtrace.explain.facts import step_facts
+from schedtrace.explain.what_if import what_if
+from schedtrace.model.message import Message, message
+from schedtrace.model.story import Leaver, Newcomer, Scheduled, StepStory, Waiter, WhatIf
+from schedtrace.read.run import Run
+from schedtrace.read.trace import Trace
+from schedtrace.timeline.timeline import Timeline, make_timeline
+from schedtrace.timeline.waits import mismatches, waiting_after, waits
+from schedtrace.timeline.work import with_work
+
+THIS_STEP_ALONE = message("this holds for this step alone: the change would alter later steps, too")
+NO_CACHE_HITS = message(
+    "a waiting prompt with prefix cache hits would have needed less; the trace does not record these hits"
+)
+LISTS = {"arrived", "finished", "preempted"}
+"""Columns of a step that its story describes otherwise."""
+
+Row = dict[str, Any]
+
+
+def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
+    """The story of one ``schedule()`` call.
+
+    Args:
+        run: A run.
+        number: The step's number.
+        engine: Data-parallel rank.
+
+    Raises:
+        UsageError: there is no such step or engine.
+    """
+    timeline = make_timeline(_trace(run, engine), run.manifest, whole=True)
+    row = _row(run, timeline, number)
+    queue = waits(timeline)
+    agrees = mismatches(timeline, queue).filter(pl.col("step") == number).is_empty()
+    waiting = _waiters(timeline, waiting_after(queue, number), row)
+    scheduled, ended = _scheduled(timeline, number), stops(timeline, number)
+    answers = what_if(timeline, row, waiting=waiting if agrees else [], scheduled=scheduled, stops=ended)
+    return StepStory(
+        path=str(run.path),
+        label=run.label,
+        engine_rank=timeline.rank,
+        **{name: row[name] for name in set(StepStory.__struct_fields__) & row.keys() - LISTS},
+        seats=timeline.seats,
+        arrived=_arrived(timeline, row),
+        finished=_finished(timeline, row),
+        late=_late(timeline, row),
+        scheduled=scheduled,
+        preempted=victims(timeline, number),
+        stops=ended,
+        waiting=waiting,
+        waiting_agrees=agrees,
+        what_if=answers,
+        what_if_assumes=_assumptions(timeline, answers, waiting),
+        facts=step_facts(timeline, row),
+    )
+
+
+def _trace(run: Run, engine: int) -> Trace:
+    by_rank = {trace.header.engine_rank: trace for trace in run.traces}
+    if engine not in by_rank:
+        msg = f"--engine {engine}: {run.path} has engine {', '.join(map(str, by_rank))}"
+        raise UsageError(msg)
+    return by_rank[engine]
+
+
+def _row(run: Run, timeline: Timeline, number: int) -> Row:
+    rows = timeline.steps.filter(pl.col("step") == number).to_dicts()
+    if rows:
+        return rows[0]
+    numbers = timeline.steps["step"].to_list()
+    if not numbers:
+        msg = f"step {number}: no step was recorded in {run.path}"
+        raise UsageError(msg)
+    gaps = ", with gaps" if len(numbers) < numbers[-1] - numbers[0] + 1 else ""
+    msg = f"step {number}: {run.path} has the steps {numbers[0]} to {numbers[-1]}{gaps}"
+    raise UsageError(msg)
+
+
+def _arrived(timeline: Timeline, row: Row) -> list[Newcomer]:
+    """Requests that reached the scheduler since the step before ``row``, a row of ``timeline.steps``."""
+    came = _since_last(timeline, row, timeline.arrivals.filter(~pl.col("streaming_update")), "queued_us")
+    on_its_way = (pl.col("queued_us") - pl.col("arrived_us")).alias("on_its_way_us")
+    columns = ["request_id", "prompt_tokens", "max_tokens", "queued_us"]
+    return [Newcomer(**request) for request in came.select(*columns, on_its_way).to_dicts()]
+
+
+def _finished(timeline: Timeline, row: Row) -> list[Leaver]:
+    """Requests that left the scheduler since then."""
+    gone = _since_last(timeline, row, timeline.finishes, "finished_us")
+    return [Leaver(**request) for request in gone.select(*Leaver.__struct_fields__).to_dicts()]
+
+
+def _late(timeline: Timeline, row: Row) -> list[Newcomer]:
+    """Requests at the front end before the step's output was back, in the scheduler only after it began."""
+    later = timeline.steps.filter(pl.col("step") > row["step"]).head(1).to_dicts()
+    if not later or row["output_us"] is None:
+        return []
+    return [
+        request
+        for request in _arrived(timeline, later[0])
+        if request.on_its_way_us is not None and request.queued_us - request.on_its_way_us <= row["output_us"]
+    ]
+
+
+def _since_last(timeline: Timeline, row: Row, frame: pl.DataFrame, time: str) -> pl.DataFrame:
+    """Events that came in this step's line, or after the step before began and before this one did."""
+    before = timeline.steps.filter(pl.col("step") < row["step"])["start_us"].max()
+    after = pl.lit(value=True) if before is None else pl.col(time) > before
+    between = pl.col("step").is_null() & after & (pl.col(time) <= row["start_us"])
+    return frame.filter((pl.col("step") == row["step"]) | between).sort(time, maintain_order=True)
+
+
+def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
+    """What each scheduled request got, and what made its chunk smaller."""
+    caps: dict[str, list[Row]] = {}
+    for cap in timeline.caps.filter(pl.col("step") == number).to_dicts():
+        caps.setdefault(cap["request_id"], []).append(cap)
+    rows = with_work(timeline, timeline.requests_in(number)).to_dicts()
+    own = set(Scheduled.__struct_fields__) - {"wanted_tokens", "caps"}
+    return [
+        Scheduled(
+            **{name: row[name] for name in own},
+            wanted_tokens=caps[row["request_id"]][0]["wanted_tokens"] if row["request_id"] in caps else None,
+            caps=[cap["cap"] for cap in caps.get(row["request_id"], [])],
+        )
+        for row in rows
+    ]
+
+
+def _waiters(timeline: Timeline, queue: pl.DataFrame, row: Row) -> list[Waiter]:
+    """The requests of ``queue`` that waited after the step, with their waiting time when it ended."""
+    queued = timeline.arrivals.select("request_id", "queued_us").unique("request_id", keep="first")
+    preempted = timeline.steps.select(pl.col("step").cast(pl.Int64).alias("since_step"), "start_us")
+    since = pl.when(pl.col("preempted")).then(pl.col("start_us")).otherwise(pl.col("queued_us"))
+    rows = (
+        queue.join(queued, on="request_id", how="left", maintain_order="left")
+        .join(preempted, on="since_step", how="left", maintain_order="left")
+        .with_columns(waited_ms=(row["end_us"] - since) / 1e3)
+    )
+    return [Waiter(**request) for request in rows.select(*Waiter.__struct_fields__).to_dicts()]
+
+
+def _assumptions(timeline: Timeline, answers: list[WhatIf], waiting: list[Waiter]) -> list[Message]:
+    named = {request_id for answer in answers for request_id in answer.request_ids}
+    admitted = named & {request.request_id for request in waiting}
+    hits = [NO_CACHE_HITS] if admitted and timeline.header.enable_prefix_caching else []
+    return [THIS_STEP_ALONE, *hits] if answers else []

@@ -1,1 +1,0 @@
-"""One step told: ``story.py`` is the way in."""

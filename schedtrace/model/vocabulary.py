@@ -1,0 +1,71 @@
+"""What the table of causes says about one exit or cap of a trace, as messages."""
+
+import re
+
+from schedtrace.model.causes import CAUSES, PAGE, Cause, Entry
+from schedtrace.model.message import CauseWord, Code, Message, Number, Setting, Value, message
+from schedtrace.model.trace import Header
+
+FIGURES = frozenset({"seats", "seats_setting", "seats_option", "token_budget"})
+"""What a text of the table may have in braces."""
+_NAME = re.compile(r"`([^`]+)`")
+
+
+def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Message:
+    """Why a loop ended or skipped a request, to stand within a sentence.
+
+    Args:
+        header: Of the trace: it has the engine's limits, and the causes that other packages register.
+        loop: ``waiting`` or ``running``.
+        cause: A word of ``Cause`` or any other.
+        detail: The exit's.
+    """
+    for row in _rows(cause, detail):
+        if text := row.reason(loop):
+            return _filled(header, text)
+    registered = header.registered_causes.get(cause)
+    if registered:
+        return message("{meaning} (cause {cause})", meaning=Code(registered), cause=CauseWord(cause))
+    return message("cause {cause}", cause=CauseWord(cause))
+
+
+def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
+    """What to try against it; for a cause that the table does not have, where its author documents it."""
+    for row in _rows(cause, detail):
+        if row.advice:
+            return _filled(header, row.advice)
+    if cause in header.registered_causes:
+        return message("See the package that registers the cause {cause}.", cause=CauseWord(cause))
+    return message("See {page}.", page=Code(PAGE))
+
+
+def reasoned_details(cause: Cause, loop: str) -> list[str]:
+    """The details with a reason of their own: where several limits share a cause, they decide what helps."""
+    return [detail for detail, entry in cause.entry.details.items() if entry.reason(loop)]
+
+
+def _rows(cause: str, detail: str | None) -> list[Entry]:
+    """The row of the detail, then that of its cause; none if a newer version names the cause."""
+    if cause not in CAUSES:
+        return []
+    entry = CAUSES[cause].entry
+    return [entry.details.get(detail or "", entry), entry]
+
+
+def _filled(header: Header, text: str) -> Message:
+    """A text of the table with the engine's figures; each name in backticks is a setting."""
+    active = header.scheduler_config.get("max_num_active_seqs")
+    limited = isinstance(active, int) and active > 0
+    setting = "max_num_active_seqs" if limited else "max_num_seqs"
+    figures: dict[str, Value] = {
+        "seats": Number(active if limited else header.max_num_running_reqs),
+        "seats_setting": Setting(setting),
+        "seats_option": Setting(f"--{setting.replace('_', '-')}"),
+        "token_budget": Number(header.token_budget),
+    }
+    names = _NAME.findall(text)
+    settings: dict[str, Value] = {f"setting{at}": Setting(name) for at, name in enumerate(names)}
+    numbered = iter(settings)
+    template = _NAME.sub(lambda _: f"{{{next(numbered)}}}", text)
+    used = {name: value for name, value in figures.items() if f"{{{name}}}" in template}
+    return message(template, **used, **settings)

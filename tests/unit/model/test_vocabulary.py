@@ -1,0 +1,194 @@
+"""The table of causes is complete: each word has what its use needs, and nothing else names a word."""
+
+import ast
+import re
+from pathlib import Path
+from string import Formatter
+
+import pytest
+
+from schedtrace.model.causes import (
+    ASKED_FOR,
+    CAUSES,
+    NOT_A_REFUSAL,
+    OF_ITS_OWN_SIZE,
+    WAITING_STATUS_CAUSES,
+    Cap,
+    Cause,
+)
+from schedtrace.model.message import Code, Number, Setting
+from schedtrace.model.vocabulary import FIGURES, advice, reason, reasoned_details
+from schedtrace.present.phrases import plain
+from schedtrace.record import guards
+from tests.makers import header
+
+RECORD = Path(guards.__file__).parent
+NODES = [node for file in RECORD.glob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
+ENTRIES = [
+    *((str(cause), cause.entry) for cause in Cause),
+    *((f"{cause}/{name}", entry) for cause in Cause for name, entry in cause.entry.details.items()),
+    *((f"cap {cap}", cap.entry) for cap in Cap),
+]
+each_entry = pytest.mark.parametrize("entry", dict(ENTRIES).values(), ids=dict(ENTRIES))
+RULES = [rule for rule in (*guards._EXITS, *guards._ENDS) if rule.cause in CAUSES]
+
+
+def named(enum):
+    """The members that ``record/`` names: ``Cause.PAUSED``."""
+    return {
+        node.attr
+        for node in NODES
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == enum
+    }
+
+
+def test_the_recorder_names_every_cause_and_no_other():
+    assert named("Cause") | {cause.name for cause in WAITING_STATUS_CAUSES.values()} == set(Cause.__members__)
+
+
+def test_the_recorder_names_every_cap_and_no_other():
+    assert named("Cap") == set(Cap.__members__)
+
+
+def test_the_recorder_writes_every_detail():
+    constants = {node.value for node in NODES if isinstance(node, ast.Constant)}
+    details = {detail for cause in Cause for detail in cause.entry.details}
+    assert details <= constants
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule._loop or 'both'}-{rule.cause}")
+def test_a_cause_has_a_reason_for_each_loop_that_its_guard_stands_in(rule):
+    loops = [rule._loop] if rule._loop else ["waiting", "running"]
+    assert any(CAUSES[rule.cause].entry.reason(loop) for loop in loops)
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_cause_has_a_reason_and_a_refusal_has_advice(cause):
+    entry = cause.entry
+    assert entry.waiting or entry.running
+    assert bool(entry.advice) == entry.refusal
+
+
+@pytest.mark.parametrize("cap", Cap)
+def test_a_cap_has_advice(cap):
+    assert cap.entry.advice
+
+
+@each_entry
+def test_a_meaning_is_one_line_that_begins_a_sentence(entry):
+    assert entry.meaning
+    assert entry.meaning.lstrip("`")[0].isupper() or entry.meaning.startswith("`")
+    assert not re.search(r"[\n|]|\.$", entry.meaning)
+
+
+@each_entry
+def test_a_text_names_only_known_figures_and_closes_its_backticks(entry):
+    for text in (entry.waiting, entry.running, entry.advice):
+        assert {field for _, field, _, _ in Formatter().parse(text) if field is not None} <= FIGURES
+        assert text.count("`") % 2 == 0
+        assert "\n" not in text
+
+
+@each_entry
+def test_reasons_stand_within_a_sentence_and_advice_is_one(entry):
+    for text in (entry.waiting, entry.running):
+        assert not text.endswith(".")
+        assert not text[:1].isupper() or text.startswith(("KV", "LoRA"))
+    assert not entry.advice or entry.advice.endswith(".")
+
+
+@each_entry
+def test_a_setting_is_a_name_of_vllms_configuration(entry):
+    assert re.fullmatch(r"[a-z_]*", entry.setting)
+
+
+def test_every_page_is_its_own():
+    pages = [word.page for word in (*Cause, *Cap)]
+    assert len(set(pages)) == len(pages) == len(Cause) + len(Cap)
+    assert Cause.KV_BLOCKS.page == "docs/causes.md#cause-kv_blocks"
+    assert Cap.TOKEN_BUDGET.page == "docs/causes.md#cap-token_budget"
+
+
+def test_the_sets_of_causes_are_those_of_the_table():
+    assert {Cause.QUEUE_EMPTY, Cause.KV_LOAD_STARTED} == NOT_A_REFUSAL
+    assert {Cause.PAUSED} == ASKED_FOR
+    assert set(OF_ITS_OWN_SIZE) == {
+        Cause.KV_BLOCKS,
+        Cause.CHUNKED_PREFILL_OFF,
+        Cause.ENCODER_BUDGET,
+        Cause.MAMBA_ALIGNMENT,
+        Cause.PREFILL_LOOKAHEAD,
+        Cause.SPEC_DECODE_PADDING,
+    }
+    assert WAITING_STATUS_CAUSES == {
+        "WAITING_FOR_FSM": Cause.GRAMMAR_PENDING,
+        "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": Cause.GRAMMAR_PENDING,
+        "WAITING_FOR_REMOTE_KVS": Cause.REMOTE_KV_PENDING,
+        "WAITING_FOR_STREAMING_REQ": Cause.STREAMING_INPUT_PENDING,
+    }
+
+
+def test_a_reason_has_the_engines_figures_as_typed_arguments():
+    found = reason(header(), loop="waiting", cause="max_num_seqs", detail=None)
+    assert found.arguments == {"seats": Number(8), "seats_setting": Setting("max_num_seqs")}
+    assert plain(found) == "as many requests ran as max_num_seqs 8 allows"
+    active = header(scheduler_config={"max_num_active_seqs": 3})
+    assert plain(reason(active, loop="waiting", cause="max_num_seqs", detail=None)) == (
+        "as many requests ran as max_num_active_seqs 3 allows"
+    )
+    assert plain(advice(active, cause="max_num_seqs")).startswith("Raise --max-num-active-seqs;")
+
+
+def test_an_unknown_figure_is_shown_as_unknown():
+    found = reason(header(token_budget=None), loop="waiting", cause="chunked_prefill_off", detail=None)
+    assert plain(found).endswith("token budget of -")
+
+
+def test_a_name_in_backticks_is_a_setting():
+    found = advice(header(), cause="lora_cap")
+    assert (found.template, found.arguments) == ("Raise {setting0}.", {"setting0": Setting("--max-loras")})
+
+
+@pytest.mark.parametrize(
+    ("detail", "says"),
+    [
+        ("watermark", "A smaller --watermark admits earlier"),
+        ("reserved", "Give the KV cache more room"),
+        ("unheard of", "Give the KV cache more room"),
+        (None, "Give the KV cache more room"),
+    ],
+)
+def test_a_detail_without_advice_has_that_of_its_cause(detail, says):
+    assert plain(advice(header(), cause="kv_blocks", detail=detail)).startswith(says)
+
+
+def test_the_reason_of_a_loop_that_a_cause_never_stops_is_its_word():
+    assert plain(reason(header(), loop="running", cause="lora_cap", detail=None)) == "cause lora_cap"
+
+
+def test_a_cause_that_another_package_registers_has_its_meaning():
+    about = header(registered_causes={"quota": "the tenant's {quota} is spent"})
+    found = reason(about, loop="running", cause="quota", detail=None)
+    assert found.arguments["meaning"] == Code("the tenant's {quota} is spent")
+    assert plain(found) == "the tenant's {quota} is spent (cause quota)"
+    assert plain(advice(about, cause="quota")) == "See the package that registers the cause quota."
+
+
+def test_a_cause_that_nobody_explains_is_its_word():
+    assert plain(reason(header(), loop="waiting", cause="moon_phase", detail="full")) == "cause moon_phase"
+    assert plain(advice(header(), cause="moon_phase")) == "See docs/causes.md."
+
+
+def test_only_details_with_a_reason_of_their_own_part_a_cause():
+    assert reasoned_details(Cause.KV_BLOCKS, "waiting") == ["free", "full_sequence", "reserved", "watermark"]
+    assert reasoned_details(Cause.PAUSED, "waiting") == []
+    assert reasoned_details(Cause.OUTPUT_IN_FLIGHT, "running") == ["pipeline_parallel", "diffusion_read_only"]
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_every_text_of_a_row_fills_in(cause):
+    for detail in (None, *cause.entry.details):
+        texts = [reason(header(), loop=loop, cause=cause, detail=detail) for loop in ("waiting", "running")]
+        assert not re.search(
+            "[{}`]", "".join(map(plain, [*texts, advice(header(), cause=cause, detail=detail)]))
+        )
