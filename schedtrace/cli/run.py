@@ -170,13 +170,14 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
 def _show_outcome(plan: Any) -> None:
     """The trials' figures, the folder, and what to type next."""
     from schedtrace.diagnose.analyze import analyze_run
+    from schedtrace.present.phrases import plain
     from schedtrace.present.report import trials_table
     from schedtrace.read.run import read_run
 
     report = analyze_run(read_run(plan.folder))
     show(trials_table, report.trials)
     for problem in report.problems:
-        say(f"! {problem}")
+        say(f"! {plain(problem)}")
     found = len(report.findings)
     say("")
     say(f"recorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")

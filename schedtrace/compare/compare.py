@@ -15,6 +15,7 @@ from schedtrace.diagnose.rules import budget_underused
 from schedtrace.diagnose.rules.common import counted
 from schedtrace.errors import InputError
 from schedtrace.model.comparison import Comparison, FindingChange
+from schedtrace.model.message import Message, message
 from schedtrace.model.report import Finding, RunReport
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import make_timeline
@@ -51,8 +52,10 @@ def compare(*, base: Run, new: Run) -> Comparison:
         new_path=new_report.path,
         base_label=base_report.label,
         new_label=new_report.label,
-        notes=_notes(base=base_report, new=new_report, same_work=same_work)
-        + fairness_notes(**views, metrics=metrics),
+        notes=[
+            *_notes(base=base_report, new=new_report, same_work=same_work),
+            *fairness_notes(**views, metrics=metrics),
+        ],
         config=changed_settings(base=base, new=new),
         metrics=metrics,
         causes=cause_changes(base=base_report, new=new_report) if told else None,
@@ -63,10 +66,14 @@ def compare(*, base: Run, new: Run) -> Comparison:
     )
 
 
-def _notes(*, base: RunReport, new: RunReport, same_work: bool) -> list[str]:
+def _notes(*, base: RunReport, new: RunReport, same_work: bool) -> list[Message | str]:
     """What to keep in mind when reading the figures."""
     sides = (("base", base), ("new", new))
-    notes = [f"{side}: {problem}" for side, run in sides for problem in run.problems]
+    notes: list[Message | str] = [
+        message("{side}: {problem}", side=side, problem=problem)
+        for side, run in sides
+        for problem in run.problems
+    ]
     notes += _not_compared(sides)
     if not same_work:
         notes.append(f"different workloads: base {_load(base)}, new {_load(new)}")

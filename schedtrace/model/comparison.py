@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from schedtrace.model.message import Message
+
 COMPARISON_SCHEMA_VERSION = 1
 
 
@@ -103,7 +105,7 @@ class FindingChange(msgspec.Struct, kw_only=True):
     new_count: int
     base_trials: list[int]
     new_trials: list[int]
-    message: str
+    message: Message
     """Of the new run's finding, or of the base's if it went."""
 
 
@@ -181,7 +183,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     new_path: str
     base_label: str
     new_label: str
-    notes: list[str]
+    notes: list[Message | str]
     """What to keep in mind: problems of the traces, trials on one side only."""
     config: list[ConfigChange]
     metrics: list[MetricChange]

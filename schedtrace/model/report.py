@@ -5,7 +5,9 @@ from typing import Any
 
 import msgspec
 
-REPORT_SCHEMA_VERSION = 1
+from schedtrace.model.message import Message
+
+REPORT_SCHEMA_VERSION = 2
 
 
 class Severity(IntEnum):
@@ -14,6 +16,10 @@ class Severity(IntEnum):
     INFO = 1
     WARNING = 2
     CRITICAL = 3
+
+
+class Evidence(msgspec.Struct, kw_only=True):
+    """Figures behind a finding; each rule has a struct of its own."""
 
 
 class Finding(msgspec.Struct, kw_only=True):
@@ -38,11 +44,13 @@ class Finding(msgspec.Struct, kw_only=True):
     """Their numbers, the first ``MAX_STEPS``."""
     tokens: int
     """What ``tokens`` counts stands on the finding's page."""
-    message: str
-    advice: str
-    evidence: dict[str, Any]
+    message: Message
+    advice: Message
+    evidence: Evidence
+    example: Message | None = None
+    """One case: the first of the evidence's ``examples``."""
     cost_ms: float | None = None
-    """Time that it is estimated to have cost; None where the trace does not allow an estimate."""
+    """Time that it cost; None where the trace allows no estimate, or one that the model does not resolve."""
     cost_frac: float | None = None
     """``cost_ms`` as a share of the run."""
     cost_error_frac: float | None = None
@@ -188,8 +196,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     label: str
     config: dict[str, Any]
     """Model, versions, limits and workload, as far as the run tells them."""
-    problems: list[str]
-    """What is wrong with the trace, and what the recorder said."""
+    problems: list[Message]
+    """What is wrong with the trace, and the recorder's notices."""
     trials: list[TrialReport]
     findings: list[Finding]
     not_judged: list[NotJudged]

@@ -12,6 +12,7 @@ from schedtrace.present.causes import cause_changes_table
 from schedtrace.present.decisions import decisions_view
 from schedtrace.present.metric_text import change_text, legend, noise_floors, sample_text
 from schedtrace.present.numbers import integer
+from schedtrace.present.phrases import plain
 
 MAX_SETTINGS = 15
 STATE_STYLE = {"appeared": "yellow", "went": "green", "stayed": ""}
@@ -27,7 +28,7 @@ def _parts(comparison: Comparison) -> Iterator[RenderableType]:
     yield Text(f"base  {comparison.base_label}  {comparison.base_path}")
     yield Text(f"new   {comparison.new_label}  {comparison.new_path}")
     for note in comparison.notes:
-        yield Text(f"! {note}", style="yellow")
+        yield Text(f"! {plain(note)}", style="yellow")
     yield Text()
     yield Text("Settings that differ", style="bold")
     yield Padding(Group(*_settings(comparison)), (0, 0, 0, 2), expand=False)
@@ -94,4 +95,4 @@ def _findings(comparison: Comparison) -> Iterator[RenderableType]:
             (f"{change.code}{cause}", "bold"),
             f"  {integer(change.base_count)} -> {integer(change.new_count)}",
         )
-        yield Padding(Text(change.message, style="dim"), (0, 0, 0, 9), expand=False)
+        yield Padding(Text(plain(change.message), style="dim"), (0, 0, 0, 9), expand=False)

@@ -7,6 +7,7 @@ from schedtrace.present.decisions import decided_alike, divergence_rows, where, 
 from schedtrace.present.markdown_text import cell, code, prose
 from schedtrace.present.metric_text import change_text, legend, sample_text
 from schedtrace.present.numbers import integer, percent
+from schedtrace.present.phrases import plain
 
 MOST_ROWS = 15
 
@@ -22,7 +23,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     yield f"schedtrace diff: base {code(comparison.base_label)}, new {code(comparison.new_label)}"
     if comparison.notes:
         yield ""
-        yield from (f"* {prose(note)}" for note in comparison.notes)
+        yield from (f"* {prose(plain(note))}" for note in comparison.notes)
     settings = [(prose(change.name), code(change.base), code(change.new)) for change in comparison.config]
     yield from _table(["setting", "base", "new"], settings)
     yield from _table(
@@ -85,7 +86,7 @@ def _cause(change: CauseChange) -> list[str]:
 def _finding(change: FindingChange) -> list[str]:
     cause = f" {code(change.cause)}" if change.cause else ""
     counts = [integer(change.base_count), integer(change.new_count)]
-    return [f"{prose(change.code)}{cause}", change.state, *counts, prose(change.message)]
+    return [f"{prose(change.code)}{cause}", change.state, *counts, prose(plain(change.message))]
 
 
 def _decided(row: Sequence[str]) -> list[str]:

@@ -19,8 +19,10 @@ from schedtrace.present.numbers import integer, number, percent
 MOST_REQUESTS = 3
 
 
-def plain(message: Message) -> str:
+def plain(message: Message | str) -> str:
     """The whole sentence as one text."""
+    if isinstance(message, str):
+        return message
     return "".join(part if isinstance(part, str) else phrase(part) for part in message.parts())
 
 

@@ -11,6 +11,7 @@ from schedtrace.model.report import Finding, Report, RunReport, TrialReport
 from schedtrace.present.causes import cap_table, cause_table, limits_table
 from schedtrace.present.foreign import log_figures, log_header, not_judged_lines
 from schedtrace.present.numbers import bar, integer, milliseconds, number, percent, series
+from schedtrace.present.phrases import plain
 
 SEVERITY_STYLE = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
 MOST_STEPS = 8
@@ -28,7 +29,7 @@ def _run(run: RunReport) -> Iterator[RenderableType]:
     yield Text.assemble((run.label, "bold"), f"  {run.path}" if run.label != run.path else "")
     yield Padding(Group(*(Text(line) for line in _header(run))), (0, 0, 0, 2), expand=False)
     for problem in run.problems:
-        yield Text(f"! {problem}", style="yellow")
+        yield Text(f"! {plain(problem)}", style="yellow")
     yield Text()
     yield trials_table(run.trials)
     yield from log_figures(run)
@@ -158,12 +159,12 @@ def _finding(finding: Finding, *, several_engines: bool) -> Iterator[RenderableT
     if several_engines:
         head.append(f"  engine {finding.engine_rank}")
     yield head
-    yield Padding(Text(finding.message), (0, 0, 0, 9), expand=False)
+    yield Padding(Text(plain(finding.message)), (0, 0, 0, 9), expand=False)
     if cost := _cost(finding):
         yield Padding(Text(cost), (0, 0, 0, 9), expand=False)
     if finding.steps:
         yield Padding(Text(_where(finding), style="dim"), (0, 0, 0, 9), expand=False)
-    yield Padding(Text.assemble(("try: ", "bold"), finding.advice), (0, 0, 0, 9), expand=False)
+    yield Padding(Text.assemble(("try: ", "bold"), plain(finding.advice)), (0, 0, 0, 9), expand=False)
 
 
 def _cost(finding: Finding) -> str:
@@ -180,4 +181,5 @@ def _where(finding: Finding) -> str:
     at = f"At {finding.location}. " if finding.location else ""
     steps = ", ".join(str(step) for step in finding.steps[:MOST_STEPS])
     more = ", ..." if len(finding.steps) > MOST_STEPS else "."
-    return f"{at}Steps {steps}{more} For instance {finding.evidence['example']}"
+    example = "" if finding.example is None else f" For instance {plain(finding.example)}"
+    return f"{at}Steps {steps}{more}{example}"

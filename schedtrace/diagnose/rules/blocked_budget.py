@@ -1,21 +1,12 @@
 """``blocked-budget``: token budget was left although requests waited; one finding per cause."""
 
-from typing import Any
-
 import polars as pl
 
-from schedtrace.diagnose.rules.common import (
-    at_step,
-    counted,
-    in_trials,
-    only,
-    share,
-    step_numbers,
-    trial_numbers,
-)
+from schedtrace.diagnose.rules.common import StepExample, in_trials, only, step_numbers, trial_numbers
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import NOTHING, Code, Count, Message, Number, Request, Share, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "blocked-budget"
@@ -90,6 +81,27 @@ ADVICE: dict[str, str] = {
 }
 
 
+class BlockedStep(StepExample, kw_only=True):
+    """One step that left budget while requests waited."""
+
+    request_id: str | None
+    budget_left: int
+    num_waiting_after: int
+    num_running_after: int
+    kv_blocks_free_after: int | None
+    location: str | None
+
+
+class BlockedBudget(Evidence, kw_only=True):
+    """Budget left, requests waiting, and the exits taken."""
+
+    mean_budget_left_frac: float
+    mean_waiting: float
+    details: list[str]
+    guards: list[str]
+    examples: list[BlockedStep]
+
+
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/blocked-budget.md``."""
     blocked = timeline.steps.filter(
@@ -130,14 +142,8 @@ def _finding(timeline: Timeline, cause_with_limit: str, steps: pl.DataFrame) -> 
     advice = ADVICE.get(cause_with_limit) or ADVICE.get(cause) or "See docs/causes.md."
     left = 1 - float(steps["use_frac"].mean() or 0)  # type: ignore[arg-type]  # a column of floats
     tokens = int(steps["unused"].sum())
-    waiting = steps["num_waiting_after"].sum() / steps.height
+    waiting = int(steps["num_waiting_after"].sum()) / steps.height
     examples = _examples(steps)
-    message = (
-        f"{counted(steps.height, 'step')} of {working:,}{in_trials(trials, len(timeline.trials()))} left "
-        f"{share(left)} of the token budget unused on average although {waiting:,.1f} requests waited: "
-        f"{why}. "
-        f"{_could_have_used(steps)}"
-    )
     severity = "info" if cause in ASKED_FOR else "warning"
     return Finding(
         code=CODE,
@@ -149,23 +155,33 @@ def _finding(timeline: Timeline, cause_with_limit: str, steps: pl.DataFrame) -> 
         trials=trials,
         steps=step_numbers(steps),
         tokens=tokens,
-        message=message,
-        advice=advice.format(**words),
+        message=message(
+            "{steps} of {working}{trials} left {left} of the token budget unused on average although "
+            "{waiting} requests waited: {why}. {unused}",
+            steps=Count(steps.height, "step"),
+            working=Number(working),
+            trials=in_trials(timeline, trials),
+            left=Share(left),
+            waiting=Number(waiting),
+            why=why,
+            unused=_could_have_used(steps),
+        ),
+        advice=message("{advice}", advice=advice.format(**words)),
         location=only(steps["waiting_location"]),
-        evidence={
-            "mean_budget_left_frac": left,
-            "mean_waiting": waiting,
-            "details": steps["waiting_detail"].drop_nulls().unique().sort().head(5).to_list(),
-            "guards": steps["waiting_guard"].drop_nulls().unique().sort().head(5).to_list(),
-            "example": _in_words(examples[0], several_places=only(steps["waiting_location"]) is None),
-            "examples": examples,
-        },
+        evidence=BlockedBudget(
+            mean_budget_left_frac=left,
+            mean_waiting=waiting,
+            details=steps["waiting_detail"].drop_nulls().unique().sort().head(5).to_list(),
+            guards=steps["waiting_guard"].drop_nulls().unique().sort().head(5).to_list(),
+            examples=examples,
+        ),
+        example=_described(examples[0], several_places=only(steps["waiting_location"]) is None),
     )
 
 
-def _examples(steps: pl.DataFrame) -> list[dict[str, Any]]:
+def _examples(steps: pl.DataFrame) -> list[BlockedStep]:
     """The three steps in which most waiting work would have fitted."""
-    return (
+    rows = (
         steps.sort("unused", "step", descending=[True, False])
         .select(
             "step",
@@ -178,26 +194,37 @@ def _examples(steps: pl.DataFrame) -> list[dict[str, Any]]:
             pl.col("waiting_location").alias("location"),
         )
         .head(3)
-        .to_dicts()
     )
+    return [BlockedStep(**row) for row in rows.to_dicts()]
 
 
-def _could_have_used(steps: pl.DataFrame) -> str:
+def _could_have_used(steps: pl.DataFrame) -> Message:
     """How much budget the waiting requests could have used, had the cause not stood in the way."""
     known = steps.filter(pl.col("waiting_tokens_after").is_not_null())
     if known.is_empty():
-        return "How many tokens they wanted is not known."
+        return message("The trace does not record how many tokens they wanted.")
     mean = known["unused"].sum() / known.height
-    return f"Had that not been so, they could have used {mean:,.0f} tokens of each step's budget on average."
+    return message(
+        "Otherwise each step could have scheduled {tokens} more on average.",
+        tokens=Count(round(mean), "token"),
+    )
 
 
-def _in_words(example: dict[str, Any], *, several_places: bool) -> str:
-    refused = f", {example['request_id']} next in line" if example["request_id"] else ""
-    blocks = example["kv_blocks_free_after"]
-    free = "" if blocks is None else f", {counted(blocks, 'KV block')} free"
-    where = f" (left at {example['location']})" if several_places and example["location"] else ""
-    return (
-        f"{at_step(example)}: {counted(example['num_waiting_after'], 'request')} waiting{refused}, "
-        f"{example['num_running_after']:,} running, {example['budget_left']:,} tokens of budget left"
-        f"{free}{where}."
+def _described(example: BlockedStep, *, several_places: bool) -> Message:
+    refused = free = where = NOTHING
+    if example.request_id:
+        refused = message(", {request} next in line", request=Request(example.request_id))
+    if example.kv_blocks_free_after is not None:
+        free = message(", {blocks} free", blocks=Count(example.kv_blocks_free_after, "KV block"))
+    if several_places and example.location:
+        where = message(" (left at {place})", place=Code(example.location))
+    return message(
+        "{step}: {waiting} waiting{refused}, {running} running, {left} of budget left{free}{where}.",
+        step=example.at,
+        waiting=Count(example.num_waiting_after, "request"),
+        refused=refused,
+        running=Number(example.num_running_after),
+        left=Count(example.budget_left, "token"),
+        free=free,
+        where=where,
     )
