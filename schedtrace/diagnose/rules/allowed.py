@@ -46,12 +46,12 @@ def threshold(timeline: Timeline) -> int:
 
 
 def watermark(timeline: Timeline) -> Message:
-    """``, or a larger --watermark (now 0)``; nothing for a vLLM that has no such setting."""
+    """``keep a reserve with a larger --watermark (now 0)``; nothing for a vLLM without this setting."""
     config = timeline.header.scheduler_config
     if "watermark" not in config:
         return NOTHING
     return message(
-        ", or keep a reserve with a larger {watermark} (now {now})",
+        "keep a reserve with a larger {watermark} (now {now})",
         watermark=Setting("--watermark"),
         now=Number(config["watermark"] or 0),
     )

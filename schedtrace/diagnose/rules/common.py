@@ -96,10 +96,10 @@ def in_trials(timeline: Timeline, trials: list[int]) -> Message:
     return message(" in {trials} of {of}", trials=Number(len(trials)), of=of)
 
 
-def listed(parts: list[Message]) -> Message:
-    """``a, b and c``."""
-    head = joined(parts[:-1], ", ")
-    return joined([part for part in (head, *parts[-1:]) if part], " and ")
+def listed(parts: list[Message], last: str = "and") -> Message:
+    """``a, b and c``; parts that say nothing are left out."""
+    said = [part for part in parts if part]
+    return joined([joined(said[:-1], ", "), *said[-1:]], f" {last} ")
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:

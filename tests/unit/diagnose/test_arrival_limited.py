@@ -1,6 +1,7 @@
 import pytest
 
 from schedtrace.model.causes import Cause
+from schedtrace.present.phrases import plain
 from tests.makers import BLOCK_SIZE, arrival, step
 
 CODE = "arrival-limited"
@@ -24,9 +25,9 @@ def test_requests_that_came_after_schedule_and_would_have_fitted_are_found_with_
     assert (finding.count, finding.steps, finding.tokens, finding.trials) == (1, [0], 500, [])
     told = {name: finding.evidence[name] for name in ("late_requests", "on_their_way", "extra_steps")}
     assert told == {"late_requests": 2, "on_their_way": 1, "extra_steps": 1}
-    assert (finding.evidence["late_us_min"], finding.evidence["late_us_max"]) == (-50, 50)
-    assert finding.evidence["extra_steps_us"] == 500
-    [example] = finding.evidence["examples"]
+    assert (finding.evidence.late_us_min, finding.evidence.late_us_max) == (-50, 50)
+    assert finding.evidence.extra_steps_us == 500
+    [example] = finding.evidence.examples
     assert example == {
         "step": 0,
         "trial": None,
@@ -40,7 +41,7 @@ def test_requests_that_came_after_schedule_and_would_have_fitted_are_found_with_
 
 
 def count_of_late(findings):
-    return sum(finding.evidence["late_requests"] for finding in findings)
+    return sum(finding.evidence.late_requests for finding in findings)
 
 
 @pytest.mark.parametrize(("tokens", "late_requests"), [(900, 1), (901, 0)])
@@ -52,7 +53,7 @@ def test_late_requests_share_the_budget_left_in_the_order_of_the_queue(found):
     second = arrival("b", came=140, queued=300, prompt_tokens=500)
     first = arrival("a", came=150, queued=200, prompt_tokens=500)
     [finding] = found(CODE, *late(second, first))
-    assert (count_of_late([finding]), finding.evidence["late_us_max"]) == (1, 50)
+    assert (count_of_late([finding]), finding.evidence.late_us_max) == (1, 50)
 
 
 def test_nobody_counts_behind_a_request_that_does_not_fit(found):
@@ -118,12 +119,12 @@ def test_nobody_waiting_says_that_the_queue_was_empty_where_no_exit_was_recorded
 
 def test_requests_that_are_not_ready_may_have_waited(found):
     [finding] = found(CODE, *late(arrival("a", 150), waiting=2, num_not_ready_after=2))
-    assert "nothing eligible waited" in finding.message
+    assert "nothing eligible waited" in plain(finding.message)
 
 
 def test_steps_that_took_the_late_ones_in_are_not_said_to_be_extra(found):
     [finding] = found(CODE, *late(arrival("a", 150)))
-    assert finding.message.endswith("and were first scheduled in 1 later step (0 ms in all).")
+    assert plain(finding.message).endswith("and were first scheduled in 1 later step (0 ms in all).")
 
 
 def test_without_a_block_size_kv_blocks_do_not_count(found):
@@ -153,7 +154,7 @@ def test_trials_that_show_it_are_named(found):
         trial_ids=True,
     )
     assert (finding.trials, finding.steps) == ([2], [2])
-    assert "1 of 2 trials" in finding.message
+    assert "1 of 2 trials" in plain(finding.message)
 
 
 def test_not_yet_arrived_and_refused_are_told_apart_in_one_trace(found):

@@ -5,6 +5,7 @@ import pytest
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
 from schedtrace.model.report import MAX_STEPS
 from schedtrace.model.trace import Exit
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 CODE = "blocked-budget"
@@ -27,9 +28,9 @@ def test_budget_left_while_requests_waited_is_found_with_exact_figures(found):
     assert (finding.severity, finding.cause, finding.via) == ("warning", "kv_blocks", "inferred")
     assert (finding.count, finding.steps, finding.trials) == (2, [0, 1], [])
     assert finding.tokens == 300 + 500
-    assert finding.evidence["mean_budget_left_frac"] == pytest.approx(0.7)
-    assert finding.evidence["mean_waiting"] == 3
-    assert finding.evidence["examples"][0] == {
+    assert finding.evidence.mean_budget_left_frac == pytest.approx(0.7)
+    assert finding.evidence.mean_waiting == 3
+    assert finding.evidence.examples[0] == {
         "step": 1,
         "trial": None,
         "request_id": "next",
@@ -39,8 +40,8 @@ def test_budget_left_while_requests_waited_is_found_with_exact_figures(found):
         "kv_blocks_free_after": 3,
         "location": None,
     }
-    assert "2 steps of 3 " in finding.message
-    assert "70 %" in finding.message
+    assert "2 steps of 3 " in plain(finding.message)
+    assert "70 %" in plain(finding.message)
 
 
 @pytest.mark.parametrize("cause", REFUSALS)
@@ -48,7 +49,7 @@ def test_every_refusal_is_a_finding_of_its_own_cause(found, cause):
     [finding] = found(CODE, refused(0, cause))
     assert (finding.cause, finding.count) == (cause, 1)
     assert finding.severity == ("info" if cause is Cause.PAUSED else "warning")
-    assert "{" not in finding.message + finding.advice
+    assert "{" not in plain(finding.message) + plain(finding.advice)
 
 
 @pytest.mark.parametrize("cause", sorted({*Cause} - set(REFUSALS)))
@@ -74,14 +75,14 @@ def test_without_budget_left_or_without_anybody_waiting_nothing_is_blocked(found
 
 def test_a_step_that_scheduled_nothing_can_be_blocked(found):
     [finding] = found(CODE, refused(0, Cause.PAUSED, got=0), step(1))
-    assert (finding.count, finding.evidence["mean_budget_left_frac"]) == (1, 1.0)
-    assert "1 step of 1 " in finding.message
+    assert (finding.count, finding.evidence.mean_budget_left_frac) == (1, 1.0)
+    assert "1 step of 1 " in plain(finding.message)
 
 
 def test_unknown_waiting_tokens_do_not_hide_the_finding(found):
     [finding] = found(CODE, refused(0, waiting_tokens=None), refused(1, waiting_tokens=None))
     assert (finding.count, finding.steps, finding.tokens) == (2, [0, 1], 1800)
-    assert finding.message.endswith("How many tokens they wanted is not known.")
+    assert plain(finding.message).endswith("How many tokens they wanted is not known.")
 
 
 def test_what_could_have_been_used_is_the_mean_over_the_steps_where_it_is_known(found):
@@ -92,12 +93,12 @@ def test_what_could_have_been_used_is_the_mean_over_the_steps_where_it_is_known(
     ]
     [finding] = found(CODE, *lines)
     assert finding.tokens == 300 + 100 + 999
-    assert finding.message.endswith("they could have used 200 tokens of each step's budget on average.")
+    assert plain(finding.message).endswith("they could have used 200 tokens of each step's budget on average.")
 
 
 def test_a_prompt_that_did_not_fit_as_a_whole_is_not_said_to_have_fitted(found):
     [finding] = found(CODE, refused(0, Cause.CHUNKED_PREFILL_OFF, got=100, waiting_tokens=2000))
-    assert finding.message.endswith(
+    assert plain(finding.message).endswith(
         "Had that not been so, they could have used 900 tokens of each step's budget on average."
     )
 
@@ -111,8 +112,8 @@ def test_without_an_exit_the_cause_is_not_known_if_something_waited(found, waiti
 def test_a_cause_of_a_newer_version_is_told_by_its_word(found):
     [finding] = found(CODE, refused(0, Exit("waiting", "break", "disk_blocks", "next")))
     assert (finding.cause, finding.severity) == ("disk_blocks", "warning")
-    assert "requests waited: cause disk_blocks. " in finding.message
-    assert finding.advice == "See docs/causes.md."
+    assert "requests waited: cause disk_blocks. " in plain(finding.message)
+    assert plain(finding.advice) == "See docs/causes.md."
 
 
 def test_one_inferred_exit_makes_the_whole_finding_inferred(found):
@@ -122,8 +123,8 @@ def test_one_inferred_exit_makes_the_whole_finding_inferred(found):
     [pure] = found(CODE, refused(0, exact), refused(1, exact))
     assert (mixed.via, pure.via) == ("inferred", "source")
     assert (mixed.location, pure.location) == (None, "scheduler.py:7")
-    assert "(left at scheduler.py:7)" in mixed.evidence["example"]  # where it is not said of all of them
-    assert "scheduler.py:7" not in pure.evidence["example"]
+    assert "(left at scheduler.py:7)" in plain(mixed.example)  # where it is not said of all of them
+    assert "scheduler.py:7" not in plain(pure.example)
 
 
 def test_details_are_listed_once(found):
@@ -131,9 +132,9 @@ def test_details_are_listed_once(found):
         Exit("waiting", "break", Cause.KV_BLOCKS, detail=detail) for detail in ("free", "watermark")
     )
     findings = found(CODE, refused(0, watermark), refused(1, free), refused(2, free))
-    assert [finding.evidence["details"] for finding in findings] == [["free"], ["watermark"]]
+    assert [finding.evidence.details for finding in findings] == [["free"], ["watermark"]]
     assert {finding.cause for finding in findings} == {"kv_blocks"}
-    assert "--watermark" in findings[1].message
+    assert "--watermark" in plain(findings[1].message)
 
 
 def test_padding_without_budget_and_padding_beyond_the_model_are_two_findings(found):
@@ -142,11 +143,11 @@ def test_padding_without_budget_and_padding_beyond_the_model_are_two_findings(fo
         for detail in (None, "max_model_len")
     )
     findings = found(CODE, refused(0, length), refused(1, budget))
-    assert [("max_model_len" in finding.message, finding.steps) for finding in findings] == [
+    assert [("max_model_len" in plain(finding.message), finding.steps) for finding in findings] == [
         (True, [0]),
         (False, [1]),
     ]
-    assert [("--max-model-len" in finding.advice) for finding in findings] == [True, False]
+    assert [("--max-model-len" in plain(finding.advice)) for finding in findings] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_padding_without_budget_and_padding_beyond_the_model_are_two_findings(fo
 )
 def test_the_limit_on_seats_is_the_one_that_counts(found, config, says):
     [finding] = found(CODE, refused(0, Cause.MAX_NUM_SEQS), scheduler_config=config)
-    assert re.search(says, finding.message)
+    assert re.search(says, plain(finding.message))
 
 
 def test_the_list_of_steps_ends_where_the_count_goes_on(found):
@@ -166,4 +167,4 @@ def test_the_list_of_steps_ends_where_the_count_goes_on(found):
 def test_trials_that_show_it_are_counted_against_all(found):
     [finding] = found(CODE, refused(0, trial=1), step(1, trial=2), refused(2, trial=3))
     assert finding.trials == [1, 3]
-    assert "2 of 3 trials" in finding.message
+    assert "2 of 3 trials" in plain(finding.message)

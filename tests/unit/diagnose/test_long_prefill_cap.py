@@ -4,6 +4,7 @@ import pytest
 
 from schedtrace.model.causes import Cap
 from schedtrace.model.trace import ChunkCap
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 CODE = "long-prefill-cap"
@@ -20,11 +21,11 @@ def test_tokens_that_were_wanted_and_empty_are_told(found):
     [finding] = found(CODE, *lines, scheduler_config=THRESHOLD)
     assert (finding.count, finding.steps) == (2, [0, 1])
     assert finding.tokens == 800 + 700
-    assert finding.evidence["mean_empty_tokens"] == 750
-    assert finding.evidence["steps_if_full"] == 1
-    assert "left 750 of 1,000 tokens empty on average (75 %)" in finding.message
-    assert "(now 100 of 1,000)" in finding.advice
-    assert finding.evidence["example"] == (
+    assert finding.evidence.mean_empty_tokens == 750
+    assert finding.evidence.steps_if_full == 1
+    assert "left 750 of 1,000 tokens empty on average (75 %)" in plain(finding.message)
+    assert "(now 100 of 1,000)" in plain(finding.advice)
+    assert plain(finding.example) == (
         "step 0 gave 100 tokens to 1 request and left 900 empty; 1 request wanted 800 more."
     )
 
@@ -48,7 +49,7 @@ def test_the_adaptive_threshold_counts_too(found):
 
 def test_full_steps_are_counted_trial_by_trial(found):
     [finding] = found(CODE, *(capped(n, 900, {"a": 100}, trial=1 + n // 2) for n in range(4)))
-    assert finding.evidence["steps_if_full"] == 2
+    assert finding.evidence.steps_if_full == 2
 
 
 @pytest.mark.parametrize(("fill", "severity"), [(0, "critical"), (10_000, "info")])

@@ -1,6 +1,7 @@
 import pytest
 
 from schedtrace.model.trace import Preemption
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 CODE = "preemption"
@@ -18,26 +19,26 @@ def test_preemptions_are_counted_with_what_they_threw_away(found):
     assert (finding.severity, finding.cause, finding.via) == ("warning", "kv_blocks", "recorded")
     assert (finding.count, finding.steps, finding.tokens) == (4, [1, 3, 4], 155)
     evidence = finding.evidence
-    assert (evidence["victims"], evidence["recomputed_tokens"], evidence["computed_tokens"]) == (3, 30, 1000)
-    assert (evidence["for_another_request"], evidence["for_itself"]) == (2, 1)
-    assert [(one["step"], one["lost_tokens"]) for one in evidence["examples"]] == [(1, 60), (3, 50), (1, 40)]
+    assert (evidence.victims, evidence.recomputed_tokens, evidence.computed_tokens) == (3, 30, 1000)
+    assert (evidence.for_another_request, evidence.for_itself) == (2, 1)
+    assert [(one["step"], one["lost_tokens"]) for one in evidence.examples] == [(1, 60), (3, 50), (1, 40)]
 
 
 def test_who_was_hit_more_than_once_is_named_worst_first(found):
     hits = ["a", "b", "c", "b", "a", "b"]
     [finding] = found(CODE, *(step(n, preempted=[Preemption(one, 1)]) for n, one in enumerate(hits)))
-    assert finding.evidence["repeat_victims"] == [
+    assert finding.evidence.repeat_victims == [
         {"request_id": "b", "times": 3},
         {"request_id": "a", "times": 2},
     ]
-    assert "2 requests were" in finding.message
-    assert "b 3 times" in finding.message
+    assert "2 requests were" in plain(finding.message)
+    assert "b 3 times" in plain(finding.message)
 
 
 def test_nobody_hit_twice_is_not_talked_about(found):
     [finding] = found(CODE, step(0, preempted=[Preemption("a", 1), Preemption("b", 1)]))
-    assert finding.evidence["repeat_victims"] == []
-    assert "more than once" not in finding.message
+    assert finding.evidence.repeat_victims == []
+    assert "more than once" not in plain(finding.message)
 
 
 @pytest.mark.parametrize(("recomputed", "severity"), [(99, "warning"), (100, "critical"), (101, "critical")])
@@ -46,25 +47,25 @@ def test_it_is_critical_from_a_tenth_of_all_tokens_computed_on(found, recomputed
         CODE, step(0, got={"x": 1000}, recomputed_tokens=recomputed, preempted=[Preemption("a", 200)])
     )
     assert finding.severity == severity
-    assert f"{recomputed} were computed again (10 % of all tokens computed)." in finding.message
+    assert f"{recomputed} were computed again (10 % of all tokens computed)." in plain(finding.message)
 
 
 def test_no_more_than_all_tokens_are_computed_again(found):
     [finding] = found(CODE, step(0, recomputed_tokens=50, preempted=[Preemption("a", 50)]))
-    assert "(100 % of all tokens computed)" in finding.message
+    assert "(100 % of all tokens computed)" in plain(finding.message)
 
 
 def test_where_nothing_is_computed_again_nothing_is(found):
     [finding] = found(CODE, step(0, preempted=[Preemption("a", 50)]))
-    assert (finding.severity, finding.evidence["recomputed_tokens"]) == ("warning", 0)
-    assert "0 were computed again (0 % of all tokens computed)" in finding.message
+    assert (finding.severity, finding.evidence.recomputed_tokens) == ("warning", 0)
+    assert "0 were computed again (0 % of all tokens computed)" in plain(finding.message)
 
 
 def test_a_reset_outside_schedule_is_no_preemption(found):
     reset = Preemption("a", 40, in_schedule=False)
     assert found(CODE, step(0, preempted=[reset])) == []
     [finding] = found(CODE, step(0, preempted=[reset, Preemption("b", 5)]))
-    assert (finding.count, finding.tokens, finding.evidence["victims"]) == (1, 5, 1)
+    assert (finding.count, finding.tokens, finding.evidence.victims) == (1, 5, 1)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,8 @@ def test_a_reset_outside_schedule_is_no_preemption(found):
 )
 def test_the_example_says_for_whom(found, wanted_by, says):
     [finding] = found(CODE, step(7, trial=2, preempted=[Preemption("a", 40, wanted_by)]))
-    assert says in finding.evidence["example"]
-    assert finding.evidence["example"].startswith("step 7 of trial 2 preempted a ")
+    assert says in plain(finding.example)
+    assert plain(finding.example).startswith("step 7 of trial 2 preempted a ")
 
 
 def test_preemptions_of_the_warm_up_do_not_count(found):

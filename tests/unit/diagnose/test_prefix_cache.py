@@ -1,6 +1,7 @@
 import pytest
 
 from schedtrace.model.trace import Preemption, ScheduledRequest
+from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
 CODE = "prefix-cache"
@@ -29,9 +30,9 @@ def test_whole_blocks_that_were_not_found_again_are_counted(found):
     assert (finding.cause, finding.severity, finding.tokens) == (None, "info", 20)
     assert (finding.count, finding.steps) == (1, [1])
     evidence = finding.evidence
-    assert (evidence["returned"], evidence["lost_tokens"], evidence["found_tokens"]) == (1, 47, 20)
-    assert (evidence["evicted_tokens"], evidence["hit_frac"]) == (20, 0.3)
-    assert "in step 3 it found 20 of them" in evidence["example"]
+    assert (evidence.returned, evidence.lost_tokens, evidence.found_tokens) == (1, 47, 20)
+    assert (evidence.evicted_tokens, evidence.hit_frac) == (20, 0.3)
+    assert "in step 3 it found 20 of them" in plain(finding.example)
     assert (finding.cost_ms, finding.cost_frac) == (None, None)
 
 
@@ -71,8 +72,8 @@ def test_hits_that_halve_while_blocks_are_short_are_told_as_no_more_than_that(
     assert len(findings) == found_it
     for finding in findings:
         evidence = finding.evidence
-        assert (evidence["hit_frac_otherwise"], evidence["hit_frac_when_short"]) == (0.8, short / 100)
-        assert "does not say that one causes the other" in finding.message
+        assert (evidence.hit_frac_otherwise, evidence.hit_frac_when_short) == (0.8, short / 100)
+        assert "does not say that one causes the other" in plain(finding.message)
         assert (finding.tokens, finding.count, finding.steps) == (0, 10, list(range(10, 20)))
         assert finding.cost_ms is None
 

@@ -9,6 +9,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Severity
 from schedtrace.model.trace import Preemption
+from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
@@ -61,11 +62,11 @@ def test_every_rule_finds_its_own_and_says_it_completely(showing, code, rule):
     assert finding.via in {"recorded", "source", "inferred"}
     assert finding.count >= len(finding.steps)
     assert finding.trials in ([], [1], [2])
-    assert finding.message.endswith(".")
-    assert finding.advice.endswith(".")
-    assert finding.evidence["example"].endswith(".")
+    assert plain(finding.message).endswith(".")
+    assert plain(finding.advice).endswith(".")
+    assert plain(finding.example).endswith(".")
     if code not in {"config-smells", "queueing"}:  # about the whole run, and about a request
-        assert any(str(number) in finding.evidence["example"] for number in finding.steps)
+        assert any(str(number) in plain(finding.example) for number in finding.steps)
 
 
 @pytest.mark.parametrize(("code", "rule"), RULES.items(), ids=RULES)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 CODE = "budget-saturated"
@@ -28,6 +29,6 @@ def full(number, running, free):
 )
 def test_a_larger_budget_is_advised_only_where_it_could_admit_somebody(found, running, free, words):
     [finding] = found(CODE, full(0, running, free), max_num_running_reqs=8)
-    assert words in finding.advice
-    assert finding.evidence["steps_without_seat"] == (running == 8)
-    assert finding.evidence["steps_without_block"] == (free == 0)
+    assert words in plain(finding.advice)
+    assert finding.evidence.steps_without_seat == (running == 8)
+    assert finding.evidence.steps_without_block == (free == 0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 CODE = "scheduler-overhead"
@@ -29,12 +30,12 @@ def test_the_time_from_an_output_to_the_end_of_the_next_schedule_is_counted(foun
     """The first step has none before it, so 4 gaps of 100 us; the run is 4 * 1,100 + 1,030 us."""
     [finding] = found(CODE, *one_after_the_other(100))
     assert (finding.count, finding.steps) == (4, [1, 2, 3, 4])
-    assert finding.evidence["gap_ms"] == finding.cost_ms == 0.4
+    assert finding.evidence.gap_ms == finding.cost_ms == 0.4
     assert finding.cost_frac == 400 / 5430
-    assert finding.evidence["schedule_ms"] == 4 * 0.030
-    assert finding.evidence["update_ms"] == 4 * 0.020
+    assert finding.evidence.schedule_ms == 4 * 0.030
+    assert finding.evidence.update_ms == 4 * 0.020
     assert finding.severity == "warning"
-    assert "30 % of it in schedule(), 20 % in update_from_output()" in finding.message
+    assert "30 % of it in schedule(), 20 % in update_from_output()" in plain(finding.message)
 
 
 @pytest.mark.parametrize(("gap", "count"), [(50, 0), (70, 1)])
@@ -60,4 +61,4 @@ def test_the_pause_between_two_trials_is_nobodys_gap(found):
 @pytest.mark.parametrize(("on", "says"), [(True, "is on"), (False, "is off"), (None, "is off")])
 def test_the_advice_depends_on_asynchronous_scheduling(found, on, says):
     [finding] = found(CODE, *one_after_the_other(500), async_scheduling=on)
-    assert finding.advice.startswith(f"Asynchronous scheduling {says}")
+    assert plain(finding.advice).startswith(f"Asynchronous scheduling {says}")

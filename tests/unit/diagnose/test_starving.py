@@ -4,6 +4,7 @@ import pytest
 
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 
@@ -30,12 +31,12 @@ def test_what_a_prefill_added_to_the_steps_of_decodes_is_told(found):
     """4 requests wait 1,000 us more in each of 5 steps of 2,000 us, beside 20 steps of 1,000 us."""
     [finding] = found("prefill-starves-decode", *run(5))
     assert (finding.count, finding.steps) == (5, [20, 21, 22, 23, 24])
-    assert finding.evidence["stretch_frac"] == pytest.approx(5 / 30, rel=0.01)
-    assert finding.evidence["mean_stretch_us"] == pytest.approx(1000, rel=0.01)
-    assert finding.evidence["median_decode_step_us"] == 1000
-    assert finding.evidence["max_busy_us"] == 2000
+    assert finding.evidence.stretch_frac == pytest.approx(5 / 30, rel=0.01)
+    assert finding.evidence.mean_stretch_us == pytest.approx(1000, rel=0.01)
+    assert finding.evidence.median_decode_step_us == 1000
+    assert finding.evidence.max_busy_us == 2000
     assert finding.severity == "warning"
-    assert "1.0 ms longer each (a step that only decodes: 1.0 ms in the middle)" in finding.message
+    assert "1.0 ms longer each (a step that only decodes: 1.0 ms in the middle)" in plain(finding.message)
 
 
 def test_a_few_such_steps_are_nothing_to_tell(found):
@@ -67,9 +68,9 @@ def test_decodes_that_leave_prefills_nothing_are_told(found):
     lines = [full(0, 900, 100), full(1, 700, 300), step(2, start=2000, got={"d": 1})]
     [finding] = found("decode-starves-prefill", *lines)
     assert (finding.count, finding.steps) == (2, [0, 1])
-    assert finding.evidence["decode_share_frac"] == 0.8
-    assert finding.evidence["spent_ms"] == 2.0
-    assert finding.evidence["wait_ms"] == 2 * 2 * 1.0
+    assert finding.evidence.decode_share_frac == 0.8
+    assert finding.evidence.spent_ms == 2.0
+    assert finding.evidence.wait_ms == 2 * 2 * 1.0
     assert finding.tokens == 1600
 
 
