@@ -85,7 +85,7 @@ def find_bound(timeline: Timeline, bound: Bound) -> list[Finding]:
             tokens=round(float(ours["tokens"].max() or 0)),  # type: ignore[arg-type]  # a column of floats
             message=message(
                 "{share} of waiting time{trials} was for {resource}: requests waited {time} in total{felt}. "
-                "In these {steps}{room}.",
+                "Meanwhile {room}.",
                 share=Share(evidence.share_frac),
                 trials=in_trials(timeline, trials),
                 resource=bound.resource,
@@ -93,7 +93,6 @@ def find_bound(timeline: Timeline, bound: Bound) -> list[Finding]:
                 felt=NOTHING
                 if felt is None
                 else message(", {felt} of their time in the engine", felt=Share(felt)),
-                steps=Count(steps.height, "step"),
                 room=_room(evidence),
             ),
             advice=bound.advice,
@@ -120,7 +119,7 @@ def _room(evidence: WaitingFor) -> Message:
         for free, resource in parts
         if free is not None
     ]
-    return message(" {parts} were free on average", parts=listed(known))
+    return message("{parts} were free on average", parts=listed(known))
 
 
 def _described(example: WaitExample) -> Message:

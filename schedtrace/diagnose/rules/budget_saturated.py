@@ -6,7 +6,7 @@ from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, se
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Message, Number, message
+from schedtrace.model.message import NOTHING, Count, Message, Number, Share, message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
@@ -100,11 +100,10 @@ def _advice(timeline: Timeline, evidence: Saturation, steps: int) -> Message:
     ):
         if 2 * lacking > steps:
             return message(
-                "A larger {setting} admits no further request: {lacking} of these {steps} also had no "
-                "{resource}. It only lets running prompts take larger chunks.",
+                "A larger {setting} admits no further request: {lacking} of these steps also had "
+                "no {resource}. It only lets running prompts take larger chunks.",
                 setting=BATCHED_TOKENS,
-                lacking=Number(lacking),
-                steps=Count(steps, "step"),
+                lacking=Share(lacking / steps),
                 resource=resource,
             )
     return message(

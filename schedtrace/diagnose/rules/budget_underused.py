@@ -12,7 +12,10 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "budget-underused"
-SUMMARY = "steps left budget that the next step's new requests would have fitted into (this log does not record why)"
+SUMMARY = (
+    "steps left budget that the next step's new requests would have fitted into (this log does not record "
+    "why)"
+)
 NEEDS = (Fact.REQUESTS,)
 ADVICE = message(
     "Record the same load with schedtrace ({run}, or {variable} for a vLLM of your own): its trace has the "

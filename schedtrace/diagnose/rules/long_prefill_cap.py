@@ -114,12 +114,11 @@ def _capped_steps(timeline: Timeline) -> pl.DataFrame:
 def _protection(timeline: Timeline, evidence: CappedChunks, steps: int) -> Message:
     """The threshold did what it is for: no advice to raise it."""
     return message(
-        "{setting}{now} kept {shared} of these {steps} short for other requests that ran in them. A larger "
+        "{setting}{now} kept {shared} of these steps short for other requests that ran in them. A larger "
         "value ends long prompts sooner and delays the tokens of the others.",
         setting=Setting("--long-prefill-token-threshold"),
         now=now(timeline, THRESHOLD),
-        shared=Number(evidence.shared_steps),
-        steps=Count(steps, "step"),
+        shared=Share(evidence.shared_steps / steps),
     )
 
 

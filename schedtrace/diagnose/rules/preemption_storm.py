@@ -9,6 +9,7 @@ from schedtrace.diagnose.rules.allowed import MORE_KV_SPACE, seats_setting, wate
 from schedtrace.diagnose.rules.common import (
     StepExample,
     in_trials,
+    listed,
     prefill_cost,
     step_numbers,
     trial_numbers,
@@ -167,10 +168,9 @@ def _advice(timeline: Timeline, fewest: int) -> Message:
         seats=Number(timeline.seats),
         fewest=Number(fewest),
     )
-    more = message(
-        "Give the KV cache more space ({more}){watermark}.", more=MORE_KV_SPACE, watermark=watermark(timeline)
-    )
-    return joined([lower, more]) if fewest > 1 else more
+    more = message("give the KV cache more space ({more})", more=MORE_KV_SPACE)
+    others = message("To run as many: {others}.", others=listed([more, watermark(timeline)], "or"))
+    return joined([lower, others]) if fewest > 1 else others
 
 
 def _used_frac(step: dict[str, Any]) -> float | None:

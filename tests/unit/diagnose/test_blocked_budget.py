@@ -93,7 +93,9 @@ def test_what_could_have_been_used_is_the_mean_over_the_steps_where_it_is_known(
     ]
     [finding] = found(CODE, *lines)
     assert finding.tokens == 300 + 100 + 999
-    assert plain(finding.message).endswith("they could have used 200 tokens of each step's budget on average.")
+    assert plain(finding.message).endswith(
+        "they could have used 200 tokens of each step's budget on average."
+    )
 
 
 def test_a_prompt_that_did_not_fit_as_a_whole_is_not_said_to_have_fitted(found):

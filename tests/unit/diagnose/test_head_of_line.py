@@ -35,7 +35,7 @@ def everybody(number):
 
 def rows(finding):
     names = ("step", "head", "request_id", "tokens", "blocks", "waited_us")
-    return [tuple(one[name] for name in names) for one in finding.evidence.examples]
+    return [tuple(getattr(one, name) for name in names) for one in finding.evidence.examples]
 
 
 def test_those_behind_who_fit_are_counted_in_the_order_of_the_queue(found):
@@ -176,7 +176,7 @@ def test_a_preempted_request_stands_at_the_head(found):
     ]
     [finding] = found(CODE, *lines)
     assert rows(finding) == [(2, "r", "L", 10, 1, 10_000), (2, "r", "a", 10, 1, 10_000)]
-    assert finding.evidence.examples[0]["head_tokens"] == 31
+    assert finding.evidence.examples[0].head_tokens == 31
 
 
 def test_by_priority_those_behind_are_those_after_the_head(found):

@@ -21,7 +21,7 @@ def test_preemptions_are_counted_with_what_they_threw_away(found):
     evidence = finding.evidence
     assert (evidence.victims, evidence.recomputed_tokens, evidence.computed_tokens) == (3, 30, 1000)
     assert (evidence.for_another_request, evidence.for_itself) == (2, 1)
-    assert [(one["step"], one["lost_tokens"]) for one in evidence.examples] == [(1, 60), (3, 50), (1, 40)]
+    assert [(one.step, one.lost_tokens) for one in evidence.examples] == [(1, 60), (3, 50), (1, 40)]
 
 
 def test_who_was_hit_more_than_once_is_named_worst_first(found):

@@ -54,7 +54,7 @@ def test_a_cycle_is_one_that_lasted_no_longer_than_a_block(found):
     lines = [step(0, got=dict.fromkeys("abc", 1), new="abc"), hit(10, "a"), hit(11, "b", "c"), again(12, "a")]
     [finding] = found(CODE, *lines)
     assert (finding.evidence.cycles, finding.evidence.cycle_steps) == (1, 10)
-    assert [one["lasted_steps"] for one in finding.evidence.examples] == [10, 11, 11]
+    assert [one.lasted_steps for one in finding.evidence.examples] == [10, 11, 11]
 
 
 def test_how_long_they_were_away(found):
@@ -62,9 +62,7 @@ def test_how_long_they_were_away(found):
     gone = finish("b", "ABORTED", finished_us=35_000)
     lines = [hit(0, "a", "b", "c"), again(2, "a"), step(3, got={"x": 1}), step(4, finished=[gone])]
     [finding] = found(CODE, *lines)
-    examples = {
-        one["request_id"]: (one["resumed_step"], one["away_us"]) for one in finding.evidence.examples
-    }
+    examples = {one.request_id: (one.resumed_step, one.away_us) for one in finding.evidence.examples}
     assert examples == {"a": (2, 20_000), "b": (None, 35_000), "c": (None, 41_000)}
     assert (finding.evidence.away_ms, finding.evidence.longest_away_ms) == (96.0, 41.0)
 

@@ -113,10 +113,10 @@ def test_percentiles_and_causes(found):
     assert (evidence.requests, evidence.waited, evidence.never_scheduled) == (3, 2, 1)
     assert evidence.of_time_in_engine_frac == pytest.approx(30 / 270)
     kv, seats = evidence.by_cause
-    assert (kv["cause"], kv["wait_ms"], kv["requests"], kv["p50_ms"]) == ("kv_blocks", 20.0, 2, 10.0)
-    assert (seats["cause"], seats["share_frac"]) == ("max_num_seqs", pytest.approx(1 / 3))
+    assert (kv.cause, kv.wait_ms, kv.requests, kv.p50_ms) == ("kv_blocks", 20.0, 2, 10.0)
+    assert (seats.cause, seats.share_frac) == ("max_num_seqs", pytest.approx(1 / 3))
     assert (finding.cause, finding.count, finding.steps) == ("kv_blocks", 4, [1, 2, 3, 4])
-    assert evidence.examples[0]["request_id"] == "c"
+    assert evidence.examples[0].request_id == "c"
     assert "1 request" not in plain(finding.message)
 
 

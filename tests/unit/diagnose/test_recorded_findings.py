@@ -37,9 +37,7 @@ def test_head_of_line():
     evidence = finding.evidence
     assert (finding.cause, finding.count, finding.tokens) == ("kv_blocks", 23, 64)
     assert (evidence.refused_steps, evidence.requests_held_up) == (25, 2)
-    shown = [
-        (one["head"], one["kv_blocks_free"], one["request_id"], one["blocks"]) for one in evidence.examples
-    ]
+    shown = [(one.head, one.kv_blocks_free, one.request_id, one.blocks) for one in evidence.examples]
     assert shown == [("long", 9, "b", 2), ("long", 9, "a", 2)]
 
 
@@ -47,7 +45,7 @@ def test_stall():
     """Nobody is scheduled until the request that can never fit is aborted after 20 steps."""
     [finding] = of("stall", "shows")
     assert (finding.cause, finding.severity, finding.steps) == ("kv_blocks", "critical", list(range(20)))
-    assert finding.evidence.examples[0]["request_id"] == "long"
+    assert finding.evidence.examples[0].request_id == "long"
     assert "more than the KV cache has (192 tokens)" in plain(finding.advice)
 
 
@@ -64,9 +62,9 @@ def test_queueing():
     [finding] = of("queueing", "shows")
     evidence = finding.evidence
     assert (finding.cause, evidence.requests, evidence.never_scheduled) == ("max_num_seqs", 4, 1)
-    assert [row["cause"] for row in evidence.by_cause] == ["max_num_seqs", "next_step"]
-    assert sum(row["wait_ms"] for row in evidence.by_cause) == pytest.approx(evidence.queue_ms)
-    assert [(one["request_id"], one["step"]) for one in evidence.examples[:2]] == [("d", 6), ("e", 6)]
+    assert [row.cause for row in evidence.by_cause] == ["max_num_seqs", "next_step"]
+    assert sum(row.wait_ms for row in evidence.by_cause) == pytest.approx(evidence.queue_ms)
+    assert [(one.request_id, one.step) for one in evidence.examples[:2]] == [("d", 6), ("e", 6)]
 
 
 def test_prefix_cache():
@@ -74,7 +72,7 @@ def test_prefix_cache():
     [finding] = of("prefix-cache", "shows")
     evidence = finding.evidence
     assert (evidence.lost_tokens, evidence.found_tokens, evidence.evicted_tokens) == (80, 48, 32)
-    assert evidence.examples[0]["request_id"] == "b"
+    assert evidence.examples[0].request_id == "b"
 
 
 def test_kv_bound():
@@ -99,7 +97,7 @@ def test_long_prefill_cap():
     """Two prompts of 200 tokens in chunks of 32: six steps of 64 where two of 256 would have done."""
     [finding] = of("long-prefill-cap", "shows")
     assert (finding.count, finding.evidence.steps_if_full) == (6, 2)
-    assert finding.evidence.examples[0]["used_tokens"] == 64
+    assert finding.evidence.examples[0].used_tokens == 64
 
 
 def test_prefill_starves_decode():
@@ -112,7 +110,7 @@ def test_decode_starves_prefill():
     """6 of 8 tokens go to decodes, at first."""
     [finding] = of("decode-starves-prefill", "shows")
     assert 0.5 <= finding.evidence.decode_share_frac <= 0.75
-    assert finding.evidence.examples[0]["decode_tokens"] >= 4
+    assert finding.evidence.examples[0].decode_tokens >= 4
 
 
 def test_scheduler_overhead():
@@ -129,7 +127,7 @@ def test_config_smells():
 def test_late_arrivals():
     """On the real engine: the first step took one of eight requests, seven came while it ran."""
     [finding] = of("late-arrivals", "shows")
-    assert (finding.count, finding.evidence.examples[0]["to_come"]) == (1, 7)
+    assert (finding.count, finding.evidence.examples[0].to_come) == (1, 7)
 
 
 def test_arrival_limited():
@@ -143,14 +141,14 @@ def test_blocked_budget():
     """Two seats, five requests of 40 tokens: 3, 2 (one is aborted) wait until the first two are done."""
     [finding] = of("blocked-budget", "shows")
     assert (finding.cause, finding.via, finding.steps) == ("max_num_seqs", "source", [0, 1, 2, 3, 4, 5])
-    assert finding.evidence.examples[0]["budget_left"] == 256 - 2 * 40
+    assert finding.evidence.examples[0].budget_left == 256 - 2 * 40
 
 
 def test_preemption():
     """8 blocks of 16: both outgrow 64 tokens, the second one loses all of its."""
     [finding] = of("preemption", "shows")
     assert (finding.count, finding.tokens, finding.steps) == (1, 64, [5])
-    assert finding.evidence.examples[0]["for_request_id"] == "r0"
+    assert finding.evidence.examples[0].for_request_id == "r0"
 
 
 def test_budget_saturated():
