@@ -1,5 +1,6 @@
 import re
 
+import msgspec
 import pytest
 
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
@@ -30,7 +31,7 @@ def test_budget_left_while_requests_waited_is_found_with_exact_figures(found):
     assert finding.tokens == 300 + 500
     assert finding.evidence.mean_budget_left_frac == pytest.approx(0.7)
     assert finding.evidence.mean_waiting == 3
-    assert finding.evidence.examples[0] == {
+    assert msgspec.to_builtins(finding.evidence.examples[0]) == {
         "step": 1,
         "trial": None,
         "request_id": "next",
@@ -82,7 +83,7 @@ def test_a_step_that_scheduled_nothing_can_be_blocked(found):
 def test_unknown_waiting_tokens_do_not_hide_the_finding(found):
     [finding] = found(CODE, refused(0, waiting_tokens=None), refused(1, waiting_tokens=None))
     assert (finding.count, finding.steps, finding.tokens) == (2, [0, 1], 1800)
-    assert plain(finding.message).endswith("How many tokens they wanted is not known.")
+    assert plain(finding.message).endswith("The trace does not record how many tokens they wanted.")
 
 
 def test_what_could_have_been_used_is_the_mean_over_the_steps_where_it_is_known(found):
@@ -94,14 +95,14 @@ def test_what_could_have_been_used_is_the_mean_over_the_steps_where_it_is_known(
     [finding] = found(CODE, *lines)
     assert finding.tokens == 300 + 100 + 999
     assert plain(finding.message).endswith(
-        "they could have used 200 tokens of each step's budget on average."
+        "Otherwise each step could have scheduled 200 tokens more on average."
     )
 
 
 def test_a_prompt_that_did_not_fit_as_a_whole_is_not_said_to_have_fitted(found):
     [finding] = found(CODE, refused(0, Cause.CHUNKED_PREFILL_OFF, got=100, waiting_tokens=2000))
     assert plain(finding.message).endswith(
-        "Had that not been so, they could have used 900 tokens of each step's budget on average."
+        "Otherwise each step could have scheduled 900 tokens more on average."
     )
 
 

@@ -6,6 +6,7 @@ from schedtrace.compare.compare import compare
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption
+from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from tests.makers import arrival, finish, manifest, result, run_folder, step, workload
 
@@ -79,9 +80,9 @@ def test_engines_are_no_trials(tmp_path, run_of):
 
 def test_problems_are_noted_with_the_side_that_has_them(run_of):
     base, new = run_of("a", step(0), step(2)), run_of("b", step(0), about=manifest(status="interrupted"))
-    assert compare(base=base, new=new).notes[:2] == [
+    assert list(map(plain, compare(base=base, new=new).notes[:2])) == [
         f"base: {base.path}/engine-0.jsonl: 1 step is missing",
-        "new: the run was interrupted; what was recorded before is analyzed",
+        "new: The run was interrupted. This report covers what was recorded before.",
     ]
 
 

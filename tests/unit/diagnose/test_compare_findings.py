@@ -1,5 +1,6 @@
 from schedtrace.compare.compare import compare
 from schedtrace.model.causes import Cause
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 
@@ -34,14 +35,14 @@ def test_a_finding_that_went_keeps_the_message_of_the_base(run_of):
     comparison = compare(base=run_of("a", blocked(0, Cause.LORA_CAP)), new=run_of("b", step(0, got={"x": 1})))
     [change] = blocked_budget(comparison)
     assert change.state == "went"
-    assert "1 step of 1 " in change.message
+    assert "1 step of 1 " in plain(change.message)
 
 
 def test_a_finding_that_stayed_has_the_message_of_the_new_run(run_of):
     base = run_of("a", blocked(0, Cause.LORA_CAP))
     new = run_of("b", blocked(0, Cause.LORA_CAP), blocked(1, Cause.LORA_CAP))
     [change] = blocked_budget(compare(base=base, new=new))
-    assert (change.state, "2 steps of 2 " in change.message) == ("stayed", True)
+    assert (change.state, "2 steps of 2 " in plain(change.message)) == ("stayed", True)
 
 
 def test_trials_that_show_a_finding_are_told_for_both_sides(run_of):

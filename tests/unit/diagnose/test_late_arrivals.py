@@ -40,7 +40,10 @@ def test_steps_before_the_last_request_came_are_told(found):
     assert finding.evidence.spent_ms == 2.0
     assert finding.evidence.spent_frac == 2000 / 21_000
     assert finding.evidence.handed_over_ms == 15.0
-    assert plain(finding.example) == "step 0 scheduled 1 request, nobody waited, and 1 were still to come."
+    assert (
+        plain(finding.example)
+        == "step 0 scheduled 1 request with no request waiting and 1 request still to come."
+    )
 
 
 def test_a_request_that_came_before_schedule_was_done_was_not_late(found):

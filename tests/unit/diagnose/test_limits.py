@@ -96,8 +96,11 @@ def test_the_limit_behind_most_of_the_waiting_binds_the_run(found):
     assert finding.evidence.mean_blocks_free_frac == 0.1
     assert finding.evidence.mean_seats_free_frac == 7 / 8
     assert (finding.count, finding.steps, finding.cause) == (1, [0], "kv_blocks")
-    room = "90 % of the token budget, 10 % of the KV blocks and 88 % of the seats were free"
-    assert f"Meanwhile on average {room}." in plain(finding.message)
+    assert plain(finding.message) == (
+        "75 % of waiting time was for KV cache space: requests waited 0.30 ms in total. Meanwhile 90 % of the "
+        "token budget, 10 % of the KV blocks and 88 % of the seats were free on average."
+    )
+    assert plain(finding.example) == "after step 0 3 requests waited for it, 0.30 ms in total."
     assert found("max-num-seqs-bound", *BLOCKED) == []
     assert found("token-budget-bound", *BLOCKED) == []
 

@@ -23,10 +23,16 @@ def test_tokens_that_were_wanted_and_empty_are_told(found):
     assert finding.tokens == 800 + 700
     assert finding.evidence.mean_empty_tokens == 750
     assert finding.evidence.steps_if_full == 1
-    assert "left 750 of 1,000 tokens empty on average (75 %)" in plain(finding.message)
-    assert "(now 100 of 1,000)" in plain(finding.advice)
+    assert plain(finding.message) == (
+        "2 steps left 750 of 1,000 tokens unused on average (75 %) because long_prefill_token_threshold capped the "
+        "chunks of prompts that wanted them. Full steps would have needed 1 step for the same work."
+    )
+    assert plain(finding.advice) == (
+        "Raise --long-prefill-token-threshold (now 100): in most of these steps no other request ran that short "
+        "steps help."
+    )
     assert plain(finding.example) == (
-        "step 0 gave 100 tokens to 1 request and left 900 empty; 1 request wanted 800 more."
+        "step 0 gave 100 tokens to 1 request and left 900 unused; 1 capped request wanted 800 more."
     )
 
 

@@ -32,10 +32,13 @@ def test_the_third_time_is_a_storm(found):
     assert (finding.cause, finding.via, finding.severity) == ("kv_blocks", "recorded", "warning")
     assert (finding.count, finding.steps, finding.tokens) == (3, [1, 3, 5], 20)
     evidence = finding.evidence
-    assert evidence.repeat_victims == [{"request_id": "a", "times": 3}]
+    assert [(one.request_id, one.times) for one in evidence.repeat_victims] == [("a", 3)]
     assert (evidence.victims, evidence.first_step, evidence.first_running) == (1, 1, 4)
     assert (evidence.recomputed_tokens, evidence.recomputed_frac) == (20, 20 / 9020)
-    assert "1 of them repeatedly (a 3 times)" in plain(finding.message)
+    assert plain(finding.message) == (
+        "3 preemptions hit 1 request, 1 of them repeatedly (a 3 times). 2 came within 10 steps of admission. vLLM "
+        "computed 20 tokens again, <1 % of all prefill. The first was in step 1 with 4 requests running."
+    )
 
 
 @pytest.mark.parametrize(("tokens", "storm"), [(270, True), (271, False)])
@@ -73,14 +76,27 @@ def test_the_level_at_which_it_starts(found):
     [finding] = found(CODE, first, again(2, "a"), hit(3, "a"), again(4, "a"), hit(5, "a"))
     assert finding.evidence.first_used_frac == pytest.approx(90 / 99)
     assert finding.evidence.fewest_running == 4
-    assert "at 91 % of the KV cache used" in plain(finding.message)
-    assert "No preemption happened with fewer than 4 running" in plain(finding.advice)
+    assert plain(finding.message).endswith("with 4 requests running and 91 % of the KV cache in use.")
+    assert plain(finding.advice) == (
+        "Lower --max-num-seqs (now 8) below 4: with fewer requests running no preemption happened. To run as many: "
+        "give the KV cache more space (--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger "
+        "--num-gpu-blocks-override where one is set)."
+    )
+
+
+def test_vllm_needs_one_request_to_run(found):
+    """A storm with one request running cannot be stopped by a smaller ``--max-num-seqs``."""
+    lines = [hit(1, "a"), again(2, "a"), hit(3, "a"), again(4, "a"), hit(5, "a")]
+    for line in lines:
+        line.num_running_before = 1
+    [finding] = found(CODE, *lines)
+    assert "--max-num-seqs" not in plain(finding.advice)
 
 
 def test_an_unknown_level_is_not_told(found):
     [finding] = found(CODE, hit(1, "a", "b", "c"), again(2, "a", "b", "c"))
     assert finding.evidence.first_used_frac is None
-    assert plain(finding.message).endswith("It began at step 1 with 4 running.")
+    assert plain(finding.message).endswith("The first was in step 1 with 4 requests running.")
 
 
 def test_the_cost_is_what_the_tokens_take(found):

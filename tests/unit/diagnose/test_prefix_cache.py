@@ -73,7 +73,7 @@ def test_hits_that_halve_while_blocks_are_short_are_told_as_no_more_than_that(
     for finding in findings:
         evidence = finding.evidence
         assert (evidence.hit_frac_otherwise, evidence.hit_frac_when_short) == (0.8, short / 100)
-        assert "does not say that one causes the other" in plain(finding.message)
+        assert "This is a correlation, no proof of a cause." in plain(finding.message)
         assert (finding.tokens, finding.count, finding.steps) == (0, 10, list(range(10, 20)))
         assert finding.cost_ms is None
 

@@ -1,3 +1,4 @@
+import msgspec
 import polars as pl
 import pytest
 
@@ -157,7 +158,7 @@ def urgent_and_not(**fields):
 
 def test_a_less_urgent_request_that_goes_first_is_told(found):
     [finding] = found(CODE, *urgent_and_not(), scheduler_config=PRIORITY)
-    assert finding.evidence.priority_inversions == [
+    assert msgspec.to_builtins(finding.evidence.priority_inversions) == [
         {"step": 1, "trial": None, "request_id": "u", "priority": 0, "by": "l", "by_priority": 5}
     ]
     assert finding.severity == "warning"
