@@ -129,7 +129,7 @@ def _advice(timeline: Timeline) -> Message:
         adaptive=Setting("--long-prefill-token-threshold-adaptive"),
     )
     return message(
-        "Raise {setting}{now}{adaptive}: in most of these steps no other request ran that short steps help.",
+        "Raise {setting}{now}{adaptive}: in most of these steps no other request gains from short steps.",
         setting=Setting("--long-prefill-token-threshold"),
         now=now(timeline, THRESHOLD),
         adaptive=adaptive if ADAPTIVE in config and not config[ADAPTIVE] else NOTHING,

@@ -16,7 +16,7 @@ NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES)
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/token-budget-bound.md``."""
     advice = message(
-        "Raise {setting} (now {now}): prompts start sooner, and each step takes longer. Compare both with "
+        "A larger {setting} (now {now}) starts prompts sooner and makes each step longer. Compare both with "
         "{diff}.",
         setting=BATCHED_TOKENS,
         now=Number(batched_tokens(timeline)),

@@ -90,8 +90,10 @@ def test_a_prefix_cache_that_was_not_empty_is_a_problem(run_of):
 def test_a_queue_that_disagrees_with_the_recorded_count_is_a_problem(run_of):
     problems = analyze_run(run_of("r", step(0, waiting=3, arrived=[arrival("a", 0)]), step(1))).problems
     assert list(map(plain, problems)) == [
-        "The waiting queue rebuilt from the trace disagrees with the recorded count after 2 of 2 steps: after "
-        "step 0 it has 1 request, the record 3. Findings that name waiting requests may be wrong."
+        (
+            "The waiting queue rebuilt from the trace disagrees with the recorded count after 2 of 2 steps: "
+            "after step 0 it has 1 request, the record 3. Findings that name waiting requests may be wrong."
+        )
     ]
 
 

@@ -127,8 +127,9 @@ def test_steps_that_took_the_late_ones_in_are_not_said_to_be_extra(found):
     [finding] = found(CODE, *late(arrival("a", 150)))
     assert plain(finding.message) == (
         "1 step left token budget unused because 1 request (100 tokens) that would have fitted reached the "
-        "scheduler after schedule() had ended. No request that was ready waited. The last one reached the front "
-        "end 0.05 ms after schedule(). vLLM first scheduled them in 1 later step that took 0.50 ms in total."
+        "scheduler after schedule() had ended. No request that was ready waited. The last one reached the "
+        "front end 0.05 ms after schedule(). vLLM first scheduled them in 1 later step that took 0.50 ms in "
+        "total."
     )
     assert plain(finding.advice) == (
         "No limit is in the way: vLLM does not wait for requests that have not arrived."

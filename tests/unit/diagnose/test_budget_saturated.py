@@ -27,8 +27,8 @@ def test_a_spent_budget_with_requests_waiting_is_found_with_exact_figures(found)
         "used_tokens": 1000,
     }
     assert plain(finding.message) == (
-        "2 steps of 3 spent the whole token budget while 3.50 requests on average waited for tokens, 400 tokens at "
-        "most."
+        "2 steps of 3 spent the whole token budget while 3.50 requests on average waited for tokens, 400 "
+        "tokens at most."
     )
     assert plain(finding.example) == "step 1 spent 1,000 tokens on 2 requests while 5 requests waited."
 

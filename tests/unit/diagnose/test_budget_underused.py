@@ -26,12 +26,13 @@ def test_the_threads_first_round_left_room_for_fourteen_requests_of_the_second()
     assert (finding.code, finding.severity, finding.cause) == (CODE, "info", None)
     assert (finding.steps, finding.tokens, finding.evidence.missed_requests) == ([0], 14336, 14)
     assert plain(finding.example) == (
-        "step 0 scheduled 2 of the 16 requests of step 1 (2,048 tokens) and left 14,336 tokens of budget; the next "
-        "step began 313 ms later."
+        "step 0 scheduled 2 of the 16 requests of step 1 (2,048 tokens) and left 14,336 tokens of budget; "
+        "the next step began 313 ms later."
     )
     assert plain(finding.message) == (
-        "1 step of 2 left token budget that 14 requests (14,336 tokens), new in the next step, would have fitted "
-        "into. This log has no queue lengths: it does not show whether they had not arrived or were refused."
+        "1 step of 2 left token budget that 14 requests (14,336 tokens), new in the next step, would have "
+        "fitted into. This log has no queue lengths: it does not show whether they had not arrived or were "
+        "refused."
     )
 
 

@@ -31,6 +31,28 @@ def test_a_budget_never_used_by_more_than_half(found, used, smells):
         )
 
 
+@pytest.mark.parametrize(
+    ("config", "header", "smallest"),
+    [
+        ({"enable_chunked_prefill": True}, {"max_num_running_reqs": 8}, "8"),
+        ({"enable_chunked_prefill": True}, {"max_num_running_reqs": 1000}, None),
+        ({"enable_chunked_prefill": False}, {"max_model_len": 900}, "900"),
+        ({"enable_chunked_prefill": False}, {"max_model_len": 1000}, None),
+        ({}, {"max_model_len": None}, None),
+    ],
+    ids=["seats", "as many seats as tokens", "whole prompts", "longest prompt", "not known"],
+)
+def test_a_smaller_budget_is_advised_only_where_vllm_accepts_one(found, config, header, smallest):
+    findings = found(
+        CODE, *(step(n, got={"a": 1}, running=600) for n in LONG), scheduler_config=config, **header
+    )
+    advice = (
+        f"max_num_batched_tokens: a smaller --max-num-batched-tokens (vLLM accepts {smallest} and more here) "
+        "leaves activation memory to the KV cache."
+    )
+    assert [plain(finding.advice) for finding in findings] == ([] if smallest is None else [advice])
+
+
 def test_a_budget_that_somebody_waited_for_is_needed(found):
     refused = step(100, got={"a": 100}, budget=100, running=5, waiting=1, ended=Cause.TOKEN_BUDGET)
     assert found(CODE, refused, *(step(n, got={"a": 100}, running=5) for n in LONG)) == []

@@ -53,6 +53,24 @@ def test_those_behind_who_fit_are_counted_in_the_order_of_the_queue(found):
 
 
 @pytest.mark.parametrize(
+    ("reserve", "chunked", "advised"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_a_first_chunk_is_advised_only_where_whole_prompts_are_reserved(found, reserve, chunked, advised):
+    config = {**WHOLE, "scheduler_reserve_full_isl": reserve, "enable_chunked_prefill": chunked}
+    lines = [blocked(0, arrived=came(200, 60, 15, 25)), blocked(1), everybody(2)]
+    [finding] = found(CODE, *lines, scheduler_config=config)
+    first_chunk = (
+        " --no-scheduler-reserve-full-isl admits it with its first chunk, at the risk of preemptions."
+    )
+    assert plain(finding.advice) == (
+        "vLLM admits requests in queue order. Give the KV cache more space for the large request "
+        "(--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger --num-gpu-blocks-override where "
+        "one is "
+        f"set), or send long prompts to an engine of their own.{first_chunk if advised else ''}"
+    )
+
+
+@pytest.mark.parametrize(
     ("free", "sizes"), [(1, (200, 20, 20, 20)), (5, (200, 60, 60, 60))], ids=["little room", "all large"]
 )
 def test_nobody_is_held_up_where_nobody_behind_would_have_fitted(found, free, sizes):

@@ -97,8 +97,8 @@ def test_the_limit_behind_most_of_the_waiting_binds_the_run(found):
     assert finding.evidence.mean_seats_free_frac == 7 / 8
     assert (finding.count, finding.steps, finding.cause) == (1, [0], "kv_blocks")
     assert plain(finding.message) == (
-        "75 % of waiting time was for KV cache space: requests waited 0.30 ms in total. Meanwhile 90 % of the "
-        "token budget, 10 % of the KV blocks and 88 % of the seats were free on average."
+        "75 % of waiting time was for KV cache space: requests waited 0.30 ms in total. Meanwhile 90 % of "
+        "the token budget, 10 % of the KV blocks and 88 % of the seats were free on average."
     )
     assert plain(finding.example) == "after step 0 3 requests waited for it, 0.30 ms in total."
     assert found("max-num-seqs-bound", *BLOCKED) == []
@@ -130,3 +130,38 @@ def test_a_spent_budget_binds_too(found):
     lines = [step(0, start=0, got={"x": 1000}, waiting=1, ended=Cause.TOKEN_BUDGET), step(1, start=10)]
     [finding] = found("token-budget-bound", *lines)
     assert finding.evidence.mean_budget_left_frac == 0.0
+    assert plain(finding.advice) == (
+        "A larger --max-num-batched-tokens (now 1,000) starts prompts sooner and makes each step longer. "
+        "Compare both with schedtrace diff."
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [
+        (
+            {},
+            (
+                "Raise --max-num-seqs (now 8) as far as the KV cache holds the requests; vLLM accepts at "
+                "most --max-num-batched-tokens (now 1,000)."
+            ),
+        ),
+        (
+            {"max_num_active_seqs": 5},
+            (
+                "Raise --max-num-active-seqs (now 5) as far as the KV cache holds the requests; vLLM "
+                "accepts at most --max-num-seqs (now 8)."
+            ),
+        ),
+    ],
+)
+def test_the_advice_on_seats_names_the_setting_that_ends_it(found, config, advice):
+    lines = [step(0, start=0, waiting=1, ended=Cause.MAX_NUM_SEQS), step(1, start=10)]
+    [finding] = found("max-num-seqs-bound", *lines, scheduler_config=config)
+    assert plain(finding.advice).startswith(advice)
+
+
+@pytest.mark.parametrize(("dtype", "advised"), [("auto", True), ("fp8_e5m2", False)])
+def test_a_smaller_kv_cache_type_is_advised_unless_it_is_set(found, dtype, advised):
+    [finding] = found("kv-bound", *BLOCKED, settings={"cache_config.cache_dtype": dtype})
+    assert ("--kv-cache-dtype fp8" in plain(finding.advice)) is advised

@@ -36,8 +36,9 @@ def test_the_third_time_is_a_storm(found):
     assert (evidence.victims, evidence.first_step, evidence.first_running) == (1, 1, 4)
     assert (evidence.recomputed_tokens, evidence.recomputed_frac) == (20, 20 / 9020)
     assert plain(finding.message) == (
-        "3 preemptions hit 1 request, 1 of them repeatedly (a 3 times). 2 came within 10 steps of admission. vLLM "
-        "computed 20 tokens again, <1 % of all prefill. The first was in step 1 with 4 requests running."
+        "3 preemptions hit 1 request, 1 of them repeatedly (a 3 times). 2 came within 10 steps of "
+        "admission. vLLM computed 20 tokens again, <1 % of all prefill. The first was in step 1 with 4 "
+        "requests running."
     )
 
 
@@ -78,9 +79,9 @@ def test_the_level_at_which_it_starts(found):
     assert finding.evidence.fewest_running == 4
     assert plain(finding.message).endswith("with 4 requests running and 91 % of the KV cache in use.")
     assert plain(finding.advice) == (
-        "Lower --max-num-seqs (now 8) below 4: with fewer requests running no preemption happened. To run as many: "
-        "give the KV cache more space (--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger "
-        "--num-gpu-blocks-override where one is set)."
+        "Lower --max-num-seqs (now 8) below 4: with fewer requests running no preemption happened. To run "
+        "as many: give the KV cache more space (--gpu-memory-utilization, --kv-cache-memory-bytes, or a "
+        "larger --num-gpu-blocks-override where one is set)."
     )
 
 

@@ -78,12 +78,23 @@ def test_hits_that_halve_while_blocks_are_short_are_told_as_no_more_than_that(
         assert finding.cost_ms is None
 
 
+WORK = [
+    step(n, took=0, back=1000 + 100 * (n % 5), got={"y": 9}, prefill_tokens=10 * (n % 5))
+    for n in range(10, 50)
+]
+"""Steps of 1,000 us and 10 us a prefill token."""
+
+
 def test_the_cost_is_what_the_tokens_take(found):
-    """Steps of 1,000 us and 10 us a prefill token; 20 of them were gone."""
-    work = [
-        step(n, took=0, back=1000 + 100 * (n % 5), got={"y": 9}, prefill_tokens=10 * (n % 5))
-        for n in range(10, 50)
-    ]
-    [finding] = found(CODE, *lost_and_found(47, 20), *work)
-    assert finding.cost_ms == pytest.approx(0.2, rel=0.05)
+    """2,020 of them were gone."""
+    [finding] = found(CODE, *lost_and_found(2047, 20), *WORK)
+    assert finding.cost_ms == pytest.approx(20.2, rel=0.05)
     assert finding.cost_error_frac is not None
+    assert finding.severity == "warning"
+
+
+def test_a_cost_below_the_error_of_the_model_is_not_given(found):
+    """20 tokens would be 0.04 % of the run."""
+    [finding] = found(CODE, *lost_and_found(47, 20), *WORK)
+    assert (finding.cost_ms, finding.cost_frac, finding.cost_error_frac) == (None, None, None)
+    assert finding.severity == "info"

@@ -25,20 +25,26 @@ def full(number, running, free):
         (
             1,
             50,
-            "A larger --max-num-batched-tokens (now 1,000) starts prompts sooner and makes each step longer: higher "
-            "inter-token latency, more activation memory.",
+            (
+                "A larger --max-num-batched-tokens (now 1,000) starts prompts sooner and makes each step "
+                "longer: higher inter-token latency, more activation memory."
+            ),
         ),
         (
             8,
             50,
-            "A larger --max-num-batched-tokens admits no further request: 100 % of these steps also had no free "
-            "seat (--max-num-seqs 8). It only lets running prompts take larger chunks.",
+            (
+                "A larger --max-num-batched-tokens admits no further request: 100 % of these steps also had "
+                "no free seat (--max-num-seqs 8). It only lets running prompts take larger chunks."
+            ),
         ),
         (
             1,
             0,
-            "A larger --max-num-batched-tokens admits no further request: 100 % of these steps also had no free KV "
-            "block. It only lets running prompts take larger chunks.",
+            (
+                "A larger --max-num-batched-tokens admits no further request: 100 % of these steps also had "
+                "no free KV block. It only lets running prompts take larger chunks."
+            ),
         ),
     ],
 )

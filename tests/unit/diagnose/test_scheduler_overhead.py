@@ -36,9 +36,9 @@ def test_the_time_from_an_output_to_the_end_of_the_next_schedule_is_counted(foun
     assert finding.evidence.update_ms == 4 * 0.020
     assert finding.severity == "warning"
     assert plain(finding.message) == (
-        "The device waited 0.40 ms for the host, 7 % of the run, before 4 steps while requests were running. "
-        "schedule() took 30 % of that, update_from_output() 20 %; the rest is other work of the engine process "
-        "(sending outputs, taking requests, preparing steps)."
+        "The device waited 0.40 ms for the host, 7 % of the run, before 4 steps while requests were "
+        "running. schedule() took 30 % of that, update_from_output() 20 %; the rest is other work of the "
+        "engine process (sending outputs, taking requests, preparing steps)."
     )
     assert plain(finding.example) == "before step 1 the device waited 0.10 ms with 1 request running."
 
@@ -68,17 +68,25 @@ def test_the_pause_between_two_trials_is_nobodys_gap(found):
     [
         (
             True,
-            "The host is slower than the device although --async-scheduling is on. Give the engine process a CPU "
-            "core of its own, or spread the requests over more engines (--data-parallel-size).",
+            (
+                "The host is slower than the device although --async-scheduling is on. Give the engine "
+                "process a CPU core of its own, or spread the requests over more engines "
+                "(--data-parallel-size)."
+            ),
         ),
         (
             False,
-            "Enable --async-scheduling (now off): vLLM then schedules the next step while the device computes.",
+            (
+                "Enable --async-scheduling (now off): vLLM then schedules the next step while the device "
+                "computes."
+            ),
         ),
         (
             None,
-            "The trace does not record whether --async-scheduling is on. If it is off, enable it; else give the "
-            "engine process a CPU core of its own.",
+            (
+                "The trace does not record whether --async-scheduling is on. If it is off, enable it; else "
+                "give the engine process a CPU core of its own."
+            ),
         ),
     ],
 )

@@ -31,8 +31,8 @@ def test_ten_empty_steps_in_a_row_are_a_stall(found):
     [example] = evidence.examples
     assert (example.since_us, example.num_waiting, example.num_running) == (10_000, 2, 1)
     assert plain(finding.message) == (
-        "vLLM scheduled nothing in 10 steps although requests waited or ran: 1 stall, 100 ms in total, 90 % of the "
-        "run. The longest began 10 ms into the recording and took 100 ms (steps 1-10)."
+        "vLLM scheduled nothing in 10 steps although requests waited or ran: 1 stall, 100 ms in total, 90 % "
+        "of the run. The longest began 10 ms into the recording and took 100 ms (steps 1-10)."
     )
     assert plain(finding.example) == "in steps 1-10 2 requests waited, 1 ran and vLLM refused w."
 
@@ -133,7 +133,10 @@ def test_the_advice_for_a_request_that_can_never_fit(found, running, says):
     [
         (
             Cause.CHUNKED_PREFILL_OFF,
-            "Enable chunked prefill (--enable-chunked-prefill), or raise --max-num-batched-tokens (now 1,000).",
+            (
+                "Enable chunked prefill (--enable-chunked-prefill), or raise --max-num-batched-tokens (now "
+                "1,000)."
+            ),
         ),
         (Cause.PAUSED, "A user asked for it (sleep or pause): there is nothing to tune."),
         (
