@@ -86,7 +86,8 @@ def test_a_threshold_that_keeps_steps_short_for_others_is_not_to_be_raised(found
     assert finding.severity == ("info" if protects else "warning")
     kept = (
         f"--long-prefill-token-threshold (now 100) kept {25 * shared} % of these steps short for other "
-        "requests that ran in them. A larger value ends long prompts sooner and delays the tokens of the others."
+        "requests that ran in them. A larger value ends long prompts sooner and delays the tokens of the "
+        "others."
     )
     raised = (
         "Raise --long-prefill-token-threshold (now 100): in most of these steps no other request gains from "
