@@ -1,4 +1,4 @@
-"""``arrival-limited``: the step was small because requests had not arrived yet, and nobody was refused."""
+"""``arrival-limited``: the step was small because requests had not arrived yet; none was refused."""
 
 import polars as pl
 
@@ -219,6 +219,5 @@ def _examples(late: pl.DataFrame) -> list[LateExample]:
             pl.col("late_us").max().alias("late_us_max"),
         )
         .sort("late_requests", "step", descending=[True, False])
-        .head(3)
     )
-    return [LateExample(**row) for row in rows.to_dicts()]
+    return LateExample.first(rows)

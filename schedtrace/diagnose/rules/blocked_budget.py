@@ -181,21 +181,17 @@ def _finding(timeline: Timeline, cause_with_limit: str, steps: pl.DataFrame) -> 
 
 def _examples(steps: pl.DataFrame) -> list[BlockedStep]:
     """The three steps in which most waiting work would have fitted."""
-    rows = (
-        steps.sort("unused", "step", descending=[True, False])
-        .select(
-            "step",
-            "trial",
-            pl.col("waiting_request").alias("request_id"),
-            pl.col("remaining_budget").alias("budget_left"),
-            "num_waiting_after",
-            "num_running_after",
-            "kv_blocks_free_after",
-            pl.col("waiting_location").alias("location"),
-        )
-        .head(3)
+    rows = steps.sort("unused", "step", descending=[True, False]).select(
+        "step",
+        "trial",
+        pl.col("waiting_request").alias("request_id"),
+        pl.col("remaining_budget").alias("budget_left"),
+        "num_waiting_after",
+        "num_running_after",
+        "kv_blocks_free_after",
+        pl.col("waiting_location").alias("location"),
     )
-    return [BlockedStep(**row) for row in rows.to_dicts()]
+    return BlockedStep.first(rows)
 
 
 def _could_have_used(steps: pl.DataFrame) -> Message:

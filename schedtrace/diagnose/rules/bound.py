@@ -67,10 +67,7 @@ def find_bound(timeline: Timeline, bound: Bound) -> list[Finding]:
         mean_budget_left_frac=_mean(steps, pl.col("remaining_budget") / pl.col("token_budget")),
         mean_blocks_free_frac=_mean(steps, pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")),
         mean_seats_free_frac=_mean(steps, seats),
-        examples=[
-            WaitExample(**row)
-            for row in longest.select("step", "trial", "requests", "wait_us")[:1].to_dicts()
-        ],
+        examples=WaitExample.first(longest, 1),
     )
     return [
         Finding(

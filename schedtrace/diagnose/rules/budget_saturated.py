@@ -48,7 +48,7 @@ def find(timeline: Timeline) -> list[Finding]:
         max_waiting_tokens=most if known else None,
         steps_without_seat=full.filter(pl.col("num_running_after") >= timeline.seats).height,
         steps_without_block=full.filter(pl.col("kv_blocks_free_after") == 0).height,
-        examples=_examples(full),
+        examples=FullStep.first(full.sort("num_waiting_after", "step", descending=[True, False])),
     )
     return [
         Finding(
@@ -75,16 +75,6 @@ def find(timeline: Timeline) -> list[Finding]:
             example=_described(evidence.examples[0]),
         )
     ]
-
-
-def _examples(full: pl.DataFrame) -> list[FullStep]:
-    """The three steps after which most requests waited."""
-    rows = (
-        full.sort("num_waiting_after", "step", descending=[True, False])
-        .select("step", "trial", "num_waiting_after", "waiting_tokens_after", "total_requests", "used_tokens")
-        .head(3)
-    )
-    return [FullStep(**row) for row in rows.to_dicts()]
 
 
 def _advice(timeline: Timeline, evidence: Saturation, steps: int) -> Message:

@@ -55,8 +55,8 @@ def find(timeline: Timeline) -> list[Finding]:
     requests, tokens = (int(missed[name].sum()) for name in ("missed_requests", "missed_tokens"))
     working = timeline.steps.filter(pl.col("total_requests") > 0).height
     trials = trial_numbers(missed)
-    worst = missed.sort("missed_tokens", "step", descending=[True, False]).head(3)
-    examples = [MissedExample(**row) for row in worst.to_dicts()]
+    worst = missed.sort("missed_tokens", "step", descending=[True, False])
+    examples = MissedExample.first(worst)
     return [
         Finding(
             code=CODE,

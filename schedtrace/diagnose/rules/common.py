@@ -1,6 +1,7 @@
 """What several rules need: where a finding shows, what it cost, and parts of sentences."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import msgspec
 import polars as pl
@@ -24,6 +25,11 @@ class StepExample(msgspec.Struct, kw_only=True):
     def at(self) -> Steps:
         """The step as an argument of a message."""
         return Steps(self.step, self.step, self.trial)
+
+    @classmethod
+    def first(cls, rows: pl.DataFrame, most: int = 3) -> list[Self]:
+        """The first rows as examples; columns are named as the fields."""
+        return [cls(**row) for row in rows.head(most).select(cls.__struct_fields__).to_dicts()]
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,7 @@ def find(timeline: Timeline) -> list[Finding]:
         decode_share_frac=float((starved["decode_tokens"] / starved["token_budget"]).mean() or 0),  # type: ignore[arg-type]  # a column of floats
         spent_ms=spent_us / 1e3,
         wait_ms=wait_us / 1e3,
-        examples=[
-            StarvedStep(**row) for row in worst.select(StarvedStep.__struct_fields__).head(3).to_dicts()
-        ],
+        examples=StarvedStep.first(worst),
     )
     return [
         Finding(

@@ -58,8 +58,8 @@ def _finding(timeline: Timeline, cause: str, passed: pl.DataFrame, heads: pl.Dat
     trials = trial_numbers(held_up)
     tokens, waited_us = int(passed["tokens"].sum()), int(passed["waited_us"].sum())
     longest_us = int(passed["waited_us"].max() or 0)  # type: ignore[arg-type]  # an integer column
-    worst = passed.sort("waited_us", "step", descending=[True, False]).select(HeldUp.__struct_fields__)
-    examples = [HeldUp(**row) for row in worst.head(3).to_dicts()]
+    worst = passed.sort("waited_us", "step", descending=[True, False])
+    examples = HeldUp.first(worst)
     return Finding(
         code=CODE,
         severity="warning" if any(passed["left_step"] > passed["step"] + 1) else "info",

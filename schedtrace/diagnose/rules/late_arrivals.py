@@ -53,8 +53,8 @@ def find(timeline: Timeline) -> list[Finding]:
     trials = trial_numbers(short)
     handed_over_us = _handed_over_us(timeline)
     part = spent_us / timeline.duration_us
-    worst = short.sort("to_come", "step", descending=[True, False]).select(ShortStep.__struct_fields__)
-    examples = [ShortStep(**row) for row in worst.head(3).to_dicts()]
+    worst = short.sort("to_come", "step", descending=[True, False])
+    examples = ShortStep.first(worst)
     return [
         Finding(
             code=CODE,

@@ -50,12 +50,12 @@ def find(timeline: Timeline) -> list[Finding]:
     of_trials = capped.group_by("trial").agg(pl.col("used_tokens").sum())["used_tokens"]
     fewest = sum(-(-used // budget) for used in of_trials)
     cost = model_cost(timeline, None if model is None else (capped.height - fewest) * model.base_us)
-    worst = capped.sort("usable", "step", descending=[True, False]).row(0, named=True)
+    worst = capped.sort("usable", "step", descending=[True, False])
     evidence = CappedChunks(
         mean_empty_tokens=float(capped["usable"].sum()) / capped.height,
         steps_if_full=fewest,
         shared_steps=capped.filter(pl.col("total_requests") > pl.col("requests")).height,
-        examples=[CappedStep(**{name: worst[name] for name in CappedStep.__struct_fields__})],
+        examples=CappedStep.first(worst, 1),
     )
     protects = 2 * evidence.shared_steps >= capped.height
     trials = trial_numbers(capped)
@@ -84,7 +84,7 @@ def find(timeline: Timeline) -> list[Finding]:
             ),
             advice=_protection(timeline, evidence, capped.height) if protects else _advice(timeline),
             evidence=evidence,
-            example=_described(evidence.examples[0], worst["requests"], worst["total_requests"]),
+            example=_described(evidence.examples[0], worst["requests"][0], worst["total_requests"][0]),
             cost_ms=cost.ms,
             cost_frac=cost.frac,
             cost_error_frac=cost.error_frac,

@@ -61,7 +61,7 @@ def find(timeline: Timeline) -> list[Finding]:
     recomputed = int(timeline.steps["recomputed_tokens"].sum())
     computed = int(timeline.steps["used_tokens"].sum())
     part = recomputed / max(1, computed, recomputed)
-    examples = _examples(lost)
+    examples = PreemptionExample.first(lost.sort("lost_tokens", "step", descending=[True, False]))
     return [
         Finding(
             code=CODE,
@@ -128,13 +128,6 @@ def repeatedly(victims: list[RepeatVictim]) -> Message:
         request=Request(victims[0].request_id),
         times=Count(victims[0].times, "time"),
     )
-
-
-def _examples(lost: pl.DataFrame) -> list[PreemptionExample]:
-    """The three that lost most."""
-    worst = lost.sort("lost_tokens", "step", descending=[True, False])
-    rows = worst.select(PreemptionExample.__struct_fields__).head(3)
-    return [PreemptionExample(**row) for row in rows.to_dicts()]
 
 
 def _described(example: PreemptionExample) -> Message:

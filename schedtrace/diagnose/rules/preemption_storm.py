@@ -174,7 +174,7 @@ def _advice(timeline: Timeline, fewest: int) -> Message:
 
 
 def _used_frac(step: dict[str, Any]) -> float | None:
-    """Share of the KV blocks in use before a step; one block, vLLM's null block, is nobody's."""
+    """Share of the KV blocks in use before a step; one of them, vLLM's null block, holds no tokens."""
     total, free = step["kv_blocks_total"], step["kv_blocks_free_before"]
     if free is None or total is None or total < 2:  # noqa: PLR2004  # no block but the null block
         return None
@@ -185,8 +185,8 @@ def _examples(lost: pl.DataFrame, repeated: list[RepeatVictim]) -> list[StormExa
     """The longest absences, of those hit most often if any was hit again."""
     most = [victim.request_id for victim in repeated if victim.times == repeated[0].times]
     shown = lost.filter(pl.col("request_id").is_in(most)) if most else lost
-    rows = shown.sort("away_us", "step", descending=[True, False]).select(StormExample.__struct_fields__)
-    return [StormExample(**row) for row in rows.head(3).to_dicts()]
+    rows = shown.sort("away_us", "step", descending=[True, False])
+    return StormExample.first(rows)
 
 
 def _described(example: StormExample) -> Message:

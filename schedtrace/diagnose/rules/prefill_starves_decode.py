@@ -59,13 +59,13 @@ def find(timeline: Timeline) -> list[Finding]:
     if stretch_us / all_us < FOUND_FROM_FRAC:
         return []
     trials = trial_numbers(mixed)
-    worst = mixed.sort("stretch_us", "step", descending=[True, False]).select(StretchedStep.__struct_fields__)
+    worst = mixed.sort("stretch_us", "step", descending=[True, False])
     evidence = Stretch(
         stretch_frac=stretch_us / all_us,
         mean_stretch_us=float(mixed["stretch_us"].sum()) / mixed.height,
         max_busy_us=int(mixed["busy_us"].max()),  # type: ignore[arg-type]  # an integer column with rows
         median_decode_step_us=decoding.filter(pl.col("prefill_tokens") == 0)["busy_us"].median(),  # type: ignore[arg-type]  # of integers
-        examples=[StretchedStep(**row) for row in worst.head(3).to_dicts()],
+        examples=StretchedStep.first(worst),
     )
     model = timeline.step_time
     return [

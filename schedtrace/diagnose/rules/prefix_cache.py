@@ -87,7 +87,8 @@ def find(timeline: Timeline) -> list[Finding]:
         lost_tokens=int(back["lost_tokens"].sum()),
         found_tokens=int(back["found_tokens"].sum()),
         evicted_tokens=int(back["evicted_tokens"].sum()),
-        examples=_lost(missed) if missed.height else _admissions(shown),
+        examples=LostPrefix.first(missed.sort("evicted_tokens", "step", descending=[True, False]))
+        or ShortAdmission.first(shown),
     )
     cost = prefill_cost(timeline, evidence.evicted_tokens)
     return [
@@ -171,19 +172,6 @@ def _hit_frac(came: pl.DataFrame) -> float | None:
 def _enough(came: pl.DataFrame) -> bool:
     short = int(came["short"].sum())
     return min(short, came.height - short) >= FEWEST_REQUESTS
-
-
-def _lost(missed: pl.DataFrame) -> list[LostPrefix]:
-    """The three that lost most."""
-    worst = missed.sort("evicted_tokens", "step", descending=[True, False])
-    return [LostPrefix(**row) for row in worst.select(LostPrefix.__struct_fields__).head(3).to_dicts()]
-
-
-def _admissions(shown: pl.DataFrame) -> list[ShortAdmission]:
-    """The first three."""
-    return [
-        ShortAdmission(**row) for row in shown.select(ShortAdmission.__struct_fields__).head(3).to_dicts()
-    ]
 
 
 def _described(example: LostPrefix | ShortAdmission) -> Message:

@@ -35,6 +35,9 @@ STARVED_TIMES = 10
 STARVED_US = 100_000
 """Ten times the median, and a tenth of a second: less is not noticed, however large the ratio."""
 
+MOST_LISTED = 10
+"""Requests and cases that the evidence lists."""
+
 ADVICE_INVERTED = message(
     "Priority scheduling should admit the more urgent request first: look at these steps ({command}).",
     command=Code("schedtrace step"),
@@ -128,8 +131,8 @@ def _finding(
         queue_ms_p99=p99,
         of_time_in_engine_frac=felt,
         by_cause=causes,
-        starved=starved.sort("queue_us", descending=True)["request_id"].head(10).to_list(),
-        priority_inversions=[PriorityInversion(**row) for row in inverted.head(10).to_dicts()],
+        starved=starved.sort("queue_us", descending=True)["request_id"].head(MOST_LISTED).to_list(),
+        priority_inversions=PriorityInversion.first(inverted, MOST_LISTED),
         examples=_examples(queued, waits),
     )
     unfair = bool(starved.height or inverted.height)
@@ -241,8 +244,7 @@ def _examples(queued: pl.DataFrame, waits: pl.DataFrame) -> list[LongWait]:
     """The three longest waits."""
     longest = queued.sort("queue_us", "request_id", descending=[True, False]).head(3)
     most = waits.sort("wait_us", descending=True).unique("request_id", keep="first", maintain_order=True)
-    rows = longest.join(most, on="request_id", how="left", maintain_order="left")
-    return [LongWait(**row) for row in rows.select(LongWait.__struct_fields__).to_dicts()]
+    return LongWait.first(longest.join(most, on="request_id", how="left", maintain_order="left"))
 
 
 def _described(example: LongWait) -> Message:

@@ -70,8 +70,8 @@ def find(timeline: Timeline) -> list[Finding]:
     frac = gap_us / duration_us
     scheduling, updating = int(gaps["in_schedule_us"].sum()), int(gaps["in_update_us"].sum())
     trials = trial_numbers(gaps)
-    longest = gaps.sort("gap_us", "step", descending=[True, False]).select(Gap.__struct_fields__)
-    examples = [Gap(**row) for row in longest.head(3).to_dicts()]
+    longest = gaps.sort("gap_us", "step", descending=[True, False])
+    examples = Gap.first(longest)
     return [
         Finding(
             code=CODE,

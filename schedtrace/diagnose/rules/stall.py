@@ -88,8 +88,8 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
     stalled_us, steps = int(stalls["stalled_us"].sum()), int(stalls["steps"].sum())
     part = stalled_us / _span_us(timeline)
     unended = int(stalls["unended"].sum())
-    longest = stalls.sort("stalled_us", "step", descending=[True, False]).select(Stall.__struct_fields__)
-    examples = [Stall(**row) for row in longest.head(3).to_dicts()]
+    longest = stalls.sort("stalled_us", "step", descending=[True, False])
+    examples = Stall.first(longest)
     worst = examples[0]
     trials = trial_numbers(stalls)
     every = stalls.select(pl.int_ranges("step", pl.col("step") + pl.col("steps")).explode().alias("step"))
