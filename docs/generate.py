@@ -1,11 +1,9 @@
 # ruff: noqa: INP001  # a script to run, no package
-"""Write the generated parts of ``docs/``: field tables and JSON Schemas, from the structs themselves.
 """Write the generated parts of ``docs/``: tables of fields and of causes, and JSON Schemas.
 
 ``python docs/generate.py`` rewrites them, ``python docs/generate.py --check`` fails if one is stale. A table
 stands between ``<!-- fields: module.Struct -->`` and ``<!-- end -->``. A field's meaning is the docstring
 below it in ``schedtrace/model/``; for a field without one it stands in ``fields.toml``. Those of a delta are
-the step's.
 the step's. The tables between ``<!-- words: causes -->`` and ``<!-- end -->`` are the rows of
 ``schedtrace/model/causes.py``; each row can be linked to.
 """
@@ -127,7 +125,6 @@ def meanings() -> dict[str, dict[str, str]]:
         needless = extra.keys() - (set(struct.__struct_fields__) - here.keys())
         if missing or needless:
             sys.exit(f"{name}: no meaning for {sorted(missing)}, one too many for {sorted(needless)}")
-        every[struct.__name__] = {field: _as_json(said) for field, said in (here | extra).items()}
         every[struct.__name__] = {field: _as_json(text) for field, text in (here | extra).items()}
     every["Delta"] = every["Step"]
     if given:
@@ -135,9 +132,6 @@ def meanings() -> dict[str, dict[str, str]]:
     return every
 
 
-def _as_json(said: str) -> str:
-    """Python's words as those of JSON and Markdown."""
-    return re.sub(r"\bNone\b", "null", said.replace("``", "`"))
 def _as_json(text: str) -> str:
     """Python's words as those of JSON and Markdown."""
     return re.sub(r"\bNone\b", "null", text.replace("``", "`"))
@@ -250,10 +244,6 @@ def schema(kind: Any, title: str, every: dict[str, dict[str, str]]) -> str:
     if "Message" in document["$defs"]:
         document["$defs"]["Message"]["properties"]["text"] = {"type": "string", "description": MESSAGE_TEXT}
     for name, definition in document["$defs"].items():
-        for field, said in every.get(name, {}).items():
-            if field in definition.get("properties", {}):
-                definition["properties"][field]["description"] = said
-    for name, definition in document["$defs"].items():
         for field, text in every.get(name, {}).items():
             if field in definition.get("properties", {}):
                 definition["properties"][field]["description"] = text
@@ -278,8 +268,6 @@ def generated() -> Iterator[tuple[Path, str]]:
 
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text()
-        if MARKED.search(text):
-            yield page, MARKED.sub(fill, text)
         if MARKED.search(text) or WORDS.search(text):
             filled = WORDS.sub(lambda match: f"{match[1]}\n{words_table(match[2])}\n{match[3]}", text)
             yield page, MARKED.sub(fill, filled)

@@ -29,10 +29,10 @@ def why_it_varies(default: list[RunReport], prequeued: list[RunReport]) -> str:
     if not short:
         return "In these runs no step was small for want of arrivals: this is not the thread's case."
     late = [f for report in default for f in report.findings if f.code == "arrival-limited"]
-    requests = sum(finding.evidence["late_requests"] for finding in late)
-    latest_ms = max(finding.evidence["late_us_max"] for finding in late) / 1e3
+    requests = sum(finding.evidence.late_requests for finding in late)
+    latest_ms = max(finding.evidence.late_us_max for finding in late) / 1e3
     again = sum(count_of(report, "arrival-limited") for report in prequeued)
-    sent = sum(finding.evidence["on_their_way"] for finding in late)
+    sent = sum(finding.evidence.on_their_way for finding in late)
     return (
         f"Because the others had not arrived yet. {short} steps could have taken more requests, and each "
         "time the waiting queue was empty when schedule() ended: everything that had reached the scheduler "

@@ -34,7 +34,7 @@ class Threshold(NamedTuple):
 
 
 def _evidence(key: str) -> Callable[[Finding], float | None]:
-    return lambda finding: finding.evidence.get(key)
+    return lambda finding: getattr(finding.evidence, key, None)
 
 
 def _share_of_waiting(*causes: Cause) -> Callable[[RunReport], float]:
@@ -50,8 +50,10 @@ def _share_of_waiting(*causes: Cause) -> Callable[[RunReport], float]:
 
 
 def _queueing(finding: Finding) -> float | None:
-    unfair = finding.evidence.get("starved") or finding.evidence.get("priority_inversions")
-    return None if unfair else finding.evidence.get("of_time_in_engine_frac")
+    evidence = finding.evidence
+    if not isinstance(evidence, queueing.Queueing) or evidence.starved or evidence.priority_inversions:
+        return None
+    return evidence.of_time_in_engine_frac
 
 
 _WAITING = (bound.MOST_OF_IT, _evidence("share_frac"))

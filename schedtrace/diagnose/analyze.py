@@ -6,44 +6,36 @@ from typing import Any
 from schedtrace.diagnose.exit_counts import cap_table, cause_table
 from schedtrace.diagnose.limits import limit_shares
 from schedtrace.diagnose.rules import RULES
-from schedtrace.diagnose.rules.common import counted
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
+from schedtrace.model.manifest import Manifest
+from schedtrace.model.message import NOTHING, Count, Message, Number, Steps, message
 from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
 from schedtrace.read.run import Run
+from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.waits import mismatches, waits
 
 
 def analyze(runs: list[Run]) -> Report:
-    """Everything that can be said about ``runs``, each for itself."""
+    """Figures and findings of each run."""
     return Report(runs=[analyze_run(run) for run in runs])
 
 
 def analyze_run(run: Run) -> RunReport:
     """Figures and findings of one run; of several engines, rank after rank."""
-    views = [make_timeline(trace, run.manifest) for trace in run.traces]
+    timelines = [make_timeline(trace, run.manifest) for trace in run.traces]
     findings = [
         finding
-        for timeline in views
+        for timeline in timelines
         for rule in RULES.values()
         if rule.needs <= timeline.facts
         for finding in rule(timeline)
     ]
-    problems = [said for trace in run.traces for said in trace.problems.sentences(trace.path)]
-    problems += [f"{trace.path}: {notice}" for trace in run.traces for notice in trace.notices]
-    problems += [said for timeline in views for said in _queue_mismatch(timeline)]
-    if run.manifest and run.manifest.status in {"failed", "interrupted"}:
-        why = f": {run.manifest.error}" if run.manifest.error else ""
-        how = {"failed": "failed", "interrupted": "was interrupted"}[run.manifest.status]
-        problems.append(f"the run {how}{why}; what was recorded before is analyzed")
-    if run.manifest and run.manifest.status in {"starting", "running"}:
-        problems.append("the run's command ended without a result, or still runs")
-    if run.manifest:
-        dirty = [str(trial.trial) for trial in run.manifest.trials if trial.prefix_cache_reset is False]
-        if dirty:
-            problems.append(f"the prefix cache could not be emptied before trial {', '.join(dirty)}")
+    problems = [problem for trace in run.traces for problem in _of_trace(trace)]
+    problems += [problem for timeline in timelines for problem in _of_queue(timeline)]
+    problems += _of_run(run.manifest) if run.manifest else []
     return RunReport(
         path=str(run.path),
         label=run.label,
@@ -51,23 +43,26 @@ def analyze_run(run: Run) -> RunReport:
         problems=problems,
         trials=[
             report
-            for timeline in views
+            for timeline in timelines
             for report in trial_reports(timeline, run.manifest, engines=run.engines)
         ],
         findings=sorted(findings, key=_weight),
-        not_judged=_not_judged(views),
-        causes=cause_table(views),
-        caps=cap_table(views),
+        not_judged=_not_judged(timelines),
+        causes=cause_table(timelines),
+        caps=cap_table(timelines),
         limits=[
-            share for timeline in views if Fact.QUEUE in timeline.facts for share in limit_shares(timeline)
+            share
+            for timeline in timelines
+            if Fact.QUEUE in timeline.facts
+            for share in limit_shares(timeline)
         ],
-        strip=strip(views[0]),
-        warmup_steps=sum(timeline.warmup_steps for timeline in views),
+        strip=strip(timelines[0]),
+        warmup_steps=sum(timeline.warmup_steps for timeline in timelines),
     )
 
 
 def config_of(run: Run) -> dict[str, Any]:
-    """What the run was: from the trace's header, and from the manifest where there is one."""
+    """The configuration: from the trace's header, and from the manifest where there is one."""
     header = run.traces[0].header
     config: dict[str, Any] = {
         "record": run.traces[0].record,
@@ -118,25 +113,63 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
     return lambda finding: Severity[finding.severity.upper()] >= least
 
 
-def _queue_mismatch(timeline: Timeline) -> list[str]:
-    """Findings that look at who waits rest on a rebuilt queue: where it disagrees with the counts, say so."""
+def _of_trace(trace: Trace) -> list[Message]:
+    """What is wrong with the file, and the recorder's notices."""
+    notices = [f"{trace.path}: {notice}" for notice in trace.notices]
+    return [message("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
+
+
+def _of_queue(timeline: Timeline) -> list[Message]:
+    """Where the queue rebuilt from the trace disagrees with the recorded counts."""
     if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
         return []
     wrong = mismatches(timeline, waits(timeline))
     if wrong.is_empty():
         return []
     first = wrong.row(0, named=True)
-    said = (
-        f"the waiting queue rebuilt from the trace disagrees with the recorded count after "
-        f"{counted(wrong.height, 'step')} of {timeline.steps.height:,} (first step {first['step']}: rebuilt "
-        f"{first['reconstructed']}, recorded {first['recorded']}); findings that name who waits may be off"
-    )
-    return [said]
+    return [
+        message(
+            "The waiting queue rebuilt from the trace disagrees with the recorded count after {wrong} of "
+            "{steps}: after {first} it has {rebuilt}, the record {recorded}. Findings that name waiting "
+            "requests may be wrong.",
+            wrong=Number(wrong.height),
+            steps=Count(timeline.steps.height, "step"),
+            first=Steps(first["step"], first["step"]),
+            rebuilt=Count(first["reconstructed"], "request"),
+            recorded=Number(first["recorded"]),
+        )
+    ]
 
 
-def _not_judged(views: list[Timeline]) -> list[NotJudged]:
-    """The rules that this record does not tell enough for, and what is missing."""
-    facts = frozenset(ALL_FACTS).intersection(*(timeline.facts for timeline in views))
+def _of_run(manifest: Manifest) -> list[Message]:
+    """How the run ended, and trials that did not begin with an empty prefix cache."""
+    problems = []
+    ended = {"failed": "failed", "interrupted": "was interrupted"}.get(manifest.status)
+    if ended is not None:
+        error = message(": {error}", error=manifest.error) if manifest.error else NOTHING
+        problems.append(
+            message(
+                "The run {ended}{error}. This report covers what was recorded before.",
+                ended=ended,
+                error=error,
+            )
+        )
+    if manifest.status in {"starting", "running"}:
+        problems.append(message("The run's command ended without a result, or is still running."))
+    dirty = [trial.trial for trial in manifest.trials if trial.prefix_cache_reset is False]
+    if dirty:
+        problems.append(
+            message(
+                "The prefix cache could not be emptied before {trials}.",
+                trials=f"trial {', '.join(map(str, dirty))}",
+            )
+        )
+    return problems
+
+
+def _not_judged(timelines: list[Timeline]) -> list[NotJudged]:
+    """The rules that need facts which this record lacks."""
+    facts = frozenset(ALL_FACTS).intersection(*(timeline.facts for timeline in timelines))
     return [
         NotJudged(code=rule.code, missing=[str(fact) for fact in Fact if fact in rule.needs - facts])
         for rule in RULES.values()

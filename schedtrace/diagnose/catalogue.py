@@ -1,4 +1,4 @@
-"""The kinds of findings that there are, and choosing among them."""
+"""The kinds of findings, and how to choose among them."""
 
 from schedtrace.diagnose.rules import RULES
 from schedtrace.errors import UsageError
@@ -7,7 +7,7 @@ from schedtrace.model.report import Report
 
 
 def catalogue() -> Catalogue:
-    """Every rule, in the order in which they are judged."""
+    """Every rule, in the order in which ``analyze`` judges them."""
     kinds = [
         FindingKind(code=rule.code, summary=rule.summary, needs=sorted(rule.needs)) for rule in RULES.values()
     ]
@@ -15,7 +15,7 @@ def catalogue() -> Catalogue:
 
 
 def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
-    """The codes to be told: those of ``only`` (all, if there are none) without those of ``ignore``.
+    """The codes to report: those of ``only`` (all, if there are none) without those of ``ignore``.
 
     Raises:
         UsageError: there is no such code.

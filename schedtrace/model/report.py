@@ -1,4 +1,4 @@
-"""What ``analyze`` finds out; ``docs/report-format.md`` describes its JSON form."""
+"""What ``analyze`` finds; ``docs/report-format.md`` describes its JSON form."""
 
 from enum import IntEnum
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 
 from schedtrace.model.message import Message
 
-REPORT_SCHEMA_VERSION = 1
+REPORT_SCHEMA_VERSION = 2
 
 
 class Severity(IntEnum):
@@ -18,8 +18,12 @@ class Severity(IntEnum):
     CRITICAL = 3
 
 
+class Evidence(msgspec.Struct, kw_only=True):
+    """Figures behind a finding; each rule has a struct of its own."""
+
+
 class Finding(msgspec.Struct, kw_only=True):
-    """One thing that a person should know about a run."""
+    """One finding about a run."""
 
     code: str
     """Name of the page in ``docs/findings/``."""
@@ -28,7 +32,7 @@ class Finding(msgspec.Struct, kw_only=True):
     cause: str | None
     """A word of ``docs/causes.md``; None where the finding is not about an exit."""
     via: str
-    """How the cause is known: ``recorded`` as a fact, or an exit told by ``source`` or ``inferred``."""
+    """How the cause is known: ``recorded`` as a fact; of an exit, from ``source`` or ``inferred``."""
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM, where all that count were taken at one place."""
     engine_rank: int
@@ -40,11 +44,13 @@ class Finding(msgspec.Struct, kw_only=True):
     """Their numbers, the first ``MAX_STEPS``."""
     tokens: int
     """What ``tokens`` counts stands on the finding's page."""
-    message: Message | str
-    advice: Message | str
-    evidence: dict[str, Any]
+    message: Message
+    advice: Message
+    evidence: Evidence
+    example: Message | None = None
+    """One case: the first of the evidence's ``examples``."""
     cost_ms: float | None = None
-    """Time that it is estimated to have cost; None where the trace does not allow an estimate."""
+    """Time that it cost; None where the trace allows no estimate, or one that the model does not resolve."""
     cost_frac: float | None = None
     """``cost_ms`` as a share of the run."""
     cost_error_frac: float | None = None
@@ -80,7 +86,7 @@ class TrialReport(msgspec.Struct, kw_only=True):
     first_step_tokens: int | None
     """Requests and tokens of the first step that scheduled anything."""
     new_per_step: list[int] | None
-    """Requests newly scheduled in each successive step that scheduled any; None: not told."""
+    """Requests newly scheduled in each successive step that scheduled any; None: not recorded."""
     budget_use_frac: float | None
     """Mean share of the token budget used, over steps that scheduled anything."""
     budget_use_waiting_frac: float | None
@@ -105,7 +111,7 @@ class TrialReport(msgspec.Struct, kw_only=True):
     """vLLM's own "iteration elapsed time" over steps: mostly waiting for the model's result; only from
     its iteration lines."""
     kv_cache_usage_max_frac: float | None = None
-    """Highest KV cache usage that an iteration line tells (vLLM 0.26 and newer)."""
+    """Highest KV cache usage in an iteration line (vLLM 0.26 and newer)."""
 
 
 class StripCell(msgspec.Struct):
@@ -114,7 +120,7 @@ class StripCell(msgspec.Struct):
     use_frac: float
     """Highest share of the budget used by a step of it."""
     waiting_frac: float | None
-    """Share of its steps after which requests waited; None: not told."""
+    """Share of its steps after which requests waited; None: not recorded."""
 
 
 class CauseRow(msgspec.Struct, kw_only=True):
@@ -129,13 +135,13 @@ class CauseRow(msgspec.Struct, kw_only=True):
     """``file:line`` in the installed vLLM; None for inferred exits."""
     via: str
     refusal: bool
-    """Somebody was refused or skipped; else the loop ended because nobody was left."""
+    """A request was refused or skipped; else the loop ended because none was left."""
     exits: int
     """How often it was taken."""
     steps: int
     """In how many steps."""
     requests: int
-    """How many different requests it concerned, as far as they were told."""
+    """How many different requests it concerned, as far as they are recorded."""
     mean_budget_left: float
     """Token budget left when it was taken."""
 
@@ -167,7 +173,7 @@ class LimitShare(msgspec.Struct, kw_only=True):
     share_frac: float
     """Of all such time; the shares of an engine add up to 1."""
     steps: int
-    """After which somebody waited for it."""
+    """After which requests waited for it."""
     request_steps: int
     """Requests that did so, added up over these steps."""
     strip: list[float]
@@ -175,12 +181,12 @@ class LimitShare(msgspec.Struct, kw_only=True):
 
 
 class NotJudged(msgspec.Struct, kw_only=True):
-    """One rule that a record does not tell enough for."""
+    """One rule that a record lacks facts for."""
 
     code: str
     """Name of the page in ``docs/findings/``."""
     missing: list[str]
-    """What the record does not tell, of what the rule needs."""
+    """What the record lacks, of what the rule needs."""
 
 
 class RunReport(msgspec.Struct, kw_only=True):
@@ -189,13 +195,13 @@ class RunReport(msgspec.Struct, kw_only=True):
     path: str
     label: str
     config: dict[str, Any]
-    """Model, versions, limits and workload, as far as the run tells them."""
-    problems: list[str]
-    """What is wrong with the trace, and what the recorder said."""
+    """Model, versions, limits and workload, as far as the run records them."""
+    problems: list[Message]
+    """What is wrong with the trace, and the recorder's notices."""
     trials: list[TrialReport]
     findings: list[Finding]
     not_judged: list[NotJudged]
-    """Rules that the record does not tell enough for."""
+    """Rules that the record lacks facts for."""
     causes: list[CauseRow]
     """Every kind of exit, refusals first, the most frequent first."""
     caps: list[CapRow]

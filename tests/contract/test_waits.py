@@ -7,6 +7,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.limits import limit_shares, refused_demand
+from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
@@ -82,6 +83,6 @@ def test_where_the_queue_cannot_be_rebuilt_it_is_said(recording):
     [name] = UNTOLD
     play(Queued(**FAMILIES[name].engine), make_script(FAMILIES[name], 1))
     [problem] = analyze_run(read_run(recording)).problems
-    assert problem.startswith(
-        "the waiting queue rebuilt from the trace disagrees with the recorded count after"
+    assert plain(problem).startswith(
+        "The waiting queue rebuilt from the trace disagrees with the recorded count after"
     )

@@ -28,6 +28,7 @@ from tests.makers import arrival, run_folder, step
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+RECORDED = ROOT / "tests" / "data" / "findings"
 SAMPLE = Path(__file__).parent / "data" / "base"
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 MINIMAL = Path(__file__).parent / "data" / "minimal.jsonl"
@@ -160,14 +161,24 @@ def all_findings(tmp_path):
 
 @pytest.mark.parametrize("code", sorted(RULES))
 def test_every_key_of_the_evidence_is_on_the_findings_page(all_findings, code):
-    recorded = ROOT / "tests" / "data" / "findings" / code / "shows"
+    recorded = RECORDED / code / "shows"
     without_queue = {"budget-underused": ROOT / "examples/forum-thread/wrapped.log"}
     shows = without_queue.get(code, recorded if recorded.exists() else all_findings)
     (run,) = analyze([read_run(shows)]).runs
     [finding] = [finding for finding in run.findings if finding.code == code]
     page = (DOCS / "findings" / f"{code}.md").read_text()
-    keys = finding.evidence.keys() | finding.evidence["examples"][0].keys()
-    assert [key for key in sorted(keys - {"example"}) if f"`{key}`" not in page] == []
+    keys = {*finding.evidence.__struct_fields__, *finding.evidence.examples[0].__struct_fields__}
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    "code", sorted({path.parent.name for path in RECORDED.glob("*/sentences.txt")} - {"blocked-budget"})
+)
+def test_the_example_of_a_page_is_what_the_finding_says(code):
+    """``blocked-budget`` quotes runs of a model instead."""
+    page = " ".join((DOCS / "findings" / f"{code}.md").read_text().split())
+    message, advice, example = (RECORDED / code / "sentences.txt").read_text().splitlines()
+    assert f"{message} For instance {example} try: {advice}" in page
 
 
 def test_every_key_of_the_configuration_is_on_the_page():

@@ -171,7 +171,7 @@ def assert_times_are_vllms(trace, metrics):
     """
     finished = trace.finishes.filter(pl.col("status") != "ABORTED").select("request_id")
     states = make_timeline(trace).request_states.join(finished, on="request_id", how="semi")
-    of_state = states.group_by("state").agg(((pl.col("end_us") - pl.col("begin_us")).sum() / 1e6))
+    of_state = states.group_by("state").agg((pl.col("end_us") - pl.col("begin_us")).sum() / 1e6)
     seconds = dict(of_state.rows())
     for state, name in {"waiting": "queue", "prefill": "prefill", "decode": "decode"}.items():
         told = re.search(rf"^vllm:request_{name}_time_seconds_sum{{.*}} (\S+)$", metrics, re.MULTILINE)

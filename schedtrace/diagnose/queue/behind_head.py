@@ -113,7 +113,7 @@ class _Passing:
 
 
 def _queue(timeline: Timeline) -> pl.DataFrame:
-    """``waits(timeline)`` with ``most_after_prompt`` (tokens still to compute) and ``ready`` (never skipped)."""
+    """``waits(timeline)`` with ``most_after_prompt`` (tokens to compute) and ``ready`` (never skipped)."""
     queue = waits(timeline)
     most = (
         (pl.col("max_tokens") - 1).fill_null(NEVER).alias("most_after_prompt")

@@ -40,11 +40,11 @@ class Rule:
     summary: str
     """One line: what it means when this is found."""
     needs: frozenset[Fact]
-    """What a record must tell for this rule to judge it."""
+    """What a record must hold for this rule to judge it."""
     find: Callable[[Timeline], list[Finding]]
 
     def __call__(self, timeline: Timeline) -> list[Finding]:
-        """What it finds; empty where there is nothing."""
+        """Its findings in one engine's timeline."""
         return self.find(timeline)
 
 

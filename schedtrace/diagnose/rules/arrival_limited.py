@@ -1,34 +1,47 @@
-"""``arrival-limited``: the step was small because requests had not arrived yet, and nobody was refused."""
-
-from typing import Any
+"""``arrival-limited``: the step was small because requests had not arrived yet; none was refused."""
 
 import polars as pl
 
-from schedtrace.diagnose.rules.common import (
-    at_step,
-    counted,
-    in_trials,
-    only,
-    step_numbers,
-    trial_numbers,
-)
+from schedtrace.diagnose.rules.common import StepExample, in_trials, only, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, joined, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "arrival-limited"
-SUMMARY = "steps were small because requests had not reached the scheduler yet; nobody was refused"
+SUMMARY = "steps were small because requests had not reached the scheduler yet; no request was refused"
 NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.REQUESTS)
-ADVICE_OPEN = (
-    "Nobody was refused: no limit to raise. Requests that come by themselves meet a step that is already "
-    "under way; vLLM does not wait for more of them."
+ADVICE_OPEN = message("No limit is in the way: vLLM does not wait for requests that have not arrived.")
+ADVICE_CLOSED = message(
+    "No limit is in the way. To measure with full batches, queue all requests before the first step: "
+    "{run}, or {bench}.",
+    run=Code("schedtrace run --prequeue"),
+    bench=Code("vllm bench throughput --prequeue-requests"),
 )
-ADVICE_CLOSED = (
-    "Nobody was refused: no limit to raise, and no bug in the budget. To measure with full batches, "
-    "have everything queued before the first step: schedtrace run --prequeue "
-    "(in vLLM: vllm bench throughput --prequeue-requests)."
-)
+
+
+class LateExample(StepExample, kw_only=True):
+    """One step and what it missed."""
+
+    scheduled_requests: int
+    scheduled_tokens: int
+    remaining_budget: int
+    late_requests: int
+    late_tokens: int
+    late_us_max: int
+
+
+class LateRequests(Evidence, kw_only=True):
+    """Requests that came too late for a step."""
+
+    late_requests: int
+    late_us_min: int
+    late_us_max: int
+    on_their_way: int
+    extra_steps: int
+    extra_steps_us: int
+    examples: list[LateExample]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -37,27 +50,9 @@ def find(timeline: Timeline) -> list[Finding]:
     if late.is_empty():
         return []
     steps = late.select("step", "trial").unique()
-    first_seen = (
-        timeline.admitted.lazy()
-        .filter(pl.col("phase") == "new")
-        .group_by("request_id")
-        .agg(pl.col("step").min())
-    ).collect()
-    followers = late.select("request_id").join(first_seen, on="request_id")["step"].unique()
-    extra = timeline.steps.filter(pl.col("step").is_in(followers.implode()))
-    extra_ms = float(extra.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0) / 1e3
-    latest_ms = float(late["late_us"].max() or 0) / 1e3  # type: ignore[arg-type]  # an integer column
-    on_their_way = late.filter(pl.col("late_us") <= 0).height
     trials = trial_numbers(steps)
     tokens = int(late["prompt_tokens"].sum())
-    message = (
-        f"{counted(steps.height, 'step')}{in_trials(trials, len(timeline.trials()))} left token budget unused "
-        "because requests had not reached the scheduler yet: when schedule() ended, nothing eligible "
-        "waited. "
-        f"{counted(late.height, 'request')} ({tokens:,} tokens) that would have fitted came before the "
-        f"step's output was back, {_how_late(latest_ms, on_their_way, late.height)}, "
-        f"and {_taken_in(extra.height, extra_ms)}."
-    )
+    evidence = _evidence(timeline, late)
     return [
         Finding(
             code=CODE,
@@ -70,20 +65,47 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(steps),
             tokens=tokens,
-            message=message,
+            message=joined(
+                [
+                    message(
+                        "{steps}{trials} left token budget unused because {requests} ({tokens}) that would "
+                        "have fitted reached the scheduler after schedule() had ended. No request that was "
+                        "ready waited.",
+                        steps=Count(steps.height, "step"),
+                        trials=in_trials(timeline, trials),
+                        requests=Count(late.height, "request"),
+                        tokens=Count(tokens, "token"),
+                    ),
+                    _lateness(evidence),
+                    _later_steps(evidence),
+                ]
+            ),
             advice=ADVICE_CLOSED if timeline.closed_workload else ADVICE_OPEN,
-            evidence={
-                "late_requests": late.height,
-                "late_us_min": late["late_us"].min(),
-                "late_us_max": late["late_us"].max(),
-                "on_their_way": on_their_way,
-                "extra_steps": extra.height,
-                "extra_steps_us": round(extra_ms * 1e3),
-                "example": _in_words(_examples(late)[0]),
-                "examples": _examples(late),
-            },
+            evidence=evidence,
+            example=_described(evidence.examples[0]),
         )
     ]
+
+
+def _evidence(timeline: Timeline, late: pl.DataFrame) -> LateRequests:
+    first_seen = (
+        timeline.admitted.lazy()
+        .filter(pl.col("phase") == "new")
+        .group_by("request_id")
+        .agg(pl.col("step").min())
+    ).collect()
+    followers = late.select("request_id").join(first_seen, on="request_id")["step"].unique()
+    extra = timeline.steps.filter(pl.col("step").is_in(followers.implode()))
+    lateness = late["late_us"]
+    return LateRequests(
+        late_requests=late.height,
+        late_us_min=int(lateness.min()),  # type: ignore[arg-type]  # an integer column with rows
+        late_us_max=int(lateness.max()),  # type: ignore[arg-type]  # likewise
+        on_their_way=late.filter(pl.col("late_us") <= 0).height,
+        extra_steps=extra.height,
+        extra_steps_us=int(extra.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0),
+        examples=_examples(late),
+    )
 
 
 def late_requests(timeline: Timeline) -> pl.DataFrame:
@@ -146,34 +168,47 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _taken_in(steps: int, duration_ms: float) -> str:
-    """When they were scheduled at last."""
-    if not steps:
-        return "had not been scheduled when the trace ended"
-    took = f" ({duration_ms:,.0f} ms in all)" if duration_ms else ""
-    return f"were first scheduled in {counted(steps, 'later step')}{took}"
-
-
-def _how_late(latest_ms: float, on_their_way: int, count: int) -> str:
+def _lateness(evidence: LateRequests) -> Message:
     """When they reached the front end, as seen from the end of ``schedule()``."""
-    if on_their_way == count:
-        return "all of them already on their way from the front end"
-    way = f" ({on_their_way:,} of them already on their way before)" if on_their_way else ""
-    return f"the last one {latest_ms:,.1f} ms after schedule(){way}"
-
-
-def _in_words(example: dict[str, Any]) -> str:
-    return (
-        f"{at_step(example)} scheduled {example['scheduled_requests']:,} "
-        f"({counted(example['scheduled_tokens'], 'token')}) of the "
-        f"{example['scheduled_requests'] + example['late_requests']:,} requests that it could have, "
-        f"with {example['remaining_budget']:,} tokens of budget left."
+    if evidence.on_their_way == evidence.late_requests:
+        return message("The front end already had all of them when schedule() ended.")
+    before = message(
+        "; it already had {count} of them when schedule() ended",
+        count=Count(evidence.on_their_way, "request"),
+    )
+    return message(
+        "The last one reached the front end {late} after schedule(){before}.",
+        late=Duration(evidence.late_us_max),
+        before=before if evidence.on_their_way else NOTHING,
     )
 
 
-def _examples(late: pl.DataFrame) -> list[dict[str, Any]]:
+def _later_steps(evidence: LateRequests) -> Message:
+    """When they were scheduled at last."""
+    if not evidence.extra_steps:
+        return message("None of them was scheduled before the trace ended.")
+    took = message(" that took {time} in total", time=Duration(evidence.extra_steps_us))
+    return message(
+        "vLLM first scheduled them in {steps}{took}.",
+        steps=Count(evidence.extra_steps, "later step"),
+        took=took if evidence.extra_steps_us else NOTHING,
+    )
+
+
+def _described(example: LateExample) -> Message:
+    return message(
+        "{step} scheduled {scheduled} of {requests} ({tokens}) and left {budget} of budget.",
+        step=example.at,
+        scheduled=Number(example.scheduled_requests),
+        requests=Count(example.scheduled_requests + example.late_requests, "request"),
+        tokens=Count(example.scheduled_tokens, "token"),
+        budget=Count(example.remaining_budget, "token"),
+    )
+
+
+def _examples(late: pl.DataFrame) -> list[LateExample]:
     """The three steps that missed most."""
-    return (
+    rows = (
         late.group_by("step", "trial", maintain_order=True)
         .agg(
             pl.col("total_requests").first().alias("scheduled_requests"),
@@ -184,6 +219,5 @@ def _examples(late: pl.DataFrame) -> list[dict[str, Any]]:
             pl.col("late_us").max().alias("late_us_max"),
         )
         .sort("late_requests", "step", descending=[True, False])
-        .head(3)
-        .to_dicts()
     )
+    return LateExample.first(rows)

@@ -5,25 +5,46 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.diagnose.limits import refused_demand
-from schedtrace.diagnose.rules.common import counted, in_trials, share, step_numbers, trial_numbers
-from schedtrace.model.report import Finding
+from schedtrace.diagnose.rules.common import StepExample, in_trials, listed, step_numbers, trial_numbers
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Share, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 MOST_OF_IT = 0.5
 """Above half, no other cause can explain as much."""
 
 FELT = 0.10
-"""A tenth of the requests' time end to end is felt; below that the limit is told as information."""
+"""A tenth of the requests' time in the engine is felt; below that the finding is information."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """One limit, and the words for it."""
+    """One limit."""
 
     code: str
     causes: tuple[str, ...]
-    what: str
-    advice: str
+    resource: Message
+    """What the requests waited for."""
+    advice: Message
+
+
+class WaitExample(StepExample, kw_only=True):
+    """One step and the waiting after it."""
+
+    requests: int
+    wait_us: int
+
+
+class WaitingFor(Evidence, kw_only=True):
+    """Waiting for one limit, and what else was free meanwhile."""
+
+    share_frac: float
+    wait_ms: float
+    of_time_in_engine_frac: float | None
+    mean_budget_left_frac: float | None
+    mean_blocks_free_frac: float | None
+    mean_seats_free_frac: float | None
+    examples: list[WaitExample]
 
 
 def find_bound(timeline: Timeline, bound: Bound) -> list[Finding]:
@@ -35,19 +56,19 @@ def find_bound(timeline: Timeline, bound: Bound) -> list[Finding]:
         return []
     steps = timeline.steps.filter(pl.col("step").is_in(ours["step"].unique().implode()))
     trials = trial_numbers(steps)
-    left = _mean(steps, pl.col("remaining_budget") / pl.col("token_budget"))
-    free = _mean(steps, pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total"))
-    seats = _mean(steps, 1 - pl.col("num_running_after") / timeline.seats)
     lived_us = timeline.finishes.select((pl.col("last_token_us") - pl.col("queued_us")).sum()).item() or 0
     felt = wait_us / lived_us if lived_us else None
-    message = (
-        f"{share(wait_us / all_us)} of the time that requests waited{in_trials(trials, len(timeline.trials()))} "
-        f"they waited for {bound.what}: {wait_us / 1e6:,.2f} s added up over the requests, in "
-        f"{counted(steps.height, 'step')}"
-        + (f" ({share(felt)} of their time in the engine)" if felt is not None else "")
-        + f". Meanwhile {_room(left, free, seats)}."
+    longest = ours.sort("wait_us", "step", descending=[True, False])
+    seats = 1 - pl.col("num_running_after") / timeline.seats if timeline.seats else pl.lit(None, pl.Float64)
+    evidence = WaitingFor(
+        share_frac=wait_us / all_us,
+        wait_ms=wait_us / 1e3,
+        of_time_in_engine_frac=felt,
+        mean_budget_left_frac=_mean(steps, pl.col("remaining_budget") / pl.col("token_budget")),
+        mean_blocks_free_frac=_mean(steps, pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")),
+        mean_seats_free_frac=_mean(steps, seats),
+        examples=WaitExample.first(longest, 1),
     )
-    longest = ours.sort("wait_us", "step", descending=[True, False]).row(0, named=True)
     return [
         Finding(
             code=bound.code,
@@ -59,21 +80,21 @@ def find_bound(timeline: Timeline, bound: Bound) -> list[Finding]:
             trials=trials,
             steps=step_numbers(steps),
             tokens=round(float(ours["tokens"].max() or 0)),  # type: ignore[arg-type]  # a column of floats
-            message=message,
+            message=message(
+                "{share} of waiting time{trials} was for {resource}: requests waited {time} in total{felt}. "
+                "Meanwhile {room}.",
+                share=Share(evidence.share_frac),
+                trials=in_trials(timeline, trials),
+                resource=bound.resource,
+                time=Duration(wait_us),
+                felt=NOTHING
+                if felt is None
+                else message(", {felt} of their time in the engine", felt=Share(felt)),
+                room=_room(evidence),
+            ),
             advice=bound.advice,
-            evidence={
-                "share_frac": wait_us / all_us,
-                "wait_ms": wait_us / 1e3,
-                "of_time_in_engine_frac": felt,
-                "mean_budget_left_frac": left,
-                "mean_blocks_free_frac": free,
-                "mean_seats_free_frac": seats,
-                "examples": [{name: longest[name] for name in ("step", "trial", "requests", "wait_us")}],
-                "example": (
-                    f"after step {longest['step']} {counted(longest['requests'], 'request')} waited "
-                    f"{longest['wait_us'] / 1e3:,.1f} ms in all for it."
-                ),
-            },
+            evidence=evidence,
+            example=_described(evidence.examples[0]),
         )
     ]
 
@@ -83,8 +104,25 @@ def _mean(steps: pl.DataFrame, value: pl.Expr) -> float | None:
     return None if mean is None else float(mean)
 
 
-def _room(left: float | None, free: float | None, seats: float | None) -> str:
+def _room(evidence: WaitingFor) -> Message:
     """What else was free in these steps: where all of it was, the limit is worth raising."""
-    parts = [(left, "the token budget"), (free, "the KV blocks"), (seats, "the seats")]
-    known = [f"{share(max(0.0, part))} of {of}" for part, of in parts if part is not None]
-    return f"on average {', '.join(known[:-1])} and {known[-1]} were free"
+    parts = [
+        (evidence.mean_budget_left_frac, "token budget"),
+        (evidence.mean_blocks_free_frac, "KV blocks"),
+        (evidence.mean_seats_free_frac, "seats"),
+    ]
+    known = [
+        message("{share} of the {resource}", share=Share(max(0.0, free)), resource=resource)
+        for free, resource in parts
+        if free is not None
+    ]
+    return message("{parts} were free on average", parts=listed(known))
+
+
+def _described(example: WaitExample) -> Message:
+    return message(
+        "after {step} {requests} waited for it, {time} in total.",
+        step=example.at,
+        requests=Count(example.requests, "request"),
+        time=Duration(example.wait_us),
+    )

@@ -1,27 +1,37 @@
 """``budget-saturated``: the whole token budget was spent and requests still waited for tokens."""
 
-from typing import Any
-
 import polars as pl
 
-from schedtrace.diagnose.rules.common import at_step, counted, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, seats_setting
+from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import NOTHING, Count, Message, Number, Share, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "budget-saturated"
 SUMMARY = "steps spent the whole token budget while requests waited"
 NEEDS = (Fact.QUEUE,)
-ADVICE_FULL = (
-    "A larger --max-num-batched-tokens alone admits nobody here: {what} in these steps, too. It lets running "
-    "prompts take larger chunks."
-)
-ADVICE = (
-    "The budget of {token_budget:,} tokens is what limits these steps: a larger --max-num-batched-tokens "
-    "starts prompts sooner (lower TTFT) and makes each step longer (higher inter-token latency, more "
-    "activation memory)."
-)
+
+
+class FullStep(StepExample, kw_only=True):
+    """One saturated step."""
+
+    num_waiting_after: int
+    waiting_tokens_after: int | None
+    total_requests: int
+    used_tokens: int
+
+
+class Saturation(Evidence, kw_only=True):
+    """Waiting after saturated steps, and what else they had used up."""
+
+    mean_waiting: float
+    max_waiting_tokens: int | None
+    steps_without_seat: int
+    steps_without_block: int
+    examples: list[FullStep]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -31,19 +41,14 @@ def find(timeline: Timeline) -> list[Finding]:
         return []
     working = timeline.steps.filter(pl.col("total_requests") > 0).height
     trials = trial_numbers(full)
-    waiting = full["eligible_after"].sum() / full.height
     known = full["waiting_tokens_after"].drop_nulls().to_list()
     most = max(known, default=0)
-    at_once = f" (at most {most:,} tokens at once)" if known else ""
-    message = (
-        f"{counted(full.height, 'step')} of {working:,}{in_trials(trials, len(timeline.trials()))} spent "
-        f"the whole token budget while {waiting:,.1f} requests waited for tokens on average{at_once}."
-    )
-    examples = (
-        full.sort("num_waiting_after", "step", descending=[True, False])
-        .select("step", "trial", "num_waiting_after", "waiting_tokens_after", "total_requests", "used_tokens")
-        .head(3)
-        .to_dicts()
+    evidence = Saturation(
+        mean_waiting=int(full["eligible_after"].sum()) / full.height,
+        max_waiting_tokens=most if known else None,
+        steps_without_seat=full.filter(pl.col("num_running_after") >= timeline.seats).height,
+        steps_without_block=full.filter(pl.col("kv_blocks_free_after") == 0).height,
+        examples=FullStep.first(full.sort("num_waiting_after", "step", descending=[True, False])),
     )
     return [
         Finding(
@@ -56,35 +61,54 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(full),
             tokens=most,
-            message=message,
-            advice=_advice(timeline, full),
-            evidence={
-                "mean_waiting": waiting,
-                "max_waiting_tokens": most if known else None,
-                "steps_without_seat": full.filter(pl.col("num_running_after") >= timeline.seats).height,
-                "steps_without_block": full.filter(pl.col("kv_blocks_free_after") == 0).height,
-                "example": _in_words(examples[0]),
-                "examples": examples,
-            },
+            message=message(
+                "{steps} of {working}{trials} spent the whole token budget while {waiting} requests on "
+                "average waited for tokens{most}.",
+                steps=Count(full.height, "step"),
+                working=Number(working),
+                trials=in_trials(timeline, trials),
+                waiting=Number(evidence.mean_waiting),
+                most=message(", {tokens} at most", tokens=Count(most, "token")) if known else NOTHING,
+            ),
+            advice=_advice(timeline, evidence, full.height),
+            evidence=evidence,
+            example=_described(evidence.examples[0]),
         )
     ]
 
 
-def _advice(timeline: Timeline, full: pl.DataFrame) -> str:
+def _advice(timeline: Timeline, evidence: Saturation, steps: int) -> Message:
     """A larger budget helps only where another request could have been admitted at all."""
-    no_seat = full.filter(pl.col("num_running_after") >= timeline.seats).height
-    no_block = full.filter(pl.col("kv_blocks_free_after") == 0).height
-    if 2 * no_seat > full.height:
-        return ADVICE_FULL.format(
-            what=f"{no_seat} of {full.height} had no seat left ({timeline.seats:,} run)"
-        )
-    if 2 * no_block > full.height:
-        return ADVICE_FULL.format(what=f"{no_block} of {full.height} had no free KV block left")
-    return ADVICE.format(token_budget=timeline.token_budget)
+    for lacking, resource in (
+        (
+            evidence.steps_without_seat,
+            message(
+                "free seat ({limit} {seats})", limit=seats_setting(timeline), seats=Number(timeline.seats)
+            ),
+        ),
+        (evidence.steps_without_block, message("free KV block")),
+    ):
+        if 2 * lacking > steps:
+            return message(
+                "A larger {setting} admits no further request: {lacking} of these steps also had "
+                "no {resource}. It only lets running prompts take larger chunks.",
+                setting=BATCHED_TOKENS,
+                lacking=Share(lacking / steps),
+                resource=resource,
+            )
+    return message(
+        "A larger {setting} (now {now}) starts prompts sooner and makes each step longer: higher inter-token "
+        "latency, more activation memory.",
+        setting=BATCHED_TOKENS,
+        now=Number(batched_tokens(timeline)),
+    )
 
 
-def _in_words(example: dict[str, Any]) -> str:
-    return (
-        f"{at_step(example)} spent all {example['used_tokens']:,} tokens on "
-        f"{counted(example['total_requests'], 'request')}; {example['num_waiting_after']:,} waited."
+def _described(example: FullStep) -> Message:
+    return message(
+        "{step} spent {tokens} on {running} while {waiting} waited.",
+        step=example.at,
+        tokens=Count(example.used_tokens, "token"),
+        running=Count(example.total_requests, "request"),
+        waiting=Count(example.num_waiting_after, "request"),
     )

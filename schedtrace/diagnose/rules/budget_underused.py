@@ -1,24 +1,48 @@
 """``budget-underused``: a step left budget that the next step's new requests would have fitted into.
 
-Only for records without queue lengths: with them, ``arrival-limited`` and ``blocked-budget`` tell why.
+Only for records without queue lengths: with them, ``arrival-limited`` and ``blocked-budget`` know why.
 """
-
-from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.rules.common import at_step, counted, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, Steps, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "budget-underused"
-SUMMARY = "steps left budget that the next step's new requests would have fitted into; why is not told"
-NEEDS = (Fact.REQUESTS,)
-ADVICE = (
-    "Record the same with schedtrace (schedtrace run, or SCHEDTRACE_DIR for a vLLM of your own): its trace "
-    "has the queue and the exit taken, and tells the two apart."
+SUMMARY = (
+    "steps left budget that the next step's new requests would have fitted into (this log does not record "
+    "why)"
 )
+NEEDS = (Fact.REQUESTS,)
+ADVICE = message(
+    "Record the same load with schedtrace ({run}, or {variable} for a vLLM of your own): its trace has the "
+    "queue and the limit that refused a request.",
+    run=Code("schedtrace run"),
+    variable=Code("SCHEDTRACE_DIR"),
+)
+
+
+class MissedExample(StepExample, kw_only=True):
+    """One step and the next."""
+
+    next_step: int
+    gap_ms: float | None
+    total_requests: int
+    used_tokens: int
+    remaining_budget: int
+    next_total: int
+    missed_requests: int
+    missed_tokens: int
+
+
+class MissedRequests(Evidence, kw_only=True):
+    """New requests of the next steps that would have fitted."""
+
+    missed_requests: int
+    examples: list[MissedExample]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -31,13 +55,8 @@ def find(timeline: Timeline) -> list[Finding]:
     requests, tokens = (int(missed[name].sum()) for name in ("missed_requests", "missed_tokens"))
     working = timeline.steps.filter(pl.col("total_requests") > 0).height
     trials = trial_numbers(missed)
-    message = (
-        f"{counted(missed.height, 'step')} of {working:,}{in_trials(trials, len(timeline.trials()))} left token "
-        f"budget unused into which {counted(requests, 'request')} ({tokens:,} tokens), new in the step right "
-        "after, would have fitted. Whether they had not arrived yet or waited and were refused cannot be "
-        "told from this log: it has no queue lengths."
-    )
-    examples = missed.sort("missed_tokens", "step", descending=[True, False]).head(3).to_dicts()
+    worst = missed.sort("missed_tokens", "step", descending=[True, False])
+    examples = MissedExample.first(worst)
     return [
         Finding(
             code=CODE,
@@ -49,9 +68,19 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(missed),
             tokens=tokens,
-            message=message,
+            message=message(
+                "{steps} of {working}{trials} left token budget that {requests} ({tokens}), new in the next "
+                "step, would have fitted into. This log has no queue lengths: it does not show whether they "
+                "had not arrived or were refused.",
+                steps=Count(missed.height, "step"),
+                working=Number(working),
+                trials=in_trials(timeline, trials),
+                requests=Count(requests, "request"),
+                tokens=Count(tokens, "token"),
+            ),
             advice=ADVICE,
-            evidence={"missed_requests": requests, "example": _in_words(examples[0]), "examples": examples},
+            evidence=MissedRequests(missed_requests=requests, examples=examples),
+            example=_described(examples[0]),
         )
     ]
 
@@ -92,11 +121,17 @@ def _missed(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _in_words(example: dict[str, Any]) -> str:
-    gap = "" if example["gap_ms"] is None else f", {example['gap_ms']:,.0f} ms later"
-    return (
-        f"{at_step(example)} scheduled {example['total_requests']:,} "
-        f"({counted(example['used_tokens'], 'token')}) of the {example['next_total']:,} requests that step "
-        f"{example['next_step']} had{gap}; "
-        f"{counted(example['remaining_budget'], 'token')} of budget left."
+def _described(example: MissedExample) -> Message:
+    gap_ms = example.gap_ms
+    return message(
+        "{step} scheduled {scheduled} of the {total} of {next} ({tokens}) and left {budget} of budget{gap}.",
+        step=example.at,
+        scheduled=Number(example.total_requests),
+        total=Count(example.next_total, "request"),
+        next=Steps(example.next_step, example.next_step),
+        tokens=Count(example.used_tokens, "token"),
+        budget=Count(example.remaining_budget, "token"),
+        gap=NOTHING
+        if gap_ms is None
+        else message("; the next step began {gap} later", gap=Duration(1e3 * gap_ms)),
     )

@@ -1,16 +1,24 @@
-"""``config-smells``: settings that did not have, or cannot have, the wished effect in this run."""
+"""``config-smells``: settings that had, or can have, no effect in this run."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rules.common import share
+from schedtrace.diagnose.rules.allowed import (
+    BATCHED_TOKENS,
+    can_lower_batched_tokens,
+    smallest_batched_tokens,
+    threshold,
+)
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import Count, Message, Number, Setting, Share, joined, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "config-smells"
-SUMMARY = "settings that cannot have had the wished effect in this run, each with its evidence"
+SUMMARY = "settings without effect in this run, each with its evidence"
 NEEDS = (Fact.QUEUE, Fact.CONFIG)
 
 LITTLE_USED = 0.5
@@ -22,8 +30,32 @@ FEWEST_STEPS = 100
 FEWEST_REQUESTS = 10
 """Prompts that must have come before "no hit in the prefix cache" says anything."""
 
-Smell = tuple[str, str, str]
-"""The setting, what the trace shows, what to do."""
+
+@dataclass(frozen=True)
+class Smell:
+    """One setting without effect."""
+
+    setting: str
+    shown: Message
+    advice: Message
+
+    def about(self, sentence: Message) -> Message:
+        """``max_num_seqs: ...``."""
+        return message("{setting}: {sentence}", setting=Setting(self.setting), sentence=sentence)
+
+
+class SmellExample(msgspec.Struct, kw_only=True):
+    """One setting and what the trace shows."""
+
+    setting: str
+    shown: Message
+
+
+class Smells(Evidence, kw_only=True):
+    """The settings."""
+
+    settings: list[str]
+    examples: list[SmellExample]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -31,7 +63,6 @@ def find(timeline: Timeline) -> list[Finding]:
     found = [smell for check in _CHECKS if (smell := check(timeline)) is not None]
     if not found:
         return []
-    names = [setting for setting, _, _ in found]
     return [
         Finding(
             code=CODE,
@@ -43,55 +74,71 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=[],
             steps=[],
             tokens=0,
-            message=" ".join(f"{setting}: {shown}" for setting, shown, _ in found),
-            advice=" ".join(f"{setting}: {advice}" for setting, _, advice in found),
-            evidence={
-                "settings": names,
-                "example": found[0][1],
-                "examples": [{"setting": setting, "shown": shown} for setting, shown, _ in found],
-            },
+            message=joined([smell.about(smell.shown) for smell in found]),
+            advice=joined([smell.about(smell.advice) for smell in found]),
+            evidence=Smells(
+                settings=[smell.setting for smell in found],
+                examples=[SmellExample(setting=smell.setting, shown=smell.shown) for smell in found],
+            ),
+            example=found[0].shown,
         )
     ]
 
 
 def _budget_not_reached(timeline: Timeline) -> Smell | None:
-    most = _most(timeline, "used_tokens")
-    budget = timeline.token_budget
-    if _is_short(timeline):
+    """Only where vLLM accepts a smaller one."""
+    most, budget = _most(timeline, "used_tokens"), timeline.token_budget
+    if _is_short(timeline) or not can_lower_batched_tokens(timeline):
         return None
     refused = timeline.steps.filter(
         (pl.col("num_waiting_after") > 0) & (pl.col("remaining_budget") == 0)
     ).height
     if refused or most > LITTLE_USED * budget:
         return None
-    return (
+    return Smell(
         "max_num_batched_tokens",
-        f"no step used more than {most:,} of {budget:,} tokens ({share(most / budget)}).",
-        "A smaller --max-num-batched-tokens would have done, and leaves activation memory to the KV cache.",
+        message(
+            "no step used more than {most} of {budget} ({share}).",
+            most=Number(most),
+            budget=Count(budget, "token"),
+            share=Share(most / budget),
+        ),
+        message(
+            "a smaller {setting} (vLLM accepts {smallest} and more here) leaves activation memory to the KV "
+            "cache.",
+            setting=BATCHED_TOKENS,
+            smallest=Number(smallest_batched_tokens(timeline)),
+        ),
     )
 
 
 def _seats_not_reached(timeline: Timeline) -> Smell | None:
-    if _is_short(timeline):
-        return None
     most = _most(timeline, "num_running_after")
-    if most > LITTLE_USED * timeline.seats:
+    if _is_short(timeline) or most > LITTLE_USED * timeline.seats:
         return None
-    return (
+    return Smell(
         "max_num_seqs",
-        f"never more than {most:,} of {timeline.seats:,} requests ran at once.",
-        "Raising it cannot change anything for this load.",
+        message(
+            "at most {most} of {seats} requests ran at once.",
+            most=Number(most),
+            seats=Number(timeline.seats),
+        ),
+        message("a larger value changes nothing for this load."),
     )
 
 
 def _threshold_without_effect(timeline: Timeline) -> Smell | None:
-    threshold = int(timeline.header.scheduler_config.get("long_prefill_token_threshold") or 0)
-    if not threshold or threshold < timeline.token_budget:
+    now, budget = threshold(timeline), timeline.token_budget
+    if not now or now < budget:
         return None
-    return (
+    return Smell(
         "long_prefill_token_threshold",
-        f"{threshold:,} is not below the token budget of {timeline.token_budget:,}, which cuts first.",
-        "Unset it, or set it below the budget.",
+        message(
+            "{now} is not below the token budget of {budget}, which limits chunks first.",
+            now=Number(now),
+            budget=Number(budget),
+        ),
+        message("unset it, or set it below the budget."),
     )
 
 
@@ -101,10 +148,12 @@ def _partial_prefills(timeline: Timeline) -> Smell | None:
     given = [f"{name}={config[name]}" for name in names if config.get(name) not in (None, 1)]
     if not given:
         return None
-    return (
+    return Smell(
         " and ".join(given),
-        "vLLM's V1 scheduler accepts these settings and does not look at them.",
-        "Unset them; long_prefill_token_threshold is what V1 knows.",
+        message("vLLM's V1 scheduler accepts these settings and ignores them."),
+        message(
+            "unset them; V1 limits chunks by {setting}.", setting=Setting("long_prefill_token_threshold")
+        ),
     )
 
 
@@ -113,10 +162,10 @@ def _cache_without_hits(timeline: Timeline) -> Smell | None:
     hits = int(timeline.steps["cached_tokens"].sum() or 0)
     if not timeline.header.enable_prefix_caching or hits or admitted < FEWEST_REQUESTS:
         return None
-    return (
+    return Smell(
         "enable_prefix_caching",
-        f"none of the {admitted:,} requests found a token of its prompt in the cache.",
-        "Prompts without a common beginning gain nothing from it; it costs little, so this is no harm done.",
+        message("none of {requests} found a cached token.", requests=Count(admitted, "request")),
+        message("prompts without a common prefix gain nothing from it; it costs little."),
     )
 
 

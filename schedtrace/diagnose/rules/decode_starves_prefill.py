@@ -3,10 +3,12 @@
 import polars as pl
 
 from schedtrace.diagnose.limits import refused_demand
-from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, seats_setting
+from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Share, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "decode-starves-prefill"
@@ -16,11 +18,26 @@ NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.REQUESTS)
 MOST_OF_IT = 0.5
 """From half of the budget on, decodes leave prefills less than they take."""
 
-ADVICE = (
-    "Decodes are scheduled first. Raise --max-num-batched-tokens (now {budget:,}) well above --max-num-seqs "
-    "(now {seats:,}{drafts}), or lower --max-num-seqs."
-)
-_EXAMPLE = ("step", "trial", "decode_tokens", "prefill_tokens", "token_budget", "num_waiting_after")
+FELT = 0.10
+"""A tenth of the run is felt."""
+
+
+class StarvedStep(StepExample, kw_only=True):
+    """One step and its two kinds of work."""
+
+    decode_tokens: int
+    prefill_tokens: int
+    token_budget: int
+    num_waiting_after: int
+
+
+class StarvedPrefills(Evidence, kw_only=True):
+    """What decodes took, and what it took the others."""
+
+    decode_share_frac: float
+    spent_ms: float
+    wait_ms: float
+    examples: list[StarvedStep]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -32,23 +49,20 @@ def find(timeline: Timeline) -> list[Finding]:
         (pl.col("cause") == str(Cause.TOKEN_BUDGET)) & pl.col("step").is_in(starved["step"].implode())
     )
     wait_us = int(waits["wait_us"].sum() or 0)
-    period_us = int(starved.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0)
+    spent_us = int(starved.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0)
     trials = trial_numbers(starved)
-    taken = float((starved["decode_tokens"] / starved["token_budget"]).mean() or 0)  # type: ignore[arg-type]  # a column of floats
+    part = spent_us / timeline.duration_us if timeline.duration_us else 0.0
     worst = starved.sort("num_waiting_after", "step", descending=[True, False])
-    first = worst.row(0, named=True)
-    part = period_us / timeline.duration_us if timeline.duration_us else 0.0
-    drafts = int(timeline.steps["draft_tokens"].sum() or 0)
-    message = (
-        f"{counted(starved.height, 'step')}{in_trials(trials, len(timeline.trials()))} spent {share(taken)} of "
-        "the token budget on decodes on average and then had none left for prefills that wanted more: "
-        f"{period_us / 1e3:,.0f} ms, {share(part)} of the run; requests waited {wait_us / 1e3:,.0f} ms in "
-        "all meanwhile."
+    evidence = StarvedPrefills(
+        decode_share_frac=float((starved["decode_tokens"] / starved["token_budget"]).mean() or 0),  # type: ignore[arg-type]  # a column of floats
+        spent_ms=spent_us / 1e3,
+        wait_ms=wait_us / 1e3,
+        examples=StarvedStep.first(worst),
     )
     return [
         Finding(
             code=CODE,
-            severity="warning" if part >= 0.10 else "info",  # noqa: PLR2004  # a tenth of the run is felt
+            severity="warning" if part >= FELT else "info",
             cause=Cause.TOKEN_BUDGET,
             via="recorded",
             engine_rank=timeline.rank,
@@ -56,23 +70,20 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(starved),
             tokens=int(starved["decode_tokens"].sum()),
-            message=message,
-            advice=ADVICE.format(
-                budget=timeline.header.token_budget,
-                seats=timeline.seats,
-                drafts=" and drafts" if drafts else "",
+            message=message(
+                "{steps}{trials} spent {taken} of the token budget on decodes on average and had too little "
+                "left for prefills. These steps took {spent}, {part} of the run; requests waited {wait} in "
+                "total.",
+                steps=Count(starved.height, "step"),
+                trials=in_trials(timeline, trials),
+                taken=Share(evidence.decode_share_frac),
+                spent=Duration(spent_us),
+                part=Share(part),
+                wait=Duration(wait_us),
             ),
-            evidence={
-                "decode_share_frac": taken,
-                "spent_ms": period_us / 1e3,
-                "wait_ms": wait_us / 1e3,
-                "example": (
-                    f"{at_step(first)} gave {first['decode_tokens']:,} of {first['token_budget']:,} tokens "
-                    f"to decodes and {first['prefill_tokens']:,} to prefills; "
-                    f"{first['num_waiting_after']:,} waited."
-                ),
-                "examples": worst.select(_EXAMPLE).head(3).to_dicts(),
-            },
+            advice=_advice(timeline),
+            evidence=evidence,
+            example=_described(evidence.examples[0]),
         )
     ]
 
@@ -85,4 +96,28 @@ def starved_steps(timeline: Timeline) -> pl.DataFrame:
         (pl.col("remaining_budget") == 0)
         & (pl.col("decode_tokens") >= MOST_OF_IT * pl.col("token_budget"))
         & (wanted | pl.col("step").is_in(cut.implode()))
+    )
+
+
+def _advice(timeline: Timeline) -> Message:
+    drafts = int(timeline.steps["draft_tokens"].sum() or 0)
+    return message(
+        "vLLM schedules decodes first, a token{drafts} each. Raise {budget} (now {tokens}) well above "
+        "{limit} (now {seats}), or lower {limit}.",
+        drafts=message(" and its drafts") if drafts else NOTHING,
+        budget=BATCHED_TOKENS,
+        tokens=Number(batched_tokens(timeline)),
+        limit=seats_setting(timeline),
+        seats=Number(timeline.seats),
+    )
+
+
+def _described(example: StarvedStep) -> Message:
+    return message(
+        "{step} gave {decode} of {budget} to decodes and {prefill} to prefills; {waiting} waited.",
+        step=example.at,
+        decode=Number(example.decode_tokens),
+        budget=Count(example.token_budget, "token"),
+        prefill=Number(example.prefill_tokens),
+        waiting=Count(example.num_waiting_after, "request"),
     )

@@ -2,24 +2,44 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import Code, Count, Duration, Message, Share, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "late-arrivals"
-SUMMARY = "for a part of the run steps were small because the front end handed requests over too slowly"
+SUMMARY = "steps were small because the front end was slow to hand requests over"
 NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES)
 
 FOUND_FROM_FRAC = 0.01
 """A hundredth of the run; what is less does not move throughput."""
 
-ADVICE = (
-    "All requests of the workload exist from the start, and yet the engine ran out of them: the front end is "
-    "the limit (tokenizing, one process, one socket). Hand over token ids, or have everything queued first "
-    "(schedtrace run --prequeue); for a server more API processes (--api-server-count)."
+ADVICE = message(
+    "All requests of this workload exist from the start, so the front end is the limit (tokenizing, one "
+    "process, one socket). Send token ids instead of text, or queue all requests before the first step "
+    "({prequeue}).",
+    prequeue=Code("schedtrace run --prequeue"),
 )
+
+
+class ShortStep(StepExample, kw_only=True):
+    """One step that ran before all requests had arrived."""
+
+    total_requests: int
+    remaining_budget: int
+    to_come: int
+    spent_us: int
+
+
+class LateArrivals(Evidence, kw_only=True):
+    """Time of such steps, and how long the front end took."""
+
+    spent_ms: float
+    spent_frac: float
+    handed_over_ms: float
+    examples: list[ShortStep]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -27,21 +47,14 @@ def find(timeline: Timeline) -> list[Finding]:
     if not timeline.closed_workload:
         return []
     short = short_steps(timeline)
-    busy_us = int(short["spent_us"].sum() or 0)
-    if not timeline.duration_us or busy_us / timeline.duration_us < FOUND_FROM_FRAC:
+    spent_us = int(short["spent_us"].sum() or 0)
+    if not timeline.duration_us or spent_us / timeline.duration_us < FOUND_FROM_FRAC:
         return []
     trials = trial_numbers(short)
-    handed = _handed_over_us(timeline)
-    part = busy_us / timeline.duration_us
-    used = float(short["use_frac"].sum()) / short.height
-    message = (
-        f"{counted(short.height, 'step')}{in_trials(trials, len(timeline.trials()))} ran with tokens and seats "
-        "left and nobody waiting while requests of the same trial were still to come: "
-        f"{busy_us / 1e3:,.0f} ms, {share(part)} of the run. They used {share(used)} of the budget on "
-        f"average. The front end took {handed / 1e3:,.0f} ms to hand a trial's requests over."
-    )
+    handed_over_us = _handed_over_us(timeline)
+    part = spent_us / timeline.duration_us
     worst = short.sort("to_come", "step", descending=[True, False])
-    first = worst.row(0, named=True)
+    examples = ShortStep.first(worst)
     return [
         Finding(
             code=CODE,
@@ -53,28 +66,40 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(short),
             tokens=int(short["remaining_budget"].sum()),
-            message=message,
+            message=message(
+                "{steps}{trials} ran with tokens and seats to spare and no request waiting, while requests "
+                "of the same trial had not arrived: {spent}, {part} of the run. They used {used} of the "
+                "budget on average. The front end took {handed_over} to hand over the requests of a trial.",
+                steps=Count(short.height, "step"),
+                trials=in_trials(timeline, trials),
+                spent=Duration(spent_us),
+                part=Share(part),
+                used=Share(float(short["use_frac"].sum()) / short.height),
+                handed_over=Duration(handed_over_us),
+            ),
             advice=ADVICE,
-            evidence={
-                "spent_ms": busy_us / 1e3,
-                "spent_frac": part,
-                "handed_over_ms": handed / 1e3,
-                "example": (
-                    f"{at_step(first)} scheduled {counted(first['total_requests'], 'request')}, nobody "
-                    f"waited, and {first['to_come']:,} were still to come."
-                ),
-                "examples": worst.select(
-                    "step", "trial", "total_requests", "remaining_budget", "to_come", "spent_us"
-                )
-                .head(3)
-                .to_dicts(),
-            },
+            evidence=LateArrivals(
+                spent_ms=spent_us / 1e3,
+                spent_frac=part,
+                handed_over_ms=handed_over_us / 1e3,
+                examples=examples,
+            ),
+            example=_described(examples[0]),
         )
     ]
 
 
+def _described(example: ShortStep) -> Message:
+    return message(
+        "{step} scheduled {scheduled} with no request waiting and {to_come} still to come.",
+        step=example.at,
+        scheduled=Count(example.total_requests, "request"),
+        to_come=Count(example.to_come, "request"),
+    )
+
+
 def short_steps(timeline: Timeline) -> pl.DataFrame:
-    """Working steps that nothing limited but that requests of their trial had not come.
+    """Working steps that nothing limited except that requests of their trial had not arrived.
 
     Columns of ``timeline.steps``, ``to_come`` (requests that reached the scheduler after ``schedule()`` had
     returned) and ``spent_us`` (from the step's start to its output).

@@ -2,35 +2,103 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rules.allowed import now
 from schedtrace.diagnose.rules.common import (
-    at_step,
-    counted,
+    StepExample,
     in_trials,
-    severity_of,
-    share,
+    model_cost,
     step_numbers,
     trial_numbers,
 )
 from schedtrace.model.causes import Cap
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import NOTHING, Count, Message, Number, Setting, Share, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "long-prefill-cap"
 SUMMARY = "long_prefill_token_threshold cut prompts into small chunks while token budget was left"
 NEEDS = (Fact.EXITS, Fact.REQUESTS)
-ADVICE = (
-    "Raise --long-prefill-token-threshold (now {threshold:,} of {budget:,}), or unset it: with chunked "
-    "prefill decodes are scheduled first anyway. vLLM 0.31 and newer can adapt it to the number of requests "
-    "(--long-prefill-token-threshold-adaptive)."
-)
+THRESHOLD = "long_prefill_token_threshold"
+ADAPTIVE = "long_prefill_token_threshold_adaptive"
 
-_EXAMPLE = ("step", "trial", "used_tokens", "remaining_budget", "withheld", "usable")
+
+class CappedStep(StepExample, kw_only=True):
+    """One step with capped chunks and budget left."""
+
+    used_tokens: int
+    remaining_budget: int
+    withheld: int
+    usable: int
+
+
+class CappedChunks(Evidence, kw_only=True):
+    """What the capped steps left empty."""
+
+    mean_empty_tokens: float
+    steps_if_full: int
+    shared_steps: int
+    examples: list[CappedStep]
 
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/long-prefill-cap.md``."""
-    capped = (
+    capped = _capped_steps(timeline)
+    if capped.is_empty():
+        return []
+    budget, model = timeline.token_budget, timeline.step_time
+    of_trials = capped.group_by("trial").agg(pl.col("used_tokens").sum())["used_tokens"]
+    fewest = sum(-(-used // budget) for used in of_trials)
+    cost = model_cost(timeline, None if model is None else (capped.height - fewest) * model.base_us)
+    worst = capped.sort("usable", "step", descending=[True, False])
+    evidence = CappedChunks(
+        mean_empty_tokens=float(capped["usable"].sum()) / capped.height,
+        steps_if_full=fewest,
+        shared_steps=capped.filter(pl.col("total_requests") > pl.col("requests")).height,
+        examples=CappedStep.first(worst, 1),
+    )
+    protects = 2 * evidence.shared_steps >= capped.height
+    trials = trial_numbers(capped)
+    return [
+        Finding(
+            code=CODE,
+            severity="info" if protects else cost.severity(unknown="warning"),
+            cause=None,
+            via="source",
+            engine_rank=timeline.rank,
+            count=capped.height,
+            trials=trials,
+            steps=step_numbers(capped),
+            tokens=int(capped["usable"].sum()),
+            message=message(
+                "{steps}{trials} left {empty} of {budget} unused on average ({share}) because {setting} "
+                "capped the chunks of prompts that wanted them. Full steps would have needed {fewest} for "
+                "the same work.",
+                steps=Count(capped.height, "step"),
+                trials=in_trials(timeline, trials),
+                empty=Number(evidence.mean_empty_tokens),
+                budget=Count(budget, "token"),
+                share=Share(evidence.mean_empty_tokens / budget),
+                setting=Setting(THRESHOLD),
+                fewest=Count(fewest, "step"),
+            ),
+            advice=_protection(timeline, evidence, capped.height) if protects else _advice(timeline),
+            evidence=evidence,
+            example=_described(evidence.examples[0], worst["requests"][0], worst["total_requests"][0]),
+            cost_ms=cost.ms,
+            cost_frac=cost.frac,
+            cost_error_frac=cost.error_frac,
+        )
+    ]
+
+
+def _capped_steps(timeline: Timeline) -> pl.DataFrame:
+    """Steps with budget left in which the threshold capped chunks.
+
+    Columns of ``timeline.steps``, ``withheld`` (tokens), ``usable`` (those that the budget had left) and
+    ``requests`` (that were capped).
+    """
+    return (
         timeline.caps.filter(pl.col("cap").is_in([Cap.LONG_PREFILL, Cap.LONG_PREFILL_ADAPTIVE]))
         .filter(pl.col("remaining_budget") > 0)
         .group_by("step", maintain_order=True)
@@ -41,53 +109,40 @@ def find(timeline: Timeline) -> list[Finding]:
         .join(timeline.steps, on="step", maintain_order="left")
         .with_columns(usable=pl.min_horizontal("withheld", "remaining_budget"))
     )
-    if capped.is_empty():
-        return []
-    budget = timeline.token_budget
-    empty = float(capped["usable"].sum()) / capped.height
-    of_trials = capped.group_by("trial").agg(pl.col("used_tokens").sum())["used_tokens"]
-    fewest = sum(-(-used // budget) for used in of_trials)
-    saved = capped.height - fewest
-    model = timeline.step_time
-    cost_us = None if model is None else saved * model.base_us
-    cost_frac = cost_us / timeline.duration_us if cost_us is not None and timeline.duration_us else None
-    trials = trial_numbers(capped)
-    worst = capped.sort("usable", "step", descending=[True, False]).row(0, named=True)
-    message = (
-        f"{counted(capped.height, 'step')}{in_trials(trials, len(timeline.trials()))} left {empty:,.0f} of "
-        f"{budget:,} tokens empty on average ({share(empty / budget)}) that the same prompts wanted: "
-        f"long_prefill_token_threshold cut their chunks. Full steps would have done the same work in "
-        f"{counted(fewest, 'step')}."
+
+
+def _protection(timeline: Timeline, evidence: CappedChunks, steps: int) -> Message:
+    """The threshold did what it is for: no advice to raise it."""
+    return message(
+        "{setting}{now} kept {shared} of these steps short for other requests that ran in them. A larger "
+        "value ends long prompts sooner and delays the tokens of the others.",
+        setting=Setting("--long-prefill-token-threshold"),
+        now=now(timeline, THRESHOLD),
+        shared=Share(evidence.shared_steps / steps),
     )
-    return [
-        Finding(
-            code=CODE,
-            severity=severity_of(cost_frac, unknown="warning"),
-            cause=None,
-            via="source",
-            engine_rank=timeline.rank,
-            count=capped.height,
-            trials=trials,
-            steps=step_numbers(capped),
-            tokens=int(capped["usable"].sum()),
-            message=message,
-            advice=ADVICE.format(
-                threshold=timeline.header.scheduler_config.get("long_prefill_token_threshold") or 0,
-                budget=budget,
-            ),
-            evidence={
-                "mean_empty_tokens": empty,
-                "steps_if_full": fewest,
-                "examples": [{name: worst[name] for name in _EXAMPLE}],
-                "example": (
-                    f"{at_step(worst)} gave {worst['used_tokens']:,} tokens to "
-                    f"{counted(worst['total_requests'], 'request')} and left "
-                    f"{worst['remaining_budget']:,} empty; {counted(worst['requests'], 'request')} wanted "
-                    f"{worst['withheld']:,} more."
-                ),
-            },
-            cost_ms=None if cost_us is None else cost_us / 1e3,
-            cost_frac=cost_frac,
-            cost_error_frac=None if model is None else model.error_frac,
-        )
-    ]
+
+
+def _advice(timeline: Timeline) -> Message:
+    config = timeline.header.scheduler_config
+    adaptive = message(
+        ", or let vLLM adapt it to the number of requests ({adaptive})",
+        adaptive=Setting("--long-prefill-token-threshold-adaptive"),
+    )
+    return message(
+        "Raise {setting}{now}{adaptive}: in most of these steps no other request gains from short steps.",
+        setting=Setting("--long-prefill-token-threshold"),
+        now=now(timeline, THRESHOLD),
+        adaptive=adaptive if ADAPTIVE in config and not config[ADAPTIVE] else NOTHING,
+    )
+
+
+def _described(example: CappedStep, capped: int, running: int) -> Message:
+    return message(
+        "{step} gave {tokens} to {running} and left {left} unused; {capped} wanted {withheld} more.",
+        step=example.at,
+        tokens=Count(example.used_tokens, "token"),
+        running=Count(running, "request"),
+        left=Number(example.remaining_budget),
+        capped=Count(capped, "capped request"),
+        withheld=Number(example.withheld),
+    )

@@ -1,13 +1,14 @@
 """``preemption``: running requests lost their KV blocks and have to compute again."""
 
-from typing import Any
-
+import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rules.common import at_step, counted, in_trials, share, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.allowed import MORE_KV_SPACE, seats_setting, watermark
+from schedtrace.diagnose.rules.common import StepExample, in_trials, listed, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import NOTHING, Count, Message, Number, Request, Share, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "preemption"
@@ -15,12 +16,37 @@ SUMMARY = "running requests lost their KV blocks and had to compute again"
 NEEDS = (Fact.PREEMPTIONS,)
 CRITICAL_RECOMPUTE_FRAC = 0.10
 """A tenth of all tokens computed for the second time is about a tenth of the throughput."""
+MOST_VICTIMS = 10
+"""That the evidence names."""
 
-ADVICE = (
-    "The KV cache is too small for what runs at once: lower --max-num-seqs, keep a reserve with --watermark "
-    "(vLLM 0.24 and newer), or give the cache more room (--gpu-memory-utilization, --kv-cache-memory-bytes, "
-    "or a larger --num-gpu-blocks-override where one is set)."
-)
+
+class RepeatVictim(msgspec.Struct, kw_only=True):
+    """One request that was preempted more than once."""
+
+    request_id: str
+    times: int
+
+
+class PreemptionExample(StepExample, kw_only=True):
+    """One preemption."""
+
+    request_id: str
+    for_request_id: str | None
+    lost_tokens: int
+    num_preemptions: int | None
+
+
+class Preemptions(Evidence, kw_only=True):
+    """Preempted requests and their tokens."""
+
+    victims: int
+    repeat_victims: list[RepeatVictim]
+    for_another_request: int
+    for_itself: int
+    lost_tokens: int
+    recomputed_tokens: int
+    computed_tokens: int
+    examples: list[PreemptionExample]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -28,31 +54,14 @@ def find(timeline: Timeline) -> list[Finding]:
     lost = timeline.preemptions.filter(pl.col("in_schedule"))
     if lost.is_empty():
         return []
-    victims = lost.group_by("request_id", maintain_order=True).agg(pl.len().alias("times"))
-    repeated = victims.filter(pl.col("times") > 1).sort("times", descending=True)
-    for_others = lost.filter(pl.col("for_request_id") != pl.col("request_id"))
+    repeated = repeat_victims(lost)
+    victims = lost["request_id"].n_unique()
     trials = trial_numbers(lost)
     tokens = int(lost["lost_tokens"].sum())
     recomputed = int(timeline.steps["recomputed_tokens"].sum())
     computed = int(timeline.steps["used_tokens"].sum())
     part = recomputed / max(1, computed, recomputed)
-    message = (
-        f"{counted(lost.height, 'preemption')}{in_trials(trials, len(timeline.trials()))} threw away {tokens:,} "
-        f"computed tokens of {counted(victims.height, 'request')}; {recomputed:,} were computed again "
-        f"({share(part)} of all tokens computed)."
-    )
-    if repeated.height:
-        worst = repeated.row(0, named=True)
-        message += (
-            f" {counted(repeated.height, 'request was', 'requests were')} hit more than once, "
-            f"{worst['request_id']} {worst['times']} times."
-        )
-    examples = (
-        lost.select("step", "trial", "request_id", "for_request_id", "lost_tokens", "num_preemptions")
-        .sort("lost_tokens", "step", descending=[True, False])
-        .head(3)
-        .to_dicts()
-    )
+    examples = PreemptionExample.first(lost.sort("lost_tokens", "step", descending=[True, False]))
     return [
         Finding(
             code=CODE,
@@ -64,31 +73,74 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(lost),
             tokens=tokens,
-            message=message,
-            advice=ADVICE,
-            evidence={
-                "victims": victims.height,
-                "repeat_victims": repeated.head(10).to_dicts(),
-                "for_another_request": for_others.height,
-                "for_itself": lost.filter(pl.col("for_request_id") == pl.col("request_id")).height,
-                "lost_tokens": tokens,
-                "recomputed_tokens": recomputed,
-                "computed_tokens": computed,
-                "example": _in_words(examples[0]),
-                "examples": examples,
-            },
+            message=message(
+                "{preemptions}{trials} discarded {lost} of {victims}{repeated}. vLLM computed {recomputed} "
+                "again, {part} of all tokens computed.",
+                preemptions=Count(lost.height, "preemption"),
+                trials=in_trials(timeline, trials),
+                lost=Count(tokens, "computed token"),
+                victims=Count(victims, "request"),
+                repeated=repeatedly(repeated),
+                recomputed=Count(recomputed, "token"),
+                part=Share(part),
+            ),
+            advice=_advice(timeline),
+            evidence=Preemptions(
+                victims=victims,
+                repeat_victims=repeated[:MOST_VICTIMS],
+                for_another_request=lost.filter(pl.col("for_request_id") != pl.col("request_id")).height,
+                for_itself=lost.filter(pl.col("for_request_id") == pl.col("request_id")).height,
+                lost_tokens=tokens,
+                recomputed_tokens=recomputed,
+                computed_tokens=computed,
+                examples=examples,
+            ),
+            example=_described(examples[0]),
         )
     ]
 
 
-def _in_words(example: dict[str, Any]) -> str:
-    if example["for_request_id"] is None:
-        whom = "for a request that could not be seen"
-    elif example["for_request_id"] == example["request_id"]:
-        whom = "by its own need of blocks"
+def _advice(timeline: Timeline) -> Message:
+    fewer = message(
+        "lower {limit} (now {seats})", limit=seats_setting(timeline), seats=Number(timeline.seats)
+    )
+    more = message("give the KV cache more space ({more})", more=MORE_KV_SPACE)
+    return message(
+        "The KV cache is too small for the requests that run at once: {alternatives}.",
+        alternatives=listed([fewer, more, watermark(timeline)], "or"),
+    )
+
+
+def repeat_victims(lost: pl.DataFrame) -> list[RepeatVictim]:
+    """Requests with more than one of these preemptions, the most often preempted first."""
+    times = lost.group_by("request_id", maintain_order=True).agg(pl.len().alias("times"))
+    again = times.filter(pl.col("times") > 1).sort("times", descending=True, maintain_order=True)
+    return [RepeatVictim(**row) for row in again.to_dicts()]
+
+
+def repeatedly(victims: list[RepeatVictim]) -> Message:
+    """``, 2 of them repeatedly (r4 3 times)``."""
+    if not victims:
+        return NOTHING
+    return message(
+        ", {count} of them repeatedly ({request} {times})",
+        count=Number(len(victims)),
+        request=Request(victims[0].request_id),
+        times=Count(victims[0].times, "time"),
+    )
+
+
+def _described(example: PreemptionExample) -> Message:
+    if example.for_request_id is None:
+        whom = message("for a request that is not recorded")
+    elif example.for_request_id == example.request_id:
+        whom = message("for blocks that it needed itself")
     else:
-        whom = f"for {example['for_request_id']}"
-    return (
-        f"{at_step(example)} preempted {example['request_id']} {whom}: "
-        f"{example['lost_tokens']:,} computed tokens lost."
+        whom = message("for {request}", request=Request(example.for_request_id))
+    return message(
+        "{step} preempted {request} {whom}, which discarded {lost}.",
+        step=example.at,
+        request=Request(example.request_id),
+        whom=whom,
+        lost=Count(example.lost_tokens, "computed token"),
     )

@@ -5,18 +5,31 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.queue.resumptions import resumptions, steps_of_a_block
+from schedtrace.diagnose.rules.allowed import MORE_KV_SPACE, seats_setting, watermark
 from schedtrace.diagnose.rules.common import (
-    at_step,
-    counted,
+    StepExample,
     in_trials,
-    severity_of,
-    share,
+    listed,
+    prefill_cost,
     step_numbers,
     trial_numbers,
 )
+from schedtrace.diagnose.rules.preemption import MOST_VICTIMS, RepeatVictim, repeat_victims, repeatedly
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import (
+    NOTHING,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Share,
+    Steps,
+    joined,
+    message,
+)
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "preemption-storm"
@@ -28,13 +41,36 @@ OFTEN = 3
 FEWEST_PREEMPTIONS = 3
 MUCH_FRAC = 0.10
 """A tenth of the prefill done twice, by ``FEWEST_PREEMPTIONS`` or more: one or two are no storm."""
-ENDINGS = {1: "st", 2: "nd", 3: "rd"}
-ADVICE = (
-    "More run at once than the KV cache can hold to their end. No preemption happened with fewer than "
-    "{fewest:,} running: a --max-num-seqs below that (now {seats:,}) or a reserve (--watermark, vLLM 0.24 "
-    "and newer) stops the cycle; more room for the KV cache (--gpu-memory-utilization, "
-    "--kv-cache-memory-bytes) moves it up."
-)
+
+
+class StormExample(StepExample, kw_only=True):
+    """One preemption and how long its victim was away."""
+
+    request_id: str
+    for_request_id: str | None
+    num_preemptions: int | None
+    lost_tokens: int
+    lasted_steps: int | None
+    resumed_step: int | None
+    away_us: int
+
+
+class Storm(Evidence, kw_only=True):
+    """Who was preempted how often, what was computed again, and where it began."""
+
+    victims: int
+    repeat_victims: list[RepeatVictim]
+    cycles: int
+    cycle_steps: int
+    recomputed_tokens: int
+    recomputed_frac: float
+    first_step: int
+    first_running: int
+    first_used_frac: float | None
+    fewest_running: int
+    away_ms: float
+    longest_away_ms: float
+    examples: list[StormExample]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -42,119 +78,127 @@ def find(timeline: Timeline) -> list[Finding]:
     lost = resumptions(timeline)
     if lost.is_empty():
         return []
-    victims = lost.group_by("request_id", maintain_order=True).agg(pl.len().alias("times"))
-    again = victims.filter(pl.col("times") > 1).sort("times", descending=True, maintain_order=True)
+    repeated = repeat_victims(lost)
     recomputed = int(timeline.steps["recomputed_tokens"].sum())
     prefill = int((timeline.steps["used_tokens"] - timeline.steps["decode_tokens"]).sum())
     part = recomputed / max(1, prefill, recomputed)
-    often = max(victims["times"]) >= OFTEN
+    often = bool(repeated) and repeated[0].times >= OFTEN
     if not often and (lost.height < FEWEST_PREEMPTIONS or part < MUCH_FRAC):
         return []
-    return [_finding(timeline, lost, again, recomputed=recomputed, part=part)]
+    trials = trial_numbers(lost)
+    cost = prefill_cost(timeline, recomputed)
+    severity = cost.severity(unknown="warning")
+    evidence = _evidence(timeline, lost, repeated, recomputed=recomputed, part=part)
+    return [
+        Finding(
+            code=CODE,
+            severity="warning" if severity == "info" else severity,
+            cause=Cause.KV_BLOCKS,
+            via="recorded",
+            engine_rank=timeline.rank,
+            count=lost.height,
+            trials=trials,
+            steps=step_numbers(lost),
+            tokens=recomputed,
+            message=joined(
+                [
+                    message(
+                        "{preemptions}{trials} hit {victims}{repeated}.",
+                        preemptions=Count(lost.height, "preemption"),
+                        trials=in_trials(timeline, trials),
+                        victims=Count(evidence.victims, "request"),
+                        repeated=repeatedly(repeated),
+                    ),
+                    _course(evidence),
+                ]
+            ),
+            advice=_advice(timeline, evidence.fewest_running),
+            evidence=evidence,
+            example=_described(evidence.examples[0]),
+            cost_ms=cost.ms,
+            cost_frac=cost.frac,
+            cost_error_frac=cost.error_frac,
+        )
+    ]
 
 
-def _finding(
-    timeline: Timeline, lost: pl.DataFrame, again: pl.DataFrame, *, recomputed: int, part: float
-) -> Finding:
+def _evidence(
+    timeline: Timeline, lost: pl.DataFrame, repeated: list[RepeatVictim], *, recomputed: int, part: float
+) -> Storm:
     steps = timeline.steps.filter(pl.col("step").is_in(lost["step"].implode()))
     first = steps.row(0, named=True)
-    cycles = lost.filter("cycle")
-    victims = lost["request_id"].n_unique()
-    trials = trial_numbers(lost)
-    repeated = ""
-    if again.height:
-        worst = again.row(0, named=True)
-        repeated = f", {again.height:,} of them repeatedly ({worst['request_id']} {worst['times']} times)"
-    used = _used_frac(first)
-    level = "" if used is None else f", at {share(used)} of the KV cache used"
-    again_frac = f"{recomputed:,} tokens were computed again, {share(part)} of all prefill"
-    message = (
-        f"{counted(lost.height, 'preemption')}{in_trials(trials, len(timeline.trials()))} hit "
-        f"{counted(victims, 'request')}{repeated}; {cycles.height:,} came within "
-        f"{steps_of_a_block(timeline)} steps of being scheduled. {again_frac}. It began at step {first['step']} "
-        f"with {first['num_running_before']:,} running{level}."
+    return Storm(
+        victims=lost["request_id"].n_unique(),
+        repeat_victims=repeated[:MOST_VICTIMS],
+        cycles=lost.filter("cycle").height,
+        cycle_steps=steps_of_a_block(timeline),
+        recomputed_tokens=recomputed,
+        recomputed_frac=part,
+        first_step=first["step"],
+        first_running=first["num_running_before"],
+        first_used_frac=_used_frac(first),
+        fewest_running=int(steps["num_running_before"].min()),  # type: ignore[arg-type]  # an integer column
+        away_ms=int(lost["away_us"].sum()) / 1e3,
+        longest_away_ms=int(lost["away_us"].max() or 0) / 1e3,  # type: ignore[arg-type]  # likewise
+        examples=_examples(lost, repeated),
     )
-    cost_ms = _cost_ms(timeline, recomputed)
-    cost_frac = None if cost_ms is None or not timeline.duration_us else cost_ms * 1e3 / timeline.duration_us
-    severity = severity_of(cost_frac, unknown="warning")
-    examples = _examples(lost, again)
-    fewest = int(steps["num_running_before"].min())  # type: ignore[arg-type]  # an integer column
-    return Finding(
-        code=CODE,
-        severity="warning" if severity == "info" else severity,
-        cause=Cause.KV_BLOCKS,
-        via="recorded",
-        engine_rank=timeline.rank,
-        count=lost.height,
-        trials=trials,
-        steps=step_numbers(lost),
-        tokens=recomputed,
-        message=message,
-        advice=ADVICE.format(fewest=fewest, seats=timeline.seats),
-        evidence={
-            "victims": victims,
-            "repeat_victims": again.head(10).to_dicts(),
-            "cycles": cycles.height,
-            "cycle_steps": steps_of_a_block(timeline),
-            "recomputed_tokens": recomputed,
-            "recomputed_frac": part,
-            "first_step": first["step"],
-            "first_running": first["num_running_before"],
-            "first_used_frac": used,
-            "fewest_running": fewest,
-            "away_ms": int(lost["away_us"].sum()) / 1e3,
-            "longest_away_ms": int(lost["away_us"].max() or 0) / 1e3,  # type: ignore[arg-type]
-            "example": _in_words(examples[0]),
-            "examples": examples,
-        },
-        cost_ms=cost_ms,
-        cost_frac=cost_frac,
-        cost_error_frac=None
-        if cost_ms is None or timeline.step_time is None
-        else timeline.step_time.error_frac,
+
+
+def _course(evidence: Storm) -> Message:
+    """How soon they came after admission, what was computed again, and where it began."""
+    used = evidence.first_used_frac
+    return message(
+        "{cycles} came within {steps} of admission. vLLM computed {recomputed} again, {part} of all "
+        "prefill. The first was in {first} with {running} running{used}.",
+        cycles=Number(evidence.cycles),
+        steps=Count(evidence.cycle_steps, "step"),
+        recomputed=Count(evidence.recomputed_tokens, "token"),
+        part=Share(evidence.recomputed_frac),
+        first=Steps(evidence.first_step, evidence.first_step),
+        running=Count(evidence.first_running, "request"),
+        used=NOTHING if used is None else message(" and {used} of the KV cache in use", used=Share(used)),
     )
+
+
+def _advice(timeline: Timeline, fewest: int) -> Message:
+    """Fewer than the fewest with which it happened would have stopped it: vLLM needs one at least."""
+    lower = message(
+        "Lower {limit} (now {seats}) below {fewest}: with fewer requests running no preemption happened.",
+        limit=seats_setting(timeline),
+        seats=Number(timeline.seats),
+        fewest=Number(fewest),
+    )
+    more = message("give the KV cache more space ({more})", more=MORE_KV_SPACE)
+    others = message("To run as many: {others}.", others=listed([more, watermark(timeline)], "or"))
+    return joined([lower, others]) if fewest > 1 else others
 
 
 def _used_frac(step: dict[str, Any]) -> float | None:
-    """Share of the KV blocks in use before a step; one block, vLLM's null block, is nobody's."""
+    """Share of the KV blocks in use before a step; one of them, vLLM's null block, holds no tokens."""
     total, free = step["kv_blocks_total"], step["kv_blocks_free_before"]
     if free is None or total is None or total < 2:  # noqa: PLR2004  # no block but the null block
         return None
     return float(1 - free / (total - 1))
 
 
-def _cost_ms(timeline: Timeline, recomputed: int) -> float | None:
-    """Tokens computed again, at what a prefill token takes; None where no step tells what it takes."""
-    if timeline.step_time is None or not timeline.step_time.per_prefill_token_us:
-        return None
-    return recomputed * timeline.step_time.per_prefill_token_us / 1e3
-
-
-def _examples(lost: pl.DataFrame, again: pl.DataFrame) -> list[dict[str, Any]]:
+def _examples(lost: pl.DataFrame, repeated: list[RepeatVictim]) -> list[StormExample]:
     """The longest absences, of those hit most often if any was hit again."""
-    most = again.filter(pl.col("times") == pl.col("times").max())["request_id"]
-    shown = lost.filter(pl.col("request_id").is_in(most.implode())) if again.height else lost
-    columns = ("step", "trial", "request_id", "for_request_id", "num_preemptions", "lost_tokens")
-    return (
-        shown.sort("away_us", "step", descending=[True, False])
-        .select(*columns, "lasted_steps", "resumed_step", "away_us")
-        .head(3)
-        .to_dicts()
+    most = [victim.request_id for victim in repeated if victim.times == repeated[0].times]
+    shown = lost.filter(pl.col("request_id").is_in(most)) if most else lost
+    rows = shown.sort("away_us", "step", descending=[True, False])
+    return StormExample.first(rows)
+
+
+def _described(example: StormExample) -> Message:
+    nth, lasted = example.num_preemptions, example.lasted_steps
+    return message(
+        "{step} preempted {request}{nth}{since}: it lost {lost} and was away for {away}.",
+        step=example.at,
+        request=Request(example.request_id),
+        nth=NOTHING if nth is None else message(" (its preemption number {nth})", nth=Number(nth)),
+        since=NOTHING
+        if lasted is None
+        else message(" {steps} after its admission", steps=Count(lasted, "step")),
+        lost=Count(example.lost_tokens, "computed token"),
+        away=Duration(example.away_us),
     )
-
-
-def _in_words(example: dict[str, Any]) -> str:
-    nth = (
-        "" if example["num_preemptions"] is None else f" for the {_ordinal(example['num_preemptions'])} time"
-    )
-    lasted = example["lasted_steps"]
-    since = "" if lasted is None else f", {counted(lasted, 'step')} after it was scheduled"
-    return (
-        f"{at_step(example)} preempted {example['request_id']}{nth}{since}: "
-        f"{example['lost_tokens']:,} computed tokens lost, {example['away_us'] / 1e3:,.1f} ms away."
-    )
-
-
-def _ordinal(number: int) -> str:
-    teens = number // 10 % 10 == 1
-    return f"{number}{'th' if teens else ENDINGS.get(number % 10, 'th')}"

@@ -2,16 +2,18 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.common import (
-    at_step,
-    counted,
-    in_trials,
-    share,
-    step_numbers,
-    trial_numbers,
+from schedtrace.diagnose.rules.allowed import (
+    BATCHED_TOKENS,
+    batched_tokens,
+    can_lower_batched_tokens,
+    now,
+    smallest_batched_tokens,
+    threshold,
 )
+from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Setting, Share, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "prefill-starves-decode"
@@ -23,11 +25,26 @@ FOUND_FROM_FRAC = 0.10
 
 CRITICAL_FROM_FRAC = 0.25
 
-ADVICE = (
-    "Smaller chunks shorten such steps at the price of later first tokens: lower --max-num-batched-tokens "
-    "(now {budget:,}) or set --long-prefill-token-threshold; or prefill elsewhere (disaggregated prefill)."
-)
-_EXAMPLE = ("step", "trial", "prefill_tokens", "decode_tokens", "busy_us", "stretch_us")
+THRESHOLD = Setting("--long-prefill-token-threshold")
+
+
+class StretchedStep(StepExample, kw_only=True):
+    """One step and what its prefill added."""
+
+    prefill_tokens: int
+    decode_tokens: int
+    busy_us: int
+    stretch_us: float
+
+
+class Stretch(Evidence, kw_only=True):
+    """What prefill added to the time between tokens."""
+
+    stretch_frac: float
+    mean_stretch_us: float
+    max_busy_us: int
+    median_decode_step_us: float | None
+    examples: list[StretchedStep]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -41,23 +58,20 @@ def find(timeline: Timeline) -> list[Finding]:
     stretch_us = float((mixed["stretch_us"] * mixed["decode_tokens"]).sum() or 0)
     if stretch_us / all_us < FOUND_FROM_FRAC:
         return []
-    part = stretch_us / all_us
-    plain = decoding.filter(pl.col("prefill_tokens") == 0).select(pl.col("busy_us").median()).item()
     trials = trial_numbers(mixed)
     worst = mixed.sort("stretch_us", "step", descending=[True, False])
-    first = worst.row(0, named=True)
-    mean_ms = float(mixed["stretch_us"].sum()) / mixed.height / 1e3
-    usual = "" if plain is None else f" (a step that only decodes: {plain / 1e3:,.1f} ms in the middle)"
-    message = (
-        f"{counted(mixed.height, 'step')}{in_trials(trials, len(timeline.trials()))} did prefill beside decodes "
-        f"and kept the decoding requests waiting {mean_ms:,.1f} ms longer each{usual}: {share(part)} of all "
-        "the time between their tokens, by the model of step times."
+    evidence = Stretch(
+        stretch_frac=stretch_us / all_us,
+        mean_stretch_us=float(mixed["stretch_us"].sum()) / mixed.height,
+        max_busy_us=int(mixed["busy_us"].max()),  # type: ignore[arg-type]  # an integer column with rows
+        median_decode_step_us=decoding.filter(pl.col("prefill_tokens") == 0)["busy_us"].median(),  # type: ignore[arg-type]  # of integers
+        examples=StretchedStep.first(worst),
     )
     model = timeline.step_time
     return [
         Finding(
             code=CODE,
-            severity="critical" if part >= CRITICAL_FROM_FRAC else "warning",
+            severity="critical" if evidence.stretch_frac >= CRITICAL_FROM_FRAC else "warning",
             cause=None,
             via="recorded",
             engine_rank=timeline.rank,
@@ -65,23 +79,75 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(mixed),
             tokens=int(mixed["prefill_tokens"].sum()),
-            message=message,
-            advice=ADVICE.format(budget=timeline.header.token_budget),
-            evidence={
-                "stretch_frac": part,
-                "mean_stretch_us": mixed["stretch_us"].mean(),
-                "max_busy_us": mixed["busy_us"].max(),
-                "median_decode_step_us": plain,
-                "example": (
-                    f"{at_step(first)} took {first['busy_us'] / 1e3:,.1f} ms for {first['prefill_tokens']:,} "
-                    f"prefill and {first['decode_tokens']:,} decode tokens, about "
-                    f"{first['stretch_us'] / 1e3:,.1f} ms of it for the prefill."
-                ),
-                "examples": worst.select(_EXAMPLE).head(3).to_dicts(),
-            },
+            message=_sentence(timeline, evidence, mixed.height, trials),
+            advice=_advice(timeline),
+            evidence=evidence,
+            example=_described(evidence.examples[0]),
             cost_error_frac=None if model is None else model.error_frac,
         )
     ]
+
+
+def _sentence(timeline: Timeline, evidence: Stretch, steps: int, trials: list[int]) -> Message:
+    usual_us = evidence.median_decode_step_us
+    usual = message(" A step with decodes only took {time} at the median.", time=Duration(usual_us or 0))
+    return message(
+        "{steps}{trials} computed prefill chunks beside decodes, which delayed the decoding requests by "
+        "{mean} a step on average: {share} of all time between their tokens, by the step-time model.{usual}",
+        steps=Count(steps, "step"),
+        trials=in_trials(timeline, trials),
+        mean=Duration(evidence.mean_stretch_us),
+        share=Share(evidence.stretch_frac),
+        usual=NOTHING if usual_us is None else usual,
+    )
+
+
+def _advice(timeline: Timeline) -> Message:
+    """Smaller chunks, by the settings that are not used for it yet and that vLLM accepts."""
+    if timeline.header.scheduler_config.get("enable_chunked_prefill") is False:
+        return message(
+            "Enable chunked prefill ({setting}): without it a step computes whole prompts.",
+            setting=Setting("--enable-chunked-prefill"),
+        )
+    lower = message(
+        "{setting} (now {now}; vLLM accepts {smallest} and more here)",
+        setting=BATCHED_TOKENS,
+        now=Number(batched_tokens(timeline)),
+        smallest=Number(smallest_batched_tokens(timeline)),
+    )
+    elsewhere = message("prefill on other engines (disaggregated prefill)")
+    in_force = 0 < threshold(timeline) < timeline.token_budget
+    if in_force:
+        return message(
+            "{threshold}{now} already limits the chunk of each prompt. {lower}{elsewhere}.",
+            threshold=THRESHOLD,
+            now=now(timeline, "long_prefill_token_threshold"),
+            lower=message("Lower {lower} for shorter steps and later first tokens, or ", lower=lower)
+            if can_lower_batched_tokens(timeline)
+            else NOTHING,
+            elsewhere=elsewhere,
+        )
+    return message(
+        "Set {threshold}{now}{lower}: smaller chunks shorten such steps and delay first tokens. Or "
+        "{elsewhere}.",
+        threshold=THRESHOLD,
+        now=now(timeline, "long_prefill_token_threshold"),
+        lower=message(" below the budget, or lower {lower}", lower=lower)
+        if can_lower_batched_tokens(timeline)
+        else message(" below the budget"),
+        elsewhere=elsewhere,
+    )
+
+
+def _described(example: StretchedStep) -> Message:
+    return message(
+        "{step} took {busy} for {prefill} and {decode}, about {stretch} of it for the prefill.",
+        step=example.at,
+        busy=Duration(example.busy_us),
+        prefill=Count(example.prefill_tokens, "prefill token"),
+        decode=Count(example.decode_tokens, "decode token"),
+        stretch=Duration(example.stretch_us),
+    )
 
 
 def _waited_us(steps: pl.DataFrame) -> int:

@@ -1,27 +1,23 @@
 """``prefix-cache``: what had been cached was computed again, or hits went down when blocks were short."""
 
-from typing import Any
-
 import polars as pl
 
 from schedtrace.diagnose.queue.resumptions import resumptions
+from schedtrace.diagnose.rules.allowed import MORE_KV_SPACE, seats_setting
 from schedtrace.diagnose.rules.common import (
-    at_step,
-    counted,
+    StepExample,
     in_trials,
-    severity_of,
-    share,
+    prefill_cost,
     step_numbers,
     trial_numbers,
 )
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import Count, Message, Number, Request, Share, Steps, joined, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "prefix-cache"
-SUMMARY = (
-    "what preempted requests had computed was no longer cached, or hits went down when blocks were short"
-)
+SUMMARY = "preempted requests no longer found their tokens cached, or hits went down when blocks were short"
 NEEDS = (Fact.CACHE, Fact.REQUESTS, Fact.LIVES, Fact.PREEMPTIONS, Fact.BLOCKS, Fact.CONFIG)
 
 SHORT_FRAC = 0.10
@@ -30,11 +26,39 @@ FEWEST_REQUESTS = 10
 """On either side, to compare their hits."""
 DROP = 0.5
 """Half the hits: less than that lies within what workloads vary by."""
-ADVICE = (
-    "The cache keeps blocks that nobody uses until somebody needs them: more room for the KV cache "
-    "(--gpu-memory-utilization, --kv-cache-memory-bytes) or fewer requests at once (--max-num-seqs) keeps "
-    "them longer."
-)
+
+
+class LostPrefix(StepExample, kw_only=True):
+    """One preempted request that did not find all of its full blocks again."""
+
+    request_id: str
+    lost_tokens: int
+    found_tokens: int
+    evicted_tokens: int
+    resumed_step: int
+
+
+class ShortAdmission(StepExample, kw_only=True):
+    """One request admitted while blocks were short."""
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class PrefixCache(Evidence, kw_only=True):
+    """Hits of new requests, and what preempted ones found again."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    hit_frac: float | None
+    hit_frac_when_short: float | None
+    hit_frac_otherwise: float | None
+    returned: int
+    lost_tokens: int
+    found_tokens: int
+    evicted_tokens: int
+    examples: list[LostPrefix] | list[ShortAdmission]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -52,74 +76,78 @@ def find(timeline: Timeline) -> list[Finding]:
     if missed.is_empty() and not dropped:
         return []
     shown = missed if missed.height else came.filter("short")
-    return [_finding(timeline, shown, back, came, calm=calm, short=short, dropped=dropped)]
-
-
-def _finding(
-    timeline: Timeline,
-    shown: pl.DataFrame,
-    back: pl.DataFrame,
-    came: pl.DataFrame,
-    *,
-    calm: float | None,
-    short: float | None,
-    dropped: bool,
-) -> Finding:
-    hit_frac = _hit_frac(came)
-    sums = (int(back[name].sum()) for name in ("evicted_tokens", "lost_tokens", "found_tokens"))
-    evicted, lost, found = sums
     trials = trial_numbers(shown)
-    message = ""
-    where = in_trials(trials, len(timeline.trials()))
-    if evicted:
-        message = (
-            f"{counted(back.height, 'preempted request')}{where} came back for {lost:,} computed tokens and "
-            f"found {found:,} of them in the cache; {evicted:,} that had filled whole blocks were gone."
-        )
-    if dropped and calm is not None and short is not None:
-        message += (
-            f"{' ' if message else ''}Requests admitted with under {share(SHORT_FRAC)} of the KV blocks free "
-            f"found {share(short)} of their prompts cached, the others {share(calm)}: the two go together, "
-            "which does not say that one causes the other."
-        )
-    if hit_frac is not None:
-        message += (
-            f" Over all, {share(hit_frac)} of the prompt tokens admitted for the first time were cached."
-        )
-    cost_ms = _cost_ms(timeline, evicted)
-    cost_frac = None if cost_ms is None or not timeline.duration_us else cost_ms * 1e3 / timeline.duration_us
-    examples = _examples(shown)
-    return Finding(
-        code=CODE,
-        severity=severity_of(cost_frac),
-        cause=None,
-        via="recorded",
-        engine_rank=timeline.rank,
-        count=shown["step"].n_unique(),
-        trials=trials,
-        steps=step_numbers(shown),
-        tokens=evicted,
-        message=message,
-        advice=ADVICE,
-        evidence={
-            "prompt_tokens": int(came["prompt_tokens"].sum()),
-            "cached_tokens": int(came["cached_tokens"].sum()),
-            "hit_frac": hit_frac,
-            "hit_frac_when_short": short,
-            "hit_frac_otherwise": calm,
-            "returned": back.height,
-            "lost_tokens": lost,
-            "found_tokens": found,
-            "evicted_tokens": evicted,
-            "example": _in_words(examples[0]),
-            "examples": examples,
-        },
-        cost_ms=cost_ms,
-        cost_frac=cost_frac,
-        cost_error_frac=None
-        if cost_ms is None or timeline.step_time is None
-        else timeline.step_time.error_frac,
+    evidence = PrefixCache(
+        prompt_tokens=int(came["prompt_tokens"].sum()),
+        cached_tokens=int(came["cached_tokens"].sum()),
+        hit_frac=_hit_frac(came),
+        hit_frac_when_short=short,
+        hit_frac_otherwise=calm,
+        returned=back.height,
+        lost_tokens=int(back["lost_tokens"].sum()),
+        found_tokens=int(back["found_tokens"].sum()),
+        evicted_tokens=int(back["evicted_tokens"].sum()),
+        examples=LostPrefix.first(missed.sort("evicted_tokens", "step", descending=[True, False]))
+        or ShortAdmission.first(shown),
     )
+    cost = prefill_cost(timeline, evidence.evicted_tokens)
+    return [
+        Finding(
+            code=CODE,
+            severity=cost.severity(unknown="info"),
+            cause=None,
+            via="recorded",
+            engine_rank=timeline.rank,
+            count=shown["step"].n_unique(),
+            trials=trials,
+            steps=step_numbers(shown),
+            tokens=evidence.evicted_tokens,
+            message=joined(_sentences(evidence, in_trials(timeline, trials), dropped=dropped)),
+            advice=message(
+                "vLLM keeps cached blocks until it needs them for other requests. More KV cache space "
+                "({more}) or fewer requests at once ({limit}, now {seats}) keeps them longer.",
+                more=MORE_KV_SPACE,
+                limit=seats_setting(timeline),
+                seats=Number(timeline.seats),
+            ),
+            evidence=evidence,
+            example=_described(evidence.examples[0]),
+            cost_ms=cost.ms,
+            cost_frac=cost.frac,
+            cost_error_frac=cost.error_frac,
+        )
+    ]
+
+
+def _sentences(evidence: PrefixCache, trials: Message, *, dropped: bool) -> list[Message]:
+    said = []
+    if evidence.evicted_tokens:
+        said.append(
+            message(
+                "{requests}{trials} came back for {lost} and found {found} of them in the prefix cache; "
+                "{evicted} of full blocks were gone.",
+                requests=Count(evidence.returned, "preempted request"),
+                trials=trials,
+                lost=Count(evidence.lost_tokens, "computed token"),
+                found=Number(evidence.found_tokens),
+                evicted=Count(evidence.evicted_tokens, "token"),
+            )
+        )
+    if dropped:
+        said.append(
+            message(
+                "Requests admitted with less than {few} of the KV blocks free found {short} of their prompts "
+                "cached, the others {calm}. This is a correlation, no proof of a cause.",
+                few=Share(SHORT_FRAC),
+                short=Share(evidence.hit_frac_when_short),
+                calm=Share(evidence.hit_frac_otherwise),
+            )
+        )
+    if evidence.hit_frac is not None:
+        said.append(
+            message("{hit} of the prompt tokens of new requests were cached.", hit=Share(evidence.hit_frac))
+        )
+    return said
 
 
 def _admitted(timeline: Timeline) -> pl.DataFrame:
@@ -146,29 +174,20 @@ def _enough(came: pl.DataFrame) -> bool:
     return min(short, came.height - short) >= FEWEST_REQUESTS
 
 
-def _cost_ms(timeline: Timeline, evicted: int) -> float | None:
-    """The tokens that were gone, at what a prefill token takes."""
-    if not evicted or timeline.step_time is None or not timeline.step_time.per_prefill_token_us:
-        return None
-    return evicted * timeline.step_time.per_prefill_token_us / 1e3
-
-
-def _examples(shown: pl.DataFrame) -> list[dict[str, Any]]:
-    if "evicted_tokens" not in shown.columns:
-        return (
-            shown.select("step", "trial", "request_id", "prompt_tokens", "cached_tokens").head(3).to_dicts()
+def _described(example: LostPrefix | ShortAdmission) -> Message:
+    if isinstance(example, ShortAdmission):
+        return message(
+            "{step} admitted {request} with {cached} of {prompt} cached.",
+            step=example.at,
+            request=Request(example.request_id),
+            cached=Number(example.cached_tokens),
+            prompt=Count(example.prompt_tokens, "prompt token"),
         )
-    columns = ("step", "trial", "request_id", "lost_tokens", "found_tokens", "evicted_tokens", "resumed_step")
-    return shown.sort("evicted_tokens", "step", descending=[True, False]).select(columns).head(3).to_dicts()
-
-
-def _in_words(example: dict[str, Any]) -> str:
-    if "lost_tokens" not in example:
-        return (
-            f"{at_step(example)} admitted {example['request_id']} with {example['cached_tokens']:,} of "
-            f"{counted(example['prompt_tokens'], 'prompt token')} cached."
-        )
-    return (
-        f"{at_step(example)} preempted {example['request_id']} with {example['lost_tokens']:,} computed "
-        f"tokens; in step {example['resumed_step']} it found {example['found_tokens']:,} of them."
+    return message(
+        "{step} preempted {request} with {lost}; in {resumed} it found {found} of them.",
+        step=example.at,
+        request=Request(example.request_id),
+        lost=Count(example.lost_tokens, "computed token"),
+        resumed=Steps(example.resumed_step, example.resumed_step),
+        found=Number(example.found_tokens),
     )

@@ -3,16 +3,15 @@
 import polars as pl
 
 from schedtrace.diagnose.rules.common import (
-    at_step,
-    counted,
+    StepExample,
     in_trials,
     severity_of,
-    share,
     step_numbers,
     trial_numbers,
 )
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
+from schedtrace.model.message import Count, Duration, Message, Setting, Share, message
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "scheduler-overhead"
@@ -22,15 +21,44 @@ NEEDS = (Fact.TIMES, Fact.QUEUE)
 FOUND_FROM_FRAC = 0.05
 """A twentieth of the run: below that no setting of the host's work is worth a person's time."""
 
-ADVICE_SYNC = (
-    "Asynchronous scheduling is off: --async-scheduling does this work while the device computes. Larger "
-    "steps (more requests at once) make it a smaller share."
-)
-ADVICE_ASYNC = (
-    "Asynchronous scheduling is on and the host is still slower than the device: give the engine process a "
-    "CPU core of its own, spread requests over more engines (--data-parallel-size), or make steps larger."
-)
-_EXAMPLE = ("step", "trial", "gap_us", "schedule_us", "before_update_us", "busy_us", "num_running_before")
+ADVICE = {
+    False: message(
+        "Enable {setting} (now off): vLLM then schedules the next step while the device computes.",
+        setting=Setting("--async-scheduling"),
+    ),
+    True: message(
+        "The host is slower than the device although {setting} is on. Give the engine process a CPU core of "
+        "its own, or spread the requests over more engines ({engines}).",
+        setting=Setting("--async-scheduling"),
+        engines=Setting("--data-parallel-size"),
+    ),
+    None: message(
+        "The trace does not record whether {setting} is on. If it is off, enable it; else give the engine "
+        "process a CPU core of its own.",
+        setting=Setting("--async-scheduling"),
+    ),
+}
+"""By whether asynchronous scheduling is on. Larger steps are none: the host's work grows with them."""
+
+
+class Gap(StepExample, kw_only=True):
+    """One step before which the device waited."""
+
+    gap_us: int
+    schedule_us: int
+    before_update_us: int | None
+    busy_us: int | None
+    num_running_before: int
+
+
+class HostGaps(Evidence, kw_only=True):
+    """Time that the device waited for the host."""
+
+    gap_ms: float
+    schedule_ms: float
+    update_ms: float
+    median_gap_us: float
+    examples: list[Gap]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -40,18 +68,10 @@ def find(timeline: Timeline) -> list[Finding]:
     if not duration_us or gap_us / duration_us < FOUND_FROM_FRAC:
         return []
     frac = gap_us / duration_us
-    scheduling = int(gaps["in_schedule_us"].sum())
-    updating = int(gaps["in_update_us"].sum())
+    scheduling, updating = int(gaps["in_schedule_us"].sum()), int(gaps["in_update_us"].sum())
     trials = trial_numbers(gaps)
-    worst = gaps.sort("gap_us", "step", descending=[True, False])
-    message = (
-        f"For {gap_us / 1e3:,.0f} ms ({share(frac)} of the run) the device waited for the host between steps "
-        f"although requests were running, before {counted(gaps.height, 'step')}"
-        f"{in_trials(trials, len(timeline.trials()))}: {share(scheduling / gap_us)} of it in schedule(), "
-        f"{share(updating / gap_us)} in update_from_output(), the rest elsewhere in the engine (sending "
-        "outputs, taking requests, preparing the step)."
-    )
-    first = worst.row(0, named=True)
+    longest = gaps.sort("gap_us", "step", descending=[True, False])
+    examples = Gap.first(longest)
     return [
         Finding(
             code=CODE,
@@ -63,23 +83,40 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(gaps),
             tokens=0,
-            message=message,
-            advice=ADVICE_ASYNC if timeline.header.async_scheduling else ADVICE_SYNC,
-            evidence={
-                "gap_ms": gap_us / 1e3,
-                "schedule_ms": scheduling / 1e3,
-                "update_ms": updating / 1e3,
-                "median_gap_us": gaps["gap_us"].median(),
-                "example": (
-                    f"before {at_step(first)} the device waited {first['gap_us'] / 1e3:,.1f} ms; "
-                    f"{counted(first['num_running_before'], 'request')} ran."
-                ),
-                "examples": worst.select(_EXAMPLE).head(3).to_dicts(),
-            },
+            message=message(
+                "The device waited {gap} for the host, {share} of the run, before {steps}{trials} while "
+                "requests were running. schedule() took {scheduling} of that, update_from_output() "
+                "{updating}; the rest is other work of the engine process (sending outputs, taking "
+                "requests, preparing steps).",
+                gap=Duration(gap_us),
+                share=Share(frac),
+                steps=Count(gaps.height, "step"),
+                trials=in_trials(timeline, trials),
+                scheduling=Share(scheduling / gap_us),
+                updating=Share(updating / gap_us),
+            ),
+            advice=ADVICE[timeline.header.async_scheduling],
+            evidence=HostGaps(
+                gap_ms=gap_us / 1e3,
+                schedule_ms=scheduling / 1e3,
+                update_ms=updating / 1e3,
+                median_gap_us=float(gaps["gap_us"].median() or 0),  # type: ignore[arg-type]  # of integers
+                examples=examples,
+            ),
+            example=_described(examples[0]),
             cost_ms=gap_us / 1e3,
             cost_frac=frac,
         )
     ]
+
+
+def _described(example: Gap) -> Message:
+    return message(
+        "before {step} the device waited {gap} with {running} running.",
+        step=example.at,
+        gap=Duration(example.gap_us),
+        running=Count(example.num_running_before, "request"),
+    )
 
 
 def host_gaps(timeline: Timeline) -> pl.DataFrame:

@@ -1,24 +1,34 @@
 """``stall``: the engine stepped, scheduled nothing, and had requests that waited or ran."""
 
-from typing import Any
-
 import polars as pl
 
 from schedtrace.diagnose.queue.empty_steps import empty_steps
+from schedtrace.diagnose.rules.allowed import MORE_KV_SPACE
 from schedtrace.diagnose.rules.common import (
-    at_step,
-    counted,
+    StepExample,
     in_trials,
     only,
     severity_of,
-    share,
     step_numbers,
     trial_numbers,
 )
 from schedtrace.model.causes import ASKED_FOR, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Message
-from schedtrace.model.report import Finding
+from schedtrace.model.message import (
+    NOTHING,
+    CauseWord,
+    Code,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Setting,
+    Share,
+    Steps,
+    message,
+)
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.vocabulary import advice
 from schedtrace.timeline.timeline import Timeline
 
@@ -29,16 +39,39 @@ NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES)
 FEWEST_STEPS = 10
 """vLLM sleeps 1 ms after an empty step: about 10 ms. One or two are usual (outputs in flight)."""
 LONG_US = 100_000
-"""A pause that a person feels, whatever the number of steps."""
+"""Users notice such a pause, whatever the number of steps."""
 
-NOBODYS_FAULT = ASKED_FOR | {Cause.STREAMING_INPUT_PENDING}
-"""Somebody asked for the pause, or the client has not sent its input yet."""
-ADVICE_NOTHING_RUNS = (
-    "Nothing runs that could free blocks: the request needs more than the KV cache has "
-    "({capacity:,} tokens), or requests that wait hold blocks (KV connector). Abort it to go on; "
-    "--max-model-len no larger than the KV cache refuses such requests at once, or give the cache more room."
-)
-ADVICE = "See the cause in docs/causes.md, and what happened at the first of these steps."
+EXPECTED = ASKED_FOR | {Cause.STREAMING_INPUT_PENDING}
+"""A user asked for the pause, or the client has not sent its input yet."""
+
+
+class Stall(StepExample, kw_only=True):
+    """One stall: ``step`` is its first."""
+
+    steps: int
+    since_us: int
+    stalled_us: int
+    unended: bool
+    num_waiting: int
+    num_running: int
+    request_id: str | None
+
+    @property
+    def span(self) -> Steps:
+        """All of its steps."""
+        return Steps(self.step, self.step + self.steps - 1, self.trial)
+
+
+class Stalls(Evidence, kw_only=True):
+    """The stalls of one cause."""
+
+    stalls: int
+    unended: int
+    stalled_ms: float
+    longest_ms: float
+    longest_steps: int
+    since_step: int
+    examples: list[Stall]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -57,23 +90,14 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
     part = stalled_us / _span_us(timeline)
     unended = int(stalls["unended"].sum())
     longest = stalls.sort("stalled_us", "step", descending=[True, False])
-    worst = longest.row(0, named=True)
+    examples = Stall.first(longest)
+    worst = examples[0]
     trials = trial_numbers(stalls)
     every = stalls.select(pl.int_ranges("step", pl.col("step") + pl.col("steps")).explode().alias("step"))
-    message = (
-        f"{counted(stalls.height, 'stall')}{in_trials(trials, len(timeline.trials()))} of "
-        f"{counted(steps, 'step')} that scheduled nothing although requests waited or ran (cause {cause}): "
-        f"{stalled_us / 1e3:,.1f} ms in all, {share(part)} of the run. The longest began at step "
-        f"{worst['step']}, {worst['since_us'] / 1e6:,.3f} s into the recording, and lasted "
-        f"{worst['stalled_us'] / 1e3:,.1f} ms and {counted(worst['steps'], 'step')}."
-    )
-    if unended:
-        message += f" {unended:,} had not ended when the {'trial' if trials else 'trace'} ended."
     severity = "critical" if unended else severity_of(part)
-    examples = longest.head(3).drop("cause", "via", "location").to_dicts()
     return Finding(
         code=CODE,
-        severity="info" if cause in NOBODYS_FAULT else severity,
+        severity="info" if cause in EXPECTED else severity,
         cause=cause,
         via=str(stalls["via"].unique().sort()[0]),
         location=only(stalls["location"]),
@@ -82,21 +106,40 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
         trials=trials,
         steps=step_numbers(every),
         tokens=0,
-        message=message,
-        advice=_advice(timeline, cause, num_running=worst["num_running"]),
-        evidence={
-            "stalls": stalls.height,
-            "unended": unended,
-            "stalled_ms": stalled_us / 1e3,
-            "longest_ms": worst["stalled_us"] / 1e3,
-            "longest_steps": worst["steps"],
-            "since_step": int(stalls["step"].min()),  # type: ignore[arg-type]  # an integer column
-            "example": _in_words(examples[0]),
-            "examples": examples,
-        },
+        message=message(
+            "vLLM scheduled nothing in {steps}{trials} although requests waited or ran: {stalls}, {stalled} "
+            "in total, {part} of the run. The longest began {since} into the recording and took {longest} "
+            "({span}).{unended}",
+            steps=Count(steps, "step"),
+            trials=in_trials(timeline, trials),
+            stalls=Count(stalls.height, "stall"),
+            stalled=Duration(stalled_us),
+            part=Share(part),
+            since=Duration(worst.since_us),
+            longest=Duration(worst.stalled_us),
+            span=worst.span,
+            unended=_unended(unended, of="trial" if trials else "trace"),
+        ),
+        advice=_advice(timeline, cause, num_running=worst.num_running),
+        evidence=Stalls(
+            stalls=stalls.height,
+            unended=unended,
+            stalled_ms=stalled_us / 1e3,
+            longest_ms=worst.stalled_us / 1e3,
+            longest_steps=worst.steps,
+            since_step=int(stalls["step"].min()),  # type: ignore[arg-type]  # an integer column
+            examples=examples,
+        ),
+        example=_described(worst),
         cost_ms=stalled_us / 1e3,
         cost_frac=part,
     )
+
+
+def _unended(count: int, *, of: str) -> Message:
+    if not count:
+        return NOTHING
+    return message(" {stalls} had not ended when the {of} ended.", stalls=Count(count, "stall"), of=of)
 
 
 def _span_us(timeline: Timeline) -> int:
@@ -105,19 +148,34 @@ def _span_us(timeline: Timeline) -> int:
     return max(1, int(timeline.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()))
 
 
-def _advice(timeline: Timeline, cause: str, *, num_running: int) -> Message | str:
+def _advice(timeline: Timeline, cause: str, *, num_running: int) -> Message:
     header = timeline.header
     if cause == Cause.KV_BLOCKS and not num_running and header.kv_blocks_total and header.block_size:
-        return ADVICE_NOTHING_RUNS.format(capacity=(header.kv_blocks_total - 1) * header.block_size)
+        return message(
+            "No running request can free blocks: this one needs more than the {capacity} of the KV cache, or "
+            "waiting requests hold blocks (KV connector). Abort it. {length} within the KV cache makes vLLM "
+            "refuse such requests at once; or give the KV cache more space ({more}).",
+            capacity=Count((header.kv_blocks_total - 1) * header.block_size, "token"),
+            length=Setting("--max-model-len"),
+            more=MORE_KV_SPACE,
+        )
     if cause in {Cause.PAUSED, Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF, Cause.STREAMING_INPUT_PENDING}:
         return advice(header, cause=cause)
-    return ADVICE
+    return message(
+        "Look up {cause} in {page}, and see what happened at the first of these steps.",
+        cause=CauseWord(cause),
+        page=Code("docs/causes.md"),
+    )
 
 
-def _in_words(example: dict[str, Any]) -> str:
-    refused = f", {example['request_id']} refused" if example["request_id"] else ""
-    return (
-        f"{at_step(example)} began a stall of {counted(example['steps'], 'step')} and "
-        f"{example['stalled_us'] / 1e3:,.1f} ms: {counted(example['num_waiting'], 'request')} waiting, "
-        f"{example['num_running']:,} running{refused}."
+def _described(example: Stall) -> Message:
+    refused = NOTHING
+    if example.request_id:
+        refused = message(" and vLLM refused {request}", request=Request(example.request_id))
+    return message(
+        "in {span} {waiting} waited, {running} ran{refused}.",
+        span=example.span,
+        waiting=Count(example.num_waiting, "request"),
+        running=Number(example.num_running),
+        refused=refused,
     )

@@ -105,6 +105,5 @@ def _cost(found: Found) -> Text:
 def _where(found: Found) -> Text:
     place = message("At {location}. ", location=Code(found.location)) if found.location else ""
     steps = step_ranges(found.steps, whole=len(found.steps) < MAX_STEPS)
-    example = found.evidence.get("example", "")
-    instance = message(" For instance {example}", example=example) if example else ""
+    instance = message(" For instance {example}", example=found.example) if found.example else ""
     return message("{place}{steps}.{instance}", place=place, steps=steps, instance=instance)

@@ -87,7 +87,7 @@ def test_problems_are_noted_with_the_side_that_has_them(run_of):
     base, new = run_of("a", step(0), step(2)), run_of("b", step(0), about=manifest(status="interrupted"))
     assert notes_of(base=base, new=new)[:2] == [
         f"base: {base.path}/engine-0.jsonl: 1 step is missing",
-        "new: the run was interrupted; what was recorded before is analyzed",
+        "new: The run was interrupted. This report covers what was recorded before.",
     ]
 
 

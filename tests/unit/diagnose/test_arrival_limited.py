@@ -1,6 +1,8 @@
+import msgspec
 import pytest
 
 from schedtrace.model.causes import Cause
+from schedtrace.present.phrases import plain
 from tests.makers import BLOCK_SIZE, arrival, step
 
 CODE = "arrival-limited"
@@ -22,12 +24,12 @@ def test_requests_that_came_after_schedule_and_would_have_fitted_are_found_with_
     [finding] = found(CODE, *late(came_late, on_its_way))
     assert (finding.severity, finding.cause, finding.via) == ("info", "queue_empty", "inferred")
     assert (finding.count, finding.steps, finding.tokens, finding.trials) == (1, [0], 500, [])
-    told = {name: finding.evidence[name] for name in ("late_requests", "on_their_way", "extra_steps")}
-    assert told == {"late_requests": 2, "on_their_way": 1, "extra_steps": 1}
-    assert (finding.evidence["late_us_min"], finding.evidence["late_us_max"]) == (-50, 50)
-    assert finding.evidence["extra_steps_us"] == 500
-    [example] = finding.evidence["examples"]
-    assert example == {
+    evidence = finding.evidence
+    assert (evidence.late_requests, evidence.on_their_way, evidence.extra_steps) == (2, 1, 1)
+    assert (finding.evidence.late_us_min, finding.evidence.late_us_max) == (-50, 50)
+    assert finding.evidence.extra_steps_us == 500
+    [example] = finding.evidence.examples
+    assert msgspec.to_builtins(example) == {
         "step": 0,
         "trial": None,
         "scheduled_requests": 1,
@@ -40,7 +42,7 @@ def test_requests_that_came_after_schedule_and_would_have_fitted_are_found_with_
 
 
 def count_of_late(findings):
-    return sum(finding.evidence["late_requests"] for finding in findings)
+    return sum(finding.evidence.late_requests for finding in findings)
 
 
 @pytest.mark.parametrize(("tokens", "late_requests"), [(900, 1), (901, 0)])
@@ -52,7 +54,7 @@ def test_late_requests_share_the_budget_left_in_the_order_of_the_queue(found):
     second = arrival("b", came=140, queued=300, prompt_tokens=500)
     first = arrival("a", came=150, queued=200, prompt_tokens=500)
     [finding] = found(CODE, *late(second, first))
-    assert (count_of_late([finding]), finding.evidence["late_us_max"]) == (1, 50)
+    assert (count_of_late([finding]), finding.evidence.late_us_max) == (1, 50)
 
 
 def test_nobody_counts_behind_a_request_that_does_not_fit(found):
@@ -118,12 +120,38 @@ def test_nobody_waiting_says_that_the_queue_was_empty_where_no_exit_was_recorded
 
 def test_requests_that_are_not_ready_may_have_waited(found):
     [finding] = found(CODE, *late(arrival("a", 150), waiting=2, num_not_ready_after=2))
-    assert "nothing eligible waited" in finding.message
+    assert "No request that was ready waited." in plain(finding.message)
 
 
 def test_steps_that_took_the_late_ones_in_are_not_said_to_be_extra(found):
     [finding] = found(CODE, *late(arrival("a", 150)))
-    assert finding.message.endswith("and were first scheduled in 1 later step (0 ms in all).")
+    assert plain(finding.message) == (
+        "1 step left token budget unused because 1 request (100 tokens) that would have fitted reached the "
+        "scheduler after schedule() had ended. No request that was ready waited. The last one reached the "
+        "front end 0.05 ms after schedule(). vLLM first scheduled them in 1 later step that took 0.50 ms in "
+        "total."
+    )
+    assert plain(finding.advice) == (
+        "No limit is in the way: vLLM does not wait for requests that have not arrived."
+    )
+    assert plain(finding.example) == (
+        "step 0 scheduled 1 of 2 requests (100 tokens) and left 900 tokens of budget."
+    )
+
+
+def test_requests_on_their_way_and_those_that_were_never_scheduled_are_told_so(found):
+    first, _ = late(arrival("a", came=50, queued=120))
+    [finding] = found(CODE, first, step(1, start=2000, arrived=[arrival("a", came=50, queued=120)]))
+    assert plain(finding.message).endswith(
+        "The front end already had all of them when schedule() ended. None of them was scheduled before the "
+        "trace ended."
+    )
+    both = late(arrival("a", came=150, queued=200), arrival("b", came=50, queued=120))
+    [finding] = found(CODE, *both)
+    assert (
+        "The last one reached the front end 0.05 ms after schedule(); it already had 1 request of them when "
+        "schedule() ended."
+    ) in plain(finding.message)
 
 
 def test_without_a_block_size_kv_blocks_do_not_count(found):
@@ -153,7 +181,7 @@ def test_trials_that_show_it_are_named(found):
         trial_ids=True,
     )
     assert (finding.trials, finding.steps) == ([2], [2])
-    assert "1 of 2 trials" in finding.message
+    assert "1 of 2 trials" in plain(finding.message)
 
 
 def test_not_yet_arrived_and_refused_are_told_apart_in_one_trace(found):

@@ -1,5 +1,6 @@
 import re
 
+import msgspec
 import pytest
 
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
@@ -28,9 +29,9 @@ def test_budget_left_while_requests_waited_is_found_with_exact_figures(found):
     assert (finding.severity, finding.cause, finding.via) == ("warning", "kv_blocks", "inferred")
     assert (finding.count, finding.steps, finding.trials) == (2, [0, 1], [])
     assert finding.tokens == 300 + 500
-    assert finding.evidence["mean_budget_left_frac"] == pytest.approx(0.7)
-    assert finding.evidence["mean_waiting"] == 3
-    assert finding.evidence["examples"][0] == {
+    assert finding.evidence.mean_budget_left_frac == pytest.approx(0.7)
+    assert finding.evidence.mean_waiting == 3
+    assert msgspec.to_builtins(finding.evidence.examples[0]) == {
         "step": 1,
         "trial": None,
         "request_id": "next",
@@ -75,14 +76,14 @@ def test_without_budget_left_or_without_anybody_waiting_nothing_is_blocked(found
 
 def test_a_step_that_scheduled_nothing_can_be_blocked(found):
     [finding] = found(CODE, refused(0, Cause.PAUSED, got=0), step(1))
-    assert (finding.count, finding.evidence["mean_budget_left_frac"]) == (1, 1.0)
+    assert (finding.count, finding.evidence.mean_budget_left_frac) == (1, 1.0)
     assert "1 step of 1 " in plain(finding.message)
 
 
 def test_unknown_waiting_tokens_do_not_hide_the_finding(found):
     [finding] = found(CODE, refused(0, waiting_tokens=None), refused(1, waiting_tokens=None))
     assert (finding.count, finding.steps, finding.tokens) == (2, [0, 1], 1800)
-    assert plain(finding.message).endswith("How many tokens they wanted is not recorded.")
+    assert plain(finding.message).endswith("The trace does not record how many tokens they wanted.")
 
 
 def test_what_could_have_been_used_is_the_mean_over_the_steps_where_it_is_known(found):
@@ -94,14 +95,14 @@ def test_what_could_have_been_used_is_the_mean_over_the_steps_where_it_is_known(
     [finding] = found(CODE, *lines)
     assert finding.tokens == 300 + 100 + 999
     assert plain(finding.message).endswith(
-        "Otherwise each of those steps could have scheduled 200 more tokens on average."
+        "Otherwise each step could have scheduled 200 tokens more on average."
     )
 
 
 def test_a_prompt_that_did_not_fit_as_a_whole_is_not_said_to_have_fitted(found):
     [finding] = found(CODE, refused(0, Cause.CHUNKED_PREFILL_OFF, got=100, waiting_tokens=2000))
     assert plain(finding.message).endswith(
-        "Otherwise each of those steps could have scheduled 900 more tokens on average."
+        "Otherwise each step could have scheduled 900 tokens more on average."
     )
 
 
@@ -114,7 +115,7 @@ def test_without_an_exit_the_cause_is_not_known_if_something_waited(found, waiti
 def test_a_cause_of_a_newer_version_is_told_by_its_word(found):
     [finding] = found(CODE, refused(0, Exit("waiting", "break", "disk_blocks", "next")))
     assert (finding.cause, finding.severity) == ("disk_blocks", "warning")
-    assert "on average): cause disk_blocks. " in plain(finding.message)
+    assert "requests waited: cause disk_blocks. " in plain(finding.message)
     assert plain(finding.advice) == "See docs/causes.md."
 
 
@@ -125,10 +126,8 @@ def test_one_inferred_exit_makes_the_whole_finding_inferred(found):
     [pure] = found(CODE, refused(0, exact), refused(1, exact))
     assert (mixed.via, pure.via) == ("inferred", "source")
     assert (mixed.location, pure.location) == (None, "scheduler.py:7")
-    assert "(left at scheduler.py:7)" in plain(
-        mixed.evidence["example"]
-    )  # where it is not said of all of them
-    assert "scheduler.py:7" not in plain(pure.evidence["example"])
+    assert "(left at scheduler.py:7)" in plain(mixed.example)  # where it is not said of all of them
+    assert "scheduler.py:7" not in plain(pure.example)
 
 
 def test_details_are_listed_once(found):
@@ -136,7 +135,7 @@ def test_details_are_listed_once(found):
         Exit("waiting", "break", Cause.KV_BLOCKS, detail=detail) for detail in ("free", "watermark")
     )
     findings = found(CODE, refused(0, watermark), refused(1, free), refused(2, free))
-    assert [finding.evidence["details"] for finding in findings] == [["free"], ["watermark"]]
+    assert [finding.evidence.details for finding in findings] == [["free"], ["watermark"]]
     assert {finding.cause for finding in findings} == {"kv_blocks"}
     assert "--watermark" in plain(findings[1].message)
 
@@ -177,11 +176,11 @@ def test_trials_that_show_it_are_counted_against_all(found):
 def test_the_finding_is_a_sentence_with_its_example_and_advice(found):
     [finding] = found(CODE, refused(3, Exit("waiting", "break", Cause.KV_BLOCKS, "next", detail="watermark")))
     assert plain(finding.message) == (
-        "1 step of 1 left 90 % of the token budget unused on average although requests waited (2 on "
-        "average): the next request would have fitted into the free KV blocks, but for the reserve of "
-        "--watermark. Otherwise each of those steps could have scheduled 300 more tokens on average."
+        "1 step of 1 left 90 % of the token budget unused on average although 2 requests "
+        "waited: the next request would have fitted into the free KV blocks, but for the reserve of "
+        "--watermark. Otherwise each step could have scheduled 300 tokens more on average."
     )
-    assert plain(finding.evidence["example"]) == (
+    assert plain(finding.example) == (
         "step 3: 2 requests waiting, next next in line, 1 running, 900 tokens of budget left, 100 KV "
         "blocks free."
     )
@@ -196,7 +195,7 @@ def test_a_cause_that_another_package_registers_has_its_meaning(found):
         refused(0, Exit("waiting", "break", "tenant_quota", "next")),
         registered_causes={"tenant_quota": "the tenant's quota of tokens is spent"},
     )
-    assert "on average): the tenant's quota of tokens is spent (cause tenant_quota). " in plain(
+    assert "requests waited: the tenant's quota of tokens is spent (cause tenant_quota). " in plain(
         finding.message
     )
     assert plain(finding.advice) == "See the package that registers the cause tenant_quota."

@@ -1,6 +1,8 @@
+import msgspec
 import pytest
 
 from schedtrace.model.causes import Cause
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 CODE = "budget-saturated"
@@ -15,8 +17,8 @@ def test_a_spent_budget_with_requests_waiting_is_found_with_exact_figures(found)
     [finding] = found(CODE, full(0, 2, 150), full(1, 5, 400), step(2, got={"x": 1}), step(3))
     assert (finding.severity, finding.cause, finding.via) == ("info", "token_budget", "recorded")
     assert (finding.count, finding.steps, finding.tokens, finding.trials) == (2, [0, 1], 400, [])
-    assert (finding.evidence["mean_waiting"], finding.evidence["max_waiting_tokens"]) == (3.5, 400)
-    assert finding.evidence["examples"][0] == {
+    assert (finding.evidence.mean_waiting, finding.evidence.max_waiting_tokens) == (3.5, 400)
+    assert msgspec.to_builtins(finding.evidence.examples[0]) == {
         "step": 1,
         "trial": None,
         "num_waiting_after": 5,
@@ -24,8 +26,11 @@ def test_a_spent_budget_with_requests_waiting_is_found_with_exact_figures(found)
         "total_requests": 2,
         "used_tokens": 1000,
     }
-    assert "2 steps of 3 " in finding.message
-    assert "1,000 tokens" in finding.advice
+    assert plain(finding.message) == (
+        "2 steps of 3 spent the whole token budget while 3.50 requests on average waited for tokens, 400 "
+        "tokens at most."
+    )
+    assert plain(finding.example) == "step 1 spent 1,000 tokens on 2 requests while 5 requests waited."
 
 
 @pytest.mark.parametrize(("waiting", "got"), [(0, 1000), (1, 999)])
@@ -35,16 +40,16 @@ def test_a_token_left_or_nobody_waiting_is_no_saturation(found, waiting, got):
 
 def test_steps_with_unknown_waiting_tokens_count_but_do_not_lower_the_maximum(found):
     [finding] = found(CODE, full(0, 2, None), full(1, 1, 70))
-    assert (finding.count, finding.tokens, finding.evidence["max_waiting_tokens"]) == (2, 70, 70)
+    assert (finding.count, finding.tokens, finding.evidence.max_waiting_tokens) == (2, 70, 70)
 
 
 def test_where_waiting_tokens_are_never_known_no_number_of_them_is_told(found):
     [finding] = found(CODE, full(0, 2, None))
-    assert (finding.tokens, finding.evidence["max_waiting_tokens"]) == (0, None)
-    assert finding.message.endswith("requests waited for tokens on average.")
+    assert (finding.tokens, finding.evidence.max_waiting_tokens) == (0, None)
+    assert plain(finding.message).endswith("while 2 requests on average waited for tokens.")
 
 
 @pytest.mark.parametrize(("not_ready", "waited_for_tokens"), [(0, [3.0]), (1, [2.0]), (3, []), (4, [])])
 def test_who_waits_for_something_else_does_not_count(found, not_ready, waited_for_tokens):
     findings = found(CODE, full(0, 3, 70, num_not_ready_after=not_ready))
-    assert [finding.evidence["mean_waiting"] for finding in findings] == waited_for_tokens
+    assert [finding.evidence.mean_waiting for finding in findings] == waited_for_tokens

@@ -6,6 +6,7 @@ import pytest
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.rules import RULES
 from schedtrace.model.facts import Fact
+from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from tests.makers import step
 
@@ -23,12 +24,16 @@ def test_the_threads_first_round_left_room_for_fourteen_requests_of_the_second()
     report = analyze_run(read_run(THREAD / "profile_1025_bs16_in1024_out64.log"))
     [finding] = report.findings
     assert (finding.code, finding.severity, finding.cause) == (CODE, "info", None)
-    assert (finding.steps, finding.tokens, finding.evidence["missed_requests"]) == ([0], 14336, 14)
-    assert finding.evidence["example"] == (
-        "step 0 scheduled 2 (2,048 tokens) of the 16 requests that step 1 had, 313 ms later; "
-        "14,336 tokens of budget left."
+    assert (finding.steps, finding.tokens, finding.evidence.missed_requests) == ([0], 14336, 14)
+    assert plain(finding.example) == (
+        "step 0 scheduled 2 of the 16 requests of step 1 (2,048 tokens) and left 14,336 tokens of budget; "
+        "the next step began 313 ms later."
     )
-    assert "cannot be told from this log: it has no queue lengths" in finding.message
+    assert plain(finding.message) == (
+        "1 step of 2 left token budget that 14 requests (14,336 tokens), new in the next step, would have "
+        "fitted into. This log has no queue lengths: it does not show whether they had not arrived or were "
+        "refused."
+    )
 
 
 def test_a_single_round_says_nothing_about_what_it_missed():
@@ -43,13 +48,13 @@ def test_a_record_with_queue_lengths_is_left_to_the_rules_that_know_why(view_of)
 
 def test_only_what_fits_into_the_rest_of_the_budget_counts(found):
     [finding] = found(step(0, got={"a": 700}, new="a"), step(1, got={"b": 200, "c": 90, "d": 11}, new="bcd"))
-    assert (finding.evidence["missed_requests"], finding.tokens) == (2, 290)
+    assert (finding.evidence.missed_requests, finding.tokens) == (2, 290)
 
 
 def test_only_as_many_as_may_run_count(found):
     full = dict.fromkeys("abcdefg", 1)
     [finding] = found(step(0, got=full, new="abcdefg"), step(1, got={"h": 1, "i": 1}, new="hi"))
-    assert finding.evidence["missed_requests"] == 1
+    assert finding.evidence.missed_requests == 1
 
 
 @pytest.mark.parametrize(
@@ -70,4 +75,4 @@ def test_it_is_silent_where_nobody_new_would_have_fitted(found, lines):
 
 def test_calls_that_scheduled_nothing_between_do_not_matter(found):
     [finding] = found(step(0, got={"a": 10}, new="a"), step(1), step(2, got={"b": 10}, new="b"))
-    assert finding.evidence["examples"][0]["next_step"] == 2
+    assert finding.evidence.examples[0].next_step == 2

@@ -106,7 +106,7 @@ def test_a_queue_of_skipped_requests_only_is_blocked_by_what_they_were_skipped_f
     ]
     [finding] = found("blocked-budget", step(0, got={"x": 100}, waiting=3, exits=skips))
     assert (finding.cause, finding.via, finding.location) == ("lora_cap", "source", f"{LINE}:10")
-    assert "step 0: 3 requests waiting, a next in line" in plain(finding.evidence["example"])
+    assert "step 0: 3 requests waiting, a next in line" in plain(finding.example)
 
 
 def test_where_the_loop_was_left_for_a_reason_skips_before_it_do_not_count(found):

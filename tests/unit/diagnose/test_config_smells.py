@@ -3,6 +3,7 @@
 import pytest
 
 from schedtrace.model.causes import Cause
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 CODE = "config-smells"
@@ -12,7 +13,7 @@ BUSY = {"got": {"a": 600}, "running": 5}
 
 
 def settings(findings):
-    return [setting for finding in findings for setting in finding.evidence["settings"]]
+    return [setting for finding in findings for setting in finding.evidence.settings]
 
 
 def test_a_run_that_uses_its_limits_smells_of_nothing(found):
@@ -25,9 +26,31 @@ def test_a_budget_never_used_by_more_than_half(found, used, smells):
     assert settings(findings) == smells
     if smells:
         assert (
-            findings[0].message
+            plain(findings[0].message)
             == "max_num_batched_tokens: no step used more than 500 of 1,000 tokens (50 %)."
         )
+
+
+@pytest.mark.parametrize(
+    ("config", "header", "smallest"),
+    [
+        ({"enable_chunked_prefill": True}, {"max_num_running_reqs": 8}, "8"),
+        ({"enable_chunked_prefill": True}, {"max_num_running_reqs": 1000}, None),
+        ({"enable_chunked_prefill": False}, {"max_model_len": 900}, "900"),
+        ({"enable_chunked_prefill": False}, {"max_model_len": 1000}, None),
+        ({}, {"max_model_len": None}, None),
+    ],
+    ids=["seats", "as many seats as tokens", "whole prompts", "longest prompt", "not known"],
+)
+def test_a_smaller_budget_is_advised_only_where_vllm_accepts_one(found, config, header, smallest):
+    findings = found(
+        CODE, *(step(n, got={"a": 1}, running=600) for n in LONG), scheduler_config=config, **header
+    )
+    advice = (
+        f"max_num_batched_tokens: a smaller --max-num-batched-tokens (vLLM accepts {smallest} and more here) "
+        "leaves activation memory to the KV cache."
+    )
+    assert [plain(finding.advice) for finding in findings] == ([] if smallest is None else [advice])
 
 
 def test_a_budget_that_somebody_waited_for_is_needed(found):
@@ -65,7 +88,7 @@ def test_a_prefix_cache_without_a_hit(found, on, new, hits, smells):
 def test_several_smells_are_one_finding(found):
     [finding] = found(CODE, *(step(n, got={"a": 1}, running=1) for n in LONG))
     assert finding.count == 2
-    assert finding.evidence["settings"] == ["max_num_batched_tokens", "max_num_seqs"]
+    assert finding.evidence.settings == ["max_num_batched_tokens", "max_num_seqs"]
 
 
 def test_a_run_in_which_nothing_was_scheduled_smells_of_nothing(found):

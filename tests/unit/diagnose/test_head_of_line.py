@@ -2,6 +2,7 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
+from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
 CODE = "head-of-line"
@@ -34,7 +35,7 @@ def everybody(number):
 
 def rows(finding):
     names = ("step", "head", "request_id", "tokens", "blocks", "waited_us")
-    return [tuple(one[name] for name in names) for one in finding.evidence["examples"]]
+    return [tuple(getattr(one, name) for name in names) for one in finding.evidence.examples]
 
 
 def test_those_behind_who_fit_are_counted_in_the_order_of_the_queue(found):
@@ -44,11 +45,29 @@ def test_those_behind_who_fit_are_counted_in_the_order_of_the_queue(found):
     assert (finding.steps, finding.tokens, finding.trials) == ([0, 1], 40, [])
     assert rows(finding) == [(0, "L", "b", 15, 2, 20_000), (0, "L", "c", 25, 3, 20_000)]
     evidence = finding.evidence
-    assert (evidence["requests_held_up"], evidence["refused_steps"], evidence["heads"]) == (2, 2, 1)
-    assert (evidence["held_up_ms"], evidence["longest_ms"]) == (40.0, 20.0)
-    assert "2 of 2 steps that refused the next request for its own size" in finding.message
-    assert "2 requests (40 tokens" in finding.message
+    assert (evidence.requests_held_up, evidence.refused_steps, evidence.heads) == (2, 2, 1)
+    assert (evidence.held_up_ms, evidence.longest_ms) == (40.0, 20.0)
+    assert "2 of 2 steps that refused the next request for its own size" in plain(finding.message)
+    assert "2 requests (40 tokens" in plain(finding.message)
     assert finding.cost_ms is None
+
+
+@pytest.mark.parametrize(
+    ("reserve", "chunked", "advised"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_a_first_chunk_is_advised_only_where_whole_prompts_are_reserved(found, reserve, chunked, advised):
+    config = {**WHOLE, "scheduler_reserve_full_isl": reserve, "enable_chunked_prefill": chunked}
+    lines = [blocked(0, arrived=came(200, 60, 15, 25)), blocked(1), everybody(2)]
+    [finding] = found(CODE, *lines, scheduler_config=config)
+    first_chunk = (
+        " --no-scheduler-reserve-full-isl admits it with its first chunk, at the risk of preemptions."
+    )
+    assert plain(finding.advice) == (
+        "vLLM admits requests in queue order. Give the KV cache more space for the large request "
+        "(--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger --num-gpu-blocks-override where "
+        "one is "
+        f"set), or send long prompts to an engine of their own.{first_chunk if advised else ''}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +122,7 @@ def test_without_chunked_prefill_a_prompt_must_fit_into_the_budget_left(found):
     [finding] = found(CODE, *lines, scheduler_config=off)
     assert (finding.cause, finding.severity) == ("chunked_prefill_off", "info")
     assert rows(finding) == [(0, "L", "b", 900, 90, 10_000)]
-    assert "--enable-chunked-prefill" in finding.advice
+    assert "--enable-chunked-prefill" in plain(finding.advice)
 
 
 def test_only_the_first_chunk_needs_room_unless_the_whole_prompt_is_reserved(found):
@@ -175,7 +194,7 @@ def test_a_preempted_request_stands_at_the_head(found):
     ]
     [finding] = found(CODE, *lines)
     assert rows(finding) == [(2, "r", "L", 10, 1, 10_000), (2, "r", "a", 10, 1, 10_000)]
-    assert finding.evidence["examples"][0]["head_tokens"] == 31
+    assert finding.evidence.examples[0].head_tokens == 31
 
 
 def test_by_priority_those_behind_are_those_after_the_head(found):
@@ -193,4 +212,4 @@ def test_by_priority_those_behind_are_those_after_the_head(found):
 def test_a_wait_that_never_ends_lasts_to_the_last_output(found):
     [finding] = found(CODE, blocked(0, arrived=came(200, 10, 60, 60)), blocked(1))
     assert rows(finding) == [(0, "L", "a", 10, 1, 11_000)]
-    assert "step 0 refused L (200 tokens)" in finding.evidence["example"]
+    assert "step 0 refused L (200 tokens)" in plain(finding.example)

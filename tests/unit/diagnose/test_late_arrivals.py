@@ -3,6 +3,7 @@
 import pytest
 
 from schedtrace.diagnose.rules import RULES
+from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
 CODE = "late-arrivals"
@@ -36,11 +37,12 @@ def run(last_came, *, waiting=0, running=1, used=1):
 def test_steps_before_the_last_request_came_are_told(found):
     [finding] = found(*run(15_000))
     assert (finding.count, finding.steps) == (2, [0, 1])
-    assert finding.evidence["spent_ms"] == 2.0
-    assert finding.evidence["spent_frac"] == 2000 / 21_000
-    assert finding.evidence["handed_over_ms"] == 15.0
+    assert finding.evidence.spent_ms == 2.0
+    assert finding.evidence.spent_frac == 2000 / 21_000
+    assert finding.evidence.handed_over_ms == 15.0
     assert (
-        finding.evidence["example"] == "step 0 scheduled 1 request, nobody waited, and 1 were still to come."
+        plain(finding.example)
+        == "step 0 scheduled 1 request with no request waiting and 1 request still to come."
     )
 
 

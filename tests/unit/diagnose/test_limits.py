@@ -5,6 +5,7 @@ import pytest
 from schedtrace.diagnose.limits import limit_shares, refused_demand
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
+from schedtrace.present.phrases import plain
 from tests.makers import arrival, finish, step
 
 
@@ -89,14 +90,17 @@ BLOCKED = [
 
 def test_the_limit_behind_most_of_the_waiting_binds_the_run(found):
     [finding] = found("kv-bound", *BLOCKED)
-    assert finding.evidence["share_frac"] == 0.75
-    assert finding.evidence["wait_ms"] == 0.3
-    assert finding.evidence["mean_budget_left_frac"] == 0.9
-    assert finding.evidence["mean_blocks_free_frac"] == 0.1
-    assert finding.evidence["mean_seats_free_frac"] == 7 / 8
+    assert finding.evidence.share_frac == 0.75
+    assert finding.evidence.wait_ms == 0.3
+    assert finding.evidence.mean_budget_left_frac == 0.9
+    assert finding.evidence.mean_blocks_free_frac == 0.1
+    assert finding.evidence.mean_seats_free_frac == 7 / 8
     assert (finding.count, finding.steps, finding.cause) == (1, [0], "kv_blocks")
-    room = "90 % of the token budget, 10 % of the KV blocks and 88 % of the seats were free"
-    assert f"Meanwhile on average {room}." in finding.message
+    assert plain(finding.message) == (
+        "75 % of waiting time was for KV cache space: requests waited 0.30 ms in total. Meanwhile 90 % of "
+        "the token budget, 10 % of the KV blocks and 88 % of the seats were free on average."
+    )
+    assert plain(finding.example) == "after step 0 3 requests waited for it, 0.30 ms in total."
     assert found("max-num-seqs-bound", *BLOCKED) == []
     assert found("token-budget-bound", *BLOCKED) == []
 
@@ -111,18 +115,53 @@ def test_it_matters_if_requests_feel_it(found, lived, severity):
     about = {"arrived_us": 0, "queued_us": 0, "last_token_us": lived}
     lines = [*BLOCKED[:2], step(2, start=200, arrived=[arrival("a", 0)], finished=[finish("a", **about)])]
     [finding] = found("kv-bound", *lines)
-    assert (finding.evidence["of_time_in_engine_frac"], finding.severity) == (300 / lived, severity)
+    assert (finding.evidence.of_time_in_engine_frac, finding.severity) == (300 / lived, severity)
 
 
 def test_seats_are_named_by_the_limit_that_counts(found):
     lines = [step(0, start=0, waiting=1, ended=Cause.MAX_NUM_SEQS), step(1, start=10)]
     [finding] = found("max-num-seqs-bound", *lines)
-    assert "one of the 8 seats (max_num_seqs)" in finding.message
+    assert "one of the 8 seats (max_num_seqs)" in plain(finding.message)
     [finding] = found("max-num-seqs-bound", *lines, scheduler_config={"max_num_active_seqs": 5})
-    assert "one of the 5 seats (max_num_active_seqs)" in finding.message
+    assert "one of the 5 seats (max_num_active_seqs)" in plain(finding.message)
 
 
 def test_a_spent_budget_binds_too(found):
     lines = [step(0, start=0, got={"x": 1000}, waiting=1, ended=Cause.TOKEN_BUDGET), step(1, start=10)]
     [finding] = found("token-budget-bound", *lines)
-    assert finding.evidence["mean_budget_left_frac"] == 0.0
+    assert finding.evidence.mean_budget_left_frac == 0.0
+    assert plain(finding.advice) == (
+        "A larger --max-num-batched-tokens (now 1,000) starts prompts sooner and makes each step longer. "
+        "Compare both with schedtrace diff."
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [
+        (
+            {},
+            (
+                "Raise --max-num-seqs (now 8) as far as the KV cache holds the requests; vLLM accepts at "
+                "most --max-num-batched-tokens (now 1,000)."
+            ),
+        ),
+        (
+            {"max_num_active_seqs": 5},
+            (
+                "Raise --max-num-active-seqs (now 5) as far as the KV cache holds the requests; vLLM "
+                "accepts at most --max-num-seqs (now 8)."
+            ),
+        ),
+    ],
+)
+def test_the_advice_on_seats_names_the_setting_that_ends_it(found, config, advice):
+    lines = [step(0, start=0, waiting=1, ended=Cause.MAX_NUM_SEQS), step(1, start=10)]
+    [finding] = found("max-num-seqs-bound", *lines, scheduler_config=config)
+    assert plain(finding.advice).startswith(advice)
+
+
+@pytest.mark.parametrize(("dtype", "advised"), [("auto", True), ("fp8_e5m2", False)])
+def test_a_smaller_kv_cache_type_is_advised_unless_it_is_set(found, dtype, advised):
+    [finding] = found("kv-bound", *BLOCKED, settings={"cache_config.cache_dtype": dtype})
+    assert ("--kv-cache-dtype fp8" in plain(finding.advice)) is advised

@@ -4,6 +4,7 @@ import pytest
 
 from schedtrace.model.causes import Cap
 from schedtrace.model.trace import ChunkCap
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 CODE = "long-prefill-cap"
@@ -20,12 +21,19 @@ def test_tokens_that_were_wanted_and_empty_are_told(found):
     [finding] = found(CODE, *lines, scheduler_config=THRESHOLD)
     assert (finding.count, finding.steps) == (2, [0, 1])
     assert finding.tokens == 800 + 700
-    assert finding.evidence["mean_empty_tokens"] == 750
-    assert finding.evidence["steps_if_full"] == 1
-    assert "left 750 of 1,000 tokens empty on average (75 %)" in finding.message
-    assert "(now 100 of 1,000)" in finding.advice
-    assert finding.evidence["example"] == (
-        "step 0 gave 100 tokens to 1 request and left 900 empty; 1 request wanted 800 more."
+    assert finding.evidence.mean_empty_tokens == 750
+    assert finding.evidence.steps_if_full == 1
+    assert plain(finding.message) == (
+        "2 steps left 750 of 1,000 tokens unused on average (75 %) because long_prefill_token_threshold "
+        "capped the chunks of prompts that wanted them. Full steps would have needed 1 step for the same "
+        "work."
+    )
+    assert plain(finding.advice) == (
+        "Raise --long-prefill-token-threshold (now 100): in most of these steps no other request gains from "
+        "short steps."
+    )
+    assert plain(finding.example) == (
+        "step 0 gave 100 tokens to 1 request and left 900 unused; 1 capped request wanted 800 more."
     )
 
 
@@ -48,7 +56,7 @@ def test_the_adaptive_threshold_counts_too(found):
 
 def test_full_steps_are_counted_trial_by_trial(found):
     [finding] = found(CODE, *(capped(n, 900, {"a": 100}, trial=1 + n // 2) for n in range(4)))
-    assert finding.evidence["steps_if_full"] == 2
+    assert finding.evidence.steps_if_full == 2
 
 
 @pytest.mark.parametrize(("fill", "severity"), [(0, "critical"), (10_000, "info")])
@@ -65,3 +73,44 @@ def test_the_cost_is_the_fixed_time_of_the_steps_too_many(found, fill, severity)
 def test_without_a_model_of_step_times_there_is_no_cost(found):
     [finding] = found(CODE, capped(0, 900, {"a": 100}))
     assert (finding.cost_ms, finding.severity) == (None, "warning")
+
+
+@pytest.mark.parametrize(("shared", "protects"), [(1, False), (2, True), (4, True)])
+def test_a_threshold_that_keeps_steps_short_for_others_is_not_to_be_raised(found, shared, protects):
+    """b decodes beside a's capped chunks in so many of 4 steps."""
+    lines = [capped(n, 900, {"a": 100}) for n in range(4 - shared)]
+    cap = ChunkCap("a", Cap.LONG_PREFILL, 900, 100)
+    lines += [step(n, got={"a": 100, "b": 1}, caps=[cap]) for n in range(4 - shared, 4)]
+    [finding] = found(CODE, *lines, scheduler_config=THRESHOLD)
+    assert finding.evidence.shared_steps == shared
+    assert finding.severity == ("info" if protects else "warning")
+    kept = (
+        f"--long-prefill-token-threshold (now 100) kept {25 * shared} % of these steps short for other "
+        "requests that ran in them. A larger value ends long prompts sooner and delays the tokens of the "
+        "others."
+    )
+    raised = (
+        "Raise --long-prefill-token-threshold (now 100): in most of these steps no other request gains from "
+        "short steps."
+    )
+    assert plain(finding.advice) == (kept if protects else raised)
+
+
+@pytest.mark.parametrize(("adaptive", "advised"), [(False, True), (True, False)])
+def test_an_adaptive_threshold_is_advised_only_where_this_vllm_has_it_switched_off(found, adaptive, advised):
+    config = {**THRESHOLD, "long_prefill_token_threshold_adaptive": adaptive}
+    [finding] = found(CODE, capped(0, 900, {"a": 100}), scheduler_config=config)
+    assert ("--long-prefill-token-threshold-adaptive" in plain(finding.advice)) is advised
+
+
+def test_a_cost_that_the_model_does_not_resolve_is_not_given(found):
+    """A model in which a step costs nothing by itself would print a billionth of a millisecond."""
+    steps = [
+        capped(n, 900, {"a": 100}, start=n * 1000, took=0, back=1000, prefill_tokens=100) for n in range(2)
+    ]
+    rest = [
+        step(n, start=n * 10_000, took=0, back=10 * n, got={"a": n}, prefill_tokens=n) for n in range(2, 60)
+    ]
+    [finding] = found(CODE, *steps, *rest)
+    assert (finding.cost_ms, finding.cost_frac, finding.cost_error_frac) == (None, None, None)
+    assert finding.severity == "info"

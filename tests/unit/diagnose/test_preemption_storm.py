@@ -1,6 +1,7 @@
 import pytest
 
 from schedtrace.model.trace import Preemption
+from schedtrace.present.phrases import plain
 from tests.makers import finish, step
 
 CODE = "preemption-storm"
@@ -31,10 +32,14 @@ def test_the_third_time_is_a_storm(found):
     assert (finding.cause, finding.via, finding.severity) == ("kv_blocks", "recorded", "warning")
     assert (finding.count, finding.steps, finding.tokens) == (3, [1, 3, 5], 20)
     evidence = finding.evidence
-    assert evidence["repeat_victims"] == [{"request_id": "a", "times": 3}]
-    assert (evidence["victims"], evidence["first_step"], evidence["first_running"]) == (1, 1, 4)
-    assert (evidence["recomputed_tokens"], evidence["recomputed_frac"]) == (20, 20 / 9020)
-    assert "1 of them repeatedly (a 3 times)" in finding.message
+    assert [(one.request_id, one.times) for one in evidence.repeat_victims] == [("a", 3)]
+    assert (evidence.victims, evidence.first_step, evidence.first_running) == (1, 1, 4)
+    assert (evidence.recomputed_tokens, evidence.recomputed_frac) == (20, 20 / 9020)
+    assert plain(finding.message) == (
+        "3 preemptions hit 1 request, 1 of them repeatedly (a 3 times). 2 came within 10 steps of "
+        "admission. vLLM computed 20 tokens again, <1 % of all prefill. The first was in step 1 with 4 "
+        "requests running."
+    )
 
 
 @pytest.mark.parametrize(("tokens", "storm"), [(270, True), (271, False)])
@@ -52,8 +57,8 @@ def test_a_cycle_is_one_that_lasted_no_longer_than_a_block(found):
     """Blocks of 10 tokens: 10 steps after it was scheduled is a cycle, 11 is none."""
     lines = [step(0, got=dict.fromkeys("abc", 1), new="abc"), hit(10, "a"), hit(11, "b", "c"), again(12, "a")]
     [finding] = found(CODE, *lines)
-    assert (finding.evidence["cycles"], finding.evidence["cycle_steps"]) == (1, 10)
-    assert [one["lasted_steps"] for one in finding.evidence["examples"]] == [10, 11, 11]
+    assert (finding.evidence.cycles, finding.evidence.cycle_steps) == (1, 10)
+    assert [one.lasted_steps for one in finding.evidence.examples] == [10, 11, 11]
 
 
 def test_how_long_they_were_away(found):
@@ -61,27 +66,38 @@ def test_how_long_they_were_away(found):
     gone = finish("b", "ABORTED", finished_us=35_000)
     lines = [hit(0, "a", "b", "c"), again(2, "a"), step(3, got={"x": 1}), step(4, finished=[gone])]
     [finding] = found(CODE, *lines)
-    examples = {
-        one["request_id"]: (one["resumed_step"], one["away_us"]) for one in finding.evidence["examples"]
-    }
+    examples = {one.request_id: (one.resumed_step, one.away_us) for one in finding.evidence.examples}
     assert examples == {"a": (2, 20_000), "b": (None, 35_000), "c": (None, 41_000)}
-    assert (finding.evidence["away_ms"], finding.evidence["longest_away_ms"]) == (96.0, 41.0)
+    assert (finding.evidence.away_ms, finding.evidence.longest_away_ms) == (96.0, 41.0)
 
 
 def test_the_level_at_which_it_starts(found):
     """9 of 99 blocks were free; the 100th is vLLM's null block."""
     first = hit(1, "a", kv_blocks_free_before=9)
     [finding] = found(CODE, first, again(2, "a"), hit(3, "a"), again(4, "a"), hit(5, "a"))
-    assert finding.evidence["first_used_frac"] == pytest.approx(90 / 99)
-    assert finding.evidence["fewest_running"] == 4
-    assert "at 91 % of the KV cache used" in finding.message
-    assert "No preemption happened with fewer than 4 running" in finding.advice
+    assert finding.evidence.first_used_frac == pytest.approx(90 / 99)
+    assert finding.evidence.fewest_running == 4
+    assert plain(finding.message).endswith("with 4 requests running and 91 % of the KV cache in use.")
+    assert plain(finding.advice) == (
+        "Lower --max-num-seqs (now 8) below 4: with fewer requests running no preemption happened. To run "
+        "as many: give the KV cache more space (--gpu-memory-utilization, --kv-cache-memory-bytes, or a "
+        "larger --num-gpu-blocks-override where one is set)."
+    )
+
+
+def test_vllm_needs_one_request_to_run(found):
+    """A storm with one request running cannot be stopped by a smaller ``--max-num-seqs``."""
+    lines = [hit(1, "a"), again(2, "a"), hit(3, "a"), again(4, "a"), hit(5, "a")]
+    for line in lines:
+        line.num_running_before = 1
+    [finding] = found(CODE, *lines)
+    assert "--max-num-seqs" not in plain(finding.advice)
 
 
 def test_an_unknown_level_is_not_told(found):
     [finding] = found(CODE, hit(1, "a", "b", "c"), again(2, "a", "b", "c"))
-    assert finding.evidence["first_used_frac"] is None
-    assert finding.message.endswith("It began at step 1 with 4 running.")
+    assert finding.evidence.first_used_frac is None
+    assert plain(finding.message).endswith("The first was in step 1 with 4 requests running.")
 
 
 def test_the_cost_is_what_the_tokens_take(found):

@@ -1,6 +1,7 @@
 import pytest
 
 from schedtrace.model.trace import Preemption, ScheduledRequest
+from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
 CODE = "prefix-cache"
@@ -29,9 +30,9 @@ def test_whole_blocks_that_were_not_found_again_are_counted(found):
     assert (finding.cause, finding.severity, finding.tokens) == (None, "info", 20)
     assert (finding.count, finding.steps) == (1, [1])
     evidence = finding.evidence
-    assert (evidence["returned"], evidence["lost_tokens"], evidence["found_tokens"]) == (1, 47, 20)
-    assert (evidence["evicted_tokens"], evidence["hit_frac"]) == (20, 0.3)
-    assert "in step 3 it found 20 of them" in evidence["example"]
+    assert (evidence.returned, evidence.lost_tokens, evidence.found_tokens) == (1, 47, 20)
+    assert (evidence.evicted_tokens, evidence.hit_frac) == (20, 0.3)
+    assert "in step 3 it found 20 of them" in plain(finding.example)
     assert (finding.cost_ms, finding.cost_frac) == (None, None)
 
 
@@ -71,18 +72,29 @@ def test_hits_that_halve_while_blocks_are_short_are_told_as_no_more_than_that(
     assert len(findings) == found_it
     for finding in findings:
         evidence = finding.evidence
-        assert (evidence["hit_frac_otherwise"], evidence["hit_frac_when_short"]) == (0.8, short / 100)
-        assert "does not say that one causes the other" in finding.message
+        assert (evidence.hit_frac_otherwise, evidence.hit_frac_when_short) == (0.8, short / 100)
+        assert "This is a correlation, no proof of a cause." in plain(finding.message)
         assert (finding.tokens, finding.count, finding.steps) == (0, 10, list(range(10, 20)))
         assert finding.cost_ms is None
 
 
+WORK = [
+    step(n, took=0, back=1000 + 100 * (n % 5), got={"y": 9}, prefill_tokens=10 * (n % 5))
+    for n in range(10, 50)
+]
+"""Steps of 1,000 us and 10 us a prefill token."""
+
+
 def test_the_cost_is_what_the_tokens_take(found):
-    """Steps of 1,000 us and 10 us a prefill token; 20 of them were gone."""
-    work = [
-        step(n, took=0, back=1000 + 100 * (n % 5), got={"y": 9}, prefill_tokens=10 * (n % 5))
-        for n in range(10, 50)
-    ]
-    [finding] = found(CODE, *lost_and_found(47, 20), *work)
-    assert finding.cost_ms == pytest.approx(0.2, rel=0.05)
+    """2,020 of them were gone."""
+    [finding] = found(CODE, *lost_and_found(2047, 20), *WORK)
+    assert finding.cost_ms == pytest.approx(20.2, rel=0.05)
     assert finding.cost_error_frac is not None
+    assert finding.severity == "warning"
+
+
+def test_a_cost_below_the_error_of_the_model_is_not_given(found):
+    """20 tokens would be 0.04 % of the run."""
+    [finding] = found(CODE, *lost_and_found(47, 20), *WORK)
+    assert (finding.cost_ms, finding.cost_frac, finding.cost_error_frac) == (None, None, None)
+    assert finding.severity == "info"

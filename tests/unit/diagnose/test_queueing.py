@@ -1,9 +1,11 @@
+import msgspec
 import polars as pl
 import pytest
 
 from schedtrace.diagnose.queue.times import by_cause, queue_times
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
+from schedtrace.present.phrases import plain
 from tests.makers import arrival, finish, step
 
 CODE = "queueing"
@@ -108,15 +110,15 @@ def test_percentiles_and_causes(found):
     ]
     [finding] = found(CODE, *lines)
     evidence = finding.evidence
-    assert (evidence["queue_ms"], evidence["queue_ms_p50"], evidence["queue_ms_p90"]) == (30.0, 10.0, 18.0)
-    assert (evidence["requests"], evidence["waited"], evidence["never_scheduled"]) == (3, 2, 1)
-    assert evidence["of_time_in_engine_frac"] == pytest.approx(30 / 270)
-    kv, seats = evidence["by_cause"]
-    assert (kv["cause"], kv["wait_ms"], kv["requests"], kv["p50_ms"]) == ("kv_blocks", 20.0, 2, 10.0)
-    assert (seats["cause"], seats["share_frac"]) == ("max_num_seqs", pytest.approx(1 / 3))
+    assert (evidence.queue_ms, evidence.queue_ms_p50, evidence.queue_ms_p90) == (30.0, 10.0, 18.0)
+    assert (evidence.requests, evidence.waited, evidence.never_scheduled) == (3, 2, 1)
+    assert evidence.of_time_in_engine_frac == pytest.approx(30 / 270)
+    kv, seats = evidence.by_cause
+    assert (kv.cause, kv.wait_ms, kv.requests, kv.p50_ms) == ("kv_blocks", 20.0, 2, 10.0)
+    assert (seats.cause, seats.share_frac) == ("max_num_seqs", pytest.approx(1 / 3))
     assert (finding.cause, finding.count, finding.steps) == ("kv_blocks", 4, [1, 2, 3, 4])
-    assert evidence["examples"][0]["request_id"] == "c"
-    assert "1 request" not in finding.message
+    assert evidence.examples[0].request_id == "c"
+    assert "1 request" not in plain(finding.message)
 
 
 @pytest.mark.parametrize(("late", "starved"), [(12, ["z"]), (11, [])])
@@ -129,7 +131,7 @@ def test_who_waits_ten_times_as_long_as_the_others_starves(found, late, starved)
         step(late + 1, finished=ended("a", "b", "c", "z", last=10_000_000)),
     ]
     findings = found(CODE, *lines)
-    assert [one.evidence["starved"] for one in findings] == ([starved] if starved else [])
+    assert [one.evidence.starved for one in findings] == ([starved] if starved else [])
     assert [one.severity for one in findings] == (["warning"] if starved else [])
 
 
@@ -156,7 +158,7 @@ def urgent_and_not(**fields):
 
 def test_a_less_urgent_request_that_goes_first_is_told(found):
     [finding] = found(CODE, *urgent_and_not(), scheduler_config=PRIORITY)
-    assert finding.evidence["priority_inversions"] == [
+    assert msgspec.to_builtins(finding.evidence.priority_inversions) == [
         {"step": 1, "trial": None, "request_id": "u", "priority": 0, "by": "l", "by_priority": 5}
     ]
     assert finding.severity == "warning"

@@ -64,9 +64,9 @@ def test_every_rule_finds_its_own_and_says_it_completely(showing, code, rule):
     assert finding.trials in ([], [1], [2])
     assert plain(finding.message).endswith(".")
     assert plain(finding.advice).endswith(".")
-    assert plain(finding.evidence["example"]).endswith(".")
+    assert plain(finding.example).endswith(".")
     if code not in {"config-smells", "queueing"}:  # about the whole run, and about a request
-        assert any(str(number) in plain(finding.evidence["example"]) for number in finding.steps)
+        assert any(str(number) in plain(finding.example) for number in finding.steps)
 
 
 @pytest.mark.parametrize(("code", "rule"), RULES.items(), ids=RULES)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 CODE = "budget-saturated"
@@ -19,15 +20,36 @@ def full(number, running, free):
 
 
 @pytest.mark.parametrize(
-    ("running", "free", "words"),
+    ("running", "free", "advice"),
     [
-        (1, 50, "The budget of 1,000 tokens is what limits these steps"),
-        (8, 50, "alone admits nobody here: 1 of 1 had no seat left (8 run)"),
-        (1, 0, "alone admits nobody here: 1 of 1 had no free KV block left"),
+        (
+            1,
+            50,
+            (
+                "A larger --max-num-batched-tokens (now 1,000) starts prompts sooner and makes each step "
+                "longer: higher inter-token latency, more activation memory."
+            ),
+        ),
+        (
+            8,
+            50,
+            (
+                "A larger --max-num-batched-tokens admits no further request: 100 % of these steps also had "
+                "no free seat (--max-num-seqs 8). It only lets running prompts take larger chunks."
+            ),
+        ),
+        (
+            1,
+            0,
+            (
+                "A larger --max-num-batched-tokens admits no further request: 100 % of these steps also had "
+                "no free KV block. It only lets running prompts take larger chunks."
+            ),
+        ),
     ],
 )
-def test_a_larger_budget_is_advised_only_where_it_could_admit_somebody(found, running, free, words):
+def test_a_larger_budget_is_advised_only_where_it_could_admit_somebody(found, running, free, advice):
     [finding] = found(CODE, full(0, running, free), max_num_running_reqs=8)
-    assert words in finding.advice
-    assert finding.evidence["steps_without_seat"] == (running == 8)
-    assert finding.evidence["steps_without_block"] == (free == 0)
+    assert plain(finding.advice) == advice
+    assert finding.evidence.steps_without_seat == (running == 8)
+    assert finding.evidence.steps_without_block == (free == 0)

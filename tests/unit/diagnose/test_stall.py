@@ -26,11 +26,15 @@ def test_ten_empty_steps_in_a_row_are_a_stall(found):
     assert finding.cost_frac == pytest.approx(100_000 / 111_000)
     assert finding.severity == "critical"
     evidence = finding.evidence
-    assert (evidence["stalls"], evidence["unended"], evidence["since_step"]) == (1, 0, 1)
-    assert (evidence["stalled_ms"], evidence["longest_ms"], evidence["longest_steps"]) == (100.0, 100.0, 10)
-    [example] = evidence["examples"]
-    assert (example["since_us"], example["num_waiting"], example["num_running"]) == (10_000, 2, 1)
-    assert "w refused" in evidence["example"]
+    assert (evidence.stalls, evidence.unended, evidence.since_step) == (1, 0, 1)
+    assert (evidence.stalled_ms, evidence.longest_ms, evidence.longest_steps) == (100.0, 100.0, 10)
+    [example] = evidence.examples
+    assert (example.since_us, example.num_waiting, example.num_running) == (10_000, 2, 1)
+    assert plain(finding.message) == (
+        "vLLM scheduled nothing in 10 steps although requests waited or ran: 1 stall, 100 ms in total, 90 % "
+        "of the run. The longest began 10 ms into the recording and took 100 ms (steps 1-10)."
+    )
+    assert plain(finding.example) == "in steps 1-10 2 requests waited, 1 ran and vLLM refused w."
 
 
 @pytest.mark.parametrize(
@@ -61,10 +65,10 @@ def test_one_that_has_not_ended_is_critical(found):
     steps = [step(n, got={"a": 1}) for n in range(10_000, 10_002)]
     lines = [step(0, got={"a": 1}), *steps, *spell(10_002, 10)]
     [finding] = found(CODE, *lines)
-    assert (finding.severity, finding.evidence["unended"]) == ("critical", 1)
+    assert (finding.severity, finding.evidence.unended) == ("critical", 1)
     assert finding.cost_frac < 0.01
     assert finding.cost_ms == 91.0  # to the last output
-    assert "1 had not ended when the trace ended." in finding.message
+    assert "1 stall had not ended when the trace ended." in plain(finding.message)
 
 
 @pytest.mark.parametrize(
@@ -112,12 +116,39 @@ def test_trials_are_told_apart(found):
     lines = [*spell(0, 6, trial=1), *spell(6, 6, trial=2)]
     assert found(CODE, *lines) == []
     [finding] = found(CODE, *spell(0, 10, trial=1), *spell(10, 10, trial=2))
-    assert (finding.trials, finding.evidence["stalls"], finding.evidence["unended"]) == ([1, 2], 2, 2)
+    assert (finding.trials, finding.evidence.stalls, finding.evidence.unended) == ([1, 2], 2, 2)
 
 
 @pytest.mark.parametrize(
-    ("running", "says"), [(0, "more than the KV cache has (990 tokens)"), (1, "more room")]
+    ("running", "says"),
+    [(0, "this one needs more than the 990 tokens of the KV cache"), (1, "Give the KV cache more space")],
 )
 def test_the_advice_for_a_request_that_can_never_fit(found, running, says):
     [finding] = found(CODE, *spell(0, 10, running=running))
     assert says in plain(finding.advice)
+
+
+@pytest.mark.parametrize(
+    ("cause", "advice"),
+    [
+        (
+            Cause.CHUNKED_PREFILL_OFF,
+            (
+                "Enable chunked prefill (--enable-chunked-prefill), or raise --max-num-batched-tokens (now "
+                "1,000)."
+            ),
+        ),
+        (Cause.PAUSED, "A user asked for it (sleep or pause): there is nothing to tune."),
+        (
+            Cause.STREAMING_INPUT_PENDING,
+            "The clients have not sent their next input: there is nothing to tune.",
+        ),
+        (
+            Cause.LORA_CAP,
+            "Look up lora_cap in docs/causes.md, and see what happened at the first of these steps.",
+        ),
+    ],
+)
+def test_the_advice_depends_on_the_cause(found, cause, advice):
+    [finding] = found(CODE, *spell(0, 10, cause=cause))
+    assert plain(finding.advice) == advice

@@ -4,6 +4,7 @@ import pytest
 
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap
+from schedtrace.present.phrases import plain
 from tests.makers import step
 
 
@@ -30,12 +31,16 @@ def test_what_a_prefill_added_to_the_steps_of_decodes_is_told(found):
     """4 requests wait 1,000 us more in each of 5 steps of 2,000 us, beside 20 steps of 1,000 us."""
     [finding] = found("prefill-starves-decode", *run(5))
     assert (finding.count, finding.steps) == (5, [20, 21, 22, 23, 24])
-    assert finding.evidence["stretch_frac"] == pytest.approx(5 / 30, rel=0.01)
-    assert finding.evidence["mean_stretch_us"] == pytest.approx(1000, rel=0.01)
-    assert finding.evidence["median_decode_step_us"] == 1000
-    assert finding.evidence["max_busy_us"] == 2000
+    assert finding.evidence.stretch_frac == pytest.approx(5 / 30, rel=0.01)
+    assert finding.evidence.mean_stretch_us == pytest.approx(1000, rel=0.01)
+    assert finding.evidence.median_decode_step_us == 1000
+    assert finding.evidence.max_busy_us == 2000
     assert finding.severity == "warning"
-    assert "1.0 ms longer each (a step that only decodes: 1.0 ms in the middle)" in finding.message
+    assert plain(finding.message) == (
+        "5 steps computed prefill chunks beside decodes, which delayed the decoding requests by 1.00 ms a "
+        "step on average: 17 % of all time between their tokens, by the step-time model. A step with "
+        "decodes only took 1 ms at the median."
+    )
 
 
 def test_a_few_such_steps_are_nothing_to_tell(found):
@@ -49,6 +54,39 @@ def test_steps_that_only_prefill_keep_no_decode_waiting(found):
 
 def test_without_a_model_of_step_times_nothing_is_ascribed(found):
     assert found("prefill-starves-decode", *run(5)[15:]) == []
+
+
+ELSEWHERE = "prefill on other engines (disaggregated prefill)"
+SET = "Set --long-prefill-token-threshold (now 0) below the budget"
+DELAY = f"smaller chunks shorten such steps and delay first tokens. Or {ELSEWHERE}."
+LOWER = "ower --max-num-batched-tokens (now 1,000; vLLM accepts 8 and more here)"
+
+
+@pytest.mark.parametrize(
+    ("config", "header", "advice"),
+    [
+        ({"long_prefill_token_threshold": 0}, {}, f"{SET}, or l{LOWER}: {DELAY}"),
+        ({"long_prefill_token_threshold": 0, "max_num_seqs": 1000}, {}, f"{SET}: {DELAY}"),
+        (
+            {"long_prefill_token_threshold": 256},
+            {},
+            (
+                "--long-prefill-token-threshold (now 256) already limits the chunk of each prompt. "
+                f"L{LOWER} for shorter steps and later first tokens, or {ELSEWHERE}."
+            ),
+        ),
+        (
+            {"enable_chunked_prefill": False},
+            {"max_model_len": 1000},
+            "Enable chunked prefill (--enable-chunked-prefill): without it a step computes whole prompts.",
+        ),
+    ],
+    ids=["nothing set", "budget at its minimum", "threshold set", "chunked prefill off"],
+)
+def test_the_advice_is_what_vllm_accepts_and_not_set_yet(found, config, header, advice):
+    config = {"enable_chunked_prefill": True, **config}
+    [finding] = found("prefill-starves-decode", *run(5), scheduler_config=config, **header)
+    assert plain(finding.advice) == advice
 
 
 def full(number, decode, prefill=0, **fields):
@@ -67,10 +105,18 @@ def test_decodes_that_leave_prefills_nothing_are_told(found):
     lines = [full(0, 900, 100), full(1, 700, 300), step(2, start=2000, got={"d": 1})]
     [finding] = found("decode-starves-prefill", *lines)
     assert (finding.count, finding.steps) == (2, [0, 1])
-    assert finding.evidence["decode_share_frac"] == 0.8
-    assert finding.evidence["spent_ms"] == 2.0
-    assert finding.evidence["wait_ms"] == 2 * 2 * 1.0
+    assert finding.evidence.decode_share_frac == 0.8
+    assert finding.evidence.spent_ms == 2.0
+    assert finding.evidence.wait_ms == 2 * 2 * 1.0
     assert finding.tokens == 1600
+    assert plain(finding.message) == (
+        "2 steps spent 80 % of the token budget on decodes on average and had too little left for prefills. "
+        "These steps took 2 ms, 67 % of the run; requests waited 4 ms in total."
+    )
+    assert plain(finding.advice) == (
+        "vLLM schedules decodes first, a token each. Raise --max-num-batched-tokens (now 1,000) well above "
+        "--max-num-seqs (now 8), or lower --max-num-seqs."
+    )
 
 
 @pytest.mark.parametrize(
