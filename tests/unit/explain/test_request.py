@@ -227,6 +227,36 @@ def test_a_step_that_went_without_it_is_counted_and_says_why(run_of):
     assert (life.status, life.e2e_ms) == (None, None)
 
 
+def test_decodes_in_every_step_count_their_drafts_and_no_step_without_it(run_of):
+    drafted = [ScheduledRequest("a", 100 + 3 * n, 3, draft_tokens=2) for n in range(2)]
+    lines = [
+        step(0, requests=got(0, 100, "new"), total_requests=1, arrived=[arrival("a", 0, 0)]),
+        *(step(n + 1, requests=[row], total_requests=1) for n, row in enumerate(drafted)),
+    ]
+    events = explain_request(run_of("r", *lines), "a").events
+    assert [plain(event.message) for event in events if event.what == "decode"] == [
+        "decoded in 2 steps, 6 tokens scheduled, 4 of them drafts"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        (39, "recompute of 39 tokens, to 59 of 100, 20 found in a cache"),
+        (40, "recompute of 40 tokens, to 60 of 100, 20 found in a cache"),
+        (41, "recompute of 40 and prefill of 1 token, to 61 of 100, 20 found in a cache"),
+    ],
+)
+def test_a_resumed_chunk_tells_recompute_from_prefill(run_of, tokens, says):
+    lines = [
+        step(0, requests=got(0, 60, "new"), arrived=[arrival("a", 0, 0)]),
+        step(1, preempted=[Preemption("a", 60, "b")], waiting=1, ended=Cause.PREEMPTED_THIS_STEP),
+        step(2, requests=got(20, tokens, "resumed")),
+    ]
+    chunks = [event for event in explain_request(run_of("r", *lines), "a").events if event.what == "chunk"]
+    assert plain(chunks[-1].message) == says
+
+
 def test_a_request_that_was_aborted_in_the_queue_says_what_it_waited_for(run_of):
     gone = finish("a", "ABORTED", finished_us=14_000, output_tokens=0)
     lines = [

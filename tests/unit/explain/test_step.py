@@ -149,6 +149,7 @@ def test_an_exit_is_a_sentence(run_of, exit_, says):
     [
         (["a"], [1], "a"),
         ([None], [1], "a request"),
+        ([None], [2], "2 requests"),
         ([None], [3], "3 requests"),
         (["a", None], [1, 5], "a and 5 others"),
     ],

@@ -51,6 +51,20 @@ def test_a_last_chunk_is_told_to_be_one(answers):
     assert "900 tokens, the last one in part" in plain(told.message)
 
 
+def test_a_spent_budget_ends_the_admission(answers):
+    wants = {"a": 100, "b": 700, "c": 200, "d": 50}
+    told = only(answers(Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900), waiting=3, wants=wants))
+    assert (told.request_ids, told.tokens) == (["b", "c"], 900)
+    assert plain(told.message).endswith("; then the budget would have been spent.")
+
+
+def test_a_prompt_that_does_not_fit_whole_ends_the_admission(answers):
+    ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900)
+    wants = {"a": 100, "b": 700, "c": 300}
+    told = only(answers(ended, waiting=2, wants=wants, config={"enable_chunked_prefill": False}))
+    assert plain(told.message).endswith("; c (300 tokens) would not have fitted into the rest of it.")
+
+
 @pytest.mark.parametrize(
     ("free", "whole", "admitted", "tokens"),
     [(50, False, ["b", "c"], 500), (49, False, ["b"], 200), (20, False, ["b"], 200), (19, False, [], 0)],
@@ -153,6 +167,13 @@ def test_blocks_that_lacked_are_counted(answers):
         "With 5 more free KV blocks (20 instead of 15), b (200 tokens) would have been admitted. The budget "
         "left had room for 3 requests (b, c and d, 900 tokens), which take 90 blocks; no request "
         "would have been left waiting."
+    )
+
+
+def test_a_single_waiting_request_is_described_once(answers):
+    told = only(answers(refused("free", 20, 15), free=15, waiting=1, wants={"a": 100, "b": 200}))
+    assert plain(told.message) == (
+        "With 5 more free KV blocks (20 instead of 15), b (200 tokens) would have been admitted."
     )
 
 

@@ -139,6 +139,13 @@ def test_a_reason_has_the_engines_figures_as_typed_arguments():
     assert plain(advice(active, cause="max_num_seqs")).startswith("Raise --max-num-active-seqs;")
 
 
+def test_a_limit_of_0_active_requests_is_none():
+    found = reason(
+        header(scheduler_config={"max_num_active_seqs": 0}), loop="waiting", cause="max_num_seqs", detail=None
+    )
+    assert plain(found) == "as many requests ran as max_num_seqs 8 allows"
+
+
 def test_an_unknown_figure_is_shown_as_unknown():
     found = reason(header(token_budget=None), loop="waiting", cause="chunked_prefill_off", detail=None)
     assert plain(found).endswith("token budget of -")
