@@ -59,7 +59,9 @@ def test_two_logs_are_compared_in_what_both_tell(cli):
     assert [change["code"] for change in comparison["findings"]] == ["budget-underused"]
     [first] = [metric for metric in comparison["metrics"] if metric["name"] == "first-step requests"]
     assert (first["base"]["mean"], first["new"]["mean"]) == (2, 5)
-    assert any(note.startswith("base and new: log of a patched schedule()") for note in comparison["notes"])
+    assert any(
+        str(note).startswith("base and new: log of a patched schedule()") for note in comparison["notes"]
+    )
 
 
 def test_a_log_and_a_trace_are_not_compared_in_what_one_of_them_cannot_tell(cli, tmp_path):
