@@ -1,5 +1,7 @@
 """Parts of advice on settings: what vLLM accepts in the recorded configuration, with present values."""
 
+import polars as pl
+
 from schedtrace.model.message import NOTHING, Message, Number, Setting, message
 from schedtrace.timeline.timeline import Timeline
 
@@ -30,9 +32,11 @@ def smallest_batched_tokens(timeline: Timeline) -> int | None:
 
 
 def can_lower_batched_tokens(timeline: Timeline) -> bool:
-    """Whether vLLM accepts a smaller ``--max-num-batched-tokens``."""
+    """Whether vLLM accepts a smaller ``--max-num-batched-tokens``, and no request waited for a larger one."""
     smallest = smallest_batched_tokens(timeline)
-    return smallest is not None and smallest < batched_tokens(timeline)
+    spent = (pl.col("remaining_budget") == 0) & (pl.col("num_waiting_after") > 0)
+    wanted = not timeline.steps.filter(spent).is_empty()
+    return not wanted and smallest is not None and smallest < batched_tokens(timeline)
 
 
 def seats_setting(timeline: Timeline) -> Setting:

@@ -106,8 +106,3 @@ def listed(parts: list[Message], last: str = "and") -> Message:
     """``a, b and c``; parts that say nothing are left out."""
     said = [part for part in parts if part]
     return joined([joined(said[:-1], ", "), *said[-1:]], f" {last} ")
-
-
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """``1 step``, ``1,234 steps``; for ``explain/`` and ``compare/``, whose sentences are no messages yet."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -86,14 +86,11 @@ def find(timeline: Timeline) -> list[Finding]:
 
 
 def _budget_not_reached(timeline: Timeline) -> Smell | None:
-    """Only where vLLM accepts a smaller one."""
+    """Only where vLLM accepts a smaller one, and no request waited for tokens."""
     most, budget = _most(timeline, "used_tokens"), timeline.token_budget
     if _is_short(timeline) or not can_lower_batched_tokens(timeline):
         return None
-    refused = timeline.steps.filter(
-        (pl.col("num_waiting_after") > 0) & (pl.col("remaining_budget") == 0)
-    ).height
-    if refused or most > LITTLE_USED * budget:
+    if most > LITTLE_USED * budget:
         return None
     return Smell(
         "max_num_batched_tokens",

@@ -16,7 +16,7 @@ def test_runs_that_recorded_nothing_are_named_on_stderr(cli, tmp_path):
 def test_a_run_whose_command_was_killed_is_told(cli, tmp_path):
     run_folder(tmp_path / "r", step(0, trial=1, got={"a": 1}), about=manifest(status="running"))
     _, out, _ = cli("analyze", tmp_path / "r")
-    assert "! the run's command ended without a result, or still runs" in out
+    assert "! The run's command ended without a result, or is still running." in out
 
 
 def test_configurations_without_run_get_the_hint(cli, tmp_path):

@@ -53,3 +53,8 @@ def test_a_larger_budget_is_advised_only_where_it_could_admit_somebody(found, ru
     assert plain(finding.advice) == advice
     assert finding.evidence.steps_without_seat == (running == 8)
     assert finding.evidence.steps_without_block == (free == 0)
+
+
+def test_half_of_the_steps_are_not_most_of_them(found):
+    [finding] = found(CODE, full(0, 8, 50), full(1, 1, 50), max_num_running_reqs=8)
+    assert "starts prompts sooner" in plain(finding.advice)

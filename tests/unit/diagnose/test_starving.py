@@ -89,6 +89,14 @@ def test_the_advice_is_what_vllm_accepts_and_not_set_yet(found, config, header, 
     assert plain(finding.advice) == advice
 
 
+def test_a_budget_that_requests_waited_for_is_not_to_be_lowered(found):
+    """The advice would contradict that of ``budget-saturated``."""
+    spent = step(25, got={"a": 1000}, waiting=1, ended=Cause.TOKEN_BUDGET, back=None)
+    config = {"enable_chunked_prefill": True, "long_prefill_token_threshold": 0}
+    [finding] = found("prefill-starves-decode", *run(5), spent, scheduler_config=config)
+    assert plain(finding.advice) == f"{SET}: {DELAY}"
+
+
 def full(number, decode, prefill=0, **fields):
     given = {"ended": Cause.TOKEN_BUDGET, "waiting": 2, **fields}
     return step(
