@@ -171,12 +171,13 @@ def _show_outcome(plan: Any) -> None:
     """The trials' figures, the folder, and what to type next."""
     from schedtrace.diagnose.analyze import analyze_run
     from schedtrace.present.pages.report import trials_page
+    from schedtrace.present.phrases import plain
     from schedtrace.read.run import read_run
 
     report = analyze_run(read_run(plan.folder))
     show(trials_page(report))
     for problem in report.problems:
-        say(f"! {problem}")
+        say(f"! {plain(problem)}")
     found = len(report.findings)
     say("")
     say(f"recorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")
