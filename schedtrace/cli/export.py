@@ -31,12 +31,14 @@ def export(
     from schedtrace.cli.runs import one_run
     from schedtrace.diagnose.export import Kind
     from schedtrace.diagnose.export import export as write_files
+    from schedtrace.present.phrases import plain
 
     found = one_run(run)
     beside = found.path if found.path.is_dir() else found.path.parent
     if to is To.JSONL:
-        for problem in (said for trace in found.traces for said in trace.problems.sentences(trace.path)):
-            say(f"schedtrace: {problem}", err=True)
+        for trace in found.traces:
+            for problem in trace.problems.sentences(trace.path):
+                say(f"schedtrace: {plain(problem)}", err=True)
     written = write_files(found, output or beside / "export", kind=Kind(to), force=force)
     width = max(len(str(file)) for file in written)
     what = "lines" if to is To.JSONL else "rows"

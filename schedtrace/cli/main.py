@@ -44,7 +44,7 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit code; every error on purpose is told on stderr."""
+    """Run the command line and return the exit code; every error on purpose is a line on stderr."""
     command = typer.main.get_command(app)
     given = sys.argv[1:] if arguments is None else arguments
     try:  # not app(): it would turn Ctrl-C and closed pipes into exit codes of its own

@@ -14,7 +14,7 @@ def request(
     request_id: Annotated[str, typer.Argument(help="The request's id, or its beginning or end.")],
     output_format: FormatOption = Format.TEXT,
 ) -> None:
-    """Tell one request's life: what it waited for, when it computed, what it lost, where its time went."""
+    """Show one request's life: what it waited for, when it computed, what it lost, where its time went."""
     from schedtrace.cli.runs import one_run
     from schedtrace.explain.request import explain_request
     from schedtrace.present.pages.request import request_page

@@ -1,4 +1,4 @@
-"""``schedtrace step``: one ``schedule()`` call in words."""
+"""``schedtrace step``: one ``schedule()`` call."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ def step(
     every: Annotated[bool, typer.Option("--all", help="List every request, however many.")] = False,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
-    """Tell one step: who got what, who was refused and why, what a different limit would have allowed."""
+    """Show one step: who got what, who was refused and why, what a different limit would have allowed."""
     from schedtrace.cli.runs import one_run
     from schedtrace.explain.step import explain_step
     from schedtrace.present.pages.step import step_page

@@ -20,7 +20,7 @@ GIVEN = (
     "max_num_running_reqs",
     "kv_blocks_free_before",
 )
-"""What a decision is made from, as far as a trace tells it."""
+"""What a decision is made from, as far as a trace records it."""
 
 _NEEDS = {Fact.REQUESTS, Fact.LIVES}
 _RECORDED_BY = {"scheduled": Fact.REQUESTS, "preempted": Fact.PREEMPTIONS, "causes": Fact.EXITS}
@@ -62,7 +62,7 @@ def _common_steps(base: pl.DataFrame, new: pl.DataFrame, compared: list[str]) ->
     pairs = zip(
         base.select(compared).head(both).iter_rows(), new.select(compared).head(both).iter_rows(), strict=True
     )
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), both)
+    return next((at for at, (here, there) in enumerate(pairs) if here != there), both)
 
 
 def _row(steps: pl.DataFrame, at: int) -> _Row | None:
@@ -85,7 +85,7 @@ def _decided(row: _Row | None, other: _Row | None) -> DecidedStep | None:
     if row is None:
         return None
     there = other["scheduled"] if other else []
-    differ = [one for at, one in enumerate(row["scheduled"]) if there[at : at + 1] != [one]]
+    differ = [share for at, share in enumerate(row["scheduled"]) if there[at : at + 1] != [share]]
     return DecidedStep(
         step=row["step"],
         requests=row["total_requests"],
@@ -138,10 +138,10 @@ def _per_step(rows: pl.LazyFrame, value: pl.Expr, name: str) -> pl.DataFrame:
 def _numbers(timeline: Timeline) -> pl.LazyFrame:
     """Trial and request id to the request's number."""
     arrivals = timeline.arrivals.unique(_OF_TRIAL, keep="first", maintain_order=True)
-    told = pl.col("request_id").str.extract(_NUMBER, 1).cast(pl.Int64)
+    in_id = pl.col("request_id").str.extract(_NUMBER, 1).cast(pl.Int64)
     in_order = pl.col("queued_us").rank("ordinal").over("trial").cast(pl.Int64) - 1
     by_id = timeline.header.trial_ids and not timeline.header.hashed_ids
-    return arrivals.select(*_OF_TRIAL, number=told if by_id else in_order).lazy()
+    return arrivals.select(*_OF_TRIAL, number=in_id if by_id else in_order).lazy()
 
 
 def _with_arrivals(steps: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:

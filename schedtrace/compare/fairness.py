@@ -1,4 +1,4 @@
-"""Whether the machine was the same for both runs, as far as their traces tell."""
+"""Whether the machine was the same for both runs, as far as their traces show."""
 
 from schedtrace.model.comparison import MetricChange
 from schedtrace.model.facts import Fact

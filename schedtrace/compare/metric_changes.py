@@ -18,10 +18,10 @@ def metric_changes(*, base: RunReport, new: RunReport) -> list[MetricChange]:
     tested = [statistics.rank_test(family[0].base.values, family[0].new.values) for family in families]
     corrected = statistics.holm([p for _, p in tested])
     for family, (effect, p), p_corrected in zip(families, tested, corrected, strict=True):
-        for one in family:
-            one.effect, one.p, one.p_corrected = effect, p, p_corrected
-    for one in changes:
-        _judge(one, tests=len(families))
+        for change in family:
+            change.effect, change.p, change.p_corrected = effect, p, p_corrected
+    for change in changes:
+        _judge(change, tests=len(families))
     return changes
 
 
@@ -59,44 +59,44 @@ def _families(changes: Sequence[MetricChange]) -> list[list[MetricChange]]:
     Tokens and requests per second are such where every trial had the same work.
     """
     families: dict[tuple[float, ...], list[MetricChange]] = {}
-    for one in changes:
-        values = [*one.base.values, *one.new.values]
-        several = min(one.base.count, one.new.count) > 1
-        if several and (statistics.spreads(one.base.values) or statistics.spreads(one.new.values)):
+    for change in changes:
+        values = [*change.base.values, *change.new.values]
+        several = min(change.base.count, change.new.count) > 1
+        if several and (statistics.spreads(change.base.values) or statistics.spreads(change.new.values)):
             largest = max(values, key=abs)
-            shape = (one.base.count, *(round(value / largest, 9) for value in values))
-            families.setdefault(shape, []).append(one)
+            shape = (change.base.count, *(round(value / largest, 9) for value in values))
+            families.setdefault(shape, []).append(change)
     return list(families.values())
 
 
-def _judge(one: MetricChange, *, tests: int) -> None:
-    """Say what the figures and their test allow to be said."""
-    values = one.base.values, one.new.values
-    if one.p is None:
-        one.outcome, one.significant = _without_test(one)
+def _judge(change: MetricChange, *, tests: int) -> None:
+    """The outcome that the figures and their test allow."""
+    values = change.base.values, change.new.values
+    if change.p is None:
+        change.outcome, change.significant = _without_test(change)
         return
-    one.noise_floor_frac = power.noise_floor(*values, tests)
-    one.trials_needed = power.trials_for(*values, tests)
-    if one.base.same_figures(one.new):
-        one.significant, one.outcome = False, Outcome.SAME
-    elif one.p_corrected is not None and one.p_corrected <= statistics.ALPHA:
-        one.significant, one.outcome = True, _direction(one)
-    elif statistics.smallest_p(one.base.count, one.new.count) * tests > statistics.ALPHA:
-        one.significant, one.outcome = None, Outcome.TOO_FEW
+    change.noise_floor_frac = power.noise_floor(*values, tests)
+    change.trials_needed = power.trials_for(*values, tests)
+    if change.base.same_figures(change.new):
+        change.significant, change.outcome = False, Outcome.SAME
+    elif change.p_corrected is not None and change.p_corrected <= statistics.ALPHA:
+        change.significant, change.outcome = True, _direction(change)
+    elif statistics.smallest_p(change.base.count, change.new.count) * tests > statistics.ALPHA:
+        change.significant, change.outcome = None, Outcome.TOO_FEW
     else:
-        one.significant, one.outcome = False, Outcome.NONE_FOUND
+        change.significant, change.outcome = False, Outcome.NONE_FOUND
 
 
-def _without_test(one: MetricChange) -> tuple[Outcome, bool | None]:
+def _without_test(change: MetricChange) -> tuple[Outcome, bool | None]:
     """Nothing varies, or nobody knows whether it does."""
-    several = min(one.base.count, one.new.count) > 1
-    if one.base.same_figures(one.new):
+    several = min(change.base.count, change.new.count) > 1
+    if change.base.same_figures(change.new):
         return Outcome.SAME, False if several else None
     return (Outcome.EXACT, True) if several else (Outcome.TOO_FEW, None)
 
 
-def _direction(one: MetricChange) -> Outcome:
-    higher = one.new.mean > one.base.mean
-    if one.higher_is_better is None or one.effect is None or higher != (one.effect > 0):
+def _direction(change: MetricChange) -> Outcome:
+    higher = change.new.mean > change.base.mean
+    if change.higher_is_better is None or change.effect is None or higher != (change.effect > 0):
         return Outcome.DIFFERS
-    return Outcome.BETTER if higher == one.higher_is_better else Outcome.WORSE
+    return Outcome.BETTER if higher == change.higher_is_better else Outcome.WORSE

@@ -21,7 +21,7 @@ def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
     Raises:
         UsageError: it is none of these.
     """
-    conditions = [_condition(one) for one in asked]
+    conditions = [_condition(text) for text in asked]
     return lambda change: any(condition(change) for condition in conditions)
 
 

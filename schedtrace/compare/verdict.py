@@ -29,7 +29,7 @@ def verdict(
     parts = [] if same_work else [message("different workloads: the figures say little")]
     parts += _findings(findings)
     first_steps = [metric for metric in metrics if metric.name == "first-step requests" and same_work]
-    steadied = [said for metric in first_steps if (said := _steadied(metric))]
+    steadied = [steady for metric in first_steps if (steady := _steadied(metric))]
     parts += steadied
     figures = _figures(metrics, most=1 if steadied else MOST_METRICS, shapes_too=not parts)
     parts += figures or _nothing_found(metrics, least, other=bool(parts))

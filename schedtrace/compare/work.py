@@ -8,11 +8,11 @@ from schedtrace.model.report import RunReport
 WORK = ("dataset", "num_prompts", "input_tokens", "output_tokens", "request_rate", "burstiness")
 """What makes two workloads the same: how much there is to do, and how it comes."""
 NAMED_WORK = ("batch_size", "input_len", "output_len")
-"""The same for a log whose name tells it."""
+"""The same for a log that has it in its name."""
 
 
 def same_work(*, base: RunReport, new: RunReport) -> bool:
-    """Whether both runs had the same to do; also where one of them does not tell."""
+    """Whether both runs had the same to do; also where one of them does not record it."""
     before, after = _work(base), _work(new)
     return before is None or after is None or before == after
 
@@ -45,7 +45,7 @@ _NAMED = ("batch", "input", "output")
 
 
 def _work(report: RunReport) -> tuple[Any, ...] | None:
-    """What the run had to do, as far as its manifest tells."""
+    """What the run had to do, as far as its manifest records it."""
     if named := report.config.get("named"):
         return tuple(named[name] for name in NAMED_WORK)
     work = report.config.get("workload")

@@ -1,1 +1,1 @@
-"""Facts to text and pictures. Nothing is computed here, and only here rich is used."""
+"""Documents to pages of sections (``pages/``), pages to text (``renderers/``). Nothing is computed here."""

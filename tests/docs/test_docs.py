@@ -12,8 +12,8 @@ import typer
 from jsonschema import Draft202012Validator
 
 from schedtrace.cli.main import app, main
-from schedtrace.compare.compare import WORK
 from schedtrace.compare.metrics import METRICS
+from schedtrace.compare.work import WORK
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.trials import FINISHED
