@@ -18,6 +18,7 @@ from schedtrace.diagnose.rules import (
 from schedtrace.model.causes import Cause
 from schedtrace.model.comparison import CauseChange, FindingChange
 from schedtrace.model.report import Finding, RunReport
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 
 _Refusal = tuple[str, str, str | None]
 _Kind = tuple[str, str | None]
@@ -41,10 +42,13 @@ def _share_of_waiting(*causes: Cause) -> Callable[[RunReport], float]:
     """Of the time that requests of an engine waited, the largest of all engines."""
 
     def measured(report: RunReport) -> float:
-        shares: defaultdict[int, float] = defaultdict(float)
-        for limit in report.limits:
-            shares[limit.engine_rank] += limit.share_frac if limit.cause in causes else 0.0
-        return max(shares.values(), default=0.0)
+        ours: defaultdict[int, float] = defaultdict(float)
+        refused: defaultdict[int, float] = defaultdict(float)
+        for share in report.request_time:
+            if share.state in QUEUED and share.cause != NEXT_STEP:
+                refused[share.engine_rank] += share.time_ms
+                ours[share.engine_rank] += share.time_ms if share.cause in causes else 0.0
+        return max((ours[rank] / time for rank, time in refused.items() if time), default=0.0)
 
     return measured
 

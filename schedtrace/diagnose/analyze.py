@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from schedtrace.diagnose.exit_counts import cap_table, cause_table
-from schedtrace.diagnose.limits import limit_shares
 from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.times import engine_time, request_time
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
@@ -50,12 +50,8 @@ def analyze_run(run: Run) -> RunReport:
         not_judged=_not_judged(timelines),
         causes=cause_table(timelines),
         caps=cap_table(timelines),
-        limits=[
-            share
-            for timeline in timelines
-            if Fact.QUEUE in timeline.facts
-            for share in limit_shares(timeline)
-        ],
+        request_time=[share for timeline in timelines for share in request_time(timeline)],
+        engine_time=[share for timeline in timelines for share in engine_time(timeline)],
         strip=strip(timelines[0]),
         warmup_steps=sum(timeline.warmup_steps for timeline in timelines),
     )

@@ -9,7 +9,8 @@ import polars as pl
 from schedtrace.explain.exits import preempted_for
 from schedtrace.explain.request_facts import request_facts
 from schedtrace.explain.rows import RequestRows, Row
-from schedtrace.model.life import LifeEvent, Wait
+from schedtrace.explain.waits import Wait
+from schedtrace.model.life import LifeEvent
 from schedtrace.model.message import (
     NOTHING,
     CauseWord,
@@ -204,10 +205,8 @@ def _waits_in_vain(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]
                 waited=Duration(wait.wait_ms * 1e3),
                 causes=_causes_of(wait),
             )
-            queued = rows.queued_us if rows.queued_us is not None else rows.begin_us
-            lost = [row["start_us"] for row in rows.preemptions if row["step"] == wait.since_step]
-            since = lost[0] if wait.preempted and lost else queued
-            yield rows.event(since, "waited", sentence, wait.since_step)
+            since_us = rows.begin_us + round(1e3 * wait.from_ms)
+            yield rows.event(since_us, "waited", sentence, wait.since_step)
 
 
 def _end(rows: RequestRows) -> Iterator[LifeEvent]:

@@ -5,8 +5,7 @@ from itertools import pairwise
 from schedtrace.explain.events import life_events
 from schedtrace.explain.find import find_request
 from schedtrace.explain.rows import RequestRows, request_rows
-from schedtrace.explain.spans import spans, states
-from schedtrace.explain.waits import life_waits
+from schedtrace.explain.waits import waits
 from schedtrace.model.life import MOST_GAPS, Gap, Life
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import make_timeline
@@ -25,7 +24,7 @@ def explain_request(run: Run, text: str) -> Life:
     trace, request_id = find_request(run, text)
     timeline = make_timeline(trace, run.manifest, whole=True)
     rows = request_rows(timeline, request_id)
-    waited, gaps = life_waits(rows), _gaps(rows)
+    states, gaps = rows.life_states(), _gaps(rows)
     came, gone = rows.arrival or {}, rows.finish or {}
     first_token = rows.first_token_us
     return Life(
@@ -43,13 +42,11 @@ def explain_request(run: Run, text: str) -> Life:
         status=gone.get("status"),
         e2e_ms=None if rows.end_us is None else rows.since_us(rows.end_us),
         ttft_ms=None if first_token is None else rows.since_us(first_token),
-        spans=spans(rows),
-        waits=waited,
-        events=life_events(rows, waited),
+        states=states,
+        events=life_events(rows, waits(states)),
         outputs=len(gaps) + 1 if first_token is not None else 0,
         mean_gap_ms=sum(gap.gap_ms for gap in gaps) / len(gaps) if gaps else None,
         gaps=sorted(gaps, key=lambda gap: -gap.gap_ms)[:MOST_GAPS],
-        states=states(rows),
     )
 
 

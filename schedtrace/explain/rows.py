@@ -5,10 +5,9 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.model.life import LifeEvent
+from schedtrace.model.life import LifeEvent, LifeState
 from schedtrace.model.message import Message
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.waits import waits
 from schedtrace.timeline.work import with_work
 
 Row = dict[str, Any]
@@ -27,31 +26,20 @@ class RequestRows:
     ``outputs``: the step gave it a token, since it reached the end of what it had to compute."""
     preemptions: list[Row]
     """With ``start_us`` of their step."""
-    waits: list[Row]
-    """Of ``waits(timeline)``, in their order in time."""
+    states: list[Row]
+    """Of ``timeline.request_states``, in their order in time."""
     caps: dict[int, list[str]]
     """Step to the limits that made its chunk smaller."""
 
     @property
     def begin_us(self) -> int:
         """Arrival at the front end; where it is not recorded, the first thing that is."""
-        times = [self.arrival["arrived_us"], self.arrival["queued_us"]] if self.arrival else []
-        times += [row["start_us"] for row in self.scheduled[:1]]
-        times += [self.finish["finished_us"]] if self.finish else []
-        return int(next(time for time in times if time is not None))
-
-    @property
-    def queued_us(self) -> int | None:
-        """When it was in the scheduler."""
-        return self.arrival["queued_us"] if self.arrival else None
+        return int(self.states[0]["begin_us"])
 
     @property
     def end_us(self) -> int | None:
-        """Its last output, or when it left without any; None: it did not."""
-        if self.finish is None:
-            return None
-        last = self.finish["last_token_us"] if self.finish["status"] != "ABORTED" else None
-        return int(last or self.finish["finished_us"])
+        """When it left the scheduler; None: it did not."""
+        return None if self.finish is None else int(self.states[-1]["end_us"])
 
     @property
     def first_token_us(self) -> int | None:
@@ -59,6 +47,21 @@ class RequestRows:
         recorded = self.finish["first_token_us"] if self.finish else None
         outputs = (row["output_us"] for row in self.scheduled if row["outputs"])
         return recorded if recorded is not None else next(outputs, None)
+
+    def life_states(self) -> list[LifeState]:
+        """Its states, in milliseconds since it arrived."""
+        return [
+            LifeState(
+                state=row["state"],
+                cause=row["cause"],
+                from_ms=self.since_us(row["begin_us"]),
+                to_ms=self.since_us(row["end_us"]),
+                first_step=row["begin_step"],
+                last_step=row["end_step"],
+                tokens=row["tokens"],
+            )
+            for row in self.states
+        ]
 
     def since_us(self, us: int) -> float:
         """Milliseconds since it arrived."""
@@ -74,9 +77,10 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
     its = pl.col("request_id") == request_id
     times = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us", "output_us")
     scheduled = with_work(timeline, timeline.requests_of(its).drop("start_us"))
-    to_compute = pl.max_horizontal("prompt_tokens", "lost_tokens")
+    lost, prompt = pl.col("lost_tokens"), pl.col("prompt_tokens")
+    known = pl.max_horizontal(prompt, pl.when(lost >= prompt).then(lost + 1))  # one was sampled, not computed
     scheduled = scheduled.join(times, on="step", how="left", maintain_order="left").with_columns(
-        outputs=pl.col("computed_tokens") + pl.col("scheduled_tokens") >= to_compute
+        outputs=pl.col("computed_tokens") + pl.col("scheduled_tokens") >= known
     )
     caps: dict[int, list[str]] = {}
     for cap in timeline.caps.filter(its).to_dicts():
@@ -90,6 +94,6 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
         finish=went[-1] if went else None,
         scheduled=scheduled.to_dicts(),
         preemptions=timeline.preemptions.filter(its).sort("step").to_dicts(),
-        waits=waits(timeline).filter(its).sort("since_step").to_dicts(),
+        states=timeline.request_states.filter(its).to_dicts(),
         caps=caps,
     )

@@ -1,65 +1,62 @@
-"""What a request waited for, time by time that it was in the queue."""
+"""The times that a request was in the waiting queue, from its states."""
 
-import polars as pl
+from dataclasses import dataclass
+from itertools import groupby
 
-from schedtrace.explain.rows import RequestRows, Row
-from schedtrace.model.causes import Cause
-from schedtrace.model.life import Wait, WaitedFor
-from schedtrace.timeline.waits import NEVER
+from schedtrace.model.life import LifeState
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 
 
-def life_waits(rows: RequestRows) -> list[Wait]:
-    """Every wait, its parts adding up; the first one also where the first possible step scheduled it."""
-    found = [_wait(rows, row) for row in rows.waits]
-    first = rows.scheduled[0] if rows.scheduled else None
-    queued = rows.queued_us
-    if first and queued is not None and (not rows.waits or rows.waits[0]["preempted"]):
-        wait_ms = (first["start_us"] - queued) / 1e3
-        at_once = Wait(
-            since_step=None,
-            left_step=first["step"],
-            preempted=False,
-            wait_ms=wait_ms,
-            before_step_ms=wait_ms,
-            causes=[],
-        )
-        return [at_once, *found]
+@dataclass(frozen=True)
+class WaitedFor:
+    """One cause that it waited for."""
+
+    cause: str
+    steps: int
+    wait_ms: float
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One time in the waiting queue."""
+
+    from_ms: float
+    since_step: int | None
+    """First step that refused it; None: the first step that could schedule it did."""
+    left_step: int | None
+    """The step that scheduled it; None: none did."""
+    wait_ms: float
+    before_step_ms: float
+    """Of these, until a step could see it."""
+    causes: list[WaitedFor]
+    """The rest, the longest first."""
+
+
+def waits(states: list[LifeState]) -> list[Wait]:
+    """Each stay in the queue; a request that the first possible step schedules has one, too."""
+    found = []
+    for queued, group in groupby(enumerate(states), key=lambda entry: entry[1].state in QUEUED):
+        stay = list(group)
+        if queued:
+            after = states[stay[-1][0] + 1 :]
+            found.append(_wait([state for _, state in stay], after[0].first_step if after else None))
     return found
 
 
-def _wait(rows: RequestRows, wait: Row) -> Wait:
-    steps = rows.timeline.steps.with_columns(next_us=pl.col("start_us").shift(-1)).filter(
-        (pl.col("step") >= wait["since_step"]) & (pl.col("step") < wait["left_step"])
-    )
-    scheduled = next((row for row in rows.scheduled if row["step"] == wait["left_step"]), None)
-    end = scheduled["start_us"] if scheduled else rows.end_us
-    last = pl.col("next_us").fill_null(pl.col("end_us"))
-    until = last if end is None else pl.min_horizontal(last, end)
-    skips = rows.timeline.exits.filter(
-        (pl.col("request_id") == rows.request_id)
-        & (pl.col("loop") == "waiting")
-        & (pl.col("kind") == "continue")
-    ).select("step", pl.col("cause").alias("own_cause"))
-    cause = pl.coalesce("own_cause", "waiting_cause")
-    unexplained = cause == str(Cause.QUEUE_EMPTY)  # it waited: an empty queue cannot be why
-    timed = (
-        steps.join(skips.unique("step", keep="first"), on="step", how="left", maintain_order="left")
-        .with_columns(cause=pl.when(unexplained).then(pl.lit(str(Cause.OTHER))).otherwise(cause))
-        .with_columns(us=pl.max_horizontal(until - pl.col("start_us"), 0))
-    )
-    by_cause = (
-        timed.group_by("cause", maintain_order=True)
-        .agg(pl.len().alias("steps"), (pl.col("us").sum() / 1e3).alias("wait_ms"))
-        .sort("wait_ms", descending=True, maintain_order=True)
-    )
-    before = (
-        0 if wait["preempted"] or rows.queued_us is None else max(0, steps["start_us"][0] - rows.queued_us)
-    )
+def _wait(stay: list[LifeState], left_step: int | None) -> Wait:
+    refused = [state for state in stay if state.cause != NEXT_STEP]
+    causes = []
+    for cause in dict.fromkeys(state.cause or "" for state in refused):
+        runs = [state for state in refused if state.cause == cause]
+        causes.append(
+            WaitedFor(cause, sum(run.steps for run in runs), sum(run.to_ms - run.from_ms for run in runs))
+        )
+    wait_ms = stay[-1].to_ms - stay[0].from_ms
     return Wait(
-        since_step=wait["since_step"],
-        left_step=wait["left_step"] if scheduled and wait["left_step"] != NEVER else None,
-        preempted=wait["preempted"],
-        wait_ms=before / 1e3 + float(by_cause["wait_ms"].sum()),
-        before_step_ms=before / 1e3,
-        causes=[WaitedFor(**row) for row in by_cause.to_dicts()],
+        from_ms=stay[0].from_ms,
+        since_step=refused[0].first_step if refused else None,
+        left_step=left_step,
+        wait_ms=wait_ms,
+        before_step_ms=wait_ms - sum(cause.wait_ms for cause in causes),
+        causes=sorted(causes, key=lambda cause: -cause.wait_ms),
     )

@@ -11,39 +11,27 @@ from schedtrace.model.message import Message
 LIFE_SCHEMA_VERSION = 2
 
 
-class Span(msgspec.Struct, kw_only=True):
-    """A piece of the time that a request took; the spans follow each other without a gap."""
+class LifeState(msgspec.Struct, kw_only=True):
+    """A piece of its life; the pieces follow each other without a gap, to when it left the scheduler."""
 
     state: str
-    """``front_end``, ``waiting``, ``prefill``, ``decode``, ``preempted`` or ``recompute``."""
+    """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted`` or ``stalled``."""
+    cause: str | None
+    """What it waited for, or what kept tokens from it: a word of ``docs/causes.md``, or ``next_step``."""
     from_ms: float
     to_ms: float
+    first_step: int | None
+    """The first of the steps that refused or scheduled it; None: no step knew of it."""
+    last_step: int | None
+    tokens: int
+    """Scheduled for it in these steps."""
 
-
-class WaitedFor(msgspec.Struct, kw_only=True):
-    """One cause that it waited for."""
-
-    cause: str
-    """A word of ``docs/causes.md``."""
-    steps: int
-    wait_ms: float
-    """From these steps to the next one each."""
-
-
-class Wait(msgspec.Struct, kw_only=True):
-    """One time that it was in the waiting queue."""
-
-    since_step: int | None
-    """First step after which it waited; None: the first step that could schedule it did."""
-    left_step: int | None
-    """The step that scheduled it; None: none did."""
-    preempted: bool
-    """It had lost its KV blocks before."""
-    wait_ms: float
-    before_step_ms: float
-    """Of these, until the next step began."""
-    causes: list[WaitedFor]
-    """The rest, the longest first."""
+    @property
+    def steps(self) -> int:
+        """How many they are."""
+        if self.first_step is None or self.last_step is None:
+            return 0
+        return self.last_step - self.first_step + 1
 
 
 class LifeEvent(msgspec.Struct, kw_only=True):
@@ -71,15 +59,6 @@ class Gap(msgspec.Struct, kw_only=True):
     """It was preempted meanwhile."""
 
 
-class StateRun(msgspec.Struct, kw_only=True):
-    """Steps that follow each other in which it was in the same state."""
-
-    state: str
-    """As in ``Span``, or ``skipped``: it was running and got nothing."""
-    first_step: int
-    steps: int
-
-
 class Life(msgspec.Struct, kw_only=True):
     """The answer of ``schedtrace request``."""
 
@@ -101,12 +80,10 @@ class Life(msgspec.Struct, kw_only=True):
     status: str | None
     """``RequestStatus`` name without ``FINISHED_``; None: it did not leave while the trace was recorded."""
     e2e_ms: float | None
-    """From its arrival to its last output, or until it was aborted: the sum of ``spans``. None: it did not
-    end."""
+    """From its arrival to when it left the scheduler: the sum of ``states``. None: it did not leave."""
     ttft_ms: float | None
     """From its arrival to its first output."""
-    spans: list[Span]
-    waits: list[Wait]
+    states: list[LifeState]
     events: list[LifeEvent]
     outputs: int
     """Steps whose output had a token of it."""
@@ -114,8 +91,6 @@ class Life(msgspec.Struct, kw_only=True):
     """Between these outputs."""
     gaps: list[Gap]
     """The longest of them, at most ``MOST_GAPS``."""
-    states: list[StateRun]
-    """Step by step, from the first one that it waited for or was scheduled in to the last."""
 
 
 MOST_GAPS = 5

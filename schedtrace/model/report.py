@@ -162,22 +162,32 @@ class CapRow(msgspec.Struct, kw_only=True):
     """Token budget left after the steps in which it did so."""
 
 
-class LimitShare(msgspec.Struct, kw_only=True):
-    """One cause that requests of one engine waited for."""
+class RequestTime(msgspec.Struct, kw_only=True):
+    """How long the requests of one engine were in one state, for one cause."""
 
     engine_rank: int
-    cause: str
-    """A word of ``docs/causes.md``."""
-    wait_ms: float
-    """Time that requests waited for it, added up over the requests."""
+    state: str
+    """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted`` or ``stalled``."""
+    cause: str | None
+    """A word of ``docs/causes.md``, or ``next_step``: no step could see them yet. None: not kept from it."""
+    time_ms: float
+    """Added up over the requests."""
     share_frac: float
-    """Of all such time; the shares of an engine add up to 1."""
-    steps: int
-    """After which requests waited for it."""
-    request_steps: int
-    """Requests that did so, added up over these steps."""
+    """Of all their time; the shares of an engine add up to 1."""
+    requests: int
     strip: list[float]
-    """Over equal parts of the run: which share of the waiting had this cause."""
+    """Over equal parts of the run's steps: the share of the requests' time then."""
+
+
+class EngineTime(msgspec.Struct, kw_only=True):
+    """How long one engine was in one state."""
+
+    engine_rank: int
+    state: str
+    """``device``, ``schedule``, ``update``, ``dummy``, ``host_gap`` or ``idle``."""
+    time_ms: float
+    busy_frac: float | None
+    """Of its time but ``idle``; None: for ``idle``."""
 
 
 class NotJudged(msgspec.Struct, kw_only=True):
@@ -206,8 +216,10 @@ class RunReport(msgspec.Struct, kw_only=True):
     """Every kind of exit, refusals first, the most frequent first."""
     caps: list[CapRow]
     """Every limit that made chunks smaller, the one that withheld most first."""
-    limits: list[LimitShare]
-    """What requests waited for, the largest share first."""
+    request_time: list[RequestTime]
+    """Where the requests' time went, the largest share first."""
+    engine_time: list[EngineTime]
+    """Where the engines' time went."""
     strip: list[StripCell]
     warmup_steps: int
     """Steps of the warm-up: recorded, but in no figure above."""

@@ -16,10 +16,18 @@ STATES = {
     "recompute": State("recompute", "R", Style.RECOMPUTE, prominent=True),
     "decode": State("decode", "=", Style.DECODE),
     "preempted": State("preempted", "x", Style.BAD),
-    "stalled": State("running without a token", "_", Style.DIM),
-    "skipped": State("running without a token", "_", Style.DIM),
+    "stalled": State("stalled", "_", Style.DIM),
 }
 """What a request did; prefill and recompute are few steps, but the ones to be found in a long life."""
+
+ENGINE_STATES = {
+    "device": "device",
+    "schedule": "schedule()",
+    "update": "update_from_output()",
+    "dummy": "dummy batches",
+    "host_gap": "between steps",
+}
+"""What a busy engine did."""
 
 EVENTS = {"preempted": Style.BAD, "first_token": Style.STRONG}
 

@@ -9,21 +9,18 @@ LENGTH_US = pl.col("end_us") - pl.col("begin_us")
 """Of a row of ``request_states`` or ``engine_states``."""
 
 
-def by_state(states: pl.DataFrame) -> pl.DataFrame:
-    """One row per state and cause, the longest first; the shares add up to 1.
+def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
+    """How much of the time of ``rows`` lies before each moment, in microseconds.
 
-    Columns: ``state``, ``cause``, ``time_us``, ``share_frac``, ``requests``.
+    A row adds what of it has passed: the time since its begin, less, once it is over, the time since its end.
     """
-    total = states.select(LENGTH_US.sum()).item() or 1
-    return (
-        states.group_by("state", "cause")
-        .agg(
-            LENGTH_US.sum().alias("time_us"),
-            (LENGTH_US.sum() / total).alias("share_frac"),
-            pl.col("request_id").n_unique().alias("requests"),
-        )
-        .sort("time_us", "state", "cause", descending=[True, False, False])
-    )
+    sums = []
+    for column in ("begin_us", "end_us"):
+        sorted_us = rows[column].sort().cast(pl.Float64)
+        total = pl.concat([pl.Series([0.0]), sorted_us.cum_sum()])
+        count = sorted_us.search_sorted(pl.Series(moments, dtype=pl.Float64), side="left").cast(pl.Int64)
+        sums.append(count * pl.Series(moments, dtype=pl.Float64) - total.gather(count))
+    return (sums[0] - sums[1]).to_list()
 
 
 def refused(timeline: Timeline) -> pl.DataFrame:

@@ -111,10 +111,10 @@ class Timeline:
         return rows_between(self.stretches, self.steps, step, step)
 
     @cached_property
-    def duration_us(self) -> int:
-        """From the start of each trial's first step to its last output, added up."""
-        spans = self.steps.group_by("trial").agg(pl.col("output_us").max() - pl.col("start_us").min())
-        return int(spans["output_us"].sum() or 0)
+    def busy_us(self) -> int:
+        """The engine's time without what it was idle: what shares of the run are of."""
+        busy = self.engine_states.filter(pl.col("state") != "idle")
+        return int((busy["end_us"] - busy["begin_us"]).sum())
 
     @property
     def active_limit(self) -> int | None:

@@ -76,7 +76,7 @@ def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFr
         tokens=int(steps["unused"].sum()),
         message=message(
             "{steps} of {working}{trials} left {left} of the token budget unused on average although "
-            "{waiting} requests waited: {reason}. {unused}",
+            "requests waited ({waiting} on average): {reason}. {unused}",
             steps=Count(steps.height, "step"),
             working=Number(working),
             trials=in_trials(timeline, trials),

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+import msgspec
 import polars as pl
 
-from schedtrace.diagnose.limits import refused_demand
-from schedtrace.diagnose.rules.common import StepExample, in_trials, listed, step_numbers, trial_numbers
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Share, message
+from schedtrace.diagnose.rules.common import in_trials, listed, step_numbers, trial_numbers
+from schedtrace.model.message import Duration, Message, Request, Share, Steps, message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.timeline.shares import LENGTH_US, per_step, refused
 from schedtrace.timeline.timeline import Timeline
 
 MOST_OF_IT = 0.5
@@ -28,10 +29,13 @@ class Bound:
     advice: Message
 
 
-class WaitExample(StepExample, kw_only=True):
-    """One step and the waiting after it."""
+class WaitExample(msgspec.Struct, kw_only=True):
+    """One request, and the steps that it waited through."""
 
-    requests: int
+    request_id: str
+    trial: int | None
+    first_step: int
+    last_step: int
     wait_us: int
 
 
@@ -40,7 +44,7 @@ class WaitingFor(Evidence, kw_only=True):
 
     share_frac: float
     wait_ms: float
-    of_time_in_engine_frac: float | None
+    of_time_in_engine_frac: float
     mean_budget_left_frac: float | None
     mean_blocks_free_frac: float | None
     mean_seats_free_frac: float | None
@@ -49,16 +53,15 @@ class WaitingFor(Evidence, kw_only=True):
 
 def find_bound(timeline: Timeline, bound: Bound) -> list[Finding]:
     """At most one finding: this limit explains more than ``MOST_OF_IT`` of the time spent waiting."""
-    demand = refused_demand(timeline)
-    ours = demand.filter(pl.col("cause").is_in(bound.causes))
-    wait_us, all_us = int(ours["wait_us"].sum() or 0), int(demand["wait_us"].sum() or 0)
+    waits = refused(timeline).with_columns(wait_us=LENGTH_US)
+    ours = waits.filter(pl.col("cause").is_in(bound.causes))
+    wait_us, all_us = int(ours["wait_us"].sum()), int(waits["wait_us"].sum())
     if not all_us or wait_us / all_us <= MOST_OF_IT:
         return []
-    steps = timeline.steps.filter(pl.col("step").is_in(ours["step"].unique().implode()))
+    steps = timeline.steps.join(per_step(timeline, ours), on="step", how="semi")
     trials = trial_numbers(steps)
-    lived_us = timeline.finishes.select((pl.col("last_token_us") - pl.col("queued_us")).sum()).item() or 0
-    felt = wait_us / lived_us if lived_us else None
-    longest = ours.sort("wait_us", "step", descending=[True, False])
+    lived = timeline.request_states.filter(pl.col("state") != "front_end")
+    felt = wait_us / int(lived.select(LENGTH_US.sum()).item())
     seats = 1 - pl.col("num_running_after") / timeline.seats if timeline.seats else pl.lit(None, pl.Float64)
     evidence = WaitingFor(
         share_frac=wait_us / all_us,
@@ -67,29 +70,28 @@ def find_bound(timeline: Timeline, bound: Bound) -> list[Finding]:
         mean_budget_left_frac=_mean(steps, pl.col("remaining_budget") / pl.col("token_budget")),
         mean_blocks_free_frac=_mean(steps, pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")),
         mean_seats_free_frac=_mean(steps, seats),
-        examples=WaitExample.first(longest, 1),
+        examples=[_longest(ours)],
     )
     return [
         Finding(
             code=bound.code,
-            severity="warning" if felt is not None and felt >= FELT else "info",
+            severity="warning" if felt >= FELT else "info",
             cause=bound.causes[0],
             via=str(steps["waiting_via"].unique().sort()[0]),
             engine_rank=timeline.rank,
             count=steps.height,
             trials=trials,
             steps=step_numbers(steps),
-            tokens=round(float(ours["tokens"].max() or 0)),  # type: ignore[arg-type]  # a column of floats
+            tokens=int(steps.select(pl.col("waiting_tokens_after").max()).item() or 0),
             message=message(
-                "{share} of waiting time{trials} was for {resource}: requests waited {time} in total{felt}. "
+                "{share} of waiting time{trials} was for {resource}: requests waited {time} in total, {felt} "
+                "of their time in the engine. "
                 "Meanwhile {room}.",
                 share=Share(evidence.share_frac),
                 trials=in_trials(timeline, trials),
                 resource=bound.resource,
                 time=Duration(wait_us),
-                felt=NOTHING
-                if felt is None
-                else message(", {felt} of their time in the engine", felt=Share(felt)),
+                felt=Share(felt),
                 room=_room(evidence),
             ),
             advice=bound.advice,
@@ -119,10 +121,21 @@ def _room(evidence: WaitingFor) -> Message:
     return message("{parts} were free on average", parts=listed(known))
 
 
+def _longest(waits: pl.DataFrame) -> WaitExample:
+    first = waits.sort("wait_us", "begin_us", descending=[True, False]).row(0, named=True)
+    return WaitExample(
+        request_id=first["request_id"],
+        trial=first["trial"],
+        first_step=first["begin_step"],
+        last_step=first["end_step"],
+        wait_us=first["wait_us"],
+    )
+
+
 def _described(example: WaitExample) -> Message:
     return message(
-        "after {step} {requests} waited for it, {time} in total.",
-        step=example.at,
-        requests=Count(example.requests, "request"),
+        "{request} waited {time} for it, in {steps}.",
+        request=Request(example.request_id),
         time=Duration(example.wait_us),
+        steps=Steps(example.first_step, example.last_step, example.trial),
     )

@@ -52,7 +52,7 @@ class Cost:
 
 def model_cost(timeline: Timeline, cost_us: float | None) -> Cost:
     """An estimate that rests on the step-time model, unless the model does not resolve it."""
-    model, duration_us = timeline.step_time, timeline.duration_us
+    model, duration_us = timeline.step_time, timeline.busy_us
     if model is None or cost_us is None or not duration_us:
         return Cost()
     frac = cost_us / duration_us

@@ -2,13 +2,13 @@
 
 import polars as pl
 
-from schedtrace.diagnose.limits import refused_demand
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, seats_setting
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Share, message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.timeline.shares import refused, until
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "decode-starves-prefill"
@@ -45,13 +45,10 @@ def find(timeline: Timeline) -> list[Finding]:
     starved = starved_steps(timeline)
     if starved.is_empty():
         return []
-    waits = refused_demand(timeline).filter(
-        (pl.col("cause") == str(Cause.TOKEN_BUDGET)) & pl.col("step").is_in(starved["step"].implode())
-    )
-    wait_us = int(waits["wait_us"].sum() or 0)
+    wait_us = _waited_us(timeline, starved)
     spent_us = int(starved.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0)
     trials = trial_numbers(starved)
-    part = spent_us / timeline.duration_us if timeline.duration_us else 0.0
+    part = spent_us / timeline.busy_us if timeline.busy_us else 0.0
     worst = starved.sort("num_waiting_after", "step", descending=[True, False])
     evidence = StarvedPrefills(
         decode_share_frac=float((starved["decode_tokens"] / starved["token_budget"]).mean() or 0),  # type: ignore[arg-type]  # a column of floats
@@ -86,6 +83,17 @@ def find(timeline: Timeline) -> list[Finding]:
             example=_described(evidence.examples[0]),
         )
     ]
+
+
+def _waited_us(timeline: Timeline, starved: pl.DataFrame) -> int:
+    """What requests waited for the token budget from the starts of these steps to the next ones."""
+    waits = refused(timeline).filter(pl.col("cause") == str(Cause.TOKEN_BUDGET))
+    starts = timeline.steps.select("step", "start_us", next_us=pl.col("start_us").shift(-1))
+    spans = starts.join(starved, on="step", how="semi").with_columns(
+        pl.col("next_us").fill_null(timeline.end_us)
+    )
+    begin, end = until(waits, spans["start_us"].to_list()), until(waits, spans["next_us"].to_list())
+    return round(sum(end) - sum(begin))
 
 
 def starved_steps(timeline: Timeline) -> pl.DataFrame:

@@ -10,7 +10,7 @@ from schedtrace.timeline.timeline import Timeline
 
 CODE = "kv-bound"
 SUMMARY = "most waiting time was for KV cache space"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES)
+NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
 
 
 def find(timeline: Timeline) -> list[Finding]:

@@ -48,11 +48,11 @@ def find(timeline: Timeline) -> list[Finding]:
         return []
     short = short_steps(timeline)
     spent_us = int(short["spent_us"].sum() or 0)
-    if not timeline.duration_us or spent_us / timeline.duration_us < FOUND_FROM_FRAC:
+    if not timeline.busy_us or spent_us / timeline.busy_us < FOUND_FROM_FRAC:
         return []
     trials = trial_numbers(short)
     handed_over_us = _handed_over_us(timeline)
-    part = spent_us / timeline.duration_us
+    part = spent_us / timeline.busy_us
     worst = short.sort("to_come", "step", descending=[True, False])
     examples = ShortStep.first(worst)
     return [

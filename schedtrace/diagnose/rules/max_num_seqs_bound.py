@@ -10,7 +10,7 @@ from schedtrace.timeline.timeline import Timeline
 
 CODE = "max-num-seqs-bound"
 SUMMARY = "most waiting time was for a seat (max_num_seqs)"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES)
+NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
 
 
 def find(timeline: Timeline) -> list[Finding]:

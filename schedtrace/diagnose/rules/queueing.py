@@ -4,7 +4,6 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.queue.priority_inversions import priority_inversions
-from schedtrace.diagnose.queue.times import NEXT_STEP, by_cause, queue_times
 from schedtrace.diagnose.rules.common import StepExample, in_trials, listed, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import (
@@ -21,6 +20,8 @@ from schedtrace.model.message import (
     message,
 )
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.timeline.request_states import NEXT_STEP
+from schedtrace.timeline.shares import LENGTH_US, queue_time_by_cause, queue_times
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "queueing"
@@ -115,7 +116,7 @@ def _finding(
     inverted: pl.DataFrame,
     felt: float | None,
 ) -> Finding:
-    waits = by_cause(timeline, queued)
+    waits = queue_time_by_cause(timeline, queued)
     causes = _causes(waits)
     refusals = [row.cause for row in causes if row.cause != NEXT_STEP]
     steps = timeline.steps.filter(pl.col("num_waiting_after") > 0)
@@ -210,12 +211,14 @@ def _advice(refusals: list[str]) -> Message:
 
 
 def _share_of_life(timeline: Timeline, queued: pl.DataFrame) -> float | None:
-    """Queue time as a share of the time from ``queued_us`` to the last token, of those that have both."""
-    lived = queued.join(timeline.finishes.select("request_id", "last_token_us"), on="request_id").drop_nulls(
-        "last_token_us"
+    """Queue time as a share of the time in the scheduler, of requests that left it."""
+    left = timeline.finishes.select("request_id").unique()
+    lived = timeline.request_states.filter(pl.col("state") != "front_end").join(
+        queued.join(left, on="request_id", how="semi").select("request_id", "queue_us"), on="request_id"
     )
-    total = int((lived["last_token_us"] - lived["queued_us"]).sum())
-    return int(lived["queue_us"].sum()) / total if total > 0 else None
+    total = int(lived.select(LENGTH_US.sum()).item())
+    waited = int(lived.unique("request_id")["queue_us"].sum())
+    return waited / total if total else None
 
 
 def _causes(waits: pl.DataFrame) -> list[CauseWait]:

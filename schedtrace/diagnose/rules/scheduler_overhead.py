@@ -64,7 +64,7 @@ class HostGaps(Evidence, kw_only=True):
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/scheduler-overhead.md``."""
     gaps = host_gaps(timeline)
-    gap_us, duration_us = int(gaps["gap_us"].sum() or 0), timeline.duration_us
+    gap_us, duration_us = int(gaps["gap_us"].sum() or 0), timeline.busy_us
     if not duration_us or gap_us / duration_us < FOUND_FROM_FRAC:
         return []
     frac = gap_us / duration_us

@@ -10,7 +10,7 @@ from schedtrace.timeline.timeline import Timeline
 
 CODE = "token-budget-bound"
 SUMMARY = "most waiting time was for the steps' token budget"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES)
+NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
 
 
 def find(timeline: Timeline) -> list[Finding]:

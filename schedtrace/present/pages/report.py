@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from schedtrace.model.message import CauseWord, Code, Duration, Share, message
 from schedtrace.model.report import MAX_STEPS, Report, RunReport
 from schedtrace.model.report import Finding as Found
-from schedtrace.present.pages.report_tables import cap_table, cause_table, limits_table, trials_table
+from schedtrace.present.pages.report_tables import (
+    cap_table,
+    cause_table,
+    engine_time,
+    request_time_table,
+    trials_table,
+)
 from schedtrace.present.pages.run_header import header, log_figures, not_judged
 from schedtrace.present.phrases import step_ranges
 from schedtrace.present.sections import (
@@ -45,7 +51,10 @@ def _run(run: RunReport) -> Iterator[Section]:
     yield from log_figures(run)
     if run.strip:
         yield _strip(run)
-    yield from (make(run) for make in (limits_table, cause_table, cap_table) if make(run).rows)
+    if run.request_time:
+        yield request_time_table(run)
+    yield from (Note(sentence) for sentence in engine_time(run))
+    yield from (make(run) for make in (cause_table, cap_table) if make(run).rows)
     if not run.findings:
         steps = sum(trial.steps for trial in run.trials)
         yield Note("No findings." if steps else "No step was recorded: nothing to find.")

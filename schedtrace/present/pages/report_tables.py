@@ -1,11 +1,16 @@
-"""The tables of a report: trials, what requests waited for, exits, caps."""
+"""The tables of a report: trials, where the requests' time went, exits, caps."""
 
-from schedtrace.model.message import CauseWord, Code, message
+from collections.abc import Iterator
+
+from schedtrace.model.message import CauseWord, Code, Duration, Message, Share, joined, message
 from schedtrace.model.report import CauseRow, RunReport, TrialReport
-from schedtrace.present.numbers import integer, milliseconds, percent, series
+from schedtrace.present.numbers import counted, integer, milliseconds, percent, series
 from schedtrace.present.sections import Bars, Cell, Column, Content, Style, Styled, Table, Text
+from schedtrace.present.words import ENGINE_STATES, state
 
 MOST_ROWS = 10
+LEAST_SHOWN_FRAC = 0.01
+"""A smaller share of the requests' time is left to the JSON form."""
 
 
 def trials_table(trials: list[TrialReport]) -> Table:
@@ -42,31 +47,55 @@ def _trial(trial: TrialReport) -> list[Cell]:
     ]
 
 
-def limits_table(run: RunReport) -> Table:
-    """What requests waited for, over the run."""
-    several = len({limit.engine_rank for limit in run.limits}) > 1
+def request_time_table(run: RunReport) -> Table:
+    """Where the requests' time went, over the run."""
+    several = len({share.engine_rank for share in run.request_time}) > 1
     columns = [
-        Column("requests waited for"),
+        Column("requests' time"),
         Column("share", numeric=True),
-        Column("time\nms", numeric=True),
-        Column("steps", numeric=True),
+        Column("ms", numeric=True),
+        Column("requests", numeric=True),
         Column(""),
     ]
+    shown = [share for share in run.request_time if share.share_frac >= LEAST_SHOWN_FRAC][:MOST_ROWS]
     rows: list[list[Cell]] = [
         [
             message(
-                "{cause}{engine}",
-                cause=CauseWord(limit.cause),
-                engine=f" (engine {limit.engine_rank})" if several else "",
+                "{state}{cause}{engine}",
+                state=state(share.state).word,
+                cause=message(": {cause}", cause=CauseWord(share.cause)) if share.cause else "",
+                engine=f" (engine {share.engine_rank})" if several else "",
             ),
-            percent(limit.share_frac),
-            integer(limit.wait_ms),
-            integer(limit.steps),
-            Bars(limit.strip, Style.WARNING),
+            percent(share.share_frac),
+            integer(share.time_ms),
+            integer(share.requests),
+            Bars(share.strip, Style.WARNING if share.cause else Style.GOOD),
         ]
-        for limit in run.limits[:MOST_ROWS]
+        for share in shown
     ]
-    return Table(columns, rows, left_out(len(run.limits)))
+    less = len(run.request_time) - len(shown)
+    more = f"{counted(less, 'part')} under 1 %: --format json lists them" if less else ""
+    return Table(columns, rows, more)
+
+
+def engine_time(run: RunReport) -> Iterator[Message]:
+    """Where the engines' time went, a sentence each: shares are of busy time."""
+    for rank in dict.fromkeys(share.engine_rank for share in run.engine_time):
+        of_engine = [share for share in run.engine_time if share.engine_rank == rank]
+        busy = sum(share.time_ms for share in of_engine if share.busy_frac is not None)
+        idle = sum(share.time_ms for share in of_engine if share.busy_frac is None)
+        parts = [
+            message("{state} {share}", state=ENGINE_STATES[share.state], share=Share(share.busy_frac))
+            for share in of_engine
+            if share.busy_frac is not None
+        ]
+        yield message(
+            "engine{rank}: busy {busy} ({parts}){idle}",
+            rank=f" {rank}" if run.config["engines"] > 1 else "",
+            busy=Duration(1e3 * busy),
+            parts=joined(parts, ", "),
+            idle=message(", idle {idle}", idle=Duration(1e3 * idle)) if idle else "",
+        )
 
 
 def cause_table(run: RunReport) -> Table:

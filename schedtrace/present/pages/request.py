@@ -38,10 +38,10 @@ def _sections(life: Life) -> Iterator[Section]:
     yield _headline(life)
     yield _event_table(life.events)
     facts = []
-    if life.spans:
-        facts.append(Fact("time", [_spans(life)]))
     if life.states:
-        facts.append(Fact("steps", [_states(life)]))
+        facts.append(Fact("time", [_time(life)]))
+    if any(piece.steps for piece in life.states):
+        facts.append(Fact("steps", [_steps_strip(life)]))
     if life.gaps:
         facts.append(Fact("outputs", [_gaps(life)]))
     if facts:
@@ -98,10 +98,10 @@ def _steps(event: LifeEvent) -> str:
     return str(event.step) if event.last_step == event.step else f"{event.step}-{event.last_step}"
 
 
-def _spans(life: Life) -> Message:
+def _time(life: Life) -> Message:
     sums: defaultdict[str, float] = defaultdict(float)
-    for span in life.spans:
-        sums[span.state] += span.to_ms - span.from_ms
+    for piece in life.states:
+        sums[piece.state] += piece.to_ms - piece.from_ms
     whole = sum(sums.values())
     parts = [
         message(
@@ -115,12 +115,11 @@ def _spans(life: Life) -> Message:
     return message("{parts} = {whole}", parts=joined(parts, " + "), whole=Duration(1e3 * whole))
 
 
-def _states(life: Life) -> Strip:
-    runs = [(state(run.state), run.steps) for run in life.states]
-    last = life.states[-1]
-    steps = plain(
-        message("{steps}", steps=Steps(life.states[0].first_step, last.first_step + last.steps - 1))
-    )
+def _steps_strip(life: Life) -> Strip:
+    known = [piece for piece in life.states if piece.first_step is not None and piece.last_step is not None]
+    runs = [(state(piece.state), piece.steps) for piece in known]
+    first, last = known[0].first_step or 0, known[-1].last_step or 0
+    steps = plain(message("{steps}", steps=Steps(first, last)))
     key = ", ".join(f"{shown.character} {shown.word}" for shown in dict.fromkeys(run[0] for run in runs))
     return Strip([Band("", States(runs))], f"{steps}, left to right: {key}")
 

@@ -115,7 +115,7 @@ def test_without_an_exit_the_cause_is_not_known_if_something_waited(found, waiti
 def test_a_cause_of_a_newer_version_is_told_by_its_word(found):
     [finding] = found(CODE, refused(0, Exit("waiting", "break", "disk_blocks", "next")))
     assert (finding.cause, finding.severity) == ("disk_blocks", "warning")
-    assert "requests waited: cause disk_blocks. " in plain(finding.message)
+    assert "on average): cause disk_blocks. " in plain(finding.message)
     assert plain(finding.advice) == "See docs/causes.md."
 
 
@@ -176,8 +176,8 @@ def test_trials_that_show_it_are_counted_against_all(found):
 def test_the_finding_is_a_sentence_with_its_example_and_advice(found):
     [finding] = found(CODE, refused(3, Exit("waiting", "break", Cause.KV_BLOCKS, "next", detail="watermark")))
     assert plain(finding.message) == (
-        "1 step of 1 left 90 % of the token budget unused on average although 2 requests "
-        "waited: the next request would have fitted into the free KV blocks, but for the reserve of "
+        "1 step of 1 left 90 % of the token budget unused on average although requests waited (2 on "
+        "average): the next request would have fitted into the free KV blocks, but for the reserve of "
         "--watermark. Otherwise each step could have scheduled 300 tokens more on average."
     )
     assert plain(finding.example) == (
@@ -195,7 +195,7 @@ def test_a_cause_that_another_package_registers_has_its_meaning(found):
         refused(0, Exit("waiting", "break", "tenant_quota", "next")),
         registered_causes={"tenant_quota": "the tenant's quota of tokens is spent"},
     )
-    assert "requests waited: the tenant's quota of tokens is spent (cause tenant_quota). " in plain(
+    assert "on average): the tenant's quota of tokens is spent (cause tenant_quota). " in plain(
         finding.message
     )
     assert plain(finding.advice) == "See the package that registers the cause tenant_quota."

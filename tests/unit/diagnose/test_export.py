@@ -16,8 +16,15 @@ from tests import makers
 from tests.makers import arrival, finish, step
 
 ROWS = {
-    "steps": 2, "requests": 3, "exits": 2, "caps": 1, "preemptions": 1, "arrivals": 1, "finishes": 1,
-    "request_states": 2, "engine_states": 5,
+    "steps": 2,
+    "requests": 3,
+    "exits": 2,
+    "caps": 1,
+    "preemptions": 1,
+    "arrivals": 1,
+    "finishes": 1,
+    "request_states": 2,
+    "engine_states": 5,
 }
 
 
