@@ -21,12 +21,14 @@ def test_a_reset_of_the_prefix_cache_is_counted_apart_from_preemptions(tmp_path)
         step(0, got={"a": 10}, new="a", arrived=came),
         step(1, preempted=lost[:1], waiting=1),
         step(2, got={"a": 10}, resumed="a"),
-        step(3, preempted=lost[1:], waiting=1),
+        step(3, preempted=lost[:1], waiting=1),
+        step(4, got={"a": 10}, resumed="a"),
+        step(5, preempted=lost[1:], waiting=1),
     ]
     life = explain_request(read_run(run_folder(tmp_path / "r", *lines)), "a")
-    assert (life.num_preemptions, life.num_cache_resets) == (1, 1)
+    assert (life.num_preemptions, life.num_cache_resets) == (2, 1)
     head = " ".join(text_of(request_page(life), 160).splitlines()[:2])
-    assert head.endswith("; 1 preemption, 1 time preempted by a reset of the prefix cache")
+    assert head.endswith("; 2 preemptions, 1 time preempted by a reset of the prefix cache")
 
 
 def comparison(*findings):

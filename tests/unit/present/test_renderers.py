@@ -126,6 +126,17 @@ def test_prose_in_a_table_gets_the_room_that_names_leave():
     ]
 
 
+def test_a_table_stands_side_by_side_as_soon_as_its_words_fit():
+    table = Table([Column("ab"), Column("long words")], [["c", "de"]])
+    assert drawn(Format.TEXT, table, width=8).splitlines() == ["   long", "ab words", "c  de"]
+    assert drawn(Format.TEXT, table, width=7).splitlines() == ["ab", "c", "  long", "  words", "  de"]
+
+
+def test_short_columns_get_their_room_before_prose():
+    table = Table([Column("two words"), Column("prose")], [["x", "some words that go on and on"]])
+    assert drawn(Format.TEXT, table, width=20).splitlines()[:2] == ["two words prose", "x         some words"]
+
+
 def test_a_table_in_markdown_cannot_be_left_by_what_is_in_it():
     assert drawn(Format.MARKDOWN, TABLE).splitlines() == [
         "| request | tokens now | why |  |",
