@@ -19,7 +19,15 @@ def came(names, at=0):
 
 
 BLOCKED = [
-    waits(0, "abc", Cause.KV_BLOCKS, arrived=came("abc"), kv_blocks_free_after=10, remaining_budget=900, running=1),
+    waits(
+        0,
+        "abc",
+        Cause.KV_BLOCKS,
+        arrived=came("abc"),
+        kv_blocks_free_after=10,
+        remaining_budget=900,
+        running=1,
+    ),
     waits(1, "c", Cause.MAX_NUM_SEQS, got={"a": 100, "b": 100}, new="ab"),
     step(2, start=200, back=None, got={"c": 100}, new="c"),
     step(3, start=300, back=None, finished=[finish(name, finished_us=300) for name in "abc"]),
