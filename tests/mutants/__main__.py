@@ -98,7 +98,8 @@ def tried(mutant: Mutant, package: str, trees: "Queue[Path]") -> bool:
     begin = time.monotonic()
     try:
         (tree / mutant.path).write_bytes(mutant.applied(source))
-        killer = first_failure(tree, TESTS[package])
+        own = f"tests/unit/{package}/test_{mutant.path.stem}.py"
+        killer = first_failure(tree, [own, *TESTS[package]])
     finally:
         (tree / mutant.path).write_bytes(source)
         trees.put(tree)
