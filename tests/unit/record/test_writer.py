@@ -140,6 +140,18 @@ def test_a_steady_step_is_a_line_of_its_own(writer_of):
     assert lines(made) == [("step", 0), ("delta", 1)]
 
 
+def test_the_engine_gets_the_interpreter_after_each_full_line_and_16_deltas(writer_of, monkeypatch):
+    made = writer_of()
+    slept = []
+    monkeypatch.setattr(writer.time, "sleep", slept.append)
+    for number in range(1 + 2 * writer.SHARE_AFTER):
+        made.put(done(capture(number, ids="a", full=number == 0)))
+        if number:
+            made._pending[-1].rows = None
+    made._work(last=False)
+    assert slept == [0, 0, 0]
+
+
 def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
     made = writer_of()
     assert made.take_events() is NOBODY
