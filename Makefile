@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COMPAT := .compat
+# Percent of the lines in schedtrace/ that the unit and contract tests run, at least.
+COVERAGE := 86
 export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit lint types check bench compat docs clean
+.PHONY: help setup demo test unit lint types wheel check mutants bench compat docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -21,8 +23,10 @@ demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
 
 test: setup ## Run all tests: unit, contract (real scheduler), end to end (real CPU engine)
-	@echo "== tests: unit, contract (on all cores) =="
-	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e"
+	@echo "== tests: unit (on all cores), with coverage =="
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/docs --cov --cov-report= --cov-fail-under=$(COVERAGE)
+	@echo "== tests: contract (vLLM's real scheduler) =="
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e" tests --ignore tests/unit --ignore tests/docs
 	@echo "== tests: end to end (real engine) =="
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m e2e
 
@@ -40,7 +44,14 @@ types: setup ## mypy, strict
 	@echo "== types =="
 	@$(BIN)/mypy
 
-check: lint types test ## Everything that CI runs
+wheel: ## Build the wheel and try it in a new environment without vLLM (half a minute)
+	@echo "== wheel =="
+	@scripts/try_wheel.sh "$(PYTHON)"
+
+check: lint types test wheel ## Everything that CI runs
+
+mutants: setup ## Break record/ and read/ in 40 places, one at a time, and see whether a test fails (an hour)
+	@$(BIN)/python -m tests.mutants $(MUTANTS)
 
 bench: setup ## Measure what recording costs (ten minutes; quiet machine)
 	@$(BIN)/python tests/bench/record_overhead.py
@@ -58,4 +69,4 @@ docs: setup ## Write the generated parts of docs/ again
 	@$(BIN)/python docs/generate.py
 
 clean: ## Remove .venv, caches and the demo's runs
-	rm -rf $(VENV) $(COMPAT) demo dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(COMPAT) demo dist .coverage* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -70,9 +70,9 @@ def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
     for (work, _), group in groupby(rows.scheduled, key=_same_work):
         run = list(group)
         first = run[0]
-        if first["phase"] != "running" and first["step"] in waits:
+        if first["phase"] != "running":
             again = first["phase"] == "resumed"
-            sentence = _admitted(waits[first["step"]], again=again)
+            sentence = _admitted(waits.get(first["step"]), again=again)
             yield rows.event(first["start_us"], "resumed" if again else "scheduled", sentence, first["step"])
         if work == "decode":
             yield _decodes(rows, run)
@@ -158,8 +158,8 @@ def _stalled_by(rows: RequestRows, first: Row, last: Row) -> Message:
     return message(" ({causes})", causes=joined(each, ", ")) if each else NOTHING
 
 
-def _admitted(wait: Wait, *, again: bool) -> Message:
-    if wait.wait_ms < SHORTEST_WAIT_MS:
+def _admitted(wait: Wait | None, *, again: bool) -> Message:
+    if wait is None or wait.wait_ms < SHORTEST_WAIT_MS:
         return message("scheduled {again}at once", again="again " if again else "")
     return message(
         "scheduled {again}after {waited} in the queue{causes}",

@@ -1,12 +1,20 @@
-"""Large traces by way of Parquet files, kept beside the trace for the next time.
+"""Large traces as Parquet files, kept beside the trace for the next command.
 
-Nothing in the cache is trusted blindly: it is used only if the trace still has the content that it was made
-from, if the same version made it, and if every file of it is as it was written.
+A cache is ``.schedtrace-cache/<name of the trace>.<random>/``: tables, and a note of what they were made
+from. A command uses it only if the trace still has the content that was read, if the same version made it,
+and if every file in it is as it was written.
 """
 
+import glob
 import hashlib
+import os
+import shutil
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import polars as pl
@@ -15,8 +23,6 @@ from schedtrace import __version__
 from schedtrace.errors import InputError
 from schedtrace.model import private
 from schedtrace.model.trace import SCHEMA_VERSION, End, Header, Step
-from schedtrace.read.cache_folder import building, digests, folders_of, mark_used, remove_unused
-from schedtrace.read.fingerprint import Fingerprint, sampled, stamp_of, still
 from schedtrace.read.options import ReadOptions
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.problems import Problems
@@ -24,18 +30,38 @@ from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import CannotWriteError, Tables, scan, write
 from schedtrace.read.whole_lines import WholeLines
 
+FOLDER = ".schedtrace-cache"
 NOTE = "cache.json"
 SMALL = ("steps", "arrivals", "finishes")
 LAYOUT = 2
-"""Raised when what stands in the files changes without a change of the trace's schema."""
+"""Raised when the content of the files changes without a change of the trace's schema."""
+IN_USE_S = 600
+"""For so long another process may still read, or build, a cache that no longer fits the trace."""
+SAMPLES = 64
+SAMPLE_BYTES = 4096
+SETTLED_NS = 2 * 10**9
+"""A file changed as recently as this may change again at the same time: clocks of file systems are coarse."""
 _TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
-"""Held until the process ends: what was read refers to the files in them."""
+"""Held until the process ends: lazy tables refer to the files in them."""
 
-Read = tuple[Parsed, dict[str, pl.LazyFrame]]
+Content = tuple[Parsed, dict[str, pl.LazyFrame]]
+"""What stays in memory, and the large tables."""
+
+
+class Fingerprint(msgspec.Struct):
+    """A file's content, and the operating system's record of its last change."""
+
+    size: int
+    digest: str
+    """BLAKE2b of the whole content."""
+    sampled: str
+    """BLAKE2b of its first block, its last block and blocks between."""
+    stamp: list[int] | None
+    """Times of the last change (no program can set ``ctime``), inode and device; None: not settled yet."""
 
 
 class Note(msgspec.Struct):
-    """What a cache was made from and by, and what is in it beside tables."""
+    """What a cache was made from and by, and what it holds beside tables."""
 
     made_by: str
     fingerprint: Fingerprint
@@ -48,20 +74,18 @@ class Note(msgspec.Struct):
     in_order: bool
 
 
-def read_by_files(path: Path, options: ReadOptions) -> Read:
+def read_by_files(path: Path, options: ReadOptions) -> Content:
     """Read a trace whose tables do not fit memory.
 
     Raises:
         InputError: it cannot be read, is no trace, or there is no room for the files.
     """
     if options.cache:
-        kept = _find(path)
-        if kept is not None:
-            return kept
-        try:
+        cached = _find(path)
+        if cached is not None:
+            return cached
+        with suppress(CannotWriteError):  # another user's folder, a full disk: a temporary folder may do
             return _build(path, options)
-        except CannotWriteError:  # a folder of somebody else's, a full disk: another one may do
-            pass
     _TEMPORARY.append(tempfile.TemporaryDirectory(prefix="schedtrace-"))
     folder = Path(_TEMPORARY[-1].name)
     try:
@@ -74,31 +98,39 @@ def read_by_files(path: Path, options: ReadOptions) -> Read:
 
 def made_by() -> str:
     """Changes whenever the same trace could give other tables."""
-    what = (LAYOUT, SCHEMA_VERSION, __version__, pl.__version__, schema_of(Step))
-    return hashlib.blake2b(repr(what).encode(), digest_size=16).hexdigest()
+    versions = (LAYOUT, SCHEMA_VERSION, __version__, pl.__version__, schema_of(Step))
+    return hashlib.blake2b(repr(versions).encode(), digest_size=16).hexdigest()
 
 
-def _find(path: Path) -> Read | None:
-    """What is kept of this trace, if it is whole and of the trace's content."""
+def folders_of(path: Path) -> list[Path]:
+    """Cache folders of this trace, those under construction included."""
+    return sorted((path.parent / FOLDER).glob(f"{glob.escape(path.name)}.*"))
+
+
+def _find(path: Path) -> Content | None:
+    """The cache of this trace, if it is whole and has the trace's content."""
     for folder in folders_of(path):
         try:
             note = msgspec.json.decode((folder / NOTE).read_bytes(), type=Note)
             fingerprint = still(path, note.fingerprint) if note.made_by == made_by() else None
             if fingerprint is None or digests(folder) != note.files:
                 continue
-            mark_used(folder)
-            kept = _open(folder, note)
+            with suppress(
+                OSError
+            ):  # keeps others from removing it; where it fails, they may not remove it either
+                os.utime(folder)
+            cached = _open(folder, note)
             if fingerprint is not note.fingerprint:
                 note.fingerprint = fingerprint
                 _write_note(folder, note)
         except (OSError, UnicodeDecodeError, msgspec.MsgspecError, pl.exceptions.PolarsError):
             continue  # whatever is wrong with it, the trace itself is there
-        return kept
+        return cached
     return None
 
 
-def _build(path: Path, options: ReadOptions) -> Read:
-    """Read the trace into a new folder; a folder is a cache only when its note is written.
+def _build(path: Path, options: ReadOptions) -> Content:
+    """Read the trace into a new folder; a folder is a cache only once its note is written.
 
     Raises:
         CannotWriteError: not beside the trace.
@@ -110,11 +142,11 @@ def _build(path: Path, options: ReadOptions) -> Read:
         for name in SMALL:
             write(getattr(parsed, name), folder / f"{name}.parquet")
         with path.open("rb") as file:
-            block = sampled(file, lines.size)
+            blocks = sampled(file, lines.size)
         settled = stamp == stamp_of(path) and lines.size == path.stat().st_size
         note = Note(
             made_by=made_by(),
-            fingerprint=Fingerprint(lines.size, lines.digest, block, stamp if settled else None),
+            fingerprint=Fingerprint(lines.size, lines.digest, blocks, stamp if settled else None),
             files=digests(folder),
             header=parsed.header,
             notices=parsed.notices,
@@ -123,11 +155,11 @@ def _build(path: Path, options: ReadOptions) -> Read:
             in_order=parsed.in_order,
         )
         _write_note(folder, note)
-    remove_unused(path, but=folder)
+    _remove_unused(path, but=folder)
     return parsed, scan(folder, in_order=parsed.in_order)
 
 
-def _open(folder: Path, note: Note) -> Read:
+def _open(folder: Path, note: Note) -> Content:
     parsed = Parsed(
         header=note.header,
         **{name: pl.read_parquet(folder / f"{name}.parquet") for name in SMALL},
@@ -141,3 +173,91 @@ def _open(folder: Path, note: Note) -> Read:
 
 def _write_note(folder: Path, note: Note) -> None:
     private.replace(folder / NOTE, msgspec.json.encode(note))
+
+
+@contextmanager
+def building(path: Path) -> Iterator[Path]:
+    """A new cache folder for this trace; removed if building it fails.
+
+    Raises:
+        CannotWriteError: the trace's folder cannot be written to, or the disk is full.
+    """
+    home = path.parent / FOLDER
+    try:
+        private.make_folder(home)
+        private.replace(home / ".gitignore", b"*\n")
+        folder = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=home))
+    except OSError as error:
+        raise CannotWriteError(str(error)) from error
+    try:
+        yield folder
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CannotWriteError(str(error)) from error
+        raise
+
+
+def _remove_unused(path: Path, but: Path) -> None:
+    """Remove the trace's other caches, unless another process may still use them."""
+    for other in folders_of(path):
+        with suppress(OSError):
+            if other != but and time.time() - other.stat().st_mtime > IN_USE_S:
+                shutil.rmtree(other)
+
+
+def stamp_of(path: Path) -> list[int] | None:
+    """The file's stamp, if nothing can change any more without changing it."""
+    stat = path.stat()
+    if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) < SETTLED_NS:
+        return None
+    return [stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
+
+
+def still(path: Path, known: Fingerprint) -> Fingerprint | None:
+    """The fingerprint if the file still has this content, with its new stamp; else None.
+
+    A file with another stamp, such as a copy, is hashed as a whole.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    stamp = stamp_of(path)
+    if path.stat().st_size != known.size:
+        return None
+    with path.open("rb") as file:
+        if sampled(file, known.size) != known.sampled:
+            return None
+    if stamp is not None and stamp == known.stamp:
+        return known
+    if digest_of(path) != known.digest:
+        return None
+    return msgspec.structs.replace(known, stamp=stamp)
+
+
+def sampled(file: BinaryIO, size: int) -> str:
+    """BLAKE2b of blocks at equal distances, the first and the last of ``size`` bytes among them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for at in range(SAMPLES):
+        file.seek(max(0, size - SAMPLE_BYTES) * at // (SAMPLES - 1))
+        digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Name of each Parquet file to the digest of its content.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return {file.name: digest_of(file) for file in sorted(folder.glob("*.parquet"))}
+
+
+def digest_of(path: Path) -> str:
+    """BLAKE2b of a whole file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

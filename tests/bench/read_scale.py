@@ -17,7 +17,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from schedtrace.read.cache_folder import FOLDER
+from schedtrace.read.cache import FOLDER
 from tests.bench.big_trace import write_big_trace
 
 ROOT = Path(__file__).parents[2]

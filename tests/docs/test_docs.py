@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RECORDED = ROOT / "tests" / "data" / "findings"
 SAMPLE = Path(__file__).parent / "data" / "base"
-PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 MINIMAL = Path(__file__).parent / "data" / "minimal.jsonl"
 """One line of each kind, with nothing but required fields, and a step with an entry of each kind."""
 DELTAS = Path(__file__).parent / "data" / "deltas.jsonl"

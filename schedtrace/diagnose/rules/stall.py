@@ -16,8 +16,6 @@ from schedtrace.model.causes import ASKED_FOR, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import (
     NOTHING,
-    CauseWord,
-    Code,
     Count,
     Duration,
     Message,
@@ -159,13 +157,7 @@ def _advice(timeline: Timeline, cause: str, *, num_running: int) -> Message:
             length=Setting("--max-model-len"),
             more=MORE_KV_SPACE,
         )
-    if cause in {Cause.PAUSED, Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF, Cause.STREAMING_INPUT_PENDING}:
-        return advice(header, cause=cause)
-    return message(
-        "Look up {cause} in {page}, and see what happened at the first of these steps.",
-        cause=CauseWord(cause),
-        page=Code("docs/causes.md"),
-    )
+    return advice(header, cause=cause)
 
 
 def _described(example: Stall) -> Message:

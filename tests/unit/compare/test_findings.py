@@ -3,8 +3,11 @@ import pytest
 from schedtrace.compare.compare import compare
 from schedtrace.compare.findings import finding_changes, refusal_changes
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.rules.bound import WaitingFor
+from schedtrace.diagnose.rules.queueing import Queueing
 from schedtrace.model.causes import Cause
-from schedtrace.model.report import Finding, LimitShare, RunReport
+from schedtrace.model.message import message
+from schedtrace.model.report import Evidence, Finding, RequestTime, RunReport
 from schedtrace.model.trace import Exit
 from schedtrace.present.phrases import plain
 from tests.makers import step
@@ -82,29 +85,36 @@ def test_who_is_refused_on_one_side_only_is_told_too(run_of):
     ]
 
 
-def report(*, limits=(), findings=()):
+def report(*, waits=(), findings=()):
     """A run's report of which only these are known."""
-    shares = [
-        LimitShare(
-            engine_rank=rank, cause=cause, wait_ms=1, share_frac=share, steps=1, request_steps=1, strip=[]
+    time = [
+        RequestTime(
+            engine_rank=rank, state="waiting", cause=cause, time_ms=ms, share_frac=0, requests=1, strip=[]
         )
-        for rank, cause, share in limits
+        for rank, cause, ms in waits
     ]
     rest = {"path": "", "label": "", "config": {}, "problems": [], "not_judged": [], "causes": [], "caps": []}
-    return RunReport(**rest, trials=[], findings=list(findings), limits=shares, strip=[], warmup_steps=0)
+    rest |= {"trials": [], "engine_time": [], "strip": [], "warmup_steps": 0}
+    return RunReport(**rest, findings=list(findings), request_time=time)
 
 
-def found(code, *, cost_frac=None, **evidence):
+def found(code, *, cost_frac=None, evidence):
     told = dict.fromkeys(Finding.__struct_fields__)
-    told |= {"code": code, "count": 3, "trials": [], "message": "", "evidence": evidence}
+    told |= {"code": code, "count": 3, "trials": [], "message": message(""), "evidence": evidence}
     return Finding(**told | {"cost_frac": cost_frac})
+
+
+def evidence_of(kind, **known):
+    """Evidence of which only this is known."""
+    return kind(**dict.fromkeys(kind.__struct_fields__) | known)
 
 
 def bound(share):
     """A side of which this share of the waiting was for KV blocks, and the finding where it is enough."""
-    findings = [found("kv-bound", share_frac=share)] if share > 0.5 else []
-    limits = [(0, "kv_blocks", share - 0.1), (0, "preempted_this_step", 0.1), (0, "other", 1 - share)]
-    return report(limits=limits, findings=findings)
+    evidence = evidence_of(WaitingFor, share_frac=share)
+    findings = [found("kv-bound", evidence=evidence)] if share > 0.5 else []
+    waits = [(0, "kv_blocks", share - 0.1), (0, "preempted_this_step", 0.1), (0, "other", 1 - share)]
+    return report(waits=[*waits, (0, "next_step", 5)], findings=findings)
 
 
 @pytest.mark.parametrize(
@@ -129,18 +139,18 @@ def test_a_share_that_crossed_its_threshold_went_only_if_it_halved(base, new, st
     ("cost_frac", "state"), [(0.06, "stayed"), (0.0999, "stayed"), (0.10, "went"), (0.5, "went")]
 )
 def test_a_share_that_the_other_side_does_not_have_is_at_most_the_threshold(cost_frac, state):
-    base = report(findings=[found("scheduler-overhead", cost_frac=cost_frac)])
+    base = report(findings=[found("scheduler-overhead", cost_frac=cost_frac, evidence=Evidence())])
     [change] = finding_changes(base=base, new=report())
     assert (change.state, change.base_frac, change.new_frac) == (state, cost_frac, None)
 
 
 @pytest.mark.parametrize(("starved", "state"), [([], "stayed"), (["a"], "went")])
 def test_queueing_that_was_found_for_starved_requests_went_with_them(starved, state):
-    felt = {"of_time_in_engine_frac": 0.12, "starved": starved, "priority_inversions": []}
-    [change] = finding_changes(base=report(findings=[found("queueing", **felt)]), new=report())
+    felt = evidence_of(Queueing, of_time_in_engine_frac=0.12, starved=starved, priority_inversions=[])
+    [change] = finding_changes(base=report(findings=[found("queueing", evidence=felt)]), new=report())
     assert change.state == state
 
 
 def test_what_counts_events_went_when_there_are_none():
-    [change] = finding_changes(base=report(findings=[found("preemption")]), new=report())
+    [change] = finding_changes(base=report(findings=[found("preemption", evidence=Evidence())]), new=report())
     assert (change.state, change.threshold_frac, change.base_frac) == ("went", None, None)

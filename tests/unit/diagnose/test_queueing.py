@@ -2,10 +2,10 @@ import msgspec
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.queue.times import by_cause, queue_times
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
 from schedtrace.present.phrases import plain
+from schedtrace.timeline.shares import queue_time_by_cause, queue_times
 from tests.makers import arrival, finish, step
 
 CODE = "queueing"
@@ -27,7 +27,7 @@ def waits_for(number, cause, many=1, **fields):
 def told(view):
     return {
         (row["request_id"], row["cause"]): row["wait_us"]
-        for row in by_cause(view, queue_times(view)).to_dicts()
+        for row in queue_time_by_cause(view, queue_times(view)).to_dicts()
     }
 
 
@@ -72,7 +72,7 @@ def test_the_parts_add_up_to_the_whole(view_of):
         lines.append(step(n, got={name: 9}, new=name, waiting=6 - n, exits=[*skip, end]))
     view = view_of(*lines)
     queued = queue_times(view)
-    parts = by_cause(view, queued).group_by("request_id").agg(pl.col("wait_us").sum())
+    parts = queue_time_by_cause(view, queued).group_by("request_id").agg(pl.col("wait_us").sum())
     assert dict(parts.iter_rows()) == dict(queued.select("request_id", "queue_us").iter_rows())
 
 

@@ -27,11 +27,11 @@ def one_after_the_other(gap, *, count=5, busy=1000, took=30, update=20, **fields
 
 
 def test_the_time_from_an_output_to_the_end_of_the_next_schedule_is_counted(found):
-    """The first step has none before it, so 4 gaps of 100 us; the run is 4 * 1,100 + 1,030 us."""
+    """The first step has none before it, so 4 gaps of 100 us; the run is 4 * 1,100 + 1,050 us."""
     [finding] = found(CODE, *one_after_the_other(100))
     assert (finding.count, finding.steps) == (4, [1, 2, 3, 4])
     assert finding.evidence.gap_ms == finding.cost_ms == 0.4
-    assert finding.cost_frac == 400 / 5430
+    assert finding.cost_frac == 400 / 5450
     assert finding.evidence.schedule_ms == 4 * 0.030
     assert finding.evidence.update_ms == 4 * 0.020
     assert finding.severity == "warning"

@@ -5,7 +5,7 @@ import pytest
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap
 from schedtrace.present.phrases import plain
-from tests.makers import step
+from tests.makers import arrival, step
 
 
 def timed(number, prefill, decode, per_prefill=10, **fields):
@@ -110,8 +110,9 @@ def full(number, decode, prefill=0, **fields):
 
 
 def test_decodes_that_leave_prefills_nothing_are_told(found):
-    lines = [full(0, 900, 100), full(1, 700, 300), step(2, start=2000, got={"d": 1})]
-    [finding] = found("decode-starves-prefill", *lines)
+    came = [arrival(name, None, queued=0) for name in "ab"]
+    ended = step(2, start=2000, back=1000, got={"a": 1, "b": 1}, new="ab")
+    [finding] = found("decode-starves-prefill", full(0, 900, 100, arrived=came), full(1, 700, 300), ended)
     assert (finding.count, finding.steps) == (2, [0, 1])
     assert finding.evidence.decode_share_frac == 0.8
     assert finding.evidence.spent_ms == 2.0

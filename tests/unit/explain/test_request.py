@@ -1,8 +1,11 @@
 """One request's life, told from traces made by hand; times in the trace are microseconds, told in ms."""
 
+from itertools import groupby
+
 import pytest
 
 from schedtrace.explain.request import explain_request
+from schedtrace.explain.waits import waits
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit, Preemption, ScheduledRequest
 from schedtrace.present.phrases import plain
@@ -54,14 +57,29 @@ def life(run_of):
     return explain_request(run_of("r", *waited_then_chunked()), "a")
 
 
+def spans(life):
+    """State to the time that it was over, each stay in a state once."""
+    return [(state, list(group)[-1].to_ms) for state, group in groupby(life.states, lambda one: one.state)]
+
+
+def waits_of(life):
+    return waits(life.states)
+
+
 def test_the_time_is_divided_without_a_gap(life):
-    spans = [(span.state, span.from_ms, span.to_ms) for span in life.spans]
-    assert spans == [("front_end", 0, 1), ("waiting", 1, 39), ("prefill", 39, 59), ("decode", 59, 72)]
-    assert (life.e2e_ms, life.ttft_ms) == (72, 59)
+    assert [(one.state, one.cause, one.from_ms, one.to_ms, one.steps) for one in life.states] == [
+        ("front_end", None, 0, 1, 0),
+        ("waiting", "next_step", 1, 4, 0),
+        ("waiting", "max_num_seqs", 4, 29, 2),
+        ("waiting", "token_budget", 29, 39, 1),
+        ("prefill", None, 39, 59, 2),
+        ("decode", None, 59, 72.1, 2),
+    ]
+    assert (life.e2e_ms, life.ttft_ms) == (72.1, 59)
 
 
 def test_a_wait_is_divided_among_the_causes_of_the_steps_it_went_through(life):
-    [wait] = life.waits
+    [wait] = waits_of(life)
     assert (wait.since_step, wait.left_step, wait.wait_ms, wait.before_step_ms) == (0, 3, 38, 3)
     assert [(one.cause, one.steps, one.wait_ms) for one in wait.causes] == [
         ("max_num_seqs", 2, 25),
@@ -75,7 +93,7 @@ def test_its_own_skip_is_why_it_waited(run_of):
         step(0, start=0, waiting=2, exits=[skip, FULL], arrived=[arrival("a", 0, 0)]),
         step(1, start=7_000, requests=got(0, 100, "new")),
     ]
-    [wait] = explain_request(run_of("r", *lines), "a").waits
+    [wait] = waits_of(explain_request(run_of("r", *lines), "a"))
     assert [(one.cause, one.wait_ms) for one in wait.causes] == [("grammar_pending", 7)]
 
 
@@ -84,7 +102,7 @@ def test_that_the_queue_was_empty_is_not_why_it_waited(run_of):
         step(0, start=0, waiting=1, ended=Cause.QUEUE_EMPTY, arrived=[arrival("a", 0, 0)]),
         step(1, start=7_000, requests=got(0, 100, "new")),
     ]
-    [wait] = explain_request(run_of("r", *lines), "a").waits
+    [wait] = waits_of(explain_request(run_of("r", *lines), "a"))
     assert [one.cause for one in wait.causes] == ["other"]
 
 
@@ -117,14 +135,6 @@ def test_gaps_lie_between_outputs(life):
     assert [(gap.step, gap.gap_ms, gap.preempted) for gap in life.gaps] == [(6, 9, False), (5, 4, False)]
 
 
-def test_every_step_has_a_state(life):
-    assert [(run.state, run.first_step, run.steps) for run in life.states] == [
-        ("waiting", 0, 3),
-        ("prefill", 3, 2),
-        ("decode", 5, 2),
-    ]
-
-
 def preempted():
     """Decodes, loses 101 tokens to b in step 2, comes back with 50 from the cache in step 4."""
     lost = Preemption("a", 101, "b", 1)
@@ -145,22 +155,16 @@ def preempted():
     ]
 
 
-def test_what_a_preemption_cost_has_its_own_spans(run_of):
+def test_what_a_preemption_cost_has_states_of_its_own(run_of):
     life = explain_request(run_of("r", *preempted()), "a")
-    assert [(span.state, span.from_ms, span.to_ms) for span in life.spans] == [
-        ("front_end", 0, 1),
-        ("prefill", 1, 6),
-        ("decode", 6, 21),
-        ("preempted", 21, 41),
-        ("recompute", 41, 46),
-        ("decode", 46, 56),
-    ]
-    assert [(run.state, run.steps) for run in life.states] == [
-        ("prefill", 1),
-        ("decode", 1),
-        ("preempted", 2),
-        ("recompute", 1),
-        ("decode", 1),
+    assert [(one.state, one.from_ms, one.to_ms, one.steps) for one in life.states] == [
+        ("front_end", 0, 1, 0),
+        ("prefill", 1, 6, 1),
+        ("decode", 6, 21, 1),
+        ("preempted", 21, 31, 1),
+        ("preempted", 31, 41, 1),
+        ("recompute", 41, 46, 1),
+        ("decode", 46, 56.01, 1),
     ]
     assert life.num_preemptions == 1
     assert [(gap.step, gap.gap_ms, gap.preempted) for gap in life.gaps] == [
@@ -198,11 +202,7 @@ def test_an_output_that_comes_back_after_the_preemption_is_no_decode(run_of):
         ),
     ]
     life = explain_request(run_of("r", *lines), "a")
-    assert [(span.state, span.to_ms) for span in life.spans] == [
-        ("prefill", 10),
-        ("preempted", 20),
-        ("recompute", 25),
-    ]
+    assert spans(life) == [("prefill", 10), ("preempted", 20), ("recompute", 25)]
 
 
 def test_a_step_that_went_without_it_is_counted_and_says_why(run_of):
@@ -218,12 +218,7 @@ def test_a_step_that_went_without_it_is_counted_and_says_why(run_of):
     assert plain(decoded.message) == (
         "decoded in 2 steps, 2 tokens scheduled; 1 step between went without it (1 output_in_flight)"
     )
-    assert [(run.state, run.steps) for run in life.states] == [
-        ("prefill", 1),
-        ("decode", 1),
-        ("skipped", 1),
-        ("decode", 1),
-    ]
+    assert [(one.state, one.steps) for one in life.states] == [("prefill", 1), ("decode", 3)]
     assert (life.status, life.e2e_ms) == (None, None)
 
 
@@ -264,10 +259,7 @@ def test_a_request_that_was_aborted_in_the_queue_says_what_it_waited_for(run_of)
         step(1, start=20_000, finished=[gone]),
     ]
     life = explain_request(run_of("r", *lines), "a")
-    assert [(span.state, span.from_ms, span.to_ms) for span in life.spans] == [
-        ("front_end", 0, 1),
-        ("waiting", 1, 14),
-    ]
+    assert spans(life) == [("front_end", 1), ("waiting", 14)]
     assert [plain(event.message) for event in life.events][-2:] == [
         "waited 13 ms and was not scheduled: 1 step max_num_seqs (12 ms), 1 ms until a step began",
         "ABORTED with 0 output tokens",
@@ -277,9 +269,8 @@ def test_a_request_that_was_aborted_in_the_queue_says_what_it_waited_for(run_of)
 def test_a_request_from_before_the_trace_is_told_as_far_as_it_is_known(run_of):
     lines = [step(0, start=4_000, requests=got(130, 1)), step(1, start=9_000, requests=got(131, 1))]
     life = explain_request(run_of("r", *lines), "a")
-    assert (life.prompt_tokens, life.status, life.waits) == (None, None, [])
-    assert [(run.state, run.steps) for run in life.states] == [("decode", 2)]
-    assert life.spans[0].from_ms == 0
+    assert (life.prompt_tokens, life.status) == (None, None)
+    assert [(one.state, one.from_ms, one.steps) for one in life.states] == [("decode", 0, 2)]
 
 
 def test_the_warm_up_can_be_asked_about(run_of):

@@ -3,7 +3,7 @@
 from schedtrace.explain.request import explain_request
 from schedtrace.model.comparison import Comparison, Decisions, FindingChange
 from schedtrace.model.message import message
-from schedtrace.model.report import Finding
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.trace import Preemption
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report import _cost, _where
@@ -87,7 +87,7 @@ def test_documents_texts_may_be_words_or_messages():
 
 def found(**fields):
     told = dict.fromkeys(Finding.__struct_fields__)
-    return Finding(**told | {"evidence": {}, "steps": []} | fields)
+    return Finding(**told | {"evidence": Evidence(), "steps": []} | fields)
 
 
 def test_an_estimated_cost_below_what_it_resolves_is_left_out():
@@ -103,7 +103,7 @@ def test_an_estimated_cost_below_what_it_resolves_is_left_out():
 
 
 def test_where_a_finding_shows_is_a_place_ranges_of_steps_and_an_example():
-    told = found(location="x.py:1", steps=[3, 4, 5], evidence={"example": message("step {n}.", n="3")})
+    told = found(location="x.py:1", steps=[3, 4, 5], example=message("step {n}.", n="3"))
     assert plain(_where(told)) == "At x.py:1. Steps 3-5. For instance step 3."
     assert plain(_where(found(steps=[7]))) == "Step 7."
     assert plain(_where(found(steps=list(range(100))))) == "Steps 0-99 and more."

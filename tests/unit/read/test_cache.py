@@ -5,7 +5,7 @@ import re
 import tempfile
 from io import BytesIO
 from stat import S_IMODE
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import polars as pl
 import pytest
@@ -14,7 +14,7 @@ from polars.testing import assert_frame_equal
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError
 from schedtrace.model.trace import ChunkCap, Events, Exit, Notice, Output, Preemption
-from schedtrace.read import cache, cache_folder, fingerprint
+from schedtrace.read import cache
 from schedtrace.read.options import ReadOptions
 from schedtrace.read.run import read_run
 from schedtrace.read.tables import LARGE, CannotWriteError
@@ -57,7 +57,7 @@ def path(tmp_path):
 @pytest.fixture
 def settled(monkeypatch):
     """Files that were changed just now count as settled."""
-    monkeypatch.setattr(fingerprint, "SETTLED_NS", 0)
+    monkeypatch.setattr(cache, "SETTLED_NS", 0)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def assert_same(one, other):
 
 
 def note_of(path):
-    [folder] = cache_folder.folders_of(path)
+    [folder] = cache.folders_of(path)
     return folder / cache.NOTE
 
 
@@ -141,16 +141,16 @@ def test_other_content_of_the_same_size_and_time_is_read_anew(path, parses):
 
 @pytest.mark.usefixtures("settled")
 def test_a_change_between_the_samples_is_found_by_the_whole_content(tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 1)
+    monkeypatch.setattr(cache, "SAMPLE_BYTES", 1)
     path = write_trace(tmp_path / "engine-0.jsonl", header(), *(step(n, got={"a": 5}) for n in range(200)))
     read_trace(path, TINY)
     content = path.read_bytes()
-    known = fingerprint.sampled(BytesIO(content), len(content))
+    known = cache.sampled(BytesIO(content), len(content))
     changed = (
         content[: at.end() - 1] + b"7" + content[at.end() :]
         for at in re.finditer(b'"scheduled_tokens":5', content)
     )
-    path.write_bytes(next(one for one in changed if fingerprint.sampled(BytesIO(one), len(one)) == known))
+    path.write_bytes(next(one for one in changed if cache.sampled(BytesIO(one), len(one)) == known))
     assert read_trace(path, TINY).requests().collect()["scheduled_tokens"].sum() == 1002
 
 
@@ -169,8 +169,10 @@ def test_a_copy_of_the_folder_is_hashed_once_and_then_known(path, parses, monkey
     read_trace(path, TINY)
     os.utime(path)
     read_trace(path, TINY)
-    monkeypatch.setattr(fingerprint, "digest_of", Mock(side_effect=AssertionError("hashed again")))
+    hashed = Mock(wraps=cache.digest_of)
+    monkeypatch.setattr(cache, "digest_of", hashed)
     read_trace(path, TINY)
+    assert call(path) not in hashed.mock_calls
     assert len(parses) == 1
 
 
@@ -223,7 +225,7 @@ def test_a_table_that_polars_does_not_take_is_not_used_even_if_the_note_says_so(
     folder = note_of(path).parent
     (folder / "steps.parquet").write_bytes(b"no table")
     note = cache.msgspec.json.decode(note_of(path).read_bytes(), type=cache.Note)
-    note.files = cache_folder.digests(folder)
+    note.files = cache.digests(folder)
     note_of(path).write_bytes(cache.msgspec.json.encode(note))
     assert read_trace(path, TINY).steps.height == 12
     assert len(parses) == 2
@@ -232,7 +234,7 @@ def test_a_table_that_polars_does_not_take_is_not_used_even_if_the_note_says_so(
 def test_where_the_folder_cannot_be_written_to_a_temporary_one_serves(path, monkeypatch):
     monkeypatch.setattr(tempfile, "mkdtemp", _refusing_in(path.parent))
     assert_same(read_trace(path, TINY), read_trace(path))
-    assert cache_folder.folders_of(path) == []
+    assert cache.folders_of(path) == []
 
 
 def _refusing_in(folder):
@@ -247,9 +249,9 @@ def _refusing_in(folder):
 
 
 def test_a_file_in_the_place_of_the_cache_folder_is_left_alone(path):
-    (path.parent / cache_folder.FOLDER).write_text("mine")
+    (path.parent / cache.FOLDER).write_text("mine")
     assert_same(read_trace(path, TINY), read_trace(path))
-    assert (path.parent / cache_folder.FOLDER).read_text() == "mine"
+    assert (path.parent / cache.FOLDER).read_text() == "mine"
 
 
 def test_a_disk_that_is_full_everywhere_is_told_with_what_to_do(path, monkeypatch):
@@ -257,29 +259,29 @@ def test_a_disk_that_is_full_everywhere_is_told_with_what_to_do(path, monkeypatc
     monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
     with pytest.raises(InputError, match=r"No space left on device.*too large for memory.*TMPDIR"):
         read_trace(path, TINY)
-    assert cache_folder.folders_of(path) == []
+    assert cache.folders_of(path) == []
 
 
 def test_a_build_that_ends_early_leaves_no_folder(path):
-    with pytest.raises(KeyboardInterrupt), cache_folder.building(path):
+    with pytest.raises(KeyboardInterrupt), cache.building(path):
         raise KeyboardInterrupt
-    with pytest.raises(CannotWriteError, match="full"), cache_folder.building(path):
+    with pytest.raises(CannotWriteError, match="full"), cache.building(path):
         raise OSError(28, "full")
-    assert cache_folder.folders_of(path) == []
+    assert cache.folders_of(path) == []
 
 
 @pytest.mark.usefixtures("settled")
 def test_old_caches_are_removed_when_a_new_one_is_made_and_those_in_use_stay(path):
     read_trace(path, TINY)
-    [old] = cache_folder.folders_of(path)
+    [old] = cache.folders_of(path)
     for _ in range(2):
         path.write_bytes(path.read_bytes() + b"x\n")
         read_trace(path, TINY)
-    assert len(cache_folder.folders_of(path)) == 3
+    assert len(cache.folders_of(path)) == 3
     os.utime(old, (0, 0))
     path.write_bytes(path.read_bytes() + b"x\n")
     read_trace(path, TINY)
-    assert len(cache_folder.folders_of(path)) == 3
+    assert len(cache.folders_of(path)) == 3
     assert not old.exists()
 
 
@@ -288,7 +290,7 @@ def test_a_broken_trace_is_refused_the_same_way_and_leaves_no_cache(tmp_path):
     path.write_bytes(encoded(step(0)) + b"\n")
     with pytest.raises(InputError, match=":1: not a schedtrace trace"):
         read_trace(path, TINY)
-    assert cache_folder.folders_of(path) == []
+    assert cache.folders_of(path) == []
 
 
 def test_progress_is_told_in_bytes_up_to_the_whole(path):
@@ -304,7 +306,7 @@ def test_only_the_owner_may_read_a_cache(path):
         read_trace(path, TINY)
     finally:
         os.umask(before)
-    home = path.parent / cache_folder.FOLDER
+    home = path.parent / cache.FOLDER
     made = [home, *home.rglob("*")]
     assert len(made) > 5
     assert {S_IMODE(one.stat().st_mode) for one in made if one.is_dir()} == {0o700}

@@ -1,0 +1,95 @@
+"""What the KV cache managers are asked, on toys of them: no effect, and right at the limits."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from schedtrace.record import holdings
+from schedtrace.record.allocation import Refusal, stand_in, why_refused
+from schedtrace.record.engine_facts import cache_groups
+from tests.toys import module_of
+
+SOURCE = """
+class Group:
+    def __init__(self):
+        self.asked = []
+
+    def get_num_blocks_to_allocate(self, request):
+        self.asked.append(request)
+        return request.wants
+
+
+class Coordinator:
+    pass
+
+
+class Manager:
+    def allocate_slots(self, request):
+        num_blocks_to_allocate = sum(
+            one.get_num_blocks_to_allocate(request) for one in self.coordinator.single_type_managers
+        )
+        if num_blocks_to_allocate > self.block_pool.get_num_free_blocks():
+            return None
+        self.taken = request
+        return num_blocks_to_allocate
+"""
+
+
+@pytest.fixture
+def manager(tmp_path):
+    """Of two groups, with 5 of 9 blocks free."""
+    with module_of(tmp_path, SOURCE) as module:
+        made = module.Manager()
+        made.block_pool = SimpleNamespace(num_gpu_blocks=9, get_num_free_blocks=lambda: 5)
+        made.coordinator = module.Coordinator()
+        made.coordinator.single_type_managers = (module.Group(), module.Group())
+        yield made
+
+
+def wants(blocks):
+    return SimpleNamespace(wants=blocks)
+
+
+def test_the_stand_in_ends_before_anything_is_taken(manager):
+    ask = stand_in(type(manager)).ask
+    assert ask(manager, wants(2)) is None
+    assert "taken" not in vars(manager)
+
+
+@pytest.mark.parametrize(
+    ("each", "refusal"),
+    [(3, Refusal("free", 6, 5)), (4, Refusal("free", 8, 5)), (5, Refusal(None, None, 5)), (2, None)],
+)
+def test_why_refused(manager, each, refusal):
+    assert why_refused(manager, ((wants(each),), {})) == refusal
+    assert [group.asked for group in manager.coordinator.single_type_managers] == [[], []]
+
+
+@pytest.mark.parametrize(("each", "needed"), [(3, [3, 3]), (4, [4, 4]), (5, [])])
+def test_blocks_needed_by_group(manager, each, needed):
+    assert holdings.needed_by_group(manager, ((wants(each),), {})) == needed
+    assert [group.asked for group in manager.coordinator.single_type_managers] == [[], []]
+
+
+@pytest.mark.parametrize(("most", "held"), [(3, (["a", "b"], [1, 1])), (2, ([], []))])
+def test_null_blocks_are_not_held_and_not_counted_where_there_are_too_many(monkeypatch, most, held):
+    monkeypatch.setattr(holdings, "MOST_BLOCKS_LOOKED_AT", most)
+    block, null = SimpleNamespace(is_null=False), SimpleNamespace(is_null=True)
+    sliding = SimpleNamespace(req_to_blocks={"a": [null, block], "b": [block]})
+    assert holdings._held(sliding) == held
+
+
+def test_groups_without_a_manager_are_told_by_their_spec():
+    spec = SimpleNamespace(block_size=16, sliding_window=128)
+    groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=["0", "1"])] * 2
+    managed = SimpleNamespace(block_size=32, max_admission_blocks_per_request=4)
+    scheduler = SimpleNamespace(
+        kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
+        kv_cache_manager=SimpleNamespace(coordinator=SimpleNamespace(single_type_managers=(managed,))),
+    )
+    assert [
+        (one.block_size, one.layers, one.window, one.admission_cap) for one in cache_groups(scheduler)
+    ] == [
+        (32, 2, 128, 4),
+        (16, 2, 128, None),
+    ]

@@ -1,0 +1,155 @@
+"""From noted tuples to exits and caps, on sites made by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from schedtrace.model.causes import Cap, Cause
+from schedtrace.model.trace import ChunkCap, Exit
+from schedtrace.record import exit_lines, guards
+from schedtrace.record.exit_lines import is_preemption, loops_told, to_lines
+from schedtrace.record.marking import Site
+
+
+@pytest.fixture
+def sites(monkeypatch):
+    """Marked places of this test, by number."""
+
+    def made(*every):
+        monkeypatch.setattr(exit_lines, "SITES", list(every))
+
+    return made
+
+
+def site(kind, *causes, loop="waiting", guard="guard"):
+    return Site(loop, kind, causes, guard, "scheduler.py:7")
+
+
+def exit_of(noted, remaining=5):
+    [line], caps = to_lines([noted], remaining, 0)
+    assert caps == []
+    return line
+
+
+def test_an_exit_has_what_was_noted_there(sites):
+    sites(site("break", Cause.MAX_NUM_SEQS))
+    expected = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "a", 3, location="scheduler.py:7", via="source")
+    assert exit_of((0, 3, "a")) == expected
+
+
+def test_where_no_budget_is_in_sight_it_is_what_was_left(sites):
+    sites(site("break", Cause.MAX_NUM_SEQS))
+    assert exit_of((0, None, "a"), remaining=9).budget_left == 9
+
+
+def test_only_an_unknown_guard_is_quoted(sites):
+    sites(site("break", Cause.OTHER, guard="self.odd"), site("break", Cause.LORA_CAP, guard="loras"))
+    exits, _ = to_lines([(0, 3, "a"), (1, 3, "a")], 5, 0)
+    assert [line.guard for line in exits] == ["self.odd", None]
+
+
+@pytest.mark.parametrize(
+    ("cause", "pause", "expected"),
+    [
+        (Cause.PAUSED, "PAUSED_NEW", (Cause.PAUSED, "PAUSED_NEW")),
+        (Cause.TOKEN_BUDGET, "PAUSED_ALL", (Cause.PAUSED, "PAUSED_ALL")),
+        (Cause.TOKEN_BUDGET, "PAUSED_NEW", (Cause.TOKEN_BUDGET, None)),
+        (Cause.TOKEN_BUDGET, "UNPAUSED", (Cause.TOKEN_BUDGET, None)),
+    ],
+)
+def test_a_pause_takes_the_whole_budget(sites, cause, pause, expected):
+    sites(site("condition", cause))
+    line = exit_of((0, 0, None, None, 0, True, SimpleNamespace(name=pause)))
+    assert (line.cause, line.detail) == expected
+
+
+@pytest.mark.parametrize(
+    ("queued", "pause", "request_id", "expected"),
+    [
+        (True, "UNPAUSED", "a", (Cause.INPUT_BUDGET, None)),
+        (False, "UNPAUSED", None, (Cause.QUEUE_EMPTY, None)),
+        (False, "PAUSED_NEW", "a", (Cause.PAUSED, "PAUSED_NEW")),
+        (False, "PAUSED_NEW", None, (Cause.QUEUE_EMPTY, None)),
+    ],
+)
+def test_the_queue_or_the_input_budget(sites, queued, pause, request_id, expected):
+    sites(site("break", guards.QUEUE_OR_INPUT_BUDGET))
+    line = exit_of((0, 3, request_id, None, 0, queued, SimpleNamespace(name=pause)))
+    assert (line.cause, line.detail) == expected
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"),
+    [
+        (0, (Cause.PP_STAGGER, None)),
+        (1, (Cause.OUTPUT_IN_FLIGHT, "diffusion_read_only")),
+        (2, (Cause.OTHER, None)),
+    ],
+)
+def test_the_part_of_a_condition_that_was_false(sites, which, expected):
+    sites(site("continue", guards.NOT_ELIGIBLE), site("condition", Cause.LORA_CAP, Cause.PREFILL_THROTTLED))
+    line = exit_of((0, 3, "a", None, which))
+    assert (line.cause, line.detail) == expected
+    assert exit_of((1, 3, "a", None, 1)).cause == Cause.PREFILL_THROTTLED
+
+
+def test_a_status_that_is_not_ready(sites):
+    sites(site("continue", guards.BLOCKED_STATUS))
+    line = exit_of((0, 3, "a", SimpleNamespace(name="WAITING_FOR_REMOTE_KVS")))
+    assert (line.cause, line.detail) == (Cause.REMOTE_KV_PENDING, "WAITING_FOR_REMOTE_KVS")
+    assert exit_of((0, 3, "a", SimpleNamespace(name="WAITING_FOR_GODOT"))).cause == Cause.OTHER
+
+
+def test_zero_tokens_are_explained_by_the_cap_before_of_the_same_request(sites):
+    sites(site(None, Cap.ENCODER_BUDGET), site("break", guards.ZERO_TOKENS))
+    capped = (0, 3, "a", None, 0, True, None, 9, 0)
+    exits, caps = to_lines([capped, (1, 3, "a"), (1, 3, "b")], 5, 0)
+    assert caps == [ChunkCap("a", Cap.ENCODER_BUDGET, 9, 0, "scheduler.py:7")]
+    assert [(line.cause, line.detail) for line in exits] == [
+        (Cause.ENCODER_BUDGET, Cap.ENCODER_BUDGET),
+        (Cause.NO_NEW_TOKENS, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cap", "budget", "now", "threshold", "expected"),
+    [
+        (Cap.TOKEN_BUDGET, 5, 5, 0, (Cap.TOKEN_BUDGET, None)),
+        (Cap.TOKEN_BUDGET, 5, 4, 0, (Cap.INPUT_BUDGET, None)),
+        (Cap.TOKEN_BUDGET, None, 4, 0, (Cap.TOKEN_BUDGET, None)),
+        (Cap.LONG_PREFILL, 5, 4, 4, (Cap.LONG_PREFILL, None)),
+        (Cap.LONG_PREFILL, 5, 5, 4, (Cap.LONG_PREFILL_ADAPTIVE, None)),
+        (Cap.OTHER, 5, 4, 0, (Cap.OTHER, "guard")),
+    ],
+)
+def test_a_cap(sites, cap, budget, now, threshold, expected):
+    sites(site(None, cap))
+    _, [line] = to_lines([(0, budget, "a", None, 0, True, None, 9, now)], 5, threshold)
+    assert (line.cap, line.statement) == expected
+    assert (line.wanted_tokens, line.capped_tokens) == (9, now)
+
+
+def test_after_64_exits_alike_the_65th_stands_for_the_rest(sites):
+    sites(site("continue", Cause.LORA_CAP))
+    exits, _ = to_lines([(0, 3, f"r{number}") for number in range(70)], 5, 0)
+    assert [line.request_id for line in exits[63:]] == ["r63", None]
+    assert [line.count for line in exits[63:]] == [1, 6]
+
+
+def test_a_loop_that_looked_at_everybody_has_no_exit(sites):
+    sites(site("condition", guards.LOOP_DONE, loop="running"))
+    assert to_lines([(0, 3)], 5, 0) == ([], [])
+
+
+def test_what_ends_a_loop(sites):
+    sites(
+        site("continue", Cause.LORA_CAP),
+        site(None, Cap.MAX_MODEL_LEN),
+        site("condition", guards.LOOP_DONE, loop="running"),
+        site("break", Cause.KV_BLOCKS),
+        site(None),
+    )
+    assert loops_told([(0, 3), (1, 3), (4, None)]) == set()
+    assert loops_told([(2, 3)]) == {"running"}
+    assert loops_told([(2, 3), (3, 3)]) == {"running", "waiting"}
+    assert [is_preemption((number, 3)) for number in range(5)] == [False, False, False, False, True]

@@ -1,0 +1,93 @@
+"""Hooks outside the scheduler: what they note, and that they call the original where nobody records."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from schedtrace.model.trace_facts import Grammar
+from schedtrace.record import engine_hooks, inputs, worker_hooks
+from schedtrace.record.execution import NAME, execution_of
+from schedtrace.record.inputs import Inputs
+
+
+def test_an_output_that_is_ready_later_is_timed_when_it_is():
+    resolved = SimpleNamespace(req_ids=["a"])
+    pending = SimpleNamespace(get_output=lambda: resolved)
+    worker_hooks._note(pending, began_ns=5)
+    assert not hasattr(resolved, NAME)
+    assert pending.get_output() is resolved
+    _, began_ns, ended_ns = execution_of(resolved)
+    assert (began_ns, ended_ns > 5) == (5, True)
+
+
+@pytest.mark.parametrize(("req_ids", "noted"), [(["a"], True), ([], False)])
+def test_an_output_of_nobody_is_shared_and_stays_as_it_is(req_ids, noted):
+    output = SimpleNamespace(req_ids=req_ids)
+    worker_hooks._note(output, began_ns=5)
+    assert (execution_of(output) is not None) is noted
+
+
+@pytest.mark.parametrize("recorder", [None, SimpleNamespace(active=False)])
+def test_a_request_is_prepared_where_nobody_records(monkeypatch, recorder):
+    monkeypatch.setattr(engine_hooks, "_recorder", lambda _: recorder)
+    assert engine_hooks._prepare(lambda engine, request: (engine, request), "engine", "r") == ("engine", "r")
+
+
+def test_a_request_that_is_prepared_is_noted(monkeypatch):
+    noted = []
+    facts = SimpleNamespace(
+        inputs=SimpleNamespace(prepared=lambda request, _: noted.append(request)), engine_is=noted.append
+    )
+    recorder = SimpleNamespace(active=True, facts=facts)
+    monkeypatch.setattr(engine_hooks, "_recorder", lambda _: recorder)
+    monkeypatch.setattr(engine_hooks, "_listen_to_aborts", lambda engine, _: noted.append(engine))
+    assert engine_hooks._prepare(lambda _, request: request, "engine", "r") == "r"
+    assert noted == ["r", "engine", "engine"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands; ``clock(7)`` sets it."""
+    now = [0]
+    monkeypatch.setattr(inputs.time, "monotonic_ns", lambda: now[0])
+    return lambda ns: now.__setitem__(0, ns)
+
+
+def test_grammars_are_taken_once(clock):
+    noted = Inputs(lambda ns: ns // 1000)
+    clock(2_000)
+    noted.grammar_submitted(SimpleNamespace(request_id="a"))
+    clock(9_000)
+    noted.grammar_compiled(SimpleNamespace(request_id="a"), 3_000, failed=False)
+    noted.grammar_compiled(SimpleNamespace(request_id="b"), 4_000, failed=True)
+    assert noted.compiled is True
+    assert noted.grammars() == [
+        Grammar("a", submitted_us=2, started_us=3, compiled_us=9),
+        Grammar("b", submitted_us=None, started_us=4, compiled_us=9, failed=True),
+    ]
+    assert (noted.grammars(), noted.compiled) == ([], False)
+
+
+def test_the_first_abort_counts_and_is_taken_once(clock):
+    noted = Inputs(lambda ns: ns // 1000)
+    clock(2_000)
+    noted.abort_received(["a", "b"])
+    clock(5_000)
+    noted.abort_received("a")
+    assert [noted.abort_us(name) for name in ("a", "b", "c", "a")] == [2, 2, None, None]
+
+
+def test_a_received_request(clock):
+    noted = Inputs(lambda ns: ns // 1000)
+    clock(5_000)
+    noted.prepared(SimpleNamespace(request_id="a", data_parallel_rank=1), 2_000)
+    assert noted.arrival("a") == {"received_us": 2, "input_queue_us": 5, "pinned_rank": 1}
+    assert noted.arrival("a") == {}
+
+
+def test_times_of_requests_never_seen_do_not_fill_the_memory(clock, monkeypatch):
+    monkeypatch.setattr(inputs, "MOST_KEPT", 2)
+    noted = Inputs(lambda ns: ns // 1000)
+    clock(1_000)
+    noted.abort_received(["a", "b", "c"])
+    assert [noted.abort_us(name) for name in "abc"] == [None, None, 1]

@@ -1,0 +1,194 @@
+"""Exits inferred from the state after ``schedule()``: one scheduler for each answer, unchanged afterwards."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Exit
+from schedtrace.record.inference import InferredExits
+from tests.toys import Queue
+
+
+def request(name, status="WAITING", **facts):
+    return SimpleNamespace(request_id=name, status=SimpleNamespace(name=status), num_tokens=9, **facts)
+
+
+class Manager:
+    """Refuses whoever is called so."""
+
+    def allocate_slots(self, request, *_args, **_keywords):
+        return None if request.request_id == "refused" else ["block"]
+
+
+def scheduler(*waiting, running=(), seats=4, chunked=True, **facts):
+    return SimpleNamespace(
+        kv_cache_manager=Manager(),
+        waiting=Queue(waiting),
+        running=list(running),
+        max_num_running_reqs=seats,
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=chunked),
+        **facts,
+    )
+
+
+def waiting_exit(toy, budget=5, preempted=0, allocates=None):
+    """The exit of the waiting loop, after a call in which ``allocates`` asked for blocks."""
+    inference = InferredExits(toy)
+    inference.begin(toy, running=0, waiting=1)
+    if allocates is not None:
+        toy.kv_cache_manager.allocate_slots(allocates, 3)
+    [inferred] = inference.end(toy, budget, dict.fromkeys(one.request_id for one in toy.running), preempted)
+    return inferred
+
+
+BLOCKED = {
+    "nobody waits": (scheduler(), Exit("waiting", "condition", Cause.QUEUE_EMPTY, budget_left=5)),
+    "paused": (
+        scheduler(request("a"), _pause_state=SimpleNamespace(name="PAUSED_NEW")),
+        Exit("waiting", "gate", Cause.PAUSED, budget_left=5, detail="PAUSED_NEW"),
+    ),
+    "not paused, a seat is free": (
+        scheduler(request("a"), running=[request("r"), request("s"), request("t")],
+                  _pause_state=SimpleNamespace(name="UNPAUSED")),
+        Exit("waiting", "break", Cause.OTHER, "a", 5,
+             guard="the state after schedule() does not tell which exit was taken"),
+    ),
+    "all seats taken": (
+        scheduler(request("a"), running=[request("r"), request("s"), request("t"), request("u")]),
+        Exit("waiting", "break", Cause.MAX_NUM_SEQS, "a", 5),
+    ),
+    "a paused session has a seat": (
+        scheduler(request("a"), running=[request("r"), request("s"), request("t")],
+                  num_waiting_for_streaming_input=1),
+        Exit("waiting", "break", Cause.MAX_NUM_SEQS, "a", 5),
+    ),
+    "the head waits for a grammar": (
+        scheduler(request("a", "WAITING_FOR_FSM")),
+        Exit("waiting", "continue", Cause.GRAMMAR_PENDING, "a", 5, detail="WAITING_FOR_FSM"),
+    ),
+    "a prompt larger than the rest of the budget": (
+        scheduler(request("a"), chunked=False),
+        Exit("waiting", "break", Cause.CHUNKED_PREFILL_OFF, "a", 5, detail="prompt of 9 tokens"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("toy", "expected"), BLOCKED.values(), ids=BLOCKED)
+def test_the_waiting_loop(toy, expected):
+    assert waiting_exit(toy) == expected
+
+
+def test_a_prompt_that_fits_is_not_refused_for_its_length():
+    assert waiting_exit(scheduler(request("a"), chunked=False), budget=9).cause == Cause.OTHER
+
+
+def test_a_preemption_closes_the_gate_before_all_but_an_empty_queue():
+    assert waiting_exit(scheduler(request("a")), preempted=1) == Exit(
+        "waiting", "gate", Cause.PREEMPTED_THIS_STEP, budget_left=5
+    )
+    assert waiting_exit(scheduler(), preempted=1).cause == Cause.QUEUE_EMPTY
+
+
+def test_no_budget_is_the_reason_before_any_that_the_loop_would_have_found():
+    refused = request("refused")
+    inferred = waiting_exit(scheduler(refused, seats=0), budget=0, allocates=refused)
+    assert inferred == Exit("waiting", "condition", Cause.TOKEN_BUDGET, "refused", 0)
+
+
+def test_a_failed_allocation_of_one_that_waits():
+    refused = request("refused")
+    inferred = waiting_exit(scheduler(request("a"), refused), allocates=refused)
+    assert inferred == Exit("waiting", "break", Cause.KV_BLOCKS, "refused", 5)
+
+
+def test_a_failed_allocation_of_one_that_runs_was_a_preemption():
+    refused = request("refused", status="RUNNING")
+    assert waiting_exit(scheduler(request("a")), allocates=refused).cause == Cause.OTHER
+
+
+def test_a_failed_allocation_of_the_call_before_does_not_count():
+    refused = request("refused")
+    toy = scheduler(refused)
+    inference = InferredExits(toy)
+    inference.begin(toy, running=0, waiting=1)
+    toy.kv_cache_manager.allocate_slots(refused)
+    inference.end(toy, 5, {}, 0)
+    inference.begin(toy, running=0, waiting=1)
+    [inferred] = inference.end(toy, 5, {}, 0)
+    assert inferred.cause == Cause.OTHER
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "watched"), [(0, 1, True), (3, 1, True), (4, 1, False), (0, 0, False)]
+)
+def test_allocations_are_watched_only_if_somebody_could_be_refused_one(running, waiting, watched):
+    toy = scheduler()
+    InferredExits(toy).begin(toy, running, waiting)
+    assert ("allocate_slots" in vars(toy.kv_cache_manager)) is watched
+
+
+def test_watching_passes_everything_on_and_leaves_nothing_behind():
+    toy = scheduler()
+    inference = InferredExits(toy)
+    inference.begin(toy, 0, 1)
+    assert toy.kv_cache_manager.allocate_slots(request("a"), 3, num_lookahead_tokens=1) == ["block"]
+    inference.release()
+    assert vars(toy.kv_cache_manager) == {}
+    inference.release()
+
+
+def test_an_allocator_put_on_the_object_before_is_put_back():
+    toy = scheduler()
+    toy.kv_cache_manager.allocate_slots = own = lambda *_: ["own"]
+    inference = InferredExits(toy)
+    inference.begin(toy, 0, 1)
+    assert toy.kv_cache_manager.allocate_slots(request("a")) == ["own"]
+    inference.end(toy, 5, {}, 0)
+    assert toy.kv_cache_manager.allocate_slots is own
+
+
+def test_an_allocator_put_on_the_object_meanwhile_stays():
+    toy = scheduler()
+    inference = InferredExits(toy)
+    inference.begin(toy, 0, 1)
+    toy.kv_cache_manager.allocate_slots = own = lambda *_: ["own"]
+    inference.release()
+    assert toy.kv_cache_manager.allocate_slots is own
+
+
+def running_exits(*running, budget=5, scheduled=("r",)):
+    toy = scheduler(running=running)
+    return InferredExits(toy).end(toy, budget, dict.fromkeys(scheduled, 1), 0)[:-1]
+
+
+def test_nobody_is_left_out_where_as_many_run_as_were_scheduled():
+    assert running_exits(request("r")) == []
+
+
+def test_without_budget_the_first_one_left_out_is_where_the_loop_ended():
+    exits = running_exits(request("r"), request("s"), request("t"), budget=0)
+    assert exits == [Exit("running", "condition", Cause.TOKEN_BUDGET, "s", 0)]
+
+
+@pytest.mark.parametrize(
+    ("placeholders", "computed", "cause"),
+    [
+        (1, 19, Cause.OUTPUT_IN_FLIGHT),  # 10 of prompt and 10 to come: the last token is in flight
+        (1, 18, Cause.OTHER),
+        (2, 20, Cause.OUTPUT_IN_FLIGHT),
+        (2, 19, Cause.OTHER),
+        (0, 30, Cause.OTHER),
+    ],
+)
+def test_one_left_out_with_budget_has_its_last_token_in_flight_or_it_is_not_known(
+    placeholders, computed, cause
+):
+    out = request(
+        "s",
+        num_output_placeholders=placeholders,
+        num_prompt_tokens=10,
+        max_tokens=10,
+        num_computed_tokens=computed,
+    )
+    assert running_exits(request("r"), out) == [Exit("running", "continue", cause, "s", 5)]

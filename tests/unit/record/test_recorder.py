@@ -1,0 +1,376 @@
+"""What the recorder notes of a scheduler's calls, with a scheduler of plain values and a clock by hand."""
+
+from collections import deque
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+from schedtrace.model.trace import Arrival, Finish, Preemption
+from schedtrace.record import recorder as module
+from schedtrace.record.arrival_facts import Prefixes
+from schedtrace.record.capture import ALL, NOBODY, Came
+from schedtrace.record.recorder import Recorder
+from tests.toys import Queue
+
+
+class Writer:
+    """Keeps what it is given; its trace's time is that of the clock."""
+
+    def __init__(self):
+        self.captures, self.notices, self.taken = [], [], []
+        self.arrived, self.finished = deque(), deque()
+        self.dummy_batches = self.dummy_ns = 0
+        self.prefixes = Prefixes()
+        self.working = self.takes = True
+        self.came = NOBODY
+        self.closed = 0
+
+    def put(self, capture):
+        self.captures.append(capture)
+        return self.takes
+
+    def take_events(self):
+        return self.came
+
+    def give_back(self, came):
+        self.taken.append(came)
+
+    def notice(self, message):
+        self.notices.append(message)
+
+    def close(self):
+        self.closed += 1
+
+    since_anchor = staticmethod(lambda ns: ns // 1000)
+    from_wall_clock = staticmethod(lambda unix_s: int(unix_s * 1e6) - 5_000_000)
+    describe = staticmethod(repr)
+
+
+class Scheduler:
+    """With the state that a recorder reads."""
+
+    _schedtrace_instrumented = SimpleNamespace(classes=("marked",))
+    _schedtrace_events = None
+
+    def __init__(self, **facts):
+        self.free = 40
+        pool = SimpleNamespace(num_gpu_blocks=50, get_num_free_blocks=lambda: self.free)
+        self.kv_cache_manager = SimpleNamespace(block_pool=pool, allocate_slots=lambda *_: None)
+        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(runner_type="generate"))
+        self.scheduler_config = SimpleNamespace()
+        self.waiting, self.running, self.requests = Queue(), [], {}
+        self.max_num_scheduled_tokens, self.max_num_running_reqs = 1000, 8
+        vars(self).update(facts)
+
+
+@pytest.fixture
+def writer():
+    return Writer()
+
+
+@pytest.fixture
+def recorder_of(writer):
+    """A recorder whose clock goes on by 1 us with every look."""
+
+    def made(scheduler, **options):
+        recorder = Recorder(scheduler, writer, **options)
+        ticks = count(1000, 1000)
+        recorder.clock = lambda: next(ticks)
+        return recorder
+
+    return made
+
+
+def output(got=None, computed=None, new=()):
+    got = got or {}
+    news = [SimpleNamespace(req_id=name, num_computed_tokens=tokens) for name, tokens in new]
+    ran = [name for name in got if name not in dict(new)]
+    return SimpleNamespace(
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=ran,
+            num_computed_tokens=[(computed or {}).get(name, 0) for name in ran],
+            resumed_req_ids=set(),
+        ),
+        scheduled_new_reqs=news,
+        scheduled_spec_decode_tokens={},
+        num_scheduled_tokens=got,
+        total_num_scheduled_tokens=sum(got.values()),
+    )
+
+
+def request(name, **facts):
+    given = {
+        "arrival_time": 5.5,
+        "num_prompt_tokens": 10,
+        "max_tokens": 7,
+        "priority": 3,
+        "num_computed_tokens": 12,
+        "num_tokens": 13,
+        "num_output_tokens": 3,
+        "num_preemptions": 1,
+        "sampling_params": None,
+        "status": SimpleNamespace(name="FINISHED_STOPPED"),
+    }
+    return SimpleNamespace(request_id=name, **given | facts)
+
+
+def called(recorder, scheduler, decided, events=()):
+    """One ``schedule()`` call with this output, in which the marks noted these events."""
+    recorder.schedule_begins(scheduler)
+    scheduler._schedtrace_events = list(events)
+    recorder.schedule_ended(scheduler, decided)
+    return decided
+
+
+def test_a_capture_has_the_state_before_and_after_the_call(recorder_of, writer):
+    scheduler = Scheduler(waiting=Queue(map(request, "abc")), running=[request("r")])
+    recorder = recorder_of(scheduler)
+    writer.came = Came([Arrival("a", 0, 0, 10)])
+    recorder.schedule_begins(scheduler)
+    assert (scheduler._schedtrace_events, scheduler._schedtrace_queued, recorder.in_schedule) == (
+        [], True, True,
+    )  # fmt: skip
+    scheduler.waiting, scheduler.free = Queue([request("c")]), 30
+    scheduler.running += [request("a"), request("b")]
+    recorder.schedule_ended(scheduler, output({"a": 5, "b": 9}, {"b": 20}, new=[("a", 4)]))
+    [capture] = writer.captures
+    assert (capture.step, capture.start_ns, capture.end_ns) == (0, 1000, 2000)
+    assert (capture.token_budget, capture.max_num_running_reqs, capture.kv_blocks_total) == (1000, 8, 50)
+    assert (capture.running_before, capture.running_after) == (1, 3)
+    assert (capture.waiting_before, capture.waiting_after, capture.not_ready_after) == (3, 1, 0)
+    assert (capture.free_before, capture.free_after) == (40, 30)
+    assert (capture.rows.ids, capture.rows.computed, capture.rows.new) == (["b"], [20], [("a", 4)])
+    assert (capture.came, capture.full) == (writer.came, False)
+    assert (recorder.in_schedule, scheduler._schedtrace_events) == (False, None)
+
+
+def test_nobody_waiting_is_known_before_the_call(recorder_of):
+    scheduler = Scheduler()
+    recorder_of(scheduler).schedule_begins(scheduler)
+    assert scheduler._schedtrace_queued is False
+
+
+def test_steps_are_numbered_from_0(recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    for _ in range(3):
+        called(recorder, scheduler, output())
+    assert [capture.step for capture in writer.captures] == [0, 1, 2]
+
+
+def test_the_same_events_of_a_steady_step_are_not_kept_again(recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    recorder._ended_waiting = True
+    recorder._infer = lambda *_: None
+    for computed in (10, 11, 12):
+        called(recorder, scheduler, output({"a": 1}, {"a": computed}))
+    assert [capture.events for capture in writer.captures] == [[], None, None]
+    assert [capture.rows is None for capture in writer.captures] == [False, True, True]
+
+
+def test_after_a_step_that_was_dropped_the_next_one_stands_alone(recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    writer.takes = False
+    for computed in (10, 11):
+        called(recorder, scheduler, output({"a": 1}, {"a": computed}))
+    assert [capture.rows is None for capture in writer.captures] == [False, False]
+
+
+def test_a_call_that_raised_is_told_and_gives_back_who_came(recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    writer.came = Came([Arrival("a", 0, 0, 10)])
+    recorder.schedule_begins(scheduler)
+    recorder.request_preempted(scheduler, request("v"))
+    recorder.schedule_raised(scheduler, ValueError("no"))
+    assert (writer.taken, writer.notices) == (
+        [writer.came],
+        ["step 0 is missing: ValueError('no')"],
+    )
+    assert (recorder.in_schedule, recorder.active) == (False, True)
+    called(recorder, scheduler, output({"a": 1}, {"a": 10}))
+    assert [(capture.step, capture.preempted) for capture in writer.captures] == [(1, ())]
+
+
+def test_an_output_is_matched_with_its_step(recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    first = called(recorder, scheduler, output({"a": 1}, {"a": 10}))
+    second = called(recorder, scheduler, output({"a": 1, "b": 1}, {"a": 11}))
+    got = {0: SimpleNamespace(outputs=[SimpleNamespace(request_id="a", new_token_ids=[7])])}
+    sampled = SimpleNamespace(req_ids=["a"], sampled_token_ids=[[7]])
+    recorder.output_came_back(first, sampled, 4_500, recorder.left, got)
+    result, none_yet = (capture.result for capture in writer.captures)
+    assert (result.back_ns, result.done_ns, result.got, result.execution) == (4_500, 5_000, ALL, None)
+    assert none_yet is None
+    recorder.output_came_back(first, sampled, 9_000, recorder.left, got)
+    assert writer.captures[0].result is result
+    recorder.output_came_back(second, None, 9_000, recorder.left, got)
+    assert writer.captures[1].result.got == (["a"], [1])
+
+
+def test_where_a_request_left_meanwhile_the_outputs_are_read(recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    decided = called(recorder, scheduler, output({"a": 1}, {"a": 10}))
+    recorder.request_freed(request("z"))
+    got = {0: SimpleNamespace(outputs=[SimpleNamespace(request_id="a", new_token_ids=[7])])}
+    sampled = SimpleNamespace(req_ids=["a"], sampled_token_ids=[[7]])
+    recorder.output_came_back(decided, sampled, 4_500, recorder.left, got)
+    assert writer.captures[0].result.got == (["a"], [1])
+
+
+def test_outputs_that_never_come_back_do_not_fill_the_memory(recorder_of, monkeypatch, writer):
+    monkeypatch.setattr(module, "MOST_IN_FLIGHT", 2)
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    decided = [called(recorder, scheduler, output()) for _ in range(3)]
+    for one in decided:
+        recorder.output_came_back(one, None, 1, 0, {})
+    assert [capture.result is None for capture in writer.captures] == [True, False, False]
+
+
+def test_an_arrival(recorder_of, writer):
+    scheduler = Scheduler(requests={"again": ...})
+    recorder = recorder_of(scheduler)
+    lora = SimpleNamespace(lora_name="l")
+    recorder.request_arrives(scheduler, request("a", lora_request=lora, client_index=2))
+    recorder.request_arrives(scheduler, request("again"))
+    assert list(writer.arrived) == [
+        Arrival("a", 500_000, 1, 10, max_tokens=7, priority=3, lora="l", client_index=2),
+        Arrival("again", 500_000, 2, 10, max_tokens=7, priority=3, streaming_update=True),
+    ]
+
+
+def test_a_departure(recorder_of, writer):
+    recorder = recorder_of(Scheduler())
+    recorder.request_freed(request("a"))
+    assert list(writer.finished) == [Finish("a", "STOPPED", 1, 10, 3, num_preemptions=1)]
+    assert recorder.left == 1
+
+
+def test_a_preemption_within_schedule(recorder_of, writer):
+    scheduler = Scheduler(policy=SimpleNamespace(value="priority"))
+    recorder = recorder_of(scheduler)
+
+    class Preempting:
+        def schedule(self):
+            request = SimpleNamespace(request_id="wants")
+            self.preempt()
+            return request
+
+        @staticmethod
+        def preempt():
+            recorder.request_preempted(scheduler, request("v"))
+
+    recorder.schedule_begins(scheduler)
+    Preempting().schedule()
+    scheduler.free = 47
+    recorder.request_was_preempted()
+    recorder.schedule_ended(scheduler, output())
+    [capture] = writer.captures
+    victim = Preemption(
+        "v", 12, "wants", num_preemptions=2, in_schedule=True, blocks_freed=7, policy="priority"
+    )
+    assert capture.preempted == [(victim, 13)]
+    assert (scheduler._schedtrace_queued, recorder.left) == (True, 1)
+
+
+def test_a_preemption_between_steps_is_of_the_next_one(recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    recorder.request_preempted(scheduler, request("v", num_preemptions=0))
+    recorder.request_was_preempted()
+    called(recorder, scheduler, output())
+    called(recorder, scheduler, output())
+    victim = Preemption("v", 12, None, num_preemptions=1, in_schedule=False, blocks_freed=0)
+    assert [list(capture.preempted) for capture in writer.captures] == [[(victim, 13)], []]
+
+
+def test_a_release_that_does_not_count_preemptions(recorder_of):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    victim = request("v")
+    del victim.num_preemptions
+    recorder.request_preempted(scheduler, victim)
+    assert recorder._preempted[0][0].num_preemptions is None
+
+
+def test_a_call_of_which_no_mark_told_its_end_is_inferred_and_said_so_once(recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    for _ in range(2):
+        called(recorder, scheduler, output({"a": 1}, {"a": 10}))
+    for capture in writer.captures:
+        [inferred] = capture.inferred
+        assert (inferred.loop, inferred.cause, inferred.budget_left) == ("waiting", "queue_empty", 999)
+    assert writer.notices == [
+        "step 0 ended at no known place of schedule(): the exits of such steps are inferred"
+    ]
+
+
+def test_an_unmarked_scheduler_is_inferred_from_the_start_without_a_notice(recorder_of, writer):
+    scheduler = Scheduler(waiting=Queue([request("a")]))
+    type(scheduler)._schedtrace_instrumented = SimpleNamespace(classes=())
+    try:
+        recorder = recorder_of(scheduler)
+        recorder.schedule_begins(scheduler)
+        watched = scheduler.kv_cache_manager.allocate_slots
+        recorder.schedule_ended(scheduler, output())
+    finally:
+        type(scheduler)._schedtrace_instrumented = SimpleNamespace(classes=("marked",))
+    assert watched is not scheduler.kv_cache_manager.allocate_slots
+    assert (len(writer.captures[0].inferred), writer.notices) == (1, [])
+
+
+def test_an_error_of_ours_ends_recording_with_one_notice(recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    del scheduler.running
+    recorder.schedule_begins(scheduler)
+    recorder.schedule_begins(scheduler)
+    [notice] = writer.notices
+    assert notice.startswith("recording stopped before schedule(): AttributeError")
+    assert (recorder.active, recorder.in_schedule) == (False, False)
+    recorder.request_arrives(scheduler, request("a"))
+    recorder.request_freed(request("a"))
+    recorder.request_preempted(scheduler, request("a"))
+    assert (list(writer.arrived), list(writer.finished), recorder._preempted) == ([], [], [])
+
+
+def test_a_fact_that_cannot_be_read_is_told_once_and_the_step_recorded(recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    del scheduler.requests
+    for _ in range(2):
+        called(recorder, scheduler, output({"a": 1}, {"a": 10}), [])
+    assert len(writer.captures) == 2
+    [notice] = [one for one in writer.notices if "facts" in one]
+    assert notice.startswith("facts beside the decisions may be missing: AttributeError")
+
+
+def test_a_mark_that_failed_is_told_once(recorder_of, writer):
+    recorder = recorder_of(Scheduler())
+    recorder.mark_failed(ValueError("first"))
+    recorder.mark_failed(ValueError("second"))
+    assert writer.notices == ["exits may lack details: a mark in schedule() failed: ValueError('first')"]
+
+
+def test_a_writer_that_gave_up_ends_recording(recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    writer.working = False
+    called(recorder, scheduler, output())
+    assert recorder.active is False
+
+
+def test_dummy_batches_are_counted_and_closing_closes_the_writer(recorder_of, writer):
+    recorder = recorder_of(Scheduler())
+    recorder.dummy_batch(300)
+    recorder.dummy_batch(50)
+    assert (writer.dummy_batches, writer.dummy_ns) == (2, 350)
+    recorder.close()
+    assert (recorder.active, writer.closed) == (False, 1)

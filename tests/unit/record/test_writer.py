@@ -1,0 +1,278 @@
+"""The writer's file, line by line; its thread is asked only where time is the matter."""
+
+import os
+import time
+
+import msgspec
+import pytest
+
+from schedtrace.model.manifest import FILE_NAME
+from schedtrace.model.trace import Arrival, Finish
+from schedtrace.record import assemble, writer
+from schedtrace.record.capture import ALL, NOBODY, Capture, Result, Rows
+from schedtrace.record.settings import Settings
+from schedtrace.record.writer import Writer
+from tests.makers import header
+
+HEADER = header(wall_anchor_us=2_000_000)
+
+
+@pytest.fixture
+def writer_of(monkeypatch, tmp_path):
+    """Writers whose thread sleeps, so that only the test writes; without lines of CPU times."""
+    monkeypatch.setattr(writer, "DRAIN_EVERY_S", 1e6)
+    monkeypatch.setattr(writer.CpuTimes, "line", lambda *_: [])
+    monkeypatch.setattr(assemble, "tells_invalid_drafts", lambda: False)
+    made = []
+
+    def make(anchor_ns=None, **settings):
+        anchor_ns = time.monotonic_ns() if anchor_ns is None else anchor_ns
+        settings = {"trial_ids": False, "hash_ids": False, **settings}
+        made.append(Writer(Settings(tmp_path / "run", **settings), HEADER, anchor_ns))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def lines(made):
+    """Type and step, if it has one, of every line after the header."""
+    every = [msgspec.json.decode(line) for line in made.path.read_bytes().splitlines()]
+    return [(line["type"], line["step"]) if "step" in line else line["type"] for line in every[1:]]
+
+
+def last(made):
+    return msgspec.json.decode(made.path.read_bytes().splitlines()[-1])
+
+
+def capture(number, *, ids=(), full=True, ended_ns=None, came=NOBODY):
+    ended_ns = time.monotonic_ns() if ended_ns is None else ended_ns
+    rows = Rows(list(ids), [0] * len(ids), dict.fromkeys(ids, 1), (), [], {})
+    state = (1000, 8, 0, 0, 0, 0, 0, 50, 40, 40)
+    return Capture(number, ended_ns - 1000, ended_ns, *state, rows, full, [], came)
+
+
+def done(taken, got=ALL):
+    taken.result = Result(taken.end_ns, taken.end_ns + 1000, got)
+    return taken
+
+
+def test_a_new_trace_has_its_header_and_a_manifest_of_an_attached_engine(writer_of, tmp_path):
+    made = writer_of()
+    assert made.path == tmp_path / "run" / "engine-0.jsonl"
+    assert msgspec.json.decode(made.path.read_bytes(), type=type(HEADER)) == HEADER
+    assert msgspec.json.decode((tmp_path / "run" / FILE_NAME).read_bytes())["status"] == "attached"
+
+
+def test_a_manifest_that_is_there_stays(writer_of, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / FILE_NAME).write_text("{}")
+    writer_of()
+    assert (tmp_path / "run" / FILE_NAME).read_text() == "{}"
+
+
+def test_steps_are_written_in_order_as_far_as_their_outputs_are_back(writer_of):
+    made = writer_of()
+    first, second, third = done(capture(0)), capture(1), done(capture(2))
+    assert [made.put(one) for one in (first, second, third)] == [True] * 3
+    made._work(last=False)
+    assert lines(made) == [("step", 0)]
+    done(second)
+    made._work(last=False)
+    assert lines(made) == [("step", 0), ("step", 1), ("step", 2)]
+
+
+def test_a_step_without_output_is_written_after_half_a_second_and_completed_later(writer_of):
+    made = writer_of()
+    late = capture(0, ended_ns=time.monotonic_ns() - writer.WRITE_LATEST_NS)
+    made.put(late)
+    made._work(last=False)
+    assert lines(made) == [("step", 0)]
+    made._work(last=False)
+    done(late)
+    made._work(last=False)
+    made._work(last=False)
+    assert lines(made) == [("step", 0), ("output", 0)]
+
+
+def test_closing_writes_what_has_no_output_yet_and_the_end(writer_of):
+    made = writer_of(anchor_ns=time.monotonic_ns() - 10**9)
+    made.put(done(capture(0)))
+    made.put(capture(1))
+    made.close()
+    assert lines(made) == [("step", 0), ("step", 1), "end"]
+    end = last(made)
+    assert (end["steps"], end.get("dropped_steps", 0)) == (2, 0)
+    assert 1_000_000 <= end["at_us"] < 60_000_000
+    assert made.working is False
+    made.close()
+    assert lines(made).count("end") == 1
+
+
+def test_steps_beyond_what_is_held_are_dropped_and_counted(writer_of, monkeypatch):
+    monkeypatch.setattr(writer, "MAX_PENDING", 2)
+    made = writer_of()
+    assert [made.put(done(capture(number))) for number in range(4)] == [True, True, False, False]
+    made.close()
+    assert lines(made) == [("step", 0), ("step", 1), "end"]
+    assert (last(made)["steps"], last(made)["dropped_steps"]) == (4, 2)
+
+
+def test_many_rows_are_written_in_several_goes_and_none_is_lost(writer_of, monkeypatch):
+    monkeypatch.setattr(writer, "WRITE_AFTER_ROWS", 3)
+    made = writer_of()
+    goes = []
+    monkeypatch.setattr(made, "_write", lambda lines: goes.append(len(lines)))
+    for number in range(5):
+        made.put(done(capture(number, ids="ab")))
+    made._work(last=False)
+    assert goes == [2, 2, 1]
+
+
+def test_a_steady_step_is_a_line_of_its_own(writer_of):
+    made = writer_of()
+    steady = done(capture(1, full=False))
+    steady.rows = None
+    for one in (done(capture(0, ids="a")), steady):
+        made.put(one)
+    made._work(last=False)
+    assert lines(made) == [("step", 0), ("delta", 1)]
+
+
+def test_the_engine_gets_the_interpreter_after_each_full_line_and_16_deltas(writer_of, monkeypatch):
+    made = writer_of()
+    slept = []
+    monkeypatch.setattr(writer.time, "sleep", slept.append)
+    for number in range(1 + 2 * writer.SHARE_AFTER):
+        made.put(done(capture(number, ids="a", full=number == 0)))
+        if number:
+            made._pending[-1].rows = None
+    made._work(last=False)
+    assert slept == [0, 0, 0]
+
+
+def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
+    made = writer_of()
+    assert made.take_events() is NOBODY
+    first, second = Arrival("a", 0, 0, 1), Arrival("b", 0, 0, 1)
+    gone, later = Finish("a", "ABORTED", 0, 1, 0), Finish("b", "ABORTED", 0, 1, 0)
+    made.arrived.append(first)
+    made.finished.append(gone)
+    made.dummy_batches, made.dummy_ns = 2, 300
+    came = made.take_events()
+    assert came == ([first], [gone], 2, 300)
+    assert made.take_events() is NOBODY
+    made.arrived.append(second)
+    made.finished.append(later)
+    made.dummy_batches, made.dummy_ns = 1, 50
+    made.give_back(came)
+    assert made.take_events() == ([first, second], [gone, later], 3, 350)
+
+
+def test_dummy_batches_alone_are_events(writer_of):
+    made = writer_of()
+    made.dummy_batches = 1
+    assert made.take_events() == ([], [], 1, 0)
+
+
+def test_what_no_step_takes_along_is_written_after_half_a_second(writer_of):
+    made = writer_of()
+    made._work(last=False)
+    made.arrived.append(Arrival("a", 0, 0, 1))
+    made.dummy_batches, made.dummy_ns = 3, 2999
+    made._work(last=False)
+    assert lines(made) == []
+    made._last_events_ns -= writer.WRITE_LATEST_NS
+    made._work(last=False)
+    assert lines(made) == ["events"]
+    assert [one["request_id"] for one in last(made)["arrived"]] == ["a"]
+    assert (last(made)["dummy_batches"], last(made)["dummy_us"]) == (3, 2)
+    assert (made.dummy_batches, list(made.arrived)) == (0, [])
+
+
+def test_events_wait_for_steps_that_are_not_written_yet(writer_of):
+    made = writer_of()
+    made.arrived.append(Arrival("a", 0, 0, 1))
+    made.put(capture(0))
+    made._last_events_ns -= 10 * writer.WRITE_LATEST_NS
+    made._work(last=False)
+    assert lines(made) == []
+
+
+def test_a_notice(writer_of):
+    made = writer_of(anchor_ns=time.monotonic_ns() - 10**9)
+    made.notice("no")
+    made._work(last=False)
+    assert (last(made)["type"], last(made)["message"]) == ("notice", "no")
+    assert last(made)["at_us"] >= 1_000_000
+    made._work(last=False)
+    assert lines(made) == ["notice"]
+
+
+def test_clocks(writer_of):
+    made = writer_of(anchor_ns=5_000)
+    assert (made.since_anchor(9_999), made.since_anchor(5_000)) == (4, 0)
+    assert made.from_wall_clock(3.5) == 1_500_000
+
+
+@pytest.mark.parametrize(("hash_ids", "text"), [(False, "ValueError('client-7')"), (True, "ValueError")])
+def test_an_error_says_nothing_of_ids_that_are_hashed(writer_of, hash_ids, text):
+    assert writer_of(hash_ids=hash_ids).describe(ValueError("client-7")) == text
+
+
+def test_a_line_that_cannot_be_written_whole_is_taken_back(writer_of, monkeypatch):
+    made = writer_of()
+    before = made.path.read_bytes()
+    write = os.write
+    full = [False]
+
+    def writes_a_little(file, data):
+        if full[0]:
+            raise OSError(28, "full")
+        full[0] = True
+        return write(file, data[:10])
+
+    monkeypatch.setattr(writer.os, "write", writes_a_little)
+    with pytest.raises(OSError, match="full"):
+        made._write([HEADER])
+    assert made.path.read_bytes() == before
+
+
+def test_what_is_written_in_parts_is_whole(writer_of, monkeypatch):
+    made = writer_of()
+    write = os.write
+    monkeypatch.setattr(writer.os, "write", lambda file, data: write(file, data[:7]))
+    made._write([HEADER])
+    first, second = made.path.read_bytes().splitlines()
+    assert first == second
+
+
+def test_a_removed_file_ends_the_recording(writer_of):
+    made = writer_of()
+    made.path.unlink()
+    with pytest.raises(FileNotFoundError, match="removed"):
+        made._write([HEADER])
+
+
+def test_giving_up_is_told_in_the_trace_and_nothing_is_held_any_more(writer_of):
+    made = writer_of()
+    made.put(capture(0))
+    made._give_up(OSError(5, "broken"))
+    assert (made.working, len(made._pending)) == (False, 0)
+    assert last(made)["message"] == "recording stopped: OSError(5, 'broken')"
+    made.close()
+    assert lines(made) == ["notice"]
+
+
+def test_the_thread_writes_without_being_asked(monkeypatch, tmp_path):
+    monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
+    monkeypatch.setattr(assemble, "tells_invalid_drafts", lambda: False)
+    made = Writer(Settings(tmp_path / "run", trial_ids=False, hash_ids=False), HEADER, time.monotonic_ns())
+    made.put(done(capture(0)))
+    until = time.monotonic() + 20
+    while ("step", 0) not in lines(made):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    made.close()
+    assert lines(made)[-1] == "end"
