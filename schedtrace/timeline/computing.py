@@ -45,8 +45,14 @@ def running_pieces(timeline: Timeline, steps: pl.DataFrame, ends: pl.DataFrame) 
     runs = runs.with_columns(start_us=steps["start_us"].gather(runs["at"])).with_columns(
         us=pl.when("decodes").then(resumes).otherwise(began)
     )
-    first = runs.filter(pl.col("decodes") & pl.col("output_at").is_not_null()).unique(
-        ADMISSION, keep="first", maintain_order=True
+    lost = place_of(timeline.preemptions.select("request_id", "step"), steps, "step", "lost_at")
+    last_lost = lost.group_by("request_id").agg(pl.col("lost_at").max())
+    goes_on = pl.col("decodes").any().over(ADMISSION) | (pl.col("lost_at") > pl.col("output_at"))
+    first = (
+        runs.join(last_lost, on="request_id", how="left", maintain_order="left")
+        .filter(pl.col("output_us").is_not_null() & goes_on)
+        .unique(ADMISSION, keep="first", maintain_order=True)
+        .with_columns(state=pl.lit("decode"))
     )
     return pl.concat(
         [
@@ -57,7 +63,7 @@ def running_pieces(timeline: Timeline, steps: pl.DataFrame, ends: pl.DataFrame) 
                 end_step=pl.col("last_step"),
                 tokens=pl.col("tokens"),
             ),
-            # A stall may come between its first token and the step that decodes the next one.
+            # A stall or a preemption may come between its first token and the step that decodes the next.
             pieces(first, at=pl.col("output_at"), us=pl.col("output_us"), rank=pl.lit(DECODES)),
             pieces(
                 stalled,

@@ -191,7 +191,7 @@ def make_timeline(trace: Trace, manifest: Manifest | None = None, *, whole: bool
         facts=trace.facts,
         closed_workload=manifest is not None and manifest.front_end == OFFLINE,
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
-        warmup_requests=trial_of.filter(~measured)["request_id"],
+        warmup_requests=trial_of.filter((pl.col("trial") == WARMUP_TRIAL) & (not whole))["request_id"],
         lists={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
     )
 

@@ -53,7 +53,8 @@ def _run(run: RunReport) -> Iterator[Section]:
         yield _strip(run)
     if run.request_time:
         yield request_time_table(run)
-    yield from (Note(sentence) for sentence in engine_time(run))
+    if run.engine_time:
+        yield engine_time(run)
     yield from (make(run) for make in (cause_table, cap_table) if make(run).rows)
     if not run.findings:
         steps = sum(trial.steps for trial in run.trials)

@@ -1,11 +1,20 @@
 """The tables of a report: trials, where the requests' time went, exits, caps."""
 
-from collections.abc import Iterator
-
-from schedtrace.model.message import CauseWord, Code, Duration, Message, Share, joined, message
+from schedtrace.model.message import CauseWord, Code, Duration, Share, joined, message
 from schedtrace.model.report import CauseRow, RunReport, TrialReport
 from schedtrace.present.numbers import counted, integer, milliseconds, percent, series
-from schedtrace.present.sections import Bars, Cell, Column, Content, Style, Styled, Table, Text
+from schedtrace.present.sections import (
+    Bars,
+    Cell,
+    Column,
+    Content,
+    Fact,
+    Facts,
+    Style,
+    Styled,
+    Table,
+    Text,
+)
 from schedtrace.present.words import ENGINE_STATES, state
 
 MOST_ROWS = 10
@@ -78,24 +87,26 @@ def request_time_table(run: RunReport) -> Table:
     return Table(columns, rows, more)
 
 
-def engine_time(run: RunReport) -> Iterator[Message]:
-    """Where the engines' time went, a sentence each: shares are of busy time."""
+def engine_time(run: RunReport) -> Facts:
+    """Where the engines' time went: shares are of busy time."""
+    several = run.config["engines"] > 1
+    facts = []
     for rank in dict.fromkeys(share.engine_rank for share in run.engine_time):
         of_engine = [share for share in run.engine_time if share.engine_rank == rank]
-        busy = sum(share.time_ms for share in of_engine if share.busy_frac is not None)
-        idle = sum(share.time_ms for share in of_engine if share.busy_frac is None)
         parts = [
             message("{state} {share}", state=ENGINE_STATES[share.state], share=Share(share.busy_frac))
             for share in of_engine
             if share.busy_frac is not None
         ]
-        yield message(
-            "engine{rank}: busy {busy} ({parts}){idle}",
-            rank=f" {rank}" if run.config["engines"] > 1 else "",
-            busy=Duration(1e3 * busy),
+        idle = sum(share.time_ms for share in of_engine if share.busy_frac is None)
+        text = message(
+            "{busy} busy ({parts}){idle}",
+            busy=Duration(1e3 * (sum(share.time_ms for share in of_engine) - idle)),
             parts=joined(parts, ", "),
-            idle=message(", idle {idle}", idle=Duration(1e3 * idle)) if idle else "",
+            idle=message(", {idle} idle", idle=Duration(1e3 * idle)) if idle else "",
         )
+        facts.append(Fact(f"engine {rank}" if several else "engine", [text]))
+    return Facts(facts)
 
 
 def cause_table(run: RunReport) -> Table:

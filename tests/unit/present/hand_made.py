@@ -11,7 +11,7 @@ MS = 1000
 
 def ran(name: str, came: int, first: int, last: int):
     """A request that came at ``came`` and had its first and last of 10 tokens at these times."""
-    return finish(name, arrived_us=came, first_token_us=first, last_token_us=last)
+    return finish(name, arrived_us=came, first_token_us=first, last_token_us=last, finished_us=last)
 
 
 def trial(number: int, first: int, *, blocked: bool) -> list[AnyLine]:

@@ -118,7 +118,7 @@ def test_a_victim_that_finds_all_it_lost_in_a_cache_decodes_at_once(view_of):
         ran(3, 100, 1, "resumed"),
         step(4, start=400, finished=[finish("a", finished_us=350)]),
     )
-    assert of(view, "a")[2:] == [
+    assert of(view, "a")[3:] == [
         (200, 300, "preempted", "preempted_this_step", 2, 2, 0),
         (300, 350, "decode", None, 3, 3, 1),
     ]
