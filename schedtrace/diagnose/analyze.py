@@ -15,7 +15,7 @@ from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Sever
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import Timeline, make_timeline
-from schedtrace.timeline.waits import mismatches, waits
+from schedtrace.timeline.waits import mismatches
 
 
 def analyze(runs: list[Run]) -> Report:
@@ -119,7 +119,7 @@ def _of_queue(timeline: Timeline) -> list[Message]:
     """Where the queue rebuilt from the trace disagrees with the recorded counts."""
     if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
         return []
-    wrong = mismatches(timeline, waits(timeline))
+    wrong = mismatches(timeline)
     if wrong.is_empty():
         return []
     first = wrong.row(0, named=True)

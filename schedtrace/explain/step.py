@@ -13,7 +13,7 @@ from schedtrace.model.story import Leaver, Newcomer, Scheduled, StepStory, Waite
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import Timeline, make_timeline
-from schedtrace.timeline.waits import mismatches, waiting_after, waits
+from schedtrace.timeline.waits import mismatches, waiting_after
 from schedtrace.timeline.work import with_work
 
 THIS_STEP_ALONE = message("this holds for this step alone: the change would alter later steps, too")
@@ -39,9 +39,8 @@ def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
     """
     timeline = make_timeline(_trace(run, engine), run.manifest, whole=True)
     row = _row(run, timeline, number)
-    queue = waits(timeline)
-    agrees = mismatches(timeline, queue).filter(pl.col("step") == number).is_empty()
-    waiting = _waiters(timeline, waiting_after(queue, number), row)
+    agrees = mismatches(timeline).filter(pl.col("step") == number).is_empty()
+    waiting = _waiters(timeline, waiting_after(timeline.waits, number), row)
     scheduled, ended = _scheduled(timeline, number), stops(timeline, number)
     answers = what_if(timeline, row, waiting=waiting if agrees else [], scheduled=scheduled, stops=ended)
     return StepStory(

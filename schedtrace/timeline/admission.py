@@ -6,7 +6,7 @@ import polars as pl
 
 from schedtrace.model.causes import OF_ITS_OWN_SIZE
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.waits import mismatches, waits
+from schedtrace.timeline.waits import mismatches
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,6 @@ def refused_heads(timeline: Timeline) -> pl.DataFrame:
     ``fresh`` (it was not preempted before), ``cause``, ``detail``, ``location``, ``via``, ``blocks_needed``,
     ``num_not_ready_after`` and ``budget_left``, ``kv_blocks_free`` and ``seats_left`` after the step.
     """
-    queue = waits(timeline)
     left_over = timeline.steps.select(
         "step",
         "num_not_ready_after",
@@ -65,10 +64,10 @@ def refused_heads(timeline: Timeline) -> pl.DataFrame:
         .drop("budget_left")
         .unique("step", keep="last", maintain_order=True)
         .join(left_over, on="step", maintain_order="left")
-        .join(mismatches(timeline, queue), on="step", how="anti", maintain_order="left")
+        .join(mismatches(timeline), on="step", how="anti", maintain_order="left")
         .filter(pl.col("kv_blocks_free").is_not_null())
     )
-    places = queue.select(
+    places = timeline.waits.select(
         "request_id",
         "since_step",
         "left_step",

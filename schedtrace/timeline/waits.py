@@ -67,16 +67,16 @@ def waits(timeline: Timeline) -> pl.DataFrame:
 
 
 def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
-    """Those of ``waits(timeline)`` who still waited after a step, in the order of the queue."""
+    """Those of ``timeline.waits`` who still waited after a step, in the order of the queue."""
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
 
 
-def mismatches(timeline: Timeline, waited: pl.DataFrame) -> pl.DataFrame:
+def mismatches(timeline: Timeline) -> pl.DataFrame:
     """Steps after which another number waited: ``step``, ``recorded``, ``reconstructed``."""
     changes = pl.concat(
         [
-            waited.select(pl.col("since_step").alias("step"), pl.lit(1).alias("change")),
-            waited.select(pl.col("left_step").alias("step"), pl.lit(-1).alias("change")),
+            timeline.waits.select(pl.col("since_step").alias("step"), pl.lit(1).alias("change")),
+            timeline.waits.select(pl.col("left_step").alias("step"), pl.lit(-1).alias("change")),
         ]
     )
     counted = (

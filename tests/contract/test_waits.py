@@ -6,13 +6,14 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.limits import limit_shares, refused_demand
+from schedtrace.diagnose.times import request_time
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
+from schedtrace.timeline.shares import per_step, refused
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.timeline.waits import mismatches, waiting_after, waits
+from schedtrace.timeline.waits import mismatches, waiting_after
 from tests.contract.loads import FAMILIES, make_script, play
 
 pytestmark = pytest.mark.vllm
@@ -46,23 +47,22 @@ def played(request, recording):
 
 def test_as_many_wait_as_vllm_says_after_every_step(played):
     _, _, view = played
-    assert mismatches(view, waits(view)).rows() == []
+    assert mismatches(view).rows() == []
 
 
 def test_who_waits_is_who_waited(played):
     _, engine, view = played
-    waited = waits(view)
+    waited = view.waits
     for number, queue in enumerate(engine.queues):
         assert set(waiting_after(waited, number)["request_id"]) == set(queue)
 
 
-def test_the_causes_of_a_step_add_up_to_all_who_wait(played):
+def test_as_many_wait_for_a_cause_as_wait(played):
     _, _, view = played
-    explained = refused_demand(view).group_by("step").agg(pl.col("requests").sum())
+    explained = per_step(view, refused(view))
     waiting = view.steps.filter(pl.col("num_waiting_after") > 0).select("step", "num_waiting_after")
-    assert sorted(explained.rows()) == sorted(waiting.rows())
-    shares = [share.share_frac for share in limit_shares(view)]
-    assert sum(shares) == pytest.approx(1 if waiting.height else 0)
+    assert explained.rows() == waiting.rows()
+    assert sum(share.share_frac for share in request_time(view)) == pytest.approx(1)
 
 
 IN_ORDER = ("fcfs", "tight_kv", "few_seqs", "async_tight", "watermark", "priority")
@@ -74,7 +74,7 @@ def test_they_wait_in_vllms_order(name, recording):
     family = FAMILIES[name]
     engine = play(Queued(**family.engine), make_script(family, 1))
     [trace] = read_run(recording).traces
-    waited = waits(make_timeline(trace))
+    waited = make_timeline(trace).waits
     for number, queue in enumerate(engine.queues):
         assert (number, waiting_after(waited, number)["request_id"].to_list()) == (number, queue)
 

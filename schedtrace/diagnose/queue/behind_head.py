@@ -14,7 +14,7 @@ import polars as pl
 
 from schedtrace.timeline.admission import Need, need_of
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.waits import NEVER, waits
+from schedtrace.timeline.waits import NEVER
 
 COLUMNS = {
     "step": pl.Int64,
@@ -113,8 +113,8 @@ class _Passing:
 
 
 def _queue(timeline: Timeline) -> pl.DataFrame:
-    """``waits(timeline)`` with ``most_after_prompt`` (tokens to compute) and ``ready`` (never skipped)."""
-    queue = waits(timeline)
+    """``timeline.waits`` with ``most_after_prompt`` (tokens to compute) and ``ready`` (never skipped)."""
+    queue = timeline.waits
     most = (
         (pl.col("max_tokens") - 1).fill_null(NEVER).alias("most_after_prompt")
     )  # the last one is not computed

@@ -4,7 +4,6 @@ import numpy as np
 import polars as pl
 
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.waits import waits
 
 COLUMNS = {
     "step": pl.Int64,
@@ -23,7 +22,7 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
     skipped by name, or was refused by name, does not count. Columns: ``step``, ``trial``, ``request_id`` and
     ``priority`` of the most urgent one left, ``by`` and ``by_priority``: of the least urgent one scheduled.
     """
-    queue = waits(timeline)
+    queue = timeline.waits
     if timeline.header.scheduler_config.get("policy") != "priority" or queue.is_empty():
         return pl.DataFrame(schema=COLUMNS)
     since, left = queue["since_step"].to_numpy(), queue["left_step"].to_numpy()
