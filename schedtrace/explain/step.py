@@ -12,6 +12,7 @@ from schedtrace.model.message import Message, message
 from schedtrace.model.story import Leaver, Newcomer, Scheduled, StepStory, Waiter, WhatIf
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.shares import since_us
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.waits import mismatches, waiting_after
 from schedtrace.timeline.work import with_work
@@ -137,13 +138,9 @@ def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
 
 def _waiters(timeline: Timeline, queue: pl.DataFrame, row: Row) -> list[Waiter]:
     """The requests of ``queue`` that waited after the step, with their waiting time when it ended."""
-    queued = timeline.arrivals.select("request_id", "queued_us").unique("request_id", keep="first")
-    preempted = timeline.steps.select(pl.col("step").cast(pl.Int64).alias("since_step"), "start_us")
-    since = pl.when(pl.col("preempted")).then(pl.col("start_us")).otherwise(pl.col("queued_us"))
-    rows = (
-        queue.join(queued, on="request_id", how="left", maintain_order="left")
-        .join(preempted, on="since_step", how="left", maintain_order="left")
-        .with_columns(waited_ms=(row["end_us"] - since) / 1e3)
+    since = since_us(timeline, row["end_us"])
+    rows = queue.join(since, on="request_id", how="left", maintain_order="left").with_columns(
+        waited_ms=(row["end_us"] - pl.col("since_us")) / 1e3
     )
     return [Waiter(**request) for request in rows.select(*Waiter.__struct_fields__).to_dicts()]
 

@@ -28,6 +28,14 @@ def refused(timeline: Timeline) -> pl.DataFrame:
     return timeline.request_states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
 
 
+def since_us(timeline: Timeline, moment: int) -> pl.DataFrame:
+    """Rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
+    queued = pl.col("state").is_in(QUEUED)
+    states = timeline.request_states.filter(pl.col("begin_us") < moment)
+    enters = queued & ~queued.shift(1).over("request_id").fill_null(value=False)
+    return states.filter(enters).group_by("request_id").agg(since_us=pl.col("begin_us").last())
+
+
 def per_step(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     """The steps that these rows are made of: ``step`` and ``requests``, how many of them each step is in.
 

@@ -151,6 +151,17 @@ def test_waiting_by_cause_is_what_sampling_the_queues_finds(case):
     assert dict(told.group_by("cause").agg(pl.col("us").sum()).rows()) == dict(sampled)
 
 
+def test_the_first_token_begins_the_decode(case):
+    """The recorder takes that time by itself, for the percentiles."""
+    _, engine, timeline = case
+    if engine.depth > 1:
+        pytest.skip("an output may come back after its request was preempted")
+    told = dict(timeline.finishes.select("request_id", "first_token_us").drop_nulls().rows())
+    decodes = timeline.request_states.filter(pl.col("state") == "decode")
+    begins = dict(decodes.group_by("request_id").agg(pl.col("begin_us").first()).rows())
+    assert {name: told[name] for name in begins} == begins
+
+
 def test_the_engines_time_is_divided_without_gap_or_overlap(case):
     _, _, timeline = case
     engine = timeline.engine_states
