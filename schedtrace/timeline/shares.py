@@ -29,7 +29,7 @@ def refused(timeline: Timeline) -> pl.DataFrame:
 
 
 def since_us(timeline: Timeline, moment: int) -> pl.DataFrame:
-    """Rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
+    """``request_id`` and ``since_us``: when each request last entered the waiting queue before a moment."""
     queued = pl.col("state").is_in(QUEUED)
     states = timeline.request_states.filter(pl.col("begin_us") < moment)
     enters = queued & ~queued.shift(1).over("request_id").fill_null(value=False)
