@@ -6,11 +6,11 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.limits import limit_shares, refused_demand
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
-from schedtrace.timeline.shares import per_step, refused
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.timeline.waits import mismatches, waiting_after, waits
 from tests.contract.loads import FAMILIES, make_script, play
@@ -58,9 +58,11 @@ def test_who_waits_is_who_waited(played):
 
 def test_the_causes_of_a_step_add_up_to_all_who_wait(played):
     _, _, view = played
-    explained = per_step(view, refused(view))
+    explained = refused_demand(view).group_by("step").agg(pl.col("requests").sum())
     waiting = view.steps.filter(pl.col("num_waiting_after") > 0).select("step", "num_waiting_after")
     assert sorted(explained.rows()) == sorted(waiting.rows())
+    shares = [share.share_frac for share in limit_shares(view)]
+    assert sum(shares) == pytest.approx(1 if waiting.height else 0)
 
 
 IN_ORDER = ("fcfs", "tight_kv", "few_seqs", "async_tight", "watermark", "priority")
