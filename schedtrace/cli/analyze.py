@@ -14,7 +14,7 @@ def analyze(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, a folder of runs, or trace files.")],
     output_format: FormatOption = Format.TEXT,
     fail_on: Annotated[
-        str | None, typer.Option(help="Exit with 1 at a finding this severe: info, warning or critical.")
+        str | None, typer.Option(help="Exit with 1 at this severity or above: info, warning, critical.")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="CODE", help="Report only this finding; may be repeated.")
@@ -22,11 +22,12 @@ def analyze(
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="CODE", help="Leave out this finding; may be repeated.")
     ] = None,
-    cache: Annotated[
-        bool, typer.Option(help="Keep what was read of a large trace beside it, for the next time.")
-    ] = True,
+    cache: Annotated[bool, typer.Option(help="Cache a large trace beside it, for the next command.")] = True,
 ) -> None:
-    """Say why the token budget went unused, who was refused and what to try."""
+    """Show why token budget went unused, and what to try.
+
+    Reports which limit refused which requests, where time went, and every finding with its cost.
+    """
     from schedtrace.cli.runs import read_runs
     from schedtrace.diagnose.analyze import analyze as analyze_runs
     from schedtrace.diagnose.analyze import at_or_above

@@ -21,29 +21,29 @@ def diff(
     context: typer.Context,
     base: Annotated[Path, typer.Argument(help="Run folder (with --run: YAML file).")],
     new: Annotated[Path, typer.Argument(help="Run folder (with --run: YAML file).")],
-    run: Annotated[
-        bool, typer.Option("--run", help="Run both YAML configurations first, trials in turn.")
-    ] = False,
+    run: Annotated[bool, typer.Option("--run", help="Run both YAML configurations first.")] = False,
     interleave: Annotated[
         bool | None,
         typer.Option(
-            help="With --run: keep both engines up and run their trials in turn (default: if they fit)."
+            help="With --run: keep both engines up and alternate their trials (default: if both fit)."
         ),
     ] = None,
-    output: Annotated[Path, typer.Option(help="With --run: folder that gets the run folders.")] = Path(
-        "logs"
-    ),
+    output: Annotated[Path, typer.Option(help="With --run: parent of the run folders.")] = Path("logs"),
     force: Annotated[bool, typer.Option(help="With --run: replace run folders of the same names.")] = False,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
             metavar="regression[:METRIC[:PCT]]",
-            help="Exit with 1 if a metric (this one, by so many percent) became worse beyond chance.",
+            help="Exit with 1 if a metric (METRIC only, by PCT percent) became significantly worse.",
         ),
     ] = None,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
-    """Compare two runs: settings, metrics over trials with their statistics, findings, decisions."""
+    """Compare two runs: settings, metrics, decisions.
+
+    Reports settings, metrics over trials with their statistics, refusals, findings, and the first step that
+    was decided differently.
+    """
     _refuse_options(context, [base, new], run=run)
     if context.args and not run:
         msg = f"unexpected argument {context.args[0]}; engine options go with --run only"

@@ -20,14 +20,17 @@ class To(StrEnum):
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
     to: Annotated[
-        To, typer.Option(help="Tables as Parquet or CSV; or JSON Lines: the trace with every step in full.")
+        To, typer.Option(help="Tables as Parquet or CSV, or JSON Lines: the trace with every step in full.")
     ] = To.PARQUET,
     output: Annotated[
-        Path | None, typer.Option(help="Folder that gets the files (default: export in the run's folder).")
+        Path | None, typer.Option(help="Output folder (default: export/ in the run folder).")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Write steps, requests, exits and more as Parquet or CSV tables, or every step of the trace in full."""
+    """Write tables for a notebook, or the whole trace.
+
+    Tables (steps, requests, exits, states and more) are Parquet or CSV; JSON Lines has every step in full.
+    """
     from schedtrace.cli.runs import one_run
     from schedtrace.diagnose.export import Kind
     from schedtrace.diagnose.export import export as write_files

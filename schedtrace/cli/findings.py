@@ -5,7 +5,7 @@ from schedtrace.present.renderers import Format
 
 
 def findings(output_format: FormatOption = Format.TEXT) -> None:
-    """List the kinds of findings, and what a record must hold for each."""
+    """List the findings and what each needs in a trace."""
     from schedtrace.diagnose.catalogue import catalogue
     from schedtrace.present.pages.catalogue import catalogue_page
 

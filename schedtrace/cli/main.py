@@ -14,8 +14,8 @@ from schedtrace.errors import ExitCode, SchedtraceError
 
 app = typer.Typer(
     name="schedtrace",
-    help="Why did vLLM's scheduler not schedule that request? Records every schedule() call, says why the "
-    "token budget went unused, and compares configurations.",
+    help="Why did vLLM's scheduler not schedule that request? Records every schedule() call, shows why token "
+    "budget went unused, and compares configurations.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -11,10 +11,13 @@ from schedtrace.present.renderers import Format
 
 def request(
     run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
-    request_id: Annotated[str, typer.Argument(help="The request's id, or its beginning or end.")],
+    request_id: Annotated[str, typer.Argument(help="Request id, or its beginning or end.")],
     output_format: FormatOption = Format.TEXT,
 ) -> None:
-    """Show one request's life: what it waited for, when it computed, what it lost, where its time went."""
+    """Explain one request: waits, chunks, preemptions, time.
+
+    Shows what it waited for, when it computed, what preemptions cost it, and where its time went.
+    """
     from schedtrace.cli.runs import one_run
     from schedtrace.explain.request import explain_request
     from schedtrace.present.pages.request import request_page

@@ -28,38 +28,42 @@ def run(
     dataset: Annotated[
         str, typer.Option(help="'random', a ShareGPT .json, or a .jsonl with prompts or lengths.")
     ] = "random",
-    input_len: Annotated[int, typer.Option(min=1, help="Tokens of a random prompt.")] = 1024,
+    input_len: Annotated[int, typer.Option(min=1, help="Length of a random prompt in tokens.")] = 1024,
     output_len: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens to generate (128 for random prompts, else the data's own)."),
+        typer.Option(
+            min=1, help="Tokens to generate (default: 128 for random prompts, else the data's own)."
+        ),
     ] = None,
     num_prompts: Annotated[
-        int | None, typer.Option(min=1, help="Prompts of a trial (1000 random ones, or all of the data set).")
+        int | None,
+        typer.Option(min=1, help="Prompts per trial (default: 1000 random ones, or the whole data set)."),
     ] = None,
     range_ratio: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Random lengths vary by this share around the mean.")
+        float,
+        typer.Option(min=0.0, max=1.0, help="Spread of random lengths around the mean, as a share of it."),
     ] = 0.0,
     request_rate: Annotated[
-        float | None, typer.Option(min=1e-6, help="Requests per second; all at once if not given.")
+        float | None, typer.Option(min=1e-6, help="Requests per second (default: all at once).")
     ] = None,
     burstiness: Annotated[
-        float, typer.Option(min=1e-3, help="Of the gaps at a request rate: 1 is Poisson, lower is burstier.")
+        float, typer.Option(min=1e-3, help="Burstiness of arrivals; 1 is Poisson, lower is burstier.")
     ] = 1.0,
-    trials: Annotated[int, typer.Option(min=1, help="Times the workload is run, on one engine.")] = 1,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests run and left out before the first trial.")] = 1,
+    trials: Annotated[int, typer.Option(min=1, help="Repetitions of the workload on one engine.")] = 1,
+    warmup: Annotated[int, typer.Option(min=0, help="Warm-up requests, left out of all figures.")] = 1,
     prequeue: Annotated[bool, typer.Option(help="Queue all requests before the first step.")] = False,
     seed: Annotated[
         int, typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload and for vLLM.")
     ] = 0,
-    keep_prefix_cache: Annotated[bool, typer.Option(help="Do not empty it between trials.")] = False,
+    keep_prefix_cache: Annotated[bool, typer.Option(help="Keep the prefix cache between trials.")] = False,
     hash_ids: Annotated[bool, typer.Option(help="Write request ids as hashes.")] = False,
     lines: Annotated[
         Literal["delta", "full"] | None,
-        typer.Option(help="Write each step as what it changes (delta, the default), or in full."),
+        typer.Option(help="Record each step as a change to the one before (delta, the default), or in full."),
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder that gets the run folder.")] = Path("logs"),
+    output: Annotated[Path, typer.Option(help="Parent of the run folder.")] = Path("logs"),
     label: Annotated[
-        str | None, typer.Option(help="The run folder's name (default: model and time).")
+        str | None, typer.Option(help="Name of the run folder (default: model and time).")
     ] = None,
     force: Annotated[bool, typer.Option(help="Replace a run folder of the same name.")] = False,
     config: Annotated[

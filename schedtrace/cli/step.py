@@ -11,12 +11,16 @@ from schedtrace.present.renderers import Format
 
 def step(
     run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
-    number: Annotated[int, typer.Argument(help="Number of the step, as in the trace.")],
+    number: Annotated[int, typer.Argument(help="Step number, as in the trace.")],
     engine: Annotated[int, typer.Option(help="Data-parallel rank.")] = 0,
-    every: Annotated[bool, typer.Option("--all", help="List every request, however many.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List all requests, however many.")] = False,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
-    """Show one step: who got what, who was refused and why, what a different limit would have allowed."""
+    """Explain one step: tokens, refusals, what-if.
+
+    Shows the tokens of each request, the limit that refused others, and what another limit would have
+    allowed.
+    """
     from schedtrace.cli.runs import one_run
     from schedtrace.explain.step import explain_step
     from schedtrace.present.pages.step import step_page

@@ -181,6 +181,28 @@ def test_the_example_of_a_page_is_what_the_finding_says(code):
     assert f"{message} For instance {example} try: {advice}" in page
 
 
+EXAMPLES = [
+    (page, command, shown)
+    for page in PAGES
+    for command, shown in re.findall(
+        r"^```\n\$ schedtrace ([^\n]*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL
+    )
+]
+
+
+@pytest.mark.parametrize(("page", "command", "shown"), EXAMPLES, ids=[command for _, command, _ in EXAMPLES])
+def test_an_example_is_what_its_command_prints_at_80_columns(capsys, monkeypatch, page, command, shown):
+    """``page`` names the file to mend."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(command.split()) == ExitCode.OK
+    assert capsys.readouterr().out == shown, page
+
+
+def test_step_and_request_have_an_example():
+    assert {command.split()[0] for _, command, _ in EXAMPLES} >= {"step", "request"}
+
+
 def test_every_key_of_the_configuration_is_on_the_page():
     (run,) = analyze([read_run(SAMPLE)]).runs
     page = (DOCS / "report-format.md").read_text()

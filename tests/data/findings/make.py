@@ -155,7 +155,8 @@ def make(folder: Path, load: Callable[[], None]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     os.environ["SCHEDTRACE_RUN_DIR"] = str(folder)
     load()
-    (folder / "run.json").unlink(missing_ok=True)
+    for beside in (folder / "run.json", *folder.glob("front-end-*.jsonl")):
+        beside.unlink(missing_ok=True)
     trace = folder / "engine-0.jsonl"
     head, rest = trace.read_text().split("\n", 1)
     header = json.loads(head) | {"host": "host", "model": "no-model", "pid": 1}
