@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COMPAT := .compat
-# Percent of the lines in schedtrace/ that the unit and contract tests run, at least.
+# Percent of the lines in schedtrace/ that the unit tests run, at least.
 COVERAGE := 86
 export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1

@@ -7,6 +7,7 @@ import polars as pl
 
 from schedtrace.model.life import LifeEvent, LifeState
 from schedtrace.model.message import Message
+from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.work import with_work
 
@@ -27,7 +28,7 @@ class RequestRows:
     preemptions: list[Row]
     """With ``start_us`` of their step."""
     states: list[Row]
-    """Of ``timeline.request_states``, in their order in time."""
+    """Of ``timeline.request_states``, in their order in time, with the engine's time in each."""
     caps: dict[int, list[str]]
     """Step to the limits that made its chunk smaller."""
 
@@ -59,6 +60,7 @@ class RequestRows:
                 first_step=row["begin_step"],
                 last_step=row["end_step"],
                 tokens=row["tokens"],
+                device_ms=row["device_us"] / 1e3,
             )
             for row in self.states
         ]
@@ -94,6 +96,6 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
         finish=went[-1] if went else None,
         scheduled=scheduled.to_dicts(),
         preemptions=timeline.preemptions.filter(its).sort("step").to_dicts(),
-        states=timeline.request_states.filter(its).to_dicts(),
+        states=with_engine_time(timeline.request_states.filter(its), timeline.engine_states).to_dicts(),
         caps=caps,
     )

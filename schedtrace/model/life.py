@@ -25,6 +25,8 @@ class LifeState(msgspec.Struct, kw_only=True):
     last_step: int | None
     tokens: int
     """Scheduled for it in these steps."""
+    device_ms: float
+    """Of the time: the device executed a batch then, whether the request was in it or not."""
 
     @property
     def steps(self) -> int:

@@ -112,7 +112,13 @@ def _time(life: Life) -> Message:
         )
         for word, took in sums.items()
     ]
-    return message("{parts} = {whole}", parts=joined(parts, " + "), whole=Duration(1e3 * whole))
+    device = sum(piece.device_ms for piece in life.states)
+    return message(
+        "{parts} = {whole}; the device was busy for {device} of it",
+        parts=joined(parts, " + "),
+        whole=Duration(1e3 * whole),
+        device=Share(device / whole if whole else None),
+    )
 
 
 def _steps_strip(life: Life) -> Strip:
