@@ -97,6 +97,10 @@ MORE = (
             {"watermark": 0.01},
             f"lower --max-num-seqs (now 8), {MORE} or keep a reserve with a larger --watermark (now 0.01)",
         ),
+        (
+            {"watermark": 0.0},
+            f"lower --max-num-seqs (now 8), {MORE} or keep a reserve with a larger --watermark (now 0)",
+        ),
     ],
 )
 def test_the_advice_names_settings_that_this_vllm_has(found, config, alternatives):

@@ -58,6 +58,13 @@ def test_a_device_that_nobody_ran_on_was_idle_for_want_of_requests(found):
     assert found(CODE, *lines) == []
 
 
+def test_a_step_that_scheduled_nothing_kept_no_device_waiting(found):
+    lines = one_after_the_other(100)
+    lines[2] = step(2, start=2200, took=30, back=1030, running=1, update_us=20)
+    [finding] = found(CODE, *lines)
+    assert (finding.count, finding.steps) == (3, [1, 3, 4])
+
+
 def test_the_pause_between_two_trials_is_nobodys_gap(found):
     lines = [step(n, start=n * 100_000, got={"a": 1}, running=1, trial=n + 1) for n in range(5)]
     assert found(CODE, *lines) == []

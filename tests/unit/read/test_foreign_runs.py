@@ -71,3 +71,9 @@ def test_a_file_of_no_known_kind_is_refused_with_what_is_understood(tmp_path, co
     ) as refused:
         read_run(path)
     assert refused.value.exit_code is ExitCode.INPUT
+
+
+def test_a_file_that_cannot_be_read_is_an_input_error_whatever_its_kind(tmp_path):
+    (tmp_path / "some.log").mkdir()
+    with pytest.raises(InputError, match=r"some\.log: cannot be read \(Is a directory\)"):
+        read_record(tmp_path / "some.log")

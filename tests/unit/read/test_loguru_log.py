@@ -89,13 +89,29 @@ def test_nothing_is_invented_for_what_the_log_does_not_tell(read):
         None,
         None,
     )
+    assert (trace.header.engine_rank, trace.header.wall_anchor_us) == (0, 0)
 
 
-def test_a_record_written_by_several_sinks_counts_once(read):
+@pytest.mark.parametrize(("repeats", "words"), [(1, "1 repeated record"), (2, "2 repeated records")])
+def test_a_record_written_by_several_sinks_counts_once(read, repeats, words):
     line = PREFIX.format(7) + repr(record(a=(0, 10)))
-    trace = read(record(b=(0, 5)), line, line, line)
+    trace = read(record(b=(0, 5)), line, *[line] * repeats)
     assert told(trace, "step", "total_requests") == [(0, 1), (1, 1)]
-    assert trace.notices == ["2 repeated records left out: the logger wrote the same more than once"]
+    assert trace.notices == [f"{words} left out: the logger wrote the same more than once"]
+
+
+@pytest.mark.parametrize(
+    ("literal", "request_id"),
+    [
+        ("""'a", "computed_tokens": 5, "b": "c'""", """a", "computed_tokens": 5, "b": "c"""),
+        (""""a', 'computed_tokens': 5, 'b': 'c\"""", "a', 'computed_tokens': 5, 'b': 'c"),
+        (r"'a\nb'", r"a\nb"),
+    ],
+)
+def test_an_id_stays_as_it_is_written(read, literal, request_id):
+    trace = read(f"{{'token_budget': 10, 'requests': [{{'request_id': {literal}, 'scheduled_tokens': 7}}]}}")
+    [row] = trace.requests().collect().select("request_id", "computed_tokens", "scheduled_tokens").rows()
+    assert row == (request_id, None, 7)
 
 
 def test_the_same_record_at_another_time_is_another_step(read):

@@ -32,6 +32,7 @@ GUARDS = {
         ("break", "True"),
     ],
     ("try:", "    pass", "except:", "    continue"): [("continue", "True")],
+    ("try:", "    pass", "finally:", "    if self.late:", "        break"): [("break", "self.late")],
     ("try:", "    pass", "except* KeyError:", "    self.seen += 1", "if self.late:", "    break"): [
         ("break", "self.late")
     ],

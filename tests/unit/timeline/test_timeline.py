@@ -1,7 +1,9 @@
+import polars as pl
 import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Events, Exit, Preemption
+from schedtrace.model.trace_facts import HeadRefusal
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, manifest, step
 
@@ -22,6 +24,19 @@ def test_the_warm_up_is_in_no_frame_but_counted(view_of):
     assert view.arrivals["request_id"].to_list() == ["a", "b"]
     assert view.preemptions["request_id"].to_list() == ["a"]
     assert view.warmup_steps == 2
+
+
+def test_the_lists_of_facts_are_those_of_the_trials(view_of):
+    warm, measured = HeadRefusal("w", [9]), HeadRefusal("a", [7])
+    lines = [step(0, trial=0, refusals=[warm]), step(1, trial=1, refusals=[measured])]
+    lists = view_of(*lines, trial_ids=True).lists
+    assert {name: table.select(pl.len()).collect().item() for name, table in lists.items()} == {
+        "admitted": 0,
+        "refusals": 1,
+        "kv_loads": 0,
+        "grammars": 0,
+    }
+    assert lists["refusals"].select("step", "request_id").collect().rows() == [(1, "a")]
 
 
 def test_a_finish_belongs_to_the_trial_of_its_arrival_not_of_the_step_that_tells_it(view_of):
@@ -84,6 +99,18 @@ def test_without_an_exit_of_the_waiting_loop_the_queue_was_empty_or_the_cause_is
     view = view_of(*lines, exits_via="source")
     assert view.steps["waiting_cause"].to_list() == ["queue_empty", "other", "paused"]
     assert view.steps["waiting_via"].to_list() == ["inferred", "inferred", "inferred"]
+
+
+def test_an_exit_of_the_waiting_loop_refuses_somebody_only_while_somebody_waits(view_of):
+    waits = Exit("waiting", "break", Cause.KV_BLOCKS, "w")
+    runs = Exit("running", "continue", Cause.NO_NEW_TOKENS, "r")
+    view = view_of(step(0, exits=[runs, waits], waiting=1), step(1, exits=[runs, waits]))
+    assert view.exits.select("step", "loop", "refusal").rows() == [
+        (0, "running", True),
+        (0, "waiting", True),
+        (1, "running", True),
+        (1, "waiting", False),
+    ]
 
 
 def test_eligible_are_those_that_wait_for_the_scheduler_only(view_of):
