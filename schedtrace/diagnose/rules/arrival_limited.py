@@ -173,8 +173,7 @@ def _lateness(evidence: LateRequests) -> Message:
     if evidence.on_their_way == evidence.late_requests:
         return message("The front end already had all of them when schedule() ended.")
     before = message(
-        "; it already had {count} of them when schedule() ended",
-        count=Count(evidence.on_their_way, "request"),
+        "; {count} of them had reached it when schedule() ended", count=Number(evidence.on_their_way)
     )
     return message(
         "The last one reached the front end {late} after schedule(){before}.",

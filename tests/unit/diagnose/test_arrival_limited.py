@@ -149,7 +149,7 @@ def test_requests_on_their_way_and_those_that_were_never_scheduled_are_told_so(f
     both = late(arrival("a", came=150, queued=200), arrival("b", came=50, queued=120))
     [finding] = found(CODE, *both)
     assert (
-        "The last one reached the front end 0.05 ms after schedule(); it already had 1 request of them when "
+        "The last one reached the front end 0.05 ms after schedule(); 1 of them had reached it when "
         "schedule() ended."
     ) in plain(finding.message)
 
