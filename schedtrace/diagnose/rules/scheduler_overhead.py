@@ -86,8 +86,8 @@ def find(timeline: Timeline) -> list[Finding]:
             message=message(
                 "The device waited {gap} for the host, {share} of the run, before {steps}{trials} while "
                 "requests were running. schedule() took {scheduling} of that, update_from_output() "
-                "{updating}; the rest is other work of the engine process (sending outputs, taking "
-                "requests, preparing steps).",
+                "{updating}; the rest is other work of the engine process (taking requests, sending "
+                "outputs, exchanging batches with the worker).",
                 gap=Duration(gap_us),
                 share=Share(frac),
                 steps=Count(gaps.height, "step"),
@@ -122,12 +122,14 @@ def _described(example: Gap) -> Message:
 def host_gaps(timeline: Timeline) -> pl.DataFrame:
     """Steps before which the device had nothing to do although requests ran.
 
-    Columns of ``timeline.steps``, and ``gap_us``: from the output of the step before to the end of
-    ``schedule()``; ``in_schedule_us``, ``in_update_us``: the parts of it in ``schedule()`` and in the
-    ``update_from_output()`` of the step before; ``before_update_us``: how long that took.
+    Columns of ``timeline.steps``, and ``gap_us``: from when the device was done with the step before to when
+    it began this one, as ``engine_states`` has both; ``in_schedule_us``, ``in_update_us``: the parts of it in
+    ``schedule()`` and in the ``update_from_output()`` of the step before; ``before_update_us``: how long that
+    took.
     """
-    end = pl.col("start_us") + pl.col("schedule_us")
-    back = pl.col("output_us").shift(1).over("trial")
+    executed = pl.col("start_us") + pl.col("execute_after_us")
+    end = pl.coalesce(executed, pl.col("start_us") + pl.col("schedule_us"))
+    back = pl.coalesce(executed + pl.col("execute_us"), "output_us").shift(1).over("trial")
     updated = pl.col("update_us").shift(1).over("trial")
     return (
         timeline.steps.with_columns(

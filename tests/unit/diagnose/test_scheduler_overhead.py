@@ -38,7 +38,7 @@ def test_the_time_from_an_output_to_the_end_of_the_next_schedule_is_counted(foun
     assert plain(finding.message) == (
         "The device waited 0.40 ms for the host, 7 % of the run, before 4 steps while requests were "
         "running. schedule() took 30 % of that, update_from_output() 20 %; the rest is other work of the "
-        "engine process (sending outputs, taking requests, preparing steps)."
+        "engine process (taking requests, sending outputs, exchanging batches with the worker)."
     )
     assert plain(finding.example) == "before step 1 the device waited 0.10 ms with 1 request running."
 
@@ -100,3 +100,12 @@ def test_the_pause_between_two_trials_is_nobodys_gap(found):
 def test_the_advice_depends_on_asynchronous_scheduling(found, on, advice):
     [finding] = found(CODE, *one_after_the_other(500), async_scheduling=on)
     assert plain(finding.advice) == advice
+
+
+def test_the_workers_own_clock_counts_where_the_trace_has_it(found):
+    """The device works from 200 to 900 us of steps of 1,100 us: it waits 400 us before each but the first."""
+    lines = one_after_the_other(100)
+    for line in lines:
+        line.execute_after_us, line.execute_us = 200, 700
+    [finding] = found(CODE, *lines)
+    assert finding.evidence.gap_ms == 4 * 0.4
