@@ -6,7 +6,8 @@ import polars as pl
 
 from schedtrace.model.report import EngineTime, RequestTime
 from schedtrace.timeline.engine_states import STATES
-from schedtrace.timeline.shares import LENGTH_US, until
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.shares import until
 from schedtrace.timeline.timeline import Timeline
 
 STRIP_CELLS = 40

@@ -26,7 +26,8 @@ def running_pieces(timeline: Timeline, steps: pl.DataFrame, ends: pl.DataFrame) 
         ends: ``request_id`` and ``end_us``: when each was gone, or the trace ended.
     """
     portions = _portions(timeline, steps)
-    stalled = _stalls(timeline, steps, portions, ends)
+    lost = place_of(timeline.preemptions.select("request_id", "step"), steps, "step", "lost_at")
+    stalled = _stalls(timeline, steps, portions, ends, lost.sort("lost_at"))
     resumed = stalled.select("request_id", at="until", after_stall=pl.lit(value=True)).unique()
     runs = (
         portions.join(resumed, on=["request_id", "at"], how="left", maintain_order="left")
@@ -45,7 +46,6 @@ def running_pieces(timeline: Timeline, steps: pl.DataFrame, ends: pl.DataFrame) 
     runs = runs.with_columns(start_us=steps["start_us"].gather(runs["at"])).with_columns(
         us=pl.when("decodes").then(resumes).otherwise(began)
     )
-    lost = place_of(timeline.preemptions.select("request_id", "step"), steps, "step", "lost_at")
     last_lost = lost.group_by("request_id").agg(pl.col("lost_at").max())
     goes_on = pl.col("decodes").any().over(ADMISSION) | (pl.col("lost_at") > pl.col("output_at"))
     first = (
@@ -136,16 +136,13 @@ def _known_tokens() -> pl.Expr:
 
 
 def _stalls(
-    timeline: Timeline, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame
+    timeline: Timeline, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
 ) -> pl.DataFrame:
     """Runs of steps that gave a running request nothing, for one cause each.
 
-    Columns: ``request_id``, ``at``, ``us``, ``cause``, ``begin_step``, ``end_step`` and ``until``, the place
-    of the step that went on with the request.
+    ``lost`` has the place of each preemption, sorted. Columns of the result: ``request_id``, ``at``, ``us``,
+    ``cause``, ``begin_step``, ``end_step`` and ``until``, the place of the step that went on with it.
     """
-    lost = place_of(timeline.preemptions.select("request_id", "step"), steps, "step", "lost_at").sort(
-        "lost_at"
-    )
     gone = ends.select("request_id", "end_us")
     gone = gone.with_columns(
         gone_at=pl.Series(steps["start_us"].search_sorted(gone["end_us"], side="left")).cast(pl.Int64)

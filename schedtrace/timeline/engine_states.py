@@ -6,6 +6,7 @@ first: host work that hides behind it costs nothing.
 
 import polars as pl
 
+from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 STATES = ("device", "schedule", "update", "dummy", "host_gap", "idle")
@@ -118,13 +119,12 @@ def with_engine_time(states: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame
     them. By prefix sums: the time up to a moment is that of the whole spans before it and of a part of one.
     """
     kinds = {"device_us": ["device"], "idle_us": ["idle"], "host_us": [*set(BUSY) - {"device"}]}
-    length = pl.col("end_us") - pl.col("begin_us")
     sums = engine.select(
         "begin_us",
         *(pl.col("state").is_in(of).cast(pl.Int64).alias(f"in_{name}") for name, of in kinds.items()),
         *(
             pl.when(pl.col("state").is_in(of))
-            .then(length)
+            .then(LENGTH_US)
             .otherwise(0)
             .cum_sum()
             .shift(1, fill_value=0)

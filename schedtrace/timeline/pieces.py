@@ -22,6 +22,9 @@ none did) and ``rank`` its order among pieces of that step; with several steps i
 of events, and ``us`` may not. ``begin_step`` to ``end_step`` are the steps that it is made of, null where no
 step knew of the request, and ``tokens`` what these scheduled of it."""
 
+LENGTH_US = pl.col("end_us") - pl.col("begin_us")
+"""Of a row of ``request_states`` or ``engine_states``."""
+
 ARRIVES, WAITS, COMPUTES, DECODES = range(4)
 """``rank``: a step first refuses or skips a request, or admits it; its output makes it decode."""
 

@@ -11,7 +11,6 @@ from schedtrace.timeline.pieces import ARRIVES, WAITS, pieces, placed
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.waiting import waiting_pieces
 
-STATES = ("front_end", "waiting", "prefill", "decode", "recompute", "preempted", "stalled")
 QUEUED = ("waiting", "preempted")
 """States in which a request is in the waiting queue."""
 NEXT_STEP = "next_step"

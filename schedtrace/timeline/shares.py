@@ -2,11 +2,9 @@
 
 import polars as pl
 
+from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.timeline import Timeline
-
-LENGTH_US = pl.col("end_us") - pl.col("begin_us")
-"""Of a row of ``request_states`` or ``engine_states``."""
 
 
 def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:

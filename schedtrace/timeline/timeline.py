@@ -12,6 +12,7 @@ from schedtrace.model.trace import Header
 from schedtrace.read.rows import all_rows, rows_between, rows_of
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.per_step import context_tokens
+from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
 
 WARMUP_TRIAL = 0
@@ -114,7 +115,7 @@ class Timeline:
     def busy_us(self) -> int:
         """The engine's time without what it was idle: what shares of the run are of."""
         busy = self.engine_states.filter(pl.col("state") != "idle")
-        return int((busy["end_us"] - busy["begin_us"]).sum())
+        return int(busy.select(LENGTH_US.sum()).item())
 
     @property
     def active_limit(self) -> int | None:

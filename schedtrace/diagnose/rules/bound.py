@@ -8,7 +8,8 @@ import polars as pl
 from schedtrace.diagnose.rules.common import in_trials, listed, step_numbers, trial_numbers
 from schedtrace.model.message import Duration, Message, Request, Share, Steps, message
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.timeline.shares import LENGTH_US, per_step, refused
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.shares import per_step, refused
 from schedtrace.timeline.timeline import Timeline
 
 MOST_OF_IT = 0.5

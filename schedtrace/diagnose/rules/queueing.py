@@ -20,8 +20,9 @@ from schedtrace.model.message import (
     message,
 )
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP
-from schedtrace.timeline.shares import LENGTH_US, queue_time_by_cause, queue_times
+from schedtrace.timeline.shares import queue_time_by_cause, queue_times
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "queueing"

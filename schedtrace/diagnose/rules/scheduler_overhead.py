@@ -10,7 +10,7 @@ from schedtrace.diagnose.rules.common import (
     trial_numbers,
 )
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Duration, Message, Setting, Share, message
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Setting, Share, message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
@@ -85,15 +85,17 @@ def find(timeline: Timeline) -> list[Finding]:
             tokens=0,
             message=message(
                 "The device waited {gap} for the host, {share} of the run, before {steps}{trials} while "
-                "requests were running. schedule() took {scheduling} of that, update_from_output() "
-                "{updating}; the rest is other work of the engine process (taking requests, sending "
-                "outputs, exchanging batches with the worker).",
+                "requests were running. schedule() took {scheduling} of that{updating}; the rest is other "
+                "work of the engine process (taking requests, sending outputs, exchanging batches with the "
+                "worker).",
                 gap=Duration(gap_us),
                 share=Share(frac),
                 steps=Count(gaps.height, "step"),
                 trials=in_trials(timeline, trials),
                 scheduling=Share(scheduling / gap_us),
-                updating=Share(updating / gap_us),
+                updating=NOTHING
+                if gaps["before_update_us"].is_null().all()
+                else message(", update_from_output() {share}", share=Share(updating / gap_us)),
             ),
             advice=ADVICE[timeline.header.async_scheduling],
             evidence=HostGaps(
@@ -128,17 +130,21 @@ def host_gaps(timeline: Timeline) -> pl.DataFrame:
     took.
     """
     executed = pl.col("start_us") + pl.col("execute_after_us")
-    end = pl.coalesce(executed, pl.col("start_us") + pl.col("schedule_us"))
-    back = pl.coalesce(executed + pl.col("execute_us"), "output_us").shift(1).over("trial")
-    updated = pl.col("update_us").shift(1).over("trial")
+    done = pl.col("start_us") + pl.col("schedule_us")
+    gap_end = pl.coalesce(executed, done)
+    back, updated = (pl.col(name).shift(1).over("trial") for name in ("output_us", "update_us"))
+    gap_begin = pl.coalesce(executed + pl.col("execute_us"), "output_us").shift(1).over("trial")
+
+    def within_gap(begin: pl.Expr, end: pl.Expr) -> pl.Expr:
+        return (pl.min_horizontal(end, "gap_end_us") - pl.max_horizontal(begin, "gap_begin_us")).clip(0)
+
     return (
         timeline.steps.with_columns(
-            gap_us=end - back,
-            in_schedule_us=pl.min_horizontal("schedule_us", end - back),
-            before_update_us=updated,
+            gap_begin_us=gap_begin, gap_end_us=gap_end, gap_us=gap_end - gap_begin, before_update_us=updated
         )
         .with_columns(
-            in_update_us=pl.min_horizontal("before_update_us", pl.col("gap_us") - pl.col("in_schedule_us"))
+            in_schedule_us=within_gap(pl.col("start_us"), done),
+            in_update_us=pl.when(updated.is_null()).then(0).otherwise(within_gap(back, back + updated)),
         )
         .filter((pl.col("gap_us") > 0) & (pl.col("num_running_before") > 0) & (pl.col("total_requests") > 0))
     )

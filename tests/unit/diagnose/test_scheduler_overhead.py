@@ -109,3 +109,33 @@ def test_the_workers_own_clock_counts_where_the_trace_has_it(found):
         line.execute_after_us, line.execute_us = 200, 700
     [finding] = found(CODE, *lines)
     assert finding.evidence.gap_ms == 4 * 0.4
+
+
+def test_host_work_behind_the_device_is_no_part_of_a_gap(found):
+    """Asynchronous: schedule() and the update run while the device works; it waits 100 us in between."""
+    lines = [
+        step(
+            n,
+            start=1000 * n,
+            took=300,
+            back=1600,
+            update_us=200,
+            execute_after_us=1000,
+            execute_us=900,
+            got={"a": 1},
+            running=1,
+        )
+        for n in range(6)
+    ]
+    [finding] = found(CODE, *lines)
+    assert (finding.evidence.gap_ms, finding.evidence.schedule_ms) == (0.5, 0)
+    assert finding.evidence.update_ms == 0
+
+
+def test_an_update_whose_length_is_not_recorded_is_not_blamed(found):
+    lines = one_after_the_other(100)
+    for line in lines:
+        line.update_us = None
+    [finding] = found(CODE, *lines)
+    assert finding.evidence.update_ms == 0
+    assert "schedule() took 30 % of that; the rest is" in plain(finding.message)
