@@ -18,6 +18,10 @@ SETTINGS = {
         "data_parallel_hybrid_lb",
     ),
     "cache_config": (
+        "block_size",
+        "num_gpu_blocks_override",
+        "kv_cache_memory_bytes",
+        "gpu_memory_utilization",
         "cache_dtype",
         "mamba_cache_mode",
         "mamba_block_size",
@@ -26,13 +30,31 @@ SETTINGS = {
     ),
     "lora_config": ("max_loras", "max_cpu_loras", "max_lora_rank"),
     "kv_transfer_config": ("kv_connector", "kv_role", "kv_load_failure_policy"),
-    "speculative_config": ("method", "num_speculative_tokens", "disable_padded_drafter_batch"),
+    "speculative_config": (
+        "method",
+        "num_speculative_tokens",
+        "max_num_new_slots_for_drafting",
+        "disable_padded_drafter_batch",
+    ),
     "compilation_config": ("cudagraph_mode", "max_cudagraph_capture_size", "cudagraph_capture_sizes"),
-    "model_config": ("enforce_eager", "dtype", "quantization", "runner_type", "is_hybrid"),
+    "model_config": (
+        "enforce_eager",
+        "dtype",
+        "quantization",
+        "runner_type",
+        "is_hybrid",
+        "renderer_num_workers",
+    ),
 }
 """Part of vLLM's configuration to the settings taken from it."""
 OF_CONFIG = ("num_lookahead_tokens", "num_speculative_tokens", "use_v2_model_runner")
-OF_SCHEDULER = ("num_lookahead_tokens", "num_spec_tokens", "draft_slots", "num_prefill_lookahead")
+OF_SCHEDULER = (
+    "num_lookahead_tokens",
+    "num_spec_tokens",
+    "draft_slots",
+    "num_prefill_lookahead",
+    "max_num_encoder_input_tokens",
+)
 
 
 def engine_facts(scheduler: Any) -> dict[str, Any]:

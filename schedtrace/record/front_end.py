@@ -59,6 +59,7 @@ def _configure(original: Method, args: Any, *positional: Any, **keywords: Any) -
                 usage_context=None if context is None else str(getattr(context, "value", context)),
                 given=hide_secrets(_given(args, before)),
                 derived=_derived(before, config),
+                context_defaults=_context_defaults(args),
             )
         )
     return config
@@ -94,6 +95,19 @@ def _derived(before: dict[str, Any], config: Any) -> dict[str, Any]:
         for name, part in DERIVED.items()
         if name in before and before[name] is None
     }
+
+
+def _context_defaults(args: Any) -> dict[str, dict[str, int]]:
+    """What vLLM itself asks for a moment earlier: the defaults that depend on the usage context."""
+    try:
+        tokens, seqs = args.get_batch_defaults(args.pipeline_parallel_size * args.tensor_parallel_size)
+        by_name = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs}
+        return {
+            name: {str(context.value): int(value) for context, value in defaults.items() if context}
+            for name, defaults in by_name.items()
+        }
+    except Exception:  # an older vLLM, or another signature
+        return {}
 
 
 def _shown(value: Any) -> Any:

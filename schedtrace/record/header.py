@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import platform
+import time
 from importlib import metadata
 from typing import Any
 
@@ -44,6 +45,7 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         pid=os.getpid(),
         engine_rank=engine_rank(parallel),
         wall_anchor_us=wall_anchor_us,
+        clock="virtual" if getattr(time, "virtual", False) else "monotonic",  # a simulation replaces it
         scheduler_class=_class_name(type(scheduler)),
         async_scheduling=getattr(scheduler.scheduler_config, "async_scheduling", None),
         exits_via="source" if instrumented.classes and not instrumented.refused else "inferred",

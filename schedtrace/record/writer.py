@@ -75,7 +75,7 @@ class Writer:
         self._pending: deque[Capture] = deque()
         self._early: list[Capture] = []
         self._notices: deque[str] = deque()
-        self._cpu_times = CpuTimes()
+        self._cpu_times = None if header.clock == "virtual" else CpuTimes()
         self._steps = 0
         self._dropped = 0
         self._last_events_ns = anchor_ns
@@ -157,7 +157,8 @@ class Writer:
         lines: list[AnyLine | dict[str, Any]] = []
         lines += [Notice(at_us=self._now_us(), message=message) for message in _drain(self._notices)]
         lines += self._late_outputs()
-        lines += self._cpu_times.line(self._now_us())
+        if self._cpu_times is not None:
+            lines += self._cpu_times.line(self._now_us())
         size = shared = 0
         for _ in range(count):
             capture = self._pending[0]

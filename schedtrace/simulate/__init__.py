@@ -1,8 +1,11 @@
 """vLLM's own scheduler and KV cache manager without a model: what would it decide?
 
-``Driver`` is the public part; ``docs/simulate.md`` is its page.
+``Driver`` works it call by call, ``Simulation`` in virtual time; ``docs/simulate.md`` is their page.
 """
 
+from schedtrace.simulate.clock import VirtualClock
+from schedtrace.simulate.device import Batch, StepCost
 from schedtrace.simulate.driver import Driver
+from schedtrace.simulate.simulation import Simulation
 
-__all__ = ["Driver"]
+__all__ = ["Batch", "Driver", "Simulation", "StepCost", "VirtualClock"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
+from vllm.usage.usage_lib import UsageContext
 
 TINY_MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -34,7 +35,13 @@ SMALL: dict[str, Any] = {
 
 
 def engine_config(
-    *, num_blocks: int = 1000, async_scheduling: bool = False, model: str | None = None, **engine_args: Any
+    *,
+    num_blocks: int = 1000,
+    async_scheduling: bool = False,
+    model: str | None = None,
+    rank: int = 0,
+    usage_context: str | None = None,
+    **engine_args: Any,
 ) -> Any:
     """A ``VllmConfig`` as ``EngineArgs`` makes it.
 
@@ -42,15 +49,20 @@ def engine_config(
         num_blocks: KV cache blocks, which an engine would find out by profiling the model.
         async_scheduling: Whether two batches are in flight; on CPU vLLM would never choose so by itself.
         model: A folder with a ``config.json``; a tiny dense model if not given.
+        rank: Data-parallel rank; those of a dense model are engines of their own.
+        usage_context: ``LLM_CLASS``, ``OPENAI_API_SERVER``, ...: some defaults depend on it.
         engine_args: Fields of ``EngineArgs``; those not given are ``SMALL``, or vLLM's own.
 
     Raises:
         ValueError: vLLM does not accept the arguments.
     """
     given = {**SMALL, "load_format": "dummy", "skip_tokenizer_init": True, **engine_args}
-    config = EngineArgs(model=model or tiny_model(), **given).create_engine_config()
+    context = None if usage_context is None else UsageContext[usage_context]
+    config = EngineArgs(model=model or tiny_model(), **given).create_engine_config(context)
     config.cache_config.num_gpu_blocks = num_blocks
     config.scheduler_config.async_scheduling = async_scheduling
+    if rank:
+        config.parallel_config.data_parallel_index = rank
     return config
 
 

@@ -2,7 +2,7 @@
 
 The calls come in the order of ``EngineCore``: ``schedule()`` and then ``update_from_output()``, or, with
 async scheduling or pipeline parallelism, as many ``schedule()`` calls before each output as vLLM keeps
-batches in flight. There is no clock.
+batches in flight. There is no clock: ``Simulation`` adds one.
 """
 
 import time
@@ -38,7 +38,8 @@ class Driver:
         drafts: Tokens that a speculative method proposes per step and request; the scheduler must be
             configured for them (``speculative_config``).
         accepted: How many of a request's drafts are right, from its id and their number.
-        options: ``num_blocks``, ``async_scheduling``, ``model`` and any field of vLLM's ``EngineArgs``.
+        options: ``num_blocks``, ``async_scheduling``, ``model``, ``rank`` and any field of vLLM's
+            ``EngineArgs``.
 
     Raises:
         ValueError: vLLM does not accept the options.
@@ -79,10 +80,11 @@ class Driver:
             prompt: Tokens.
             max_tokens: Output tokens at most.
             shared: How many of the prompt's first tokens are the same in all requests.
-            options: ``stop_at`` (output token at which it stops early), ``structured_outputs`` (for
-                ``SamplingParams``), or arguments of ``Request``: ``priority``, ``lora_request``, ...
+            options: ``stop_at`` (output token at which it stops early), ``text`` (a number: requests with
+                the same one have the same tokens), ``structured_outputs`` (for ``SamplingParams``), or
+                arguments of ``Request``: ``priority``, ``lora_request``, ...
         """
-        number = len(self.requests)
+        number = options.pop("text", len(self.requests))
         self._stop_at[request_id] = options.pop("stop_at", None)
         tokens = [100] * shared + [101 + number % 1800] * (prompt - shared)
         options.setdefault("arrival_time", time.time())
@@ -90,8 +92,11 @@ class Driver:
 
     def add(self, request_id: str, prompt: int = 10, max_tokens: int = 4, **options: Any) -> Any:
         """Put a request (see ``make_request``) into the waiting queue; returns it."""
-        request = self.make_request(request_id, prompt, max_tokens, **options)
-        self.requests[request_id] = request
+        return self.enqueue(self.make_request(request_id, prompt, max_tokens, **options))
+
+    def enqueue(self, request: Any) -> Any:
+        """Put a request that was made before into the waiting queue; returns it."""
+        self.requests[request.request_id] = request
         self.scheduler.add_request(request)
         return request
 

@@ -1,5 +1,6 @@
 """The parts of an engine that a scheduler needs, built as ``EngineCore`` builds them."""
 
+import math
 from typing import Any
 
 import torch
@@ -28,13 +29,13 @@ def kv_cache_groups(config: Any) -> list[Any]:
 
 def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
     """The keyword arguments of ``Scheduler``; each release takes those that it knows."""
-    block_size = config.cache_config.block_size
+    shared = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
     arguments = {
         "vllm_config": config,
         "kv_cache_config": KVCacheConfig(config.cache_config.num_gpu_blocks, [], groups),
         "structured_output_manager": StructuredOutputManager(config),
-        "block_size": block_size,
-        "hash_block_size": block_size,
+        "block_size": shared,
+        "hash_block_size": config.cache_config.block_size,
         "log_stats": True,
     }
     return releases.known(Scheduler.__init__, arguments)
