@@ -5,14 +5,19 @@
 stands between ``<!-- fields: module.Struct -->`` and ``<!-- end -->``. A field's meaning is the docstring
 below it in ``schedtrace/model/``; for a field without one it stands in ``fields.toml``. Those of a delta are
 the step's. The tables between ``<!-- words: causes -->`` and ``<!-- end -->`` are the rows of
-``schedtrace/model/causes.py``; each row can be linked to.
+``schedtrace/model/causes.py``; each row can be linked to. Between ``<!-- says: <code> -->`` and ``<!-- end
+-->`` stands what a finding says of its recorded sample. An example that begins with ``$ schedtrace`` is what
+that command prints at 80 columns; those of the README beside ``docs/`` are filled in, too.
 """
 
 import ast
 import inspect
 import json
+import os
 import re
+import subprocess
 import sys
+import textwrap
 import tomllib
 import types
 from collections.abc import Iterator
@@ -29,6 +34,8 @@ from schedtrace.model import (
     life,
     manifest,
     report,
+    settings,
+    statistics,
     story,
     trace,
     trace_facts,
@@ -41,6 +48,8 @@ MODULES = {
     "front_end": front_end,
     "manifest": manifest,
     "report": report,
+    "statistics": statistics,
+    "settings": settings,
     "comparison": comparison,
     "story": story,
     "life": life,
@@ -61,6 +70,10 @@ SCHEMAS = {
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MESSAGE_TEXT = "The sentence as text, made from the template and its arguments."
 WORDS = re.compile(r"(<!-- words: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SAYS = re.compile(r"(<!-- says: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+EXAMPLE = re.compile(r"(^```\n\$ schedtrace ([^\n]*)\n)(.*?)(^```$)", re.DOTALL | re.MULTILINE)
+SAMPLES = DOCS.parent / "tests" / "data" / "findings"
+SAYS_WIDTH = 120
 UNITS = [
     (r"_us$", "µs"),
     (r"_ms$", "ms"),
@@ -212,6 +225,29 @@ def _rows(head: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |").replace("|  |", "| |") for row in lines)
 
 
+def sentences(code: str) -> str:
+    """What a finding says of its recorded sample, a block of text with the fields' names before it."""
+    lines = []
+    for line in (SAMPLES / code / "sentences.txt").read_text().splitlines():
+        word, text = line.split(": ", 1)
+        first, rest = f"{word:9}", 9 * " "
+        lines.append(textwrap.fill(text, SAYS_WIDTH, initial_indent=first, subsequent_indent=rest))
+    return "```\n" + "\n".join(lines) + "\n```\n"
+
+
+def printed(command: str) -> str:
+    """What a command prints, run at the root of the repository."""
+    done = subprocess.run(  # a command of our own pages
+        [sys.executable, "-m", "schedtrace", *command.split()],
+        cwd=DOCS.parent,
+        env={**os.environ, "COLUMNS": "80", "PYTHONPATH": str(DOCS.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
 def default_of(field: Any) -> Any:
     """What a reader has to take for a field that is left out."""
     return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
@@ -266,10 +302,12 @@ def generated() -> Iterator[tuple[Path, str]]:
         shown.add(name)
         return f"{match[1]}\n{table(known[name], every[known[name].__name__])}\n{match[3]}"
 
-    for page in sorted(DOCS.rglob("*.md")):
+    for page in [*sorted(DOCS.rglob("*.md")), DOCS.parent / "README.md"]:
         text = page.read_text()
-        if MARKED.search(text) or WORDS.search(text):
+        if any(kind.search(text) for kind in (MARKED, WORDS, SAYS, EXAMPLE)):
             filled = WORDS.sub(lambda match: f"{match[1]}\n{words_table(match[2])}\n{match[3]}", text)
+            filled = SAYS.sub(lambda match: f"{match[1]}\n{sentences(match[2])}\n{match[3]}", filled)
+            filled = EXAMPLE.sub(lambda match: f"{match[1]}{printed(match[2])}{match[4]}", filled)
             yield page, MARKED.sub(fill, filled)
     if left_out := known.keys() - shown:
         sys.exit(f"no page has the fields of {', '.join(sorted(left_out))}")

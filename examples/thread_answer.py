@@ -20,7 +20,7 @@ def first_steps(report: RunReport) -> str:
 
 def count_of(report: RunReport, code: str) -> int:
     """Steps that show a finding."""
-    return sum(finding.count for finding in report.findings if finding.code == code)
+    return sum(finding.count for finding in report.every_finding() if finding.code == code)
 
 
 def why_it_varies(default: list[RunReport], prequeued: list[RunReport]) -> str:
@@ -28,7 +28,7 @@ def why_it_varies(default: list[RunReport], prequeued: list[RunReport]) -> str:
     short = sum(count_of(report, "arrival-limited") for report in default)
     if not short:
         return "In these runs no step was small for want of arrivals: this is not the thread's case."
-    late = [f for report in default for f in report.findings if f.code == "arrival-limited"]
+    late = [f for report in default for f in report.every_finding() if f.code == "arrival-limited"]
     requests = sum(finding.evidence.late_requests for finding in late)
     latest_ms = max(finding.evidence.late_us_max for finding in late) / 1e3
     again = sum(count_of(report, "arrival-limited") for report in prequeued)
@@ -45,7 +45,7 @@ def why_it_varies(default: list[RunReport], prequeued: list[RunReport]) -> str:
 
 def bug_or_intended(default: list[RunReport]) -> str:
     """Answer to: is this a bug or intended?"""
-    blocked = [f for report in default for f in report.findings if f.code == "blocked-budget"]
+    blocked = [f for report in default for f in report.every_finding() if f.code == "blocked-budget"]
     if blocked:
         causes = ", ".join(sorted({str(finding.cause) for finding in blocked}))
         return f"In these runs requests were refused while budget was left ({causes}): see the findings."

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import FormatOption, say, show
+from schedtrace.cli.options import FormatOption, say, show, window_of
 from schedtrace.errors import ExitCode
 from schedtrace.present.renderers import Format
 
@@ -22,6 +22,19 @@ def analyze(
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="CODE", help="Leave out this finding; may be repeated.")
     ] = None,
+    begin: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="Leave out what was before: 90s, 5m, 1h.")
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option("--to", metavar="TIME", help="Leave out what was after, since the first step."),
+    ] = None,
+    last: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only so much before the trace's end.")
+    ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show every table and every finding with its symptoms.")
+    ] = False,
     cache: Annotated[bool, typer.Option(help="Cache a large trace beside it, for the next command.")] = True,
 ) -> None:
     """Show why token budget went unused, and what to try.
@@ -35,10 +48,11 @@ def analyze(
     from schedtrace.present.pages.report import report_page
     from schedtrace.read.run import find_runs, runs_without_trace
 
+    window = window_of(begin=begin, end=end, last=last)
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
-    report = keep(analyze_runs(read_runs(find_runs(paths), cache=cache)), codes)
+    report = keep(analyze_runs(read_runs(find_runs(paths), cache=cache), window), codes)
     for folder in runs_without_trace(paths):
         say(f"schedtrace: skipped {folder}: it contains no trace", err=True)
-    show(report_page(report), output_format)
+    show(report_page(report, full=details), output_format)
     if any(severe(finding) for run in report.runs for finding in run.findings):
         raise typer.Exit(ExitCode.FINDINGS)

@@ -5,6 +5,7 @@ visible before it is printed, and rich is never asked to read markup or emoji na
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from schedtrace.present.sections import Page
+    from schedtrace.timeline.window import Window
 
 FormatOption = Annotated[
     Format, typer.Option("--format", help="Output format; markdown is for issues and pull requests.")
@@ -45,6 +47,41 @@ def show(page: "Page[Any]", output_format: Format = Format.TEXT) -> None:
 def say(line: str, *, err: bool = False) -> None:
     """Print one line, on stderr if ``err``."""
     typer.echo(visible(line), err=err)
+
+
+SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Window | None":
+    """The part of a trace that ``--from``, ``--to`` and ``--last`` ask for; None: all of it.
+
+    Raises:
+        UsageError: a time is none, or the window is empty.
+    """
+    from schedtrace.timeline.window import Window
+
+    if begin is end is last is None:
+        return None
+    if begin is not None and last is not None:
+        msg = "--from and --last cannot be given together"
+        raise UsageError(msg)
+    begin_us, end_us, last_us = (
+        _microseconds(option, text) for option, text in (("--from", begin), ("--to", end), ("--last", last))
+    )
+    if end_us is not None and end_us <= (begin_us or 0):
+        msg = f"--from {begin or 0} --to {end}: the window is empty"
+        raise UsageError(msg)
+    return Window(begin_us, end_us, last_us)
+
+
+def _microseconds(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)", text.strip())
+    if match is None:
+        msg = f"{option} {text}: expected a time such as 90s, 5m or 1h"
+        raise UsageError(msg)
+    return round(1e6 * float(match[1]) * SECONDS[match[2]])
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
 def _show_outcome(plan: Any) -> None:
     """The trials' figures, the folder, and what to type next."""
     from schedtrace.diagnose.analyze import analyze_run
-    from schedtrace.present.pages.report import trials_page
+    from schedtrace.present.pages.report_details import trials_page
     from schedtrace.present.phrases import plain
     from schedtrace.read.run import read_run
 

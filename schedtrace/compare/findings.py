@@ -5,20 +5,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from schedtrace.diagnose.rules import (
-    bound,
+    RULES,
     budget_underused,
-    kv_bound,
     late_arrivals,
-    max_num_seqs_bound,
     prefill_starves_decode,
-    queueing,
     scheduler_overhead,
-    token_budget_bound,
 )
-from schedtrace.model.causes import Cause
+from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.comparison import CauseChange, FindingChange
 from schedtrace.model.report import Finding, RunReport
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 
 _Refusal = tuple[str, str, str | None]
 _Kind = tuple[str, str | None]
@@ -30,45 +25,21 @@ class Threshold(NamedTuple):
     least_frac: float
     found: Callable[[Finding], float | None]
     """The share that a finding was found for; None: it was found for something else."""
-    measured: Callable[[RunReport], float | None] = lambda _: None
-    """The share in a run without such a finding; None: its report does not have it."""
 
 
 def _evidence(key: str) -> Callable[[Finding], float | None]:
     return lambda finding: getattr(finding.evidence, key, None)
 
 
-def _share_of_waiting(*causes: Cause) -> Callable[[RunReport], float]:
-    """Of the time that requests of an engine waited, the largest of all engines."""
-
-    def measured(report: RunReport) -> float:
-        ours: defaultdict[int, float] = defaultdict(float)
-        refused: defaultdict[int, float] = defaultdict(float)
-        for share in report.request_time:
-            if share.state in QUEUED and share.cause != NEXT_STEP:
-                refused[share.engine_rank] += share.time_ms
-                ours[share.engine_rank] += share.time_ms if share.cause in causes else 0.0
-        return max((ours[rank] / time for rank, time in refused.items() if time), default=0.0)
-
-    return measured
-
-
-def _queueing(finding: Finding) -> float | None:
-    evidence = finding.evidence
-    if not isinstance(evidence, queueing.Queueing) or evidence.starved or evidence.priority_inversions:
-        return None
-    return evidence.of_time_in_engine_frac
-
-
-_WAITING = (bound.MOST_OF_IT, _evidence("share_frac"))
 THRESHOLDS = {
-    kv_bound.CODE: Threshold(*_WAITING, _share_of_waiting(Cause.KV_BLOCKS, Cause.PREEMPTED_THIS_STEP)),
-    max_num_seqs_bound.CODE: Threshold(*_WAITING, _share_of_waiting(Cause.MAX_NUM_SEQS)),
-    token_budget_bound.CODE: Threshold(*_WAITING, _share_of_waiting(Cause.TOKEN_BUDGET)),
-    queueing.CODE: Threshold(queueing.FELT_FRAC, _queueing),
     scheduler_overhead.CODE: Threshold(scheduler_overhead.FOUND_FROM_FRAC, lambda finding: finding.cost_frac),
     late_arrivals.CODE: Threshold(late_arrivals.FOUND_FROM_FRAC, _evidence("spent_frac")),
     prefill_starves_decode.CODE: Threshold(prefill_starves_decode.FOUND_FROM_FRAC, _evidence("stretch_frac")),
+    **{
+        rule.code: Threshold(FOUND_FROM_FRAC, lambda finding: finding.share_frac)
+        for rule in RULES.values()
+        if rule.charges
+    },
 }
 """Rules that a step more or less can bring across their threshold."""
 FELL = 2.0
@@ -77,20 +48,19 @@ FELL = 2.0
 
 def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
     """One row per code and cause that either run has and both could have, those of the new run first."""
-    before, after = _by_kind(base.findings), _by_kind(new.findings)
+    before, after = _by_kind(base), _by_kind(new)
     unjudged = _unjudged(base, new)
     return [
-        _change(kind, (base, before.get(kind, [])), (new, after.get(kind, [])))
+        _change(kind, before.get(kind, []), after.get(kind, []))
         for kind in dict.fromkeys([*after, *before])
         if kind[0] not in unjudged
     ]
 
 
-def _change(kind: _Kind, *sides: tuple[RunReport, list[Finding]]) -> FindingChange:
+def _change(kind: _Kind, old: list[Finding], now: list[Finding]) -> FindingChange:
     code, cause = kind
-    (_, old), (_, now) = sides
     threshold = THRESHOLDS.get(code)
-    base_frac, new_frac = (_frac(threshold, *side) for side in sides)
+    base_frac, new_frac = (_frac(threshold, findings) for findings in (old, now))
     changed = not (old and now) and _really(threshold, [base_frac, new_frac])
     return FindingChange(
         code=code,
@@ -107,12 +77,10 @@ def _change(kind: _Kind, *sides: tuple[RunReport, list[Finding]]) -> FindingChan
     )
 
 
-def _frac(threshold: Threshold | None, report: RunReport, findings: list[Finding]) -> float | None:
-    """What the findings were found for, or else what the run has of it."""
+def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:
+    """The largest share that the findings were found for; None: not known, or none was found."""
     if threshold is None:
         return None
-    if not findings:
-        return threshold.measured(report)
     fracs = [threshold.found(finding) for finding in findings]
     return max((frac for frac in fracs if frac is not None), default=None)
 
@@ -135,9 +103,9 @@ def _unjudged(base: RunReport, new: RunReport) -> set[str]:
     return codes | only_without_queue
 
 
-def _by_kind(findings: list[Finding]) -> dict[_Kind, list[Finding]]:
+def _by_kind(report: RunReport) -> dict[_Kind, list[Finding]]:
     kinds: dict[_Kind, list[Finding]] = {}
-    for finding in findings:
+    for finding in report.every_finding():
         kinds.setdefault((finding.code, finding.cause), []).append(finding)
     return kinds
 

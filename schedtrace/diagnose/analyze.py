@@ -4,9 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 from schedtrace.diagnose.exit_counts import cap_table, cause_table
+from schedtrace.diagnose.root_causes import ranked
 from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.settings.effective import effective_settings
+from schedtrace.diagnose.statistics import statistics
+from schedtrace.diagnose.time_split import time_split
 from schedtrace.diagnose.times import engine_time, request_time
 from schedtrace.diagnose.trials import strip, trial_reports
+from schedtrace.diagnose.verdict import leading, verdict
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import Manifest
@@ -16,23 +21,36 @@ from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.waits import mismatches
+from schedtrace.timeline.window import Window, windowed
 
 
-def analyze(runs: list[Run]) -> Report:
-    """Figures and findings of each run."""
-    return Report(runs=[analyze_run(run) for run in runs])
+def analyze(runs: list[Run], window: Window | None = None) -> Report:
+    """Figures and findings of each run, or of this window of each trace."""
+    return Report(runs=[analyze_run(run, window) for run in runs])
 
 
-def analyze_run(run: Run) -> RunReport:
+def analyze_run(run: Run, window: Window | None = None) -> RunReport:
     """Figures and findings of one run; of several engines, rank after rank."""
-    timelines = [make_timeline(trace, run.manifest) for trace in run.traces]
-    findings = [
-        finding
-        for timeline in timelines
-        for rule in RULES.values()
-        if rule.needs <= timeline.facts
-        for finding in rule(timeline)
-    ]
+    timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for trace in run.traces]
+    if window is not None:
+        timelines = [windowed(timeline, window) for timeline in timelines]
+    measured = run.manifest if window is None else None  # the front end's figures are of whole trials
+    findings = ranked(
+        [
+            (
+                timeline,
+                [
+                    finding
+                    for rule in RULES.values()
+                    if rule.needs <= timeline.facts
+                    for finding in rule(timeline)
+                ],
+            )
+            for timeline in timelines
+        ]
+    )
+    findings = [*(lead := leading(findings)[:1]), *(finding for finding in findings if finding not in lead)]
+    split = time_split(timelines) if Fact.TIMES in timelines[0].facts else []
     problems = [problem for trace in run.traces for problem in _of_trace(trace)]
     problems += [problem for timeline in timelines for problem in _of_queue(timeline)]
     problems += _of_run(run.manifest) if run.manifest else []
@@ -41,19 +59,23 @@ def analyze_run(run: Run) -> RunReport:
         label=run.label,
         config=config_of(run),
         problems=problems,
+        verdict=verdict(timelines, findings, split),
+        time_split=split,
         trials=[
             report
             for timeline in timelines
-            for report in trial_reports(timeline, run.manifest, engines=run.engines)
+            for report in trial_reports(timeline, measured, engines=run.engines)
         ],
-        findings=sorted(findings, key=_weight),
+        findings=findings,
         not_judged=_not_judged(timelines),
         causes=cause_table(timelines),
         caps=cap_table(timelines),
         request_time=[share for timeline in timelines for share in request_time(timeline)],
         engine_time=[share for timeline in timelines for share in engine_time(timeline)],
         strip=strip(timelines[0]),
+        statistics=statistics(timelines),
         warmup_steps=sum(timeline.warmup_steps for timeline in timelines),
+        settings=effective_settings(run, timelines),
     )
 
 
@@ -171,8 +193,3 @@ def _not_judged(timelines: list[Timeline]) -> list[NotJudged]:
         for rule in RULES.values()
         if rule.needs - facts
     ]
-
-
-def _weight(finding: Finding) -> tuple[int, int, int]:
-    """Most severe first, then engine by engine, then by the number of steps."""
-    return -Severity[finding.severity.upper()], finding.engine_rank, -finding.count

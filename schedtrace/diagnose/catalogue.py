@@ -1,9 +1,13 @@
 """The kinds of findings, and how to choose among them."""
 
+from collections.abc import Iterator
+
+import msgspec
+
 from schedtrace.diagnose.rules import RULES
 from schedtrace.errors import UsageError
 from schedtrace.model.catalogue import Catalogue, FindingKind
-from schedtrace.model.report import Report
+from schedtrace.model.report import Finding, Report
 
 
 def catalogue() -> Catalogue:
@@ -29,8 +33,18 @@ def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
 
 
 def keep(report: Report, codes: frozenset[str]) -> Report:
-    """Leave the other findings out of a report; its figures stay."""
+    """Leave the other findings out of a report; its figures and its verdict stay."""
     for run in report.runs:
-        run.findings = [finding for finding in run.findings if finding.code in codes]
+        run.findings = [*_kept(run.findings, codes)]
         run.not_judged = [rule for rule in run.not_judged if rule.code in codes]
     return report
+
+
+def _kept(findings: list[Finding], codes: frozenset[str]) -> Iterator[Finding]:
+    """Those with these codes; the symptoms of one that is left out stand in its place."""
+    for finding in findings:
+        symptoms = [*_kept(finding.symptoms, codes)]
+        if finding.code in codes:
+            yield msgspec.structs.replace(finding, symptoms=symptoms)
+        else:
+            yield from symptoms

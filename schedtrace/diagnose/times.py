@@ -57,7 +57,7 @@ def engine_time(timeline: Timeline) -> list[EngineTime]:
 
 def _moments(timeline: Timeline) -> list[int]:
     """The edges of equal parts of the run's steps."""
-    starts = timeline.steps["start_us"].to_list()
+    starts = timeline.steps["start_us"].drop_nulls().to_list()
     cells = min(STRIP_CELLS, len(starts))
     return [starts[cell * len(starts) // cells] for cell in range(cells)] + [timeline.end_us]
 

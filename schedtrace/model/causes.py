@@ -25,6 +25,8 @@ class Entry:
     """The reason in a sentence, where it ends the waiting loop or skips in it; empty: it never does."""
     running: str = ""
     """The same for a running request."""
+    title: str = ""
+    """A few words for a finding about waits for it; empty: another rule has them."""
     setting: str = ""
     """vLLM's setting behind it; empty: there is none."""
     advice: str = ""
@@ -158,6 +160,7 @@ class Cause(_Word):
     PAUSED = (
         "paused",
         Entry(
+            title="The scheduler was paused",
             meaning="The scheduler is paused (sleep, pause)",
             waiting="the scheduler was paused",
             running="the scheduler was paused",
@@ -172,6 +175,7 @@ class Cause(_Word):
     PREFILL_THROTTLED = (
         "prefill_throttled",
         Entry(
+            title="Prefills are held back",
             meaning="The prefill cadence (`prefill_schedule_interval`) holds prefills back: that of "
             "data-parallel engines in step, and since vLLM 0.33 of any other engine, too",
             waiting="the prefill cadence held new prefills back (`prefill_schedule_interval`)",
@@ -184,6 +188,7 @@ class Cause(_Word):
     CHUNKED_PREFILL_OFF = (
         "chunked_prefill_off",
         Entry(
+            title="Prompts do not fit into what is left of a step",
             meaning="The prompt is larger than the budget left, and chunked prefill is off",
             waiting="chunked prefill is off and the next prompt is larger than what was left of the token "
             "budget of {token_budget}",
@@ -195,6 +200,7 @@ class Cause(_Word):
     ENCODER_BUDGET = (
         "encoder_budget",
         Entry(
+            title="Encoder budget or cache too small",
             meaning="The encoder cannot take the request's next input, and there is no token before it: its "
             "compute budget or its cache is spent, or the input may not be cut (`disable_chunked_mm_input`), "
             "or vLLM refuses it",
@@ -209,6 +215,7 @@ class Cause(_Word):
     ENCODER_TRANSFER_PENDING = (
         "encoder_transfer_pending",
         Entry(
+            title="Encoder outputs arrive late",
             meaning="An encoder output is still on its way from elsewhere",
             waiting="an encoder output was still being transferred",
             running="its encoder output was still being transferred",
@@ -218,6 +225,7 @@ class Cause(_Word):
     MAMBA_ALIGNMENT = (
         "mamba_alignment",
         Entry(
+            title="No block-aligned chunk fits",
             meaning="No chunk that ends at a block boundary fits",
             waiting="no block-aligned chunk fitted (hybrid model)",
             running="no block-aligned chunk fitted (hybrid model)",
@@ -229,6 +237,7 @@ class Cause(_Word):
     PREFILL_LOOKAHEAD = (
         "prefill_lookahead",
         Entry(
+            title="No chunk fits beside the prefill lookahead",
             meaning="No chunk fits that keeps clear of the last tokens of the prompt, which several MTP "
             "modules read ahead",
             waiting="no chunk fitted that keeps clear of the prefill lookahead",
@@ -241,6 +250,7 @@ class Cause(_Word):
     SPEC_DECODE_PADDING = (
         "spec_decode_padding",
         Entry(
+            title="No room for padded decodes",
             meaning="A decode is admitted with room for all drafts or not at all, and that room is not "
             "there. Without a detail the budget left is too small",
             waiting="the next request's decode, padded for drafts, did not fit",
@@ -263,6 +273,7 @@ class Cause(_Word):
     LORA_CAP = (
         "lora_cap",
         Entry(
+            title="LoRA slots too few",
             meaning="`max_loras` adapters are in the batch, and the request needs another one",
             waiting="`max_loras` other adapters were already in the batch",
             setting="max_loras",
@@ -272,6 +283,7 @@ class Cause(_Word):
     GRAMMAR_PENDING = (
         "grammar_pending",
         Entry(
+            title="Grammars compile slowly",
             meaning="The request's grammar is not compiled yet",
             waiting="the next request's grammar was not compiled yet",
             advice="Simplify the grammars, or repeat them: vLLM caches a compiled grammar.",
@@ -281,6 +293,7 @@ class Cause(_Word):
     REMOTE_KV_PENDING = (
         "remote_kv_pending",
         Entry(
+            title="KV arrives late from elsewhere",
             meaning="The request's KV blocks have not arrived from elsewhere",
             waiting="the next request's KV blocks had not arrived from elsewhere yet",
             advice="Check the KV connector: its load has not finished.",
@@ -290,6 +303,7 @@ class Cause(_Word):
     STREAMING_INPUT_PENDING = (
         "streaming_input_pending",
         Entry(
+            title="Clients send their next input late",
             meaning="The request waits for its own streaming input",
             waiting="the next request waited for its own streaming input",
             advice="Nothing to tune: the client has not sent its next input.",
@@ -307,6 +321,7 @@ class Cause(_Word):
     CONNECTOR_UNDECIDED = (
         "connector_undecided",
         Entry(
+            title="The KV connector answers late",
             meaning="The KV connector does not know yet what it has of the request",
             waiting="the KV connector did not know yet what it has of the next request",
             advice="Check the KV connector: its lookup has not finished.",
@@ -323,6 +338,7 @@ class Cause(_Word):
     NO_NEW_TOKENS = (
         "no_new_tokens",
         Entry(
+            title="No token to schedule",
             meaning="There is no token to schedule for this request; the detail is the [cap](#caps) that "
             "left 0 tokens, if one did",
             waiting="no token could be scheduled for the next request",
@@ -333,6 +349,7 @@ class Cause(_Word):
     OUTPUT_IN_FLIGHT = (
         "output_in_flight",
         Entry(
+            title="Outputs are in flight",
             meaning="Asynchronous scheduling: output of the request is on its way, and until it is there "
             "nothing more is scheduled for it. Without a detail that is its last token",
             running="its last token was in flight already (asynchronous scheduling)",
@@ -354,6 +371,7 @@ class Cause(_Word):
     PP_STAGGER = (
         "pp_stagger",
         Entry(
+            title="Decodes are staggered over the pipeline",
             meaning="Pipeline parallelism: it is not this request's turn to decode (vLLM 0.23 and newer)",
             running="it was not its turn to decode (pipeline parallelism)",
             setting="pipeline_parallel_size",
@@ -363,6 +381,7 @@ class Cause(_Word):
     CONNECTOR_FREES_PENDING = (
         "connector_frees_pending",
         Entry(
+            title="The KV connector frees blocks late",
             meaning="The KV connector is about to free blocks: vLLM waits for them instead of preempting",
             running="the KV connector was about to free blocks",
             advice="Check the KV connector, or give the KV cache more room (`--gpu-memory-utilization`).",
@@ -371,6 +390,7 @@ class Cause(_Word):
     VICTIM_NOT_FREEABLE = (
         "victim_not_freeable",
         Entry(
+            title="Blocks in flight cannot be freed",
             meaning="A step in flight may still write the victim's blocks: no request is preempted",
             running="the blocks of the request to be preempted could not be freed now",
             advice="Give the KV cache more room (`--gpu-memory-utilization`).",
@@ -379,6 +399,7 @@ class Cause(_Word):
     PREEMPTED_ITSELF = (
         "preempted_itself",
         Entry(
+            title="Requests preempt themselves",
             meaning="The request was the victim for its own allocation",
             running="no other request was left to be preempted for it, so it preempted itself",
             advice="See the preemption finding: the KV cache is too small for the running requests.",
@@ -387,6 +408,7 @@ class Cause(_Word):
     OTHER = (
         "other",
         Entry(
+            title="A limit that this version does not know",
             meaning="Not known; `guard` has the text that stands there",
             waiting="this version does not know the reason",
             running="this version does not know the reason",

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.model.message import Message
+from schedtrace.model.message import NOTHING, Message
 
 COMPARISON_SCHEMA_VERSION = 2
 
@@ -18,6 +18,10 @@ class ConfigChange(msgspec.Struct, kw_only=True):
     new: Any
     given: bool
     """Whether a person gave it on either side, or vLLM resolved it differently."""
+    base_origin: Message = NOTHING
+    """Where the value comes from: ``given``, ``default for LLM_CLASS``, ``derived``, ...; empty: not known,
+    or no setting that decides scheduling."""
+    new_origin: Message = NOTHING
 
 
 class Sample(msgspec.Struct, kw_only=True):

@@ -15,6 +15,9 @@ class Configured(msgspec.Struct, omit_defaults=True, tag="configured", tag_field
     """Arguments that differ from vLLM's default; secrets are hidden, and structured ones not shown."""
     derived: dict[str, Any] = {}
     """Arguments that were not given, with the value that vLLM chose; those of the scheduler and the cache."""
+    context_defaults: dict[str, dict[str, int]] = {}
+    """Of ``max_num_seqs`` and ``max_num_batched_tokens``: vLLM's default on this platform, by usage context
+    (vLLM 0.12 and newer). vLLM adapts it to the model and to other arguments."""
 
 
 class Refused(msgspec.Struct, omit_defaults=True, tag="refused", tag_field="type", kw_only=True):

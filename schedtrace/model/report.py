@@ -5,7 +5,9 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.model.message import Message
+from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.settings import EffectiveSetting
+from schedtrace.model.statistics import Statistics
 
 REPORT_SCHEMA_VERSION = 2
 
@@ -22,13 +24,59 @@ class Evidence(msgspec.Struct, kw_only=True):
     """Figures behind a finding; each rule has a struct of its own."""
 
 
+class Advice(msgspec.Struct, kw_only=True):
+    """One thing to do about a finding."""
+
+    message: Message
+    """The setting with its present value, or what else to do."""
+    setting: str | None = None
+    """Field of vLLM's ``EngineArgs``; None: it is no setting."""
+    value: int | float | bool | None = None
+    """The proposed value, which vLLM accepts in this configuration; None: no particular one."""
+    costs: Message = NOTHING
+    """What it costs elsewhere: a whole sentence."""
+    proven: bool = False
+    """A contract test drives vLLM's scheduler with this advice and sees that the wait gets shorter."""
+
+
+class Gain(msgspec.Struct, kw_only=True):
+    """What a finding's first advice would gain on this load, estimated from the trace."""
+
+    metric: str
+    """``output_tokens_per_s``, ``ttft_p50_ms`` or another figure of the report."""
+    change_frac: float
+    """Relative change of the metric: 0.86 is 86 % more."""
+    low_frac: float | None = None
+    high_frac: float | None = None
+    """The interval that the estimate's error leaves; None: not known."""
+    before: float | None = None
+    after: float | None = None
+    """The metric itself, in its unit."""
+    saved_frac: float
+    """Share of the requests' time that it saves: what findings are ranked by."""
+    method: str
+    """How it was estimated: ``step_time`` (the model of step times) or ``waits`` (the waits it would cut)."""
+
+
 class Finding(msgspec.Struct, kw_only=True):
-    """One finding about a run."""
+    """One finding about a run: a root cause, or a symptom of one."""
 
     code: str
     """Name of the page in ``docs/findings/``."""
     severity: str
-    """``info``, ``warning`` or ``critical``."""
+    """``info``, ``warning`` or ``critical``: by gain, or by share where no gain can be estimated."""
+    title: Message = NOTHING
+    """A few words; empty for a symptom."""
+    verdict: Message = NOTHING
+    """What is said first of the run if this finding leads: what limited it, and by how much."""
+    share_frac: float | None = None
+    """Share of the requests' time that it explains; None: it is about something else than their time."""
+    holder: Message = NOTHING
+    """Who or what holds the resource."""
+    gain: Gain | None = None
+    """None: the trace allows no estimate."""
+    leads: bool = False
+    """It stands before all that is ranked by gain: requests that can never run, or make no progress."""
     cause: str | None
     """A word of ``docs/causes.md``; None where the finding is not about an exit."""
     via: str
@@ -45,7 +93,9 @@ class Finding(msgspec.Struct, kw_only=True):
     tokens: int
     """What ``tokens`` counts stands on the finding's page."""
     message: Message
-    advice: Message
+    """The evidence in figures."""
+    advice: list[Advice] = []
+    """The best first; empty for a symptom: its root cause has it."""
     evidence: Evidence
     example: Message | None = None
     """One case: the first of the evidence's ``examples``."""
@@ -55,6 +105,13 @@ class Finding(msgspec.Struct, kw_only=True):
     """``cost_ms`` as a share of the run."""
     cost_error_frac: float | None = None
     """Typical relative error of the step-time model that the estimate rests on; None: not from that model."""
+    symptoms: "list[Finding]" = []
+    """What this root cause also caused."""
+
+    @property
+    def weight(self) -> float:
+        """What it is ranked by: the share of the requests' time that is gained, or else explained."""
+        return self.gain.saved_frac if self.gain else self.share_frac or 0.0
 
 
 MAX_STEPS = 100
@@ -190,6 +247,19 @@ class EngineTime(msgspec.Struct, kw_only=True):
     """Of its time but ``idle``; None: for ``idle``."""
 
 
+class TimePart(msgspec.Struct, kw_only=True):
+    """One part of the requests' time, over all engines; the parts add up to 1."""
+
+    part: str
+    """``client``-side parts first: ``front_end``; ``next_step`` (no step could see them yet); ``waiting`` and
+    ``stalled`` with a cause; ``prefill``, ``decode``, ``recompute``; ``between_steps`` (of these three, while
+    the device waited for the engine)."""
+    cause: str | None
+    """A word of ``docs/causes.md``, of ``waiting`` and ``stalled``."""
+    time_ms: float
+    share_frac: float
+
+
 class NotJudged(msgspec.Struct, kw_only=True):
     """One rule that a record lacks facts for."""
 
@@ -208,8 +278,13 @@ class RunReport(msgspec.Struct, kw_only=True):
     """Model, versions, limits and workload, as far as the run records them."""
     problems: list[Message]
     """What is wrong with the trace, and the recorder's notices."""
+    verdict: list[Message]
+    """What limited this run, by how much, and who or what held it; at most three sentences."""
+    time_split: list[TimePart]
+    """Where the requests' time went, the largest part first."""
     trials: list[TrialReport]
     findings: list[Finding]
+    """Root causes by gain, each with its symptoms; then what is no symptom of any."""
     not_judged: list[NotJudged]
     """Rules that the record lacks facts for."""
     causes: list[CauseRow]
@@ -221,8 +296,16 @@ class RunReport(msgspec.Struct, kw_only=True):
     engine_time: list[EngineTime]
     """Where the engines' time went."""
     strip: list[StripCell]
+    statistics: Statistics | None = None
+    """Latency by class, prefix cache, drafts, outcomes, durations, sums over engines."""
     warmup_steps: int
     """Steps of the warm-up: recorded, but in no figure above."""
+    settings: list[EffectiveSetting] = []
+    """Every setting that decides scheduling, with its origin."""
+
+    def every_finding(self) -> list[Finding]:
+        """Root causes, each followed by its symptoms, and symptoms of none."""
+        return [one for finding in self.findings for one in (finding, *finding.symptoms)]
 
 
 class Report(msgspec.Struct, kw_only=True):

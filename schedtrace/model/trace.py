@@ -42,6 +42,8 @@ class Header(Line, tag="header", kw_only=True):
     """Data-parallel rank of this engine."""
     wall_anchor_us: int
     """Unix time in microseconds at which the trace's clock read 0: lines up ranks."""
+    clock: Literal["monotonic", "virtual"] = "monotonic"
+    """``virtual``: a simulation's, whose steps take as long as a model says."""
     scheduler_class: str
     """The class that vLLM chose, before it was wrapped."""
     async_scheduling: bool | None = None

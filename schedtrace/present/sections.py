@@ -149,6 +149,36 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One part of a whole."""
+
+    label: Text
+    share_frac: float
+    style: Style
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A whole in its parts, as bars side by side."""
+
+    title: str
+    parts: list[Part]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One root cause: what it is, what it would gain, the evidence, and what to try."""
+
+    number: int
+    title: Content
+    gain: Text
+    """Stands at the end of the title's line."""
+    paragraphs: list[Content]
+    actions: list[Text]
+    """Alternatives, the best first."""
+
+
+@dataclass(frozen=True)
 class Note:
     """A paragraph, perhaps after a label."""
 
@@ -156,7 +186,7 @@ class Note:
     label: str = ""
 
 
-Section = Headline | Facts | Table | Strip | Finding | Note
+Section = Headline | Facts | Table | Strip | Finding | Shares | Cause | Note
 
 
 class Page(Generic[_D]):

@@ -14,6 +14,18 @@ def bar_characters(bars: Bars, width: int) -> str:
     return "".join(bar(max(part)) for part in _parts(bars.heights, width))
 
 
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def horizontal_bar(fraction: float, width: int) -> str:
+    """A bar as long as the fraction of the width, in eighths of a character; anything above 0 is visible."""
+    eighths = round(8 * width * min(1.0, fraction))
+    if fraction > 0:
+        eighths = max(1, eighths)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (EIGHTHS[rest] if rest else "")
+
+
 def state_characters(states: States, width: int) -> list[State]:
     """A state for each step; where there is not room for all, a prominent one, else the most frequent."""
     steps = [state for state, count in states.runs for _ in range(count)]

@@ -1,6 +1,7 @@
 """The words of severities, states and changes, and how each is marked: their one home."""
 
-from schedtrace.present.sections import State, Style, Styled
+from schedtrace.model.message import CauseWord, message
+from schedtrace.present.sections import State, Style, Styled, Text
 
 SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
 
@@ -29,12 +30,38 @@ ENGINE_STATES = {
 }
 """What a busy engine did."""
 
+GAINS = {"output_tokens_per_s": "output tok/s", "ttft_p50_ms": "TTFT p50", "tpot_p50_ms": "TPOT p50"}
+"""Metrics of a gain."""
+
+_WAITS = {
+    "kv_blocks": "waiting for KV blocks",
+    "max_num_seqs": "waiting for a seat",
+    "token_budget": "waiting for the token budget",
+}
+_PARTS = {
+    "front_end": ("front end", Style.DIM),
+    "next_step": ("waiting for the next step", Style.DIM),
+    "between_steps": ("engine between steps", Style.RECOMPUTE),
+}
+
 EVENTS = {"preempted": Style.BAD, "first_token": Style.STRONG}
 
 
 def severity(word: str) -> Styled:
     """A severity, marked."""
     return Styled(word, SEVERITIES[word])
+
+
+def time_part(part: str, cause: str | None) -> tuple[Text, Style]:
+    """A part of the requests' time, and how it is drawn."""
+    if part == "stalled":
+        return message("running without tokens ({cause})", cause=CauseWord(cause or "other")), Style.BAD
+    if part == "waiting":
+        known = _WAITS.get(cause or "")
+        return known or message("waiting ({cause})", cause=CauseWord(cause or "other")), Style.WARNING
+    if part in _PARTS:
+        return _PARTS[part]
+    return part, state(part).style
 
 
 def state(word: str) -> State:

@@ -12,6 +12,8 @@ class KnownSettings(msgspec.Struct):
     max_num_active_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_scheduled_tokens: int | None = None
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
     max_num_partial_prefills: int | None = None
     max_long_partial_prefills: int | None = None
     long_prefill_token_threshold: int | None = None
@@ -19,6 +21,7 @@ class KnownSettings(msgspec.Struct):
     scheduler_reserve_full_isl: bool | None = None
     policy: str | None = None
     watermark: float | None = None
+    prefill_schedule_interval: int | None = None
 
 
 def check_settings(scheduler_config: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from schedtrace.read.schema import readable
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON of ours; the last for brackets nested without end."""
-_HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
+HUGE_NUMBER = re.compile(rb"[:\[,]\s*-?\d{19}")
 """Nothing that is counted or timed here has 19 digits; such a number would not fit Polars' integers."""
 AS_READ = {line: readable(line) for line in (Header, Step, Delta, Output, Events, Cpu, Notice, End)}
 """Kind of line to the struct that it is read into."""
@@ -84,7 +84,7 @@ def read_header(path: Path, lines: list[bytes]) -> Header:
     except UNREADABLE as error:
         msg = f"{path}:1: broken header ({error})"
         raise InputError(msg) from error
-    if _HUGE_NUMBER.search(lines[0]):
+    if HUGE_NUMBER.search(lines[0]):
         msg = f"{path}:1: broken header (a number in it is too large)"
         raise InputError(msg)
     return header

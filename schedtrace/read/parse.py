@@ -11,8 +11,9 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
-from schedtrace.model.trace import Delta, End, Events, Header, Notice, Output, Step
+from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, Step
 from schedtrace.read.columns import structs_of
+from schedtrace.read.cpu_times import cpu_times
 from schedtrace.read.lines import read_header, read_lines
 from schedtrace.read.problems import Problems, ranges
 from schedtrace.read.steps import Steps
@@ -28,6 +29,8 @@ class Parsed:
     steps: pl.DataFrame
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
+    cpu: pl.DataFrame
+    """Processor times of threads (``read/cpu_times.py``)."""
     notices: list[str]
     end: End | None
     problems: Problems
@@ -100,6 +103,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         steps=all_steps,
         arrivals=arrivals,
         finishes=finishes,
+        cpu=cpu_times(others[Cpu]),
         notices=[*header.notices, *(line.message for line in others[Notice])],
         end=end,
         problems=problems,

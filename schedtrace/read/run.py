@@ -1,11 +1,12 @@
 """Runs, found from what a person typed: run folders with one trace an engine, or single files."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import FILE_NAME, Manifest, read_manifest
 from schedtrace.read.detect import foreign_reader, read_record
+from schedtrace.read.front_end import FrontEnd, read_front_end
 from schedtrace.read.options import READ, ReadOptions
 from schedtrace.read.profile_name import ProfileName, profile_name
 from schedtrace.read.trace import Trace
@@ -25,6 +26,8 @@ class Run:
     """Ranks that the run had, though only one of them may have been asked for."""
     named: ProfileName | None = None
     """What the name of a foreign log tells about the workload."""
+    front_end: FrontEnd | None = None
+    """What the front ends recorded; None: nothing."""
 
     @property
     def label(self) -> str:
@@ -79,7 +82,13 @@ def read_run(path: Path, options: ReadOptions = READ) -> Run:
         msg = f"{path}: no trace in this run{why}; expected {TRACE_PATTERN}"
         raise InputError(msg)
     engines = len(list(folder.glob(TRACE_PATTERN))) if manifest else len(files)
-    return Run(path, manifest, [trace for file in files for trace in read_record(file, options)], engines)
+    traces = [trace for file in files for trace in read_record(file, options)]
+    began = min((trace.header.wall_anchor_us for trace in traces), default=0)
+    front_end = read_front_end(folder, began)
+    if front_end is not None:
+        arrived = sum(trace.arrivals["request_id"].n_unique() for trace in traces)
+        front_end = replace(front_end, arrived=arrived)
+    return Run(path, manifest, traces, engines, front_end=front_end)
 
 
 def _exists(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """One ``engine-<rank>.jsonl`` as frames."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
@@ -9,6 +9,7 @@ from schedtrace.errors import InputError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.trace import End, Header
 from schedtrace.read.cache import read_by_files
+from schedtrace.read.cpu_times import cpu_times
 from schedtrace.read.options import READ, ReadOptions
 from schedtrace.read.parse import parse
 from schedtrace.read.problems import Problems
@@ -37,6 +38,8 @@ class Trace:
     """Other records than schedtrace's tell less."""
     record: str = "trace of schedtrace"
     """What kind of record it was read from."""
+    cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
+    """Processor times of threads (``read/cpu_times.py``)."""
 
     def stretches(self) -> pl.LazyFrame:
         """What every request got, as stretches of steps (``read/stretches.py``)."""
@@ -86,4 +89,5 @@ def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
         notices=parsed.notices,
         end=parsed.end,
         problems=parsed.problems,
+        cpu=parsed.cpu,
     )

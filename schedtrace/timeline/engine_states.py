@@ -6,7 +6,7 @@ first: host work that hides behind it costs nothing.
 
 import polars as pl
 
-from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.overlap import time_within
 from schedtrace.timeline.timeline import Timeline
 
 STATES = ("device", "schedule", "update", "dummy", "host_gap", "idle")
@@ -116,36 +116,8 @@ def with_engine_time(states: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame
     """Rows of ``request_states`` with the engine's time in each: ``device_us``, ``host_us`` and ``idle_us``.
 
     ``host_us`` is all that is neither the device's nor idle. What lies before the first step is in none of
-    them. By prefix sums: the time up to a moment is that of the whole spans before it and of a part of one.
+    them.
     """
     kinds = {"device_us": ["device"], "idle_us": ["idle"], "host_us": [*set(BUSY) - {"device"}]}
-    sums = engine.select(
-        "begin_us",
-        *(pl.col("state").is_in(of).cast(pl.Int64).alias(f"in_{name}") for name, of in kinds.items()),
-        *(
-            pl.when(pl.col("state").is_in(of))
-            .then(LENGTH_US)
-            .otherwise(0)
-            .cum_sum()
-            .shift(1, fill_value=0)
-            .alias(name)
-            for name, of in kinds.items()
-        ),
-        last_us="end_us",
-    ).sort("begin_us")
-
-    def until(column: str) -> pl.DataFrame:
-        moments = states.select(us=pl.col(column)).with_row_index("row").sort("us")
-        into = pl.min_horizontal("us", "last_us") - pl.col("begin_us")
-        return (
-            moments.join_asof(sums, left_on="us", right_on="begin_us", coalesce=False)
-            .select(
-                "row",
-                *((pl.col(name) + pl.col(f"in_{name}") * into).fill_null(0).alias(name) for name in kinds),
-            )
-            .sort("row")
-            .drop("row")
-        )
-
-    begin, end = until("begin_us"), until("end_us")
-    return states.with_columns(end[name] - begin[name] for name in kinds)
+    spent = time_within(states, engine, {name: pl.col("state").is_in(of) for name, of in kinds.items()})
+    return states.with_columns(spent)

@@ -45,6 +45,7 @@ def request_states(timeline: Timeline) -> pl.DataFrame:
         # With steps in flight the output of one may come back when a later one has already decided.
         .with_columns(begin_us=pl.min_horizontal(later_first, "end_us"))
         .with_columns(end_us=pl.col("begin_us").shift(-1).over("request_id").fill_null(pl.col("end_us")))
+        .drop_nulls(["begin_us", "end_us"])  # a damaged line may lack the time
         .filter((pl.col("end_us") > pl.col("begin_us")) | (pl.col("tokens") > 0))
     )
     return (

@@ -2,7 +2,6 @@
 
 import polars as pl
 
-from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.timeline import Timeline
 
@@ -77,19 +76,4 @@ def queue_times(timeline: Timeline) -> pl.DataFrame:
         .with_columns(queue_us=(pl.col("begin_us") - pl.col("queued_us")).clip(0))
         .select("request_id", "trial", "priority", "queued_us", "begin_step", "queue_us")
         .rename({"begin_step": "step"})
-    )
-
-
-def queue_time_by_cause(timeline: Timeline, queued: pl.DataFrame) -> pl.DataFrame:
-    """One row per request of ``queue_times`` and cause: ``request_id``, ``cause``, ``wait_us``.
-
-    Per request they add up to ``queue_us``; ``next_step`` is the time until a step could see it.
-    """
-    first = timeline.request_states.join(
-        queued.select("request_id", "step"), on="request_id", maintain_order="left"
-    ).filter((pl.col("state") == "waiting") & (pl.col("end_step").fill_null(-1) < pl.col("step")))
-    return (
-        first.group_by("request_id", "cause", maintain_order=True)
-        .agg(LENGTH_US.sum().alias("wait_us"))
-        .filter(pl.col("wait_us") > 0)
     )

@@ -6,6 +6,7 @@ be negative, fitted to the steps (over 10,000: to evenly chosen ones) with a los
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -30,13 +31,13 @@ class StepTime:
     error_frac: float
     """Median of ``abs(fitted - measured) / measured`` over these steps."""
 
-    def predict(self, prefill_tokens: float, decode_tokens: float, context_tokens: float) -> float:
-        """Microseconds that a step with this work would take."""
+    def predicted(self) -> pl.Expr:
+        """Microseconds that each row of a frame with the columns ``FEATURES`` would take."""
         return (
             self.base_us
-            + self.per_prefill_token_us * prefill_tokens
-            + self.per_decode_token_us * decode_tokens
-            + self.per_context_token_us * context_tokens
+            + self.per_prefill_token_us * pl.col("prefill_tokens")
+            + self.per_decode_token_us * pl.col("decode_tokens")
+            + self.per_context_token_us * pl.col("context_tokens")
         )
 
 
@@ -65,14 +66,36 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     measured = used["busy_us"].to_numpy().astype(float)
     work = np.column_stack([np.ones(used.height), used.select(FEATURES).to_numpy().astype(float)])
     scale = np.maximum(work.max(axis=0), 1.0)
+    present = work.any(axis=0)  # work that no step has tells nothing of what it costs
     spread = float(np.median(np.abs(measured - np.median(measured)))) or 1.0
     fitted = least_squares(
         lambda factors: ((work / scale) @ factors - measured) / spread,
-        x0=np.full(work.shape[1], np.median(measured) / work.shape[1]),
+        x0=present * np.median(measured) / present.sum(),
         bounds=(0, np.inf),
         loss="soft_l1",
     )
-    factors = fitted.x / scale
+    factors = present * fitted.x / scale
     error = float(np.median(np.abs(work @ factors - measured) / measured))
     base, prefill, decode, context = (float(factor) for factor in factors)
     return StepTime(base, prefill, decode, context, steps=used.height, error_frac=error)
+
+
+def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | None:
+    """What the steps ``wanted`` would take by a model of ``steps``, for a first look: a fast fit.
+
+    Non-negative least squares of the relative errors (SciPy's ``nnls``): a slow outlier weighs little.
+    None where too few steps have an output.
+    """
+    import numpy as np  # noqa: PLC0415  # as above
+    from scipy.optimize import nnls  # noqa: PLC0415  # likewise
+
+    used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
+    if used.height < FEWEST_STEPS:
+        return None
+
+    def work(rows: pl.DataFrame) -> Any:
+        return np.column_stack([np.ones(rows.height), rows.select(FEATURES).to_numpy().astype(float)])
+
+    used = used.gather_every(-(-used.height // MOST_STEPS))
+    factors, _ = nnls(work(used) / used["busy_us"].to_numpy()[:, None], np.ones(used.height))
+    return pl.Series(np.maximum(work(wanted) @ factors, 1.0))

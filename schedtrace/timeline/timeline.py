@@ -9,6 +9,8 @@ from schedtrace.model.causes import NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.trace import Header
+from schedtrace.read.cpu_times import cpu_times
+from schedtrace.read.front_end import FrontEnd
 from schedtrace.read.rows import all_rows, rows_between, rows_of
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.per_step import context_tokens
@@ -56,6 +58,10 @@ class Timeline:
     """What the record can tell at all; an empty frame means "none" only if its fact is among them."""
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
+    cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
+    """Processor times of threads (``read/cpu_times.py``)."""
+    front_end: FrontEnd | None = None
+    """What the front ends of the run recorded, for all its engines."""
 
     @cached_property
     def waits(self) -> pl.DataFrame:
@@ -77,6 +83,18 @@ class Timeline:
         from schedtrace.timeline.engine_states import engine_states  # noqa: PLC0415  # likewise
 
         return engine_states(self)
+
+    @cached_property
+    def charges(self) -> pl.DataFrame:
+        """What every wait is charged to (``timeline/charges.py``)."""
+        from schedtrace.timeline.charges import charges  # noqa: PLC0415  # likewise
+
+        return charges(self)
+
+    @cached_property
+    def requests_us(self) -> int:
+        """All requests' time added up: what shares of it are of."""
+        return int(self.request_states.select(LENGTH_US.sum()).item() or 0)
 
     @cached_property
     def end_us(self) -> int:
@@ -148,13 +166,20 @@ class Timeline:
         return frame if trial is None else frame.filter(pl.col("trial") == trial)
 
 
-def make_timeline(trace: Trace, manifest: Manifest | None = None, *, whole: bool = False) -> Timeline:
+def make_timeline(
+    trace: Trace,
+    manifest: Manifest | None = None,
+    *,
+    whole: bool = False,
+    front_end: FrontEnd | None = None,
+) -> Timeline:
     """Prepare a trace for the rules; the manifest tells how the requests came.
 
     Args:
         trace: One engine's.
         manifest: Of its run.
         whole: Leave nothing out, the warm-up neither: to tell about single steps and requests.
+        front_end: What the front ends of its run recorded.
     """
     steps = trace.steps
     measured = pl.col("trial").is_null() | (pl.col("trial") != WARMUP_TRIAL)
@@ -194,6 +219,8 @@ def make_timeline(trace: Trace, manifest: Manifest | None = None, *, whole: bool
         warmup_steps=steps.filter(pl.col("trial") == WARMUP_TRIAL).height,
         warmup_requests=trial_of.filter((pl.col("trial") == WARMUP_TRIAL) & (not whole))["request_id"],
         lists={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
+        cpu=trace.cpu,
+        front_end=front_end,
     )
 
 

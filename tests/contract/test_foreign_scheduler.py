@@ -159,7 +159,8 @@ def test_a_cause_that_schedtrace_does_not_know_is_analyzed_like_any_other(cause,
         request.getfixturevalue("as_the_example")
     [report] = analyze([request.getfixturevalue("held_back")]).runs
     assert [(row.cause, row.exits, row.location) for row in report.causes] == [(cause, 1, place_of_guard())]
-    assert [found.cause for found in report.findings if found.code == "blocked-budget"] == [cause]
+    every = [one for found in report.findings for one in (found, *found.symptoms)]
+    assert [found.cause for found in every if found.code == "blocked-budget"] == [cause]
 
 
 BROKEN = {

@@ -100,4 +100,6 @@ def analyzed(workplace):
 
 
 def findings(run, code):
-    return [finding for finding in run["findings"] if finding["code"] == code]
+    """Those with this code, symptoms included."""
+    every = [one for finding in run["findings"] for one in (finding, *finding["symptoms"])]
+    return [finding for finding in every if finding["code"] == code]

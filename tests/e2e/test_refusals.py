@@ -28,7 +28,7 @@ def test_diff_run_makes_both_runs_and_compares_them(compared, workplace):
     assert changed["scheduler_config.max_num_seqs"] == (16, 4)
     (blocked,) = [change for change in compared["findings"] if change["code"] == "blocked-budget"]
     assert (blocked["cause"], blocked["state"]) == ("max_num_seqs", "appeared")
-    assert "blocked-budget max_num_seqs" in compared["verdict"]["text"]
+    assert "max-num-seqs-bound" in compared["verdict"]["text"]
     for label in ("many", "few"):
         manifest = json.loads((workplace / "logs" / label / "run.json").read_text())
         assert [trial["trial"] for trial in manifest["trials"]] == [1, 2]

@@ -6,24 +6,35 @@ Every rule's definition, with its columns and thresholds, stands in ``docs/findi
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from schedtrace.diagnose.proven import PROVEN
 from schedtrace.diagnose.rules import (
     arrival_limited,
     blocked_budget,
     budget_saturated,
     budget_underused,
-    config_smells,
+    client_limited,
     decode_starves_prefill,
+    front_end,
     head_of_line,
     kv_bound,
     late_arrivals,
     long_prefill_cap,
+    long_prompt,
     max_num_seqs_bound,
+    never_fits,
+    no_progress,
+    other_limit,
+    parked_loads,
+    pipeline_bubbles,
     preemption,
     preemption_storm,
     prefill_starves_decode,
     prefix_cache,
-    queueing,
+    priority_inversion,
+    refused_at_door,
     scheduler_overhead,
+    slow_steps,
+    spec_decode,
     stall,
     token_budget_bound,
 )
@@ -42,35 +53,60 @@ class Rule:
     needs: frozenset[Fact]
     """What a record must hold for this rule to judge it."""
     find: Callable[[Timeline], list[Finding]]
+    symptom_of: tuple[str, ...] = ()
+    """Codes of the root causes whose effect it may be; empty: it is a root cause."""
+    charges: tuple[str, ...] = ()
+    """Of ``timeline.charges``: what it is about, where that is a wait which may be the effect of another."""
 
     def __call__(self, timeline: Timeline) -> list[Finding]:
         """Its findings in one engine's timeline."""
-        return self.find(timeline)
+        found = self.find(timeline)
+        for finding in found:
+            for advice in finding.advice:
+                advice.proven = (finding.code, finding.cause, advice.setting) in PROVEN
+        return found
 
 
 _MODULES = (
-    arrival_limited,
-    blocked_budget,
-    preemption,
-    budget_saturated,
-    budget_underused,
+    never_fits,
+    no_progress,
+    refused_at_door,
     kv_bound,
     max_num_seqs_bound,
     token_budget_bound,
-    long_prefill_cap,
-    late_arrivals,
+    long_prompt,
+    head_of_line,
+    parked_loads,
+    priority_inversion,
+    other_limit,
+    slow_steps,
+    scheduler_overhead,
+    pipeline_bubbles,
+    front_end,
+    client_limited,
+    arrival_limited,
+    prefix_cache,
+    spec_decode,
+    blocked_budget,
+    budget_saturated,
+    budget_underused,
+    preemption,
+    preemption_storm,
+    stall,
     prefill_starves_decode,
     decode_starves_prefill,
-    scheduler_overhead,
-    config_smells,
-    head_of_line,
-    stall,
-    preemption_storm,
-    queueing,
-    prefix_cache,
+    long_prefill_cap,
+    late_arrivals,
 )
 
 RULES = {
-    module.CODE: Rule(module.CODE, module.SUMMARY, frozenset(module.NEEDS), module.find)
+    module.CODE: Rule(
+        module.CODE,
+        module.SUMMARY,
+        frozenset(module.NEEDS),
+        module.find,
+        getattr(module, "SYMPTOM_OF", ()),
+        tuple(str(charge) for charge in getattr(module, "CHARGES", ())),
+    )
     for module in _MODULES
 }

@@ -5,12 +5,19 @@ import polars as pl
 from schedtrace.model.message import NOTHING, Message, Number, Setting, message
 from schedtrace.timeline.timeline import Timeline
 
-MORE_KV_SPACE = message(
-    "{utilization}, {memory}, or a larger {override} where one is set",
-    utilization=Setting("--gpu-memory-utilization"),
-    memory=Setting("--kv-cache-memory-bytes"),
-    override=Setting("--num-gpu-blocks-override"),
-)
+
+def more_kv_space(timeline: Timeline) -> Message:
+    """The settings that make this engine's KV cache larger; an override of its blocks rules alone."""
+    settings = timeline.header.settings
+    if settings.get("cache_config.num_gpu_blocks_override"):
+        return message("{override}", override=Setting("--num-gpu-blocks-override"))
+    memory = Setting("--kv-cache-memory-bytes")
+    if timeline.header.device == "cpu":
+        return message(
+            "{memory} or the variable {space}", memory=memory, space=Setting("VLLM_CPU_KVCACHE_SPACE")
+        )
+    return message("{memory} or {share}", memory=memory, share=Setting("--gpu-memory-utilization"))
+
 
 BATCHED_TOKENS = Setting("--max-num-batched-tokens")
 

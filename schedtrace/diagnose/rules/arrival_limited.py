@@ -2,23 +2,20 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.common import StepExample, in_trials, only, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, only, step_numbers, trial_numbers
+from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, joined, message
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, Share, joined, message
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "arrival-limited"
 SUMMARY = "steps were small because requests had not reached the scheduler yet; no request was refused"
 NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.REQUESTS)
-ADVICE_OPEN = message("No limit is in the way: vLLM does not wait for requests that have not arrived.")
-ADVICE_CLOSED = message(
-    "No limit is in the way. To measure with full batches, queue all requests before the first step: "
-    "{run}, or {bench}.",
-    run=Code("schedtrace run --prequeue"),
-    bench=Code("vllm bench throughput --prequeue-requests"),
-)
+
+
+MOST_FRAC = 0.5
 
 
 class LateExample(StepExample, kw_only=True):
@@ -50,29 +47,30 @@ def find(timeline: Timeline) -> list[Finding]:
     if late.is_empty():
         return []
     steps = late.select("step", "trial").unique()
-    trials = trial_numbers(steps)
     tokens = int(late["prompt_tokens"].sum())
     evidence = _evidence(timeline, late)
+    share = _share(timeline, late)
     return [
         Finding(
             code=CODE,
+            title=message("Requests arrive while the engine already steps") if share is not None else NOTHING,
+            verdict=NOTHING if share is None else _verdict(timeline, late, share),
+            share_frac=share,
             severity="info",
             cause=Cause.QUEUE_EMPTY,
             via=str(late["waiting_via"].unique().sort()[0]),
             location=only(late["waiting_location"]),
             engine_rank=timeline.rank,
             count=steps.height,
-            trials=trials,
+            trials=trial_numbers(steps),
             steps=step_numbers(steps),
             tokens=tokens,
             message=joined(
                 [
                     message(
-                        "{steps}{trials} left token budget unused because {requests} ({tokens}) that would "
-                        "have fitted reached the scheduler after schedule() had ended. No request that was "
-                        "ready waited.",
+                        "{steps} left token budget unused because {requests} ({tokens}) that would "
+                        "have fitted reached the scheduler after schedule() had ended.",
                         steps=Count(steps.height, "step"),
-                        trials=in_trials(timeline, trials),
                         requests=Count(late.height, "request"),
                         tokens=Count(tokens, "token"),
                     ),
@@ -80,11 +78,72 @@ def find(timeline: Timeline) -> list[Finding]:
                     _later_steps(evidence),
                 ]
             ),
-            advice=ADVICE_CLOSED if timeline.closed_workload else ADVICE_OPEN,
+            advice=[] if share is None else [_advice(timeline)],
             evidence=evidence,
             example=_described(evidence.examples[0]),
         )
     ]
+
+
+def _share(timeline: Timeline, late: pl.DataFrame) -> float | None:
+    """Share of the requests' time from the step that missed these to the next one.
+
+    None where requests come as they please: a step has to be waited for then, and nobody can do better.
+    """
+    if not timeline.requests_us or not (timeline.closed_workload or _in_bursts(timeline, late)):
+        return None
+    nexts = timeline.steps.select("step", next_us=pl.col("start_us").shift(-1))
+    waited = (
+        late.join(nexts, on="step", how="left")
+        .filter(pl.col("queued_us") <= pl.col("next_us"))  # else it was the front end's time
+        .select(us=(pl.col("next_us") - pl.max_horizontal("arrived_us", "end_us")).clip(0))
+    )
+    share = int(waited["us"].sum()) / timeline.requests_us
+    return share if timeline.closed_workload or share >= FOUND_FROM_FRAC else None
+
+
+def _in_bursts(timeline: Timeline, late: pl.DataFrame) -> bool:
+    """Whether most requests came in bursts: as many too late for a step as it had, or more."""
+    each = late.group_by("step").agg(pl.len().alias("late"), pl.col("total_requests").first())
+    bursts = int(each.filter(pl.col("late") >= pl.col("total_requests"))["late"].sum())
+    return bursts >= MOST_FRAC * timeline.arrivals.height
+
+
+def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
+    first = late.sort("step").filter(pl.col("step") == pl.col("step").min())
+    there = int(first["total_requests"][0])
+    in_trial = timeline.arrivals.filter(pl.col("trial").eq_missing(pl.lit(first["trial"][0])))
+    if first["step"][0] == timeline.of_trial(timeline.steps, first["trial"][0])["step"].min():
+        return message(
+            "The client, not the scheduler: when the first step was made, {there} of {all} had arrived. The "
+            "others ran in later steps; no ready request was refused. Waiting for them took {share} of the "
+            "requests' time.",
+            there=Number(there),
+            all=Count(in_trial.height, "request"),
+            share=Share(share),
+        )
+    return message(
+        "The client, not the scheduler: steps were small because requests had not arrived; no ready "
+        "request was refused. They spent {share} of their time until the next step.",
+        share=Share(share),
+    )
+
+
+def _advice(timeline: Timeline) -> Advice:
+    if not timeline.closed_workload:
+        return Advice(
+            message=message(
+                "nothing in vLLM, which does not wait for requests; send them before the first step"
+            )
+        )
+    return Advice(
+        message=message(
+            "to measure with full batches, queue all requests before the first step: {run}, or {bench}. In "
+            "production there is nothing to change",
+            run=Code("schedtrace run --prequeue"),
+            bench=Code("vllm bench throughput --prequeue-requests"),
+        )
+    )
 
 
 def _evidence(timeline: Timeline, late: pl.DataFrame) -> LateRequests:

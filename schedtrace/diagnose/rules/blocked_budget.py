@@ -7,12 +7,20 @@ from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Code, Count, Message, Number, Request, Share, message
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.vocabulary import advice, reason, reasoned_details
+from schedtrace.model.vocabulary import reason, reasoned_details
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "blocked-budget"
 SUMMARY = "token budget was left although requests waited; one finding per cause"
 NEEDS = (Fact.QUEUE, Fact.EXITS)
+SYMPTOM_OF = (
+    "kv-bound",
+    "max-num-seqs-bound",
+    "other-limit",
+    "head-of-line",
+    "parked-loads",
+    "priority-inversion",
+)
 
 _LIMITS = {cause: limits for cause in Cause if (limits := reasoned_details(cause, "waiting"))}
 """Several limits share these causes: the limit decides what helps."""
@@ -85,7 +93,6 @@ def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFr
             reason=reason(timeline.header, loop="waiting", cause=cause, detail=limit),
             unused=_could_have_used(steps),
         ),
-        advice=advice(timeline.header, cause=cause, detail=limit),
         location=only(steps["waiting_location"]),
         evidence=BlockedBudget(
             mean_budget_left_frac=left,

@@ -2,17 +2,17 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, seats_setting
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Message, Number, Share, message
+from schedtrace.model.message import NOTHING, Count, Message, Number, message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "budget-saturated"
 SUMMARY = "steps spent the whole token budget while requests waited"
 NEEDS = (Fact.QUEUE,)
+SYMPTOM_OF = ("token-budget-bound", "long-prompt")
 
 
 class FullStep(StepExample, kw_only=True):
@@ -70,38 +70,10 @@ def find(timeline: Timeline) -> list[Finding]:
                 waiting=Number(evidence.mean_waiting),
                 most=message(", {tokens} at most", tokens=Count(most, "token")) if known else NOTHING,
             ),
-            advice=_advice(timeline, evidence, full.height),
             evidence=evidence,
             example=_described(evidence.examples[0]),
         )
     ]
-
-
-def _advice(timeline: Timeline, evidence: Saturation, steps: int) -> Message:
-    """A larger budget helps only where another request could have been admitted at all."""
-    for lacking, resource in (
-        (
-            evidence.steps_without_seat,
-            message(
-                "free seat ({limit} {seats})", limit=seats_setting(timeline), seats=Number(timeline.seats)
-            ),
-        ),
-        (evidence.steps_without_block, message("free KV block")),
-    ):
-        if 2 * lacking > steps:
-            return message(
-                "A larger {setting} admits no further request: {lacking} of these steps also had "
-                "no {resource}. It only lets running prompts take larger chunks.",
-                setting=BATCHED_TOKENS,
-                lacking=Share(lacking / steps),
-                resource=resource,
-            )
-    return message(
-        "A larger {setting} (now {now}) starts prompts sooner and makes each step longer: higher inter-token "
-        "latency, more activation memory.",
-        setting=BATCHED_TOKENS,
-        now=Number(batched_tokens(timeline)),
-    )
 
 
 def _described(example: FullStep) -> Message:

@@ -7,7 +7,7 @@ import polars as pl
 
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, Steps, message
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Steps, message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
@@ -17,12 +17,7 @@ SUMMARY = (
     "why)"
 )
 NEEDS = (Fact.REQUESTS,)
-ADVICE = message(
-    "Record the same load with schedtrace ({run}, or {variable} for a vLLM of your own): its trace has the "
-    "queue and the limit that refused a request.",
-    run=Code("schedtrace run"),
-    variable=Code("SCHEDTRACE_DIR"),
-)
+SYMPTOM_OF = ("arrival-limited",)
 
 
 class MissedExample(StepExample, kw_only=True):
@@ -78,7 +73,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 requests=Count(requests, "request"),
                 tokens=Count(tokens, "token"),
             ),
-            advice=ADVICE,
             evidence=MissedRequests(missed_requests=requests, examples=examples),
             example=_described(examples[0]),
         )

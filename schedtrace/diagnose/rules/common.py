@@ -1,13 +1,14 @@
 """What several rules need: where a finding shows, what it cost, and parts of sentences."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.waits import Charged, ClassTime
 from schedtrace.model.message import NOTHING, Count, Message, Number, Steps, joined, message
-from schedtrace.model.report import MAX_STEPS
+from schedtrace.model.report import MAX_STEPS, Finding, Gain
 from schedtrace.timeline.timeline import Timeline
 
 CRITICAL_COST_FRAC = 0.10
@@ -78,6 +79,41 @@ def severity_of(cost_frac: float | None, *, unknown: str = "info") -> str:
     return "warning" if cost_frac >= WARNING_COST_FRAC else "info"
 
 
+CRITICAL_WEIGHT_FRAC = 0.25
+WARNING_WEIGHT_FRAC = 0.05
+"""A quarter of the requests' time, or of the run, is worth stopping for; a twentieth an hour of work."""
+
+
+def severity_by_weight(gain: Gain | None, share_frac: float | None) -> str:
+    """Severity of a root cause: by what is gained, or by what it explains where no gain can be estimated."""
+    weight = gain.saved_frac if gain else share_frac or 0.0
+    if weight >= CRITICAL_WEIGHT_FRAC:
+        return "critical"
+    return "warning" if weight >= WARNING_WEIGHT_FRAC else "info"
+
+
+def wait_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
+    """A root cause that requests waited for.
+
+    Args:
+        timeline: The engine's trace.
+        waits: What is charged to it.
+        fields: The others of ``Finding``; ``gain`` decides the severity.
+    """
+    sources = waits.steps["waiting_via"].drop_nulls()
+    given = {
+        "share_frac": waits.share_frac,
+        "severity": severity_by_weight(fields.get("gain"), waits.share_frac),
+        "via": "source" if (sources == "source").any() else "inferred",
+        "engine_rank": timeline.rank,
+        "count": waits.steps.height,
+        "trials": trial_numbers(waits.steps),
+        "steps": step_numbers(waits.steps),
+        "tokens": int(waits.steps.select(pl.col("waiting_tokens_after").max()).item() or 0),
+    }
+    return Finding(**{**given, **fields})
+
+
 def step_numbers(steps: pl.DataFrame) -> list[int]:
     """The numbers of the steps that show a finding, the first ``MAX_STEPS``."""
     return steps["step"].unique().sort().head(MAX_STEPS).to_list()
@@ -86,6 +122,20 @@ def step_numbers(steps: pl.DataFrame) -> list[int]:
 def trial_numbers(steps: pl.DataFrame) -> list[int]:
     """The trials that show a finding; empty for a trace without trials."""
     return steps["trial"].drop_nulls().unique().sort().to_list()
+
+
+def by_class(classes: list[ClassTime]) -> Message:
+    """``0.6 requests of priority 0 and 7.4 requests of priority 9``."""
+    return listed(
+        [
+            message(
+                "{count} requests of priority {priority}",
+                count=Number(round(ran.running, 1)),
+                priority=Number(ran.priority),
+            )
+            for ran in classes
+        ]
+    )
 
 
 def only(values: pl.Series) -> str | None:

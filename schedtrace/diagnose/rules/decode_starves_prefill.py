@@ -2,11 +2,10 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, seats_setting
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Share, message
+from schedtrace.model.message import Count, Duration, Message, Number, Share, message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.shares import refused, until
 from schedtrace.timeline.timeline import Timeline
@@ -14,6 +13,7 @@ from schedtrace.timeline.timeline import Timeline
 CODE = "decode-starves-prefill"
 SUMMARY = "decodes took most of the token budget, so prefills were cut or had to wait"
 NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.REQUESTS)
+SYMPTOM_OF = ("token-budget-bound", "long-prompt", "max-num-seqs-bound")
 
 MOST_OF_IT = 0.5
 """From half of the budget on, decodes leave prefills less than they take."""
@@ -78,7 +78,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 part=Share(part),
                 wait=Duration(wait_us),
             ),
-            advice=_advice(timeline),
             evidence=evidence,
             example=_described(evidence.examples[0]),
         )
@@ -104,19 +103,6 @@ def starved_steps(timeline: Timeline) -> pl.DataFrame:
         (pl.col("remaining_budget") == 0)
         & (pl.col("decode_tokens") >= MOST_OF_IT * pl.col("token_budget"))
         & (wanted | pl.col("step").is_in(cut.implode()))
-    )
-
-
-def _advice(timeline: Timeline) -> Message:
-    drafts = int(timeline.steps["draft_tokens"].sum() or 0)
-    return message(
-        "vLLM schedules decodes first, a token{drafts} each. Raise {budget} (now {tokens}) well above "
-        "{limit} (now {seats}), or lower {limit}.",
-        drafts=message(" and its drafts") if drafts else NOTHING,
-        budget=BATCHED_TOKENS,
-        tokens=Number(batched_tokens(timeline)),
-        limit=seats_setting(timeline),
-        seats=Number(timeline.seats),
     )
 
 

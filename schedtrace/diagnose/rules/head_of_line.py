@@ -2,19 +2,35 @@
 
 import polars as pl
 
-from schedtrace.diagnose.queue.behind_head import behind_head
-from schedtrace.diagnose.rules.allowed import MORE_KV_SPACE
-from schedtrace.diagnose.rules.common import StepExample, in_trials, only, step_numbers, trial_numbers
+from schedtrace.diagnose.kv_need import kv_need
+from schedtrace.diagnose.rules.allowed import more_kv_space
+from schedtrace.diagnose.rules.common import StepExample, only, wait_finding
+from schedtrace.diagnose.rules.kv_bound import largest_holder
+from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, Setting, message
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.message import (
+    NOTHING,
+    CauseWord,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Setting,
+    Share,
+    message,
+)
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.admission import refused_heads
+from schedtrace.timeline.behind_head import behind_head
+from schedtrace.timeline.charges import BY_SIZE, HEAD_OF_LINE
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "head-of-line"
-SUMMARY = "a refused request held up others behind it that would have fitted; one finding per cause"
+SUMMARY = "a refused request held up others behind it that would have fitted"
 NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.BLOCKS, Fact.REQUESTS, Fact.TIMES, Fact.CONFIG)
+CHARGES = (HEAD_OF_LINE,)
 
 
 class HeldUp(StepExample, kw_only=True):
@@ -36,6 +52,11 @@ class HeadOfLine(Evidence, kw_only=True):
 
     refused_steps: int
     heads: int
+    head: str
+    """The one behind which requests waited longest."""
+    head_tokens: int
+    head_blocks: int | None
+    blocks_free: float | None
     requests_held_up: int
     held_up_ms: float
     longest_ms: float
@@ -44,96 +65,144 @@ class HeadOfLine(Evidence, kw_only=True):
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/head-of-line.md``."""
-    heads = refused_heads(timeline)
-    passed = _with_wait(timeline, behind_head(timeline, heads))
-    found = [
-        _finding(timeline, str(cause), rows, heads.filter(pl.col("cause") == cause))
-        for (cause,), rows in passed.group_by("cause", maintain_order=True)
-    ]
-    return sorted(found, key=lambda finding: -finding.count)
+    waits = charged(timeline, *CHARGES)
+    if waits is None:
+        return []
+    heads = refused_heads(timeline).filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
+    passed = behind_head(timeline, heads)
+    starts = timeline.steps.select("step", "start_us")
+    passed = passed.join(starts, on="step", how="left", maintain_order="left").join(
+        starts.rename({"step": "left_step", "start_us": "left_us"}), on="left_step", how="left"
+    )
+    waited = pl.col("left_us").fill_null(timeline.end_us) - pl.col("start_us")
+    passed = passed.with_columns(waited_us=waited).sort("waited_us", "step", descending=[True, False])
+    return [_finding(timeline, waits, heads, passed)]
 
 
-def _finding(timeline: Timeline, cause: str, passed: pl.DataFrame, heads: pl.DataFrame) -> Finding:
-    held_up = _held_up(heads, passed)
-    trials = trial_numbers(held_up)
-    tokens, waited_us = int(passed["tokens"].sum()), int(passed["waited_us"].sum())
-    longest_us = int(passed["waited_us"].max() or 0)  # type: ignore[arg-type]  # an integer column
-    worst = passed.sort("waited_us", "step", descending=[True, False])
-    examples = HeldUp.first(worst)
-    return Finding(
+def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl.DataFrame) -> Finding:
+    cause = str(passed["cause"].mode().sort()[0])
+    worst = (
+        passed.group_by("head", maintain_order=True)
+        .agg(pl.col("waited_us").sum(), pl.col("head_tokens").first())
+        .sort("waited_us", "head", descending=[True, False])
+        .row(0, named=True)
+    )
+    of_head = heads.filter(pl.col("head") == worst["head"])
+    examples = HeldUp.first(passed)
+    evidence = HeadOfLine(
+        refused_steps=heads.height,
+        heads=heads["head"].n_unique(),
+        head=worst["head"],
+        head_tokens=worst["head_tokens"],
+        head_blocks=of_head["blocks_needed"].max(),  # type: ignore[arg-type]  # a column of integers
+        blocks_free=of_head["kv_blocks_free"].median(),  # type: ignore[arg-type]  # likewise
+        requests_held_up=waits.requests,
+        held_up_ms=waits.time_us / 1e3,
+        longest_ms=waits.longest_us / 1e3,
+        examples=examples,
+    )
+    return wait_finding(
+        timeline,
+        waits,
         code=CODE,
-        severity="warning" if any(passed["left_step"] > passed["step"] + 1) else "info",
+        title=message("A refused request holds up others that would fit"),
+        verdict=message(
+            "The head of the queue holds up the rest: requests that would have fitted spent {share} of all "
+            "requests' time behind {head}{others} for {size}.",
+            share=Share(waits.share_frac),
+            head=Request(evidence.head),
+            others=message(", which was refused")
+            if evidence.heads == 1
+            else message(" and {count} others, which were refused", count=Number(evidence.heads - 1)),
+            size=message("their size") if evidence.heads > 1 else message("its size"),
+        ),
+        holder=_holder(timeline, evidence, cause),
         cause=cause,
-        via=str(heads["via"].unique().sort()[0]),
         location=only(heads["location"]),
-        engine_rank=timeline.rank,
-        count=held_up.height,
-        trials=trials,
-        steps=step_numbers(held_up),
-        tokens=tokens,
         message=message(
-            "{held_up} of {refused}{trials} that refused the next request for its own size held up requests "
-            "behind it that would have fitted. {requests} ({tokens}) left the queue {mean} later on average, "
-            "{longest} at most.",
-            held_up=Number(held_up.height),
-            refused=Count(heads.height, "step"),
-            trials=in_trials(timeline, trials),
-            requests=Count(passed.height, "request"),
-            tokens=Count(tokens, "token"),
-            mean=Duration(waited_us / passed.height),
-            longest=Duration(longest_us),
+            "{requests} would have been admitted {mean} earlier on average ({longest}: {wait}), had vLLM "
+            "looked past {heads}; it admits in queue order.",
+            requests=Count(waits.requests, "request"),
+            mean=Duration(waits.time_us / waits.requests),
+            longest=Request(waits.longest_id),
+            wait=Duration(waits.longest_us),
+            heads=Count(evidence.heads, "refused request"),
         ),
         advice=_advice(timeline, cause),
-        evidence=HeadOfLine(
-            refused_steps=heads.height,
-            heads=heads["head"].n_unique(),
-            requests_held_up=passed.height,
-            held_up_ms=waited_us / 1e3,
-            longest_ms=longest_us / 1e3,
-            examples=examples,
-        ),
+        evidence=evidence,
         example=_described(examples[0]),
     )
 
 
-def _advice(timeline: Timeline, cause: str) -> Message:
-    config = timeline.header.scheduler_config
-    if cause == Cause.KV_BLOCKS:
-        piecewise = config.get("scheduler_reserve_full_isl") and config.get("enable_chunked_prefill")
-        first_chunk = message(
-            " {setting} admits it with its first chunk, at the risk of preemptions.",
-            setting=Setting("--no-scheduler-reserve-full-isl"),
-        )
+def _holder(timeline: Timeline, evidence: HeadOfLine, cause: str) -> Message:
+    if cause != Cause.KV_BLOCKS or evidence.blocks_free is None:
         return message(
-            "vLLM admits requests in queue order. Give the KV cache more space for the large request "
-            "({more}), or send long prompts to an engine of their own.{first_chunk}",
-            more=MORE_KV_SPACE,
-            first_chunk=first_chunk if piecewise else NOTHING,
+            "{head} has {tokens} ({cause}).",
+            head=Request(evidence.head),
+            tokens=Count(evidence.head_tokens, "token"),
+            cause=CauseWord(cause),
         )
-    if cause == Cause.CHUNKED_PREFILL_OFF:
-        return message(
-            "Enable chunked prefill ({setting}): the large prompt then takes the budget that is left.",
-            setting=Setting("--enable-chunked-prefill"),
+    held = kv_need(timeline)
+    running = NOTHING
+    if held.running and held.blocks_held is not None:
+        running = message(
+            "; {held} of {total} are held by {running}{largest}",
+            held=Number(round(held.blocks_held)),
+            total=Number(held.blocks_total - 1 if held.blocks_total else None),
+            running=Count(round(held.running), "running request"),
+            largest=largest_holder(held),
         )
-    return message("vLLM admits requests in queue order: send such requests to an engine of their own.")
-
-
-def _held_up(heads: pl.DataFrame, passed: pl.DataFrame) -> pl.DataFrame:
-    """Those of ``heads`` after which a request waited that would have passed then or before."""
-    could, left = passed["step"].to_numpy(), passed["left_step"].to_numpy()
-    return heads.filter([bool(((could <= step) & (step < left)).any()) for step in heads["step"]])
-
-
-def _with_wait(timeline: Timeline, passed: pl.DataFrame) -> pl.DataFrame:
-    """With ``waited_us``: from the step that could have taken a request to the one that did, or the end."""
-    start = timeline.steps.select("step", "start_us")
-    last = timeline.steps.select(pl.max_horizontal("start_us", "output_us").max()).item()
-    return (
-        passed.join(start, on="step", how="left", maintain_order="left")
-        .join(start.rename({"step": "left_step", "start_us": "left_us"}), on="left_step", how="left")
-        .with_columns(waited_us=pl.col("left_us").fill_null(pl.lit(last)) - pl.col("start_us"))
-        .drop("start_us", "left_us")
+    needs = message("has {tokens}", tokens=Count(evidence.head_tokens, "token"))
+    if evidence.head_blocks is not None:
+        needs = message("needs {blocks}", blocks=Count(evidence.head_blocks, "KV block"))
+    return message(
+        "{head} {needs}, {free} are free{running}.",
+        head=Request(evidence.head),
+        needs=needs,
+        free=Number(round(evidence.blocks_free)),
+        running=running,
     )
+
+
+def _advice(timeline: Timeline, cause: str) -> list[Advice]:
+    config = timeline.header.scheduler_config
+    found = []
+    if cause == Cause.KV_BLOCKS:
+        total = timeline.header.kv_blocks_total or 0
+        found.append(
+            Advice(
+                message=message(
+                    "{space} (now {blocks})",
+                    space=more_kv_space(timeline),
+                    blocks=Count(total, "block"),
+                ),
+                setting="num_gpu_blocks_override",
+                value=2 * total or None,
+            )
+        )
+        if config.get("scheduler_reserve_full_isl") and config.get("enable_chunked_prefill"):
+            found.append(
+                Advice(
+                    message=message(
+                        "{setting} (now on) admits it with its first chunk",
+                        setting=Setting("--no-scheduler-reserve-full-isl"),
+                    ),
+                    costs=message("A risk of preemptions."),
+                )
+            )
+    if cause == Cause.CHUNKED_PREFILL_OFF:
+        found.append(
+            Advice(
+                message=message(
+                    "{setting} (now off): the large prompt then takes the budget that is left",
+                    setting=Setting("--enable-chunked-prefill"),
+                ),
+                setting="enable_chunked_prefill",
+                value=True,
+            )
+        )
+    found.append(Advice(message=message("send long prompts to an engine of their own")))
+    return found
 
 
 def _described(example: HeldUp) -> Message:

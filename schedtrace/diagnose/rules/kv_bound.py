@@ -1,31 +1,293 @@
-"""``kv-bound``: most waiting was for KV cache space."""
+"""``kv-bound``: requests waited for KV cache space, or computed again what a preemption had thrown away."""
 
-from schedtrace.diagnose.rules.allowed import MORE_KV_SPACE
-from schedtrace.diagnose.rules.bound import Bound, find_bound
+import polars as pl
+
+from schedtrace.diagnose.gains import with_more_running
+from schedtrace.diagnose.kv_groups import group_holdings
+from schedtrace.diagnose.kv_need import Need, kv_need
+from schedtrace.diagnose.rules.allowed import more_kv_space
+from schedtrace.diagnose.rules.common import wait_finding
+from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message, Setting, message
-from schedtrace.model.report import Finding
+from schedtrace.model.message import (
+    NOTHING,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Setting,
+    Share,
+    joined,
+    message,
+)
+from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.charges import RECOMPUTE
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "kv-bound"
-SUMMARY = "most waiting time was for KV cache space"
+SUMMARY = "requests waited for KV cache space, or were preempted for want of it"
 NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
+CHARGES = (Cause.KV_BLOCKS, RECOMPUTE)
+
+
+WATERMARKS = (0.05, 0.1, 0.2)
+STATE = "Mamba"
+"""Groups whose blocks hold a state of fixed size instead of tokens."""
+
+
+class GroupUse(Evidence, kw_only=True):
+    """One KV cache group: what a running request holds of it, and what its tokens would fill."""
+
+    kind: str
+    block_size: int
+    blocks_per_request: float
+    tokens_need_blocks: float
+    share_of_pool: float | None
+
+
+class KvSpace(Evidence, kw_only=True):
+    """Waiting for KV blocks, and what preemptions cost."""
+
+    share_frac: float
+    wait_ms: float
+    requests: int
+    longest_ms: float
+    longest_request: str
+    refused_steps: int
+    steps: int
+    preemptions: int
+    recomputed_tokens: int
+    recomputed_frac: float
+    mean_budget_left_frac: float | None
+    mean_seats_free_frac: float | None
+    running: float | None
+    blocks_held: float | None
+    blocks_free: float | None
+    blocks_needed: float | None
+    blocks_total: int | None
+    blocks_for_all: int | None
+    largest_holder: str | None
+    largest_holder_blocks: int | None
+    groups: list[GroupUse]
+    """By KV cache group; empty with one group, or where it is not recorded."""
 
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/kv-bound.md``."""
-    causes = (Cause.KV_BLOCKS, Cause.PREEMPTED_THIS_STEP)
-    return find_bound(timeline, Bound(CODE, causes, message("KV cache space"), _advice(timeline)))
+    waits = charged(timeline, *CHARGES)
+    if waits is None:
+        return []
+    evidence = _evidence(timeline, waits)
+    again = _share(timeline, waits.rows.filter(pl.col("state").is_in(["preempted", "recompute"])))
+    thrashing = again > waits.share_frac / 2
+    gain = with_more_running(timeline, waits)
+    return [
+        wait_finding(
+            timeline,
+            waits,
+            code=CODE,
+            title=message("Preemptions: the KV cache is too small for the running requests")
+            if thrashing
+            else message("KV cache too small"),
+            verdict=_verdict(evidence, again),
+            holder=_holder(evidence),
+            gain=gain,
+            cause=Cause.KV_BLOCKS,
+            message=joined([_refusals(evidence), _preemptions(evidence)]),
+            advice=_advice(timeline, evidence, thrashing=thrashing),
+            evidence=evidence,
+        )
+    ]
 
 
-def _advice(timeline: Timeline) -> Message:
-    halved = str(timeline.header.settings.get("cache_config.cache_dtype")).startswith("fp8")
-    smaller = message(", or store it in fewer bytes ({dtype})", dtype=Setting("--kv-cache-dtype fp8"))
-    return message(
-        "Give the KV cache more space ({more}){smaller}. A larger {seats} or {budget} does not help.",
-        more=MORE_KV_SPACE,
-        smaller=NOTHING if halved else smaller,
-        seats=Setting("--max-num-seqs"),
-        budget=Setting("--max-num-batched-tokens"),
+def _share(timeline: Timeline, rows: pl.DataFrame) -> float:
+    return int(rows["time_us"].sum()) / timeline.requests_us
+
+
+def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
+    need = kv_need(timeline)
+    refused = timeline.exits.filter((pl.col("cause") == Cause.KV_BLOCKS) & pl.col("refusal"))
+    seats = 1 - pl.col("num_running_after") / timeline.seats if timeline.seats else pl.lit(None, pl.Float64)
+    computed = int(timeline.steps["used_tokens"].sum() or 0)
+    recomputed = int(timeline.steps["recomputed_tokens"].sum() or 0)
+    return KvSpace(
+        share_frac=waits.share_frac,
+        wait_ms=waits.time_us / 1e3,
+        requests=waits.requests,
+        longest_ms=waits.longest_us / 1e3,
+        longest_request=waits.longest_id,
+        refused_steps=refused["step"].n_unique(),
+        steps=timeline.steps.height,
+        preemptions=timeline.preemptions.filter(pl.col("in_schedule")).height,
+        recomputed_tokens=recomputed,
+        recomputed_frac=recomputed / computed if computed else 0.0,
+        mean_budget_left_frac=mean(waits.steps, pl.col("remaining_budget") / pl.col("token_budget")),
+        mean_seats_free_frac=mean(waits.steps, seats),
+        groups=_groups(timeline),
+        **need.holdings(),
     )
+
+
+def _groups(timeline: Timeline) -> list[GroupUse]:
+    if len(timeline.header.cache_groups) <= 1:
+        return []
+    return [
+        GroupUse(
+            kind=group.kind,
+            block_size=group.block_size,
+            blocks_per_request=group.blocks_per_request,
+            tokens_need_blocks=group.tokens_need_blocks,
+            share_of_pool=group.share_of_pool,
+        )
+        for group in group_holdings(timeline)
+    ]
+
+
+def _of_groups(evidence: KvSpace) -> Message:
+    """Which groups take blocks that do not follow from a request's tokens."""
+    states = [group for group in evidence.groups if group.kind == STATE]
+    if not states:
+        return NOTHING
+    own = sum(group.blocks_per_request for group in states)
+    each = sum(group.blocks_per_request for group in evidence.groups)
+    share = NOTHING
+    if evidence.blocks_total:
+        share = message(", {share} of the pool", share=Share(each / evidence.blocks_total))
+    return message(
+        " Each request takes {each} on average{share}; {own} of them for the state of {groups}, however "
+        "short it is.",
+        each=Count(round(each), "block"),
+        share=share,
+        own=Number(round(own)),
+        groups=Count(len(states), "Mamba group"),
+    )
+
+
+def _verdict(evidence: KvSpace, again: float) -> Message:
+    free = evidence.mean_budget_left_frac
+    return message(
+        "KV cache space limits this run: requests spent {share} of their time {waiting}{free}.",
+        share=Share(evidence.share_frac),
+        waiting=message("waiting for KV blocks or computing again after a preemption")
+        if again >= 0.01  # noqa: PLR2004  # what is less is not worth the words
+        else message("waiting for KV blocks"),
+        free=NOTHING
+        if free is None
+        else message(", while {left} of the token budget stayed free", left=Share(free)),
+    )
+
+
+def _holder(evidence: KvSpace) -> Message:
+    if evidence.blocks_held is None or not evidence.running:
+        return NOTHING
+    held = message(
+        "{held} of {total} usable blocks are held by {running}{largest}",
+        held=Number(round(evidence.blocks_held)),
+        total=Number(evidence.blocks_total - 1 if evidence.blocks_total else None),
+        running=Count(round(evidence.running), "running request"),
+        largest=largest_holder(evidence),
+    )
+    short = NOTHING
+    if evidence.blocks_needed is not None and evidence.blocks_free is not None:
+        short = message(
+            "; the next in line needs {need}, {free} free",
+            need=Number(round(evidence.blocks_needed)),
+            free=message("{blocks} are", blocks=Number(round(evidence.blocks_free))),
+        )
+    return message(
+        "{held}{short} (medians of the refused steps).{groups}",
+        held=held,
+        short=short,
+        groups=_of_groups(evidence),
+    )
+
+
+def largest_holder(held: Need | KvSpace) -> Message:
+    """`` (t1-3 alone 9)``; nothing where no request holds far more than the others."""
+    if not held.largest_holder or not held.blocks_held or not held.running:
+        return NOTHING
+    blocks = held.largest_holder_blocks or 0
+    if round(held.running) == 1:
+        return message(" ({request})", request=Request(held.largest_holder))
+    if blocks <= 2 * held.blocks_held / held.running:
+        return NOTHING
+    return message(" ({request} alone {blocks})", request=Request(held.largest_holder), blocks=Number(blocks))
+
+
+def _refusals(evidence: KvSpace) -> Message:
+    return message(
+        "{refused} of {steps} refused a request for KV blocks; {requests} waited, {longest} the longest "
+        "({wait}).",
+        refused=Number(evidence.refused_steps),
+        steps=Count(evidence.steps, "step"),
+        requests=Count(evidence.requests, "request"),
+        longest=Request(evidence.longest_request),
+        wait=Duration(1e3 * evidence.longest_ms),
+    )
+
+
+def _preemptions(evidence: KvSpace) -> Message:
+    if not evidence.preemptions:
+        return NOTHING
+    return message(
+        "It also caused {preemptions}: vLLM computed {tokens} twice ({share}).",
+        preemptions=Count(evidence.preemptions, "preemption"),
+        tokens=Count(evidence.recomputed_tokens, "token"),
+        share=Share(evidence.recomputed_frac),
+    )
+
+
+def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[Advice]:
+    need = evidence.blocks_for_all
+    more = Advice(
+        message=message(
+            "{space} (now {blocks}{all})",
+            space=more_kv_space(timeline),
+            blocks=Count(evidence.blocks_total or 0, "block"),
+            all=NOTHING if need is None else message("; about {need} hold all at once", need=Number(need)),
+        ),
+        setting="num_gpu_blocks_override",
+        value=need,
+    )
+    found = [more]
+    if timeline.header.device != "cpu" and not _is_fp8(timeline):
+        found.append(
+            Advice(
+                message=message(
+                    "{dtype} (now {now}): twice the blocks in the same memory",
+                    dtype=Setting("--kv-cache-dtype fp8"),
+                    now=str(timeline.header.settings.get("cache_config.cache_dtype", "auto")),
+                ),
+                costs=message("Some accuracy."),
+            )
+        )
+    if thrashing and (value := _watermark(timeline)) is not None:
+        found.append(
+            Advice(
+                message=message(
+                    "{watermark} {value} (now {now}): a reserve of {blocks} for running requests",
+                    watermark=Setting("--watermark"),
+                    value=Number(value),
+                    now=Number(timeline.header.scheduler_config["watermark"] or 0),
+                    blocks=Count(int(value * (evidence.blocks_total or 0)), "block"),
+                ),
+                setting="watermark",
+                value=value,
+                costs=message("Later admission: a longer time to first token."),
+            )
+        )
+    return found
+
+
+def _is_fp8(timeline: Timeline) -> bool:
+    return str(timeline.header.settings.get("cache_config.cache_dtype")).startswith("fp8")
+
+
+def _watermark(timeline: Timeline) -> float | None:
+    """The smallest reserve of a block or more; None where there is one, or this vLLM has no such setting."""
+    config, total = timeline.header.scheduler_config, timeline.header.kv_blocks_total or 0
+    if "watermark" not in config or config["watermark"]:
+        return None  # what more of it would do is not known
+    return next((share for share in WATERMARKS if share * total >= 1), None)

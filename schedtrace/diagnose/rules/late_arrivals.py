@@ -5,23 +5,17 @@ import polars as pl
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Code, Count, Duration, Message, Share, message
+from schedtrace.model.message import Count, Duration, Message, Share, message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "late-arrivals"
 SUMMARY = "steps were small because the front end was slow to hand requests over"
 NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES)
+SYMPTOM_OF = ("arrival-limited",)
 
 FOUND_FROM_FRAC = 0.01
 """A hundredth of the run; what is less does not move throughput."""
-
-ADVICE = message(
-    "All requests of this workload exist from the start, so the front end is the limit (tokenizing, one "
-    "process, one socket). Send token ids instead of text, or queue all requests before the first step "
-    "({prequeue}).",
-    prequeue=Code("schedtrace run --prequeue"),
-)
 
 
 class ShortStep(StepExample, kw_only=True):
@@ -77,7 +71,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 used=Share(float(short["use_frac"].sum()) / short.height),
                 handed_over=Duration(handed_over_us),
             ),
-            advice=ADVICE,
             evidence=LateArrivals(
                 spent_ms=spent_us / 1e3,
                 spent_frac=part,

@@ -2,7 +2,6 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.allowed import now
 from schedtrace.diagnose.rules.common import (
     StepExample,
     in_trials,
@@ -12,15 +11,15 @@ from schedtrace.diagnose.rules.common import (
 )
 from schedtrace.model.causes import Cap
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Message, Number, Setting, Share, message
+from schedtrace.model.message import Count, Message, Number, Setting, Share, message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "long-prefill-cap"
 SUMMARY = "long_prefill_token_threshold cut prompts into small chunks while token budget was left"
 NEEDS = (Fact.EXITS, Fact.REQUESTS)
+SYMPTOM_OF = ("long-prompt",)
 THRESHOLD = "long_prefill_token_threshold"
-ADAPTIVE = "long_prefill_token_threshold_adaptive"
 
 
 class CappedStep(StepExample, kw_only=True):
@@ -82,7 +81,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 setting=Setting(THRESHOLD),
                 fewest=Count(fewest, "step"),
             ),
-            advice=_protection(timeline, evidence, capped.height) if protects else _advice(timeline),
             evidence=evidence,
             example=_described(evidence.examples[0], worst["requests"][0], worst["total_requests"][0]),
             cost_ms=cost.ms,
@@ -108,31 +106,6 @@ def _capped_steps(timeline: Timeline) -> pl.DataFrame:
         )
         .join(timeline.steps, on="step", maintain_order="left")
         .with_columns(usable=pl.min_horizontal("withheld", "remaining_budget"))
-    )
-
-
-def _protection(timeline: Timeline, evidence: CappedChunks, steps: int) -> Message:
-    """The threshold did what it is for: no advice to raise it."""
-    return message(
-        "{setting}{now} kept {shared} of these steps short for other requests that ran in them. A larger "
-        "value ends long prompts sooner and delays the tokens of the others.",
-        setting=Setting("--long-prefill-token-threshold"),
-        now=now(timeline, THRESHOLD),
-        shared=Share(evidence.shared_steps / steps),
-    )
-
-
-def _advice(timeline: Timeline) -> Message:
-    config = timeline.header.scheduler_config
-    adaptive = message(
-        ", or let vLLM adapt it to the number of requests ({adaptive})",
-        adaptive=Setting("--long-prefill-token-threshold-adaptive"),
-    )
-    return message(
-        "Raise {setting}{now}{adaptive}: in most of these steps no other request gains from short steps.",
-        setting=Setting("--long-prefill-token-threshold"),
-        now=now(timeline, THRESHOLD),
-        adaptive=adaptive if ADAPTIVE in config and not config[ADAPTIVE] else NOTHING,
     )
 
 

@@ -1,40 +1,175 @@
-"""``max-num-seqs-bound``: most waiting was for a seat."""
+"""``max-num-seqs-bound``: requests waited for a seat among the running ones."""
 
-from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, seats_setting
-from schedtrace.diagnose.rules.bound import Bound, find_bound
+import polars as pl
+
+from schedtrace.diagnose.gains import peak_requests, with_more_running
+from schedtrace.diagnose.rules.allowed import batched_tokens, seats_setting
+from schedtrace.diagnose.rules.common import by_class, listed, wait_finding
+from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running_classes, steps_inside
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Message, Number, Setting, message
-from schedtrace.model.report import Finding
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, Share, message
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "max-num-seqs-bound"
-SUMMARY = "most waiting time was for a seat (max_num_seqs)"
+SUMMARY = "requests waited for a seat (max_num_seqs)"
 NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
+CHARGES = (Cause.MAX_NUM_SEQS,)
+
+
+class Seats(Evidence, kw_only=True):
+    """Waiting for a seat, who sat, and what else was free."""
+
+    share_frac: float
+    wait_ms: float
+    requests: int
+    longest_ms: float
+    longest_request: str
+    refused_steps: int
+    steps: int
+    seats: int
+    decoding: float | None
+    prefilling: float | None
+    without_tokens: float | None
+    mean_blocks_free_frac: float | None
+    mean_budget_left_frac: float | None
+    seats_that_fit: int | None
+    classes: list[ClassTime]
 
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/max-num-seqs-bound.md``."""
+    waits = charged(timeline, *CHARGES)
+    if waits is None:
+        return []
+    evidence = _evidence(timeline, waits)
+    gain = with_more_running(timeline, waits, at_most=evidence.seats_that_fit)
     setting = seats_setting(timeline)
-    advice = message(
-        "Raise {setting} (now {seats}) as far as the KV cache holds the requests; vLLM accepts at most "
-        "{most}. More requests make each step longer, so watch the time per output token.",
-        setting=setting,
-        seats=Number(timeline.seats),
-        most=_most(timeline),
-    )
-    resource = message(
-        "one of the {seats} ({setting})",
-        seats=Count(timeline.seats, "seat"),
-        setting=Setting(setting.name.removeprefix("--").replace("-", "_")),
-    )
-    return find_bound(timeline, Bound(CODE, (Cause.MAX_NUM_SEQS,), resource, advice))
+    return [
+        wait_finding(
+            timeline,
+            waits,
+            code=CODE,
+            title=message("Too few seats"),
+            verdict=message(
+                "{seats} limit this run: requests spent {share} of their time waiting for one{free}.",
+                seats=message("{seats} ({setting})", seats=Count(timeline.seats, "seat"), setting=setting),
+                share=Share(waits.share_frac),
+                free=_free(evidence),
+            ),
+            holder=_holder(evidence),
+            gain=gain,
+            cause=Cause.MAX_NUM_SEQS,
+            message=message(
+                "All seats were taken in {refused} of {steps}; {requests} waited, {longest} the longest "
+                "({wait}).",
+                refused=Number(evidence.refused_steps),
+                steps=Count(evidence.steps, "step"),
+                requests=Count(waits.requests, "request"),
+                longest=Request(waits.longest_id),
+                wait=Duration(waits.longest_us),
+            ),
+            advice=_advice(timeline, evidence),
+            evidence=evidence,
+        )
+    ]
 
 
-def _most(timeline: Timeline) -> Message:
-    """The setting that vLLM does not let this one exceed."""
+def _evidence(timeline: Timeline, waits: Charged) -> Seats:
+    steps = waits.steps
+    free = mean(steps, pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total"))
+    states = timeline.request_states.filter(pl.col("tokens") > 0)
+    decodes, others = (
+        _per_step(steps, states.filter(pl.col("state").is_in(of)))
+        for of in (["decode"], ["prefill", "recompute"])
+    )
+    least_free = steps.select((pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")).min()).item()
+    fit = None
+    if least_free is not None and least_free < 1:
+        fit = int(timeline.seats / (1 - least_free))
+    return Seats(
+        share_frac=waits.share_frac,
+        wait_ms=waits.time_us / 1e3,
+        requests=waits.requests,
+        longest_ms=waits.longest_us / 1e3,
+        longest_request=waits.longest_id,
+        refused_steps=steps.height,
+        steps=timeline.steps.height,
+        seats=timeline.seats,
+        decoding=decodes,
+        prefilling=others,
+        without_tokens=mean(steps, pl.col("num_running_after") - pl.col("total_requests")),
+        mean_blocks_free_frac=free,
+        mean_budget_left_frac=mean(steps, pl.col("remaining_budget") / pl.col("token_budget")),
+        seats_that_fit=fit,
+        classes=running_classes(timeline, steps),
+    )
+
+
+def _per_step(steps: pl.DataFrame, states: pl.DataFrame) -> float | None:
+    """Mean number of these requests over the steps."""
+    if steps.is_empty():
+        return None
+    return float(steps_inside(states, steps).sum()) / steps.height
+
+
+def _free(evidence: Seats) -> Message:
+    parts = [
+        message("{share} of the {resource}", share=Share(max(0.0, free)), resource=resource)
+        for free, resource in (
+            (evidence.mean_blocks_free_frac, "KV blocks"),
+            (evidence.mean_budget_left_frac, "token budget"),
+        )
+        if free is not None
+    ]
+    return message(", while {parts} stayed free", parts=listed(parts)) if parts else NOTHING
+
+
+def _holder(evidence: Seats) -> Message:
+    parts = [
+        message("{count} decode", count=Number(round(evidence.decoding or 0, 1))),
+        message("{count} prefill", count=Number(round(evidence.prefilling or 0, 1))),
+    ]
+    idle = evidence.without_tokens or 0
+    if idle >= 0.05 * evidence.seats:  # a twentieth of the seats
+        parts.append(message("{count} got no token", count=Number(round(idle, 1))))
+    classes = NOTHING
+    if len(evidence.classes) > 1:
+        classes = message(": {classes}", classes=by_class(evidence.classes))
+    return message(
+        "Of the {seats}, on average {parts}{classes}.",
+        seats=Count(evidence.seats, "seat"),
+        parts=listed(parts),
+        classes=classes,
+    )
+
+
+def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
+    setting = seats_setting(timeline)
+    wanted, most = peak_requests(timeline), batched_tokens(timeline)
     if timeline.active_limit:
-        limit, now = Setting("--max-num-seqs"), timeline.header.max_num_running_reqs
-    else:
-        limit, now = BATCHED_TOKENS, batched_tokens(timeline)
-    return message("{limit} (now {now})", limit=limit, now=Number(now))
+        most = timeline.header.max_num_running_reqs or most
+    fit = evidence.seats_that_fit or wanted
+    value = min(wanted, most, fit)
+    if value <= timeline.seats:
+        return []
+    limits = message(
+        "{wanted} were there at once, the KV cache has room for about {fit}",
+        wanted=Count(wanted, "request"),
+        fit=Number(fit),
+    )
+    return [
+        Advice(
+            message=message(
+                "{setting} {value} (now {seats}): {limits}",
+                setting=setting,
+                value=Number(value),
+                seats=Number(timeline.seats),
+                limits=limits,
+            ),
+            setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
+            value=value,
+            costs=message("Longer steps: a longer time per output token."),
+        )
+    ]

@@ -3,8 +3,7 @@
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rules.allowed import MORE_KV_SPACE, seats_setting, watermark
-from schedtrace.diagnose.rules.common import StepExample, in_trials, listed, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Count, Message, Number, Request, Share, message
@@ -14,6 +13,7 @@ from schedtrace.timeline.timeline import Timeline
 CODE = "preemption"
 SUMMARY = "running requests lost their KV blocks and had to compute again"
 NEEDS = (Fact.PREEMPTIONS,)
+SYMPTOM_OF = ("kv-bound", "no-progress")
 CRITICAL_RECOMPUTE_FRAC = 0.10
 """A tenth of all tokens computed for the second time is about a tenth of the throughput."""
 MOST_VICTIMS = 10
@@ -84,7 +84,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 recomputed=Count(recomputed, "token"),
                 part=Share(part),
             ),
-            advice=_advice(timeline),
             evidence=Preemptions(
                 victims=victims,
                 repeat_victims=repeated[:MOST_VICTIMS],
@@ -98,17 +97,6 @@ def find(timeline: Timeline) -> list[Finding]:
             example=_described(examples[0]),
         )
     ]
-
-
-def _advice(timeline: Timeline) -> Message:
-    fewer = message(
-        "lower {limit} (now {seats})", limit=seats_setting(timeline), seats=Number(timeline.seats)
-    )
-    more = message("give the KV cache more space ({more})", more=MORE_KV_SPACE)
-    return message(
-        "The KV cache is too small for the requests that run at once: {alternatives}.",
-        alternatives=listed([fewer, more, watermark(timeline)], "or"),
-    )
 
 
 def repeat_victims(lost: pl.DataFrame) -> list[RepeatVictim]:

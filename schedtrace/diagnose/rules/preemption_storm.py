@@ -5,11 +5,9 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.queue.resumptions import resumptions, steps_of_a_block
-from schedtrace.diagnose.rules.allowed import MORE_KV_SPACE, seats_setting, watermark
 from schedtrace.diagnose.rules.common import (
     StepExample,
     in_trials,
-    listed,
     prefill_cost,
     step_numbers,
     trial_numbers,
@@ -35,6 +33,7 @@ from schedtrace.timeline.timeline import Timeline
 CODE = "preemption-storm"
 SUMMARY = "the same requests were preempted again and again, or much of the prefill was done twice"
 NEEDS = (Fact.PREEMPTIONS, Fact.REQUESTS, Fact.BLOCKS, Fact.TIMES)
+SYMPTOM_OF = ("kv-bound", "no-progress")
 
 OFTEN = 3
 """Preemptions of one request: the second may be bad luck, the third says that coming back does not help."""
@@ -112,7 +111,6 @@ def find(timeline: Timeline) -> list[Finding]:
                     _course(evidence),
                 ]
             ),
-            advice=_advice(timeline, evidence.fewest_running),
             evidence=evidence,
             example=_described(evidence.examples[0]),
             cost_ms=cost.ms,
@@ -158,19 +156,6 @@ def _course(evidence: Storm) -> Message:
         running=Count(evidence.first_running, "request"),
         used=NOTHING if used is None else message(" and {used} of the KV cache in use", used=Share(used)),
     )
-
-
-def _advice(timeline: Timeline, fewest: int) -> Message:
-    """Fewer than the fewest with which it happened would have stopped it: vLLM needs one at least."""
-    lower = message(
-        "Lower {limit} (now {seats}) below {fewest}: with fewer requests running no preemption happened.",
-        limit=seats_setting(timeline),
-        seats=Number(timeline.seats),
-        fewest=Number(fewest),
-    )
-    more = message("give the KV cache more space ({more})", more=MORE_KV_SPACE)
-    others = message("To run as many: {others}.", others=listed([more, watermark(timeline)], "or"))
-    return joined([lower, others]) if fewest > 1 else others
 
 
 def _used_frac(step: dict[str, Any]) -> float | None:

@@ -2,30 +2,44 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.allowed import (
-    BATCHED_TOKENS,
-    batched_tokens,
-    can_lower_batched_tokens,
-    now,
-    smallest_batched_tokens,
-    threshold,
+from schedtrace.diagnose.rules.allowed import threshold
+from schedtrace.diagnose.rules.common import (
+    StepExample,
+    in_trials,
+    severity_by_weight,
+    step_numbers,
+    trial_numbers,
 )
-from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Setting, Share, message
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.message import (
+    NOTHING,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Setting,
+    Share,
+    message,
+)
+from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "prefill-starves-decode"
 SUMMARY = "steps with prefill chunks stretched the time between the tokens of running requests"
 NEEDS = (Fact.TIMES, Fact.REQUESTS)
+SYMPTOM_OF = ("token-budget-bound", "long-prompt")
 
 FOUND_FROM_FRAC = 0.10
 """A tenth of all the time that decoding requests spent in steps."""
 
 CRITICAL_FROM_FRAC = 0.25
 
-THRESHOLD = Setting("--long-prefill-token-threshold")
+PAUSE_TIMES = 10
+"""A step that takes ten times the usual time is felt as a pause."""
+PARTS, SHORTEST = 8, 128
+"""Into so many parts the largest chunk is cut, unless they get shorter than this."""
 
 
 class StretchedStep(StepExample, kw_only=True):
@@ -68,10 +82,18 @@ def find(timeline: Timeline) -> list[Finding]:
         examples=StretchedStep.first(worst),
     )
     model = timeline.step_time
+    interrupts = _interrupts(evidence)
+    share = stretch_us / timeline.requests_us if timeline.requests_us else None
+    severity = "critical" if evidence.stretch_frac >= CRITICAL_FROM_FRAC else "warning"
     return [
         Finding(
             code=CODE,
-            severity="critical" if evidence.stretch_frac >= CRITICAL_FROM_FRAC else "warning",
+            title=message("Large prefill chunks interrupt the decodes") if interrupts else NOTHING,
+            verdict=_verdict(evidence, mixed.height) if interrupts else NOTHING,
+            holder=_holder(timeline, mixed) if interrupts else NOTHING,
+            share_frac=share if interrupts else None,
+            advice=_advice(timeline, evidence) if interrupts else [],
+            severity=severity_by_weight(None, share) if interrupts else severity,
             cause=None,
             via="recorded",
             engine_rank=timeline.rank,
@@ -80,10 +102,67 @@ def find(timeline: Timeline) -> list[Finding]:
             steps=step_numbers(mixed),
             tokens=int(mixed["prefill_tokens"].sum()),
             message=_sentence(timeline, evidence, mixed.height, trials),
-            advice=_advice(timeline),
             evidence=evidence,
             example=_described(evidence.examples[0]),
             cost_error_frac=None if model is None else model.error_frac,
+        )
+    ]
+
+
+def _interrupts(evidence: Stretch) -> bool:
+    """Whether such a step is felt as a pause, and not only as a slightly slower stream of tokens."""
+    usual_us = evidence.median_decode_step_us
+    return usual_us is not None and evidence.mean_stretch_us >= PAUSE_TIMES * usual_us
+
+
+def _verdict(evidence: Stretch, steps: int) -> Message:
+    worst = max(evidence.examples, key=lambda step: step.busy_us)
+    return message(
+        "Prefill chunks interrupt the decodes: {steps} with up to {tokens} took up to {worst}, where a "
+        "step with decodes only takes {usual}; that is {share} of the time between tokens.",
+        steps=Count(steps, "step"),
+        tokens=Count(worst.prefill_tokens, "prefill token"),
+        worst=Duration(evidence.max_busy_us),
+        usual=Duration(evidence.median_decode_step_us or 0),
+        share=Share(evidence.stretch_frac),
+    )
+
+
+def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
+    """Whose prompts they were."""
+    each = prefills(timeline).join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
+    each = each.group_by("request_id").agg(pl.col("scheduled_tokens").sum(), pl.col("prompt_tokens").first())
+    largest = each.sort("scheduled_tokens", "request_id", descending=[True, False])
+    if largest.is_empty():
+        return NOTHING
+    return message(
+        "The chunks are of {prompts}; the largest is {request} ({tokens}).",
+        prompts=Count(largest.height, "prompt"),
+        request=Request(str(largest["request_id"][0])),
+        tokens=Count(int(largest["prompt_tokens"][0]), "token"),
+    )
+
+
+def _advice(timeline: Timeline, evidence: Stretch) -> list[Advice]:
+    """Smaller chunks: the delay is spread over more tokens, not removed, since the work stays the same."""
+    now = threshold(timeline)
+    largest = max(step.prefill_tokens for step in evidence.examples)
+    value = max(SHORTEST, largest // PARTS)
+    if now and now <= value:
+        return []
+    return [
+        Advice(
+            message=message(
+                "{setting} {value} (now {now}): pauses about {parts} times as short, and as many times as "
+                "many",
+                setting=Setting("--long-prefill-token-threshold"),
+                value=Number(value),
+                now=Number(now),
+                parts=Number(largest // value),
+            ),
+            setting="long_prefill_token_threshold",
+            value=value,
+            costs=message("Long prompts need more steps to their first token."),
         )
     ]
 
@@ -99,43 +178,6 @@ def _sentence(timeline: Timeline, evidence: Stretch, steps: int, trials: list[in
         mean=Duration(evidence.mean_stretch_us),
         share=Share(evidence.stretch_frac),
         usual=NOTHING if usual_us is None else usual,
-    )
-
-
-def _advice(timeline: Timeline) -> Message:
-    """Smaller chunks, by the settings that are not used for it yet and that vLLM accepts."""
-    if timeline.header.scheduler_config.get("enable_chunked_prefill") is False:
-        return message(
-            "Enable chunked prefill ({setting}): without it a step computes whole prompts.",
-            setting=Setting("--enable-chunked-prefill"),
-        )
-    lower = message(
-        "{setting} (now {now}; vLLM accepts {smallest} and more here)",
-        setting=BATCHED_TOKENS,
-        now=Number(batched_tokens(timeline)),
-        smallest=Number(smallest_batched_tokens(timeline)),
-    )
-    elsewhere = message("prefill on other engines (disaggregated prefill)")
-    in_force = 0 < threshold(timeline) < timeline.token_budget
-    if in_force:
-        return message(
-            "{threshold}{now} already limits the chunk of each prompt. {lower}{elsewhere}.",
-            threshold=THRESHOLD,
-            now=now(timeline, "long_prefill_token_threshold"),
-            lower=message("Lower {lower} for shorter steps and later first tokens, or ", lower=lower)
-            if can_lower_batched_tokens(timeline)
-            else NOTHING,
-            elsewhere=elsewhere,
-        )
-    return message(
-        "Set {threshold}{now}{lower}: smaller chunks shorten such steps and delay first tokens. Or "
-        "{elsewhere}.",
-        threshold=THRESHOLD,
-        now=now(timeline, "long_prefill_token_threshold"),
-        lower=message(" below the budget, or lower {lower}", lower=lower)
-        if can_lower_batched_tokens(timeline)
-        else message(" below the budget"),
-        elsewhere=elsewhere,
     )
 
 

@@ -1,64 +1,84 @@
-"""``prefix-cache``: what had been cached was computed again, or hits went down when blocks were short."""
+"""``prefix-cache``: prompts or preempted requests found less in the prefix cache than had been computed."""
 
 import polars as pl
 
 from schedtrace.diagnose.queue.resumptions import resumptions
-from schedtrace.diagnose.rules.allowed import MORE_KV_SPACE, seats_setting
+from schedtrace.diagnose.rules.allowed import more_kv_space
 from schedtrace.diagnose.rules.common import (
     StepExample,
-    in_trials,
+    listed,
     prefill_cost,
+    severity_by_weight,
     step_numbers,
     trial_numbers,
 )
+from schedtrace.diagnose.shared_prefixes import cache_use
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Message, Number, Request, Share, Steps, joined, message
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.message import (
+    NOTHING,
+    Count,
+    Message,
+    Number,
+    Request,
+    Setting,
+    Share,
+    Steps,
+    joined,
+    message,
+)
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "prefix-cache"
-SUMMARY = "preempted requests no longer found their tokens cached, or hits went down when blocks were short"
+SUMMARY = "prompts or preempted requests found less in the prefix cache than had been computed before"
 NEEDS = (Fact.CACHE, Fact.REQUESTS, Fact.LIVES, Fact.PREEMPTIONS, Fact.BLOCKS, Fact.CONFIG)
 
-SHORT_FRAC = 0.10
-"""Blocks are short with fewer than a tenth of them free."""
+MISSED_FRAC = 0.05
+"""A twentieth of all prompt tokens: less is not worth a change."""
 FEWEST_REQUESTS = 10
-"""On either side, to compare their hits."""
-DROP = 0.5
-"""Half the hits: less than that lies within what workloads vary by."""
+"""Without a hit, before that is worth a word."""
+SMALL_BLOCK = 16
+"""vLLM's block size on GPUs: prompts that do not share as much do not begin alike."""
+LEAST_FRAC = 0.01
+"""Of the requests' time, to be stated."""
+
+REASONS = {
+    "skipped": "{requests} did not look, since vLLM does not read the cache for prompt log-probabilities and "
+    "some pooling tasks",
+    "short": "{requests} had a prompt no longer than one block of {size}",
+    "other_group": "{requests} found their first block in some KV cache groups only",
+    "not_cached": "{requests} found their first block of {size} gone or never cached",
+    "unknown": "{requests} found nothing for an unknown reason",
+}
+"""``Admission.miss`` in words."""
 
 
-class LostPrefix(StepExample, kw_only=True):
-    """One preempted request that did not find all of its full blocks again."""
+class Found(StepExample, kw_only=True):
+    """What one request found in the cache when it was admitted or came back."""
 
     request_id: str
-    lost_tokens: int
+    computed_before_tokens: int
     found_tokens: int
-    evicted_tokens: int
-    resumed_step: int
-
-
-class ShortAdmission(StepExample, kw_only=True):
-    """One request admitted while blocks were short."""
-
-    request_id: str
-    prompt_tokens: int
-    cached_tokens: int
 
 
 class PrefixCache(Evidence, kw_only=True):
-    """Hits of new requests, and what preempted ones found again."""
+    """Hits of new requests, what they could have hit, and what preempted ones found again."""
 
+    requests: int
     prompt_tokens: int
     cached_tokens: int
     hit_frac: float | None
-    hit_frac_when_short: float | None
-    hit_frac_otherwise: float | None
+    shareable_tokens: int | None
+    missed_tokens: int | None
+    without_hit: dict[str, int]
+    salted: int
+    resets: int
+    evicted_blocks: int | None
     returned: int
     lost_tokens: int
     found_tokens: int
     evicted_tokens: int
-    examples: list[LostPrefix] | list[ShortAdmission]
+    examples: list[Found]
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -66,52 +86,37 @@ def find(timeline: Timeline) -> list[Finding]:
     block_size = timeline.header.block_size
     if not timeline.header.enable_prefix_caching or not block_size:
         return []
-    back = resumptions(timeline).filter(pl.col("resumed_step").is_not_null())
-    whole = pl.col("lost_tokens") // block_size * block_size
-    back = back.with_columns(evicted_tokens=(whole - pl.col("found_tokens")).clip(0))
-    came = _admitted(timeline)
-    calm, short = _hit_frac(came.filter(~pl.col("short"))), _hit_frac(came.filter("short"))
-    dropped = _enough(came) and calm is not None and short is not None and short < DROP * calm
-    missed = back.filter(pl.col("evicted_tokens") > 0)
-    if missed.is_empty() and not dropped:
+    use = cache_use(timeline)
+    back = _returned(timeline, block_size)
+    evidence = _evidence(timeline, use, back)
+    missed = (evidence.missed_tokens or 0) >= MISSED_FRAC * max(1, evidence.prompt_tokens)
+    nothing = not missed and _could_share(evidence, block_size)
+    if not missed and not nothing and not evidence.evicted_tokens:
         return []
-    shown = missed if missed.height else came.filter("short")
-    trials = trial_numbers(shown)
-    evidence = PrefixCache(
-        prompt_tokens=int(came["prompt_tokens"].sum()),
-        cached_tokens=int(came["cached_tokens"].sum()),
-        hit_frac=_hit_frac(came),
-        hit_frac_when_short=short,
-        hit_frac_otherwise=calm,
-        returned=back.height,
-        lost_tokens=int(back["lost_tokens"].sum()),
-        found_tokens=int(back["found_tokens"].sum()),
-        evicted_tokens=int(back["evicted_tokens"].sum()),
-        examples=LostPrefix.first(missed.sort("evicted_tokens", "step", descending=[True, False]))
-        or ShortAdmission.first(shown),
-    )
-    cost = prefill_cost(timeline, evidence.evicted_tokens)
+    shown = _shown(use, back, nothing=nothing)
+    again = evidence.evicted_tokens + (evidence.missed_tokens or 0 if missed else 0)
+    cost = prefill_cost(timeline, again)
+    share = _share(timeline, shown, evidence.missed_tokens or 0) if missed else None
+    example = evidence.examples[0] if evidence.examples else None
     return [
         Finding(
             code=CODE,
-            severity=cost.severity(unknown="info"),
+            severity=severity_by_weight(None, share),
+            title=message("Prefix cache misses") if again else message("No prefix cache hits"),
+            verdict=_verdict(share, again),
+            share_frac=share,
+            holder=_holder(evidence),
             cause=None,
             via="recorded",
             engine_rank=timeline.rank,
             count=shown["step"].n_unique(),
-            trials=trials,
+            trials=trial_numbers(shown),
             steps=step_numbers(shown),
-            tokens=evidence.evicted_tokens,
-            message=joined(_sentences(evidence, in_trials(timeline, trials), dropped=dropped)),
-            advice=message(
-                "vLLM keeps cached blocks until it needs them for other requests. More KV cache space "
-                "({more}) or fewer requests at once ({limit}, now {seats}) keeps them longer.",
-                more=MORE_KV_SPACE,
-                limit=seats_setting(timeline),
-                seats=Number(timeline.seats),
-            ),
+            tokens=again,
+            message=joined(_sentences(evidence, block_size, missed=missed, nothing=nothing)),
+            advice=_advice(timeline, evidence, block_size, missed=missed, nothing=nothing),
             evidence=evidence,
-            example=_described(evidence.examples[0]),
+            example=_described(example) if example else None,
             cost_ms=cost.ms,
             cost_frac=cost.frac,
             cost_error_frac=cost.error_frac,
@@ -119,75 +124,233 @@ def find(timeline: Timeline) -> list[Finding]:
     ]
 
 
-def _sentences(evidence: PrefixCache, trials: Message, *, dropped: bool) -> list[Message]:
+def _could_share(evidence: PrefixCache, block_size: int) -> bool:
+    """Whether there was no hit although prompts may begin alike: for less than a large block, or salted."""
+    long_enough = not evidence.without_hit.get("short") and block_size <= SMALL_BLOCK
+    none = not evidence.cached_tokens and evidence.requests >= FEWEST_REQUESTS
+    return none and (not long_enough or evidence.salted > 0)
+
+
+def _returned(timeline: Timeline, block_size: int) -> pl.DataFrame:
+    """Preempted requests that came back, with ``evicted_tokens``: of full blocks, and not found again."""
+    whole = pl.col("lost_tokens") // block_size * block_size
+    return (
+        resumptions(timeline)
+        .filter(pl.col("resumed_step").is_not_null())
+        .with_columns(evicted_tokens=(whole - pl.col("found_tokens")).clip(0))
+    )
+
+
+def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> PrefixCache:
+    prompt, cached = int(use["prompt_tokens"].sum()), int(use["cached_tokens"].sum())
+    known = use["shareable_tokens"].is_not_null().any()
+    resets, evicted = _keys_lost(timeline)
+    misses = use.filter(pl.col("cached_tokens") == 0)["miss"].drop_nulls().value_counts(sort=True)
+    return PrefixCache(
+        requests=use.height,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        hit_frac=cached / prompt if prompt else None,
+        shareable_tokens=int(use["shareable_tokens"].sum()) if known else None,
+        missed_tokens=int(use["missed_tokens"].sum()) if known else None,
+        without_hit=dict(misses.iter_rows()),
+        salted=int(use["salted"].fill_null(value=False).sum()),
+        resets=resets,
+        evicted_blocks=evicted,
+        returned=back.height,
+        lost_tokens=int(back["lost_tokens"].sum()),
+        found_tokens=int(back["found_tokens"].sum()),
+        evicted_tokens=int(back["evicted_tokens"].sum()),
+        examples=Found.first(_examples(use, back)),
+    )
+
+
+def _keys_lost(timeline: Timeline) -> tuple[int, int | None]:
+    """How often the cache became empty between two steps of a trial, and how many keys it lost otherwise.
+
+    The keys are counted once a step, so a loss shows only as far as it exceeds the step's new keys.
+    """
+    keys = timeline.steps.select("prefix_keys", fell=-pl.col("prefix_keys").diff().over("trial"))
+    if keys["prefix_keys"].is_null().all():
+        return 0, None
+    fell = keys.filter(pl.col("fell") > 0)
+    return fell.filter(pl.col("prefix_keys") == 0).height, int(
+        fell.filter(pl.col("prefix_keys") > 0)["fell"].sum()
+    )
+
+
+def _shown(use: pl.DataFrame, back: pl.DataFrame, *, nothing: bool) -> pl.DataFrame:
+    """Admissions and returns that show it: ``step``, ``trial`` and ``request_id``."""
+    columns = ["step", "trial", "request_id"]
+    admitted = use if nothing else use.filter(pl.col("missed_tokens") > 0)
+    gone = back.filter(pl.col("evicted_tokens") > 0).with_columns(step="resumed_step")
+    return pl.concat([admitted.select(columns), gone.select(columns)]).sort("step", "request_id")
+
+
+def _examples(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
+    """Those that had to compute most again."""
+    admitted = use.filter(pl.col("missed_tokens") > 0).select(
+        *("step", "trial", "request_id"),
+        computed_before_tokens="shareable_tokens",
+        found_tokens=pl.col("cached_tokens").cast(pl.Int64),
+        again="missed_tokens",
+    )
+    gone = back.filter(pl.col("evicted_tokens") > 0).select(
+        pl.col("resumed_step").alias("step"),
+        *("trial", "request_id"),
+        computed_before_tokens="lost_tokens",
+        found_tokens=pl.col("found_tokens").cast(pl.Int64),
+        again="evicted_tokens",
+    )
+    return pl.concat([admitted, gone], how="vertical_relaxed").sort(
+        "again", "step", "request_id", descending=[True, False, False]
+    )
+
+
+def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None:
+    """Share of the requests' time: every request of a step that computes tokens again spends that time."""
+    model, total_us = timeline.step_time, timeline.requests_us
+    if model is None or not model.per_prefill_token_us or not total_us:
+        return None
+    sizes = shown.join(timeline.steps.select("step", "total_requests"), on="step")["total_requests"]
+    together = int(sizes.sum()) / max(1, sizes.len())
+    return float(min(1.0, tokens * model.per_prefill_token_us * together / total_us))
+
+
+def _verdict(share: float | None, again: int) -> Message:
+    if not again:
+        return message("The prefix cache gave nothing: none of the prompts found a block in it.")
+    felt_frac = share is not None and share >= LEAST_FRAC
+    felt = message(", which took {share} of the requests' time", share=Share(share)) if felt_frac else NOTHING
+    return message(
+        "{again} that had been computed before were not in the prefix cache and were computed again{felt}.",
+        again=Count(again, "token"),
+        felt=felt,
+    )
+
+
+def _holder(evidence: PrefixCache) -> Message:
+    """Who emptied the cache."""
+    parts = []
+    if evidence.resets:
+        parts.append(message("The cache was reset {times}.", times=Count(evidence.resets, "time")))
+    if evidence.evicted_blocks:
+        parts.append(
+            message(
+                "Running requests took at least {blocks} that were cached.",
+                blocks=Count(evidence.evicted_blocks, "block"),
+            )
+        )
+    if evidence.missed_tokens and evidence.evicted_blocks == 0 and not evidence.resets:
+        parts.append(
+            message(
+                "The number of cached blocks never fell between two steps: the cache was reset while nothing "
+                "ran, blocks were replaced one for one, or the requests came before they were computed."
+            )
+        )
+    return joined(parts)
+
+
+def _sentences(evidence: PrefixCache, block_size: int, *, missed: bool, nothing: bool) -> list[Message]:
     said = []
     if evidence.evicted_tokens:
         said.append(
             message(
-                "{requests}{trials} came back for {lost} and found {found} of them in the prefix cache; "
-                "{evicted} of full blocks were gone.",
+                "{requests} came back for {lost} and found {found} of them; {evicted} of full blocks were "
+                "gone.",
                 requests=Count(evidence.returned, "preempted request"),
-                trials=trials,
                 lost=Count(evidence.lost_tokens, "computed token"),
                 found=Number(evidence.found_tokens),
                 evicted=Count(evidence.evicted_tokens, "token"),
             )
         )
-    if dropped:
+    if evidence.hit_frac is not None:
+        could = message(
+            "; earlier prompts began with {shareable} of them",
+            shareable=Number(evidence.shareable_tokens),
+        )
         said.append(
             message(
-                "Requests admitted with less than {few} of the KV blocks free found {short} of their prompts "
-                "cached, the others {calm}. This is a correlation, no proof of a cause.",
-                few=Share(SHORT_FRAC),
-                short=Share(evidence.hit_frac_when_short),
-                calm=Share(evidence.hit_frac_otherwise),
+                "{requests} found {hit} of {prompt} cached{could}.",
+                requests=Count(evidence.requests, "new request"),
+                hit=Share(evidence.hit_frac),
+                prompt=Count(evidence.prompt_tokens, "prompt token"),
+                could=could if evidence.shareable_tokens else NOTHING,
             )
         )
-    if evidence.hit_frac is not None:
-        said.append(
-            message("{hit} of the prompt tokens of new requests were cached.", hit=Share(evidence.hit_frac))
-        )
+    if missed or nothing:
+        said.append(_reasons(evidence, block_size))
     return said
 
 
-def _admitted(timeline: Timeline) -> pl.DataFrame:
-    """Requests scheduled for the first time, with ``cached_tokens`` and whether blocks were ``short``."""
-    free = pl.col("kv_blocks_free_before") / pl.col("kv_blocks_total")
-    return (
-        timeline.admitted.lazy()
-        .filter(pl.col("phase") == "new")
-        .select("step", "trial", "request_id", pl.col("computed_tokens").alias("cached_tokens"))
-        .collect()
-        .join(timeline.arrivals.select("request_id", "prompt_tokens").unique("request_id"), on="request_id")
-        .join(timeline.steps.select("step", short=(free < SHORT_FRAC).fill_null(value=False)), on="step")
-        .sort("step", "request_id")
+def _reasons(evidence: PrefixCache, block_size: int) -> Message:
+    """Why requests found nothing, the most frequent reason first."""
+    size = Count(block_size, "token")
+    parts = []
+    for miss, count in evidence.without_hit.items():
+        if miss == "not_cached" and evidence.shareable_tokens == 0:
+            continue  # nobody had it: the sentence below says so
+        template = REASONS.get(miss, REASONS["unknown"])
+        values: dict[str, Count] = {"requests": Count(count, "request")}
+        if "{size}" in template:
+            values["size"] = size
+        parts.append(message(template, **values))
+    reasons = message("{reasons}.", reasons=listed(parts)) if parts else NOTHING
+    salted = (
+        message("{salted} had a cache salt.", salted=Count(evidence.salted, "request"))
+        if evidence.salted
+        else NOTHING
     )
-
-
-def _hit_frac(came: pl.DataFrame) -> float | None:
-    prompt = int(came["prompt_tokens"].sum())
-    return int(came["cached_tokens"].sum()) / prompt if prompt else None
-
-
-def _enough(came: pl.DataFrame) -> bool:
-    short = int(came["short"].sum())
-    return min(short, came.height - short) >= FEWEST_REQUESTS
-
-
-def _described(example: LostPrefix | ShortAdmission) -> Message:
-    if isinstance(example, ShortAdmission):
-        return message(
-            "{step} admitted {request} with {cached} of {prompt} cached.",
-            step=example.at,
-            request=Request(example.request_id),
-            cached=Number(example.cached_tokens),
-            prompt=Count(example.prompt_tokens, "prompt token"),
+    alone = (
+        message(
+            "No two prompts share a full block of {size}; vLLM does not find a shorter shared beginning.",
+            size=size,
         )
+        if evidence.shareable_tokens == 0 and "not_cached" in evidence.without_hit
+        else NOTHING
+    )
+    return joined([reasons, salted, alone])
+
+
+def _advice(
+    timeline: Timeline, evidence: PrefixCache, block_size: int, *, missed: bool, nothing: bool
+) -> list[Advice]:
+    """Only what would help: blocks that were taken, a block size above the prompts, readers that skip."""
+    advice = []
+    if missed and (evidence.evicted_tokens or evidence.evicted_blocks):
+        advice.append(
+            Advice(
+                message=message(
+                    "{more} (now {blocks})",
+                    more=more_kv_space(timeline),
+                    blocks=Count(timeline.header.kv_blocks_total or 0, "block"),
+                ),
+                costs=message("Device memory."),
+            )
+        )
+    if missed and evidence.without_hit.get("skipped"):
+        advice.append(Advice(message=message("Ask for prompt log-probabilities only where they are needed.")))
+    if nothing and not evidence.salted:
+        advice.append(
+            Advice(
+                message=message(
+                    "If prompts begin alike, use a smaller {setting} (now {now}), as far as the attention "
+                    "backend accepts it.",
+                    setting=Setting("--block-size"),
+                    now=Number(block_size),
+                ),
+                setting="block_size",
+                costs=message("More blocks for vLLM to manage."),
+            )
+        )
+    return advice
+
+
+def _described(example: Found) -> Message:
     return message(
-        "{step} preempted {request} with {lost}; in {resumed} it found {found} of them.",
-        step=example.at,
+        "{request} found {found} of {before} in {step}.",
         request=Request(example.request_id),
-        lost=Count(example.lost_tokens, "computed token"),
-        resumed=Steps(example.resumed_step, example.resumed_step),
         found=Number(example.found_tokens),
+        before=Count(example.computed_before_tokens, "token", "tokens that had been computed before"),
+        step=Steps(example.step, example.step, example.trial),
     )

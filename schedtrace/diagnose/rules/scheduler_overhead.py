@@ -2,43 +2,30 @@
 
 import polars as pl
 
+from schedtrace.diagnose.gains import host_gain
 from schedtrace.diagnose.rules.common import (
     StepExample,
-    in_trials,
-    severity_of,
     step_numbers,
     trial_numbers,
 )
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Setting, Share, message
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "scheduler-overhead"
 SUMMARY = "the device waited between steps while the host scheduled, processed outputs or did other work"
 NEEDS = (Fact.TIMES, Fact.QUEUE)
 
-FOUND_FROM_FRAC = 0.05
-"""A twentieth of the run: below that no setting of the host's work is worth a person's time."""
+FOUND_FROM_FRAC = 0.01
+"""A hundredth of the run: what is less is in the noise of most runs."""
 
-ADVICE = {
-    False: message(
-        "Enable {setting} (now off): vLLM then schedules the next step while the device computes.",
-        setting=Setting("--async-scheduling"),
-    ),
-    True: message(
-        "The host is slower than the device although {setting} is on. Give the engine process a CPU core of "
-        "its own, or spread the requests over more engines ({engines}).",
-        setting=Setting("--async-scheduling"),
-        engines=Setting("--data-parallel-size"),
-    ),
-    None: message(
-        "The trace does not record whether {setting} is on. If it is off, enable it; else give the engine "
-        "process a CPU core of its own.",
-        setting=Setting("--async-scheduling"),
-    ),
-}
-"""By whether asynchronous scheduling is on. Larger steps are none: the host's work grows with them."""
+
+ADVISED_FROM_FRAC = 0.05
+"""Below a twentieth of the run no setting of the host's work is worth a person's time."""
+WARNING_FRAC, CRITICAL_FRAC = 0.25, 0.50
+"""From a quarter of the run on the host is what limits it; at half, it limits more than the device."""
 
 
 class Gap(StepExample, kw_only=True):
@@ -72,10 +59,22 @@ def find(timeline: Timeline) -> list[Finding]:
     trials = trial_numbers(gaps)
     longest = gaps.sort("gap_us", "step", descending=[True, False])
     examples = Gap.first(longest)
+    gain = None
+    if timeline.header.async_scheduling is False:
+        gain = host_gain(timeline, least_us=scheduling + updating, most_us=gap_us)
     return [
         Finding(
             code=CODE,
-            severity=severity_of(frac),
+            title=message("Host work between steps"),
+            verdict=message(
+                "The device waits for the host: {share} of the busy time ({gap}) passed between steps while "
+                "requests were running.",
+                share=Share(frac),
+                gap=Duration(gap_us),
+            ),
+            share_frac=_share_of_requests(timeline),
+            gain=gain,
+            severity=_severity(frac),
             cause=None,
             via="recorded",
             engine_rank=timeline.rank,
@@ -84,20 +83,16 @@ def find(timeline: Timeline) -> list[Finding]:
             steps=step_numbers(gaps),
             tokens=0,
             message=message(
-                "The device waited {gap} for the host, {share} of the run, before {steps}{trials} while "
-                "requests were running. schedule() took {scheduling} of that{updating}; the rest is other "
-                "work of the engine process (taking requests, sending outputs, exchanging batches with the "
-                "worker).",
+                "The device waited {gap} for the host before {steps}: schedule() took {scheduling} of that"
+                "{updating}; the rest is other work of the engine process.",
                 gap=Duration(gap_us),
-                share=Share(frac),
                 steps=Count(gaps.height, "step"),
-                trials=in_trials(timeline, trials),
                 scheduling=Share(scheduling / gap_us),
                 updating=NOTHING
                 if gaps["before_update_us"].is_null().all()
                 else message(", update_from_output() {share}", share=Share(updating / gap_us)),
             ),
-            advice=ADVICE[timeline.header.async_scheduling],
+            advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
             evidence=HostGaps(
                 gap_ms=gap_us / 1e3,
                 schedule_ms=scheduling / 1e3,
@@ -110,6 +105,45 @@ def find(timeline: Timeline) -> list[Finding]:
             cost_frac=frac,
         )
     ]
+
+
+def _severity(frac: float) -> str:
+    """Every engine has some host time: below a quarter of the run it is no warning."""
+    if frac >= CRITICAL_FRAC:
+        return "critical"
+    return "warning" if frac >= WARNING_FRAC else "info"
+
+
+def _share_of_requests(timeline: Timeline) -> float | None:
+    """Share of the requests' time that passed between steps while they ran."""
+    running = timeline.request_states.filter(pl.col("state").is_in(["prefill", "decode", "recompute"]))
+    host_us = int(with_engine_time(running, timeline.engine_states)["host_us"].sum())
+    return host_us / timeline.requests_us if timeline.requests_us else None
+
+
+def _advice(timeline: Timeline) -> list[Advice]:
+    """Larger steps are none: the host's work grows with them."""
+    setting = Setting("--async-scheduling")
+    core = Advice(message=message("a CPU core of its own for the engine process"))
+    match timeline.header.async_scheduling:
+        case False:
+            return [
+                Advice(
+                    message=message(
+                        "{setting} (now off): vLLM then schedules the next step while the device computes",
+                        setting=setting,
+                    ),
+                    setting="async_scheduling",
+                    value=True,
+                )
+            ]
+        case True:
+            engines = Setting("--data-parallel-size")
+            more = message("more engines ({engines}), as {setting} is on", engines=engines, setting=setting)
+            return [core, Advice(message=more)]
+        case _:
+            if_off = message("{setting}, if it is off (the trace does not record it)", setting=setting)
+            return [Advice(message=if_off), core]
 
 
 def _described(example: Gap) -> Message:

@@ -3,7 +3,6 @@
 import polars as pl
 
 from schedtrace.diagnose.queue.empty_steps import empty_steps
-from schedtrace.diagnose.rules.allowed import MORE_KV_SPACE
 from schedtrace.diagnose.rules.common import (
     StepExample,
     in_trials,
@@ -21,18 +20,17 @@ from schedtrace.model.message import (
     Message,
     Number,
     Request,
-    Setting,
     Share,
     Steps,
     message,
 )
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.vocabulary import advice
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "stall"
 SUMMARY = "the engine stepped without scheduling anything although it had requests; one finding per cause"
 NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES)
+SYMPTOM_OF = ("never-fits", "no-progress", "kv-bound", "other-limit", "parked-loads")
 
 FEWEST_STEPS = 10
 """vLLM sleeps 1 ms after an empty step: about 10 ms. One or two are usual (outputs in flight)."""
@@ -118,7 +116,6 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
             span=worst.span,
             unended=_unended(unended, of="trial" if trials else "trace"),
         ),
-        advice=_advice(timeline, cause, num_running=worst.num_running),
         evidence=Stalls(
             stalls=stalls.height,
             unended=unended,
@@ -144,20 +141,6 @@ def _span_us(timeline: Timeline) -> int:
     """From each trial's first step to its last step's end or output, added up."""
     last = pl.max_horizontal("end_us", "output_us").max()
     return max(1, int(timeline.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()))
-
-
-def _advice(timeline: Timeline, cause: str, *, num_running: int) -> Message:
-    header = timeline.header
-    if cause == Cause.KV_BLOCKS and not num_running and header.kv_blocks_total and header.block_size:
-        return message(
-            "No running request can free blocks: this one needs more than the {capacity} of the KV cache, or "
-            "waiting requests hold blocks (KV connector). Abort it. {length} within the KV cache makes vLLM "
-            "refuse such requests at once; or give the KV cache more space ({more}).",
-            capacity=Count((header.kv_blocks_total - 1) * header.block_size, "token"),
-            length=Setting("--max-model-len"),
-            more=MORE_KV_SPACE,
-        )
-    return advice(header, cause=cause)
 
 
 def _described(example: Stall) -> Message:

@@ -63,11 +63,18 @@ def _settings(changes: list[ConfigChange]) -> Table | Note:
             message("{name}", name=Code(change.name)),
             message("{value}", value=Code(str(change.base))),
             message("{value}", value=Code(str(change.new))),
-            Styled("given" if change.given else "resolved", Style.DIM),
+            Styled(_origins(change), Style.DIM),
         ]
         for change in changes[:MOST_SETTINGS]
     ]
     return Table(columns, rows, left_out(len(changes), MOST_SETTINGS))
+
+
+def _origins(change: ConfigChange) -> Text:
+    """Where both values come from, as far as it is known."""
+    if not (change.base_origin and change.new_origin):
+        return "given" if change.given else "resolved"
+    return message("{base} / {new}", base=change.base_origin, new=change.new_origin)
 
 
 def _causes(changes: list[CauseChange] | None) -> Table | Note:

@@ -1,119 +1,218 @@
-"""A report of runs: figures of the trials, where requests waited and why, findings."""
+"""A report of runs on one screen: the verdict, where the requests' time went, and the root causes by gain."""
 
+import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
+from statistics import mean
 
-from schedtrace.model.message import CauseWord, Code, Duration, Share, message
-from schedtrace.model.report import MAX_STEPS, Report, RunReport
+from schedtrace.model.message import Code, Message, Number, Share, joined, message
 from schedtrace.model.report import Finding as Found
-from schedtrace.present.pages.report_tables import (
-    cap_table,
-    cause_table,
-    engine_time,
-    request_time_table,
-    trials_table,
-)
-from schedtrace.present.pages.run_header import header, log_figures, not_judged
-from schedtrace.present.phrases import step_ranges
+from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
+from schedtrace.present.numbers import number
+from schedtrace.present.pages.report_details import action, details, finding_sections
+from schedtrace.present.pages.report_tables import trials_table
+from schedtrace.present.pages.run_header import header, log_figures, not_judged, summary
+from schedtrace.present.pages.settings import noteworthy
+from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
-    Band,
-    Bars,
+    Cause,
     Content,
-    Finding,
     Headline,
     Note,
     Page,
+    Part,
     Section,
-    Strip,
+    Shares,
     Style,
     Styled,
     Text,
 )
-from schedtrace.present.words import severity
+from schedtrace.present.words import GAINS, severity, time_part
 
-LEAST_SHOWN_FRAC = 0.01
-"""An estimated cost below this share of the run is below what the model of step times resolves."""
-
-
-def report_page(report: Report) -> Page[Report]:
-    """All runs, one after the other."""
-    return Page(report, lambda shown: (section for run in shown.runs for section in _run(run)))
-
-
-def trials_page(run: RunReport) -> Page[RunReport]:
-    """The trials of a run, as they are shown when it ends."""
-    return Page(run, lambda shown: [trials_table(shown.trials)])
+MOST_LINES, WIDTH = 40, 80
+"""One screen of the usual terminal."""
+MOST_CAUSES = 5
+SHOWN_FROM_FRAC = 0.05
+"""What weighs less is named, not described."""
+NAMED_FROM_FRAC = 0.01
+"""What weighs less is only counted among what was looked at."""
+MOST_PARTS = 7
+OTHERS_LINES = 6
+"""Kept free for what else was found."""
 
 
-def _run(run: RunReport) -> Iterator[Section]:
+def report_page(report: Report, *, full: bool = False) -> Page[Report]:
+    """All runs, one after the other.
+
+    Args:
+        report: Of ``analyze``.
+        full: With every table and finding (``--details``).
+    """
+    return Page(report, lambda shown: (section for run in shown.runs for section in _run(run, full=full)))
+
+
+def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
     about = message("  {path}", path=Code(run.path)) if run.label != run.path else ""
-    yield Headline(run.label, about, list(header(run)), list(run.problems))
-    yield trials_table(run.trials)
-    yield from log_figures(run)
-    if run.strip:
-        yield _strip(run)
-    if run.request_time:
-        yield request_time_table(run)
-    if run.engine_time:
-        yield engine_time(run)
-    yield from (make(run) for make in (cause_table, cap_table) if make(run).rows)
-    if not run.findings:
-        steps = sum(trial.steps for trial in run.trials)
-        yield Note("No findings." if steps else "No step was recorded: nothing to find.")
-    yield from (_finding(finding, several_engines=run.config["engines"] > 1) for finding in run.findings)
-    yield from not_judged(run)
+    lines = [*(header(run) if full else summary(run)), *_figures(run.trials)]
+    first: list[Section] = [Headline(run.label, about, list(lines), list(run.problems))]
+    if run.verdict:
+        first.append(Note(Styled(joined(run.verdict), Style.STRONG)))
+    if run.time_split:
+        first.append(Shares("Where the requests' time went", _parts(run.time_split)))
+    yield from first
+    roots = [finding for finding in run.findings if finding.title]
+    commands = Note(_commands(run, roots))
+    room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, commands]))
+    shown, named = _chosen(roots, room)
+    yield from shown
+    if full:
+        yield from details(run)
+        return
+    if run.not_judged:  # a log: little is known, and that little is shown
+        yield trials_table(run.trials)
+        yield from log_figures(run)
+        yield from finding_sections([finding for finding in run.findings if not finding.title], engines=1)
+        yield from not_judged(run)
+    yield from _others(named)
+    if notes := noteworthy(run.settings):
+        yield Note(notes, "Settings:")
+    yield commands
 
 
-def _strip(run: RunReport) -> Strip:
-    """Budget use over the run, and below it where requests waited."""
-    known = [cell.waiting_frac for cell in run.strip if cell.waiting_frac is not None]
-    use = Bars([cell.use_frac for cell in run.strip], Style.GOOD)
-    waiting: Bars | str = Bars(known, Style.WARNING)
-    if not any(known):
-        waiting = "no request" if known else "not recorded"
-    whose = "engine 0's steps" if run.config["engines"] > 1 else "the steps"
-    share = ", share with requests waiting" if known else ""
-    legend = f"equal parts of {whose}, first to last: highest use{share}"
-    return Strip([Band("budget use", use), Band("waiting", waiting)], legend)
+def _figures(trials: list[TrialReport]) -> Iterator[Text]:
+    """What users compare: throughput and latency, the mean over the trials."""
+
+    def over(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return mean(known) if known else None
+
+    parts = [
+        (over([trial.output_tokens_per_s for trial in trials]), "{} output tok/s"),
+        (over([trial.ttft_ms.p50 if trial.ttft_ms else None for trial in trials]), "TTFT p50 {} ms"),
+        (over([trial.tpot_ms.p50 if trial.tpot_ms else None for trial in trials]), "TPOT p50 {} ms"),
+    ]
+    if known := [text.format(number(value)) for value, text in parts if value is not None]:
+        yield ", ".join(known)
 
 
-def _finding(found: Found, *, several_engines: bool) -> Finding:
-    about: list[Text] = []
-    if found.cause:
-        inferred = ", inferred" if found.via == "inferred" else ""
-        about.append(message("cause {cause}{inferred}", cause=CauseWord(found.cause), inferred=inferred))
-    if several_engines:
-        about.append(f"engine {found.engine_rank}")
-    paragraphs: list[Content] = [found.message]
-    if cost := _cost(found):
-        paragraphs.append(cost)
-    if found.steps:
-        paragraphs.append(Styled(_where(found), Style.DIM))
-    names = {f"a{at}": part for at, part in enumerate(about)}
-    return Finding(
-        severity(found.severity),
-        found.code,
-        message("  ".join(f"{{{name}}}" for name in names), **names),
+def _parts(split: list[TimePart]) -> list[Part]:
+    """The largest parts; the others as one."""
+    shown = [part for part in split if part.share_frac >= NAMED_FROM_FRAC][:MOST_PARTS]
+    parts = [
+        Part(*time_part(part.part, part.cause)[:1], part.share_frac, time_part(part.part, part.cause)[1])
+        for part in shown
+    ]
+    rest = sum(part.share_frac for part in split) - sum(part.share_frac for part in shown)
+    if rest >= NAMED_FROM_FRAC:
+        parts.append(Part("other", rest, Style.DIM))
+    return parts
+
+
+def _chosen(roots: list[Found], lines: int) -> tuple[list[Cause], list[Found]]:
+    """The root causes that the screen has room for, and the others."""
+    sections: list[Cause] = []
+    worth = [root for root in roots if root.leads or root.weight >= SHOWN_FROM_FRAC][:MOST_CAUSES]
+    for root in worth:
+        section = _cause(len(sections) + 1, root)
+        if not sections and _height(section) > lines:
+            section = replace(section, actions=section.actions[:1])
+        lines -= _height(section)
+        if lines < 0 and sections:
+            break
+        sections.append(section)
+    return sections, [root for root in roots if root not in worth[: len(sections)]]
+
+
+def _cause(place: int, root: Found) -> Cause:
+    paragraphs: list[Content] = [root.message]
+    if root.holder and place > 1:
+        paragraphs.append(root.holder)
+    return Cause(
+        place,
+        Styled(root.title, severity(root.severity).style),
+        _gain(root),
         paragraphs,
-        found.advice,
+        [action(advice) for advice in root.advice[:2]],
     )
 
 
-def _cost(found: Found) -> Text:
-    """What it cost, and how sure that is; nothing below what an estimate resolves."""
-    if found.cost_ms is None or found.cost_frac is None:
-        return ""
-    sure: Text = "measured"
-    if found.cost_error_frac is not None:
-        if found.cost_frac < LEAST_SHOWN_FRAC:
-            return ""
-        off = Share(found.cost_error_frac)
-        sure = message("estimated; the model of step times is typically {off} off", off=off)
-    cost, share = Duration(1e3 * found.cost_ms), Share(found.cost_frac)
-    return message("cost: about {cost}, {share} of the run ({sure})", cost=cost, share=share, sure=sure)
+def _gain(root: Found) -> Text:
+    gain = root.gain
+    if gain is None:
+        return (
+            ""
+            if root.share_frac is None
+            else message("{share} of requests' time", share=Share(root.share_frac))
+        )
+    return _change(gain)
 
 
-def _where(found: Found) -> Text:
-    place = message("At {location}. ", location=Code(found.location)) if found.location else ""
-    steps = step_ranges(found.steps, whole=len(found.steps) < MAX_STEPS)
-    instance = message(" For instance {example}", example=found.example) if found.example else ""
-    return message("{place}{steps}.{instance}", place=place, steps=steps, instance=instance)
+def _change(gain: Gain) -> Message:
+    metric = GAINS[gain.metric]
+    if gain.before is not None and gain.after is not None:
+        return message(
+            "{metric} {before} -> ~{after} ms",
+            metric=metric,
+            before=Number(round(gain.before)),
+            after=Number(round(gain.after)),
+        )
+    low, high = gain.low_frac, gain.high_frac
+    interval = ""
+    if low is not None and high is not None and round(100 * low) < round(100 * high):
+        interval = f" ({round(100 * low)} to {round(100 * high)})"
+    return message(
+        "~{sign}{change} % {metric}{interval}",
+        sign="+" if gain.change_frac > 0 else "",
+        change=Number(round(100 * gain.change_frac)),
+        metric=metric,
+        interval=interval,
+    )
+
+
+def _others(roots: list[Found]) -> Iterator[Note]:
+    """What was found too small to be described."""
+    named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
+    small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
+    parts = [message("{code} ({share})", code=root.code, share=Share(root.weight)) for root in named]
+    if small:
+        parts.append(message("under 1 % each: {codes}", codes=", ".join(small)))
+    if parts:
+        yield Note(message("{found}.", found=joined(parts, "; ")), "Also found:")
+
+
+def _commands(run: RunReport, roots: list[Found]) -> Content:
+    """What to run next: all details, one step, one request."""
+    commands = [f"schedtrace analyze {run.path} --details"]
+    steps = [root.steps for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC]
+    if steps:
+        commands.append(f"schedtrace step {run.path} {steps[0][len(steps[0]) // 2]}")
+    names = [getattr(root.evidence, "longest_request", None) for root in roots]
+    if known := next((name for name in names if name), None):
+        commands.append(f"schedtrace request {run.path} {known}")
+    return Styled(
+        message("More: {commands}", commands=joined([message("{c}", c=Code(c)) for c in commands], " | ")),
+        Style.DIM,
+    )
+
+
+def _height(section: Section) -> int:
+    """Lines of a section at 80 columns, the blank one before it included."""
+
+    def lines(*texts: Content, indent: int = 0) -> int:
+        plains = [plain(text.text if isinstance(text, Styled) else text) for text in texts]
+        return sum(max(1, len(textwrap.wrap(text, WIDTH - indent))) for text in plains)
+
+    match section:
+        case Headline(_, _, content, warnings):
+            return 2 + lines(*content, *warnings, indent=2)
+        case Shares(_, parts):
+            return 2 + len(parts)
+        case Cause(_, title, gain, paragraphs, actions):
+            long = (
+                len(plain(title.text if isinstance(title, Styled) else title)) + len(plain(gain)) + 5 > WIDTH
+            )
+            return 2 + long + lines(*paragraphs, indent=3) + lines(*actions, indent=8)
+        case Note(text):
+            return 1 + lines(text)
+        case _:
+            return 1

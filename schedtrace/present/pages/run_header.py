@@ -33,6 +33,26 @@ def header(run: RunReport) -> Iterator[str]:
     yield f"causes {EXITS_VIA[config['exits_via']]}{warmup}"
 
 
+def summary(run: RunReport) -> Iterator[str]:
+    """The same in one line."""
+    config = run.config
+    if config["exits_via"] is None:
+        yield from _log_header(run)
+        return
+    ended = [trial.requests_finished for trial in run.trials if trial.requests_finished is not None]
+    trials = len({trial.trial for trial in run.trials})
+    engines = f" on {counted(config['engines'], 'engine')}" if config["engines"] > 1 else ""
+    busy = sum(share.time_ms for share in run.engine_time if share.busy_frac is not None)
+    work = f"{counted(sum(ended), 'request')} in {counted(trials, 'trial')}{engines}" if ended else ""
+    inferred = "; causes inferred" if config["exits_via"] == "inferred" else ""
+    seats, blocks = integer(config["max_num_running_reqs"]), integer(config["kv_blocks_total"])
+    yield (
+        f"{work}{', ' if work else ''}{number(busy / 1e3)} s busy; vLLM {config['vllm_version']} on "
+        f"{config['device']}, budget {integer(config['token_budget'])}, "
+        f"{seats} seats, {blocks} KV blocks{inferred}"
+    )
+
+
 def _workload(workload: dict[str, Any]) -> str:
     length, output = workload["input_len"], workload["output_len"]
     lengths = f" of {integer(length)} tokens" if length else f" of {workload['dataset']}"

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from schedtrace.present.markdown_text import cell, code, paragraph, prose
+from schedtrace.present.numbers import percent
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
     Bars,
+    Cause,
     Cell,
     Fact,
     Facts,
@@ -15,6 +17,7 @@ from schedtrace.present.sections import (
     Note,
     Page,
     Section,
+    Shares,
     States,
     Strip,
     Style,
@@ -32,7 +35,7 @@ def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001
     return "\n\n".join("\n\n".join(_blocks(section)) for section in page.sections) + "\n"
 
 
-def _blocks(section: Section) -> Iterator[str]:  # one kind of section after the other
+def _blocks(section: Section) -> Iterator[str]:  # noqa: C901  # one kind of section after the other
     match section:
         case Headline(title, about, lines, warnings):
             yield f"**{paragraph(title)}** {prose(about).strip()}".rstrip()
@@ -51,6 +54,20 @@ def _blocks(section: Section) -> Iterator[str]:  # one kind of section after the
             yield from (_text(text) for text in paragraphs)
             if action:
                 yield f"Try: {_text(action)}"
+        case Shares(title, parts):
+            yield "\n".join(
+                [
+                    f"**{title}**",
+                    "",
+                    *(f"* {_text(part.label)}: {percent(part.share_frac)}" for part in parts),
+                ]
+            )
+        case Cause(number, title, gain, paragraphs, actions):
+            words = title.text if isinstance(title, Styled) else title
+            yield f"**{number}. {prose(words)}** {prose(gain)}".rstrip()
+            yield from (_text(text) for text in paragraphs)
+            if actions:
+                yield "\n".join(f"* Try: {_text(action)}" for action in actions)
         case Note(text, label):
             yield f"**{_text(label)}** {_text(text)}" if label else _text(text)
 

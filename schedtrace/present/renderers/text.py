@@ -9,8 +9,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from schedtrace.present.console import make_console
+from schedtrace.present.numbers import percent
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
+    Cause,
     Content,
     Fact,
     Facts,
@@ -19,11 +21,13 @@ from schedtrace.present.sections import (
     Note,
     Page,
     Section,
+    Shares,
     Strip,
     Style,
     Styled,
     Table,
 )
+from schedtrace.present.strips import horizontal_bar
 from schedtrace.present.styled import STYLES, drawn, longest_word, written
 from schedtrace.present.tables import least_width, table_view
 
@@ -31,6 +35,8 @@ INDENT = 2
 LABELS = 9
 """Labels of facts, and levels of findings."""
 BAND_LABELS = 12
+SHARE, BAR = 6, 30
+"""Columns of a share in percent, and of the bar of a whole."""
 
 
 def render(page: Page[Any], *, width: int | None = None) -> str:
@@ -42,7 +48,7 @@ def render(page: Page[Any], *, width: int | None = None) -> str:
     return "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
 
 
-def view(section: Section, width: int) -> RenderableType:  # one kind of section a line
+def view(section: Section, width: int) -> RenderableType:  # noqa: PLR0911  # one kind of section a line
     """A section as rich draws it."""
     match section:
         case Headline():
@@ -55,6 +61,10 @@ def view(section: Section, width: int) -> RenderableType:  # one kind of section
             return Group(*_strip(section, width))
         case Finding():
             return Group(*_finding(section, width))
+        case Shares():
+            return Group(*_shares(section, width))
+        case Cause():
+            return Group(*_cause(section, width))
         case Note(text, label):
             return _labelled(label, written(text)) if label else written(text)
 
@@ -127,3 +137,38 @@ def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:
         paragraphs.append(_labelled("try:", written(finding.action)))
     fits = all(longest_word(paragraph) <= width - LABELS for paragraph in paragraphs)
     yield Padding(Group(*paragraphs), (0, 0, 0, LABELS if fits else INDENT), expand=False)
+
+
+def _shares(shares: Shares, width: int) -> Iterator[RenderableType]:
+    """A title, and below it a line a part: its label, its share and a bar."""
+    yield Text(shares.title, style=STYLES[Style.STRONG])
+    labels = max((Text(plain(part.label)).cell_len for part in shares.parts), default=0)
+    for part in shares.parts:
+        label = Text(plain(part.label))
+        label.pad_right(labels - label.cell_len)
+        room = max(0, width - INDENT - labels - SHARE - 2 * INDENT)
+        yield Text.assemble(
+            " " * INDENT,
+            label,
+            f"{percent(part.share_frac):>{SHARE}}" + " " * INDENT,
+            (horizontal_bar(part.share_frac, min(room, BAR)), STYLES[part.style]),
+            overflow="fold",
+        )
+
+
+def _cause(cause: Cause, width: int) -> Iterator[RenderableType]:
+    """The title with the gain at the line's end, or below it; then the evidence and what to try."""
+    number, gain = f"{cause.number}. ", Text(plain(cause.gain), style=STYLES[Style.STRONG])
+    title = Text.assemble(number, written(cause.title))
+    title.stylize(STYLES[Style.STRONG])
+    between = width - title.cell_len - gain.cell_len
+    paragraphs = [written(paragraph) for paragraph in cause.paragraphs]
+    if between > 1:
+        yield Text.assemble(title, " " * between, gain)
+    else:
+        yield title
+        paragraphs.insert(0, gain)
+    for at, action in enumerate(cause.actions):
+        paragraphs.append(_labelled("or  " if at else "Try:", written(action)))
+    indent = len(number) if all(longest_word(text) <= width - len(number) for text in paragraphs) else 0
+    yield Padding(Group(*paragraphs), (0, 0, 0, indent), expand=False)

@@ -33,6 +33,14 @@ def test_given_and_derived(recording, context):
     [line] = told(recording)
     assert line.pop("at_unix_us") > 1.7e15
     assert line.pop("given") == {"model": tiny_model(), "block_size": 16} | GIVEN
+    defaults = line.pop("context_defaults")
+    assert defaults.keys() == {"max_num_seqs", "max_num_batched_tokens"}
+    if context is not None:
+        assert (
+            config.scheduler_config.max_num_batched_tokens
+            == defaults["max_num_batched_tokens"][context.value]
+        )
+        assert config.scheduler_config.max_num_seqs == defaults["max_num_seqs"][context.value]
     derived, scheduler = line.pop("derived"), config.scheduler_config
     assert derived == {
         "max_num_seqs": scheduler.max_num_seqs,

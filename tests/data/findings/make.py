@@ -1,7 +1,8 @@
 """Makes the traces in this folder anew: vLLM's own scheduler and KV cache manager, without a model.
 
 ``python tests/data/findings/make.py [code ...]``. Decisions are the same every time; times are those of this
-machine, with a made-up device that takes 1 ms a step, 10 us a prefill token and 50 us a decode.
+machine, with a made-up device that takes 1 ms a step, 10 us a prefill token and 50 us a decode. ``make.py
+--sentences [code ...]`` leaves the traces as they are and writes what is found in them (``sentences.txt``).
 """
 
 import json
@@ -16,25 +17,61 @@ from typing import Any
 # vLLM reads them when it is imported.
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 
+from vllm.lora.request import LoRARequest
+from vllm.v1.outputs import KVConnectorOutput
+
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[2]))  # for the toy connector, which vLLM imports by its name
+
+from tests.contract.causes.toy_connectors import KV  # noqa: E402  # see the line above
+from tests.unit.diagnose.sentences import write_sentences  # noqa: E402  # likewise
+
 STEP_S, PREFILL_TOKEN_S, DECODE_S = 1e-3, 10e-6, 50e-6
 
 
 class Device(Driver):
-    """A driver whose steps take time."""
+    """A driver whose steps take time: so many times as long with more requests than ``large``."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, large: int = 1000, large_factor: float = 1.0, **options: Any) -> None:
         super().__init__(traced_class, **options)
+        self.large, self.large_factor = large, large_factor
 
     def step(self, *args: Any) -> Any:
         output = self.schedule(*args)
         counts = output.num_scheduled_tokens.values()
         seconds = sum(DECODE_S if count == 1 else count * PREFILL_TOKEN_S for count in counts)
-        time.sleep(STEP_S + seconds)
+        factor = self.large_factor if len(counts) > self.large else 1.0
+        time.sleep((STEP_S + seconds) * factor)
         if len(self.in_flight) == self.depth:
+            self.update()
+        return output
+
+    def arrive(self, request_ids: list[str]) -> None:
+        """The KV of these requests has been loaded from elsewhere."""
+        output = KVConnectorOutput(finished_recving=set(request_ids))
+        self.scheduler._update_from_kv_xfer_finished(output)  # as a worker's output does
+
+
+class Pipeline(Driver):
+    """A pipeline whose stages take ``STEP_S`` and ten times ``DECODE_S`` a token for each batch."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(traced_class, **options)
+        self.stages = [0.0] * self.depth
+        self.done: list[float] = []
+
+    def step(self, *args: Any) -> Any:
+        output = self.schedule(*args)
+        passed = time.monotonic()
+        for stage, free in enumerate(self.stages):
+            passed = max(passed, free) + STEP_S + 10 * DECODE_S * output.total_num_scheduled_tokens
+            self.stages[stage] = passed
+        self.done.append(passed)
+        if len(self.in_flight) == self.depth:
+            time.sleep(max(0.0, self.done.pop(0) - time.monotonic()))
             self.update()
         return output
 
@@ -58,6 +95,26 @@ def too_long_for_the_cache() -> None:
     for _ in range(20):
         device.step()
     device.abort("long")
+    device.finish()
+
+
+def longest_for_the_cache() -> None:
+    """176 tokens fill the 11 blocks that requests can hold."""
+    device = Device(num_blocks=12, max_model_len=256)
+    device.add("long", 176, 1)
+    device.add("short", 20, 4)
+    device.finish()
+
+
+def starts_again(outputs: int) -> None:
+    """12 blocks of 16: one request grows until it needs them all; the other gets only a first chunk in."""
+    device = Device(
+        num_blocks=13, max_model_len=256, max_num_batched_tokens=64, scheduler_reserve_full_isl=False
+    )
+    device.add("holder", 100, outputs)
+    for _ in range(2):
+        device.step()
+    device.add("starts", 160, 4)
     device.finish()
 
 
@@ -121,17 +178,121 @@ def joined(prompt: int, *, running: int = 4, every: int = 3, **options: Any) -> 
     device.finish()
 
 
+def pipeline(*batches: int) -> None:
+    """A stage for each batch; so many prompts come before each of the first steps."""
+    device = Pipeline(pipeline_parallel_size=len(batches))
+    for batch, size in enumerate(batches):
+        for number in range(size):
+            device.add(f"{'abcd'[batch]}{number}", 8, 22 + 4 * number)
+        device.step()
+    device.finish()
+
+
+def drafted(accepted: int) -> None:
+    """Up to 8 requests, each with three drafts a step, of which so many are right."""
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    device = Device(drafts=3, accepted=lambda *_: accepted, speculative_config=drafts)
+    for number in range(8):
+        device.add(f"r{number}", 8, 20 * (1 + accepted))
+        for _ in range(3):
+            device.step()
+    device.finish()
+
+
+def waves(factor: float) -> None:
+    """Three times up to 8 requests at once; above 4 the device takes so many times as long."""
+    device = Device(large=4, large_factor=factor)
+    for wave in range(3):
+        for number in range(8):
+            device.add(f"r{wave}-{number}", 8, 18)
+            device.step()
+            device.step()
+        while device.scheduler.has_unfinished_requests():
+            device.step()
+    device.finish()
+
+
+def long_among_short(prompt: int, **options: Any) -> None:
+    """Two requests decode; a long prompt comes, then short ones, one before every second step."""
+    device = Device(max_model_len=2048, num_blocks=200, **options)
+    for number in range(2):
+        device.add(f"d{number}", 16, 24)
+    device.step()
+    device.add("long", prompt, 4)
+    for number in range(4):
+        device.add(f"s{number}", 32, 8)
+        device.step()
+        device.step()
+    device.finish()
+
+
+def urgent(priority: int) -> None:
+    """Two requests of priority 5 hold both seats; three of this priority come."""
+    device = Device(max_num_seqs=2, scheduling_policy="priority")
+    for name in "ab":
+        device.add(name, 40, 24, priority=5)
+    device.step()
+    for name in "xyz":
+        device.add(name, 20, 4, priority=priority)
+    device.finish()
+
+
+def loads_from_elsewhere(requests: int) -> None:
+    """So many requests hold 6 of 24 blocks each while their KV is loaded, 20 steps long; eight more come."""
+    device = Device(num_blocks=25, kv_transfer_config=KV)
+    loaded = [f"load{number}" for number in range(requests)]
+    device.add("running", 20, 30)
+    for name in loaded:
+        device.scheduler.connector.has[name] = (80, True)
+        device.add(name, 96, 4)
+    device.step()
+    for number in range(8):
+        device.add(f"r{number}", 112, 2)
+    for _ in range(20):
+        device.step()
+    device.arrive(loaded)
+    device.finish()
+
+
+def closed_loop(requests: int) -> None:
+    """So many requests are open all the time, with four seats."""
+    device = Device(max_num_seqs=4)
+    for number in range(24):
+        device.add(f"r{number}", 20, 10)
+        while len(device.scheduler.requests) >= requests:
+            device.step()
+    device.finish()
+
+
+def adapters(most: int) -> None:
+    """Requests of two LoRA adapters in turn, with so many adapters in a batch at most."""
+    device = Device(enable_lora=True, max_loras=most)
+    for number in range(6):
+        adapter = LoRARequest(f"adapter{number % 2}", 1 + number % 2, "/nowhere")
+        device.add(f"r{number}", 20, 12, lora_request=adapter)
+    device.finish()
+
+
 TRACES: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+    "no-progress": (lambda: starts_again(40), lambda: starts_again(2)),
+    "never-fits": (too_long_for_the_cache, longest_for_the_cache),
     "head-of-line": (lambda: head_of_line(32), lambda: head_of_line(200)),
     "stall": (too_long_for_the_cache, short_pause),
-    "queueing": (lambda: few_seats(2), lambda: few_seats(5)),
     "prefix-cache": (lambda: cached(10), lambda: cached(16)),
     "blocked-budget": (lambda: few_seats(2), lambda: few_seats(5)),
     "preemption": (lambda: together(2, 60, 20, num_blocks=9), lambda: together(2, 60, 20, num_blocks=12)),
     "budget-saturated": (lambda: together(4, 200, 4), lambda: together(4, 64, 4)),
-    "kv-bound": (lambda: together(4, 100, 20, num_blocks=15), lambda: together(4, 100, 20)),
-    "max-num-seqs-bound": (lambda: few_seats(2), lambda: few_seats(5)),
-    "token-budget-bound": (lambda: together(4, 200, 4), lambda: together(4, 60, 4)),
+    "kv-bound": (lambda: together(8, 60, 24, num_blocks=25), lambda: together(8, 60, 24)),
+    "max-num-seqs-bound": (lambda: together(8, 30, 16, max_num_seqs=2), lambda: together(8, 30, 16)),
+    "token-budget-bound": (lambda: together(12, 200, 16), lambda: together(4, 60, 16)),
+    "long-prompt": (
+        lambda: long_among_short(1500),
+        lambda: long_among_short(1500, long_prefill_token_threshold=128),
+    ),
+    "parked-loads": (lambda: loads_from_elsewhere(3), lambda: loads_from_elsewhere(0)),
+    "priority-inversion": (lambda: urgent(0), lambda: urgent(5)),
+    "other-limit": (lambda: adapters(1), lambda: adapters(2)),
+    "client-limited": (lambda: closed_loop(2), lambda: closed_loop(4)),
     "long-prefill-cap": (
         lambda: together(2, 200, 4, long_prefill_token_threshold=32),
         lambda: together(2, 32, 4, long_prefill_token_threshold=32),
@@ -145,7 +306,9 @@ TRACES: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
         lambda: together(8, 20, 12),
         lambda: together(8, 20, 12, async_scheduling=True),
     ),
-    "config-smells": (lambda: together(1, 20, 101), lambda: together(1, 20, 99)),
+    "pipeline-bubbles": (lambda: pipeline(4, 1), lambda: pipeline(3, 2)),
+    "spec-decode": (lambda: drafted(0), lambda: drafted(3)),
+    "slow-steps": (lambda: waves(4.0), lambda: waves(1.3)),
     "preemption-storm": (lambda: crowd(6, 14, [56, 20, 12], 8), lambda: crowd(5, 30, [24], 16)),
 }
 
@@ -164,6 +327,11 @@ def make(folder: Path, load: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--sentences"]:
+        for code in sys.argv[2:] or (folder.name for folder in HERE.iterdir() if folder.is_dir()):
+            write_sentences(HERE / code)
+        sys.exit()
     for code in sys.argv[1:] or TRACES:
         for name, load in zip(("shows", "near-miss"), TRACES[code], strict=True):
             make(HERE / code / name, load)
+        write_sentences(HERE / code)

@@ -3,12 +3,22 @@
 import pytest
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.trace import Preemption
 from tests import makers
-from tests.makers import step
+from tests.makers import arrival, finish, step
 
-BLOCKED = step(0, got={"a": 1}, waiting=1, waiting_tokens_after=9, ended=Cause.KV_BLOCKS)
-PREEMPTED = step(0, prefill_tokens=10, recomputed_tokens=5, preempted=[Preemption("a", 5)])
+BLOCKED = [
+    step(
+        0,
+        back=10_000,
+        got={"a": 1},
+        waiting=1,
+        waiting_tokens_after=9,
+        ended=Cause.KV_BLOCKS,
+        arrived=[arrival("b", 0, 0)],
+    ),
+    step(1, got={"b": 100}, new="b", finished=[finish("a", finished_us=10_000)]),
+]
+"""b waits 10 ms for KV blocks."""
 
 
 @pytest.fixture
@@ -18,12 +28,15 @@ def quiet(tmp_path):
 
 @pytest.fixture
 def warned(tmp_path):
-    return makers.run_folder(tmp_path / "warned", BLOCKED)
+    """b waits a tenth of its time: a warning."""
+    ended = step(2, start=99_000, finished=[finish("b", finished_us=100_000)])
+    return makers.run_folder(tmp_path / "warned", *BLOCKED, ended)
 
 
 @pytest.fixture
 def critical(tmp_path):
-    return makers.run_folder(tmp_path / "critical", PREEMPTED)
+    """b waits ten elevenths of its time."""
+    return makers.run_folder(tmp_path / "critical", *BLOCKED)
 
 
 @pytest.fixture

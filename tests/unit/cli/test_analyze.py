@@ -11,7 +11,7 @@ def test_a_report_goes_to_stdout_and_nothing_to_stderr(cli, quiet):
     code, out, err = cli("analyze", quiet)
     assert (code, err) == (0, "")
     assert out.split()[:2] == ["quiet", str(quiet)]
-    assert "No findings" in out
+    assert "Nothing limits this engine: " in out
 
 
 def test_a_pipe_gets_plain_text_of_the_width_asked_for(cli, warned, monkeypatch):
@@ -34,13 +34,13 @@ def test_a_width_that_is_none_is_not_taken(cli, warned, monkeypatch, columns):
 
 def test_a_run_without_a_step_does_not_claim_to_have_been_searched(cli, tmp_path):
     _, out, _ = cli("analyze", makers.run_folder(tmp_path / "empty"))
-    assert "No step was recorded: nothing to find." in out
+    assert "No step was recorded: nothing to judge." in out
 
 
 def test_a_trial_that_the_run_was_cut_in_is_told_so(cli, tmp_path):
     lines = [makers.step(at, trial=at + 1, got={"a": 1}) for at in range(2)]
     told = makers.manifest(status="interrupted", trials=[makers.result(1, 1.0, num_requests=0)])
-    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "cut", *lines, about=told))
+    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "cut", *lines, about=told), "--details")
     assert [line.split()[:3] for line in out.splitlines() if "1 / 1" in line] == [
         ["1", "1", "1"],
         ["2", "cut", "1"],
@@ -52,7 +52,7 @@ def test_a_trial_that_the_run_was_cut_in_is_told_so(cli, tmp_path):
 )
 def test_the_warm_up_is_told_to_be_left_out(cli, tmp_path, count, says):
     lines = [makers.step(at, trial=0 if at < count else 1) for at in range(3)]
-    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "r", *lines))
+    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "r", *lines), "--details")
     [line] = [line.strip() for line in out.splitlines() if "causes inferred from its state" in line]
     assert line.startswith(f"causes inferred from its state{says}")
     assert ("warm-up" in line) is bool(count)
@@ -60,14 +60,14 @@ def test_the_warm_up_is_told_to_be_left_out(cli, tmp_path, count, says):
 
 def test_grammars_that_are_awaited_are_no_finding(cli, tmp_path):
     line = makers.step(0, got={"a": 1}, waiting=3, num_not_ready_after=3)
-    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "r", line))
-    assert out.splitlines()[-1] == "No findings."
+    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "r", line), "--format", "json")
+    assert json.loads(out)["runs"][0]["findings"] == []
 
 
 def test_a_cause_that_only_a_newer_version_knows_is_told_by_its_word(cli, tmp_path):
     newer = Exit("waiting", "break", "disk_blocks")
     refused = makers.step(0, got={"a": 1}, waiting=1, waiting_tokens_after=9, ended=newer)
-    code, out, _ = cli("analyze", makers.run_folder(tmp_path / "newer", refused))
+    code, out, _ = cli("analyze", makers.run_folder(tmp_path / "newer", refused), "--details")
     assert code == 0
     assert "blocked-budget  cause disk_blocks, inferred" in out
 
@@ -85,7 +85,7 @@ def test_a_cause_that_only_a_newer_version_knows_is_told_by_its_word(cli, tmp_pa
 def test_the_workload_is_told_as_it_was(cli, tmp_path, monkeypatch, load, says):
     monkeypatch.setenv("COLUMNS", "120")
     told = makers.manifest(workload=makers.workload(**load))
-    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "r", makers.step(0), about=told))
+    _, out, _ = cli("analyze", makers.run_folder(tmp_path / "r", makers.step(0), about=told), "--details")
     assert f"workload: {says}" in [line.strip() for line in out.splitlines()]
 
 

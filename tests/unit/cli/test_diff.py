@@ -10,12 +10,12 @@ from tests.makers import step
 def test_the_verdict_is_the_first_line_of_stdout(cli, quiet, warned):
     code, out, err = cli("diff", quiet, warned)
     assert (code, err) == (0, "")
-    assert out.startswith("Verdict: new: blocked-budget kv_blocks")
+    assert out.startswith("Verdict: new: kv-bound, blocked-budget kv_blocks")
 
 
 def test_base_comes_first(cli, quiet, warned):
     _, out, _ = cli("diff", warned, quiet)
-    assert out.startswith("Verdict: gone: blocked-budget kv_blocks")
+    assert out.startswith("Verdict: gone: kv-bound, blocked-budget kv_blocks")
 
 
 def test_json_is_one_object_with_the_keys_of_the_comparison_and_nothing_else(cli, quiet, warned):

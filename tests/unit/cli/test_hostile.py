@@ -83,7 +83,7 @@ def test_errors_name_ids_and_paths_visibly(cli, run):
 
 
 def test_analyze_shows_models_and_notices_as_they_are(cli, run):
-    _, out, _ = cli("analyze", run)
+    _, out, _ = cli("analyze", run, "--details")
     assert r"  [link=http://x]tiny\x07 on cpu, vLLM 0.32.0" in out
     assert r"not really" in out
     assert r"\rnot really" in out
@@ -115,7 +115,7 @@ def test_a_cause_is_no_format_string(cli, tmp_path):
     ended = Exit("waiting", "break", "new {0} {seats.real}", budget_left=5)
     blocked = step(0, got={"a": 1}, waiting=1, waiting_tokens_after=9, ended=ended)
     folder = makers.run_folder(tmp_path / "run", blocked)
-    assert "cause new {0} {seats.real}" in " ".join(cli("analyze", folder)[1].split())
+    assert "cause new {0} {seats.real}" in " ".join(cli("analyze", folder, "--details")[1].split())
     assert "(inferred): cause new {0} {seats.real}; " in " ".join(cli("step", folder, 0)[1].split())
 
 

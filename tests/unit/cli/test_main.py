@@ -104,7 +104,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(quiet, output_format):
 
 def test_a_terminal_without_our_characters_gets_question_marks(quiet):
     ended = subprocess.run(
-        [sys.executable, "-m", "schedtrace", "analyze", str(quiet)],
+        [sys.executable, "-m", "schedtrace", "analyze", str(quiet), "--details"],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
         text=True,

@@ -88,7 +88,9 @@ def test_export_replaces_only_when_forced(cli, quiet, tmp_path):
 
 
 def codes(out):
-    return {finding["code"] for finding in json.loads(out)["runs"][0]["findings"]}
+    """Of all findings, and of their symptoms."""
+    found = json.loads(out)["runs"][0]["findings"]
+    return {one["code"] for finding in found for one in (finding, *finding["symptoms"])}
 
 
 def test_only_and_ignore_choose_what_is_told_and_what_fails(cli, warned):
@@ -108,6 +110,4 @@ def test_only_and_ignore_choose_what_is_told_and_what_fails(cli, warned):
 def test_an_unknown_code_is_a_usage_error(cli, warned):
     code, out, err = cli("analyze", warned, "--only", "blocked")
     assert (code, out) == (2, "")
-    assert err.startswith(
-        "schedtrace: --only blocked: no such finding; there are arrival-limited, blocked-budget, "
-    )
+    assert err.startswith(f"schedtrace: --only blocked: no such finding; there are {', '.join(RULES)}")

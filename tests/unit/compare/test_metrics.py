@@ -17,6 +17,7 @@ def trial(number, rank=0, *, complete=True, **figures):
 
 def run(*trials):
     empty = {"path": "", "label": "", "config": {}, "problems": [], "findings": [], "strip": []}
+    empty |= {"verdict": [], "time_split": []}
     empty |= {"causes": [], "caps": [], "not_judged": [], "request_time": [], "engine_time": []}
     return RunReport(**empty, trials=list(trials), warmup_steps=0)
 

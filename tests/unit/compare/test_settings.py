@@ -1,4 +1,7 @@
 from schedtrace.compare.settings import changed_settings
+from schedtrace.model.front_end import Configured
+from schedtrace.present.phrases import plain
+from schedtrace.read.front_end import FrontEnd
 from tests.makers import manifest, step, workload
 
 
@@ -88,4 +91,39 @@ def test_every_setting_of_the_header_that_decides_scheduling_is_compared(run_of)
     names = ["device", "kv_blocks_total", "model", "scheduler_class", "token_budget", "vllm_version"]
     new = dict.fromkeys(names, "other") | {"kv_blocks_total": 7, "token_budget": 8}
     found = changed_settings(base=run_of("a", step(0)), new=run_of("b", step(0), **new))
-    assert [change.name for change in found] == names
+    assert sorted(change.name for change in found) == names
+
+
+def test_defaults_of_two_usage_contexts_are_named_as_such(run_of):
+    sides = {}
+    for context, seats in (("LLM_CLASS", 256), ("OPENAI_API_SERVER", 128)):
+        run = run_of(context, step(0), max_num_running_reqs=seats, scheduler_config={"max_num_seqs": seats})
+        defaults = {"max_num_seqs": {"LLM_CLASS": 256, "OPENAI_API_SERVER": 128}}
+        made = Configured(at_unix_us=0, usage_context=context, context_defaults=defaults)
+        run.front_end = FrontEnd(made)
+        sides[context] = run
+    [change] = changed_settings(base=sides["LLM_CLASS"], new=sides["OPENAI_API_SERVER"])
+    assert (change.name, change.base, change.new, change.given) == (
+        "scheduler_config.max_num_seqs",
+        256,
+        128,
+        False,
+    )
+    assert plain(change.base_origin) == "default for LLM_CLASS"
+    assert plain(change.new_origin) == "default for OPENAI_API_SERVER"
+
+
+def test_settings_that_decide_scheduling_come_before_others_that_vllm_resolved(run_of):
+    base, new = (
+        {"engine_args_given": {"scheduling_policy": "priority"}, "config_resolved": {"a": {"x": value}}}
+        for value in (1, 2)
+    )
+    runs = [
+        run_of(name, step(0), about=manifest(**about), scheduler_config={"policy": policy})
+        for name, about, policy in (("a", base, "priority"), ("b", new, "fcfs"))
+    ]
+    found = changed_settings(base=runs[0], new=runs[1])
+    assert [(one.name, plain(one.base_origin)) for one in found] == [
+        ("scheduler_config.policy", "given"),
+        ("a.x", ""),
+    ]

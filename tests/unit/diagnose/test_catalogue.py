@@ -28,6 +28,6 @@ def test_codes_are_chosen(only, ignore, left):
 @pytest.mark.parametrize("option", ["only", "ignore"])
 def test_a_code_that_is_none_is_refused_with_those_there_are(option):
     with pytest.raises(
-        UsageError, match=rf"--{option} preemtion: no such finding; there are arrival-limited, "
+        UsageError, match=rf"--{option} preemtion: no such finding; there are {next(iter(RULES))}, "
     ):
         choose(**{"only": [], "ignore": [], option: ["preemtion"]})

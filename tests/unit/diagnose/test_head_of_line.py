@@ -41,15 +41,17 @@ def rows(finding):
 def test_those_behind_who_fit_are_counted_in_the_order_of_the_queue(found):
     """5 blocks of 10 tokens are free: b (2) and c (3) fit, a (6) does not."""
     [finding] = found(CODE, blocked(0, arrived=came(200, 60, 15, 25)), blocked(1), everybody(2))
-    assert (finding.cause, finding.severity, finding.count) == ("kv_blocks", "warning", 2)
-    assert (finding.steps, finding.tokens, finding.trials) == ([0, 1], 40, [])
+    assert (finding.cause, finding.severity, finding.count) == ("kv_blocks", "critical", 2)
+    assert (finding.steps, finding.tokens, finding.trials) == ([0, 1], 0, [])
     assert rows(finding) == [(0, "L", "b", 15, 2, 20_000), (0, "L", "c", 25, 3, 20_000)]
     evidence = finding.evidence
     assert (evidence.requests_held_up, evidence.refused_steps, evidence.heads) == (2, 2, 1)
     assert (evidence.held_up_ms, evidence.longest_ms) == (40.0, 20.0)
-    assert "2 of 2 steps that refused the next request for its own size" in plain(finding.message)
-    assert "2 requests (40 tokens" in plain(finding.message)
-    assert finding.cost_ms is None
+    assert (evidence.head, evidence.head_tokens, evidence.blocks_free) == ("L", 200, 5)
+    assert plain(finding.message) == (
+        "2 requests would have been admitted 20 ms earlier on average (b: 20 ms), had vLLM looked past 1 "
+        "refused request; it admits in queue order."
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,15 +61,12 @@ def test_a_first_chunk_is_advised_only_where_whole_prompts_are_reserved(found, r
     config = {**WHOLE, "scheduler_reserve_full_isl": reserve, "enable_chunked_prefill": chunked}
     lines = [blocked(0, arrived=came(200, 60, 15, 25)), blocked(1), everybody(2)]
     [finding] = found(CODE, *lines, scheduler_config=config)
-    first_chunk = (
-        " --no-scheduler-reserve-full-isl admits it with its first chunk, at the risk of preemptions."
-    )
-    assert plain(finding.advice) == (
-        "vLLM admits requests in queue order. Give the KV cache more space for the large request "
-        "(--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger --num-gpu-blocks-override where "
-        "one is "
-        f"set), or send long prompts to an engine of their own.{first_chunk if advised else ''}"
-    )
+    first_chunk = "--no-scheduler-reserve-full-isl (now on) admits it with its first chunk"
+    assert [plain(one.message) for one in finding.advice] == [
+        "--kv-cache-memory-bytes or the variable VLLM_CPU_KVCACHE_SPACE (now 100 blocks)",
+        *([first_chunk] if advised else []),
+        "send long prompts to an engine of their own",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +119,9 @@ def test_without_chunked_prefill_a_prompt_must_fit_into_the_budget_left(found):
         everybody(1),
     ]
     [finding] = found(CODE, *lines, scheduler_config=off)
-    assert (finding.cause, finding.severity) == ("chunked_prefill_off", "info")
+    assert (finding.cause, finding.severity) == ("chunked_prefill_off", "warning")
     assert rows(finding) == [(0, "L", "b", 900, 90, 10_000)]
-    assert "--enable-chunked-prefill" in plain(finding.advice)
+    assert finding.advice[0].setting == "enable_chunked_prefill"
 
 
 def test_only_the_first_chunk_needs_room_unless_the_whole_prompt_is_reserved(found):

@@ -28,10 +28,7 @@ def test_tokens_that_were_wanted_and_empty_are_told(found):
         "capped the chunks of prompts that wanted them. Full steps would have needed 1 step for the same "
         "work."
     )
-    assert plain(finding.advice) == (
-        "Raise --long-prefill-token-threshold (now 100): in most of these steps no other request gains from "
-        "short steps."
-    )
+    assert finding.advice == []
     assert plain(finding.example) == (
         "step 0 gave 100 tokens to 1 request and left 900 unused; 1 capped request wanted 800 more."
     )
@@ -76,7 +73,7 @@ def test_without_a_model_of_step_times_there_is_no_cost(found):
 
 
 @pytest.mark.parametrize(("shared", "protects"), [(1, False), (2, True), (4, True)])
-def test_a_threshold_that_keeps_steps_short_for_others_is_not_to_be_raised(found, shared, protects):
+def test_a_threshold_that_keeps_steps_short_for_others_is_information(found, shared, protects):
     """b decodes beside a's capped chunks in so many of 4 steps."""
     lines = [capped(n, 900, {"a": 100}) for n in range(4 - shared)]
     cap = ChunkCap("a", Cap.LONG_PREFILL, 900, 100)
@@ -84,23 +81,6 @@ def test_a_threshold_that_keeps_steps_short_for_others_is_not_to_be_raised(found
     [finding] = found(CODE, *lines, scheduler_config=THRESHOLD)
     assert finding.evidence.shared_steps == shared
     assert finding.severity == ("info" if protects else "warning")
-    kept = (
-        f"--long-prefill-token-threshold (now 100) kept {25 * shared} % of these steps short for other "
-        "requests that ran in them. A larger value ends long prompts sooner and delays the tokens of the "
-        "others."
-    )
-    raised = (
-        "Raise --long-prefill-token-threshold (now 100): in most of these steps no other request gains from "
-        "short steps."
-    )
-    assert plain(finding.advice) == (kept if protects else raised)
-
-
-@pytest.mark.parametrize(("adaptive", "advised"), [(False, True), (True, False)])
-def test_an_adaptive_threshold_is_advised_only_where_this_vllm_has_it_switched_off(found, adaptive, advised):
-    config = {**THRESHOLD, "long_prefill_token_threshold_adaptive": adaptive}
-    [finding] = found(CODE, capped(0, 900, {"a": 100}), scheduler_config=config)
-    assert ("--long-prefill-token-threshold-adaptive" in plain(finding.advice)) is advised
 
 
 def test_a_cost_that_the_model_does_not_resolve_is_not_given(found):

@@ -82,34 +82,6 @@ def test_the_example_says_for_whom(found, wanted_by, whom):
     )
 
 
-MORE = (
-    "give the KV cache more space (--gpu-memory-utilization, --kv-cache-memory-bytes, or a larger "
-    "--num-gpu-blocks-override where one is set)"
-)
-
-
-@pytest.mark.parametrize(
-    ("config", "alternatives"),
-    [
-        ({}, f"lower --max-num-seqs (now 8) or {MORE}"),
-        ({"max_num_active_seqs": 5}, f"lower --max-num-active-seqs (now 5) or {MORE}"),
-        (
-            {"watermark": 0.01},
-            f"lower --max-num-seqs (now 8), {MORE} or keep a reserve with a larger --watermark (now 0.01)",
-        ),
-        (
-            {"watermark": 0.0},
-            f"lower --max-num-seqs (now 8), {MORE} or keep a reserve with a larger --watermark (now 0)",
-        ),
-    ],
-)
-def test_the_advice_names_settings_that_this_vllm_has(found, config, alternatives):
-    [finding] = found(CODE, step(0, preempted=[Preemption("a", 1)]), scheduler_config=config)
-    assert plain(finding.advice) == (
-        f"The KV cache is too small for the requests that run at once: {alternatives}."
-    )
-
-
 def test_preemptions_of_the_warm_up_do_not_count(found):
     warm = step(0, trial=0, preempted=[Preemption("w", 9)], recomputed_tokens=9, prefill_tokens=9)
     assert found(CODE, warm, step(1, trial=1), trial_ids=True) == []

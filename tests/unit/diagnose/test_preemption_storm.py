@@ -78,20 +78,6 @@ def test_the_level_at_which_it_starts(found):
     assert finding.evidence.first_used_frac == pytest.approx(90 / 99)
     assert finding.evidence.fewest_running == 4
     assert plain(finding.message).endswith("with 4 requests running and 91 % of the KV cache in use.")
-    assert plain(finding.advice) == (
-        "Lower --max-num-seqs (now 8) below 4: with fewer requests running no preemption happened. To run "
-        "as many: give the KV cache more space (--gpu-memory-utilization, --kv-cache-memory-bytes, or a "
-        "larger --num-gpu-blocks-override where one is set)."
-    )
-
-
-def test_vllm_needs_one_request_to_run(found):
-    """A storm with one request running cannot be stopped by a smaller ``--max-num-seqs``."""
-    lines = [hit(1, "a"), again(2, "a"), hit(3, "a"), again(4, "a"), hit(5, "a")]
-    for line in lines:
-        line.num_running_before = 1
-    [finding] = found(CODE, *lines)
-    assert "--max-num-seqs" not in plain(finding.advice)
 
 
 def test_an_unknown_level_is_not_told(found):

@@ -1,6 +1,7 @@
 import pytest
 
 from schedtrace.model.trace import Preemption, ScheduledRequest
+from schedtrace.model.trace_facts import Admission
 from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
@@ -20,7 +21,7 @@ def lost_and_found(lost, cached):
     return [
         admits(0, new("v", 30)),
         step(1, preempted=[Preemption("v", lost)]),
-        step(3, requests=[ScheduledRequest("v", cached, 5, "resumed")]),
+        step(3, requests=[ScheduledRequest("v", cached, 5, "resumed")], total_requests=1),
     ]
 
 
@@ -28,11 +29,11 @@ def test_whole_blocks_that_were_not_found_again_are_counted(found):
     """47 tokens fill 4 blocks of 10; 20 of them were still cached, so 20 were gone."""
     [finding] = found(CODE, *lost_and_found(47, 20))
     assert (finding.cause, finding.severity, finding.tokens) == (None, "info", 20)
-    assert (finding.count, finding.steps) == (1, [1])
+    assert (finding.count, finding.steps) == (1, [3])
     evidence = finding.evidence
     assert (evidence.returned, evidence.lost_tokens, evidence.found_tokens) == (1, 47, 20)
     assert (evidence.evicted_tokens, evidence.hit_frac) == (20, 0.3)
-    assert "in step 3 it found 20 of them" in plain(finding.example)
+    assert plain(finding.example) == "v found 20 of 47 tokens that had been computed before in step 3."
     assert (finding.cost_ms, finding.cost_frac) == (None, None)
 
 
@@ -55,27 +56,108 @@ def test_a_reset_is_no_preemption(found):
     assert found(CODE, first, step(1, preempted=[Preemption("v", 47, in_schedule=False)]), last) == []
 
 
-def crowd(first, many, cached, free):
-    """Requests one by one, each with so much cached, while so many of 100 blocks are free."""
-    return [admits(n, new(f"r{n}", cached), kv_blocks_free_before=free) for n in range(first, first + many)]
+def admits_alike(number, name, cached, hashes, prompt=100, **admission):
+    """``hashes``: letters, one for each full block of the prompt."""
+    text = "".join(4 * block for block in hashes)
+    row = new(name, cached, prompt)
+    return step(
+        number,
+        requests=[row],
+        arrived=[arrival(name, 0, prompt_tokens=prompt, prefix_hashes=text or None)],
+        admitted=[Admission(name, cached, 0, len(hashes), **admission)],
+        prefix_keys=50,
+    )
 
 
-@pytest.mark.parametrize(
-    ("short", "many", "free", "found_it"),
-    [(39, 10, 9, True), (40, 10, 9, False), (39, 9, 9, False), (39, 10, 10, False)],
-    ids=["under half", "half", "too few", "not short"],
-)
-def test_hits_that_halve_while_blocks_are_short_are_told_as_no_more_than_that(
-    found, short, many, free, found_it
-):
-    findings = found(CODE, *crowd(0, 10, 80, 90), *crowd(10, many, short, free))
-    assert len(findings) == found_it
-    for finding in findings:
-        evidence = finding.evidence
-        assert (evidence.hit_frac_otherwise, evidence.hit_frac_when_short) == (0.8, short / 100)
-        assert "This is a correlation, no proof of a cause." in plain(finding.message)
-        assert (finding.tokens, finding.count, finding.steps) == (0, 10, list(range(10, 20)))
-        assert finding.cost_ms is None
+def test_prompts_that_begin_alike_and_found_nothing(found):
+    """Nine of ten could have found 3 blocks of 10; they found none."""
+    lines = [admits_alike(n, f"r{n}", 0, "abc", miss="not_cached") for n in range(10)]
+    [finding] = found(CODE, *lines)
+    evidence = finding.evidence
+    assert (evidence.prompt_tokens, evidence.cached_tokens, evidence.shareable_tokens) == (1000, 0, 270)
+    assert (evidence.missed_tokens, evidence.without_hit) == (270, {"not_cached": 10})
+    assert (finding.tokens, finding.count, finding.steps) == (270, 9, list(range(1, 10)))
+    assert finding.advice == []
+    assert plain(finding.holder).startswith("The number of cached blocks never fell between two steps")
+    assert "10 requests found their first block of 10 tokens gone or never cached." in plain(finding.message)
+
+
+def test_who_emptied_the_cache_and_what_helps(found):
+    lines = [admits_alike(n, f"r{n}", 0, "abc", miss="not_cached") for n in range(10)]
+    for number, keys in enumerate([10, 50, 20, 0, 30, 40, 50, 60, 55, 70]):
+        lines[number].prefix_keys = keys
+    [finding] = found(CODE, *lines)
+    assert (finding.evidence.resets, finding.evidence.evicted_blocks) == (1, 30 + 5)
+    assert plain(finding.holder) == (
+        "The cache was reset 1 time. Running requests took at least 35 blocks that were cached."
+    )
+    [advice] = finding.advice
+    assert plain(advice.message) == (
+        "--kv-cache-memory-bytes or the variable VLLM_CPU_KVCACHE_SPACE (now 100 blocks)"
+    )
+
+
+@pytest.mark.parametrize(("missed", "found_it"), [(5, True), (4, False)])
+def test_a_few_missed_tokens_are_no_finding(found, missed, found_it):
+    """Of 1,000 tokens, ten requests miss 10 tokens each of the blocks that they share."""
+    lines = [admits_alike(0, "first", 0, "abcdefghij", miss="not_cached")]
+    lines += [admits_alike(n, f"r{n}", 80 if n <= missed else 90, "abcdefghij") for n in range(1, 10)]
+    assert bool(found(CODE, *lines)) == found_it
+
+
+def shorter(many, prompt=8):
+    return [admits_alike(n, f"r{n}", 0, "", prompt=prompt, miss="short") for n in range(many)]
+
+
+def test_prompts_shorter_than_a_block(found):
+    [finding] = found(CODE, *shorter(10))
+    assert (finding.share_frac, finding.severity, finding.tokens) == (None, "info", 0)
+    assert plain(finding.title) == "No prefix cache hits"
+    assert "10 requests had a prompt no longer than one block of 10 tokens." in plain(finding.message)
+    [advice] = finding.advice
+    assert (advice.setting, plain(advice.message)[:67]) == (
+        "block_size", "If prompts begin alike, use a smaller --block-size (now 10), as far"
+    )  # fmt: skip
+
+
+def different(prompt=15, **admission):
+    return [
+        admits_alike(n, f"r{n}", 0, chr(97 + n), prompt=prompt, miss="not_cached", **admission)
+        for n in range(10)
+    ]
+
+
+def test_a_shared_beginning_shorter_than_a_large_block_cannot_be_found(found):
+    [finding] = found(CODE, *different(prompt=200), block_size=128)
+    assert finding.evidence.shareable_tokens == 0
+    assert plain(finding.message) == (
+        "10 new requests found 0 % of 2,000 prompt tokens cached. No two prompts share a full block of 128 "
+        "tokens; vLLM does not find a shorter shared beginning."
+    )
+    assert [advice.setting for advice in finding.advice] == ["block_size"]
+
+
+def test_prompts_that_do_not_begin_alike_are_no_finding(found):
+    assert found(CODE, *different(prompt=200), block_size=16) == []
+    assert len(found(CODE, *different(prompt=200), block_size=17)) == 1
+
+
+def test_nine_requests_without_a_hit_are_not_worth_a_word(found):
+    assert found(CODE, *shorter(9)) == []
+
+
+def test_readers_that_skip_the_cache(found):
+    lines = [admits_alike(n, f"r{n}", 0, "abc", miss="skipped" if n else "not_cached") for n in range(10)]
+    [finding] = found(CODE, *lines)
+    assert [plain(advice.message) for advice in finding.advice] == [
+        "Ask for prompt log-probabilities only where they are needed."
+    ]
+
+
+def test_salts_are_counted(found):
+    [finding] = found(CODE, *different(salted=True))
+    assert "10 requests had a cache salt." in plain(finding.message)
+    assert finding.advice == []
 
 
 WORK = [
@@ -86,11 +168,22 @@ WORK = [
 
 
 def test_the_cost_is_what_the_tokens_take(found):
-    """2,020 of them were gone."""
+    """2,020 of them were gone. Requests' time of preempted ones is what the preemption took."""
     [finding] = found(CODE, *lost_and_found(2047, 20), *WORK)
     assert finding.cost_ms == pytest.approx(20.2, rel=0.05)
     assert finding.cost_error_frac is not None
-    assert finding.severity == "warning"
+    assert (finding.share_frac, finding.severity) == (None, "info")
+
+
+def test_its_share_is_the_time_of_all_who_wait_for_missed_tokens(found, view_of):
+    """Three requests in each of nine steps, which compute 30 tokens again."""
+    lines = [admits_alike(n, f"r{n}", 0, "abc", miss="not_cached") for n in range(10)]
+    for line in lines:
+        line.total_requests = 3
+    [finding] = found(CODE, *lines, *WORK)
+    lived_us = 10 * 491_400 + 391_400
+    token_us = view_of(*lines, *WORK).step_time.per_prefill_token_us
+    assert finding.share_frac == pytest.approx(270 * token_us * 3 / lived_us)
 
 
 def test_a_cost_below_the_error_of_the_model_is_not_given(found):

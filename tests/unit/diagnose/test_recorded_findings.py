@@ -5,31 +5,35 @@ from pathlib import Path
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
+from tests.unit.diagnose.sentences import found_in, sentences
 
 FINDINGS = Path(__file__).parents[2] / "data" / "findings"
+CODES = sorted(folder.name for folder in FINDINGS.iterdir() if folder.is_dir())
 LARGEST = 70_000
 
 
 def of(code, name):
-    report = analyze_run(read_run(FINDINGS / code / name))
-    assert report.problems == []
-    return [finding for finding in report.findings if finding.code == code]
+    return found_in(FINDINGS / code / name, code)
 
 
-@pytest.mark.parametrize("code", sorted(folder.name for folder in FINDINGS.iterdir() if folder.is_dir()))
+@pytest.mark.parametrize("name", ["shows", "near-miss"])
+@pytest.mark.parametrize("code", CODES)
+def test_nothing_is_wrong_with_the_trace(code, name):
+    assert analyze_run(read_run(FINDINGS / code / name)).problems == []
+
+
+@pytest.mark.parametrize("code", CODES)
 def test_a_finding_does_not_appear_where_it_nearly_would(code):
     assert len(of(code, "shows")) == 1
     assert of(code, "near-miss") == []
 
 
-@pytest.mark.parametrize("code", sorted(folder.name for folder in FINDINGS.iterdir() if folder.is_dir()))
+@pytest.mark.parametrize("code", CODES)
 def test_what_a_finding_says(code):
-    """Message, advice and example, a line each."""
+    """``python tests/data/findings/make.py --sentences CODE`` records it anew."""
     [finding] = of(code, "shows")
-    sentences = (finding.message, finding.advice, finding.example)
-    assert [plain(one) for one in sentences] == (FINDINGS / code / "sentences.txt").read_text().splitlines()
+    assert sentences(finding) == (FINDINGS / code / "sentences.txt").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -43,8 +47,9 @@ def test_head_of_line():
     """The long prompt needs 15 blocks of the 9 left; the two behind it need 2 each, for 24 steps."""
     [finding] = of("head-of-line", "shows")
     evidence = finding.evidence
-    assert (finding.cause, finding.count, finding.tokens) == ("kv_blocks", 23, 64)
+    assert (finding.cause, finding.count) == ("kv_blocks", 24)
     assert (evidence.refused_steps, evidence.requests_held_up) == (25, 2)
+    assert (evidence.head, evidence.head_tokens, evidence.head_blocks) == ("long", 240, 15)
     shown = [(one.head, one.kv_blocks_free, one.request_id, one.blocks) for one in evidence.examples]
     assert shown == [("long", 9, "b", 2), ("long", 9, "a", 2)]
 
@@ -64,16 +69,6 @@ def test_preemption_storm():
     assert (evidence.first_step, evidence.first_running, evidence.first_used_frac) == (3, 6, 0.75)
 
 
-def test_queueing():
-    """a and b run at once, c is aborted, d and e come when they are done."""
-    [finding] = of("queueing", "shows")
-    evidence = finding.evidence
-    assert (finding.cause, evidence.requests, evidence.never_scheduled) == ("max_num_seqs", 4, 1)
-    assert [row.cause for row in evidence.by_cause] == ["max_num_seqs", "next_step"]
-    assert sum(row.wait_ms for row in evidence.by_cause) == pytest.approx(evidence.queue_ms)
-    assert [(one.request_id, one.step) for one in evidence.examples[:2]] == [("d", 6), ("e", 6)]
-
-
 def test_prefix_cache():
     """b loses 5 full blocks of 16; a has taken two of them when b comes back."""
     [finding] = of("prefix-cache", "shows")
@@ -83,21 +78,66 @@ def test_prefix_cache():
 
 
 def test_kv_bound():
-    """14 blocks hold two of the four requests."""
+    """24 blocks hold four of the eight requests to their end."""
     [finding] = of("kv-bound", "shows")
-    assert (finding.count, finding.evidence.share_frac, finding.severity) == (34, 1.0, "warning")
+    evidence = finding.evidence
+    assert (evidence.refused_steps, evidence.steps, evidence.requests) == (22, 48, 4)
+    assert (evidence.running, evidence.blocks_held, evidence.blocks_needed) == (4, 21, 5)
+    assert (evidence.preemptions, evidence.blocks_total, evidence.blocks_for_all) == (2, 25, 49)
+    assert finding.gain.metric == "output_tokens_per_s"
 
 
 def test_max_num_seqs_bound():
+    """Eight requests of 16 steps each, two at a time: the last two have their seats after 48 steps."""
     [finding] = of("max-num-seqs-bound", "shows")
-    assert (finding.steps, finding.evidence.share_frac) == ([0, 1, 2, 3, 4, 5], 1.0)
-    assert finding.evidence.mean_seats_free_frac == 0
+    evidence = finding.evidence
+    assert (finding.steps, evidence.seats, evidence.requests) == (list(range(48)), 2, 6)
+    assert evidence.decoding == pytest.approx(2 * 15 / 16)
+    assert [(advice.setting, advice.value) for advice in finding.advice] == [("max_num_seqs", 8)]
 
 
 def test_token_budget_bound():
-    """800 tokens of prompts take 256 + 256 + 256 + 32: after the third step the last one runs already."""
+    """2,400 tokens of prompts: after nine steps of 256 the last one runs already."""
     [finding] = of("token-budget-bound", "shows")
-    assert (finding.steps, finding.evidence.mean_budget_left_frac) == ([0, 1], 0)
+    assert (finding.steps, finding.evidence.full_steps) == (list(range(8)), 8)
+    assert [(advice.setting, advice.value) for advice in finding.advice] == [("max_num_batched_tokens", 2048)]
+    assert finding.gain.metric == "output_tokens_per_s"
+
+
+def test_long_prompt():
+    """1,500 tokens in six steps of at most 256; with a threshold of 128 nobody waits for it."""
+    [finding] = of("long-prompt", "shows")
+    evidence = finding.evidence
+    assert (evidence.request_id, evidence.prompt_tokens, evidence.steps) == ("long", 1500, 6)
+    assert (evidence.requests, evidence.threshold, evidence.proposed) == (3, 0, 128)
+    assert finding.gain.metric == "ttft_p50_ms"
+    assert finding.gain.change_frac < 0
+
+
+def test_parked_loads():
+    """Three loads hold 5 blocks each."""
+    [finding] = of("parked-loads", "shows")
+    assert (finding.evidence.parked_requests, finding.evidence.parked_blocks) == (3, 15)
+
+
+def test_priority_inversion():
+    """Both seats belong to requests of priority 5 until these are done."""
+    [finding] = of("priority-inversion", "shows")
+    evidence = finding.evidence
+    assert (finding.cause, evidence.requests, evidence.waited_for) == ("max_num_seqs", 3, ["max_num_seqs"])
+    assert [ran.priority for ran in evidence.classes] == [0, 5]
+
+
+def test_client_limited():
+    """24 requests, two at a time, on an engine of four seats."""
+    [finding] = of("client-limited", "shows")
+    assert (finding.evidence.open_requests, finding.evidence.following_frac) == (2, 1)
+
+
+def test_other_limit():
+    """With one adapter a batch, the three requests of the second adapter wait for those of the first."""
+    [finding] = of("other-limit", "shows")
+    assert (finding.cause, finding.evidence.requests, finding.evidence.refused_steps) == ("lora_cap", 3, 12)
 
 
 def test_long_prefill_cap():
@@ -124,11 +164,6 @@ def test_scheduler_overhead():
     [finding] = of("scheduler-overhead", "shows")
     assert finding.count == 11
     assert finding.evidence.schedule_ms + finding.evidence.update_ms <= finding.evidence.gap_ms
-
-
-def test_config_smells():
-    [finding] = of("config-smells", "shows")
-    assert finding.evidence.settings == ["max_num_batched_tokens", "max_num_seqs"]
 
 
 def test_late_arrivals():

@@ -2,7 +2,6 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
-from schedtrace.model.vocabulary import advice
 from schedtrace.present.phrases import plain
 from tests.makers import STEP_EVERY_US, step
 
@@ -118,18 +117,3 @@ def test_trials_are_told_apart(found):
     assert found(CODE, *lines) == []
     [finding] = found(CODE, *spell(0, 10, trial=1), *spell(10, 10, trial=2))
     assert (finding.trials, finding.evidence.stalls, finding.evidence.unended) == ([1, 2], 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("running", "says"),
-    [(0, "this one needs more than the 990 tokens of the KV cache"), (1, "Give the KV cache more room")],
-)
-def test_the_advice_for_a_request_that_can_never_fit(found, running, says):
-    [finding] = found(CODE, *spell(0, 10, running=running))
-    assert says in plain(finding.advice)
-
-
-@pytest.mark.parametrize("cause", [Cause.CHUNKED_PREFILL_OFF, Cause.PAUSED, Cause.LORA_CAP])
-def test_the_advice_is_that_of_the_cause(found, trace_of, cause):
-    [finding] = found(CODE, *spell(0, 10, cause=cause))
-    assert plain(finding.advice) == plain(advice(trace_of().header, cause=cause))

@@ -44,6 +44,10 @@ def test_analyze(runs, name):
     check(f"analyze-{name}", text_of(report_page(analyze([runs[name]]))))
 
 
+def test_analyze_details(runs):
+    check("analyze-details", text_of(report_page(analyze([runs["small-kv"]]), full=True)))
+
+
 def test_analyze_of_several_runs_is_each_of_them_with_a_blank_line_between(runs):
     both = text_of(report_page(analyze([runs["small-kv"], runs["enough"]])))
     first, second = (text_of(report_page(analyze([runs[name]]))) for name in ("small-kv", "enough"))

@@ -6,7 +6,7 @@ from schedtrace.model.message import message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.trace import Preemption
 from schedtrace.present.pages.comparison import comparison_page
-from schedtrace.present.pages.report import _cost, _where
+from schedtrace.present.pages.report_details import _cost, _where
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run

@@ -20,6 +20,7 @@ from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.pages.step import step_page
 from schedtrace.present.sections import Facts, Table
+from schedtrace.present.strips import EIGHTHS
 from schedtrace.present.words import STATES
 from schedtrace.read.run import read_run
 from tests.unit.present import hand_made
@@ -30,7 +31,9 @@ WIDE = 160
 WIDTHS = [40, 60, 61, 70, 80, 100, 120, WIDE]
 SAMPLE = Path(__file__).parents[2] / "docs" / "data" / "base"
 THREAD = Path(__file__).parents[3] / "examples" / "forum-thread"
-PICTURE = re.compile(f"[{re.escape(BARS + ''.join(state.character for state in STATES.values()))}]+")
+PICTURE = re.compile(
+    f"[{re.escape(BARS + EIGHTHS + ''.join(state.character for state in STATES.values()))}]+"
+)
 """Words of nothing but a picture's characters: a picture is as wide as there is room."""
 
 
@@ -52,7 +55,8 @@ def pages_of_runs():
     lives = dict.fromkeys(("t1-29", "t1-0", "t1-43"), stories)
     return {
         "findings": catalogue_page(catalogue()),
-        **{name: report_page(analyze([run])) for name, run in reports.items()},
+        **{f"first-{name}": report_page(analyze([run])) for name, run in reports.items()},
+        **{name: report_page(analyze([run]), full=True) for name, run in reports.items()},
         **{name: comparison_page(compare(base=base, new=new)) for name, (base, new) in pairs.items()},
         **{f"step-{number}": step_page(explain_step(stories, number)) for number in range(5)},
         "step-all": step_page(explain_step(stories, 2), everything=True),

@@ -1,10 +1,43 @@
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
+from schedtrace.read.options import ReadOptions
 from schedtrace.read.problems import Problems
+from schedtrace.read.trace import read_trace
+from schedtrace.timeline.thread_times import thread_times
+from schedtrace.timeline.timeline import make_timeline
 from tests.makers import step
 
 
-def test_lines_of_processor_times_are_understood(trace_of):
-    trace = trace_of(step(0), Cpu(at_us=5, threads=[ThreadTime("engine", 1, 1, 10, 2)]), step(1))
+def test_lines_of_processor_times_are_one_row_a_thread(trace_of):
+    threads = [ThreadTime("engine", 1, 1, 10, 2), ThreadTime("worker", 3, 4, 50, 6)]
+    trace = trace_of(step(0), Cpu(at_us=5, threads=threads), step(1))
     assert trace.steps["step"].to_list() == [0, 1]
     assert trace.problems == Problems()
+    assert trace.cpu.rows() == [(5, "engine", 1, 1, 10, 2), (5, "worker", 3, 4, 50, 6)]
+
+
+def test_a_large_trace_has_them_too(trace_of):
+    small = trace_of(step(0), Cpu(at_us=5, threads=[ThreadTime("engine", 1, 1, 10, 2)]))
+    for _ in range(2):  # built, then read from the cache
+        assert read_trace(small.path, ReadOptions(memory_bytes=0)).cpu.equals(small.cpu)
+
+
+def test_a_threads_times_grow_from_the_first_to_the_last_time_it_was_seen_in_the_run(trace_of):
+    def seen(at, ran, waited):
+        return Cpu(at_us=at, threads=[ThreadTime("engine", 1, 2, ran, waited)])
+
+    lines = [
+        seen(50, 1, 1),
+        step(0, start=100),
+        seen(200, 10, 5),
+        seen(400, 20, 9),
+        seen(700, 50, 25),
+        step(1, start=800),
+    ]
+    assert thread_times(make_timeline(trace_of(*lines))).rows() == [("engine", 1, 2, 500, 40, 20)]
+
+
+def test_a_thread_seen_once_has_no_time(trace_of):
+    one = Cpu(at_us=150, threads=[ThreadTime("engine", 1, 2, 3, 4)])
+    assert thread_times(make_timeline(trace_of(step(0, start=100), one))).is_empty()
+    assert thread_times(make_timeline(trace_of())).is_empty()

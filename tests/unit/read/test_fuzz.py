@@ -15,7 +15,7 @@ repeatable = settings(
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=200,
+    max_examples=50,
     suppress_health_check=[*HealthCheck],
 )
 

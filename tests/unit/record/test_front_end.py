@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
+from enum import Enum
 from types import SimpleNamespace
 
 import msgspec
@@ -70,3 +71,31 @@ def test_a_refused_request_is_written_with_its_reason_and_still_refused(written)
 
     [line] = written(front_end._refuse, refuse, "front end", "too many queued", 7)
     assert (line["reason"], refused) == ("too many queued", [("front end", "too many queued", 7)])
+
+
+class Context(Enum):
+    LLM_CLASS = "LLM_CLASS"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+
+
+@dataclass
+class ContextArguments(Arguments):
+    pipeline_parallel_size: int = 2
+    tensor_parallel_size: int = 3
+
+    def get_batch_defaults(self, world_size):
+        offline, server = Context.LLM_CLASS, Context.OPENAI_API_SERVER
+        return {offline: 100 * world_size, server: 50 * world_size}, {offline: 7, None: 5}
+
+
+def test_defaults_by_usage_context_are_vllms_own(written):
+    [line] = written(configured, ContextArguments())
+    assert line["context_defaults"] == {
+        "max_num_batched_tokens": {"LLM_CLASS": 600, "OPENAI_API_SERVER": 300},
+        "max_num_seqs": {"LLM_CLASS": 7},
+    }
+
+
+def test_a_vllm_without_such_defaults_has_none(written):
+    [line] = written(configured, Arguments())
+    assert "context_defaults" not in line

@@ -2,8 +2,10 @@
 
 import polars as pl
 
-from schedtrace.timeline.shares import per_step, until
-from tests.makers import step
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Preemption
+from schedtrace.timeline.shares import per_step, queue_times, until
+from tests.makers import arrival, step
 
 
 def test_a_row_counts_from_its_begin_to_its_end():
@@ -16,3 +18,17 @@ def test_a_step_is_in_the_rows_from_their_first_to_their_last(view_of):
     view = view_of(*map(step, range(6)))
     rows = pl.DataFrame({"begin_step": [2, 1, 5, None], "end_step": [3, 2, 5, None]})
     assert per_step(view, rows).select("step", "requests").rows() == [(1, 1), (2, 2), (3, 1), (5, 1)]
+
+
+def test_the_time_in_the_queue_ends_with_the_first_admission(view_of):
+    """a comes 6 ms before step 1 and is taken by step 3; what it waits after a preemption is not counted."""
+    waits = {"got": {"r": 1}, "waiting": 1, "ended": Cause.KV_BLOCKS}
+    view = view_of(
+        step(0, got={"r": 1}),
+        step(1, **waits, arrived=[arrival("a", 4000, 4000)]),
+        step(2, **waits),
+        step(3, got={"a": 100}, new="a"),
+        step(4, **waits, preempted=[Preemption("a", 100)]),
+        step(5, got={"a": 100}, resumed="a"),
+    )
+    assert queue_times(view).select("request_id", "step", "queue_us").rows() == [("a", 3, 26_000)]

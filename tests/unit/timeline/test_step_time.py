@@ -32,3 +32,18 @@ def test_of_many_steps_evenly_chosen_ones_give_the_same_model(monkeypatch, most,
 def test_too_few_steps_have_no_model():
     assert fit_step_time(steps(19)) is None
     assert fit_step_time(steps(20)).steps == 20
+
+
+def test_work_that_no_step_has_costs_nothing():
+    decodes = steps(40).with_columns(
+        busy_us=1000 + 3 * pl.col("decode_tokens"), prefill_tokens=0 * pl.col("prefill_tokens")
+    )
+    assert fit_step_time(decodes).per_prefill_token_us == 0
+
+
+def test_what_each_row_would_take():
+    frame = steps(40)
+    model = fit_step_time(frame)
+    assert frame.select(model.predicted()).to_series().to_list() == pytest.approx(
+        frame["busy_us"].to_list(), rel=0.01
+    )

@@ -1,0 +1,108 @@
+"""The batches that a pipeline has in flight: vLLM schedules one after the other, each anew when it is back.
+
+With ``depth`` batches in flight a request is in every ``depth``-th step until it ends: the step's number
+modulo ``depth`` is its batch. ``tests/contract/facts/test_pipeline.py`` shows it on vLLM's scheduler.
+"""
+
+import msgspec
+import polars as pl
+
+from schedtrace.timeline.timeline import Timeline
+
+FEWEST_CYCLES = 20
+"""To know how a cycle's length depends on its largest batch."""
+NAMED = 10
+"""Requests of a batch that are named."""
+
+
+class Cohort(msgspec.Struct, kw_only=True):
+    """One batch in flight, over the time."""
+
+    cohort: int
+    """Number of its steps modulo the batches in flight."""
+    mean_requests: float
+    request_ids: list[str]
+    """Some of those that were in it, in their order."""
+    requests: int
+    """How many were in it over the time; 0 where requests change their batch."""
+
+
+def cycles(timeline: Timeline, depth: int) -> pl.DataFrame:
+    """Groups of ``depth`` steps that follow each other, without prefill and with a request for every batch.
+
+    Columns: ``step`` (the first), ``trial``, ``sizes`` (requests of each step), ``requests``, ``largest``,
+    ``best`` (the largest if they were even) and ``cycle_us``, from the output before it to its last one.
+    """
+    back = pl.col("output_us")
+    return (
+        timeline.steps.with_columns(before_us=back.shift(1).over("trial"))
+        .with_columns(cycle=pl.col("step") // depth)
+        .group_by("trial", "cycle", maintain_order=True)
+        .agg(
+            pl.col("step").first(),
+            sizes=pl.col("total_requests"),
+            requests=pl.col("total_requests").sum(),
+            largest=pl.col("total_requests").max(),
+            prefill=pl.col("prefill_tokens").sum() + pl.col("recomputed_tokens").fill_null(0).sum(),
+            cycle_us=back.last() - pl.col("before_us").first(),
+        )
+        .filter(
+            (pl.col("sizes").list.len() == depth)
+            & (pl.col("prefill") == 0)
+            & (pl.col("requests") >= depth)
+            & (pl.col("cycle_us") > 0)
+        )
+        .with_columns(best=-(-pl.col("requests") // depth))
+        .drop("cycle", "prefill")
+    )
+
+
+def even_cycle_frac(every: pl.DataFrame, uneven: pl.DataFrame) -> float | None:
+    """How long uneven cycles would take with even batches, as a share of what they take.
+
+    A stage takes longer for a larger batch, and no batch comes back before it went through all stages: so a
+    cycle is as long as its largest batch takes. A line through the lengths of cycles over their largest
+    batches shows what a smaller one takes. None where too few cycles differ for that.
+    """
+    import numpy as np  # noqa: PLC0415  # most runs have no pipeline
+
+    if every.height < FEWEST_CYCLES or every["largest"].n_unique() < 2:  # noqa: PLR2004  # a line
+        return None
+    lengths = every.group_by("largest").agg(pl.col("cycle_us").median(), weight=pl.len().sqrt())
+    slope, base = np.polyfit(lengths["largest"], lengths["cycle_us"], 1, w=lengths["weight"])
+    now = float((base + slope * uneven["largest"]).sum())
+    even = float((base + slope * uneven["best"]).sum())
+    if slope <= 0 or min(now, even) <= 0:
+        return None
+    # Twice as small a batch takes at best half the time.
+    return max(even / now, int(uneven["best"].sum()) / int(uneven["largest"].sum()))
+
+
+def cohorts(timeline: Timeline, uneven: pl.DataFrame, depth: int) -> list[Cohort]:
+    """The batches in flight during these cycles; requests only if nearly all of them stay in one batch."""
+    members = (
+        timeline.stretches.group_by("request_id", maintain_order=True)
+        .agg(
+            (pl.col("step") % depth).first().alias("cohort"),
+            stays=((pl.col("step") % depth).n_unique() == 1) & (pl.col("step") == pl.col("last_step")).all(),
+        )
+        .collect()
+    )
+    stay = bool(members.height and members["stays"].sum() / members.height >= 0.9)  # noqa: PLR2004  # nearly all
+    found = []
+    for number in range(depth):
+        mean = uneven.select(pl.col("sizes").list.get(number).mean()).item()
+        names = (
+            members.filter(pl.col("cohort") == number)["request_id"]
+            if stay
+            else pl.Series([], dtype=pl.String)
+        )
+        found.append(
+            Cohort(
+                cohort=number,
+                mean_requests=float(mean),
+                request_ids=names.head(NAMED).to_list(),
+                requests=names.len(),
+            )
+        )
+    return found

@@ -1,0 +1,121 @@
+"""Distributions of values that may stand for many: percentiles without a row for each."""
+
+import polars as pl
+
+from schedtrace.model.statistics import Distribution
+from schedtrace.timeline.pieces import place_of
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.work import with_work
+
+
+def distribution(values: pl.DataFrame) -> Distribution | None:
+    """Of ``us``, in milliseconds, each ``weight`` times; None where there are none.
+
+    The same as of a list in which each value stands ``weight`` times, linearly interpolated.
+    """
+    known = (
+        values.drop_nulls()
+        .filter(pl.col("weight") > 0)
+        .group_by("us")
+        .agg(pl.col("weight").sum())
+        .sort("us")
+        .with_columns(passed=pl.col("weight").cum_sum())
+    )
+    if known.is_empty():
+        return None
+    us, passed = known["us"].cast(pl.Float64), known["passed"]
+    count = int(passed[-1])
+
+    def quantile(part: float) -> float:
+        place = part * (count - 1)
+        low, high = (us[int(passed.search_sorted(at, side="right"))] for at in (int(place), -(-place // 1)))
+        return float(low + (place - int(place)) * (high - low)) / 1e3
+
+    total_us = sum((us * known["weight"]).to_list())
+    return Distribution(
+        count=count,
+        mean=total_us / count / 1e3,
+        p50=quantile(0.5),
+        p90=quantile(0.9),
+        p99=quantile(0.99),
+        max=float(us[-1]) / 1e3,
+    )
+
+
+def single(frame: pl.DataFrame, us: pl.Expr) -> pl.DataFrame:
+    """A value a row, for ``distribution``."""
+    return frame.select(us=us.cast(pl.Float64), weight=pl.lit(1, pl.Int64))
+
+
+def inter_token(timeline: Timeline) -> pl.DataFrame:
+    """Times between two outputs of a request, with how many requests had each: ``us`` and ``weight``.
+
+    Within a stretch of decodes an output follows that of the step before, so the time is the step's and the
+    weight the number of such requests: the rows are those of steps and stretches, not of their product.
+    """
+    steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
+    output_us = steps["output_us"]
+    outputs = _outputs(timeline, steps)
+    changes = pl.concat(
+        [
+            outputs.select(at=pl.col("first") + 1, change=pl.lit(1, pl.Int64)),
+            outputs.select(at=pl.col("last") + 1, change=pl.lit(-1, pl.Int64)),
+        ]
+    )
+    weights = changes.group_by("at").agg(pl.col("change").sum())
+    within = (
+        steps.with_row_index("at")
+        .select(pl.col("at").cast(pl.Int64), us=(pl.col("output_us") - pl.col("output_us").shift(1)))
+        .join(weights, on="at", how="left", maintain_order="left")
+        .select(pl.col("us").cast(pl.Float64), weight=pl.col("change").fill_null(0).cum_sum())
+    )
+    pairs = outputs.with_columns(before=pl.col("last").shift(1).over("request_id")).drop_nulls("before")
+    between = pairs.select(
+        us=(output_us.gather(pairs["first"]) - output_us.gather(pairs["before"])).cast(pl.Float64),
+        weight=pl.lit(1, pl.Int64),
+    )
+    return pl.concat([within, between])
+
+
+def _outputs(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
+    """``request_id``, and the places ``first`` and ``last`` of the steps of each stretch that gave a token.
+
+    A step gives one if it computes the last token that the request had: of its prompt or, after a preemption,
+    the one that it had sampled last.
+    """
+    stretches = timeline.stretches.join(
+        timeline.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
+    )
+    lost = pl.col("lost_tokens")
+    known = pl.max_horizontal("prompt_tokens", pl.when(lost >= pl.col("prompt_tokens")).then(lost + 1))
+    each = pl.col("scheduled_tokens").clip(1)
+    silent = (-(-(known - pl.col("computed_tokens")) // each) - 1).clip(0)
+    found = (
+        with_work(timeline, stretches.collect())
+        .drop_nulls("prompt_tokens")
+        .with_columns(silent=silent)
+        .filter(pl.col("step") + pl.col("silent") <= pl.col("last_step"))
+        .sort("request_id", "step", maintain_order=True)
+    )
+    found = place_of(found, steps, "step", "first")
+    length = pl.col("last_step") - pl.col("step")
+    return (
+        found.join(_last_outputs(timeline, steps), on="request_id", how="left", maintain_order="left")
+        .select(
+            "request_id",
+            first=pl.col("first") + pl.col("silent"),
+            last=pl.min_horizontal(pl.col("first") + length, "end"),
+        )
+        .filter(pl.col("first") <= pl.col("last"))
+    )
+
+
+def _last_outputs(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
+    """``request_id`` and ``end``, the place of the step with its last token: a later one was thrown away.
+
+    With steps in flight one more may be scheduled before the token that ends the request is known.
+    """
+    ended = timeline.finishes.drop_nulls("last_token_us").unique("request_id", keep="last")
+    back = steps["output_us"].fill_null(strategy="forward").fill_null(0).cum_max()
+    end = back.search_sorted(ended["last_token_us"], side="right").cast(pl.Int64) - 1
+    return ended.select("request_id", end=end)

@@ -1,0 +1,118 @@
+"""Findings in order: root causes by gain, each with its symptoms beneath it."""
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.rules import RULES
+from schedtrace.model.report import Finding
+from schedtrace.timeline.timeline import Timeline
+
+SPECIFIC = ("head-of-line", "parked-loads", "priority-inversion", "long-prompt")
+"""Who holds a resource, not only that it is scarce: of nearly equal root causes such a one is first."""
+NEARLY = 0.8
+SMALL_FRAC = 0.5
+"""A root cause is folded only under one at least twice as large."""
+MOST_OF_IT = 0.5
+
+
+def ranked(found: list[tuple[Timeline, list[Finding]]]) -> list[Finding]:
+    """Root causes, those that lead first and then by weight, then symptoms of none.
+
+    Args:
+        found: Of each engine, all findings of its rules.
+    """
+    of_engines = [_of_engine(timeline, findings) for timeline, findings in found]
+    roots = sorted((root for roots, _ in of_engines for root in roots), key=_order)
+    first: dict[tuple[str, str | None], Finding] = {}
+    for root in roots:  # the same on another engine is no second cause
+        kept = first.setdefault((root.code, root.cause), root)
+        if kept is not root:
+            kept.symptoms = [*kept.symptoms, _symptom(root)]
+    return [*first.values(), *(finding for _, others in of_engines for finding in others)]
+
+
+def is_root(finding: Finding) -> bool:
+    """Whether it is a root cause: only these have a title."""
+    return bool(finding.title)
+
+
+def _order(finding: Finding) -> tuple[bool, float, float, str]:
+    return not finding.leads, -finding.weight, -(finding.share_frac or 0.0), finding.code
+
+
+def _of_engine(timeline: Timeline, findings: list[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Root causes with their symptoms, and the symptoms of no root cause that was found."""
+    roots = sorted((finding for finding in findings if is_root(finding)), key=_order)
+    roots = _folded(timeline, _specific_first(roots))
+    others = []
+    for symptom in (finding for finding in findings if not is_root(finding)):
+        causes = RULES[symptom.code].symptom_of
+        root = next((root for root in roots if _codes(root) & set(causes)), None)
+        if root is None:
+            others.append(msgspec.structs.replace(symptom, severity="info"))  # it held nobody up
+        else:
+            root.symptoms = [*root.symptoms, symptom]
+    return roots, others
+
+
+def _specific_first(roots: list[Finding]) -> list[Finding]:
+    ordered: list[Finding] = []
+    for root in roots:
+        at = len(ordered)
+        while (
+            at
+            and root.code in SPECIFIC
+            and not ordered[at - 1].leads
+            and _share(root) >= NEARLY * _share(ordered[at - 1])
+        ):
+            at -= 1
+        ordered.insert(at, root)
+    return ordered
+
+
+def _share(root: Finding) -> float:
+    return root.share_frac or 0.0
+
+
+def _codes(root: Finding) -> set[str]:
+    """Its own, and those of the root causes that were folded under it."""
+    return {root.code, *(symptom.code for symptom in root.symptoms)}
+
+
+def _folded(timeline: Timeline, roots: list[Finding]) -> list[Finding]:
+    """A smaller wait is a symptom of a larger one for which the same requests waited at least as long."""
+    kept: list[Finding] = []
+    for root in roots:
+        effect_of = RULES[root.code].symptom_of
+        causes = [other for other in roots if other.code in effect_of and _share(other) >= _share(root)]
+        larger = next(
+            (other for other in [*causes, *kept] if other in causes or _explains(timeline, other, root)), None
+        )
+        if larger is None:
+            kept.append(root)
+        else:
+            larger.symptoms = [*larger.symptoms, _symptom(root)]
+    return kept
+
+
+def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
+    """Whether both are about the same resource, or the same requests waited longer for the larger one."""
+    if larger.cause is not None and larger.cause == smaller.cause:
+        return not larger.leads or _share(smaller) <= _share(larger)
+    charges = [RULES[finding.code].charges for finding in (larger, smaller)]
+    if not all(charges) or _share(smaller) > SMALL_FRAC * _share(larger):
+        return False
+    of_larger, of_smaller = (
+        timeline.charges.filter(pl.col("charge").is_in([*words]))
+        .group_by("request_id")
+        .agg(pl.col("time_us").sum())
+        for words in charges
+    )
+    both = of_smaller.join(of_larger, on="request_id", how="left", suffix="_larger")
+    under = both.filter(pl.col("time_us_larger") >= pl.col("time_us"))["time_us"].sum()
+    return int(under) >= MOST_OF_IT * int(of_smaller["time_us"].sum())
+
+
+def _symptom(root: Finding) -> Finding:
+    """A root cause beneath another: what it advises would treat an effect."""
+    return msgspec.structs.replace(root, advice=[], symptoms=[])

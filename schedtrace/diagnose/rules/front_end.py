@@ -1,0 +1,246 @@
+"""``front-end``: requests are on their way to the engine for much of the time to first token."""
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.rules.common import severity_by_weight
+from schedtrace.diagnose.threads import ThreadShare, saturated, starved, thread_shares
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import (
+    NOTHING,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Setting,
+    Share,
+    joined,
+    message,
+)
+from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.front_end import idle_meanwhile_us, is_offline, ways_to_engine
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.timeline import Timeline
+
+CODE = "front-end"
+SUMMARY = "requests spent much of their time to first token on their way to the engine"
+NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.LIVES)
+
+FOUND_FROM_FRAC = 0.15
+"""Of the time to first token, offline of the run: below that it is what every request pays."""
+NOTICED_MS = 50
+"""A server's median way: below that, its users notice nothing, however short the rest is."""
+MOST_EXAMPLES = 3
+SERVER_CONTEXT = "OPENAI_API_SERVER"
+
+
+class SlowWay(msgspec.Struct, kw_only=True):
+    """One request."""
+
+    request_id: str
+    way_us: int
+    ttft_us: int
+
+
+class FrontEndTime(Evidence, kw_only=True):
+    """The requests' way to the engine."""
+
+    requests: int
+    """Those with a first token and a known arrival at the front end."""
+    offline: bool
+    """``LLM(...)`` handed over whole batches: ``found_frac`` is of the run."""
+    found_frac: float
+    """Of a server: the way's share of the time to first token, added up over the requests. Offline: for how
+    much of the run the engine was idle while requests were on their way."""
+    way_ms_p50: float
+    """From the arrival at the front end until the request was prepared for the engine."""
+    before_ms_p50: float
+    """Of that: until the engine's input thread took it; the whole way where that is not recorded."""
+    prepare_ms_p50: float | None
+    """Of that: in the input thread, for block hashes and the grammar; null: not recorded."""
+    input_queue_ms_p50: float | None
+    """After it: until the step under way was over; in no share here. Null: not recorded."""
+    queue_empty_frac: float | None
+    """Share of the working steps after which no request waited."""
+    threads: list[ThreadShare]
+    """Empty where the system does not count their time."""
+    examples: list[SlowWay]
+    """Those with the longest way."""
+
+
+def find(timeline: Timeline) -> list[Finding]:
+    """See ``docs/findings/front-end.md``."""
+    ways = ways_to_engine(timeline)
+    found_frac, share_frac = _shares(timeline, ways)
+    if found_frac < FOUND_FROM_FRAC:
+        return []
+    evidence = _evidence(timeline, ways, found_frac)
+    longest = evidence.examples[0]
+    return [
+        Finding(
+            code=CODE,
+            severity=_severity(evidence, share_frac),
+            title=message("Requests are slow to reach the engine"),
+            verdict=_verdict(evidence),
+            share_frac=share_frac,
+            holder=_holder(evidence),
+            cause=None,
+            via="recorded",
+            engine_rank=timeline.rank,
+            count=ways.height,
+            trials=ways["trial"].drop_nulls().unique().sort().to_list(),
+            steps=[],
+            tokens=0,
+            message=_parts(evidence),
+            advice=_advice(timeline, evidence),
+            evidence=evidence,
+            example=message(
+                "{request} was prepared for the engine {way} after its arrival, and had its first token "
+                "after {ttft}.",
+                request=Request(longest.request_id),
+                way=Duration(longest.way_us),
+                ttft=Duration(longest.ttft_us),
+            ),
+        )
+    ]
+
+
+def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
+    """The share that decides whether this is found, and that of all requests' time.
+
+    Offline, all requests of a batch exist from the start: their way to the engine costs something only while
+    the engine has nothing else to do, and then it costs all of them that time.
+    """
+    if is_offline(timeline):
+        idle_us = idle_meanwhile_us(timeline, ways)
+        frac = idle_us / (idle_us + timeline.busy_us) if idle_us else 0.0
+        return frac, frac
+    way_us, ttft_us = int(ways.select(LENGTH_US.sum()).item()), int(ways["ttft_us"].sum())
+    lives_us = timeline.requests_us
+    return (way_us / ttft_us if ttft_us else 0.0), (way_us / lives_us if lives_us else 0.0)
+
+
+def _severity(evidence: FrontEndTime, share_frac: float) -> str:
+    if not evidence.offline and evidence.way_ms_p50 < NOTICED_MS:
+        return "info"
+    return severity_by_weight(None, share_frac)
+
+
+def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> FrontEndTime:
+    working = timeline.steps.filter(pl.col("total_requests") > 0)
+    empty = working.select((pl.col("num_waiting_after") == 0).mean()).item()
+    way, *parts = ways.select(
+        LENGTH_US.median().alias("way"), pl.col("before_us", "prepare_us", "input_queue_us").median()
+    ).row(0)
+    longest = (
+        ways.select("request_id", LENGTH_US.alias("way_us"), "ttft_us")
+        .sort("way_us", "request_id", descending=[True, False])
+        .head(MOST_EXAMPLES)
+    )
+    before, prepare, input_queue = (None if us is None else us / 1e3 for us in parts)
+    return FrontEndTime(
+        requests=ways.height,
+        offline=is_offline(timeline),
+        found_frac=found_frac,
+        way_ms_p50=way / 1e3,
+        before_ms_p50=before or 0.0,
+        prepare_ms_p50=prepare,
+        input_queue_ms_p50=input_queue,
+        queue_empty_frac=empty,
+        threads=thread_shares(timeline),
+        examples=[SlowWay(**row) for row in longest.to_dicts()],
+    )
+
+
+def _verdict(evidence: FrontEndTime) -> Message:
+    if evidence.offline:
+        return message(
+            "Not the scheduler: for {share} of the run the engine was idle while the front end still "
+            "prepared and sent requests (p50 {way} each).",
+            share=Share(evidence.found_frac),
+            way=Duration(1e3 * evidence.way_ms_p50),
+        )
+    return message(
+        "Not the scheduler: {share} of the time to first token is over before a request is ready for the "
+        "engine (front end: tokenizing and sending, p50 {way}).",
+        share=Share(evidence.found_frac),
+        way=Duration(1e3 * evidence.way_ms_p50),
+    )
+
+
+def _parts(evidence: FrontEndTime) -> Message:
+    """The way in parts, and what the engine's queue was like meanwhile."""
+    thread = step = empty = NOTHING
+    if evidence.prepare_ms_p50 is not None:
+        prepare = Duration(1e3 * evidence.prepare_ms_p50)
+        thread = message(", block hashes and grammar in the engine's input thread {prepare}", prepare=prepare)
+    if evidence.input_queue_ms_p50 is not None:
+        queue = Duration(1e3 * evidence.input_queue_ms_p50)
+        step = message("; then {queue} until the step under way was over", queue=queue)
+    if evidence.queue_empty_frac is not None:
+        share = Share(evidence.queue_empty_frac)
+        empty = message(" The engine's queue was empty after {share} of the steps.", share=share)
+    return message(
+        "Front end and transport to the engine took p50 {before}{thread}{step}.{empty}",
+        before=Duration(1e3 * evidence.before_ms_p50),
+        thread=thread,
+        step=step,
+        empty=empty,
+    )
+
+
+def _holder(evidence: FrontEndTime) -> Message:
+    """What kept the front end's threads; where nothing shows, what the engine's process cannot see."""
+    known = joined([saturated(evidence.threads), starved(evidence.threads)])
+    return known or message(
+        "Whether tokenizing, other work of the front end or the transport took it cannot be seen from the "
+        "engine's process; a profile of the front end's process would show it."
+    )
+
+
+def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
+    """A processor first where one was missing; more front ends of a server; tokens instead of text."""
+    found = []
+    short = bool(starved(evidence.threads))
+    if short:
+        found.append(Advice(message=message("Give engine, workers and front end a processor core each.")))
+    configured = timeline.front_end.configured if timeline.front_end else None
+    if configured is not None and configured.usage_context == SERVER_CONTEXT:
+        found += _more_threads(timeline)
+        found += [] if short else _more_processes(timeline)
+    found.append(Advice(message=message("Send token ids instead of text where the client can tokenize.")))
+    return found
+
+
+def _more_threads(timeline: Timeline) -> list[Advice]:
+    """Tokenizing threads, where this vLLM has them: not to be changed for pooling models with images."""
+    renderers = timeline.header.settings.get("model_config.renderer_num_workers")
+    generates = timeline.header.settings.get("model_config.runner_type") == "generate"
+    if not isinstance(renderers, int) or not generates:
+        return []
+    return [
+        Advice(
+            message=message(
+                "Tokenize in more threads: {setting} (now {renderers}).",
+                setting=Setting("--renderer-num-workers"),
+                renderers=Number(renderers),
+            ),
+            setting="renderer_num_workers",
+            costs=message("They share the front end's processor cores."),
+        )
+    ]
+
+
+def _more_processes(timeline: Timeline) -> list[Advice]:
+    """API servers of ``vllm serve``: not where processors are short already."""
+    clients = timeline.arrivals["client_index"].drop_nulls().n_unique()
+    return [
+        Advice(
+            message=message(
+                "Run more front-end processes: {setting} (now {clients}).",
+                setting=Setting("--api-server-count"),
+                clients=Number(clients or 1),
+            ),
+            costs=message("Each needs a processor core and memory of its own."),
+        )
+    ]

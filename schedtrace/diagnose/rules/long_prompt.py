@@ -1,0 +1,146 @@
+"""``long-prompt``: one prompt took the steps' token budget while far shorter requests waited."""
+
+import polars as pl
+
+from schedtrace.diagnose.gains import per_step_us, ttft_gain
+from schedtrace.diagnose.rules.allowed import threshold
+from schedtrace.diagnose.rules.common import wait_finding
+from schedtrace.diagnose.waits import Charged, charged
+from schedtrace.model.causes import Cause
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import (
+    NOTHING,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Setting,
+    Share,
+    message,
+)
+from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.charges import LONG_PROMPT
+from schedtrace.timeline.long_prompts import long_prefills
+from schedtrace.timeline.timeline import Timeline
+
+CODE = "long-prompt"
+SUMMARY = "one long prompt took the token budget while far shorter requests waited"
+NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.REQUESTS)
+CHARGES = (LONG_PROMPT,)
+
+OF_BUDGET, SHORTEST = 8, 128
+"""The proposed threshold is an eighth of the budget: the rest is for the others. With chunks of fewer tokens
+than 128 the long prompt takes too many steps."""
+
+
+class LongPrompt(Evidence, kw_only=True):
+    """The prompt, what it took, and who waited."""
+
+    request_id: str
+    prompt_tokens: int
+    prompts: int
+    prefill_frac: float
+    steps: int
+    time_ms: float
+    requests: int
+    mean_wait_ms: float
+    threshold: int
+    proposed: int
+    longer_ms: float | None
+
+
+def find(timeline: Timeline) -> list[Finding]:
+    """See ``docs/findings/long-prompt.md``."""
+    waits = charged(timeline, *CHARGES)
+    if waits is None:
+        return []
+    evidence = _evidence(timeline, waits)
+    return [
+        wait_finding(
+            timeline,
+            waits,
+            code=CODE,
+            title=message("A long prompt monopolizes the token budget"),
+            verdict=message(
+                "One prompt took the steps: {request} ({tokens}) used {share} of the prefill tokens of "
+                "{steps} ({time}); {others} waited {wait} each for it.",
+                request=Request(evidence.request_id),
+                tokens=Count(evidence.prompt_tokens, "token"),
+                share=Share(evidence.prefill_frac),
+                steps=Count(evidence.steps, "step"),
+                time=Duration(1e3 * evidence.time_ms),
+                others=Count(evidence.requests, "shorter request"),
+                wait=Duration(1e3 * evidence.mean_wait_ms),
+            ),
+            gain=ttft_gain(timeline, waits),
+            cause=Cause.TOKEN_BUDGET,
+            message=_message(evidence),
+            advice=_advice(evidence),
+            evidence=evidence,
+        )
+    ]
+
+
+def _evidence(timeline: Timeline, waits: Charged) -> LongPrompt:
+    steps = long_prefills(timeline).join(waits.steps.select("step", "start_us", "output_us"), on="step")
+    each = steps.group_by("request_id").agg(
+        pl.col("scheduled_tokens", "prefill_tokens").sum(), pl.col("prompt_tokens").first(), steps=pl.len()
+    )
+    first = each.sort("scheduled_tokens", "request_id", descending=[True, False]).row(0, named=True)
+    ours = steps.filter(pl.col("request_id") == first["request_id"])
+    now = threshold(timeline)
+    wanted = max(SHORTEST, timeline.token_budget // OF_BUDGET)
+    proposed = max(1, min(wanted, (now or timeline.token_budget) // 2))
+    chunk = first["scheduled_tokens"] / first["steps"]
+    fixed_us = per_step_us(timeline)
+    more_steps = first["prompt_tokens"] / proposed - first["prompt_tokens"] / chunk
+    return LongPrompt(
+        request_id=first["request_id"],
+        prompt_tokens=first["prompt_tokens"],
+        prompts=each.height,
+        prefill_frac=first["scheduled_tokens"] / first["prefill_tokens"],
+        steps=first["steps"],
+        time_ms=int(ours.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0) / 1e3,
+        requests=waits.requests,
+        mean_wait_ms=waits.time_us / waits.requests / 1e3,
+        threshold=now,
+        proposed=proposed,
+        longer_ms=None if fixed_us is None else max(0.0, more_steps) * fixed_us / 1e3,
+    )
+
+
+def _message(evidence: LongPrompt) -> Message:
+    others = NOTHING
+    if evidence.prompts > 1:
+        others = message(" {count} of this size did so.", count=Count(evidence.prompts, "prompt"))
+    return message(
+        "{share} of the prefill tokens of these steps were for it.{others}",
+        share=Share(evidence.prefill_frac),
+        others=others,
+    )
+
+
+def _advice(evidence: LongPrompt) -> list[Advice]:
+    costs = message(
+        "A few more steps until {request} has its first token.", request=Request(evidence.request_id)
+    )
+    if evidence.longer_ms is not None:
+        costs = message(
+            "About {longer} more until {request} has its first token.",
+            longer=Duration(1e3 * evidence.longer_ms),
+            request=Request(evidence.request_id),
+        )
+    return [
+        Advice(
+            message=message(
+                "{setting} {value} (now {now})",
+                setting=Setting("--long-prefill-token-threshold"),
+                value=Number(evidence.proposed),
+                now=Number(evidence.threshold),
+            ),
+            setting="long_prefill_token_threshold",
+            value=evidence.proposed,
+            costs=costs,
+        )
+    ]

@@ -1,0 +1,328 @@
+"""``no-progress``: requests that start again and again, or are ready and never taken."""
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.queue.alone import never_fitting
+from schedtrace.diagnose.queue.ready import ready_but_parked
+from schedtrace.diagnose.queue.restarts import no_progress
+from schedtrace.diagnose.rules.allowed import now, seats_setting
+from schedtrace.diagnose.rules.common import trial_numbers
+from schedtrace.model.causes import CAUSES, Cause
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import (
+    NOTHING,
+    CauseWord,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Requests,
+    Setting,
+    Share,
+    Steps,
+    message,
+)
+from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.timeline import Timeline
+
+CODE = "no-progress"
+SUMMARY = "requests computed the same tokens again and again, or were ready and stayed parked"
+NEEDS = (Fact.REQUESTS, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.PREEMPTIONS)
+MOST_EXAMPLES = 3
+MOST_HOLDERS = 3
+LEADS_FRAC = 0.5
+"""Of all computed tokens: so much done again leads the report, also where all requests finished."""
+
+
+class NoProgressExample(msgspec.Struct, kw_only=True):
+    """One request that made no progress."""
+
+    request_id: str
+    trial: int | None
+    step: int
+    last_step: int
+    restarts: int = 0
+    fruitless: int = 0
+    high_tokens: int = 0
+    recomputed_tokens: int = 0
+    unfinished: bool
+    preemptions: int = 0
+    for_itself: int = 0
+    ready_us: int | None = None
+    parked_ms: float | None = None
+
+
+class NoProgress(Evidence, kw_only=True):
+    """The requests of one finding."""
+
+    requests: int
+    unfinished: int
+    recomputed_tokens: int
+    recomputed_frac: float | None
+    holders: list[str]
+    examples: list[NoProgressExample]
+
+
+def find(timeline: Timeline) -> list[Finding]:
+    """See ``docs/findings/no-progress.md``."""
+    never = never_fitting(timeline)["request_id"].implode()
+    restarted = no_progress(timeline).filter(~pl.col("request_id").is_in(never))
+    parked = ready_but_parked(timeline)
+    found = [_restarts(timeline, restarted)] if restarted.height else []
+    return found + [
+        _parked(timeline, str(cause), rows)
+        for (cause,), rows in parked.group_by("cause", maintain_order=True)
+    ]
+
+
+def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
+    ids = rows["request_id"].implode()
+    taken = timeline.preemptions.filter(pl.col("request_id").is_in(ids))
+    lost = taken.filter("in_schedule")
+    examples = [
+        NoProgressExample(
+            **{name: value for name, value in row.items() if name != "first_step"},
+            step=row["first_step"],
+            preemptions=mine.height,
+            for_itself=mine.filter(pl.col("for_request_id") == pl.col("request_id")).height,
+        )
+        for row in rows.head(MOST_EXAMPLES).to_dicts()
+        for mine in [lost.filter(pl.col("request_id") == row["request_id"])]
+    ]
+    worst = examples[0]
+    recomputed = int(rows["recomputed_tokens"].sum())
+    computed = int(timeline.steps["used_tokens"].sum())
+    part = recomputed / computed if computed else None
+    unfinished = rows.filter("unfinished").height
+    holders = _holders(timeline, worst, lost)
+    states = pl.col("state").is_in(["recompute", "preempted"])
+    return Finding(
+        code=CODE,
+        severity="critical" if unfinished else "warning",
+        title=message("A request makes no progress"),
+        verdict=message(
+            "{request} {made} no progress: it started again {times} and computed {again} again to get no "
+            "further than {high}.",
+            request=Request(worst.request_id),
+            made="makes" if worst.unfinished else "long made",
+            times=Count(worst.restarts, "time"),
+            again=Count(worst.recomputed_tokens, "token"),
+            high=Count(worst.high_tokens, "token"),
+        ),
+        share_frac=_share(timeline, timeline.request_states.filter(states & pl.col("request_id").is_in(ids))),
+        holder=_held_by(worst, holders, resets=taken.filter(~pl.col("in_schedule"))),
+        leads=unfinished > 0 or (part or 0) >= LEADS_FRAC,
+        cause=Cause.KV_BLOCKS if lost.height else None,
+        via="recorded",
+        engine_rank=timeline.rank,
+        count=int(rows["restarts"].sum()),
+        trials=trial_numbers(rows),
+        steps=lost["step"].unique().sort().head(MAX_STEPS).to_list(),
+        tokens=recomputed,
+        message=message(
+            "{requests} computed {tokens} again, {part} of all computed tokens. {worst} restarted {times}, "
+            "{fruitless} of them without getting beyond {high}{unfinished}.",
+            requests=Requests(rows["request_id"].to_list(), rows.height),
+            tokens=Count(recomputed, "token"),
+            part=Share(part),
+            worst=Request(worst.request_id),
+            times=Count(worst.restarts, "time"),
+            fruitless=Number(worst.fruitless),
+            high=Count(worst.high_tokens, "computed token"),
+            unfinished=message(", and did not finish") if worst.unfinished else NOTHING,
+        ),
+        advice=_advice(timeline, lost),
+        evidence=NoProgress(
+            requests=rows.height,
+            unfinished=unfinished,
+            recomputed_tokens=recomputed,
+            recomputed_frac=part,
+            holders=holders,
+            examples=examples,
+        ),
+        example=_described(worst),
+    )
+
+
+def _holders(timeline: Timeline, worst: NoProgressExample, lost: pl.DataFrame) -> list[str]:
+    """For whom it was preempted, the most frequent first; else who ran in most steps meanwhile."""
+    mine = pl.col("request_id") == worst.request_id
+    others = lost.filter(mine, pl.col("for_request_id") != worst.request_id)
+    if others.height:
+        return (
+            others.group_by("for_request_id", maintain_order=True)
+            .len()
+            .sort("len", descending=True, maintain_order=True)["for_request_id"]
+            .head(MOST_HOLDERS)
+            .to_list()
+        )
+    shared = pl.min_horizontal("last_step", worst.last_step) - pl.max_horizontal("step", worst.step) + 1
+    return (
+        timeline.stretches.filter(~mine, pl.col("step") <= worst.last_step, pl.col("last_step") >= worst.step)
+        .group_by("request_id", maintain_order=True)
+        .agg(shared.sum().alias("steps"))
+        .sort("steps", descending=True, maintain_order=True)
+        .head(MOST_HOLDERS)
+        .collect()["request_id"]
+        .to_list()
+    )
+
+
+def _held_by(worst: NoProgressExample, holders: list[str], resets: pl.DataFrame) -> Message:
+    if times := resets.filter(pl.col("request_id") == worst.request_id).height:
+        return message(
+            "{times} of the prefix cache preempted {request}.",
+            times=Count(times, "reset"),
+            request=Request(worst.request_id),
+        )
+    if not holders or not worst.preemptions:
+        return NOTHING
+    if worst.preemptions > worst.for_itself:
+        return message(
+            "vLLM preempted {request} {times}, for {holders}.",
+            request=Request(worst.request_id),
+            times=Count(worst.preemptions, "time"),
+            holders=Requests(holders, len(holders)),
+        )
+    return message("Meanwhile {holders} held KV blocks.", holders=Requests(holders, len(holders)))
+
+
+def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
+    """Nothing to set where no preemption took its tokens, such as after a failed KV load."""
+    if lost.is_empty():
+        return []
+    advices = []
+    if timeline.header.scheduler_config.get("scheduler_reserve_full_isl") is False:
+        advices.append(
+            Advice(
+                message=message(
+                    "Set {option} (now off): vLLM then admits a prompt only if all of it fits.",
+                    option=Setting("--scheduler-reserve-full-isl"),
+                ),
+                setting="scheduler_reserve_full_isl",
+                value=True,
+                costs=message("Long prompts wait longer for their first chunk."),
+            )
+        )
+    advices.append(
+        Advice(
+            message=message(
+                "Give the KV cache more blocks (now {total}): {memory}, or {override} where it is set.",
+                total=Number(timeline.header.kv_blocks_total),
+                memory=Setting("--kv-cache-memory-bytes"),
+                override=Setting("--num-gpu-blocks-override"),
+            ),
+            setting="kv_cache_memory_bytes",
+            costs=message("More memory for the KV cache."),
+        )
+    )
+    after = timeline.steps.filter(pl.col("step").is_in(lost["step"].implode()))["num_running_after"]
+    fewest = max(1, int(after.min() or 1))  # type: ignore[arg-type]  # a column of integers
+    if not timeline.active_limit and fewest < timeline.seats:
+        advices.append(
+            Advice(
+                message=message(
+                    "Lower {seats} to {fewest}{now}: so many ran after a preemption.",
+                    seats=seats_setting(timeline),
+                    fewest=Number(fewest),
+                    now=now(timeline, "max_num_seqs"),
+                ),
+                setting="max_num_seqs",
+                value=fewest,
+                costs=message("Fewer requests run at once, also while the KV cache has room."),
+            )
+        )
+    return advices
+
+
+def _described(worst: NoProgressExample) -> Message:
+    return message(
+        "in {steps} {request} computed {again} again, {times} its most.",
+        steps=Steps(worst.step, worst.last_step, worst.trial),
+        request=Request(worst.request_id),
+        again=Count(worst.recomputed_tokens, "token"),
+        times=Count(worst.recomputed_tokens // max(1, worst.high_tokens), "time"),
+    )
+
+
+_READY = {
+    Cause.GRAMMAR_PENDING: "its grammar was compiled",
+    Cause.REMOTE_KV_PENDING: "its KV blocks had arrived",
+}
+
+
+def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
+    worst = rows.row(0, named=True)
+    request, ready = Request(worst["request_id"]), _READY[CAUSES[cause]]
+    parked, steps = (
+        Duration(worst["parked_us"]),
+        Steps(worst["first_step"], worst["last_step"], worst["trial"]),
+    )
+    unended = rows.filter("unended").height
+    total_us = timeline.requests_us
+    return Finding(
+        code=CODE,
+        severity="critical" if unended else "warning",
+        title=message("A ready request stays parked"),
+        verdict=message(
+            "{request} is ready and vLLM does not schedule it: {ready} {at} into the recording, and it "
+            "waited {parked} more.",
+            request=request,
+            ready=ready,
+            at=Duration(worst["ready_us"]),
+            parked=parked,
+        ),
+        share_frac=int(rows["parked_us"].sum()) / total_us if total_us else None,
+        leads=unended > 0,
+        cause=cause,
+        via="recorded",
+        engine_rank=timeline.rank,
+        count=int(rows["steps"].sum()),
+        trials=trial_numbers(rows),
+        steps=list(range(worst["first_step"], worst["last_step"] + 1))[:MAX_STEPS],
+        tokens=0,
+        message=message(
+            "{requests} stayed in the queue ({cause}) after {ready}: {request} in {steps}, for "
+            "{parked}{end}.",
+            requests=Count(rows.height, "request"),
+            cause=CauseWord(cause),
+            ready=ready,
+            request=request,
+            steps=steps,
+            parked=parked,
+            end=message(", and was never scheduled") if worst["unended"] else NOTHING,
+        ),
+        advice=[
+            Advice(message=message("Abort {request} and send it again; report it to vLLM.", request=request))
+        ],
+        evidence=NoProgress(
+            requests=rows.height,
+            unfinished=unended,
+            recomputed_tokens=0,
+            recomputed_frac=None,
+            holders=[],
+            examples=[
+                NoProgressExample(
+                    request_id=row["request_id"],
+                    trial=row["trial"],
+                    step=row["first_step"],
+                    last_step=row["last_step"],
+                    unfinished=row["unended"],
+                    ready_us=row["ready_us"],
+                    parked_ms=row["parked_us"] / 1e3,
+                )
+                for row in rows.head(MOST_EXAMPLES).to_dicts()
+            ],
+        ),
+        example=message(
+            "{request} waited in {steps} although {ready}.", request=request, steps=steps, ready=ready
+        ),
+    )
+
+
+def _share(timeline: Timeline, rows: pl.DataFrame) -> float | None:
+    total_us = timeline.requests_us
+    return int(rows.select(LENGTH_US.sum()).item()) / total_us if total_us else None

@@ -1,0 +1,130 @@
+"""``priority-inversion``: more urgent requests waited while less urgent ones ran, or were admitted."""
+
+import polars as pl
+
+from schedtrace.diagnose.queue.priority_inversions import priority_inversions
+from schedtrace.diagnose.rules.allowed import seats_setting
+from schedtrace.diagnose.rules.common import by_class, listed, wait_finding
+from schedtrace.diagnose.waits import Charged, ClassTime, charged, running_classes
+from schedtrace.model.causes import Cause
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import (
+    NOTHING,
+    CauseWord,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Share,
+    message,
+)
+from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.charges import PRIORITY_INVERSION
+from schedtrace.timeline.timeline import Timeline
+
+CODE = "priority-inversion"
+SUMMARY = "more urgent requests waited while less urgent ones ran"
+NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
+
+
+class Inversion(Evidence, kw_only=True):
+    """Urgent requests that waited, and who ran meanwhile."""
+
+    share_frac: float
+    wait_ms: float
+    requests: int
+    waited_for: list[str]
+    classes: list[ClassTime]
+    admitted_before: int
+
+
+def find(timeline: Timeline) -> list[Finding]:
+    """See ``docs/findings/priority-inversion.md``."""
+    waits = charged(timeline, PRIORITY_INVERSION)
+    if waits is None:
+        return []
+    causes = waits.rows.group_by("cause").agg(pl.col("time_us").sum()).sort("time_us", descending=True)
+    evidence = Inversion(
+        share_frac=waits.share_frac,
+        wait_ms=waits.time_us / 1e3,
+        requests=waits.requests,
+        waited_for=causes["cause"].to_list(),
+        classes=running_classes(timeline, waits.steps),
+        admitted_before=priority_inversions(timeline).height,
+    )
+    return [
+        wait_finding(
+            timeline,
+            waits,
+            code=CODE,
+            title=message("Urgent requests wait for less urgent ones"),
+            verdict=message(
+                "Priority does not hold: more urgent requests spent {share} of all requests' time waiting "
+                "for {resource} that less urgent ones held.",
+                share=Share(waits.share_frac),
+                resource=listed([_resource(cause) for cause in evidence.waited_for]),
+            ),
+            holder=_holder(evidence),
+            cause=evidence.waited_for[0],
+            message=_message(evidence, waits),
+            advice=_advice(timeline),
+            evidence=evidence,
+        )
+    ]
+
+
+def _resource(cause: str) -> Message:
+    return {str(Cause.MAX_NUM_SEQS): message("seats"), str(Cause.KV_BLOCKS): message("KV blocks")}.get(
+        cause, message("{cause}", cause=CauseWord(cause))
+    )
+
+
+def _holder(evidence: Inversion) -> Message:
+    return message(
+        "Meanwhile {classes} ran on average (lower is more urgent).", classes=by_class(evidence.classes)
+    )
+
+
+def _message(evidence: Inversion, waits: Charged) -> Message:
+    passed = NOTHING
+    if evidence.admitted_before:
+        passed = message(
+            " {steps} even admitted a less urgent request before a more urgent one.",
+            steps=Count(evidence.admitted_before, "step"),
+        )
+    return message(
+        "{requests} waited {time} in total, {longest} the longest ({wait}). vLLM preempts nobody for a "
+        "waiting request, however urgent.{passed}",
+        requests=Count(waits.requests, "request"),
+        time=Duration(waits.time_us),
+        longest=Request(waits.longest_id),
+        wait=Duration(waits.longest_us),
+        passed=passed,
+    )
+
+
+def _advice(timeline: Timeline) -> list[Advice]:
+    found = [
+        Advice(
+            message=message(
+                "send less urgent requests to an engine of their own, or limit how many are sent"
+            ),
+            costs=message("Idle capacity while there are few urgent requests."),
+        )
+    ]
+    if timeline.seats:
+        found.append(
+            Advice(
+                message=message(
+                    "{setting} {value} (now {seats}), where the KV cache has room",
+                    setting=seats_setting(timeline),
+                    value=Number(2 * timeline.seats),
+                    seats=Number(timeline.seats),
+                ),
+                setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
+                value=2 * timeline.seats,
+                costs=message("Longer steps for all."),
+            )
+        )
+    return found

@@ -1,0 +1,208 @@
+"""``refused-at-door``: the front end turned requests away before any engine saw them."""
+
+from collections import Counter
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.rules.common import listed, trial_numbers
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import (
+    NOTHING,
+    CauseWord,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Setting,
+    Share,
+    Steps,
+    message,
+)
+from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.shares import refused as waits_for_a_cause
+from schedtrace.timeline.timeline import Timeline
+
+CODE = "refused-at-door"
+SUMMARY = "the front end turned requests away: max_num_queued_reqs or max_num_queued_tokens was reached"
+NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.LIVES, Fact.CONFIG)
+
+LEADS_FROM_FRAC = 0.05
+"""Of all requests: for the users of so many, nothing else of the run matters."""
+MOST_EXAMPLES = 3
+CRITICAL_FRAC = 0.25
+"""Likewise."""
+
+
+class RefusedRequest(msgspec.Struct, kw_only=True):
+    """One request that was turned away."""
+
+    at_us: int
+    """On the trace's clock."""
+    reason: str
+
+
+class AtDoor(Evidence, kw_only=True):
+    """Requests that were turned away."""
+
+    refused: int
+    refused_frac: float
+    """Of these and of those that reached an engine."""
+    by_reason: dict[str, int]
+    """Limit to requests."""
+    first_us: int
+    """On the trace's clock."""
+    last_us: int
+    waited_for: dict[str, float]
+    """Cause to its share of all waiting between the first and the last of them; empty: nothing waited."""
+    examples: list[RefusedRequest]
+
+
+def find(timeline: Timeline) -> list[Finding]:
+    """See ``docs/findings/refused-at-door.md``. The front end refuses for all ranks: rank 0 reports it."""
+    refused = _refused(timeline)
+    if not refused or timeline.front_end is None:
+        return []
+    first_us, last_us = refused[0].at_us, refused[-1].at_us
+    evidence = AtDoor(
+        refused=len(refused),
+        refused_frac=len(refused) / (len(refused) + timeline.front_end.arrived),
+        by_reason=dict(Counter(line.reason for line in refused).most_common()),
+        first_us=first_us,
+        last_us=last_us,
+        waited_for=_waited_for(timeline, first_us, last_us),
+        examples=refused[:MOST_EXAMPLES],
+    )
+    steps = _steps_between(timeline, first_us, last_us)
+    leads = evidence.refused_frac >= LEADS_FROM_FRAC
+    return [
+        Finding(
+            code=CODE,
+            severity="critical" if evidence.refused_frac >= CRITICAL_FRAC else "warning" if leads else "info",
+            title=message("Requests turned away at the door"),
+            verdict=message(
+                "The front end turned {share} of the requests away ({refused}): {limits}.",
+                share=Share(evidence.refused_frac),
+                refused=Number(evidence.refused),
+                limits=listed([_limit(timeline, reason) for reason in evidence.by_reason]),
+            ),
+            holder=_holder(evidence),
+            leads=leads,
+            cause=None,
+            via="recorded",
+            engine_rank=timeline.rank,
+            count=evidence.refused,
+            trials=trial_numbers(steps),
+            steps=steps["step"].head(MAX_STEPS).to_list(),
+            tokens=0,
+            message=message(
+                "Turned away within {span}, before an engine saw them: {reasons}.",
+                reasons=listed(
+                    [
+                        message(
+                            "{requests} by {limit}",
+                            requests=Count(count, "request"),
+                            limit=_limit(timeline, reason),
+                        )
+                        for reason, count in evidence.by_reason.items()
+                    ]
+                ),
+                span=Duration(last_us - first_us),
+            ),
+            advice=[_advice(timeline, reason) for reason in evidence.by_reason],
+            evidence=evidence,
+            example=_example(steps),
+        )
+    ]
+
+
+def _refused(timeline: Timeline) -> list[RefusedRequest]:
+    """Since the first request that is no warm-up; of all ranks, so that only rank 0 has them."""
+    came = timeline.arrivals.select(pl.coalesce("arrived_us", "queued_us").min()).item()
+    if timeline.front_end is None or timeline.rank or came is None:
+        return []
+    anchor = timeline.header.wall_anchor_us
+    moments = [
+        RefusedRequest(at_us=line.at_unix_us - anchor, reason=line.reason)
+        for line in timeline.front_end.refused
+    ]
+    return [moment for moment in moments if moment.at_us >= came]
+
+
+def _waited_for(timeline: Timeline, first_us: int, last_us: int) -> dict[str, float]:
+    rows = (
+        waits_for_a_cause(timeline)
+        .with_columns(pl.col("begin_us", "end_us").clip(first_us, max(last_us, first_us + 1)))
+        .group_by("cause")
+        .agg(LENGTH_US.sum().alias("us"))
+        .filter(pl.col("us") > 0)
+        .sort("us", "cause", descending=[True, False])
+    )
+    total = rows["us"].sum()
+    return {cause: us / total for cause, us in rows.iter_rows()}
+
+
+def _steps_between(timeline: Timeline, first_us: int, last_us: int) -> pl.DataFrame:
+    """The steps under way while requests were turned away."""
+    steps = timeline.steps.sort("start_us")
+    ends = pl.coalesce("output_us", "end_us")
+    return steps.filter((pl.col("start_us") <= last_us) & (ends >= first_us)).select("step", "trial")
+
+
+def _limit(timeline: Timeline, reason: str) -> Message:
+    """``max_num_queued_reqs (64)``."""
+    value = _value(timeline, reason)
+    now = NOTHING if value is None else message(" ({value})", value=Number(value))
+    return message("{limit}{now}", limit=Setting(reason), now=now)
+
+
+def _value(timeline: Timeline, limit: str) -> int | None:
+    """The limit's present value; None: not recorded."""
+    value = timeline.header.scheduler_config.get(limit)
+    return value if isinstance(value, int) else None
+
+
+def _holder(evidence: AtDoor) -> Message:
+    if not evidence.waited_for:
+        return message("Meanwhile no request waited in the engine's queue: none of its limits was reached.")
+    cause, share = next(iter(evidence.waited_for.items()))
+    return message(
+        "Meanwhile the engine's queue waited for {cause} ({share} of the waiting).",
+        cause=CauseWord(cause),
+        share=Share(share),
+    )
+
+
+def _advice(timeline: Timeline, reason: str) -> Advice:
+    """A limit on requests below the seats keeps seats empty; any other trades refusals for a longer queue."""
+    value = _value(timeline, reason)
+    setting = Setting(f"--{reason.replace('_', '-')}")
+    now = NOTHING if value is None else message(" (now {value})", value=Number(value))
+    if reason == "max_num_queued_reqs" and value is not None and value < timeline.seats:
+        return Advice(
+            message=message(
+                "Raise {setting}{now} to {seats} or more: it counts running requests, too, and below the "
+                "seats it keeps some empty.",
+                setting=setting,
+                now=now,
+                seats=Number(timeline.seats),
+            ),
+            setting=reason,
+            value=timeline.seats,
+            costs=message("Larger batches lengthen each step."),
+        )
+    return Advice(
+        message=message(
+            "Raise {setting}{now} if clients can rather wait than retry.", setting=setting, now=now
+        ),
+        setting=reason,
+        costs=message("The requests then wait in the queue: the time to first token grows."),
+    )
+
+
+def _example(steps: pl.DataFrame) -> Message:
+    if steps.is_empty():
+        return message("no step ran meanwhile.")
+    first, last = steps["step"][0], steps["step"][-1]
+    return message("during {steps} the front end turned requests away.", steps=Steps(first, last))

@@ -1,0 +1,325 @@
+"""``slow-steps``: steps that share something took longer than their tokens explain."""
+
+import polars as pl
+
+from schedtrace.diagnose.rules.allowed import now, seats_setting
+from schedtrace.diagnose.rules.common import (
+    StepExample,
+    listed,
+    severity_by_weight,
+    step_numbers,
+    trial_numbers,
+)
+from schedtrace.diagnose.step_groups import Group, SlowGroup, judged_steps, slow_groups
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import (
+    Code,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Requests,
+    Setting,
+    Share,
+    joined,
+    message,
+)
+from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.timeline import Timeline
+
+CODE = "slow-steps"
+SUMMARY = "steps that share a batch size, a request or another trait took longer than their tokens explain"
+NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES)
+
+LEAST_FRAC = 0.01
+"""Of the requests' time."""
+MOST_REQUESTS = 3
+"""More requests that come and go together are a phase of the load, not one request's presence."""
+
+TRAITS = {
+    "logprobs": "requests that ask for log-probabilities",
+    "prompt_logprobs": "requests that ask for log-probabilities of their prompts",
+    "structured": "requests with structured output",
+    "logit_bias": "requests with a logit bias",
+    "min_tokens": "requests with a minimum of tokens",
+    "lora": "requests that use a LoRA adapter",
+}
+"""As in ``step_groups.TRAITS``."""
+
+
+class SlowStep(StepExample, kw_only=True):
+    """One slow step."""
+
+    total_requests: int
+    busy_us: int
+    expected_us: float
+
+
+class SlowSteps(Evidence, kw_only=True):
+    """Steps slow for their size, and what they share."""
+
+    kind: str
+    batch_size: int | None
+    trait: str | None
+    request_ids: list[str]
+    also: list[str]
+    factor: float
+    busy_ms: float
+    expected_ms: float
+    model_error_frac: float
+    captured_tokens: int | None
+    examples: list[SlowStep]
+
+
+def find(timeline: Timeline) -> list[Finding]:
+    """See ``docs/findings/slow-steps.md``."""
+    if (timeline.header.pipeline_parallel_size or 1) > 1:
+        return []  # batches in flight share the stages, so a step's time is not its own
+    slow = slow_groups(timeline)
+    total_us = timeline.requests_us if slow else 0
+    if not slow or not total_us:
+        return []
+    best, requests = slow[0], _requests(slow)
+    # By the group's factor, not step by step: one step that waited for something else is not what they share.
+    excess = best.steps.with_columns(excess_us=pl.col("expected_us") * (best.factor - 1))
+    felt_us = excess.select((pl.col("excess_us") * pl.col("total_requests")).sum()).item()
+    excess_us = float(excess["excess_us"].sum())
+    share = min(1.0, felt_us / total_us)
+    if share < LEAST_FRAC or (best.group.kind == "request" and len(requests) > MOST_REQUESTS):
+        return []
+    examples = SlowStep.first(
+        best.steps.sort(pl.col("busy_us") - pl.col("expected_us"), descending=True, maintain_order=True)
+    )
+    busy_us, expected_us = (int(best.steps[name].sum()) for name in ("busy_us", "expected_us"))
+    captured = captured_tokens(timeline, best)
+    others = _other_explanations(slow, requests)
+    subject = _subject(best.group, requests)
+    return [
+        Finding(
+            code=CODE,
+            severity=severity_by_weight(None, share),
+            title=_title(best.group),
+            verdict=message(
+                "{subject} take {factor} times as long as their tokens explain; the excess is {share} of the "
+                "requests' time.",
+                subject=subject,
+                factor=Number(round(best.factor, 1)),
+                share=Share(share),
+            ),
+            share_frac=share,
+            holder=_holder(best.group, requests, others, captured),
+            cause=None,
+            via="recorded",
+            engine_rank=timeline.rank,
+            count=best.steps.height,
+            trials=trial_numbers(best.steps),
+            steps=step_numbers(best.steps),
+            tokens=0,
+            message=message(
+                "{steps} took {busy} on the device; a model of all other steps expects {expected} (typical "
+                "error {error}). This is a correlation; an A/B run proves it.",
+                steps=Count(best.steps.height, "such step"),
+                busy=Duration(busy_us),
+                expected=Duration(expected_us),
+                error=Share(best.error_frac),
+            ),
+            advice=_advice(timeline, best, requests, captured),
+            evidence=SlowSteps(
+                kind=best.group.kind,
+                batch_size=best.group.size if best.group.kind == "batch_size" else None,
+                trait=best.group.trait,
+                request_ids=list(requests),
+                also=[group.kind for group in others],
+                factor=best.factor,
+                busy_ms=busy_us / 1e3,
+                expected_ms=expected_us / 1e3,
+                model_error_frac=best.error_frac,
+                captured_tokens=captured,
+                examples=examples,
+            ),
+            example=_described(examples[0]),
+            cost_ms=excess_us / 1e3,
+            cost_frac=excess_us / timeline.busy_us,
+            cost_error_frac=best.error_frac,
+        )
+    ]
+
+
+def captured_tokens(timeline: Timeline, slow: SlowGroup) -> int | None:
+    """Tokens of the largest captured CUDA graph, if the slow decode steps have more and the others not.
+
+    None: none is captured, the header does not record it, or the cliff is elsewhere.
+    """
+    settings = timeline.header.settings
+    sizes = settings.get("compilation_config.cudagraph_capture_sizes") or []
+    largest = settings.get("compilation_config.max_cudagraph_capture_size") or max(sizes, default=0)
+    if not largest or settings.get("compilation_config.cudagraph_mode") == "NONE":
+        return None
+    decodes = judged_steps(timeline).filter(pl.col("prefill_tokens") == 0)
+    inside = pl.col("step").is_in(slow.group.members.implode())
+    of_others, of_slow = decodes.filter(~inside), decodes.filter(inside)
+    fits = of_others.height and of_others.select((pl.col("used_tokens") <= largest).all()).item()
+    exceeds = of_slow.height and of_slow.select((pl.col("used_tokens") > largest).all()).item()
+    return int(largest) if slow.group.kind == "batch_size" and fits and exceeds else None
+
+
+def _requests(slow: list[SlowGroup]) -> tuple[str, ...]:
+    """The requests that the slow steps share, those of near ties included."""
+    if slow[0].group.kind != "request":
+        return slow[0].group.requests
+    return tuple(one.group.requests[0] for one in slow if one.group.kind == "request")
+
+
+def _other_explanations(slow: list[SlowGroup], requests: tuple[str, ...]) -> list[Group]:
+    """Near ties that say something else: another kind of group, or another trait of the same requests."""
+    best, *others = (one.group for one in slow)
+    different = [one for one in others if one.kind == "trait" or one.kind != best.kind]
+    named = [one for one in different if one.kind == "request"]
+    return [
+        one
+        for one in different
+        if one.kind != "request" or (len(named) <= MOST_REQUESTS and not set(one.requests) <= set(requests))
+    ]
+
+
+def _title(group: Group) -> Message:
+    match group.kind:
+        case "batch_size":
+            return message("Slow steps above {size}", size=Count(group.size or 0, "request"))
+        case "trait":
+            return message("Slow steps with {trait}", trait=TRAITS[group.trait or ""])
+        case "request":
+            return message("Slow steps with one request")
+        case "mixed":
+            return message("Slow steps that mix prefill and decode")
+        case "first_steps":
+            return message("Slow first steps")
+        case _:
+            return message("Slow first step of a batch size")
+
+
+def _subject(group: Group, requests: tuple[str, ...]) -> Message:
+    match group.kind:
+        case "batch_size":
+            return message("Steps above {size}", size=Count(group.size or 0, "request"))
+        case "trait":
+            return message("Steps with {trait}", trait=TRAITS[group.trait or ""])
+        case "request":
+            return message("Steps with {requests}", requests=Requests(list(requests), len(requests)))
+        case "mixed":
+            return message("Steps that mix prefill and decode")
+        case "first_steps":
+            return message("The first {steps}", steps=Count(group.size or 0, "step"))
+        case _:
+            return message("The first steps of each batch size")
+
+
+def _holder(group: Group, requests: tuple[str, ...], others: list[Group], captured: int | None) -> Message:
+    """Who or what goes with the slow steps."""
+    parts = []
+    if captured is not None:
+        parts.append(
+            message(
+                "The largest captured CUDA graph ({sizes}) holds {tokens}; larger batches run without one.",
+                sizes=Setting("cudagraph_capture_sizes"),
+                tokens=Count(captured, "token"),
+            )
+        )
+    elif group.kind == "trait":
+        named = Requests(list(requests), len(requests))
+        parts.append(message("They schedule {requests}.", requests=named))
+    if others:
+        also = listed([_subject(other, other.requests) for other in others])
+        parts.append(message("Nearly as good an explanation: {also}.", also=also))
+    return joined(parts)
+
+
+def _advice(
+    timeline: Timeline, slow: SlowGroup, requests: tuple[str, ...], captured: int | None
+) -> list[Advice]:
+    group = slow.group
+    if group.kind == "batch_size":
+        return _of_batches(timeline, slow, captured)
+    if group.kind in {"trait", "request"}:
+        return [
+            Advice(
+                message=message(
+                    "Run the same load without {requests} and compare the two with {diff}.",
+                    requests=Requests(list(requests), len(requests)),
+                    diff=Code("schedtrace diff"),
+                )
+            )
+        ]
+    if group.kind == "mixed":
+        return [Advice(message=message("Profile one of these steps: the trace does not see inside a step."))]
+    return [
+        Advice(
+            message=message(
+                "Warm the engine up with batches of these sizes before it serves or is measured ({warmup} of "
+                "{run}).",
+                warmup=Setting("--warmup"),
+                run=Code("schedtrace run"),
+            )
+        )
+    ]
+
+
+def _of_batches(timeline: Timeline, slow: SlowGroup, captured: int | None) -> list[Advice]:
+    advice = []
+    if captured is not None:
+        most = int(slow.steps["total_requests"].max())  # type: ignore[arg-type]
+        advice.append(
+            Advice(
+                message=message(
+                    "Capture graphs for {most}: a larger {largest} (now {now}), or more {sizes} where they "
+                    "are given.",
+                    most=Count(most, "request"),
+                    largest=Setting("--max-cudagraph-capture-size"),
+                    now=Number(captured),
+                    sizes=Setting("--cudagraph-capture-sizes"),
+                ),
+                setting="max_cudagraph_capture_size",
+                costs=message("Graphs take start-up time and device memory, so the KV cache gets smaller."),
+            )
+        )
+    size = slow.group.size or 0
+    if _loses_throughput(timeline, slow):
+        setting = seats_setting(timeline)
+        name = setting.name.removeprefix("--").replace("-", "_")
+        advice.append(
+            Advice(
+                message=message(
+                    "Compare with a run with {seats} {size}{now}: below that size the steps finish more "
+                    "tokens a second.",
+                    seats=setting,
+                    size=Number(size),
+                    now=now(timeline, name),
+                ),
+                setting=name,
+                value=size,
+                costs=message("Requests above {size} wait for a seat.", size=Number(size)),
+            )
+        )
+    return advice or [
+        Advice(message=message("Profile one of these steps: the trace does not see inside a step."))
+    ]
+
+
+def _loses_throughput(timeline: Timeline, slow: SlowGroup) -> bool:
+    """Whether decode steps of the size below the cliff finish more requests' tokens a second."""
+    decodes = judged_steps(timeline).filter(pl.col("prefill_tokens") == 0)
+    rate = pl.col("total_requests") / pl.col("busy_us")
+    size = pl.col("total_requests")
+    at_cliff = decodes.filter(size <= slow.group.size).filter(size == size.max())
+    above = decodes.filter(size > slow.group.size)
+    return bool((at_cliff.select(rate.median()).item() or 0) > (above.select(rate.median()).item() or 0))
+
+
+def _described(example: SlowStep) -> Message:
+    return message(
+        "{step} with {requests} took {busy} instead of {expected}.",
+        step=example.at,
+        requests=Count(example.total_requests, "request"),
+        busy=Duration(example.busy_us),
+        expected=Duration(example.expected_us),
+    )

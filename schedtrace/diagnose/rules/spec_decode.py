@@ -1,0 +1,215 @@
+"""``spec-decode``: so few drafts are accepted that verifying them costs more than they give."""
+
+import polars as pl
+
+from schedtrace.diagnose.rules.common import StepExample, severity_by_weight, step_numbers, trial_numbers
+from schedtrace.model.causes import Cause
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import (
+    NOTHING,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Setting,
+    Share,
+    joined,
+    message,
+)
+from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.timeline.timeline import Timeline
+
+CODE = "spec-decode"
+SUMMARY = "so few draft tokens are accepted that verifying them costs more than they give"
+NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG)
+
+FEWEST_STEPS = 20
+LEAST_CHANGE = 0.02
+"""Less than this is lost in what runs vary by."""
+
+
+class DraftStep(StepExample, kw_only=True):
+    """One step that verified drafts."""
+
+    total_requests: int
+    draft_tokens: int
+    output_tokens: int
+    busy_us: int
+
+
+class SpecDecode(Evidence, kw_only=True):
+    """What drafts cost and gave in steps without prefill."""
+
+    method: str | None
+    num_speculative_tokens: int | None
+    draft_tokens: int
+    accepted_tokens: int
+    acceptance_frac: float
+    wasted_frac: float
+    verify_us_per_token: float
+    output_tokens_per_s: float
+    without_drafts_tokens_per_s: float
+    model_error_frac: float
+    draft_slot_steps: int
+    draft_slot_tokens: int
+    examples: list[DraftStep]
+
+
+def find(timeline: Timeline) -> list[Finding]:
+    """See ``docs/findings/spec-decode.md``."""
+    model, steps = timeline.step_time, _draft_steps(timeline)
+    if model is None or steps.height < FEWEST_STEPS or not model.per_decode_token_us:
+        return []
+    requests, drafts, output, busy_us = (
+        int(steps[name].sum()) for name in ("total_requests", "draft_tokens", "output_tokens", "busy_us")
+    )
+    plain_us = busy_us - model.per_decode_token_us * drafts
+    if plain_us <= 0:
+        return []
+    rate, plain_rate = output / busy_us * 1e6, requests / plain_us * 1e6
+    change = plain_rate / rate - 1 if rate else 0.0
+    if change <= max(LEAST_CHANGE, model.error_frac):
+        return []
+    accepted = max(0, output - requests)
+    slot_steps, slot_tokens = _draft_slots(timeline)
+    settings = timeline.header.settings
+    evidence = SpecDecode(
+        method=settings.get("speculative_config.method"),
+        num_speculative_tokens=settings.get("speculative_config.num_speculative_tokens"),
+        draft_tokens=drafts,
+        accepted_tokens=accepted,
+        acceptance_frac=accepted / drafts,
+        wasted_frac=(drafts - accepted) / int(steps["used_tokens"].sum()),
+        verify_us_per_token=model.per_decode_token_us,
+        output_tokens_per_s=rate,
+        without_drafts_tokens_per_s=plain_rate,
+        model_error_frac=model.error_frac,
+        draft_slot_steps=slot_steps,
+        draft_slot_tokens=slot_tokens,
+        examples=DraftStep.first(steps.sort("busy_us", "step", descending=[True, False])),
+    )
+    share = _share(timeline, steps, rate / plain_rate)
+    return [
+        Finding(
+            code=CODE,
+            severity=severity_by_weight(None, share),
+            title=message("Drafts cost more than they give"),
+            verdict=message(
+                "Speculative decoding slows this run: {accepted} of its draft tokens are accepted, and "
+                "decode steps would finish {change} more tokens a second without them.",
+                accepted=Share(evidence.acceptance_frac),
+                change=Share(change),
+            ),
+            share_frac=share,
+            holder=_holder(evidence),
+            gain=Gain(
+                metric="output_tokens_per_s",
+                change_frac=change,
+                low_frac=change - model.error_frac,
+                high_frac=change + model.error_frac,
+                before=rate,
+                after=plain_rate,
+                saved_frac=share,
+                method="step_time",
+            ),
+            cause=None,
+            via="recorded",
+            engine_rank=timeline.rank,
+            count=steps.height,
+            trials=trial_numbers(steps),
+            steps=step_numbers(steps),
+            tokens=drafts - accepted,
+            message=message(
+                "{steps} without prefill verified {drafts} and accepted {accepted}. By the model of step "
+                "times, a draft token takes {each}; the drafter's own time is not in the trace, so the loss "
+                "is at least this.",
+                steps=Count(steps.height, "step"),
+                drafts=Count(drafts, "draft token"),
+                accepted=Number(accepted),
+                each=Duration(model.per_decode_token_us),
+            ),
+            advice=_advice(evidence),
+            evidence=evidence,
+            example=_described(evidence.examples[0]),
+            cost_ms=busy_us * (1 - rate / plain_rate) / 1e3,
+            cost_frac=busy_us * (1 - rate / plain_rate) / timeline.busy_us,
+            cost_error_frac=model.error_frac,
+        )
+    ]
+
+
+def _draft_steps(timeline: Timeline) -> pl.DataFrame:
+    """Steps that verified drafts and prefilled nothing, whose output is known."""
+    return timeline.steps.filter(
+        (pl.col("draft_tokens") > 0)
+        & (pl.col("prefill_tokens") == 0)
+        & (pl.col("recomputed_tokens").fill_null(0) == 0)
+        & (pl.col("busy_us") > 0)
+        & pl.col("output_tokens").is_not_null()
+    )
+
+
+def _draft_slots(timeline: Timeline) -> tuple[int, int]:
+    """Steps that stopped since the drafter's slots of the input budget were spent, and tokens left then."""
+    stopped = timeline.exits.filter("refusal").filter(pl.col("cause") == str(Cause.INPUT_BUDGET))
+    return stopped["step"].n_unique(), int(stopped.unique("step", keep="last")["budget_left"].sum())
+
+
+def _share(timeline: Timeline, steps: pl.DataFrame, slower: float) -> float:
+    """Share of the requests' time that these steps would save if they finished the same tokens undrafted."""
+    felt_us = int(steps.select((pl.col("busy_us") * pl.col("total_requests")).sum()).item())
+    total_us = timeline.requests_us
+    return min(1.0, felt_us * (1 - slower) / total_us) if total_us else 0.0
+
+
+def _holder(evidence: SpecDecode) -> Message:
+    wasted = message(
+        "Rejected drafts are {share} of the tokens that these steps computed.",
+        share=Share(evidence.wasted_frac),
+    )
+    if not evidence.draft_slot_steps:
+        return wasted
+    slots = message(
+        "Slots for the drafter ended the batch in {steps}, with {tokens} of the token budget left.",
+        steps=Count(evidence.draft_slot_steps, "step"),
+        tokens=Count(evidence.draft_slot_tokens, "token"),
+    )
+    return joined([wasted, slots])
+
+
+def _advice(evidence: SpecDecode) -> list[Advice]:
+    present = (
+        message(
+            " (now {method} with {drafts})",
+            method=evidence.method,
+            drafts=Count(evidence.num_speculative_tokens, "token"),
+        )
+        if evidence.method and evidence.num_speculative_tokens
+        else NOTHING
+    )
+    return [
+        Advice(
+            message=message(
+                "Run without {setting}{present}.", setting=Setting("--speculative-config"), present=present
+            ),
+            setting="speculative_config",
+            costs=message("Requests whose drafts are accepted often get slower."),
+        ),
+        Advice(
+            message=message(
+                "Or draft fewer tokens with {setting}: later drafts are accepted less often.",
+                setting=Setting("num_speculative_tokens"),
+            )
+        ),
+    ]
+
+
+def _described(example: DraftStep) -> Message:
+    return message(
+        "{step} verified {drafts} for {requests} in {busy} and finished {output}.",
+        step=example.at,
+        drafts=Count(example.draft_tokens, "draft token"),
+        requests=Count(example.total_requests, "request"),
+        busy=Duration(example.busy_us),
+        output=Count(example.output_tokens, "token"),
+    )

@@ -1,0 +1,275 @@
+"""Groups of steps that share something, and whether it goes with a longer step than their work explains.
+
+What a group's steps should take comes from a model of step times that is fitted to all other steps: a slow
+group would spoil a model of its own.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import polars as pl
+
+from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, nearly_predicted
+from schedtrace.timeline.timeline import Timeline
+
+FEWEST_OF_GROUP = 5
+"""Fewer slow steps may share something by chance."""
+FEWEST_OF_REQUEST = 20
+"""Of steps with one request, to compare its first and its last ones with those without it."""
+SLOW_FACTOR = 1.5
+"""A half more than expected; a jump between neighbouring batch sizes counts from there, too."""
+QUANTILE = 0.9
+"""So many steps of a group are slower than so many of the others: a clear difference."""
+MOST_OF_KIND = 3
+"""Candidates of one kind that a model is fitted for."""
+WINDOW = 20
+"""Steps on either side of a batch size."""
+FIRST_STEPS = (5, 10, 20, 50)
+ROUGHLY_SLOW_FACTOR = 1.1
+"""What a rough model leaves: far below ``SLOW_FACTOR``, since an outlier may spoil such a model."""
+NEAR_TIE = 0.9
+"""Another group that explains so much of what the best one does is named, too."""
+
+TRAITS = {
+    "logprobs": pl.col("logprobs").is_not_null(),
+    "prompt_logprobs": pl.col("prompt_logprobs").is_not_null(),
+    "structured": pl.col("structured"),
+    "logit_bias": pl.col("logit_bias") > 0,
+    "min_tokens": pl.col("min_tokens") > 0,
+    "lora": pl.col("lora").is_not_null(),
+}
+"""What a request asks for that makes a step more than a forward pass of its tokens, from ``Arrival``."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Steps that share something."""
+
+    kind: str
+    """``batch_size``, ``trait``, ``request``, ``mixed``, ``first_steps`` or ``first_use``."""
+    members: pl.Series = field(repr=False, compare=False)
+    """Their numbers."""
+    size: int | None = None
+    """``batch_size``: the largest batch below them; ``first_steps``: how many."""
+    trait: str | None = None
+    """A key of ``TRAITS``."""
+    requests: tuple[str, ...] = ()
+    """Those that only these steps scheduled; of a trait, those that have it."""
+
+
+@dataclass(frozen=True)
+class SlowGroup:
+    """A group whose steps take longer than their work explains."""
+
+    group: Group
+    steps: pl.DataFrame
+    """``step``, ``trial``, ``total_requests``, ``busy_us``, ``expected_us`` and ``factor`` of each."""
+    factor: float
+    """Median of ``busy_us / expected_us``."""
+    explained: float
+    """Share of the steps' spread about the model that goes away with this group."""
+    error_frac: float
+    """Median relative error of the model on the other steps."""
+
+
+def slow_groups(timeline: Timeline) -> list[SlowGroup]:
+    """Groups that are clearly slow for their size: the one that explains most, then those near it."""
+    steps = judged_steps(timeline)
+    model = fit_step_time(steps)
+    if model is None:
+        return []
+    steps = steps.with_columns(log_factor=(pl.col("busy_us") / model.predicted()).log())
+    spread = _spread(steps["log_factor"])
+    found = [
+        slow for group in _candidates(timeline, steps) if (slow := _judged(group, steps, spread)) is not None
+    ]
+    found.sort(key=lambda slow: -slow.explained)
+    return [slow for slow in found if slow.explained >= NEAR_TIE * found[0].explained]
+
+
+def judged_steps(timeline: Timeline) -> pl.DataFrame:
+    """Steps whose length and work are known; without those that recompute, whose work the model lacks."""
+    return (
+        timeline.steps.filter(
+            (pl.col("busy_us") > 0)
+            & (pl.col("total_requests") > 0)
+            & (pl.col("recomputed_tokens").fill_null(0) == 0)
+        )
+        .select("step", "trial", "total_requests", "used_tokens", "busy_us", *FEATURES)
+        .drop_nulls(["total_requests", *FEATURES])
+    )
+
+
+def _judged(group: Group, steps: pl.DataFrame, spread: float) -> SlowGroup | None:
+    """The group with what its steps should take; None unless it is clearly slow."""
+    inside = pl.col("step").is_in(group.members.implode())
+    prefills = steps.group_by(inside.alias("inside")).agg((pl.col("prefill_tokens") > 0).sum() > 0)
+    if prefills["prefill_tokens"].sum() == 1:  # the model cannot know what prefill tokens of one side take
+        steps = steps.filter(pl.col("prefill_tokens") == 0)
+    others, members = steps.filter(~inside), steps.filter(inside)
+    if members.height < FEWEST_OF_GROUP or others.height < FEWEST_STEPS:
+        return None
+    rough = nearly_predicted(others, members)
+    if rough is not None and _median(members["busy_us"] / rough) < ROUGHLY_SLOW_FACTOR:
+        return None  # nine tenths of the groups need no fit that outliers do not rule
+    model = fit_step_time(others)
+    if model is None:
+        return None
+    expected = model.predicted().alias("expected_us")
+    members = members.with_columns(expected).with_columns(factor=pl.col("busy_us") / pl.col("expected_us"))
+    others = others.with_columns(factor=pl.col("busy_us") / expected)
+    of_others = others["factor"]
+    factor, high = _median(members["factor"]), of_others.quantile(QUANTILE)
+    low = members["factor"].quantile(1 - QUANTILE)
+    if factor < SLOW_FACTOR or low is None or high is None or low <= high:
+        return None
+    if group.kind == "request" and not _begins_and_ends_with(members, others):
+        return None
+    left = _spread(members["factor"].log()) * members.height + _spread(of_others.log()) * others.height
+    return SlowGroup(group, members, factor, 1 - left / steps.height / spread, model.error_frac)
+
+
+def _begins_and_ends_with(members: pl.DataFrame, others: pl.DataFrame) -> bool:
+    """Whether steps get slow when the request comes and fast when it goes, within its trial.
+
+    A machine that is slow for a while does not wait for a request to come and go.
+    """
+    trial = others.filter(pl.col("trial").eq_missing(pl.lit(members["trial"][0])))
+    before = trial.filter(pl.col("step") < members["step"].min()).tail(WINDOW)["factor"]
+    after = trial.filter(pl.col("step") > members["step"].max()).head(WINDOW)["factor"]
+    sides = ((before, members["factor"].head(WINDOW)), (after, members["factor"].tail(WINDOW)))
+    return all(
+        outside.len() >= FEWEST_OF_GROUP and _median(inside) >= SLOW_FACTOR * _median(outside)
+        for outside, inside in sides
+    )
+
+
+def _median(values: pl.Series) -> float:
+    return float(values.median() or 0)  # type: ignore[arg-type]  # of numbers
+
+
+def _spread(log_factors: pl.Series) -> float:
+    """Mean absolute distance from the median."""
+    return float((log_factors - log_factors.median()).abs().mean() or 0.0)  # type: ignore[arg-type]
+
+
+def _candidates(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
+    return [
+        *_traits(timeline, steps),
+        *_batch_sizes(steps),
+        *_mixed(steps),
+        *_first(steps),
+        *_requests(timeline, steps),
+    ]
+
+
+def _batch_sizes(steps: pl.DataFrame) -> list[Group]:
+    """All steps above a batch size at which decode steps get longer with a jump."""
+    decodes = steps.filter(pl.col("prefill_tokens") == 0).sort("total_requests", "step")
+    sizes, busy = decodes["total_requests"], decodes["busy_us"]
+    jumps = []
+    for _, above in pairwise(sizes.unique().sort().to_list()):
+        at = int(sizes.search_sorted(above, side="left"))
+        first = max(0, at - WINDOW)
+        if min(at, decodes.height - at) < FEWEST_OF_GROUP:
+            continue
+        sides = (busy[first:at], busy[at : at + WINDOW])
+        medians = [_median(part) for part in sides]
+        means = [float(part.mean()) for part in (sizes[first:at], sizes[at : at + WINDOW])]  # type: ignore[arg-type]
+        # Sizes beside a cliff have nearly its medians: at the cliff itself no step is on the wrong side.
+        middle = (medians[0] * medians[1]) ** 0.5
+        wrong = int((sides[0] > middle).sum()) + int((sides[1] < middle).sum())
+        jumps.append((medians[1] / medians[0] / (means[1] / means[0]), wrong, above))
+    clear = [jump for jump in jumps if jump[0] >= SLOW_FACTOR]
+    fewest = min((wrong for _, wrong, _ in clear), default=0)
+    largest = sorted((jump for jump in clear if jump[1] == fewest), reverse=True)[:MOST_OF_KIND]
+    seen = steps["total_requests"].unique()  # those of steps with a prefill, too
+    below = [int(seen.filter(seen < above).max() or 0) for _, _, above in largest]  # type: ignore[arg-type]
+    return [
+        Group("batch_size", steps.filter(pl.col("total_requests") > size)["step"], size=size)
+        for size in below
+    ]
+
+
+def _mixed(steps: pl.DataFrame) -> list[Group]:
+    """Steps that prefill and decode, where others only prefill: else the model has no price for both."""
+    decodes, prefills = pl.col("decode_tokens") > 0, pl.col("prefill_tokens") > 0
+    if steps.filter(prefills & ~decodes).height < FEWEST_OF_GROUP:
+        return []
+    return [Group("mixed", steps.filter(prefills & decodes)["step"])]
+
+
+def _first(steps: pl.DataFrame) -> list[Group]:
+    """The first steps of all, and the first of every batch size."""
+    uses = pl.col("step") == pl.col("step").min().over("total_requests")
+    return [
+        *(Group("first_steps", steps["step"].head(many), size=many) for many in FIRST_STEPS),
+        Group("first_use", steps.filter(uses)["step"]),
+    ]
+
+
+def _traits(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
+    groups = []
+    for trait, has_it in TRAITS.items():
+        asked = timeline.arrivals.filter(has_it)["request_id"].unique(maintain_order=True)
+        if asked.is_empty():
+            continue
+        members = _steps_with(timeline, steps, asked)
+        groups.append(Group("trait", members, trait=trait, requests=tuple(asked)))
+    return groups
+
+
+def _requests(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
+    """The requests whose steps are the slowest of all by the common model."""
+    slowest = _slowest_requests(timeline, steps)
+    return [
+        Group("request", _steps_with(timeline, steps, pl.Series([name])), requests=(name,))
+        for name in slowest
+    ]
+
+
+def _slowest_requests(timeline: Timeline, steps: pl.DataFrame) -> list[str]:
+    """By how much a split of the steps at their presence explains: n of group * n of others * distance^2."""
+    sums = steps.select("step", sum=pl.col("log_factor").cum_sum(), number=pl.int_range(1, pl.len() + 1))
+    upto = sums.lazy().with_columns(pl.col("step").set_sorted())
+    total, many = sums["sum"].last(), sums.height
+    parts = (
+        timeline.stretches.select("request_id", "step", "last_step")
+        .with_columns(before=pl.col("step") - 1)
+        .sort("before")
+        .join_asof(upto, left_on="before", right_on="step", coalesce=False)
+        .select("request_id", "last_step", sum_before="sum", number_before="number")
+        .sort("last_step")
+        .join_asof(upto, left_on="last_step", right_on="step")
+        .select(
+            "request_id",
+            *(
+                pl.col(name).fill_null(0) - pl.col(f"{name}_before").fill_null(0)
+                for name in ("sum", "number")
+            ),
+        )
+        .group_by("request_id")
+        .agg(pl.col("sum").sum(), pl.col("number").sum())
+    )
+    inside, outside = pl.col("sum") / pl.col("number"), (total - pl.col("sum")) / (many - pl.col("number"))
+    return (
+        parts.filter(pl.col("number").is_between(FEWEST_OF_REQUEST, many - FEWEST_STEPS))
+        .filter(inside > outside)
+        .with_columns(score=pl.col("number") * (many - pl.col("number")) * (inside - outside) ** 2)
+        .sort("score", "request_id", descending=[True, False])
+        .head(MOST_OF_KIND + 1)
+        .collect()["request_id"]
+        .to_list()
+    )
+
+
+def _steps_with(timeline: Timeline, steps: pl.DataFrame, requests: pl.Series) -> pl.Series:
+    """Numbers of the steps that scheduled one of these requests."""
+    numbers = (
+        timeline.stretches.filter(pl.col("request_id").is_in(requests.implode()))
+        .select(step=pl.int_ranges("step", pl.col("last_step") + 1))
+        .explode("step")
+        .unique()
+        .collect()["step"]
+    )
+    return steps.filter(pl.col("step").is_in(numbers.implode()))["step"]

@@ -1,0 +1,51 @@
+"""Where the requests' time went, as parts that add up: what a report shows first."""
+
+import polars as pl
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.report import TimePart
+from schedtrace.timeline.charges import CHARGES, OF_KV, RECOMPUTE
+from schedtrace.timeline.engine_states import with_engine_time
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.timeline import Timeline
+
+COMPUTING = ("prefill", "decode", "recompute")
+
+
+def time_split(timelines: list[Timeline]) -> list[TimePart]:
+    """The parts of all requests' time over all engines, the largest first; none without requests."""
+    rows = pl.concat([_parts(timeline) for timeline in timelines])
+    total = int(rows["us"].sum())
+    if not total:
+        return []
+    sums = rows.group_by("part", "cause").agg(pl.col("us").sum()).filter(pl.col("us") > 0)
+    ordered = sums.sort("us", "part", "cause", descending=[True, False, False], nulls_last=True)
+    return [
+        TimePart(part=part, cause=cause, time_ms=us / 1e3, share_frac=us / total)
+        for part, cause, us in ordered.iter_rows()
+    ]
+
+
+def _parts(timeline: Timeline) -> pl.DataFrame:
+    """``part``, ``cause`` and ``us``: waits by what they are charged to, the rest without the host's time."""
+    states = with_engine_time(timeline.request_states, timeline.engine_states)
+    host = pl.when(pl.col("state").is_in(COMPUTING)).then("host_us").otherwise(0)
+    next_step = pl.col("cause").eq_missing(pl.lit(NEXT_STEP))
+    none = pl.lit(None, pl.String)
+    others = states.filter(next_step | ~pl.col("state").is_in([*QUEUED, "stalled"]))
+    charged = timeline.charges.filter(pl.col("charge") != RECOMPUTE)
+    of_charge = pl.when(pl.col("charge").is_in([*CHARGES])).then("cause").otherwise("charge")
+    of_kv = pl.col("cause").is_in([str(cause) for cause in OF_KV])
+    parts = [
+        charged.with_columns(cause=of_charge).select(
+            part=pl.when(pl.col("state") == "stalled").then("state").otherwise(pl.lit("waiting")),
+            cause=pl.when(of_kv).then(pl.lit(str(Cause.KV_BLOCKS))).otherwise("cause"),
+            us="time_us",
+        ),
+        others.select(
+            part=pl.when(next_step).then("cause").otherwise("state"), cause=none, us=LENGTH_US - host
+        ),
+        states.select(part=pl.lit("between_steps"), cause=none, us=host),
+    ]
+    return pl.concat([part.cast({"us": pl.Int64}) for part in parts])

@@ -1,0 +1,162 @@
+"""What is said first of a run: what limited it, by how much, and who held it; or that nothing did."""
+
+import polars as pl
+
+from schedtrace.diagnose.root_causes import is_root
+from schedtrace.diagnose.rules.allowed import threshold
+from schedtrace.model.causes import Cap
+from schedtrace.model.message import (
+    NOTHING,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Setting,
+    Share,
+    joined,
+    message,
+)
+from schedtrace.model.report import Finding, TimePart
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.request_states import QUEUED
+from schedtrace.timeline.timeline import Timeline
+
+LEADS_FROM_FRAC = 0.05
+"""A twentieth of the requests' time, or of throughput: less is no limit of a run."""
+HOST_LEADS_FROM_FRAC = 0.25
+"""Every engine has some host time; it is what limits a run only if it is a quarter of it."""
+EXPLAINS_FROM_FRAC = 0.10
+"""What nothing can be gained from still explains the run from a tenth of the requests' time on."""
+NEARLY = 0.8
+PARTS = {
+    "front_end": "the front end",
+    "next_step": "waiting for the next step",
+    "between_steps": "the engine between steps",
+}
+
+
+def leading(findings: list[Finding]) -> list[Finding]:
+    """The root causes that the verdict is about, the first one first; empty: nothing limited the run."""
+    roots = [finding for finding in findings if is_root(finding)]
+    found = [root for root in roots if root.leads or root.weight >= _from(root)]
+    if not found:  # nothing can be gained, but something explains the run
+        found = [
+            root for root in roots if (root.share_frac or 0.0) >= EXPLAINS_FROM_FRAC and root.code != HOST
+        ]
+        found = sorted(found, key=lambda root: -(root.share_frac or 0.0))[:1]
+    return found or [root for code in QUIETLY for root in roots if root.code == code][:1]
+
+
+def verdict(timelines: list[Timeline], findings: list[Finding], split: list[TimePart]) -> list[Message]:
+    """At most three sentences.
+
+    Args:
+        timelines: One per engine.
+        findings: Of all engines, ranked.
+        split: ``time_split`` of them.
+    """
+    if not any(timeline.steps.height for timeline in timelines):
+        return [message("No step was recorded: nothing to judge.")]
+    main = max(timelines, key=lambda timeline: timeline.requests_us)
+    found = leading(findings)
+    if not found or found[0].code in QUIETLY:
+        explained = _capped(main) or (found[0].verdict if found else NOTHING)
+        sentences = (explained,) if explained else (_nothing(main), _split(split))
+        return [sentence for sentence in (*sentences, _idle(timelines)) if sentence]
+    first, *others = found
+    equal = [root for root in others if root.weight >= NEARLY * first.weight and not first.leads]
+    also = NOTHING
+    if equal:
+        also = message("Nearly as much: {title}.", title=_lowered(equal[0].title))
+    return [sentence for sentence in (first.verdict, first.holder, also) if sentence]
+
+
+HOST = "scheduler-overhead"
+QUIETLY = ("pipeline-bubbles", "client-limited", "arrival-limited", "prefix-cache")
+"""What is worth the first sentence where nothing limits the run, in this order."""
+
+
+def _from(root: Finding) -> float:
+    return HOST_LEADS_FROM_FRAC if root.code == HOST else LEADS_FROM_FRAC
+
+
+def _lowered(title: Message) -> Message:
+    """A title within a sentence; abbreviations keep their capitals."""
+    template = title.template
+    if template[1:2].islower():
+        template = template[0].lower() + template[1:]
+    return Message(template, title.arguments)
+
+
+def _nothing(timeline: Timeline) -> Message:
+    working = timeline.steps.filter(pl.col("total_requests") > 0)
+    if working.is_empty():
+        return message("No step scheduled anything.")
+    ran = float(working["num_running_after"].mean() or 0)  # type: ignore[arg-type]  # a column of integers
+    waits = timeline.request_states.filter(pl.col("state").is_in(QUEUED))
+    each = waits.group_by("request_id").agg(LENGTH_US.sum().alias("us"))
+    longest = int(each["us"].max() or 0)  # type: ignore[arg-type]  # likewise
+    step_us = float(working.select((pl.col("output_us") - pl.col("start_us")).median()).item() or 0)
+    waited = message("waited longer than {longest} in the queue", longest=Duration(longest))
+    if longest <= step_us:
+        waited = message("waited longer than a step ({step})", step=Duration(step_us))
+    of_seats = message(" of {seats}", seats=Count(timeline.seats, "seat")) if timeline.seats else NOTHING
+    return message(
+        "Nothing limits this engine: on average {ran}{of_seats} were taken, and no request {waited}.",
+        ran=Number(round(ran, 1)),
+        of_seats=of_seats,
+        waited=waited,
+    )
+
+
+def _capped(timeline: Timeline) -> Message:
+    """A threshold that held long prompts back, as it is meant to."""
+    capped = timeline.caps.filter(pl.col("cap") == Cap.LONG_PREFILL)
+    if capped.is_empty() or not threshold(timeline):
+        return NOTHING
+    held = (
+        capped.group_by("request_id")
+        .agg(pl.col("step").n_unique().alias("steps"))
+        .sort("steps", "request_id", descending=[True, False])
+    )
+    first = timeline.finishes.select(
+        "request_id", ttft=pl.col("first_token_us") - pl.coalesce("arrived_us", "queued_us")
+    ).drop_nulls()
+    others = first.join(held, on="request_id", how="anti")
+    own = first.filter(pl.col("request_id") == held["request_id"][0])["ttft"]
+    if others.is_empty() or own.is_empty():
+        return NOTHING
+    return message(
+        "Nothing to fix: {others} had their first token after {p50} (p50). {setting} held {request} to "
+        "{chunk} in {steps}; its first token came after {own}.",
+        others=Count(others.height, "other request"),
+        p50=Duration(float(others["ttft"].median() or 0)),  # type: ignore[arg-type]  # integers
+        setting=Setting("--long-prefill-token-threshold"),
+        request=Request(str(held["request_id"][0])),
+        chunk=Count(threshold(timeline), "token"),
+        steps=Count(int(held["steps"][0]), "step"),
+        own=Duration(int(own[0])),
+    )
+
+
+def _split(split: list[TimePart]) -> Message:
+    parts = [
+        message("{share} {part}", share=Share(part.share_frac), part=PARTS.get(part.part, part.part))
+        for part in split
+        if part.share_frac >= LEADS_FROM_FRAC
+    ]
+    if not parts:
+        return NOTHING
+    return message("The requests' time: {parts}.", parts=joined(parts, ", "))
+
+
+def _idle(timelines: list[Timeline]) -> Message:
+    idle = sum(
+        int(timeline.engine_states.filter(pl.col("state") == "idle").select(LENGTH_US.sum()).item())
+        for timeline in timelines
+    )
+    whole = idle + sum(timeline.busy_us for timeline in timelines)
+    if not whole or idle / whole < EXPLAINS_FROM_FRAC:
+        return NOTHING
+    return message("Idle {idle} of {whole}.", idle=Duration(idle), whole=Duration(whole))

@@ -1,0 +1,109 @@
+"""What the findings about waits share: whom a charge concerns, how long, and the steps that it shows in."""
+
+from dataclasses import dataclass
+
+import msgspec
+import polars as pl
+
+from schedtrace.timeline.timeline import Timeline
+
+FOUND_FROM_FRAC = 0.01
+"""A hundredth of the requests' time: what is less does not move any of their latencies."""
+
+
+@dataclass(frozen=True)
+class Charged:
+    """All time that is charged to some roots."""
+
+    rows: pl.DataFrame
+    """Of ``timeline.charges``."""
+    time_us: int
+    share_frac: float
+    """Of all requests' time."""
+    requests: int
+    """That waited for it, or computed again."""
+    longest_us: int
+    longest_id: str
+    """The request with the longest of these waits, added up."""
+    steps: pl.DataFrame
+    """The steps of ``timeline.steps`` in which they waited."""
+
+
+def charged(timeline: Timeline, *charges: str) -> Charged | None:
+    """The time charged to these; None if it is less than ``FOUND_FROM_FRAC`` of the requests' time."""
+    rows = timeline.charges.filter(pl.col("charge").is_in([str(charge) for charge in charges]))
+    time_us = int(rows["time_us"].sum())
+    if not timeline.requests_us or time_us / timeline.requests_us < FOUND_FROM_FRAC:
+        return None
+    each = (
+        rows.group_by("request_id")
+        .agg(pl.col("time_us").sum())
+        .sort("time_us", "request_id", descending=[True, False])
+    )
+    return Charged(
+        rows=rows,
+        time_us=time_us,
+        share_frac=time_us / timeline.requests_us,
+        requests=each.height,
+        longest_us=int(each["time_us"][0]),
+        longest_id=str(each["request_id"][0]),
+        steps=steps_of(timeline, rows),
+    )
+
+
+def steps_of(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
+    """The steps that rows with ``begin_step`` and ``end_step`` are made of."""
+    known = rows.select("begin_step", "end_step").drop_nulls()
+    edges = (
+        pl.concat(
+            [
+                known.select(step="begin_step", change=pl.lit(1)),
+                known.select(step=pl.col("end_step") + 1, change=pl.lit(-1)),
+            ]
+        )
+        .group_by("step")
+        .agg(pl.col("change").sum())
+        .sort("step")
+        .select("step", waits=pl.col("change").cum_sum())
+    )
+    return (
+        timeline.steps.with_columns(pl.col("step").cast(pl.Int64))
+        .sort("step")
+        .join_asof(edges, on="step")
+        .filter(pl.col("waits") > 0)
+    )
+
+
+class ClassTime(msgspec.Struct, kw_only=True):
+    """One priority class in some steps."""
+
+    priority: int
+    running: float
+    """Requests of it that got tokens, on average."""
+
+
+def running_classes(timeline: Timeline, steps: pl.DataFrame) -> list[ClassTime]:
+    """The priority classes of who got tokens in these steps, the most urgent first."""
+    asked = timeline.arrivals.select("request_id", "priority").unique("request_id", keep="first")
+    ran = timeline.request_states.filter(pl.col("tokens") > 0).join(asked, on="request_id")
+    inside = ran.with_columns(steps=steps_inside(ran, steps))
+    each = inside.group_by("priority").agg(pl.col("steps").sum()).sort("priority")
+    return [
+        ClassTime(priority=priority, running=count / max(1, steps.height))
+        for priority, count in each.iter_rows()
+        if count
+    ]
+
+
+def steps_inside(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
+    """In how many of these steps each row with ``begin_step`` and ``end_step`` was."""
+    numbers = steps["step"]
+    first = numbers.search_sorted(rows["begin_step"], side="left").cast(pl.Int64)
+    last = numbers.search_sorted(rows["end_step"], side="right").cast(pl.Int64)
+    return pl.Series(last - first).clip(0)
+
+
+def mean(rows: pl.DataFrame, value: pl.Expr) -> float | None:
+    """Over the rows that have it."""
+    found = rows.select(value.cast(pl.Float64).mean()).item()
+    return None if found is None else float(found)

@@ -1,0 +1,146 @@
+"""Figures of a run beside its findings: latency by class, caches, drafts, outcomes, durations, engines."""
+
+import msgspec
+
+
+class Distribution(msgspec.Struct, kw_only=True):
+    """Linearly interpolated percentiles, in milliseconds."""
+
+    count: int
+    """Values."""
+    mean: float
+    """Mean."""
+    p50: float
+    """Median."""
+    p90: float
+    """90th percentile."""
+    p99: float
+    """99th percentile."""
+    max: float
+    """Largest value."""
+
+
+class ClassLatency(msgspec.Struct, kw_only=True):
+    """Requests of one class over all engines; times are of those that finished, unless noted."""
+
+    by: str
+    """``all``, ``priority`` or ``lora``."""
+    name: str
+    """The priority (vLLM serves lower numbers first), or the adapter; empty: all, or the base model."""
+    requests: int
+    """That arrived."""
+    finished: int
+    """With what they asked for."""
+    waiting_frac: float | None
+    """Of their time in the scheduler: in the waiting queue, unfinished requests included."""
+    queue_ms: Distribution | None
+    """Arrival at the scheduler to the first step that scheduled it; unfinished requests included."""
+    ttft_ms: Distribution | None
+    """Arrival at the front end to the first token's output in the engine."""
+    tpot_ms: Distribution | None
+    """Time per output token after the first."""
+    e2e_ms: Distribution | None
+    """Arrival at the front end to the last token's output in the engine."""
+
+
+class PrefixCacheUse(msgspec.Struct, kw_only=True):
+    """What requests found in a cache when they were first scheduled."""
+
+    requests: int
+    """That were scheduled."""
+    requests_with_hit: int
+    """Of them: found at least one block."""
+    prompt_tokens: int
+    """Theirs, together."""
+    hit_tokens: int
+    """Of these: found in a cache."""
+    hit_frac: float | None
+    """Of the prompt tokens."""
+    local_tokens: int | None
+    """Of the hits: in the engine's own prefix cache (vLLM 0.20 and newer)."""
+    external_tokens: int | None
+    """Brought by a KV connector (likewise)."""
+
+
+class DraftUse(msgspec.Struct, kw_only=True):
+    """Speculative tokens of the requests that ended."""
+
+    drafts: int
+    """Scheduled."""
+    accepted: int
+    """Of ``drafts``: accepted and delivered."""
+    invalid: int | None
+    """Forbidden by a grammar (vLLM 0.14 and newer)."""
+    accepted_frac: float
+    """Of ``drafts``."""
+    wasted_frac: float | None
+    """Rejected drafts as a share of all scheduled tokens; unfinished requests by the same acceptance."""
+
+
+class Outcomes(msgspec.Struct, kw_only=True):
+    """How requests ended."""
+
+    arrived: int
+    """At the scheduler."""
+    finished: int
+    """With what they asked for."""
+    aborted: int
+    """By the client."""
+    errored: int
+    """Any other end, such as an error."""
+    unfinished: int
+    """Still in the scheduler when the trace ended."""
+
+
+class Durations(msgspec.Struct, kw_only=True):
+    """How long steps took, and how far a request's outputs were apart."""
+
+    device_ms: Distribution | None
+    """From when a step with tokens could begin on the device to its output."""
+    start_to_start_ms: Distribution | None
+    """From the start of a step with tokens to that of the next, while requests were there."""
+    inter_token_ms: Distribution | None
+    """Between two outputs of a request; an output with accepted drafts counts once, a preemption in between
+    counts as time."""
+
+
+class EngineFigures(msgspec.Struct, kw_only=True):
+    """One data-parallel engine, or all of them."""
+
+    engine_rank: int | None
+    """None: all engines."""
+    steps: int
+    """``schedule()`` calls, those without tokens included."""
+    requests_finished: int | None
+    """With what they asked for; None: not recorded."""
+    output_tokens_per_s: float | None
+    """Of finished requests, over the time of the trials."""
+    total_tokens_per_s: float | None
+    """Prompt tokens included."""
+    preemptions: int | None
+    """None: this scheduler cannot be asked for them."""
+    mean_running: float | None
+    """Requests that ran at a time, over the engine's busy time; those of all engines are added up."""
+    mean_waiting: float | None
+    """Likewise, in the waiting queue."""
+    dummy_batches: int
+    """Only to keep other ranks company."""
+    dummy_ms: float
+    """Time that these took."""
+
+
+class Statistics(msgspec.Struct, kw_only=True):
+    """All of a run without its warm-up."""
+
+    latency: list[ClassLatency]
+    """All requests; then by priority and by adapter, where there are several."""
+    prefix_cache: PrefixCacheUse | None
+    """None: no prefix caching, or not recorded."""
+    drafts: DraftUse | None
+    """None: no speculative decoding, or not recorded."""
+    outcomes: Outcomes | None
+    """None: not recorded."""
+    durations: Durations
+    """Of steps, and between tokens."""
+    engines: list[EngineFigures]
+    """One per engine and, of several, the last for all of them."""

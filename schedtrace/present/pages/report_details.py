@@ -1,0 +1,128 @@
+"""A report of runs: figures of the trials, where requests waited and why, findings."""
+
+from collections.abc import Iterator
+
+from schedtrace.model.message import CauseWord, Code, Duration, Message, Share, joined, message
+from schedtrace.model.report import MAX_STEPS, Advice, RunReport
+from schedtrace.model.report import Finding as Found
+from schedtrace.present.pages.report_tables import (
+    cap_table,
+    cause_table,
+    engine_time,
+    request_time_table,
+    trials_table,
+)
+from schedtrace.present.pages.run_header import log_figures, not_judged
+from schedtrace.present.pages.settings import settings_table
+from schedtrace.present.pages.statistics import statistics_sections
+from schedtrace.present.phrases import plain, step_ranges
+from schedtrace.present.sections import (
+    Band,
+    Bars,
+    Content,
+    Finding,
+    Page,
+    Section,
+    Strip,
+    Style,
+    Styled,
+    Text,
+)
+from schedtrace.present.words import severity
+
+LEAST_SHOWN_FRAC = 0.01
+"""An estimated cost below this share of the run is below what the model of step times resolves."""
+
+
+def trials_page(run: RunReport) -> Page[RunReport]:
+    """The trials of a run, as they are shown when it ends."""
+    return Page(run, lambda shown: [trials_table(shown.trials)])
+
+
+def details(run: RunReport) -> Iterator[Section]:
+    """What stands below the first screen: every table, and every finding with its symptoms."""
+    yield trials_table(run.trials)
+    yield from log_figures(run)
+    if run.strip:
+        yield _strip(run)
+    if run.request_time:
+        yield request_time_table(run)
+    if run.engine_time:
+        yield engine_time(run)
+    yield from (make(run) for make in (cause_table, cap_table) if make(run).rows)
+    yield from finding_sections(run.findings, engines=run.config["engines"])
+    if run.statistics is not None:
+        yield from statistics_sections(run.statistics)
+    if run.settings:
+        yield settings_table(run.settings)
+    yield from not_judged(run)
+
+
+def finding_sections(findings: list[Found], *, engines: int) -> Iterator[Finding]:
+    """Every finding, its symptoms after it."""
+    for finding in findings:
+        yield _finding(finding, several_engines=engines > 1)
+        yield from finding_sections(finding.symptoms, engines=engines)
+
+
+def _strip(run: RunReport) -> Strip:
+    """Budget use over the run, and below it where requests waited."""
+    known = [cell.waiting_frac for cell in run.strip if cell.waiting_frac is not None]
+    use = Bars([cell.use_frac for cell in run.strip], Style.GOOD)
+    waiting: Bars | str = Bars(known, Style.WARNING)
+    if not any(known):
+        waiting = "no request" if known else "not recorded"
+    whose = "engine 0's steps" if run.config["engines"] > 1 else "the steps"
+    share = ", share with requests waiting" if known else ""
+    legend = f"equal parts of {whose}, first to last: highest use{share}"
+    return Strip([Band("budget use", use), Band("waiting", waiting)], legend)
+
+
+def _finding(found: Found, *, several_engines: bool) -> Finding:
+    about: list[Text] = []
+    if found.cause:
+        inferred = ", inferred" if found.via == "inferred" else ""
+        about.append(message("cause {cause}{inferred}", cause=CauseWord(found.cause), inferred=inferred))
+    if several_engines:
+        about.append(f"engine {found.engine_rank}")
+    paragraphs: list[Content] = [found.message]
+    if cost := _cost(found):
+        paragraphs.append(cost)
+    if found.steps:
+        paragraphs.append(Styled(_where(found), Style.DIM))
+    names = {f"a{at}": part for at, part in enumerate(about)}
+    return Finding(
+        severity(found.severity),
+        found.code,
+        message("  ".join(f"{{{name}}}" for name in names), **names),
+        paragraphs,
+        joined([action(advice) for advice in found.advice]),
+    )
+
+
+def _cost(found: Found) -> Text:
+    """What it cost, and how sure that is; nothing below what an estimate resolves."""
+    if found.cost_ms is None or found.cost_frac is None:
+        return ""
+    sure: Text = "measured"
+    if found.cost_error_frac is not None:
+        if found.cost_frac < LEAST_SHOWN_FRAC:
+            return ""
+        off = Share(found.cost_error_frac)
+        sure = message("estimated; the model of step times is typically {off} off", off=off)
+    cost, share = Duration(1e3 * found.cost_ms), Share(found.cost_frac)
+    return message("cost: about {cost}, {share} of the run ({sure})", cost=cost, share=share, sure=sure)
+
+
+def _where(found: Found) -> Text:
+    place = message("At {location}. ", location=Code(found.location)) if found.location else ""
+    steps = step_ranges(found.steps, whole=len(found.steps) < MAX_STEPS)
+    instance = message(" For instance {example}", example=found.example) if found.example else ""
+    return message("{place}{steps}.{instance}", place=place, steps=steps, instance=instance)
+
+
+def action(advice: Advice) -> Message:
+    """What to do, with what it costs, as whole sentences."""
+    costs = message(" Costs: {costs}", costs=advice.costs) if advice.costs else Message("")
+    end = "" if plain(advice.message).endswith(".") else "."
+    return message("{advice}{end}{costs}", advice=advice.message, end=end, costs=costs)

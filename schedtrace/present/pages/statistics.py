@@ -1,0 +1,177 @@
+"""Figures beside the findings: latency by class, step and token times, engines, caches, drafts, outcomes."""
+
+from collections.abc import Iterator
+
+from schedtrace.model.message import Count, Message, Number, Share, joined, message
+from schedtrace.model.statistics import (
+    ClassLatency,
+    Distribution,
+    DraftUse,
+    EngineFigures,
+    Outcomes,
+    PrefixCacheUse,
+    Statistics,
+)
+from schedtrace.present.numbers import integer, milliseconds, number, percent
+from schedtrace.present.pages.report_tables import MOST_ROWS, left_out
+from schedtrace.present.sections import Cell, Column, Fact, Facts, Section, Table, Text
+
+
+def statistics_sections(statistics: Statistics) -> Iterator[Section]:
+    """Those that have something to show."""
+    if statistics.latency:
+        yield latency_table(statistics.latency)
+    if (durations := durations_table(statistics)).rows:
+        yield durations
+    if len(statistics.engines) > 1:
+        yield engines_table(statistics.engines)
+    if (facts := counts(statistics)).facts:
+        yield facts
+
+
+def latency_table(classes: list[ClassLatency]) -> Table:
+    """One row per class of requests."""
+    columns = [
+        Column("latency"),
+        Column("done", numeric=True),
+        Column("queued", numeric=True),
+        Column("queue ms\np50 / p99", numeric=True),
+        Column("TTFT ms\np50 / p99", numeric=True),
+        Column("TPOT ms\np50 / p99", numeric=True),
+        Column("E2E ms\np50", numeric=True),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            _class(row),
+            integer(row.finished),
+            percent(row.waiting_frac),
+            *(_p50_p99(times) for times in (row.queue_ms, row.ttft_ms, row.tpot_ms)),
+            milliseconds(row.e2e_ms.p50) if row.e2e_ms else "-",
+        ]
+        for row in classes[:MOST_ROWS]
+    ]
+    return Table(columns, rows, left_out(len(classes)))
+
+
+def _class(row: ClassLatency) -> Text:
+    if row.by == "priority":
+        return f"priority {row.name}"
+    if row.by == "lora":
+        return f"adapter {row.name}" if row.name else "base model"
+    return "all requests"
+
+
+def _p50_p99(times: Distribution | None) -> str:
+    return f"{milliseconds(times.p50)} / {milliseconds(times.p99)}" if times else "-"
+
+
+def durations_table(statistics: Statistics) -> Table:
+    """Step durations and times between tokens."""
+    durations = statistics.durations
+    named = [
+        ("step on the device", durations.device_ms),
+        ("step start to start", durations.start_to_start_ms),
+        ("between tokens", durations.inter_token_ms),
+    ]
+    columns = [
+        Column("ms"),
+        *(Column(name, numeric=True) for name in ("count", "mean", "p50", "p90", "p99", "max")),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            name,
+            integer(times.count),
+            *(milliseconds(value) for value in (times.mean, times.p50, times.p90, times.p99, times.max)),
+        ]
+        for name, times in named
+        if times is not None
+    ]
+    return Table(columns, rows)
+
+
+def engines_table(engines: list[EngineFigures]) -> Table:
+    """Data-parallel engines side by side, and their sum."""
+    columns = [
+        Column("engine"),
+        Column("steps", numeric=True),
+        Column("finished", numeric=True),
+        Column("output\ntok/s", numeric=True),
+        Column("total\ntok/s", numeric=True),
+        Column("preempted", numeric=True),
+        Column("running\nmean", numeric=True),
+        Column("waiting\nmean", numeric=True),
+        Column("dummy\nbatches", numeric=True),
+        Column("dummy\nms", numeric=True),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            "all" if row.engine_rank is None else str(row.engine_rank),
+            integer(row.steps),
+            integer(row.requests_finished),
+            integer(row.output_tokens_per_s),
+            integer(row.total_tokens_per_s),
+            integer(row.preemptions),
+            number(row.mean_running),
+            number(row.mean_waiting),
+            integer(row.dummy_batches),
+            milliseconds(row.dummy_ms),
+        ]
+        for row in engines
+    ]
+    return Table(columns, rows)
+
+
+def counts(statistics: Statistics) -> Facts:
+    """Prefix cache, drafts, and how requests ended."""
+    facts: list[Fact] = []
+    if statistics.prefix_cache:
+        facts.append(Fact("cache", [_prefix_cache(statistics.prefix_cache)]))
+    if statistics.drafts:
+        facts.append(Fact("drafts", [_drafts(statistics.drafts)]))
+    if statistics.outcomes:
+        facts.append(Fact("requests", [_outcomes(statistics.outcomes)]))
+    return Facts(facts)
+
+
+def _prefix_cache(use: PrefixCacheUse) -> Message:
+    sources = [
+        message("{tokens} {source}", tokens=Number(tokens), source=source)
+        for tokens, source in ((use.local_tokens, "local"), (use.external_tokens, "external"))
+        if tokens is not None
+    ]
+    return message(
+        "{hits} of {prompt} ({share}{sources}); {with_hit} of {requests} found some",
+        hits=Number(use.hit_tokens),
+        prompt=Count(use.prompt_tokens, "prompt token"),
+        share=Share(use.hit_frac),
+        sources=message(": {each}", each=joined(sources, ", ")) if sources else "",
+        with_hit=Number(use.requests_with_hit),
+        requests=Count(use.requests, "request"),
+    )
+
+
+def _drafts(use: DraftUse) -> Message:
+    invalid = ""
+    if use.invalid:
+        invalid = f", {integer(use.invalid)} forbidden by a grammar"
+    return message(
+        "{accepted} of {drafts} accepted ({share}{invalid}); rejected ones were {wasted} of all scheduled "
+        "tokens",
+        accepted=Number(use.accepted),
+        drafts=Count(use.drafts, "draft token"),
+        share=Share(use.accepted_frac),
+        invalid=invalid,
+        wasted=Share(use.wasted_frac),
+    )
+
+
+def _outcomes(outcomes: Outcomes) -> Message:
+    return message(
+        "{arrived} arrived: {finished} finished, {aborted} aborted, {errored} ended otherwise, {open} "
+        "unfinished",
+        arrived=Number(outcomes.arrived),
+        finished=Number(outcomes.finished),
+        aborted=Number(outcomes.aborted),
+        errored=Number(outcomes.errored),
+        open=Number(outcomes.unfinished),
+    )

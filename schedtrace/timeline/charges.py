@@ -1,0 +1,251 @@
+"""What every wait is charged to: each is followed to the end of its chain, step by step.
+
+A request that waits for a seat waits, in the end, for what stalls those who sit there; one that waits for the
+token budget may wait for one long prompt. The procedure's result is a table that divides the time of
+``request_states`` in which requests got nothing, and so cannot disagree with it.
+"""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from schedtrace.model.causes import Cause
+from schedtrace.timeline.admission import refused_heads
+from schedtrace.timeline.behind_head import behind_head
+from schedtrace.timeline.long_prompts import long_prefills
+from schedtrace.timeline.overlap import time_within
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.shares import per_step
+from schedtrace.timeline.timeline import Timeline
+
+PARKED_LOADS = "parked_loads"
+"""Requests that wait for KV from elsewhere hold the blocks: at least as many as run."""
+HEAD_OF_LINE = "head_of_line"
+"""It would have fitted, but stood behind one that did not."""
+PRIORITY_INVERSION = "priority_inversion"
+"""Less urgent requests run and hold what it waits for."""
+LONG_PROMPT = "long_prompt"
+"""One prompt, far longer than its own, takes the token budget."""
+RECOMPUTE = "recompute"
+"""Not a wait: computing again what a preemption threw away."""
+CHARGES = (PARKED_LOADS, HEAD_OF_LINE, PRIORITY_INVERSION, LONG_PROMPT, RECOMPUTE)
+"""Beside these, a charge is a ``Cause``."""
+
+OF_KV = (Cause.PREEMPTED_THIS_STEP, Cause.STALE_OUTPUT_PENDING)
+"""Refusals that follow from a preemption, which is for want of KV blocks."""
+BY_SIZE = (Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF)
+"""Refusals that a smaller request behind the head passes; others, such as an alignment, stop all."""
+SHORT_FRAC = 0.25
+"""A request has to be at most a quarter as long as the prompt that it waits for: else they are of a kind."""
+HALF = 0.5
+"""More than half of the seats decides."""
+
+SCHEMA = {
+    "request_id": pl.String,
+    "trial": pl.Int64,
+    "begin_us": pl.Int64,
+    "end_us": pl.Int64,
+    "state": pl.String,
+    "cause": pl.String,
+    "begin_step": pl.Int64,
+    "end_step": pl.Int64,
+    "charge": pl.String,
+    "time_us": pl.Int64,
+}
+
+
+def charges(timeline: Timeline) -> pl.DataFrame:
+    """Rows of ``request_states`` in which requests waited, stalled or recomputed, by what that is charged to.
+
+    Columns: those of ``SCHEMA``. A row appears once for each of its charges; their ``time_us`` add up to the
+    row's length, or to the length of the part that is behind a refused head.
+    """
+    states = timeline.request_states
+    waits = states.filter(
+        pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
+    ).with_columns(pl.col("cause").fill_null(str(Cause.OTHER)))
+    parts = _behind_heads(timeline, waits)
+    charged = [parts.filter("held_up").with_columns(charge=pl.lit(HEAD_OF_LINE), time_us=LENGTH_US)]
+    steps = _labelled(timeline)
+    for (cause,), rows in parts.filter(~pl.col("held_up")).group_by("cause", maintain_order=True):
+        charged.append(_divided(timeline, rows, steps, str(cause)))
+    again = states.filter(pl.col("state") == "recompute").with_columns(
+        charge=pl.lit(RECOMPUTE), time_us=LENGTH_US
+    )
+    made = pl.concat(
+        [
+            rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+            for rows in [*charged, again]
+        ]
+    )
+    return made.filter(pl.col("time_us") > 0).sort("begin_us", "request_id")
+
+
+def _behind_heads(timeline: Timeline, waits: pl.DataFrame) -> pl.DataFrame:
+    """The waits, cut where a request began to be held up: ``held_up`` from then on."""
+    starts = timeline.steps.select("step", held_us="start_us")
+    heads = refused_heads(timeline).filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
+    held = (
+        behind_head(timeline, heads)
+        .join(starts, on="step")
+        .select("request_id", "held_us", "left_step")
+        .sort("held_us")
+    )
+    if held.is_empty():
+        return waits.with_columns(held_up=pl.lit(value=False))
+    queued = waits.filter(pl.col("state").is_in(QUEUED)).sort("end_us")
+    known = queued.join_asof(
+        held, left_on="end_us", right_on="held_us", by="request_id", check_sortedness=False
+    ).with_columns(
+        cut=pl.when(pl.col("left_step") > pl.col("begin_step"))
+        .then(pl.max_horizontal("held_us", "begin_us"))
+        .fill_null(pl.col("end_us"))
+    )
+    return pl.concat(
+        [
+            waits.filter(~pl.col("state").is_in(QUEUED)).with_columns(held_up=pl.lit(value=False)),
+            known.with_columns(end_us="cut", held_up=pl.lit(value=False)).select(*waits.columns, "held_up"),
+            known.with_columns(begin_us="cut", held_up=pl.lit(value=True)).select(*waits.columns, "held_up"),
+        ]
+    ).filter(LENGTH_US > 0)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Spans of time, one a step, with what decides who is to blame there."""
+
+    spans: pl.DataFrame
+    """``begin_us``, ``end_us``, ``seats``, ``kv`` (the charge of a wait for each), ``unused`` (share of the
+    token budget) and ``long_prompt``."""
+    longest_prompt: int
+    """Of those that took most of a step's prefill tokens."""
+    prompts: pl.DataFrame
+    """``request_id``, ``prompt_tokens``, ``priority``."""
+
+
+def _labelled(timeline: Timeline) -> _Steps:
+    stalled = timeline.request_states.filter(pl.col("state") == "stalled")
+    most_stalled = (
+        pl.concat(
+            [
+                per_step(timeline, rows).with_columns(cause=pl.lit(str(cause)))
+                for (cause,), rows in stalled.group_by("cause", maintain_order=True)
+            ]
+            or [pl.DataFrame(schema={"step": pl.Int64, "requests": pl.Int32, "cause": pl.String})]
+        )
+        .sort("requests", descending=True, maintain_order=True)
+        .group_by("step", maintain_order=True)
+        .agg(pl.col("requests").sum(), pl.col("cause").first())
+    )
+    long = long_prefills(timeline)
+    running = pl.col("num_running_after")
+    parked = pl.col("kv_loads_parked") >= pl.max_horizontal(running, 1)
+    stalls = pl.col("requests") > HALF * running
+    spans = (
+        timeline.steps.drop_nulls("start_us")
+        .with_columns(pl.col("step").cast(pl.Int64))
+        .join(most_stalled, on="step", how="left", maintain_order="left")
+        .join(
+            long.select("step", long_prompt=pl.lit(value=True)), on="step", how="left", maintain_order="left"
+        )
+        .select(
+            begin_us="start_us",
+            end_us=pl.col("start_us").shift(-1).fill_null(timeline.end_us),
+            seats=pl.when(stalls).then("cause").otherwise(pl.lit(str(Cause.MAX_NUM_SEQS))),
+            kv=pl.when(parked).then(pl.lit(PARKED_LOADS)).otherwise(pl.lit(str(Cause.KV_BLOCKS))),
+            unused=pl.col("remaining_budget") / pl.col("token_budget"),
+            long_prompt=pl.col("long_prompt").fill_null(value=False),
+        )
+    )
+    asked = timeline.arrivals.unique("request_id", keep="first").select(
+        "request_id", "prompt_tokens", "priority"
+    )
+    return _Steps(spans, int(long["prompt_tokens"].max() or 0), asked)  # type: ignore[arg-type]  # integers
+
+
+def _divided(timeline: Timeline, rows: pl.DataFrame, steps: _Steps, cause: str) -> pl.DataFrame:
+    """The rows of one cause, each divided among the charges of its steps."""
+    column = "seats" if cause == Cause.MAX_NUM_SEQS else "kv" if cause in (Cause.KV_BLOCKS, *OF_KV) else None
+    if cause == Cause.TOKEN_BUDGET:
+        divided = _by_long_prompt(rows, steps)
+    elif cause == Cause.CHUNKED_PREFILL_OFF:
+        divided = _by_unused(rows, steps.spans)
+    elif column is None:
+        divided = rows.with_columns(charge=pl.lit(cause), time_us=LENGTH_US)
+    else:
+        divided = _by_label(rows, steps.spans, column)
+    by_priority = timeline.header.scheduler_config.get("policy") == "priority"
+    return _inverted(timeline, divided, steps) if by_priority and column in {"seats", "kv"} else divided
+
+
+def _by_label(rows: pl.DataFrame, spans: pl.DataFrame, column: str) -> pl.DataFrame:
+    words = spans[column].drop_nulls().unique().sort().to_list()
+    times = time_within(rows, spans, {word: pl.col(column) == word for word in words})
+    return pl.concat([rows.with_columns(charge=pl.lit(word), time_us=times[word]) for word in words])
+
+
+def _by_unused(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Chunks would have used what the steps left of the budget: the rest of the wait is for more of it."""
+    unused = time_within(rows, spans, {"us": pl.col("unused")})["us"]
+    rows = rows.with_columns(time_us=unused)
+    return pl.concat(
+        [
+            rows.with_columns(charge=pl.lit(str(Cause.CHUNKED_PREFILL_OFF))),
+            rows.with_columns(charge=pl.lit(str(Cause.TOKEN_BUDGET)), time_us=LENGTH_US - pl.col("time_us")),
+        ]
+    )
+
+
+def _by_long_prompt(rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
+    times = time_within(rows, steps.spans, {"long": pl.col("long_prompt")})["long"]
+    rows = rows.join(steps.prompts, on="request_id", how="left", maintain_order="left").with_columns(
+        long=times
+    )
+    short = (pl.col("prompt_tokens") <= SHORT_FRAC * steps.longest_prompt).fill_null(value=False)
+    long_us = pl.when(short).then("long").otherwise(0)
+    return pl.concat(
+        [
+            rows.with_columns(charge=pl.lit(LONG_PROMPT), time_us=long_us),
+            rows.with_columns(charge=pl.lit(str(Cause.TOKEN_BUDGET)), time_us=LENGTH_US - long_us),
+        ]
+    ).drop("prompt_tokens", "priority", "long")
+
+
+def _inverted(timeline: Timeline, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
+    """Rows of requests more urgent than one that runs meanwhile are charged to that."""
+    rows = rows.join(steps.prompts.select("request_id", "priority"), on="request_id", how="left")
+    running = timeline.request_states.filter(
+        pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"])
+    ).join(steps.prompts.select("request_id", "priority"), on="request_id")
+    divided = []
+    for (priority,), of_class in rows.group_by("priority", maintain_order=True):
+        spans = covered(running.filter(pl.col("priority") > priority))
+        inside = (
+            time_within(of_class, spans, {"us": pl.lit(value=True)})["us"] if spans.height else pl.Series([0])
+        )
+        share = inside / of_class.select(LENGTH_US.alias("us"))["us"] if spans.height else pl.lit(0.0)
+        inverted = (pl.col("time_us") * share).round().cast(pl.Int64)
+        divided += [
+            of_class.with_columns(charge=pl.lit(PRIORITY_INVERSION), time_us=inverted),
+            of_class.with_columns(time_us=pl.col("time_us") - inverted),
+        ]
+    return pl.concat(divided).drop("priority")
+
+
+def covered(rows: pl.DataFrame) -> pl.DataFrame:
+    """``begin_us`` and ``end_us`` of the times that at least one of these rows covers."""
+    changes = (
+        pl.concat([rows.select(us="begin_us", change=pl.lit(1)), rows.select(us="end_us", change=pl.lit(-1))])
+        .group_by("us")
+        .agg(pl.col("change").sum())
+        .sort("us")
+        .with_columns(there=pl.col("change").cum_sum() > 0)
+    )
+    edges = changes.filter(pl.col("there").ne_missing(pl.col("there").shift(1)))
+    return (
+        edges.with_columns(end_us=pl.col("us").shift(-1))
+        .filter(pl.col("there"))
+        .select(begin_us="us", end_us="end_us")
+        .drop_nulls()
+    )

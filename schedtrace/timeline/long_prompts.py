@@ -1,0 +1,47 @@
+"""Prompts that take most of the steps' prefill tokens: who holds the token budget."""
+
+import polars as pl
+
+from schedtrace.timeline.timeline import Timeline
+
+MOST_FRAC = 0.5
+"""Half of a step's prefill tokens."""
+
+
+def prefills(timeline: Timeline) -> pl.DataFrame:
+    """One row per step and prompt that it computed a part of: ``step``, ``request_id``, ``prompt_tokens``,
+    ``scheduled_tokens`` and ``computed_tokens``, as in ``timeline.requests``.
+    """  # noqa: D205  # the columns are the summary
+    prompts = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
+    about = prompts.select("request_id", "prompt_tokens")
+    begun = timeline.stretches.join(about.lazy(), on="request_id").filter(
+        pl.col("computed_tokens") < pl.col("prompt_tokens")
+    )
+    # A stretch of several steps goes on computing the prompt, but may decode in its last ones.
+    rows = begun.with_columns(step=pl.int_ranges("step", pl.col("last_step") + 1), at=pl.lit(0)).collect()
+    return (
+        rows.with_columns(number=pl.int_ranges(0, pl.col("step").list.len()))
+        .explode("step", "number")
+        .with_columns(pl.col("computed_tokens") + pl.col("number") * pl.col("scheduled_tokens"))
+        .filter(pl.col("computed_tokens") < pl.col("prompt_tokens"))
+        .select("step", "request_id", "prompt_tokens", "scheduled_tokens", "computed_tokens")
+    )
+
+
+def long_prefills(timeline: Timeline) -> pl.DataFrame:
+    """Steps of whose prefill tokens one prompt, larger than the token budget, took at least half.
+
+    Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
+    prompts in this step).
+    """
+    return (
+        prefills(timeline)
+        .with_columns(prefill_tokens=pl.col("scheduled_tokens").sum().over("step"))
+        .filter(
+            (pl.col("prompt_tokens") > timeline.token_budget)
+            & (pl.col("scheduled_tokens") >= MOST_FRAC * pl.col("prefill_tokens"))
+        )
+        .sort("step", "scheduled_tokens", descending=[False, True])
+        .unique("step", keep="first", maintain_order=True)
+        .select("step", "request_id", "prompt_tokens", "scheduled_tokens", "prefill_tokens")
+    )

@@ -1,0 +1,72 @@
+"""What ``prefix-cache`` says of vLLM's own cache."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.shared_prefixes import cache_use
+from schedtrace.present.phrases import plain
+from schedtrace.read.run import read_run
+from schedtrace.timeline.timeline import make_timeline
+from tests.contract.facts.told import Traced
+
+pytestmark = pytest.mark.vllm
+
+LARGE = {"block_size": 128, "max_num_batched_tokens": 512, "max_model_len": 512}
+
+
+@pytest.fixture
+def timeline(recording):
+    """``timeline(prompt, others=..., ...)``: twelve prompts that begin alike, one after the other."""
+
+    def run(prompt, *, shared=100, others=0, **options):
+        engine = Traced(enable_prefix_caching=True, **options)
+        for number in range(12):
+            engine.add(f"r{number}", prompt=prompt, shared=shared, max_tokens=2)
+            if others:
+                engine.add(f"other{number}", prompt=others, max_tokens=2)
+            for _ in range(6):
+                engine.step()
+        engine.finish()
+        [trace] = read_run(recording).traces
+        return make_timeline(trace)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        (110, "12 requests had a prompt no longer than one block of 128 tokens."),
+        (
+            200,
+            "No two prompts share a full block of 128 tokens; vLLM does not find a shorter shared beginning.",
+        ),
+    ],
+)
+def test_a_shared_beginning_of_100_tokens_and_blocks_of_128(timeline, prompt, reason):
+    [finding] = RULES["prefix-cache"](timeline(prompt, **LARGE))
+    assert reason in plain(finding.message)
+    assert [(advice.setting, advice.value) for advice in finding.advice] == [("block_size", None)]
+
+
+def test_with_blocks_of_16_it_is_found(timeline):
+    view = timeline(200)
+    assert RULES["prefix-cache"](view) == []
+    assert cache_use(view)["cached_tokens"].to_list() == [0, *[96] * 11]
+
+
+def test_what_other_prompts_take_is_missed(timeline):
+    """A pool of 16 blocks: each other prompt of 240 tokens takes 15 of them."""
+    view = timeline(110, shared=96, others=240, num_blocks=17)
+    [finding] = RULES["prefix-cache"](view)
+    assert (finding.evidence.missed_tokens, finding.evidence.cached_tokens) == (11 * 96, 0)
+    assert plain(finding.holder).startswith("Running requests took at least ")
+    assert plain(finding.advice[0].message).endswith("(now 17 blocks)")
+
+
+def test_it_could_have_found_what_it_finds_in_a_large_cache(timeline):
+    use = cache_use(timeline(110, shared=96, others=240, num_blocks=1000))
+    assert use["shareable_tokens"].to_list() == use["cached_tokens"].to_list()
+    assert use["cached_tokens"].sum() == 11 * 96

@@ -1,0 +1,98 @@
+import random
+
+import polars as pl
+import pytest
+
+from schedtrace.diagnose.distributions import distribution, inter_token
+from schedtrace.model.trace import Preemption, ScheduledRequest
+from tests.makers import arrival, step
+
+
+def weighted(*rows):
+    return pl.DataFrame(
+        rows, schema={"us": pl.Float64, "weight": pl.Int64}, orient="row", infer_schema_length=None
+    )
+
+
+def test_a_weight_is_so_many_values():
+    chance = random.Random(4)  # noqa: S311  # figures, no secret
+    rows = [(float(chance.randrange(40)), chance.randrange(4)) for _ in range(200)]
+    found = distribution(weighted(*rows))
+    whole = pl.Series([us / 1e3 for us, weight in rows for _ in range(weight)])
+    assert found.count == len(whole)
+    assert found.mean == pytest.approx(whole.mean())
+    assert [found.p50, found.p90, found.p99] == pytest.approx(
+        [whole.quantile(part, "linear") for part in (0.5, 0.9, 0.99)]
+    )
+    assert found.max == whole.max()
+
+
+def test_unknown_values_and_none_at_all():
+    assert distribution(weighted((None, 3), (5.0, 0))) is None
+    assert distribution(weighted((2000.0, 1), (None, 1))).p99 == 2.0
+
+
+def rows(view):
+    """Time in ms to how many had it."""
+    found = inter_token(view).filter(pl.col("weight") > 0).drop_nulls()
+    return dict(
+        sorted((us / 1e3, n) for us, n in found.group_by("us").agg(pl.col("weight").sum()).iter_rows())
+    )
+
+
+def got(number, *requests, **fields):
+    """A step from ``(id, computed, scheduled, phase, drafts)``."""
+    rows = [ScheduledRequest(*request) for request in requests]
+    return step(number, got={row.request_id: row.scheduled_tokens for row in rows}, requests=rows, **fields)
+
+
+def came(*ids):
+    return {"arrived": [arrival(one, -20, prompt_tokens=100) for one in ids]}
+
+
+def test_a_chunked_prompt_gives_one_token(view_of):
+    """Three chunks, then two decodes; the outputs of steps 2, 3 and 4 are tokens."""
+    steps = [
+        got(0, ("a", 0, 40, "new"), **came("a")),
+        got(1, ("a", 40, 40)),
+        got(2, ("a", 80, 20), back=2000),
+        got(3, ("a", 100, 1)),
+        got(4, ("a", 101, 1)),
+    ]
+    assert rows(view_of(*steps)) == {9.0: 1, 10.0: 1}
+
+
+def test_each_request_of_a_step_counts(view_of):
+    """From step 1 on a and b decode; b gets nothing in step 3."""
+    steps = [got(0, ("a", 0, 100, "new"), ("b", 0, 100, "new"), **came("a", "b"))]
+    steps += [got(n, ("a", 99 + n, 1), ("b", 99 + n, 1)) for n in (1, 2)]
+    steps += [got(3, ("a", 102, 1), back=4000), got(4, ("a", 103, 1), ("b", 102, 1))]
+    assert rows(view_of(*steps)) == {7.0: 1, 10.0: 4, 13.0: 1, 20.0: 1}
+
+
+def test_a_preemption_in_between_counts_as_time(view_of):
+    """Token at 1 ms and 11 ms; 101 tokens are computed again in two chunks, the next token is at 61 ms."""
+    steps = [
+        got(0, ("a", 0, 100, "new"), **came("a")),
+        got(1, ("a", 100, 1)),
+        step(2, preempted=[Preemption("a", 101, "b")], waiting=1),
+        got(5, ("a", 0, 80, "resumed")),
+        got(6, ("a", 80, 22)),
+        got(7, ("a", 102, 1)),
+    ]
+    assert rows(view_of(*steps)) == {10.0: 2, 50.0: 1}
+
+
+def test_an_output_with_drafts_is_one(view_of):
+    steps = [
+        got(0, ("a", 0, 100, "new"), **came("a")),
+        got(1, ("a", 100, 4, "running", 3)),
+        got(2, ("a", 102, 4, "running", 3)),
+    ]
+    assert rows(view_of(*steps)) == {10.0: 2}
+
+
+def test_an_output_that_is_not_back(view_of):
+    steps = [got(n, ("a", 99 + n, 1)) for n in range(1, 4)]
+    steps[1].output_us = None
+    assert rows(view_of(got(0, ("a", 0, 100, "new"), **came("a")), *steps)) == {10.0: 1}

@@ -1,0 +1,154 @@
+"""Requests that are slow to reach the engine, of a server and of an offline batch."""
+
+import pytest
+
+from schedtrace.diagnose.rules.front_end import find
+from schedtrace.model.front_end import Configured
+from schedtrace.model.trace import Cpu
+from schedtrace.model.trace_facts import ThreadTime
+from schedtrace.present.phrases import plain
+from schedtrace.read.front_end import FrontEnd
+from tests.makers import arrival, finish, step
+
+
+@pytest.fixture
+def served(view_of):
+    """``served(step(0), ..., context="OPENAI_API_SERVER")``: what the rule finds."""
+
+    def found(*lines, context="OPENAI_API_SERVER", **header):
+        view = view_of(*lines, **header)
+        view.front_end = FrontEnd(Configured(at_unix_us=0, usage_context=context))
+        return find(view)
+
+    return found
+
+
+def request(prepared, *, ttft=1000, name="a"):
+    """The step of a request that came at 0 and was prepared in ``prepared`` us, 10 of them in the engine."""
+    came = arrival(name, 0, prepared + 20, received_us=prepared - 10, input_queue_us=prepared, client_index=0)
+    gone = finish(name, finished_us=ttft, first_token_us=ttft)
+    return step(
+        0,
+        start=prepared + 30,
+        back=ttft - prepared - 30,
+        got={name: 100},
+        new=[name],
+        arrived=[came],
+        finished=[gone],
+    )
+
+
+def test_most_of_the_time_to_first_token_before_the_engine(served):
+    [finding] = served(request(800))
+    assert plain(finding.verdict) == (
+        "Not the scheduler: 80 % of the time to first token is over before a request is ready for the engine "
+        "(front end: tokenizing and sending, p50 0.80 ms)."
+    )
+    assert plain(finding.message) == (
+        "Front end and transport to the engine took p50 0.79 ms, block hashes and grammar in the engine's "
+        "input thread 0.01 ms; then 0.02 ms until the step under way was over. The engine's queue was empty "
+        "after 100 % of the steps."
+    )
+    assert (finding.share_frac, finding.severity, finding.count) == (0.8, "info", 1)
+    assert "cannot be seen from the engine's process" in plain(finding.holder)
+
+
+@pytest.mark.parametrize(("prepared", "severity"), [(49_999, "info"), (50_000, "critical")])
+def test_what_nobody_notices_is_no_warning(served, prepared, severity):
+    [finding] = served(request(prepared, ttft=60_000))
+    assert finding.severity == severity
+
+
+@pytest.mark.parametrize(("prepared", "found"), [(149, 0), (150, 1)])
+def test_from_15_percent_of_the_time_to_first_token(served, prepared, found):
+    assert len(served(request(prepared))) == found
+
+
+def test_the_step_under_way_is_not_the_front_end(served):
+    """Prepared after 100 us, it waited 700 us in the input queue for the engine's step."""
+    came = arrival("a", 0, 800, received_us=90, input_queue_us=100)
+    gone = finish("a", finished_us=1000, first_token_us=1000)
+    assert (
+        served(step(0, start=810, back=190, got={"a": 100}, new="a", arrived=[came], finished=[gone])) == []
+    )
+
+
+def test_without_the_input_threads_times_all_of_the_way_is_the_front_ends(served):
+    gone = finish("a", finished_us=1000, first_token_us=1000)
+    line = step(
+        0, start=510, back=490, got={"a": 100}, new="a", arrived=[arrival("a", 0, 500)], finished=[gone]
+    )
+    [finding] = served(line)
+    assert (finding.evidence.before_ms_p50, finding.evidence.prepare_ms_p50) == (0.5, None)
+    assert plain(finding.message).startswith(
+        "Front end and transport to the engine took p50 0.50 ms. The engine"
+    )
+
+
+def test_a_server_gets_more_threads_and_processes_with_their_present_number(served):
+    settings = {"model_config.renderer_num_workers": 1, "model_config.runner_type": "generate"}
+    [finding] = served(request(800), settings=settings)
+    assert [plain(advice.message) for advice in finding.advice] == [
+        "Tokenize in more threads: --renderer-num-workers (now 1).",
+        "Run more front-end processes: --api-server-count (now 1).",
+        "Send token ids instead of text where the client can tokenize.",
+    ]
+    [finding] = served(
+        request(800), settings=settings | {"model_config.runner_type": "pooling"}, context=None
+    )
+    assert len(finding.advice) == 1
+
+
+def test_threads_without_a_processor_are_named_first(served):
+    def seen(at, ran, waited):
+        threads = [ThreadTime("engine", 1, 1, ran, waited), ThreadTime("front_end", 2, 2, ran, 0)]
+        return Cpu(at_us=at, threads=threads)
+
+    [finding] = served(request(800), seen(850, 0, 0), seen(950, 30, 10))
+    assert plain(finding.holder) == (
+        "Processors were short: the engine's thread waited for one 25 % of the time that it was ready to run."
+    )
+    assert [plain(advice.message) for advice in finding.advice] == [
+        "Give engine, workers and front end a processor core each.",
+        "Send token ids instead of text where the client can tokenize.",
+    ]
+    [finding] = served(request(800), seen(850, 0, 0), seen(950, 90, 9))
+    assert plain(finding.holder) == "The front end's main thread ran 90 % of the time."
+
+
+def batch(gap):
+    """Two requests that exist from the start; done with the first after 1000 us, the engine idles ``gap``."""
+    first = step(
+        0, start=0, back=1000, got={"a": 100}, new="a",
+        arrived=[arrival("a", 0, 0)], finished=[finish("a", finished_us=1000, first_token_us=1000)],
+    )  # fmt: skip
+    start = 1000 + gap
+    second = step(
+        1, start=start, back=1000, got={"b": 100}, new="b",
+        arrived=[arrival("b", 0, start, received_us=start, input_queue_us=start)],
+        finished=[finish("b", finished_us=start + 1000, first_token_us=start + 1000)],
+    )  # fmt: skip
+    return first, second
+
+
+def test_an_offline_batch_is_slow_only_while_the_engine_is_idle(served):
+    """Of a server, 1,000 of 3,000 us to the first tokens would be the front end's."""
+    assert served(*batch(0), context="LLM_CLASS") == []
+    assert len(served(*batch(0))) == 1
+
+
+def test_the_engines_idle_time_counts_from_15_percent_of_an_offline_run(served):
+    assert served(*batch(350), context="LLM_CLASS") == []
+    [finding] = served(*batch(500), context="LLM_CLASS")
+    assert finding.share_frac == 0.2
+    assert plain(finding.verdict).startswith("Not the scheduler: for 20 % of the run the engine was idle")
+
+
+def test_the_time_before_the_first_step_is_idle_too(served):
+    came = arrival("a", -1000, 0)
+    gone = finish("a", finished_us=1000, first_token_us=1000)
+    [finding] = served(
+        step(0, start=0, back=1000, got={"a": 1}, new="a", arrived=[came], finished=[gone]),
+        context="LLM_CLASS",
+    )
+    assert finding.share_frac == 0.5

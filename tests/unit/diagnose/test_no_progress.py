@@ -1,0 +1,190 @@
+import pytest
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Exit, Preemption, ScheduledRequest
+from schedtrace.model.trace_facts import Grammar, KvLoad
+from schedtrace.present.phrases import plain
+from tests.makers import arrival, finish, step
+
+CODE = "no-progress"
+
+
+def lost(number, victim="b", by="a", tokens=100, **fields):
+    """A step that goes on with a and preempts b."""
+    preempted = [Preemption(victim, tokens, by)]
+    exits = [Exit("waiting", "gate", Cause.PREEMPTED_THIS_STEP)]
+    return step(number, got={"a": 1}, waiting=1, preempted=preempted, exits=exits, **fields)
+
+
+def again(number, tokens=100, computed=0, **fields):
+    """A step that goes on with a and admits b again."""
+    rows = [ScheduledRequest("a", 0, 1), ScheduledRequest("b", computed, tokens, "resumed")]
+    return step(number, got={"a": 1, "b": tokens}, resumed="b", requests=rows, **fields)
+
+
+def rounds(many, tokens=100, computed=0, **fields):
+    """b computes 100 tokens, loses them, and computes so many of them again, so often."""
+    lines = [step(0, got={"a": 1, "b": 100}, new="ab", arrived=[arrival("a", -20), arrival("b", -20)])]
+    for number in range(1, 2 * many, 2):
+        lines += [lost(number, **fields), again(number + 1, tokens, computed)]
+    return lines
+
+
+def test_one_that_starts_again_and_again(found):
+    [finding] = found(CODE, *rounds(3))
+    assert (finding.leads, finding.severity, finding.cause) == (True, "critical", "kv_blocks")
+    assert (finding.count, finding.tokens, finding.steps) == (3, 300, [1, 3, 5])
+    evidence = finding.evidence
+    assert (evidence.requests, evidence.unfinished, evidence.holders) == (1, 1, ["a"])
+    assert evidence.recomputed_frac == 300 / (400 + 7)
+    [example] = evidence.examples
+    assert (example.restarts, example.fruitless, example.high_tokens) == (3, 3, 100)
+    assert (example.step, example.last_step, example.preemptions, example.for_itself) == (2, 6, 3, 0)
+    assert plain(finding.verdict) == (
+        "b makes no progress: it started again 3 times and computed 300 tokens again to get no further than "
+        "100 tokens."
+    )
+    assert plain(finding.message) == (
+        "b computed 300 tokens again, 74 % of all computed tokens. b restarted 3 times, 3 of them without "
+        "getting beyond 100 computed tokens, and did not finish."
+    )
+    assert plain(finding.holder) == "vLLM preempted b 3 times, for a."
+
+
+@pytest.mark.parametrize(("many", "there"), [(1, False), (2, True)])
+def test_twice_its_high_water_mark(found, many, there):
+    assert bool(found(CODE, *rounds(many))) is there
+
+
+def test_what_a_cache_still_had_is_not_computed_again(found):
+    assert found(CODE, *rounds(3, tokens=60, computed=40)) == []  # 180 of 200
+    assert len(found(CODE, *rounds(4, tokens=60, computed=40))) == 1
+
+
+def test_one_that_finished_is_found_if_it_went_in_circles(found):
+    lines = rounds(3)
+    [finding] = found(CODE, *lines, step(9, finished=[finish("b", "STOPPED")]))
+    assert (finding.severity, finding.evidence.unfinished) == ("warning", 0)
+    assert finding.leads  # more than half of all tokens
+    other = step(8, got={"c": 900}, new="c")
+    [finding] = found(CODE, *lines, other, step(9, finished=[finish("b", "STOPPED")]))
+    assert not finding.leads
+
+
+@pytest.mark.parametrize(("gained", "there"), [(9, True), (10, True), (11, False), (20, False)])
+def test_a_tenth_of_what_it_computes_again_is_progress(found, gained, there):
+    """In each of three rounds it computes 100 tokens or so again and gets so many further."""
+    lines = [step(0, got={"a": 1, "b": 100}, new="ab", arrived=[arrival("a", -20), arrival("b", -20)])]
+    for at in range(3):
+        high = 100 + gained * at
+        more = high + gained if at == 0 else high + high // 10 + gained - 10
+        lines += [lost(2 * at + 1, tokens=high), again(2 * at + 2, more)]
+    assert bool(found(CODE, *lines)) is there
+
+
+def test_a_reset_of_the_prefix_cache_is_named(found):
+    lines = rounds(3)
+    for one in lines:
+        one.preempted = [Preemption("b", 100, in_schedule=False) for _ in one.preempted]
+    [finding] = found(CODE, *lines)
+    assert plain(finding.holder) == "3 resets of the prefix cache preempted b."
+    assert (finding.cause, finding.advice) == (None, [])
+
+
+def test_preempted_for_itself_the_holder_is_who_ran(found):
+    [finding] = found(CODE, *rounds(3, by="b"))
+    assert finding.evidence.holders == ["a"]
+    assert plain(finding.holder) == "Meanwhile a held KV blocks."
+
+
+def test_tokens_that_fall_back_without_a_preemption(found):
+    """A failed KV load takes computed tokens back; rejected drafts take less than a block back."""
+
+    def rows(computed, tokens, phase="running", drafts=0):
+        return {"got": {"b": tokens}, "requests": [ScheduledRequest("b", computed, tokens, phase, drafts)]}
+
+    came = {"arrived": [arrival("b", -20)]}
+    fallen = [step(0, **rows(0, 100, "new"), **came), step(1, **rows(0, 100)), step(2, **rows(100, 1))]
+    assert found(CODE, *fallen) == []
+    [finding] = found(CODE, *fallen, step(3, **rows(0, 102)), step(4, **rows(0, 10)))
+    assert (finding.cause, finding.tokens, finding.advice, finding.steps) == (None, 100 + 101 + 10, [], [])
+    rejected = [step(n + 1, **rows(100 + n // 4, 4, drafts=3)) for n in range(200)]
+    assert found(CODE, step(0, **rows(0, 100, "new"), **came), *rejected) == []
+
+
+def test_advice_names_present_values(found):
+    config = {"max_num_seqs": 8, "scheduler_reserve_full_isl": False}
+    [finding] = found(CODE, *rounds(3), scheduler_config=config)
+    assert [(one.setting, one.value) for one in finding.advice] == [
+        ("scheduler_reserve_full_isl", True),
+        ("kv_cache_memory_bytes", None),
+        ("max_num_seqs", 1),
+    ]
+    assert plain(finding.advice[2].message) == (
+        "Lower --max-num-seqs to 1 (now 8): so many ran after a preemption."
+    )
+
+
+def skipped(number, cause, **fields):
+    """A step that passes over p, and goes on with a."""
+    exits = [Exit("waiting", "continue", cause, "p"), Exit("waiting", "break", Cause.QUEUE_EMPTY)]
+    return step(number, **{"got": {"a": 1}, "waiting": 1, "exits": exits, **fields})
+
+
+def parked(cause, many, **first):
+    """p waits from the first step on."""
+    came = [arrival("a", -20), arrival("p", -20)]
+    return [skipped(0, cause, new="a", arrived=came, **first)] + [skipped(n, cause) for n in range(1, many)]
+
+
+NEWS = {
+    Cause.GRAMMAR_PENDING: {"grammars": [Grammar("p", started_us=0, compiled_us=25_000)]},
+    Cause.REMOTE_KV_PENDING: {"kv_loads": [KvLoad("p", "arrived", 25_000)]},
+}
+
+
+@pytest.mark.parametrize(("many", "there"), [(12, False), (13, True)])
+@pytest.mark.parametrize("cause", NEWS)
+def test_a_ready_request_that_stays_parked(found, cause, many, there):
+    """Ready at 25 ms: steps 3 to 12 are ten."""
+    lines = parked(cause, many, **NEWS[cause])
+    findings = found(CODE, *lines)
+    assert bool(findings) is there
+    if there:
+        [finding] = findings
+        assert (finding.cause, finding.count, finding.steps, finding.leads) == (
+            cause, 10, list(range(3, 13)), True
+        )  # fmt: skip
+        [example] = finding.evidence.examples
+        assert (example.request_id, example.ready_us, example.parked_ms) == ("p", 25_000, 96.0)
+        assert plain(finding.message).endswith("p in steps 3-12, for 96 ms, and was never scheduled.")
+        assert finding.share_frac == pytest.approx(96_000 / (2 * 121_020))
+
+
+def test_one_that_is_promoted_at_last_does_not_lead(found):
+    cause = Cause.GRAMMAR_PENDING
+    lines = parked(cause, 20, **NEWS[cause])
+    [finding] = found(CODE, *lines, step(20, got={"a": 1, "p": 9}, new="p"))
+    assert (finding.count, finding.leads, finding.evidence.unfinished) == (17, False, 0)
+
+
+def test_one_that_waits_for_a_seat_once_it_is_ready_is_not_parked(found):
+    cause = Cause.GRAMMAR_PENDING
+    exits = [Exit("waiting", "break", Cause.MAX_NUM_SEQS, "p")]
+    later = [step(n, got={"a": 1}, waiting=1, exits=exits) for n in range(3, 30)]
+    assert found(CODE, *parked(cause, 3, **NEWS[cause]), *later) == []
+
+
+def test_a_failed_grammar_is_not_ready(found):
+    failed = {"grammars": [Grammar("p", 0, 25_000, failed=True)]}
+    assert found(CODE, *parked(Cause.GRAMMAR_PENDING, 30, **failed)) == []
+
+
+def test_ready_while_the_engine_schedules_nothing_at_all(found):
+    """The head is refused KV blocks, p behind it holds its own: nobody moves."""
+    head = Exit("waiting", "break", Cause.KV_BLOCKS, "h")
+    came = [arrival("h", -20), arrival("p", -20)]
+    stuck = {"got": {}, "running": 0, "waiting": 2, "exits": [head], "kv_blocks_free_after": 2}
+    lines = [step(0, **stuck, arrived=came, kv_loads=[KvLoad("p", "arrived", -5)])]
+    [finding] = found(CODE, *lines, *[step(n, **stuck) for n in range(1, 10)])
+    assert (finding.cause, finding.count, finding.leads) == ("remote_kv_pending", 10, True)

@@ -1,0 +1,95 @@
+import pytest
+
+from schedtrace.present.phrases import plain
+from tests.makers import arrival, step
+
+CODE = "pipeline-bubbles"
+PIPELINE = {"pipeline_parallel_size": 4, "batches_in_flight": 4}
+EVERY_US = 10_000
+
+
+def pipeline(cycles, sizes=(7, 13, 2, 10), base=100, per_request=50, **fields):
+    """Cycles of four batches; a cycle takes four times what its largest batch takes in a stage.
+
+    In every fourth cycle all batches are one request smaller.
+    """
+    names = [[f"{batch}{n}" for n in range(size)] for batch, size in zip("abcd", sizes, strict=True)]
+    lines, back = [], 1000
+    for cycle in range(cycles):
+        left = [batch[cycle % 4 == 3 :] for batch in names]
+        each = base + per_request * max(map(len, left))
+        for number, batch in enumerate(left):
+            back += each
+            given = {"got": dict.fromkeys(batch, 1), "decode_tokens": len(batch)}
+            lines.append(step(4 * cycle + number, start=back - 900, took=0, back=900, **given, **fields))
+    lines[0].arrived.extend(arrival(name, 0) for batch in names for name in batch)
+    return lines
+
+
+def test_the_queues_of_the_pull_request(found):
+    """8 requests instead of 13: 500 us a stage instead of 750. The first cycle has no output before it."""
+    [finding] = found(CODE, *pipeline(41), **PIPELINE)
+    evidence = finding.evidence
+    assert (evidence.stages, evidence.depth, evidence.cycles, evidence.uneven_cycles) == (4, 4, 40, 40)
+    assert evidence.examples[0].sizes == [7, 13, 2, 10]
+    assert evidence.unevenness_frac == pytest.approx(1 - 7.75 / 12.75)
+    assert [cohort.mean_requests for cohort in evidence.cohorts] == [6.75, 12.75, 1.75, 9.75]
+    assert [cohort.requests for cohort in evidence.cohorts] == [7, 13, 2, 10]
+    assert finding.gain.change_frac == pytest.approx((100 + 50 * 12.75) / (100 + 50 * 7.75) - 1)
+    assert (finding.gain.low_frac, finding.gain.high_frac) == (0, pytest.approx(12.75 / 7.75 - 1))
+    assert plain(finding.holder) == (
+        "The largest batch holds b0, b1, b2 and 10 others, the smallest c0 and c1. "
+        "A request stays in its batch."
+    )
+    assert "Times of single stages are not in the trace." in plain(finding.message)
+
+
+def test_its_share_is_of_all_requests_time(found):
+    [finding] = found(CODE, *pipeline(40), **PIPELINE)
+    felt_us = sum(4 * (750 * 32 if cycle % 4 < 3 else 700 * 28) for cycle in range(1, 40))
+    lived_us = 32 * (1000 + 4 * (30 * 750 + 10 * 700))
+    saved = 1 - (100 + 50 * 7.75) / (100 + 50 * 12.75)
+    assert finding.share_frac == pytest.approx(felt_us * saved / lived_us, rel=0.03)
+
+
+def test_a_burst_of_prompts_in_one_batch_is_spread_by_a_smaller_budget(found):
+    lines = pipeline(40, sizes=(20, 1, 1, 1))
+    lines[0].prefill_tokens = 800
+    [finding] = found(CODE, *lines, **PIPELINE)
+    assert [(advice.setting, advice.value) for advice in finding.advice] == [
+        ("max_num_batched_tokens", 200),
+        (None, None),
+    ]
+    assert "(now 1,000)" in plain(finding.advice[0].message)
+
+
+@pytest.mark.parametrize(
+    ("lines", "header"),
+    [
+        (pipeline(40), {"pipeline_parallel_size": 1, "batches_in_flight": 2}),
+        (pipeline(40), {}),
+        (pipeline(40, sizes=(8, 8, 8, 8)), PIPELINE),
+        (pipeline(40, sizes=(9, 8, 8, 8)), PIPELINE),
+        (pipeline(40, sizes=(9, 7, 8, 8)), PIPELINE),
+        (pipeline(40, prefill_tokens=5), PIPELINE),
+        (pipeline(40, sizes=(2, 0, 0, 1)), PIPELINE),
+    ],
+    ids=[
+        "async only",
+        "unknown",
+        "even",
+        "as even as can be",
+        "nearly even",
+        "prefill",
+        "fewer than batches",
+    ],
+)
+def test_it_is_silent_about(found, lines, header):
+    assert found(CODE, *lines, **header) == []
+
+
+def test_without_cycles_that_differ_only_a_bound_is_known(found):
+    [finding] = found(CODE, *pipeline(3), **PIPELINE)
+    assert (finding.gain, finding.share_frac, finding.severity) == (None, None, "info")
+    assert finding.evidence.most_gain_frac == pytest.approx(13 / 8 - 1)
+    assert "at most 62 % more tokens a second." in plain(finding.message)

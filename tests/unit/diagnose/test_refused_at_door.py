@@ -1,0 +1,113 @@
+"""Requests that the front end turned away."""
+
+import pytest
+
+from schedtrace.diagnose.rules.refused_at_door import find
+from schedtrace.model.causes import Cause
+from schedtrace.model.front_end import Refused
+from schedtrace.present.phrases import plain
+from schedtrace.read.front_end import FrontEnd
+from tests.makers import SEATS, arrival, header, step
+
+ANCHOR = header().wall_anchor_us
+
+
+@pytest.fixture
+def refusing(view_of):
+    """``refusing([(15_000, "max_num_queued_reqs")], step(0), ...)``: what the rule finds."""
+
+    def found(refused, *lines, arrived=10, rank=0, **config):
+        view = view_of(*lines, scheduler_config=config, engine_rank=rank)
+        lines = [Refused(at_unix_us=ANCHOR + us, reason=reason) for us, reason in refused]
+        view.front_end = FrontEnd(refused=lines, arrived=arrived)
+        return find(view)
+
+    return found
+
+
+def reqs(*moments):
+    return [(us, "max_num_queued_reqs") for us in moments]
+
+
+WAITING = [
+    step(
+        0,
+        got={"a": 10},
+        new="a",
+        waiting=1,
+        ended=Cause.KV_BLOCKS,
+        arrived=[arrival("a", 0), arrival("b", 0)],
+    ),
+    step(1, got={"a": 10}, waiting=1, ended=Cause.KV_BLOCKS),
+    step(2, got={"a": 10, "b": 10}, new="b"),
+]
+
+
+def test_count_reason_span_and_what_the_queue_waited_for(refusing):
+    refused = [*reqs(5_000, 12_000), (19_000, "max_num_queued_tokens")]
+    [finding] = refusing(refused, *WAITING, max_num_queued_reqs=20, max_num_queued_tokens=500)
+    assert plain(finding.verdict) == (
+        "The front end turned 23 % of the requests away (3): max_num_queued_reqs (20) and "
+        "max_num_queued_tokens (500)."
+    )
+    assert plain(finding.message) == (
+        "Turned away within 14 ms, before an engine saw them: 2 requests by max_num_queued_reqs (20) and "
+        "1 request by max_num_queued_tokens (500)."
+    )
+    assert (
+        plain(finding.holder) == "Meanwhile the engine's queue waited for kv_blocks (100 % of the waiting)."
+    )
+    assert (finding.count, finding.steps, finding.leads, finding.severity) == (3, [1], True, "warning")
+    assert finding.evidence.by_reason == {"max_num_queued_reqs": 2, "max_num_queued_tokens": 1}
+
+
+def test_a_limit_below_the_seats_keeps_seats_empty(refusing):
+    [finding] = refusing(reqs(100), step(0, got={"a": 10}, arrived=[arrival("a", 0)]), max_num_queued_reqs=2)
+    [advice] = finding.advice
+    assert plain(advice.message) == (
+        f"Raise --max-num-queued-reqs (now 2) to {SEATS} or more: it counts running requests, too, and below "
+        "the seats it keeps some empty."
+    )
+    assert (advice.setting, advice.value) == ("max_num_queued_reqs", SEATS)
+    assert plain(finding.holder) == (
+        "Meanwhile no request waited in the engine's queue: none of its limits was reached."
+    )
+
+
+def test_a_limit_above_the_seats_trades_refusals_for_waiting(refusing):
+    [finding] = refusing(reqs(100), *WAITING, max_num_queued_reqs=SEATS)
+    [advice] = finding.advice
+    assert (
+        plain(advice.message) == "Raise --max-num-queued-reqs (now 8) if clients can rather wait than retry."
+    )
+    assert plain(advice.costs) == "The requests then wait in the queue: the time to first token grows."
+
+
+@pytest.mark.parametrize(
+    ("arrived", "leads", "severity"), [(20, False, "info"), (19, True, "warning"), (3, True, "critical")]
+)
+def test_it_leads_from_a_twentieth_of_all_requests(refusing, arrived, leads, severity):
+    [finding] = refusing(reqs(100), *WAITING, arrived=arrived)
+    assert (finding.leads, finding.severity) == (leads, severity)
+
+
+def test_rank_0_reports_for_all_ranks_and_nothing_is_found_where_nobody_was_refused(refusing):
+    assert refusing(reqs(100), *WAITING, rank=1) == []
+    assert refusing([], *WAITING) == []
+
+
+def test_what_was_refused_before_the_first_request_that_counts_belongs_to_the_warm_up(refusing):
+    assert refusing(reqs(-1), *WAITING) == []
+    assert refusing(reqs(100), step(0)) == []
+
+
+def test_a_reason_that_is_no_limit_is_named_without_a_value(refusing):
+    [finding] = refusing([(100, "policy")], *WAITING, policy="fcfs")
+    assert (
+        plain(finding.message) == "Turned away within 0 ms, before an engine saw them: 1 request by policy."
+    )
+
+
+def test_while_no_step_ran_no_step_is_named(refusing):
+    [finding] = refusing(reqs(500_000), *WAITING)
+    assert (finding.steps, plain(finding.example)) == ([], "no step ran meanwhile.")

@@ -1,0 +1,92 @@
+"""Root causes by weight, each with what it also caused."""
+
+from types import SimpleNamespace
+
+import polars as pl
+import pytest
+
+from schedtrace.diagnose.root_causes import ranked
+from schedtrace.model.message import NOTHING, message
+from schedtrace.model.report import Advice, Finding, Gain
+
+
+def finding(code, share=None, *, title=NOTHING, **fields):
+    unknown = dict.fromkeys(Finding.__struct_fields__)
+    given = {"code": code, "share_frac": share, "title": title, "severity": "critical", "symptoms": []}
+    return Finding(**unknown | given | {"leads": False, "advice": []} | fields)
+
+
+def root(code, share, **fields):
+    advised = [Advice(message=message("do it"))]
+    return finding(code, share, title=message("A limit"), cause=code, advice=advised, **fields)
+
+
+def saving(frac):
+    return Gain(metric="output_tokens_per_s", change_frac=1.0, saved_frac=frac, method="step_time")
+
+
+def timeline(**charges):
+    """Of whose charges only these are known: a request's microseconds by what they are charged to."""
+    rows = [(name, cause, us) for cause, times in charges.items() for name, us in times.items()]
+    schema = {"request_id": pl.String, "charge": pl.String, "time_us": pl.Int64}
+    return SimpleNamespace(charges=pl.DataFrame(rows, schema=schema, orient="row"))
+
+
+def codes(findings):
+    return {found.code: [symptom.code for symptom in found.symptoms] for found in findings}
+
+
+def test_what_leads_is_first_then_what_weighs_most():
+    found = [
+        root("kv-bound", 0.3),
+        root("max-num-seqs-bound", 0.9, gain=saving(0.1)),
+        root("token-budget-bound", 0.1, gain=saving(0.5)),
+        root("other-limit", 0.01, leads=True),
+    ]
+    order = [one.code for one in ranked([(timeline(), found)])]
+    assert order == ["other-limit", "token-budget-bound", "kv-bound", "max-num-seqs-bound"]
+
+
+def test_a_symptom_stands_beneath_the_largest_of_its_root_causes():
+    found = [finding("blocked-budget"), root("kv-bound", 0.3), root("max-num-seqs-bound", 0.4)]
+    assert codes(ranked([(timeline(), found)])) == {"max-num-seqs-bound": ["blocked-budget"], "kv-bound": []}
+
+
+def test_a_symptom_of_no_root_cause_held_nobody_up():
+    [alone] = ranked([(timeline(), [finding("preemption")])])
+    assert (alone.code, alone.severity) == ("preemption", "info")
+
+
+@pytest.mark.parametrize(
+    ("share", "waits_longer", "folded"),
+    [(0.3, "ab", True), (0.31, "ab", False), (0.3, "a", True), (0.3, "", False)],
+)
+def test_a_smaller_wait_of_the_same_requests_is_a_symptom(share, waits_longer, folded):
+    """a and b wait 10 us for a seat, each; these as long for KV blocks, c all the rest."""
+    waits = {"c": 100, **dict.fromkeys(waits_longer, 10)}
+    view = timeline(kv_blocks=waits, max_num_seqs={"a": 10, "b": 10})
+    found = ranked([(view, [root("kv-bound", 0.6), root("max-num-seqs-bound", share)])])
+    assert [one.code for one in found] == ["kv-bound", *([] if folded else ["max-num-seqs-bound"])]
+    if folded:
+        [symptom] = found[0].symptoms
+        assert (symptom.code, symptom.advice, symptom.title) == ("max-num-seqs-bound", [], message("A limit"))
+
+
+def test_symptoms_of_what_was_folded_go_with_it():
+    view = timeline(kv_blocks={"a": 10}, max_num_seqs={"a": 5})
+    found = [root("kv-bound", 0.6), root("max-num-seqs-bound", 0.2), finding("decode-starves-prefill")]
+    assert codes(ranked([(view, found)])) == {"kv-bound": ["max-num-seqs-bound", "decode-starves-prefill"]}
+
+
+def test_the_same_root_cause_on_another_engine_is_no_second_one():
+    engines = [
+        (timeline(), [root("kv-bound", share, engine_rank=rank)]) for rank, share in enumerate((0.2, 0.4))
+    ]
+    [found] = ranked(engines)
+    assert (found.engine_rank, [one.engine_rank for one in found.symptoms]) == (1, [0])
+
+
+def test_causes_differ_although_the_code_is_the_same():
+    found = [root("other-limit", 0.4), root("other-limit", 0.3)]
+    found[1].cause = "lora_cap"
+    assert len(ranked([(timeline(), found)])) == 2

@@ -1,0 +1,207 @@
+"""Settings with their origin, and those that do nothing."""
+
+import pytest
+
+from schedtrace.diagnose.settings.effective import effective_settings
+from schedtrace.model.front_end import Configured
+from schedtrace.present.phrases import plain
+from schedtrace.read.front_end import FrontEnd
+from schedtrace.timeline.timeline import make_timeline
+from tests.makers import SEATS, manifest, step
+
+DEFAULTS = {"max_num_seqs": {"LLM_CLASS": 256, "OPENAI_API_SERVER": 128}}
+
+
+@pytest.fixture
+def settings_of(run_of):
+    """``settings_of({"max_num_seqs": 8}, watermark=0.5)``: what was given, and the header's config."""
+
+    def found(given=None, *lines, derived=None, context="LLM_CLASS", about=None, fields=None, **config):
+        run = run_of("run", *(lines or [step(0)]), about=about, scheduler_config=config, **(fields or {}))
+        if given is not None:
+            front_end = Configured(
+                at_unix_us=0,
+                usage_context=context,
+                given=given,
+                derived=derived or {},
+                context_defaults=DEFAULTS,
+            )
+            run.front_end = FrontEnd(front_end)
+        timelines = [make_timeline(trace) for trace in run.traces] if lines else None
+        return {setting.name: setting for setting in effective_settings(run, timelines)}
+
+    return found
+
+
+def told(setting):
+    return (setting.value, setting.origin, plain(setting.explanation))
+
+
+@pytest.mark.parametrize(
+    ("given", "config", "name", "expected"),
+    [
+        ({"watermark": 0.5}, {"watermark": 0.5}, "watermark", (0.5, "given", "")),
+        ({}, {"watermark": 0.5}, "watermark", (0.5, "default", "")),
+        (
+            {"scheduling_policy": "priority"},
+            {"policy": "priority"},
+            "scheduling_policy",
+            ("priority", "given", ""),
+        ),
+        (
+            {"enable_chunked_prefill": True},
+            {"enable_chunked_prefill": False},
+            "enable_chunked_prefill",
+            (False, "overridden", "True was given; vLLM or its platform changed it"),
+        ),
+        ({"max_model_len": -1}, {}, "max_model_len", (2048, "derived", "")),
+        ({"kv_cache_dtype": None}, {}, "block_size", (10, "derived", "")),
+    ],
+)
+def test_origins(settings_of, given, config, name, expected):
+    assert told(settings_of(given, **config)[name]) == expected
+
+
+def test_what_vllm_chose_for_an_argument_that_was_not_given_is_derived(settings_of):
+    found = settings_of({}, derived={"enable_chunked_prefill": True}, enable_chunked_prefill=True)
+    assert told(found["enable_chunked_prefill"]) == (True, "derived", "")
+
+
+@pytest.mark.parametrize(
+    ("context", "seats", "expected"),
+    [
+        ("LLM_CLASS", 256, ("default", "for LLM_CLASS; default elsewhere: OPENAI_API_SERVER 128")),
+        ("OPENAI_API_SERVER", 128, ("default", "for OPENAI_API_SERVER; default elsewhere: LLM_CLASS 256")),
+        ("LLM_CLASS", 64, ("derived", "for LLM_CLASS; default elsewhere: OPENAI_API_SERVER 128")),
+    ],
+)
+def test_a_default_names_its_usage_context(settings_of, context, seats, expected):
+    found = settings_of({}, context=context, fields={"max_num_running_reqs": seats})["max_num_seqs"]
+    assert (found.origin, plain(found.explanation), found.context) == (*expected, context)
+
+
+def test_without_a_front_end_the_manifest_says_what_was_given_and_the_rest_is_unknown(settings_of):
+    about = manifest(engine_args_given={"watermark": 0.1}, engine_args_chosen={"block_size": 10})
+    found = settings_of(about=about, watermark=0.1, policy="fcfs")
+    assert told(found["watermark"]) == (0.1, "given", "")
+    assert told(found["block_size"]) == (10, "given", "chosen by schedtrace run")
+    assert told(found["scheduling_policy"]) == ("fcfs", "unknown", "")
+
+
+def test_speculative_decoding_reduces_the_tokens_of_a_step(settings_of):
+    """vLLM to 0.27 takes the slots off the budget, newer ones off the step with every request."""
+    spec = {"speculative_config.num_speculative_tokens": 3}
+    given = {"speculative_config": "(given)"}
+    found = settings_of(given, fields={"settings": spec, "token_budget": 976}, max_num_batched_tokens=1000)
+    assert told(found["max_num_scheduled_tokens"]) == (
+        976,
+        "reduced",
+        "max_num_batched_tokens (1,000) less 24 for draft tokens",
+    )
+    assert found["num_speculative_tokens"].origin == "given"
+    slots = spec | {"speculative_config.max_num_new_slots_for_drafting": 2}
+    found = settings_of(given, fields={"settings": slots}, max_num_batched_tokens=1000)
+    assert told(found["max_num_scheduled_tokens"]) == (
+        1000,
+        "reduced",
+        "every scheduled request also takes 2 of max_num_batched_tokens for draft tokens",
+    )
+
+
+def test_what_vllm_cannot_have_written_is_no_setting(settings_of):
+    odd = {"cache_config.kv_cache_memory_bytes": {}, "compilation_config.cudagraph_capture_sizes": ["1"]}
+    slots = {
+        "speculative_config.num_speculative_tokens": 1,
+        "speculative_config.max_num_new_slots_for_drafting": "2",
+    }
+    found = settings_of({}, fields={"settings": odd | slots}, max_num_batched_tokens=1000)
+    assert not {"kv_cache_memory_bytes", "cudagraph_capture_sizes", "max_num_scheduled_tokens"} & found.keys()
+
+
+def test_a_budget_that_is_the_batched_tokens_is_not_listed_twice(settings_of):
+    assert "max_num_scheduled_tokens" not in settings_of({}, max_num_batched_tokens=1000)
+
+
+@pytest.mark.parametrize(
+    ("names", "by"),
+    [
+        (["num_gpu_blocks_override", "kv_cache_memory_bytes"], "num_gpu_blocks_override"),
+        (["kv_cache_memory_bytes", "gpu_memory_utilization"], "kv_cache_memory_bytes"),
+        (["gpu_memory_utilization"], "gpu_memory_utilization"),
+    ],
+)
+def test_the_number_of_blocks_names_the_setting_that_decides_it(settings_of, names, by):
+    found = settings_of({}, fields={"settings": {f"cache_config.{name}": 0.5 for name in names}})
+    assert told(found["num_gpu_blocks"]) == (100, "derived", f"by {by}")
+    assert "gpu_memory_utilization" not in found or names == ["gpu_memory_utilization"]
+
+
+def inert(found):
+    return {name: plain(setting.explanation) for name, setting in found.items() if setting.inert}
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"max_num_partial_prefills": 2}, "vLLM's V1 scheduler does not read it"),
+        ({"max_long_partial_prefills": 2}, "vLLM's V1 scheduler does not read it"),
+        ({"long_prefill_token_threshold": 1000}, "no effect: the token budget of 1,000 limits chunks first"),
+        ({"long_prefill_token_threshold_adaptive": True}, "no effect without long_prefill_token_threshold"),
+        ({"watermark": 0.009}, "no effect: of 100 blocks it keeps 0 free"),
+        ({"max_num_queued_reqs": 9}, "no effect offline: only a server's front end checks it"),
+        ({"max_num_active_seqs": SEATS, "max_num_seqs": SEATS}, "no effect: max_num_seqs is the same"),
+    ],
+)
+def test_settings_without_effect(settings_of, config, why):
+    name = next(iter(config))
+    assert inert(settings_of({name: config[name]}, **config)) == {name: why}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_num_partial_prefills": 1, "max_long_partial_prefills": 1},
+        {"long_prefill_token_threshold": 999},
+        {"long_prefill_token_threshold": 0, "long_prefill_token_threshold_adaptive": False},
+        {"long_prefill_token_threshold": 50, "long_prefill_token_threshold_adaptive": True},
+        {"watermark": 0.01},
+        {"watermark": 0.0},
+        {"max_num_active_seqs": SEATS - 1, "max_num_seqs": SEATS},
+    ],
+)
+def test_settings_with_an_effect_and_settings_that_are_off(settings_of, config):
+    assert inert(settings_of(dict(config), **config)) == {}
+
+
+@pytest.mark.parametrize(
+    ("release", "ranks", "is_inert"),
+    [
+        ("0.32.0+cpu", 1, True),
+        ("0.33.0", 1, False),
+        ("0.32.0", 2, False),
+        ("0.32.0", None, False),
+        ("dev", 1, False),
+    ],
+)
+def test_the_prefill_interval_is_read_by_ranks_in_lock_step_and_since_0_33_by_all(
+    settings_of, release, ranks, is_inert
+):
+    fields = {"vllm_version": release, "data_parallel_size": ranks}
+    found = settings_of({"prefill_schedule_interval": 2}, fields=fields, prefill_schedule_interval=2)
+    assert found["prefill_schedule_interval"].inert is is_inert
+
+
+def test_a_limit_says_how_little_of_it_was_used(settings_of):
+    lines = [step(at, got={"a": 500}, num_new=1) for at in range(100)]
+    found = settings_of({}, *lines, max_num_batched_tokens=1000)
+    assert (
+        plain(found["max_num_batched_tokens"].explanation)
+        == "for LLM_CLASS; no step used more than 500 (50 %)"
+    )
+    assert plain(found["max_num_seqs"].explanation).endswith("at most 1 request ran at once")
+    assert plain(found["enable_prefix_caching"].explanation) == "none of 100 requests found a cached token"
+    lines[0] = step(0, got={"a": 501}, running=5, cached_tokens=1)
+    found = settings_of({}, *lines, max_num_batched_tokens=1000)
+    assert plain(found["max_num_batched_tokens"].explanation) == "for LLM_CLASS"
+    assert "at once" not in plain(found["max_num_seqs"].explanation)
+    assert plain(found["enable_prefix_caching"].explanation) == ""

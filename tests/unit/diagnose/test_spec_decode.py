@@ -1,0 +1,80 @@
+import pytest
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Exit
+from schedtrace.present.phrases import plain
+from tests.makers import arrival, step
+
+CODE = "spec-decode"
+SETTINGS = {"speculative_config.method": "ngram", "speculative_config.num_speculative_tokens": 3}
+NAMES = "abcdefgh"
+
+
+def verifies(number, requests, accepted, drafts=3, token_us=100, **fields):
+    """1,000 us and so many a token; each request has drafts, of which so many are accepted."""
+    tokens = requests * (1 + drafts)
+    given = {
+        "took": 0,
+        "back": 1000 + token_us * tokens,
+        "got": dict.fromkeys(NAMES[:requests], 1 + drafts),
+        "decode_tokens": tokens,
+        "draft_tokens": requests * drafts,
+        "output_tokens": requests * (1 + accepted),
+    }
+    return step(number, **{**given, **fields})
+
+
+def run(accepted, **fields):
+    lines = [verifies(number, 1 + number % 8, accepted, **fields) for number in range(80)]
+    lines[0].arrived.extend(arrival(name, 0) for name in NAMES)
+    return lines
+
+
+def test_drafts_that_are_never_accepted(found):
+    """On average 4.5 requests: 1,000 + 1,800 us for 4.5 tokens with drafts, 1,000 + 450 without."""
+    [finding] = found(CODE, *run(0), settings=SETTINGS)
+    evidence = finding.evidence
+    assert (evidence.draft_tokens, evidence.accepted_tokens) == (10 * 36 * 3, 0)
+    assert (evidence.acceptance_frac, evidence.wasted_frac) == (0, 0.75)
+    assert finding.gain.change_frac == pytest.approx(2800 / 1450 - 1, rel=0.02)
+    assert finding.gain.before == pytest.approx(4.5 / 2800e-6)
+    assert finding.gain.after == pytest.approx(4.5 / 1450e-6, rel=0.02)
+    assert plain(finding.advice[0].message) == "Run without --speculative-config (now ngram with 3 tokens)."
+    assert finding.cost_ms == pytest.approx(80 * (2.8 - 1.45), rel=0.02)
+
+
+def test_its_share_is_of_all_requests_time(found):
+    [finding] = found(CODE, *run(0), settings=SETTINGS)
+    felt_us = 10 * sum(n * (1000 + 400 * n) for n in range(1, 9))
+    lived_us = 8 * (79 * 10_000 + 1000 + 3200 - 10)
+    assert finding.share_frac == pytest.approx(felt_us * (1 - 1450 / 2800) / lived_us, rel=0.02)
+
+
+@pytest.mark.parametrize(("accepted", "found_it"), [(0, True), (1, False), (3, False)])
+def test_it_is_found_where_drafts_lose(found, accepted, found_it):
+    """With one accepted draft, 9 tokens in 2,800 us are as many a second as 4.5 in 1,400."""
+    assert bool(found(CODE, *run(accepted), settings=SETTINGS)) == found_it
+
+
+def test_drafts_that_cost_nothing_are_no_loss(found):
+    assert found(CODE, *run(0, token_us=0), settings=SETTINGS) == []
+
+
+def test_steps_with_prefill_and_steps_not_back_do_not_count(found):
+    more = [verifies(80, 8, 0, prefill_tokens=5), verifies(81, 8, 0, output_tokens=None)]
+    [finding] = found(CODE, *run(0), *more, settings=SETTINGS)
+    assert finding.count == 80
+    assert found(CODE, *run(0)[:19], settings=SETTINGS) == []
+
+
+def test_slots_that_the_drafter_takes_from_the_budget(found):
+    lines = run(0)
+    lines[3].exits.append(Exit("waiting", "break", Cause.INPUT_BUDGET, budget_left=40))
+    lines[3].num_waiting_after = 2
+    [finding] = found(CODE, *lines, settings=SETTINGS)
+    assert (finding.evidence.draft_slot_steps, finding.evidence.draft_slot_tokens) == (1, 40)
+    assert plain(finding.holder).endswith("in 1 step, with 40 tokens of the token budget left.")
+
+
+def test_without_drafts_there_is_nothing_to_say(found):
+    assert found(CODE, *run(0, drafts=0)) == []

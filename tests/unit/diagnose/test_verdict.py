@@ -1,0 +1,120 @@
+"""What is said first of a run."""
+
+import pytest
+
+from schedtrace.diagnose.time_split import time_split
+from schedtrace.diagnose.verdict import verdict
+from schedtrace.model.causes import Cap
+from schedtrace.model.message import NOTHING, message
+from schedtrace.model.report import Finding, Gain
+from schedtrace.model.trace import ChunkCap
+from schedtrace.present.phrases import plain
+from tests.makers import arrival, finish, step
+
+
+def root(code, share, *, saved=None, title="A limit", **fields):
+    """A root cause that says its code, and who holds it."""
+    unknown = dict.fromkeys(Finding.__struct_fields__)
+    given = {"code": code, "share_frac": share, "leads": False, "title": message(title)}
+    given |= {"verdict": message(f"It is {code}."), "holder": message("Somebody has it.")}
+    if saved is not None:
+        given["gain"] = Gain(
+            metric="output_tokens_per_s", change_frac=1, saved_frac=saved, method="step_time"
+        )
+    return Finding(**unknown | given | fields)
+
+
+@pytest.fixture
+def said(view_of):
+    """``said(root(...), lines=[...])``: the sentences."""
+
+    def sentences(*findings, lines=WORKS, **header):
+        view = view_of(*lines, **header)
+        return [plain(one) for one in verdict([view], list(findings), time_split([view]))]
+
+    return sentences
+
+
+WORKS = [
+    step(0, start=0, got={"a": 100}, new="a", arrived=[arrival("a", None, 0)]),
+    step(1, start=1000, finished=[finish("a", finished_us=1000, queued_us=0, first_token_us=1000)]),
+]
+"""a runs for 1 ms, alone."""
+
+
+def test_nothing_recorded_is_nothing_judged(said):
+    assert said(lines=[]) == ["No step was recorded: nothing to judge."]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"share": 0.05}, {"share": 0.0, "saved": 0.05}, {"share": 0.0, "leads": True}]
+)
+def test_a_root_cause_and_its_holder(said, fields):
+    assert said(root("kv-bound", **fields)) == ["It is kv-bound.", "Somebody has it."]
+
+
+def test_who_holds_it_may_not_be_known(said):
+    assert said(root("kv-bound", 0.5, holder=NOTHING)) == ["It is kv-bound."]
+
+
+@pytest.mark.parametrize(("share", "title"), [(0.4, "Nearly as much: too few seats."), (0.39, None)])
+def test_another_nearly_as_large_is_named(said, share, title):
+    found = [root("kv-bound", 0.5), root("max-num-seqs-bound", share, title="Too few seats")]
+    assert said(*found)[2:] == ([title] if title else [])
+
+
+def test_abbreviations_keep_their_capitals(said):
+    found = [root("max-num-seqs-bound", 0.5), root("kv-bound", 0.5, title="KV cache too small")]
+    assert said(*found)[2] == "Nearly as much: KV cache too small."
+
+
+def test_beside_what_leads_nothing_is_as_much(said):
+    assert len(said(root("other-limit", 0.0, leads=True), root("kv-bound", 0.9))) == 2
+
+
+@pytest.mark.parametrize(("share", "leads"), [(0.10, True), (0.09, False)])
+def test_what_nothing_can_be_gained_from_may_still_explain_the_run(said, share, leads):
+    first = said(root("token-budget-bound", share, saved=0.01))[0]
+    assert first == "It is token-budget-bound." if leads else first.startswith("Nothing limits this engine: ")
+
+
+@pytest.mark.parametrize(("share", "leads"), [(0.25, True), (0.24, False)])
+def test_host_time_limits_a_run_from_a_quarter_on(said, share, leads):
+    first = said(root("scheduler-overhead", share))[0]
+    assert first == "It is scheduler-overhead." if leads else first.startswith("Nothing limits this engine: ")
+
+
+def test_where_nothing_limits_it_the_time_is_split(said):
+    first, second = said()[:2]
+    assert first.startswith("Nothing limits this engine: ")
+    assert second == "The requests' time: 90 % prefill, 10 % the engine between steps."
+
+
+def test_idle_time_is_told(said):
+    """The next step comes after 9 ms without a request."""
+    assert said(lines=[*WORKS, step(2, start=10_000)])[-1].startswith("Idle ")
+
+
+def test_steps_that_scheduled_nothing(said):
+    assert said(lines=[step(0)])[0] == "No step scheduled anything."
+
+
+def test_a_threshold_that_held_a_long_prompt_back_is_nothing_to_fix(said):
+    cap = [ChunkCap("long", Cap.LONG_PREFILL, 900, 100)]
+    lines = [
+        step(0, start=0, got={"long": 100, "a": 50}, new=["long", "a"], caps=cap),
+        step(1, start=1000, got={"long": 100, "a": 1}, caps=cap),
+        step(
+            2,
+            start=2000,
+            finished=[
+                finish("a", queued_us=0, first_token_us=1000, finished_us=2000),
+                finish("long", queued_us=0, first_token_us=9000, finished_us=2000),
+            ],
+        ),
+    ]
+    config = {"max_num_seqs": 8, "enable_chunked_prefill": True, "long_prefill_token_threshold": 100}
+    assert said(lines=lines, scheduler_config=config)[0] == (
+        "Nothing to fix: 1 other request had their first token after 1 ms (p50). "
+        "--long-prefill-token-threshold held long to 100 tokens in 2 steps; its first token came after 9 ms."
+    )

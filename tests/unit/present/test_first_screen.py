@@ -1,0 +1,139 @@
+"""The first page of ``analyze``: one screen, whatever was found."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedtrace.diagnose.analyze import analyze
+from schedtrace.model.message import Code, message
+from schedtrace.model.report import Advice, Evidence, Finding, Gain, Report, RunReport, TimePart
+from schedtrace.present.pages.report import MOST_LINES, WIDTH, report_page
+from schedtrace.present.renderers import Format
+from schedtrace.present.sections import Cause, Page, Part, Shares, Style
+from schedtrace.read.run import read_run
+from tests.unit.present.test_goldens import text_of
+
+SAMPLES = sorted((Path(__file__).parents[2] / "data" / "findings").glob("*/shows/"))
+
+WORD = "blocks "
+CONFIG = {
+    "exits_via": "source",
+    "engines": 1,
+    "vllm_version": "0.32.0",
+    "device": "cpu",
+    "token_budget": 1000,
+    "max_num_running_reqs": 8,
+    "kv_blocks_total": 100,
+}
+
+
+def text(words):
+    return message((WORD * words).strip() + ".")
+
+
+def root(share, *, words=20, advice=1, gain=None, code="kv-bound", **fields):
+    unknown = dict.fromkeys(Finding.__struct_fields__)
+    given = {"code": code, "severity": "warning", "title": message("KV cache too small"), "leads": False}
+    given |= {"share_frac": share, "gain": gain, "steps": [7], "symptoms": [], "evidence": Evidence()}
+    given |= {"message": text(words), "holder": text(words), "verdict": text(words)}
+    given |= {"advice": [Advice(message=text(words), costs=text(words)) for _ in range(advice)]}
+    return Finding(**unknown | given | fields)
+
+
+def page(*findings, parts=0):
+    unknown = dict.fromkeys(RunReport.__struct_fields__, ())
+    split = [TimePart(part="waiting", cause=f"c{at}", time_ms=1, share_frac=1 / parts) for at in range(parts)]
+    verdict = [findings[0].verdict, findings[0].holder] if findings else [message("Nothing limits it.")]
+    known = {"path": "r", "label": "r", "config": CONFIG, "findings": list(findings), "time_split": split}
+    return report_page(Report(runs=[RunReport(**unknown | known | {"verdict": verdict})]))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.integers(1, 20), st.integers(0, 3)), max_size=12),
+    st.integers(0, 12),
+)
+def test_it_fits_on_one_screen(found, parts):
+    roots = [root(share, words=words, advice=advice) for share, words, advice in found]
+    assert text_of(page(*roots, parts=parts)).count("\n") <= MOST_LINES
+
+
+def test_root_causes_are_described_from_a_twentieth_on_named_from_a_hundredth_on():
+    found = [root(0.05, words=3), root(0.049, code="long-prompt"), root(0.009, code="other-limit")]
+    lines = text_of(page(*found)).splitlines()
+    assert "1. KV cache too small" + "5 % of requests' time".rjust(80 - 21) in lines
+    assert "Also found: long-prompt (5 %); under 1 % each: other-limit." in lines
+    assert not any(line.startswith("2. ") for line in lines)
+
+
+def test_at_most_five_are_described():
+    shown = text_of(page(*[root(0.5, words=2, advice=0) for _ in range(7)]))
+    assert [f"{number}. " in shown for number in range(1, 8)] == [True] * 5 + [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        ({"change_frac": 0.25}, "~+25 % output tok/s"),
+        ({"change_frac": 0.25, "low_frac": 0.11, "high_frac": 0.43}, "~+25 % output tok/s (11 to 43)"),
+        ({"change_frac": -0.2, "metric": "tpot_p50_ms"}, "~-20 % TPOT p50"),
+        (
+            {"change_frac": -0.5, "metric": "ttft_p50_ms", "before": 200, "after": 100},
+            "TTFT p50 200 -> ~100 ms",
+        ),
+    ],
+)
+def test_the_gain_stands_at_the_end_of_the_title(figures, says):
+    gain = Gain(**{"metric": "output_tokens_per_s", "saved_frac": 0.2, "method": "step_time", **figures})
+    shown = text_of(page(root(0.5, words=2, gain=gain)))
+    assert f"1. KV cache too small{says:>59}\n" in shown
+
+
+def test_what_to_run_next_names_the_run_and_a_step():
+    last = text_of(page(root(0.5, words=2))).splitlines()[-1]
+    assert last == "More: schedtrace analyze r --details | schedtrace step r 7"
+
+
+SECTIONS = [
+    Shares("The time", [Part("prefill", 0.75, Style.PREFILL), Part("a longer part", 0.25, Style.DIM)]),
+    Cause(
+        1,
+        "Too few seats",
+        "9 % of it",
+        ["All seats were taken."],
+        [message("{setting} 16", setting=Code("--max-num-seqs")), "another engine"],
+    ),
+]
+
+
+def test_shares_and_causes_as_text():
+    shown = text_of(Page(None, lambda _: SECTIONS), 60).splitlines()
+    assert shown[0] == "The time"
+    assert [line.split()[-2:] for line in shown[1:3]] == [["%", line.split()[-1]] for line in shown[1:3]]
+    assert [line.index("%") for line in shown[1:3]] == [20, 20]
+    bars = [line.split()[-1].count("█") for line in shown[1:3]]
+    assert bars == [22, 7]  # and a half, of 30
+    assert shown[4:] == [
+        "1. Too few seats" + "9 % of it".rjust(44),
+        "   All seats were taken.",
+        "   Try: --max-num-seqs 16",
+        "   or   another engine",
+    ]
+
+
+def test_shares_and_causes_as_markdown():
+    shown = text_of(Page(None, lambda _: SECTIONS), output_format=Format.MARKDOWN)
+    assert shown == (
+        "**The time**\n\n* prefill: 75 %\n* a longer part: 25 %\n\n"
+        "**1. Too few seats** 9 % of it\n\nAll seats were taken.\n\n"
+        "* Try: `--max-num-seqs` 16\n* Try: another engine\n"
+    )
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+def test_every_recorded_sample_fits_on_one_screen(sample):
+    lines = text_of(report_page(analyze([read_run(sample)]))).splitlines()
+    assert len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= WIDTH

@@ -1,0 +1,66 @@
+"""A part of a trace: four steps of 100 us, of which a waits in the first three."""
+
+import pytest
+
+from schedtrace.model.causes import Cause
+from schedtrace.timeline.window import Window, windowed
+from tests.makers import arrival, finish, step
+
+
+def at(number, **fields):
+    return step(number, start=1000 + 100 * number, back=100, **fields)
+
+
+@pytest.fixture
+def view(view_of):
+    waits = {"got": {"x": 10}, "waiting": 1, "ended": Cause.KV_BLOCKS}
+    return view_of(
+        at(0, **waits, arrived=[arrival("a", None, 1000), arrival("x", None, 1000)]),
+        at(1, **waits),
+        at(2, **waits),
+        at(3, got={"a": 100}, new="a", finished=[finish("x", finished_us=1300)]),
+        at(4, finished=[finish("a", finished_us=1400)]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("window", "steps"),
+    [
+        (Window(), [0, 1, 2, 3, 4]),
+        (Window(begin_us=100), [1, 2, 3, 4]),
+        (Window(begin_us=101), [2, 3, 4]),
+        (Window(end_us=200), [0, 1]),
+        (Window(begin_us=100, end_us=200), [1]),
+        (Window(last_us=150), [4]),
+        (Window(end_us=300, last_us=100), [2]),
+        (Window(last_us=10_000), [0, 1, 2, 3, 4]),
+        (Window(begin_us=10_000), []),
+    ],
+)
+def test_the_steps_that_began_in_it(view, window, steps):
+    assert windowed(view, window).steps["step"].to_list() == steps
+
+
+def test_states_are_cut_and_keep_their_causes(view):
+    cut = windowed(view, Window(begin_us=150, end_us=350))
+    waiting = cut.request_states.filter(cut.request_states["request_id"] == "a")
+    rows = waiting.select("begin_us", "end_us", "state", "cause").rows()
+    assert rows == [(1150, 1300, "waiting", "kv_blocks"), (1300, 1350, "prefill", None)]
+    assert cut.end_us == 1350
+
+
+def test_who_came_and_went_in_it(view):
+    early, late = windowed(view, Window(end_us=300)), windowed(view, Window(begin_us=350))
+    assert early.finishes["request_id"].to_list() == ["x"]
+    assert late.finishes["request_id"].to_list() == ["a"]
+    assert late.arrivals["request_id"].to_list() == ["a"]
+
+
+def test_exits_and_charges_are_of_it_alone(view):
+    cut = windowed(view, Window(begin_us=100, end_us=200))
+    assert cut.exits["step"].to_list() == [1]
+    assert cut.charges.filter(cut.charges["charge"] == "kv_blocks")["time_us"].to_list() == [100]
+
+
+def test_a_trace_without_steps_has_no_window(view_of):
+    assert windowed(view_of(), Window(end_us=5)).steps.is_empty()
