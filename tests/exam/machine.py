@@ -1,0 +1,180 @@
+"""Cases 17, 19, 21, 23 and 25, and others of the kind: ranks, defaults, pipelines, caches, device, host."""
+
+from functools import partial
+
+from schedtrace.simulate import StepCost
+from tests.exam.case import DEVICE, case
+
+
+def together(engine, *, requests, prompt, outputs, every_us=0.0, **options):
+    """Requests of one kind, one after the other."""
+    for number in range(requests):
+        engine.arrive(every_us * number, f"r{number}", prompt, outputs, **options)
+    engine.run()
+
+
+@case("17-uneven-ranks", "rank-imbalance", ranks=2, says=(r"rank 1|rank 0",), missing="issue 13")
+def uneven_ranks(engine):
+    """Rank 0 gets every long prompt, rank 1 the short ones."""
+    rank = engine.config.parallel_config.data_parallel_index
+    together(engine, requests=24, prompt=100 if rank else 3000, outputs=40, every_us=15_000)
+
+
+DEFAULTS = {"max_num_seqs": None, "max_num_batched_tokens": None}
+batch = partial(together, requests=256, prompt=15, outputs=60)
+case(
+    "19-defaults-server",
+    "max-num-seqs-bound",
+    engine={**DEFAULTS, "usage_context": "OPENAI_API_SERVER"},
+    says=(r"max-num-seqs", r"\b128\b"),
+    exits={"max_num_seqs": 30},
+)(batch)
+case("19-defaults-offline", engine={**DEFAULTS, "usage_context": "LLM_CLASS"})(batch)
+case(
+    "19b-seats-async",
+    "max-num-seqs-bound",
+    engine={"max_num_seqs": 8, "async_scheduling": True},
+    says=(r"max-num-seqs", r"\b8\b"),
+    exits={"max_num_seqs": 100},
+)(partial(together, requests=60, prompt=60, outputs=40, every_us=3000))
+case(
+    "19c-small-budget",
+    "token-budget-bound",
+    engine={"max_num_batched_tokens": 64, "max_num_seqs": 64},
+    says=(r"max-num-batched-tokens", r"\b64\b"),
+    exits={"token_budget": 50},
+)(partial(together, requests=60, prompt=100, outputs=12, every_us=2000))
+case(
+    "19d-full-device",
+    "token-budget-bound",
+    engine={"max_num_batched_tokens": 2048, "device": StepCost(500, 100, 100)},
+    says=(r"device|compute|GPU",),
+    silent=(r"(larger|raise|increase)[^.\n]*max-num-batched-tokens",),
+    exits={"token_budget": 20},
+)(partial(together, requests=80, prompt=1000, outputs=6, every_us=50_000))
+
+PIPELINE = {"pipeline_parallel_size": 4, "device": StepCost(400, 20, 600), "schedule_us": 50, "gap_us": 10}
+
+
+def uneven_stages(engine, *, sizes, outputs):
+    """Each batch in flight begins with as many requests as arrive before its first step, and keeps them."""
+    for batch_number, size in enumerate(sizes):
+        for number in range(size):
+            engine.arrive(45.0 * batch_number, f"b{batch_number}-{number}", 24, outputs)
+    engine.run()
+
+
+case(
+    "21-pipeline-bubbles",
+    "pipeline-bubbles",
+    engine=PIPELINE,
+    says=(r"\b13\b", r"\b2\b", r"batch|stage"),
+)(partial(uneven_stages, sizes=(7, 13, 2, 10), outputs=80))
+case(
+    "21b-pipeline-of-two",
+    "pipeline-bubbles",
+    engine={**PIPELINE, "pipeline_parallel_size": 2},
+    says=(r"\b20\b", r"batch|stage"),
+)(partial(uneven_stages, sizes=(20, 3), outputs=100))
+case("21c-even-pipeline", engine=PIPELINE)(partial(uneven_stages, sizes=(8, 8, 8, 8), outputs=80))
+
+CACHED = {"enable_prefix_caching": True}
+case(
+    "23-prefix-shorter-than-a-block",
+    "prefix-cache",
+    engine={**CACHED, "block_size": 128, "num_blocks": 501},
+    says=(r"\b128\b", r"block"),
+)(partial(together, requests=40, prompt=120, outputs=16, every_us=20_000, shared=100))
+case(
+    "23b-prefix-evicted",
+    "prefix-cache",
+    "kv-bound",
+    engine={**CACHED, "num_blocks": 70, "max_num_seqs": 4},
+    says=(r"prefix", r"evict|KV|block"),
+)(
+    lambda engine: (
+        [engine.arrive(90_000 * number, f"r{number}", 500, 8, text=number % 8) for number in range(24)],
+        engine.run(),
+    )
+)
+
+
+def resets(engine):
+    """A shared prefix of 800 tokens, and a reset of the cache before each request."""
+    for number in range(24):
+        engine.arrive(150_000 * number, f"r{number}", 900, 12, shared=800)
+        engine.at(150_000 * number - 500, engine.reset_prefix_cache)
+    engine.run()
+
+
+case(
+    "23c-prefix-cache-reset",
+    "prefix-cache",
+    engine=CACHED,
+    says=(r"reset",),
+)(resets)
+
+
+def cliff(above, factor):
+    """Batches of more than ``above`` requests take ``factor`` times as long."""
+    return lambda batch: DEVICE(batch) * (factor if len(batch.tokens) > above else 1)
+
+
+def swelling(engine, *, requests, outputs, every_us):
+    """Concurrency that swells and ebbs."""
+    for wave in range(3):
+        for number in range(requests):
+            engine.arrive(wave * 2_500_000 + every_us * number, f"w{wave}-{number}", 40, outputs)
+    engine.run()
+
+
+case(
+    "25-batch-size-cliff",
+    "slow-steps",
+    engine={"device": cliff(32, 5), "max_num_seqs": 128},
+    says=(r"\b3[23]\b", r"batch|requests", r"\b(5|4\.9\d?) times"),
+)(partial(swelling, requests=44, outputs=50, every_us=6000))
+case(
+    "25b-batch-size-cliff-async",
+    "slow-steps",
+    engine={"device": cliff(16, 3), "max_num_seqs": 64, "async_scheduling": True},
+    says=(r"\b1[67]\b", r"batch|requests"),
+)(partial(swelling, requests=26, outputs=60, every_us=12_000))
+
+
+@case(
+    "25c-one-request-is-slow",
+    "slow-steps",
+    engine={"device": lambda batch: DEVICE(batch) * (4 if "odd" in batch.tokens else 1)},
+    says=(r"\bodd\b",),
+)
+def one_request_is_slow(engine):
+    """Steps are slow while one request is in them: its sampling, for instance."""
+    for number in range(40):
+        engine.arrive(15_000 * number, f"r{number}", 60, 30)
+    engine.arrive(150_000, "odd", 60, 30)
+    engine.run()
+
+
+case(
+    "25d-host",
+    "scheduler-overhead",
+    engine={"schedule_us": 2500, "gap_us": 2000},
+    says=(r"host|schedule\(\)|engine", r"async-scheduling"),
+)(partial(together, requests=60, prompt=60, outputs=40, every_us=8000))
+
+
+@case(
+    "25e-priority-inversion",
+    "priority-inversion",
+    engine={"max_num_seqs": 8, "scheduling_policy": "priority"},
+    says=(r"priority",),
+    exits={"max_num_seqs": 20},
+)
+def less_urgent_ones_hold_the_seats(engine):
+    """Eight long requests of the lowest class hold all seats; urgent ones wait for them."""
+    for number in range(8):
+        engine.arrive(0, f"batch-{number}", 60, 250, priority=9)
+    for number in range(20):
+        engine.arrive(100_000 + 20_000 * number, f"urgent-{number}", 60, 10, priority=0)
+    engine.run()
