@@ -4,9 +4,12 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from loguru import logger
+
+from schedtrace.record.writer import Writer
 
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 
@@ -19,6 +22,23 @@ def _plugins_are_loaded() -> None:
 
         _switch_off()
         load_general_plugins()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_writer_outlives_its_module() -> Iterator[None]:
+    """An engine that a test leaves open would go on writing, and fail with what a later test breaks."""
+    opened: WeakSet[Writer] = WeakSet()
+    make = Writer.__init__
+
+    def opens(writer: Writer, *args: Any, **kwargs: Any) -> None:
+        make(writer, *args, **kwargs)
+        opened.add(writer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Writer, "__init__", opens)
+        yield
+    for writer in opened:
+        writer.close()
 
 
 @pytest.fixture(autouse=True)

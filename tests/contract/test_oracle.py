@@ -86,7 +86,7 @@ def test_how_much_was_compared():
     print(f"\n{total.total():>8} in all")
     assert total.total() > 33_000 * len(SEEDS)
     assert min(counts.total() for counts in compared.values()) > BUSY_STEPS
-    assert len(total) >= 17
+    assert len(total) >= (17 if len(SEEDS) > 2 else 16)  # one is rare
 
 
 def test_every_place_has_its_mark():
