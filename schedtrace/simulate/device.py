@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,6 +15,12 @@ class Batch:
     decode_tokens: int
     context_tokens: int
     """Tokens that the step's requests had computed before."""
+    prefill_requests: int = 0
+    decode_requests: int = 0
+    decode_context_tokens: int = 0
+    """Those of ``context_tokens`` that belong to requests that decode."""
+    prefill_attention: float = 0.0
+    """Sum over the chunks of prompts: ``chunk * (computed before + chunk / 2)``."""
 
 
 Device = Callable[[Batch], float]
@@ -39,24 +44,3 @@ class StepCost:
             + self.per_decode_token_us * batch.decode_tokens
             + self.per_context_token_us * batch.context_tokens
         )
-
-
-def batch_of(output: Any, requests: Mapping[str, Any]) -> Batch:
-    """What a step computes, read right after its ``schedule()``.
-
-    Args:
-        output: Its ``SchedulerOutput``.
-        requests: vLLM's ``Request`` of each id.
-    """
-    tokens = dict(output.num_scheduled_tokens)
-    prefill = decode = context = 0
-    for request_id, scheduled in tokens.items():
-        request = requests[request_id]
-        before = request.num_computed_tokens - scheduled
-        drafted = len(output.scheduled_spec_decode_tokens.get(request_id, ()))
-        context += before
-        if scheduled == 1 + drafted and before >= request.num_prompt_tokens:
-            decode += scheduled
-        else:
-            prefill += scheduled
-    return Batch(tokens, prefill, decode, context)

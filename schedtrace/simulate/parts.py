@@ -11,6 +11,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from schedtrace.simulate import releases
+from schedtrace.simulate.model_runner import STOP_AT
 
 _NOTHING = dict.fromkeys(
     ("pooling_params", "eos_token_id", "multi_modal_inputs", "multi_modal_hashes", "multi_modal_placeholders")
@@ -49,6 +50,7 @@ def make_request(
         max_tokens=max_tokens,
         ignore_eos=True,
         stop_token_ids=[stop_token],
+        extra_args={STOP_AT: options.pop("stop_at", None)},
         **releases.structured(options.pop("structured_outputs", None)),
     )
     arguments = {**_NOTHING, "block_hasher": hasher, **releases.structured_request(params), **options}
@@ -58,13 +60,3 @@ def make_request(
 def block_hasher(config: Any) -> Any:
     """Hashes a request's full blocks, for prefix caching."""
     return releases.block_hasher(config.cache_config.block_size)
-
-
-def is_prefill_chunk(request: Any) -> bool:
-    """Whether the chunk that was just scheduled leaves something of the request's tokens for a later one.
-
-    Newer releases say so. In older ones a request whose last chunk was scheduled has a placeholder for the
-    token to come, if outputs overlap.
-    """
-    last = request.num_tokens + max(request.num_output_placeholders, 1) - 1
-    return bool(getattr(request, "is_prefill_chunk", request.num_computed_tokens < last))

@@ -1,6 +1,7 @@
 """What a driver says differently to older releases of vLLM: 0.10 to 0.13 where nothing else is noted."""
 
 import inspect
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -57,16 +58,39 @@ def _hash_function() -> Any:
     return function
 
 
-def model_output(request_ids: list[str], tokens: list[list[int]], drafts: list[list[int]] | None) -> Any:
+def model_output(sampled: dict[str, list[int]], drafts: dict[str, list[int]] | None) -> Any:
     """``ModelRunnerOutput``; the drafts go with it in 0.10.0 only."""
     arguments = known(outputs.ModelRunnerOutput, _LEFT_OUT)
     if "spec_token_ids" in arguments:
-        arguments["spec_token_ids"] = drafts
+        arguments["spec_token_ids"] = drafts and [drafts.get(request_id, []) for request_id in sampled]
+    request_ids = list(sampled)
     places = {request_id: place for place, request_id in enumerate(request_ids)}
-    return outputs.ModelRunnerOutput(request_ids, places, tokens, **arguments)
+    return outputs.ModelRunnerOutput(request_ids, places, list(sampled.values()), **arguments)
 
 
 def tell_drafts(scheduler: Any, request_ids: list[str], drafts: list[list[int]]) -> None:
     """The drafts that a step has proposed, after its output (from 0.10.2)."""
     if hasattr(scheduler, "update_draft_token_ids"):
         scheduler.update_draft_token_ids(outputs.DraftTokenIds(request_ids, drafts))
+
+
+def num_prompt_tokens(new: Any) -> int:
+    """Of a ``NewRequestData``, whose prompt may be embeddings (from 0.11)."""
+    return len(new.prompt_token_ids if new.prompt_token_ids is not None else new.prompt_embeds)
+
+
+def num_known_tokens(new: Any) -> int:
+    """Likewise: the prompt, and what was generated before a preemption if the second model runner runs."""
+    prefill = getattr(new, "prefill_token_ids", None)
+    return num_prompt_tokens(new) if prefill is None else len(prefill)
+
+
+def resumed_outputs(cached: Any) -> Iterator[tuple[str, int]]:
+    """Of a ``CachedRequestData``: who goes on after a preemption, and how many output tokens it keeps.
+
+    To 0.11.0 nobody is told; a worker's own count is right there, since nothing is in flight.
+    """
+    resumed = getattr(cached, "resumed_req_ids", ())
+    if resumed:
+        counts = zip(cached.req_ids, cached.num_output_tokens, strict=True)
+        yield from ((request_id, count) for request_id, count in counts if request_id in resumed)

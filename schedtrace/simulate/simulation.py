@@ -1,7 +1,6 @@
-"""A driver in virtual time: requests arrive at their times, steps take as long as a device model says.
+"""vLLM's engine core in virtual time: requests arrive at their times, steps take what a device model says.
 
-The loop is ``EngineCore``'s: let in what has arrived, schedule, and wait for the oldest output once as many
-batches are in flight as vLLM keeps. Nothing sleeps.
+``EngineCore``'s own ``step`` functions run, with an executor that computes nothing. Nothing sleeps.
 """
 
 import heapq
@@ -11,24 +10,26 @@ from typing import Any
 
 from schedtrace.record.engine_hooks import INPUTS
 from schedtrace.simulate.clock import VirtualClock
-from schedtrace.simulate.device import Device, StepCost, batch_of
-from schedtrace.simulate.driver import Driver
+from schedtrace.simulate.core import make_core
+from schedtrace.simulate.device import Device, StepCost
+from schedtrace.simulate.engine import Engine
+from schedtrace.simulate.executor import SimulatedExecutor
 
 YIELD_US = 1000
 """What ``EngineCore`` sleeps after a step without tokens while requests are left."""
 MOST_STEPS = 20_000
 
 
-class Simulation(Driver):
+class Simulation(Engine):
     """One engine in virtual time; ``clock`` must be entered before it is made, and left after its end.
 
     Args:
         clock: Several engines may share it.
-        wrap: As ``Driver``.
+        wrap: As ``Engine``.
         device: Microseconds of a step; with pipeline parallelism each stage takes an equal part of them.
         schedule_us: How long ``schedule()`` takes.
         gap_us: Host time between an output's update and the next ``schedule()``.
-        options: As ``Driver``.
+        options: As ``Engine``.
     """
 
     def __init__(
@@ -41,16 +42,13 @@ class Simulation(Driver):
         gap_us: float = 0.0,
         **options: Any,
     ) -> None:
-        super().__init__(wrap, **options)
         self.clock = clock
         self.finished: Callable[[str], Any] = lambda _: None
         """Called with the id of a request whose last token is back: a closed loop's client sends its next."""
         self._device, self._gap_us = device, gap_us
         self._coming: list[tuple[float, int, Callable[[], Any]]] = []
         self._number = count()
-        self._ready: list[float] = []
-        self._stages = [0.0] * self.config.parallel_config.pipeline_parallel_size
-        """When each stage of the pipeline will be free."""
+        super().__init__(wrap, **options)
         inside = self.scheduler._update_after_schedule  # noqa: SLF001  # the last statement of schedule()
 
         def takes_time(*args: Any) -> None:
@@ -58,6 +56,16 @@ class Simulation(Driver):
             clock.advance(schedule_us)
 
         self.scheduler._update_after_schedule = takes_time  # noqa: SLF001  # likewise
+
+    def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
+        def executor(vllm_config: Any) -> SimulatedExecutor:
+            return SimulatedExecutor(
+                vllm_config, clock=self.clock, device=self._device, model_runner=self.model_runner
+            )
+
+        self.core = make_core(self.config, executor, scheduler_class, groups)
+        """vLLM's ``EngineCore``."""
+        return self.core.scheduler
 
     def at(self, us: float, action: Callable[[], Any]) -> None:
         """Have something happen before the first step that begins then or later."""
@@ -92,10 +100,8 @@ class Simulation(Driver):
         for _ in range(MOST_STEPS):
             if self.clock.now_us >= until_us:
                 return
-            if self.scheduler.has_requests():
+            if self._busy():
                 self.step()
-            elif self.in_flight:
-                self.update()
             elif self._coming:
                 self.clock.until(min(self._coming[0][0], until_us))
                 self._let_in()
@@ -104,46 +110,38 @@ class Simulation(Driver):
         msg = f"{len(self.scheduler.requests)} requests are not done after {MOST_STEPS} steps"
         raise RuntimeError(msg)
 
-    def step(self, *args: Any) -> Any:
-        """One turn of the engine's loop; returns the ``SchedulerOutput``."""
+    def step(self) -> None:
+        """One turn of the engine's loop: what has arrived is let in, then ``EngineCore`` steps."""
         self._let_in()
-        output = super().step(*args)
-        if not output.total_num_scheduled_tokens and self.scheduler.has_requests():
-            self.clock.advance(YIELD_US)
-        return output
-
-    def schedule(self, *args: Any) -> Any:
-        """One ``schedule()``, whose batch is handed to the device."""
-        output = super().schedule(*args)
-        ready = self.clock.now_us
-        if output.total_num_scheduled_tokens:
-            each_us = self._device(batch_of(output, self.requests)) / len(self._stages)
-            for stage, free in enumerate(self._stages):
-                ready = self._stages[stage] = max(ready, free) + each_us
-        self._ready.append(ready)
-        return output
-
-    def update(self) -> dict[int, Any]:
-        """Wait for the oldest batch in flight, and hand its output to the scheduler."""
-        self.clock.until(self._ready.pop(0))
-        told = super().update()
-        for outputs in told.values():
+        told, executed = self.core.step_fn()
+        self.core.post_step(executed)
+        for outputs in (told or {}).values():
             for output in outputs.outputs:
                 if output.finish_reason is not None:
                     self.finished(output.request_id)
-        self.clock.advance(self._gap_us)
-        return told
+        if told is not None:
+            self.clock.advance(self._gap_us)
+        if not executed and self.scheduler.has_requests():
+            self.clock.advance(YIELD_US)
 
-    def finish(self, most_steps: int = MOST_STEPS) -> None:
-        """Run until every request is done, then close."""
+    def finish(self) -> None:
+        """Run until every request is done, then close.
+
+        Raises:
+            RuntimeError: requests are left after ``MOST_STEPS`` steps.
+        """
         self.run()
-        super().finish(most_steps)
+        self.scheduler.shutdown()
 
     def close(self) -> None:
         """End it with whatever is left, as an engine that is shut down."""
-        while self.in_flight:
-            self.update()
+        while self.core.batch_queue:
+            future, output, *_ = self.core.batch_queue.pop()
+            self.scheduler.update_from_output(output, future.result())
         self.scheduler.shutdown()
+
+    def _busy(self) -> bool:
+        return bool(self.scheduler.has_requests() or self.core.batch_queue)
 
     def _let_in(self) -> None:
         while self._coming and self._coming[0][0] <= self.clock.now_us:

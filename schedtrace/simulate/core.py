@@ -1,0 +1,37 @@
+"""vLLM's ``EngineCore`` in this process, with an executor and a KV cache of ours."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+from vllm.config import SchedulerConfig
+from vllm.v1.engine import core
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def make_core(
+    config: Any, executor: Callable[[Any], Any], scheduler_class: type, groups: list[Any]
+) -> core.EngineCore:
+    """An engine core as vLLM builds it, but for three things.
+
+    The KV cache is as large as ``config`` says, instead of what profiling finds. The scheduler is of the class
+    given. Neither the garbage collector nor vLLM's environment variables are frozen for the rest of the
+    process, which goes on to other things.
+
+    Args:
+        config: ``VllmConfig`` with ``num_gpu_blocks`` set.
+        executor: Makes the executor, from the configuration.
+        scheduler_class: What ``get_scheduler_cls`` would return.
+        groups: vLLM's ``KVCacheGroupSpec`` objects.
+    """
+
+    class Core(core.EngineCore):
+        def _initialize_kv_caches(self, vllm_config: Any) -> KVCacheConfig:
+            return KVCacheConfig(vllm_config.cache_config.num_gpu_blocks, [], groups)
+
+    with (
+        patch.object(SchedulerConfig, "get_scheduler_cls", lambda _: scheduler_class),
+        patch.object(core, "freeze_gc_heap", lambda: None, create=True),
+        patch.object(core, "enable_envs_cache", lambda: None, create=True),
+    ):
+        return Core(config, executor, log_stats=True)

@@ -1,0 +1,107 @@
+"""A scheduler as an engine has it, and the ways in which requests reach it."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.core.sched import interface
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from schedtrace.simulate.config import engine_config
+from schedtrace.simulate.parts import block_hasher, kv_cache_groups, make_request, scheduler_arguments
+from schedtrace.simulate.model_runner import STOP_TOKEN, ModelRunner
+
+
+class Engine:
+    """vLLM's scheduler and KV cache manager for a configuration; who works them is a subclass's matter.
+
+    Args:
+        wrap: Makes the class to build from the one vLLM would choose, for instance
+            ``schedtrace.record.traced.traced_class``; None: vLLM's own.
+        kv_groups: vLLM's ``KVCacheGroupSpec`` objects; one group of full attention if not given.
+        drafts: Tokens that a speculative method proposes per step and request; the scheduler must be
+            configured for them (``speculative_config``).
+        accepted: How many of a request's drafts are right, from its id and their number.
+        options: ``num_blocks``, ``async_scheduling``, ``model``, ``rank`` and any field of vLLM's
+            ``EngineArgs``.
+
+    Raises:
+        ValueError: vLLM does not accept the options.
+    """
+
+    def __init__(
+        self,
+        wrap: Callable[[type], type] | None = None,
+        *,
+        kv_groups: list[Any] | None = None,
+        drafts: int = 0,
+        accepted: Callable[[str, int], int] = lambda _, drafts: drafts,
+        **options: Any,
+    ) -> None:
+        self.config = engine_config(**options)
+        self.model_runner = ModelRunner(drafts, accepted)
+        overlapped = self.config.scheduler_config.async_scheduling
+        self.depth: int = getattr(self.config, "max_concurrent_batches", 2 if overlapped else 1)
+        """``schedule()`` calls before the first output comes back: batches in flight at once."""
+        plain: type = AsyncScheduler if overlapped else Scheduler
+        self.scheduler: Any = self._build(
+            wrap(plain) if wrap else plain, kv_groups or kv_cache_groups(self.config)
+        )
+        self.requests: dict[str, Any] = {}
+        """Every request ever added, as vLLM's ``Request``."""
+        caching = self.config.cache_config.enable_prefix_caching
+        self._hasher = block_hasher(self.config) if caching else None
+
+    def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
+        """The scheduler."""
+        return scheduler_class(**scheduler_arguments(self.config, groups))
+
+    def make_request(
+        self,
+        request_id: str,
+        prompt: int | list[int] = 10,
+        max_tokens: int = 4,
+        *,
+        shared: int = 0,
+        **options: Any,
+    ) -> Any:
+        """vLLM's ``Request``.
+
+        Args:
+            request_id: Any string.
+            prompt: Its tokens, or how many.
+            max_tokens: Output tokens at most.
+            shared: How many of the prompt's first tokens are the same in all requests.
+            options: ``stop_at`` (output token at which it stops early), ``text`` (a number: requests with
+                the same one have the same tokens), ``structured_outputs`` (for ``SamplingParams``), or
+                arguments of ``Request``: ``priority``, ``lora_request``, ...
+        """
+        number = options.pop("text", len(self.requests))
+        if isinstance(prompt, int):
+            prompt = [100] * shared + [101 + number % 1800] * (prompt - shared)
+        options.setdefault("arrival_time", time.time())
+        return make_request(request_id, prompt, max_tokens, STOP_TOKEN, self._hasher, **options)
+
+    def add(self, request_id: str, prompt: int | list[int] = 10, max_tokens: int = 4, **options: Any) -> Any:
+        """Put a request (see ``make_request``) into the waiting queue; returns it."""
+        return self.enqueue(self.make_request(request_id, prompt, max_tokens, **options))
+
+    def enqueue(self, request: Any) -> Any:
+        """Put a request that was made before into the waiting queue; returns it."""
+        self.requests[request.request_id] = request
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """The client went away."""
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def pause(self, state: str) -> None:
+        """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL`` (vLLM 0.17 and newer)."""
+        self.scheduler.set_pause_state(interface.PauseState[state])
+
+    def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache; everything that runs is preempted."""
+        self.scheduler.reset_prefix_cache(reset_running_requests=True)
