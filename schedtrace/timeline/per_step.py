@@ -14,7 +14,7 @@ def context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame
     told = stretches.with_columns(slope=grows).with_columns(
         at_zero=pl.col("computed_tokens") - pl.col("step") * pl.col("slope")
     )
-    sums = _sums(_begin_and_end(told, pl.col("at_zero"), pl.col("slope")), steps)
+    sums = sums_by_step(begins_and_ends(told, pl.col("at_zero"), pl.col("slope")), steps)
     return sums.select("step", context_tokens=pl.col("at_zero") + pl.col("step") * pl.col("slope"))
 
 
@@ -39,16 +39,17 @@ def blocks_needed(stretches: pl.LazyFrame, steps: pl.DataFrame, block_size: int)
     )
     begins = held.select(at="step", requests="requests", blocks="blocks")
     ends = held.select(at=pl.col("last_step") + 1, requests=-pl.col("requests"), blocks=-pl.col("most"))
-    return _sums(pl.concat([begins, taken, ends], how="vertical_relaxed"), steps)
+    return sums_by_step(pl.concat([begins, taken, ends], how="vertical_relaxed"), steps)
 
 
-def _begin_and_end(stretches: pl.LazyFrame, *values: pl.Expr) -> pl.LazyFrame:
+def begins_and_ends(stretches: pl.LazyFrame, *values: pl.Expr) -> pl.LazyFrame:
+    """What each stretch adds (``values``) in its first step, and takes away after its last."""
     begins = stretches.select(pl.col("step").alias("at"), *values)
     ends = stretches.select((pl.col("last_step") + 1).alias("at"), *(-value for value in values))
     return pl.concat([begins, ends])
 
 
-def _sums(changes: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def sums_by_step(changes: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """One row per step: what all changes up to it add up to."""
     of_step = changes.group_by("at").agg(pl.all().sum()).sort("at").with_columns(pl.exclude("at").cum_sum())
     return (

@@ -1,0 +1,10 @@
+"""How long a step takes: fitted to a trace, from a model's shape and a GPU, constant, or as recorded.
+
+``docs/simulation.md`` has the formulas and their sources. Nothing here imports vLLM or torch.
+"""
+
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.constants import Constants, HostTimes
+from schedtrace.step_times.model import StepTimes
+
+__all__ = ["Batch", "Constants", "HostTimes", "StepTimes"]

@@ -1,0 +1,154 @@
+"""Step times fitted to recorded traces, with their error and where they came from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+import schedtrace
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model import private
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.fitting import DEVICE, Fit, Source, fit_rows
+from schedtrace.step_times.observed import observed
+from schedtrace.timeline.timeline import Timeline
+
+BLOCK = 25
+"""Steps: residuals of neighbours are alike, so they are drawn in blocks."""
+MOST_STEPS = 20_000
+"""Of more, evenly chosen blocks are fitted."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Step times of a fit (``StepTimes``)."""
+
+    fit: Fit
+    rows: pl.DataFrame | None = field(default=None, repr=False)
+    """The steps it was fitted to; None for one that was loaded."""
+
+    @property
+    def description(self) -> str:
+        """One sentence."""
+        source, error = self.fit.source, self.fit.error
+        hidden = ", ".join(hidden.column.replace("_", " ") for hidden in self.fit.device.unresolved)
+        return (
+            f"Fitted to {self.fit.device.steps} steps of {', '.join(source.runs)} "
+            f"({source.model} on {source.device}, vLLM {source.vllm_version}): "
+            f"half of them within {error.median_abs_log:.0%}, 90 % within {error.p90_abs_log:.0%}"
+            f"{f'; no cost of its own could be found for {hidden}' if hidden else ''}."
+        )
+
+    def device_us(self, batch: Batch) -> float:
+        """Execution in the worker; 0 without tokens."""
+        return self.fit.device.us(_device_columns(batch)) if batch.tokens else 0.0
+
+    def schedule_us(self, batch: Batch) -> float:
+        """``schedule()``."""
+        return self.fit.schedule.us(_host_columns(batch))
+
+    def update_us(self, batch: Batch) -> float:
+        """``update_from_output()``."""
+        return self.fit.update.us(_host_columns(batch))
+
+    def gap_us(self, arrivals: int) -> float:
+        """From an update to the next ``schedule()``."""
+        return self.fit.gap.us({"arrivals": arrivals})
+
+    def outside(self, batch: Batch) -> bool:
+        """Whether a batch lies outside what was recorded, so that its device time is extrapolated."""
+        return bool(batch.tokens) and self.fit.device.outside(_device_columns(batch))
+
+    def residual_blocks(self, block: int = BLOCK) -> list[list[float]]:
+        """Residuals in blocks of neighbours, for a replay with noise: ``exp`` of one multiplies a time."""
+        return [trial[at : at + block] for trial in self.fit.residuals for at in range(0, len(trial), block)]
+
+    def resampled(self, seed: int, block: int = BLOCK) -> "Fitted":
+        """A fit to as many steps, drawn anew: trials, and blocks of neighbouring steps within each.
+
+        Raises:
+            UsageError: it was loaded, so its steps are not there.
+        """
+        if self.rows is None:
+            msg = "a saved fit cannot be resampled, since its steps are not saved: fit the trace again"
+            raise UsageError(msg)
+        import numpy as np  # noqa: PLC0415  # see linear.py
+
+        random = np.random.default_rng(seed)
+        trials = self.rows.partition_by("part", maintain_order=True)
+        drawn: list[pl.DataFrame] = []
+        for place in random.integers(len(trials), size=len(trials)):
+            trial = trials[place]
+            blocks = -(-trial.height // block)
+            at = (random.integers(blocks, size=blocks)[:, None] * block + np.arange(block)).ravel()
+            # A trial drawn twice is two trials.
+            drawn.append(trial[at[at < trial.height]].with_columns(part=pl.lit(len(drawn), pl.UInt32)))
+        rows = pl.concat(drawn)
+        return Fitted(fit_rows(rows, self.fit.source), rows)
+
+    def save(self, path: Path) -> None:
+        """Write the fit as JSON, without the steps.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        try:
+            private.replace(path, msgspec.json.format(msgspec.json.encode(self.fit), indent=2) + b"\n")
+        except OSError as error:
+            msg = f"{path}: cannot be written ({error.strerror})"
+            raise UsageError(msg) from error
+
+
+def load(path: Path) -> Fitted:
+    """A fit that was saved.
+
+    Raises:
+        InputError: missing, or no such file.
+    """
+    try:
+        return Fitted(msgspec.json.decode(path.read_bytes(), type=Fit))
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(msg) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        msg = f"{path}: no saved step times ({error})"
+        raise InputError(msg) from error
+
+
+def fit(timelines: Sequence[Timeline], runs: Sequence[str]) -> Fitted:
+    """Fit the times of traces: one engine's, those of several ranks, or of several runs of one engine.
+
+    Args:
+        timelines: Of one model on one device.
+        runs: What to call where they came from, for instance the run folder's name.
+
+    Raises:
+        InputError: too few steps have an output and requests that are known.
+    """
+    header = timelines[0].header
+    rows = pl.concat(
+        observed(timeline).with_columns(trace=pl.lit(number)) for number, timeline in enumerate(timelines)
+    ).with_columns(part=pl.struct("trace", "trial").rank("dense") - 1)
+    source = Source(
+        runs=list(runs),
+        vllm_version=header.vllm_version,
+        model=header.model,
+        device=header.device,
+        host=header.host,
+        recorded_at=datetime.fromtimestamp(header.wall_anchor_us / 1e6, UTC).isoformat(timespec="seconds"),
+        schedtrace_version=schedtrace.__version__,
+    )
+    blocks = pl.int_range(pl.len()) // BLOCK
+    rows = rows.filter(blocks % max(1, -(-rows.height // MOST_STEPS)) == 0)
+    return Fitted(fit_rows(rows, source), rows)
+
+
+def _device_columns(batch: Batch) -> dict[str, float]:
+    return {name: getattr(batch, name) for name in DEVICE}
+
+
+def _host_columns(batch: Batch) -> dict[str, float]:
+    return {"requests": batch.requests, "prefill_tokens": batch.prefill_tokens}

@@ -1,0 +1,121 @@
+"""Fits every part of a step's time to the rows of recorded steps, and measures how far it is off."""
+
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from schedtrace.errors import InputError
+from schedtrace.step_times.linear import Linear, fit_linear
+
+DEVICE = ("prefill_tokens", "decode_requests", "decode_context_tokens", "prefill_attention")
+"""What the device's time is fitted to. Not to prefill requests: where prompts are not cut into chunks, these
+cannot be told from their tokens, and the cost of one went to the other."""
+SCHEDULE = ("requests", "prefill_tokens")
+UPDATE = ("requests",)
+GAP = ("arrivals",)
+NO_TIME = Linear(0.0, {}, [], {}, 0)
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a fit came from."""
+
+    runs: list[str]
+    vllm_version: str
+    model: str
+    device: str
+    host: str
+    recorded_at: str
+    """ISO 8601, UTC: when the first trace began."""
+    schedtrace_version: str
+    """That fitted it."""
+
+
+class Error(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the device's times are from the fit, as logarithms of measured / fitted."""
+
+    median_abs_log: float
+    p90_abs_log: float
+    lag1: float | None
+    """Correlation of neighbouring steps; null where residuals do not vary."""
+    total_frac: float
+    """All measured time by all fitted time, minus 1: what outliers add."""
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """A fit as it is saved."""
+
+    source: Source
+    device: Linear
+    schedule: Linear
+    update: Linear
+    gap: Linear
+    missing: list[str]
+    """Of ``schedule``, ``update`` and ``gap``: not recorded, taken as 0."""
+    first_step_us: float | None
+    """What the first step of a trial took longer than its batch explains, median over trials; not in
+    ``device``. Null where no first step has an output."""
+    error: Error
+    residuals: list[list[float]]
+    """Of each trial, in order: log of measured / fitted."""
+    trial_levels: list[float]
+    """Of each trial: log of its measured / its fitted total. Their spread is the drift between trials."""
+
+
+def fit_rows(rows: pl.DataFrame, source: Source) -> Fit:
+    """Fit the rows of ``observed``, with ``part``: which trial of which trace each belongs to.
+
+    Raises:
+        InputError: too few steps have an output and requests that are known.
+    """
+    later = rows.filter(~pl.col("first"))
+    device = fit_linear(later, "device_us", DEVICE)
+    if device is None:
+        msg = f"{', '.join(source.runs)}: too few steps with known requests and times to fit step times to"
+        raise InputError(msg)
+    host = {
+        "schedule": fit_linear(later, "schedule_us", SCHEDULE),
+        "update": fit_linear(later, "update_us", UPDATE),
+        "gap": fit_linear(later, "gap_us", GAP),
+    }
+    priced = rows.drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)
+    priced = priced.with_columns(fitted_us=_priced(device), log=(pl.col("device_us") / _priced(device)).log())
+    first = priced.filter("first").select((pl.col("device_us") - pl.col("fitted_us")).clip(0).median()).item()
+    priced = priced.filter(~pl.col("first"))
+    totals = priced.group_by("part", maintain_order=True).agg(
+        "log", level=(pl.col("device_us").sum() / pl.col("fitted_us").sum()).log()
+    )
+    return Fit(
+        source=source,
+        device=device,
+        **{name: part or NO_TIME for name, part in host.items()},
+        missing=[name for name, part in host.items() if part is None],
+        first_step_us=first,
+        error=_error(priced),
+        residuals=[[round(one, 4) for one in trial] for trial in totals["log"].to_list()],
+        trial_levels=totals["level"].to_list(),
+    )
+
+
+def _priced(device: Linear) -> pl.Expr:
+    return pl.lit(device.base_us) + pl.sum_horizontal(
+        pl.lit(0.0), *(factor * pl.col(name) for name, factor in device.factors.items())
+    )
+
+
+def _error(priced: pl.DataFrame) -> Error:
+    off = pl.col("log").abs()
+    neighbour = pl.col("log").shift(1).over("part")
+    figures: dict[str, Any] = priced.select(
+        median=off.median(),
+        p90=off.quantile(0.9, "linear"),
+        lag1=pl.corr("log", neighbour),
+        total=pl.col("device_us").sum() / pl.col("fitted_us").sum() - 1,
+    ).row(0, named=True)
+    lag1 = figures["lag1"]
+    return Error(
+        median_abs_log=figures["median"],
+        p90_abs_log=figures["p90"],
+        lag1=None if lag1 is None or lag1 != lag1 else lag1,  # noqa: PLR0124  # not a number
+        total_frac=figures["total"],
+    )

@@ -1,0 +1,151 @@
+"""What a trace shows of step times: one row a step, with what it computed and how long each part took."""
+
+import polars as pl
+
+from schedtrace.timeline.overlap import time_within
+from schedtrace.timeline.per_step import begins_and_ends, sums_by_step
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.work import with_work
+
+RECORDED = (
+    "step",
+    "trial",
+    "total_requests",
+    "used_tokens",
+    "start_us",
+    "busy_us",
+    "schedule_us",
+    "update_us",
+    "execute_after_us",
+    "execute_us",
+)
+"""Columns of the timeline's steps."""
+OF_BATCH = (
+    "prefill_tokens",
+    "prefill_requests",
+    "prefill_attention",
+    "decode_tokens",
+    "decode_requests",
+    "decode_context_tokens",
+)
+"""Columns with the names and meanings of ``Batch``."""
+WORKER_CLOCK_FRAC = 0.9
+"""The worker's clock is used if so many of the steps with tokens have it."""
+
+
+def observed(timeline: Timeline) -> pl.DataFrame:
+    """One row a step, in order.
+
+    Columns: those of ``RECORDED``; ``first``, of the trial's steps with tokens; those of ``OF_BATCH``, and
+    ``requests``, null where the trace does not tell; ``device_us`` (see ``with_device_us``); ``gap_us``,
+    from the last update to this ``schedule()``, and ``arrivals`` let in during it, null where the engine was
+    idle in between or did not wait for an output.
+    """
+    works = pl.col("total_requests") > 0
+    rows = (
+        timeline.steps.select(*RECORDED)
+        .join(_batches(timeline), on="step", how="left", maintain_order="left")
+        .join(_gaps(timeline), on="step", how="left", maintain_order="left")
+        .with_columns(
+            first=works & (works.cast(pl.Int64).cum_sum().over("trial") == 1),
+            requests=pl.col("prefill_requests") + pl.col("decode_requests"),
+        )
+    )
+    # Where the trace does not know a request's prompt, or records no requests, the sums would be too small.
+    tokens = pl.col("prefill_tokens") + pl.col("decode_tokens")
+    known = (tokens == pl.col("used_tokens")) & (pl.col("requests") == pl.col("total_requests"))
+    columns = (pl.when(known).then(name).alias(name) for name in (*OF_BATCH, "requests"))
+    header = timeline.header
+    overlapped = (header.batches_in_flight or 1) > 1 or bool(header.async_scheduling)
+    return with_device_us(rows.with_columns(columns), overlapped=overlapped)
+
+
+def with_device_us(rows: pl.DataFrame, *, overlapped: bool) -> pl.DataFrame:
+    """``device_us``: how long a batch kept the device, from when it could begin; null without tokens.
+
+    A synchronous engine waits for all of ``busy_us``. With several batches in flight an output may be ready
+    and wait for the host. So there, if the worker's clock is recorded, a batch lasts from the later of its
+    dispatch and the end of the one before, both executions ending by that clock. ``execute_us`` itself would
+    count twice the time in which two executions overlap.
+    """
+    works = rows.filter(pl.col("total_requests") > 0)
+    recorded = works["execute_us"].is_not_null().sum() >= WORKER_CLOCK_FRAC * works.height
+    ended = pl.col("start_us") + pl.col("execute_after_us") + pl.col("execute_us")
+    free = ended.cum_max().forward_fill().shift(1).fill_null(0)
+    begun = pl.max_horizontal(pl.col("start_us") + pl.col("schedule_us"), free)
+    took = ended - begun if overlapped and recorded else pl.col("busy_us")
+    return rows.with_columns(device_us=pl.when(pl.col("total_requests") > 0).then(took))
+
+
+def _batches(timeline: Timeline) -> pl.DataFrame:
+    """``OF_BATCH`` of each step. A stretch that passes its request's prompt is cut there."""
+    got, computed = pl.col("scheduled_tokens"), pl.col("computed_tokens")
+    length = pl.col("last_step") - pl.col("step") + 1
+    missing = pl.max_horizontal("prompt_tokens", "lost_tokens") - computed
+    told = (
+        with_work(timeline, timeline.stretches.filter(got > 0).collect())
+        .filter(pl.col("prompt_tokens").is_not_null())
+        .with_columns(prefill_steps=((missing + got - 1) // got).clip(0, length))
+    )
+    decodes_from = pl.col("step") + pl.col("prefill_steps")
+    prefill = told.filter(pl.col("prefill_steps") > 0).with_columns(last_step=decodes_from - 1)
+    decode = told.filter(pl.col("prefill_steps") < length).with_columns(
+        step=decodes_from, computed_tokens=computed + pl.col("prefill_steps") * got
+    )
+    parts = pl.concat(
+        [
+            _parts(prefill, "prefill", got, 2 * got * computed + got * got, 2 * got * got),
+            _parts(decode, "decode", got, computed, got),
+        ],
+        how="diagonal",
+    ).fill_null(0)
+    sums = sums_by_step(begins_and_ends(parts.lazy(), pl.exclude("step", "last_step")), timeline.steps)
+    attention, context = (
+        pl.col(f"{kind}_at_zero") + pl.col("step") * pl.col(f"{kind}_slope") for kind in ("prefill", "decode")
+    )
+    return sums.with_columns(prefill_attention=attention / 2, decode_context_tokens=context).select(
+        "step", *OF_BATCH
+    )
+
+
+def _parts(
+    stretches: pl.DataFrame, kind: str, tokens: pl.Expr, value: pl.Expr, slope: pl.Expr
+) -> pl.DataFrame:
+    """What each stretch adds to its steps; ``value`` is that of its first step and grows by ``slope``."""
+    return stretches.select(
+        "step",
+        "last_step",
+        tokens.alias(f"{kind}_tokens"),
+        pl.lit(1, pl.Int64).alias(f"{kind}_requests"),
+        slope.alias(f"{kind}_slope"),
+        (value - pl.col("step") * slope).alias(f"{kind}_at_zero"),
+    )
+
+
+def _gaps(timeline: Timeline) -> pl.DataFrame:
+    """``step``, ``gap_us`` and ``arrivals``: the host's time since the last update before each step."""
+    updated = (
+        timeline.steps.filter((pl.col("total_requests") > 0) & pl.col("update_us").is_not_null())
+        .select(begin_us=pl.col("output_us") + pl.col("update_us"))
+        .sort("begin_us")
+    )
+    steps = timeline.steps.select("step", end_us="start_us").sort("end_us")
+    gaps = (
+        steps.with_columns(before_us=pl.col("end_us").shift(1))
+        .join_asof(updated, left_on="end_us", right_on="begin_us", coalesce=False)
+        .filter(pl.col("before_us") < pl.col("begin_us"))
+    )
+    idle = timeline.engine_states.filter(pl.col("state") == "idle")
+    idle_us = time_within(gaps.select("begin_us", "end_us"), idle, {"idle_us": pl.lit(value=True)})
+    came = timeline.arrivals.select(pl.col("queued_us").cast(pl.Int64)).sort("queued_us")
+    came = came.with_row_index("arrived", 1).with_columns(pl.col("arrived").cast(pl.Int64))
+
+    def until(moment: str) -> pl.Series:
+        moments = gaps.select(pl.col(moment).cast(pl.Int64))
+        return moments.join_asof(came, left_on=moment, right_on="queued_us")["arrived"].fill_null(0)
+
+    return (
+        gaps.with_columns(arrivals=until("end_us") - until("begin_us"), idle_us=idle_us["idle_us"])
+        .filter(pl.col("idle_us") == 0)
+        .select("step", "arrivals", gap_us=pl.col("end_us") - pl.col("begin_us"))
+    )

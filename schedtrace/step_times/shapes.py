@@ -1,0 +1,142 @@
+"""Shapes of public models, and those that a Hugging Face ``config.json`` tells."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.step_times.shape import Shape
+
+QUANTIZED_AS = {"fp8": "fp8", "awq": "int4", "gptq": "int4"}
+"""``quant_method`` of a ``config.json`` to what a weight is stored as; scales are left out."""
+EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
+FULL_ATTENTION = frozenset({"full_attention", "attention"})
+
+
+def _llama(name: str, layers: int, hidden: int, heads: int, intermediate: int, vocab: int) -> Shape:
+    return Shape(
+        name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=8, head_dim=128,
+        intermediate=intermediate, vocab=vocab,
+    )  # fmt: skip
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        _llama("Qwen3-8B", 36, 4096, 32, 12_288, 151_936),
+        _llama("Qwen3-32B", 64, 5120, 64, 25_600, 151_936),
+        _llama("Llama-3.1-8B", 32, 4096, 32, 14_336, 128_256),
+        _llama("Llama-3.1-70B", 80, 8192, 64, 28_672, 128_256),
+        Shape(
+            name="DeepSeek-V3",
+            layers=61,
+            hidden=7168,
+            heads=128,
+            kv_heads=128,
+            head_dim=192,
+            intermediate=18_432,
+            vocab=129_280,
+            quantization="fp8",
+            experts=256,
+            experts_per_token=8,
+            shared_experts=1,
+            expert_intermediate=2048,
+            dense_layers=3,
+            kv_rank=512,
+            query_rank=1536,
+            nope_dim=128,
+            rope_dim=64,
+            value_dim=128,
+        ),
+    )
+}
+"""Figures of their ``config.json`` on Hugging Face."""
+
+
+def shape(name: str) -> Shape:
+    """A shape of the table, or that of a model folder or ``config.json``.
+
+    Args:
+        name: As in the table, with an organisation before it or ``-Instruct`` after it; or a path.
+
+    Raises:
+        UsageError: neither in the table nor a path, or a model whose work this module does not know.
+        InputError: a ``config.json`` that cannot be read.
+    """
+    path = Path(name)
+    if path.is_dir():
+        path /= "config.json"
+    if path.is_file():
+        return _read(path)
+    plain = name.rsplit("/", 1)[-1].lower().removesuffix("-instruct")
+    for known in SHAPES.values():
+        if known.name.lower() == plain:
+            return known
+    msg = f"unknown model '{name}': known are {', '.join(SHAPES)}, or name a folder with a config.json"
+    raise UsageError(msg)
+
+
+def _read(path: Path) -> Shape:
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(msg) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        msg = f"{path}: not a model's config.json ({error})"
+        raise InputError(msg) from error
+    name = path.parent.name if path.name == "config.json" else path.stem
+    return _shape_of(name or str(path), config.get("text_config") or config, path)
+
+
+def _shape_of(name: str, config: dict[str, Any], path: Path) -> Shape:
+    """The keys are those of ``transformers``; several families use one of two names."""
+    others = set(config.get("layer_types") or config.get("layers_block_type") or ()) - FULL_ATTENTION
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        others.add("sliding_attention")
+    if others:
+        msg = f"{path}: layers of {', '.join(sorted(others))} are not modelled; fit a recorded trace instead"
+        raise UsageError(msg)
+    try:
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        experts = next((config[key] for key in EXPERTS if config.get(key)), 0)
+        expert = config.get("moe_intermediate_size") or config["intermediate_size"]
+        shared = config.get("n_shared_experts") or 0
+        return Shape(
+            name=name,
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            intermediate=config["intermediate_size"],
+            vocab=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+            dtype=config.get("dtype") or config.get("torch_dtype") or "bfloat16",
+            quantization=_quantization(config, path),
+            experts=experts,
+            experts_per_token=config["num_experts_per_tok"] if experts else 0,
+            shared_experts=shared if experts else 0,
+            expert_intermediate=expert if experts else 0,
+            dense_layers=config.get("first_k_dense_replace") or 0 if experts else 0,
+            kv_rank=config.get("kv_lora_rank") or 0,
+            query_rank=config.get("q_lora_rank") or 0,
+            nope_dim=config.get("qk_nope_head_dim") or 0,
+            rope_dim=config.get("qk_rope_head_dim") or 0,
+            value_dim=config.get("v_head_dim") or 0,
+        )
+    except KeyError as error:
+        msg = f"{path}: lacks {error}, which the model's shape needs"
+        raise InputError(msg) from error
+
+
+def _quantization(config: dict[str, Any], path: Path) -> str | None:
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return None
+    method = quantization.get("quant_method")
+    if method not in QUANTIZED_AS:
+        msg = f"{path}: quantization '{method}' is not modelled: known are {', '.join(QUANTIZED_AS)}"
+        raise UsageError(msg)
+    return "int8" if method == "gptq" and quantization.get("bits") == 8 else QUANTIZED_AS[method]  # noqa: PLR2004

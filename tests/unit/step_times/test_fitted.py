@@ -1,0 +1,278 @@
+"""Known costs are fitted back, what cannot be told apart is said, and recorded times come back in order."""
+
+import random
+
+import polars as pl
+import pytest
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model.trace import Preemption, ScheduledRequest
+from schedtrace.step_times import fitted as fitted_module
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.fitted import fit, load
+from schedtrace.step_times.linear import fit_linear
+from schedtrace.step_times.observed import OF_BATCH, observed, with_device_us
+from schedtrace.step_times.recorded import Recorded
+from tests.makers import arrival, step
+
+COLUMNS = ("prefill", "decode", "context")
+
+
+def rows(count=400, **columns):
+    draw = random.Random(1)  # noqa: S311  # made-up steps
+    made = pl.DataFrame(
+        {
+            "prefill": [draw.choice([0, 0, draw.randrange(512)]) for _ in range(count)],
+            "decode": [draw.randrange(64) for _ in range(count)],
+            "context": [draw.randrange(20_000) for _ in range(count)],
+        }
+    ).with_columns(**columns)
+    return made.with_columns(
+        us=1000 + 2.0 * pl.col("prefill") + 3 * pl.col("decode") + 0.01 * pl.col("context")
+    )
+
+
+def costs(linear):
+    return [linear.base_us, *linear.factors.values()]
+
+
+def test_known_costs_are_fitted_back():
+    linear = fit_linear(rows(), "us", COLUMNS)
+    assert costs(linear) == pytest.approx([1000, 2, 3, 0.01], rel=1e-6)
+    assert linear.us({"prefill": 100, "decode": 10, "context": 1000}) == pytest.approx(1240)
+    assert linear.steps == 400
+
+
+def test_one_step_of_twenty_that_hiccups_changes_little():
+    slow = rows().with_columns(
+        us=pl.when(pl.int_range(pl.len()) % 20 == 7).then(pl.col("us") * 10).otherwise("us")
+    )
+    assert costs(fit_linear(slow, "us", COLUMNS)) == pytest.approx([1000, 2, 3, 0.01], rel=0.01)
+
+
+def test_the_mean_of_noisy_steps_is_kept():
+    draw = random.Random(2)  # noqa: S311  # made-up noise
+    noise = pl.Series([draw.choice([0.75, 1.25]) for _ in range(4000)])
+    noisy = rows(4000).with_columns(us=pl.col("us") * noise)
+    linear = fit_linear(noisy, "us", COLUMNS)
+    assert sum(map(linear.us, noisy.iter_rows(named=True))) == pytest.approx(noisy["us"].sum(), rel=0.01)
+
+
+def test_no_cost_is_negative():
+    faster = rows().with_columns(us=2000 - pl.col("decode"))
+    assert fit_linear(faster, "us", ("decode",)).factors == {"decode": 0.0}
+
+
+@pytest.mark.parametrize("constant", [0, 8])
+def test_a_column_that_never_changes_has_no_cost(constant):
+    linear = fit_linear(rows(decode=pl.lit(constant)), "us", COLUMNS)
+    assert linear.factors == pytest.approx({"prefill": 2, "context": 0.01})
+    assert linear.base_us == pytest.approx(1000 + 3 * constant)
+    assert [hidden.column for hidden in linear.unresolved] == ["decode"]
+    usual = {"prefill": 10, "decode": constant, "context": 100}
+    assert not linear.outside(usual)
+    assert linear.outside({**usual, "decode": constant + 1})
+
+
+def test_a_column_that_follows_another_has_no_cost_and_may_not_part_from_it():
+    linear = fit_linear(rows(decode=pl.col("prefill") * 4 + 5), "us", COLUMNS)
+    (hidden,) = linear.unresolved
+    assert (hidden.column, hidden.constant) == ("decode", pytest.approx(5))
+    assert hidden.factors == pytest.approx({"prefill": 4})
+    assert linear.factors == pytest.approx({"prefill": 2 + 3 * 4, "context": 0.01})
+    assert not linear.outside({"prefill": 100, "decode": 405, "context": 100})
+    assert linear.outside({"prefill": 100, "decode": 900, "context": 100})
+
+
+def test_outside_the_recorded_range_but_for_a_twentieth_of_it():
+    linear = fit_linear(rows(), "us", COLUMNS)
+    least, most = linear.ranges["decode"]
+    assert (least, most) == (0, 63)
+    inside, outside = 63 + 0.05 * 63 - 0.01, 63 + 0.05 * 63 + 0.01
+    assert not linear.outside({"prefill": 100, "decode": inside, "context": 100})
+    assert linear.outside({"prefill": 100, "decode": outside, "context": 100})
+
+
+def test_too_few_steps():
+    assert fit_linear(rows(19), "us", COLUMNS) is None
+    assert fit_linear(rows(20), "us", COLUMNS).steps == 20
+
+
+def got(*requests):
+    return {
+        "requests": [ScheduledRequest(*request) for request in requests],
+        "total_requests": len(requests),
+        "remaining_budget": 1000 - sum(request[2] for request in requests),
+    }
+
+
+def test_what_each_step_computed(view_of):
+    made = view_of(
+        step(
+            0,
+            arrived=[arrival("a", 0, prompt_tokens=7), arrival("b", 0, prompt_tokens=4)],
+            **got(("a", 0, 5, "new")),
+        ),
+        step(1, **got(("a", 5, 2), ("b", 0, 4, "new"))),
+        step(2, **got(("a", 7, 1), ("b", 4, 3, "running", 2))),
+        step(3, **got(("a", 8, 1)), preempted=[Preemption("b", 6)]),
+        step(4, **got(("b", 0, 7, "resumed"))),
+        step(5, **got(("b", 7, 1))),
+        step(6, **got(("stranger", 7, 1))),
+    )
+    assert observed(made).select(OF_BATCH).rows() == [
+        (5, 1, 12.5, 0, 0, 0),
+        (6, 2, 2 * 6 + 4 * 2.0, 0, 0, 0),
+        (0, 0, 0, 4, 2, 11),
+        (0, 0, 0, 1, 1, 8),
+        (7, 1, 24.5, 0, 0, 0),  # recomputed
+        (0, 0, 0, 1, 1, 7),
+        (None,) * 6,  # its prompt is not known
+    ]
+
+
+def test_a_prompt_that_ends_in_a_chunk_of_one_token(view_of):
+    steps = [step(n, **got(("a", n, 1))) for n in range(1, 4)]
+    made = view_of(step(0, arrived=[arrival("a", 0, prompt_tokens=3)], **got(("a", 0, 1, "new"))), *steps)
+    assert observed(made)["prefill_tokens"].to_list() == [1, 1, 1, 0]
+    assert observed(made)["decode_context_tokens"].to_list() == [0, 0, 0, 3]
+
+
+def test_gaps_and_the_arrivals_in_them(view_of):
+    one = got(("a", 0, 1, "new"))
+    made = view_of(
+        step(0, start=0, took=100, back=1000, update_us=50, arrived=[arrival("a", 0, 0)], **one),
+        step(1, start=1080, took=100, back=1000, update_us=50, **got(("a", 1, 1))),
+        step(
+            2, start=2200, update_us=50, arrived=[arrival("b", 2140, 2150), arrival("c", 2140, 2190)], **one
+        ),
+        step(3, start=2350, update_us=50, **one),  # another batch in flight: no output since the step before
+    )
+    assert observed(made).select("gap_us", "arrivals").rows() == [
+        (None, None),
+        (30, 0),
+        (70, 2),
+        (None, None),
+    ]
+
+
+def test_the_worker_clock_decides_with_batches_in_flight():
+    frame = pl.DataFrame(
+        {
+            "total_requests": [1, 1, 0],
+            "start_us": [0, 500, 900],
+            "schedule_us": [100, 100, 100],
+            "execute_after_us": [150, 400, None],
+            "execute_us": [850, 1200, None],  # the second begins at 900, before the first ends at 1000
+            "busy_us": [950, 1500, 0],
+        }
+    )
+    assert with_device_us(frame, overlapped=True)["device_us"].to_list() == [900, 1100, None]
+    assert with_device_us(frame, overlapped=False)["device_us"].to_list() == [950, 1500, None]
+    unknown = frame.with_columns(execute_us=pl.lit(None, pl.Int64))
+    assert with_device_us(unknown, overlapped=True)["device_us"].to_list() == [950, 1500, None]
+
+
+@pytest.fixture
+def run(view_of):
+    """Two trials; each step 100 us of ``schedule()``, 20 of update, 1 ms and 5 us a token on the device."""
+    lines = []
+    at = 0
+    for number in range(60):
+        trial, prompt = 1 + number // 30, 40 + number % 7
+        name = f"t{trial}-{number}"
+        for place, tokens in enumerate((prompt, *[1] * (number % 3))):
+            back = 100 + 1000 + 5 * tokens + (500 if number % 30 == 0 and place == 0 else 0)
+            first = place == 0
+            lines.append(
+                step(
+                    len(lines),
+                    trial=trial,
+                    start=at,
+                    took=100,
+                    back=back,
+                    update_us=19 + len(lines) % 3,
+                    arrived=[arrival(name, at, at, prompt_tokens=prompt)] if first else [],
+                    **got((name, 0 if first else prompt + place - 1, tokens, "new" if first else "running")),
+                )
+            )
+            at += back + 20 + 30  # a gap of 29 to 31
+    return view_of(*lines)
+
+
+def test_a_fit_states_its_costs_error_and_source(run):
+    model = fit([run], ["base"])
+    one = Batch({"a": 45}, 45, 0, 0, prefill_requests=1, prefill_attention=45 * 22.5)
+    assert model.device_us(one) == pytest.approx(1225, rel=1e-3)
+    assert model.device_us(Batch({}, 0, 0, 0)) == 0
+    assert (model.schedule_us(one), model.update_us(one)) == pytest.approx((100, 20), rel=0.02)
+    assert model.fit.first_step_us == pytest.approx(500, abs=5)
+    assert model.fit.error.median_abs_log < 1e-3
+    assert model.fit.error.total_frac == pytest.approx(0, abs=1e-3)
+    assert model.fit.trial_levels == pytest.approx([0, 0], abs=1e-3)
+    assert [len(trial) for trial in model.fit.residuals] == [59, 59]
+    assert [len(block) for block in model.residual_blocks(25)] == [25, 25, 9, 25, 25, 9]
+    assert model.fit.source.runs == ["base"]
+    assert model.fit.source.recorded_at == "2023-11-14T22:13:20+00:00"
+    assert model.description.startswith(
+        "Fitted to 118 steps of base (tiny on cpu, vLLM 0.32.0): half of them within 0%"
+    )
+    assert not model.outside(one)
+    assert model.outside(Batch(dict.fromkeys("ab", 1), 0, 2, 90, 0, 2, 90))
+
+
+def test_of_many_steps_whole_blocks_are_fitted(run, monkeypatch):
+    monkeypatch.setattr(fitted_module, "MOST_STEPS", 60)
+    assert fit([run], ["base"]).rows["step"].to_list() == [*range(25), *range(50, 75), *range(100, 120)]
+
+
+def test_a_saved_fit_is_the_same(run, tmp_path):
+    model = fit([run], ["base"])
+    model.save(tmp_path / "times.json")
+    loaded = load(tmp_path / "times.json")
+    assert loaded.fit == model.fit
+    with pytest.raises(UsageError, match="fit the trace again"):
+        loaded.resampled(1)
+
+
+def test_files_that_cannot_be_used(run, tmp_path):
+    with pytest.raises(InputError, match=r"nothing\.json: cannot be read"):
+        load(tmp_path / "nothing.json")
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(InputError, match=r"other\.json: no saved step times"):
+        load(tmp_path / "other.json")
+    with pytest.raises(UsageError, match="cannot be written"):
+        fit([run], ["base"]).save(tmp_path / "no" / "times.json")
+
+
+def test_resampling_is_by_seed_and_by_whole_blocks(run):
+    model = fit([run], ["base"])
+    drawn = model.resampled(3, block=5)
+    assert drawn.fit == model.resampled(3, block=5).fit
+    assert drawn.rows["step"].to_list() != model.resampled(4, block=5).rows["step"].to_list()
+    offsets = [at % 5 for at in range(5)]
+    for trial in drawn.rows.partition_by("part", maintain_order=True):
+        assert [number % 60 % 5 for number in trial["step"]] == offsets * (trial.height // 5)
+    assert drawn.rows.height == model.rows.height
+
+
+def test_a_trace_without_known_requests_is_refused(view_of):
+    with pytest.raises(InputError, match="old: too few steps with known requests and times"):
+        fit([view_of(*(step(n, **got(("a", n, 1))) for n in range(30)))], ["old"])
+
+
+def test_recorded_times_come_back_in_order_and_then_fitted_ones(run):
+    times = Recorded(run, fit([run], ["base"]))
+    rows = observed(run)
+    batch = Batch({"a": 45}, 45, 0, 0, prefill_requests=1, prefill_attention=45 * 22.5)
+    for row in rows.iter_rows(named=True):
+        assert times.schedule_us(batch) == row["schedule_us"]
+        assert times.device_us(batch) == row["busy_us"]
+        assert times.update_us(batch) == row["update_us"]
+        assert times.gap_us(0) == pytest.approx(31 - row["step"] % 3 if row["step"] < 119 else 30, abs=0.5)
+    assert times.extrapolated == 0
+    assert times.schedule_us(batch) == pytest.approx(100)
+    assert times.extrapolated == 1
+    assert times.device_us(batch) == pytest.approx(1225, rel=1e-3)
+    assert times.device_us(Batch({}, 0, 0, 0)) == 0
+    assert times.description.startswith("The 120 recorded steps, one by one; then: Fitted to 118 steps")
