@@ -35,15 +35,15 @@ def load_prompts(spec: RunSpec) -> list[Prompt]:
     Of a trace with arrival times only the lengths are taken: ``--request-rate`` says when requests arrive.
 
     Raises:
-        UsageError: ``--output-len`` is missing, or ``--dataset`` is neither ``random`` nor a file.
-        InputError: the file cannot be read, is of no known format or has no usable request.
+        UsageError: ``--output-len`` is missing.
+        InputError: the file is missing, cannot be read, is of no known format or has no usable request.
     """
     if spec.dataset == RANDOM:
         return _random(spec)
     path = Path(spec.dataset)
-    if not path.suffix and not path.exists():
-        msg = f"--dataset {spec.dataset}: expected 'random' or a workload file; there is no such file"
-        raise UsageError(msg)
+    if not path.exists():
+        msg = f"--dataset {spec.dataset}: no such file; expected 'random' or a workload file"
+        raise InputError(msg)
     match format_of(path).source:
         case "sharegpt":
             prompts = [

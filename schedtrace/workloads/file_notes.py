@@ -36,10 +36,8 @@ def file_notes(
         if counts[counted]:
             yield message(template, rows=Count(counts[counted], "row"))
     if asked is not None and requests < asked:
-        wanted = Count(asked, "request")
-        yield message(
-            "The file has {found} of {wanted}.", found=Count(requests, "usable request"), wanted=wanted
-        )
+        found, wanted = Count(requests, "usable request"), Count(asked, "request")
+        yield message("The file has {found}, not the {wanted} asked for.", found=found, wanted=wanted)
     if counts[SORTED]:
         yield message("Rows were not in order of time, and were sorted.")
     if counts[ESTIMATED]:

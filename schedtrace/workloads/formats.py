@@ -8,7 +8,7 @@ import msgspec
 
 from schedtrace.errors import InputError
 from schedtrace.workloads import azure, burstgpt, mooncake
-from schedtrace.workloads.jsonl import read_jsonl
+from schedtrace.workloads.jsonl import JsonlRow, read_jsonl
 from schedtrace.workloads.rows import CountTokens, Reader, cells, opened, refused
 from schedtrace.workloads.sharegpt import read_sharegpt
 from schedtrace.workloads.workload import Source
@@ -57,7 +57,9 @@ def format_of(path: Path, count_tokens: CountTokens | None = None, output_len: i
         return Format("bailian", mooncake.read_bailian, mooncake.BAILIAN_BLOCK)
     if "timestamp" in keys or "hash_ids" in keys:
         return Format("mooncake", mooncake.read_mooncake, mooncake.BLOCK)
-    if "prompt" in keys or "input_len" in keys:
+    if "conversations" in keys:  # no list around it: the reader says so
+        return Format("sharegpt", read_sharegpt, timed=False)
+    if not keys.keys().isdisjoint(JsonlRow.__struct_fields__):
         reader = partial(read_jsonl, count_tokens=count_tokens, output_len=output_len)
         return Format("jsonl", reader, timed=False)
     if keys.get("type") == msgspec.Raw(b'"header"'):

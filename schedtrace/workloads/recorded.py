@@ -31,8 +31,7 @@ def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | N
     """The load of one trial; of the whole trace where it has no trials.
 
     How much a request would have generated that was aborted, failed or had not ended when the record ends is
-    not known: it is given its ``max_tokens`` as output, and is aborted then. The order is that of the engine's
-    queue.
+    not known: it is given its ``max_tokens`` as output, and is aborted then.
 
     Args:
         trace: One engine's.

@@ -43,7 +43,7 @@ def recorded_notes(
         ),
         *counted(
             cut_short & ~ended,
-            "{requests} had not ended when the record ends: they are aborted there.",
+            "{requests} had not ended when the record ends: aborted there.",
         ),
         *counted(
             ~cut_short & (pl.col("output_tokens") == 0), "{requests} generated nothing: taken as 1 token."

@@ -87,8 +87,8 @@ def _entries(path: Path) -> Iterator[object]:
 
 def _broken(path: Path, number: int, why: object) -> InputError:
     return InputError(
-        f"{path}: conversation {number}: not a ShareGPT file, a list of "
-        f"{{'conversations': [{{'value': ...}}, ...]}} ({why})"
+        f"{path}: not a ShareGPT file, a list of {{'conversations': [{{'value': ...}}, ...]}} "
+        f"(conversation {number}: {why})"
     )
 
 
