@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import tracemalloc
 from itertools import islice
 from pathlib import Path
@@ -81,6 +82,17 @@ def test_azure_times_are_dates_with_or_without_a_zone():
     ]
     assert [one.arrived_us for one in of_2024] == [0.0, 7_405.0, 990_070.0, 1_490_070.0, 3_240_070.0]
     assert (of_2023.source, of_2023.prefix_block, said(of_2023)) == ("azure", None, [NO_PREFIX])
+
+
+def test_azure_times_without_a_zone_do_not_depend_on_the_machines(file, monkeypatch):
+    path = file("x.csv", HEADER + "2024-01-01 00:00:00,1,1\n2024-01-01 00:00:01+00:00,1,1\n")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert [one.arrived_us for one in open_workload(path)] == [0.0, 1e6]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_burstgpt_leaves_out_requests_that_failed():

@@ -220,6 +220,13 @@ def test_steps_whose_lines_are_missing_count(trace_of):
     assert said(load)[-1] == "Lines of the trace are missing: so may be requests that arrived there."
 
 
+def test_what_happens_as_a_step_begins_comes_before_it(trace_of):
+    gone = finish("a", "ABORTED", finished_us=2000)
+    trace = trace_of(step(0, start=1000, arrived=[came("a", 0, 1000)]), step(1, start=2000, finished=[gone]))
+    [request] = from_trace(trace)
+    assert (request.queued_step, request.abort_step) == (0, 1)
+
+
 def test_prequeued_requests_reach_the_engine_together(trace_of):
     trace = trace_of(
         step(0, start=9000, arrived=[came("a", 0, 100), came("b", 200, 300)]), enable_prefix_caching=False
