@@ -26,7 +26,7 @@ def run(
     context: typer.Context,
     model: Annotated[str | None, typer.Option(help="Model name or folder, as for vLLM.")] = None,
     dataset: Annotated[
-        str, typer.Option(help="'random', a ShareGPT .json, or a .jsonl with prompts or lengths.")
+        str, typer.Option(help="'random' or a file: ShareGPT, JSON Lines, Mooncake, Azure or BurstGPT.")
     ] = "random",
     input_len: Annotated[int, typer.Option(min=1, help="Length of a random prompt in tokens.")] = 1024,
     output_len: Annotated[

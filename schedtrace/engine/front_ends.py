@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Protocol
 
 from schedtrace.engine.workload import Request
 from schedtrace.model.manifest import TrialResult
+from schedtrace.workloads.arrivals import arrivals_s
 
 Progress = Callable[[int], None]
 """Told how many requests of the trial are finished."""
@@ -188,13 +190,8 @@ class OnlineFrontEnd(FrontEnd):
 
     def _due(self, count: int) -> list[float]:
         """Seconds after the start at which each request is handed over; the first at 0."""
-        import numpy as np
-
-        if self._rate is None:
-            return [0.0] * count
-        scale = 1.0 / (self._rate * self._burstiness)
-        gaps = np.random.default_rng(self._seed).gamma(self._burstiness, scale, size=max(0, count - 1))
-        return [0.0, *np.cumsum(gaps).tolist()][:count]
+        due = arrivals_s(self._rate, burstiness=self._burstiness, seed=self._seed)
+        return list(islice(due, count))
 
     def reset_prefix_cache(self) -> bool:
         return bool(self._loop.run_until_complete(self._engine.reset_prefix_cache()))

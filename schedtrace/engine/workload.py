@@ -1,16 +1,21 @@
-"""The requests of one trial: random as in vLLM's benchmark, ShareGPT, or a JSONL file of one's own."""
+"""The requests of one trial: random as in vLLM's benchmark, or those of a workload file."""
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from schedtrace.engine.spec import RANDOM, Positive, RunSpec
+from schedtrace.engine.spec import RANDOM, RunSpec
 from schedtrace.errors import InputError, UsageError
+from schedtrace.workloads import open_workload, random_load
+from schedtrace.workloads.formats import format_of
+from schedtrace.workloads.jsonl import JsonlRow, jsonl_rows
+from schedtrace.workloads.random_load import random_lengths
+from schedtrace.workloads.sharegpt import exchanges
 
-DEFAULT_RANDOM_PROMPTS = 1000
-DEFAULT_RANDOM_OUTPUT_LEN = 128
-"""Both as in ``vllm bench throughput``."""
+DEFAULT_RANDOM_PROMPTS = random_load.DEFAULT_PROMPTS
+DEFAULT_RANDOM_OUTPUT_LEN = random_load.DEFAULT_OUTPUT_LEN
 
 
 class Prompt(msgspec.Struct, kw_only=True):
@@ -24,34 +29,34 @@ class Prompt(msgspec.Struct, kw_only=True):
     priority: int = 0
 
 
-class Row(msgspec.Struct):
-    """One line of a JSONL data set: ``prompt`` or ``input_len``, and how much to generate."""
-
-    prompt: str | None = None
-    input_len: Positive | None = None
-    output_len: Positive | None = None
-    priority: int = 0
-
-
 def load_prompts(spec: RunSpec) -> list[Prompt]:
     """The prompts of one trial, the same for every trial and for every run with the same ``spec``.
 
+    Of a trace with arrival times only the lengths are taken: ``--request-rate`` says when requests arrive.
+
     Raises:
-        UsageError: the data set is of no kind known here, or ``--output-len`` is missing.
-        InputError: it is missing, malformed or empty.
+        UsageError: ``--output-len`` is missing.
+        InputError: the file is missing, cannot be read, is of no known format or has no usable request.
     """
     if spec.dataset == RANDOM:
         return _random(spec)
     path = Path(spec.dataset)
-    if path.suffix not in {".json", ".jsonl"}:
-        msg = f"--dataset {spec.dataset}: expected 'random', a ShareGPT .json or a .jsonl file"
-        raise UsageError(msg)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        msg = f"--dataset {path}: {error.strerror}"
-        raise InputError(msg) from error
-    prompts = _sharegpt(path, content) if path.suffix == ".json" else _jsonl(path, content)
+    if not path.exists():
+        msg = f"--dataset {spec.dataset}: no such file; expected 'random' or a workload file"
+        raise InputError(msg)
+    match format_of(path).source:
+        case "sharegpt":
+            prompts = [
+                Prompt(text=question, completion=answer)
+                for _, question, answer in islice(exchanges(path), spec.num_prompts)
+            ]
+        case "jsonl":
+            prompts = [_own(row) for _, row in islice(jsonl_rows(path), spec.num_prompts)]
+        case _:
+            prompts = [
+                Prompt(input_len=request.prompt_tokens, output_len=request.output_tokens)
+                for request in open_workload(path, num_prompts=spec.num_prompts)
+            ]
     if not prompts:
         msg = f"{path}: no usable prompt in it"
         raise InputError(msg)
@@ -66,62 +71,14 @@ def load_prompts(spec: RunSpec) -> list[Prompt]:
 
 
 def _random(spec: RunSpec) -> list[Prompt]:
-    """Lengths uniform in ``[len * (1 - range_ratio), len * (1 + range_ratio)]``, as vLLM's benchmark."""
-    import random
-
-    draw = random.Random(spec.seed)  # noqa: S311  # a workload, not a secret
     output_len = spec.output_len or DEFAULT_RANDOM_OUTPUT_LEN
-
-    def length(mean: int) -> int:
-        spread = int(mean * spec.range_ratio)
-        return max(1, draw.randint(mean - spread, mean + spread))
-
-    return [
-        Prompt(input_len=length(spec.input_len), output_len=length(output_len))
-        for _ in range(spec.num_prompts or DEFAULT_RANDOM_PROMPTS)
-    ]
+    lengths = random_lengths(spec.input_len, output_len, range_ratio=spec.range_ratio, seed=spec.seed)
+    count = spec.num_prompts or DEFAULT_RANDOM_PROMPTS
+    return [Prompt(input_len=prompt, output_len=output) for prompt, output in islice(lengths, count)]
 
 
-class Turn(msgspec.Struct):
-    """One side of a ShareGPT conversation."""
-
-    value: str
-
-
-class Conversation(msgspec.Struct):
-    """One entry of a ShareGPT file."""
-
-    conversations: list[Turn] = []
-
-
-def _sharegpt(path: Path, content: bytes) -> list[Prompt]:
-    """First question and answer of every conversation that has both."""
-    try:
-        entries = msgspec.json.decode(content, type=list[Conversation])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        msg = f"{path}: not a ShareGPT file, a list of {{'conversations': [{{'value': ...}}, ...]}} ({error})"
-        raise InputError(msg) from error
-    pairs = [entry.conversations[:2] for entry in entries if len(entry.conversations) > 1]
-    return [Prompt(text=question.value, completion=answer.value) for question, answer in pairs]
-
-
-def _jsonl(path: Path, content: bytes) -> list[Prompt]:
-    prompts = []
-    for number, line in enumerate(content.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = msgspec.json.decode(line, type=Row)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            msg = f"{path}:{number}: {error}"
-            raise InputError(msg) from error
-        if (row.prompt is None) == (row.input_len is None):
-            msg = f"{path}:{number}: give either prompt (a text) or input_len (a number of random tokens)"
-            raise InputError(msg)
-        prompts.append(
-            Prompt(text=row.prompt, input_len=row.input_len, output_len=row.output_len, priority=row.priority)
-        )
-    return prompts
+def _own(row: JsonlRow) -> Prompt:
+    return Prompt(text=row.prompt, input_len=row.input_len, output_len=row.output_len, priority=row.priority)
 
 
 class Request(msgspec.Struct):

@@ -1,10 +1,13 @@
 import json
+from pathlib import Path
 
 import pytest
 
 from schedtrace.engine.spec import RunSpec
 from schedtrace.engine.workload import DEFAULT_RANDOM_OUTPUT_LEN, DEFAULT_RANDOM_PROMPTS, Prompt, load_prompts
 from schedtrace.errors import InputError, UsageError
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "workloads"
 
 
 def prompts(**fields):
@@ -87,6 +90,26 @@ def test_sharegpt_takes_the_first_question_and_answer_of_each_conversation(datas
 
 
 @pytest.mark.parametrize(
+    ("name", "lengths"),
+    [
+        ("mooncake.jsonl", [(1300, 20), (1100, 35)]),
+        ("bailian.jsonl", [(40, 20), (33, 8)]),
+        ("azure-2023.csv", [(480, 10), (318, 8)]),
+        ("azure-2024.csv", [(216, 5), (239, 64)]),
+        ("burstgpt.csv", [(472, 18), (108, 230)]),
+    ],
+)
+def test_of_a_trace_with_times_the_lengths_are_taken(name, lengths):
+    made = prompts(dataset=str(EXAMPLES / name), num_prompts=2)
+    assert made == [Prompt(input_len=prompt, output_len=output) for prompt, output in lengths]
+
+
+def test_a_trace_with_times_is_repeated_like_any_data_set():
+    made = prompts(dataset=str(EXAMPLES / "azure-2023.csv"), num_prompts=6)
+    assert (len(made), made[5]) == (6, made[0])
+
+
+@pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("x.jsonl", ROWS + "{", r"x\.jsonl:4: "),
@@ -96,15 +119,17 @@ def test_sharegpt_takes_the_first_question_and_answer_of_each_conversation(datas
         ("x.jsonl", '{"input_len": 0, "output_len": 1}', r"x\.jsonl:1: .*input_len"),
         ("x.jsonl", '{"input_len": 5, "output_len": 0}', r"x\.jsonl:1: .*output_len"),
         ("x.jsonl", b'{"prompt": "\xff", "output_len": 1}', r"x\.jsonl:1: "),
-        ("x.jsonl", "[1]", r"x\.jsonl:1: "),
-        ("x.jsonl", b"\xff\xfe", r"x\.jsonl:1: "),
-        ("x.jsonl", "{}", r"x\.jsonl:1: give either prompt"),
+        ("x.jsonl", "[1]", r"not a ShareGPT file.* \(conversation 1: "),
+        ("x.jsonl", b"\xff\xfe", "unknown format"),
+        ("x.jsonl", "{}", "unknown format"),
+        ("x.jsonl", '{"output_len": 1}', r"x\.jsonl:1: give either prompt"),
+        ("x.jsonl", ROWS + "{}", r"x\.jsonl:4: give either prompt"),
         ("x.jsonl", '{"prompt": "a", "input_len": 1}', r"x\.jsonl:1: give either prompt"),
-        ("x.jsonl", "\n\n", "no usable prompt"),
+        ("x.jsonl", "\n\n", "empty"),
         ("x.json", "[", "not a ShareGPT file"),
-        ("x.json", "", "not a ShareGPT file"),
-        ("x.json", b"\xff\xfe\xff", "not a ShareGPT file"),
-        ("x.json", "5", "not a ShareGPT file"),
+        ("x.json", "", "empty"),
+        ("x.json", b"\xff\xfe\xff", "unknown format"),
+        ("x.json", "5", "unknown format"),
         ("x.json", "[1]", "not a ShareGPT file"),
         ("x.json", '["text"]', "not a ShareGPT file"),
         ("x.json", '{"conversations": []}', "not a ShareGPT file"),
@@ -124,12 +149,12 @@ def test_a_broken_data_set_is_refused_with_its_path(dataset, name, content, says
 
 
 def test_a_missing_data_set_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"--dataset .*gone\.json: No such file"):
+    with pytest.raises(InputError, match=r"--dataset .*gone\.json: no such file"):
         prompts(dataset=str(tmp_path / "gone.json"))
 
 
-def test_a_data_set_of_no_known_kind_is_refused():
-    with pytest.raises(UsageError, match="expected 'random', a ShareGPT"):
+def test_a_name_that_is_no_file_is_refused():
+    with pytest.raises(InputError, match="--dataset ShareGPT: no such file; expected 'random' or a workload"):
         prompts(dataset="ShareGPT")
 
 

@@ -1,0 +1,112 @@
+"""What a trace does not say about its load, and what was assumed."""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from schedtrace.model.manifest import Manifest
+from schedtrace.model.message import Count, Message, message
+from schedtrace.read.trace import Trace
+from schedtrace.workloads.recorded_prefixes import CHARACTERS, MOST_BLOCKS, found_elsewhere
+
+
+def recorded_notes(
+    trace: Trace, requests: pl.DataFrame, block: int | None, manifest: Manifest | None
+) -> list[Message]:
+    """The notes on a recorded load.
+
+    Args:
+        trace: One engine's.
+        requests: Of the load: arrivals with their ends.
+        block: Tokens of a block of the prefixes; None: these are unknown.
+        manifest: Of the run; None: not at hand.
+    """
+
+    def counted(which: pl.Expr, template: str) -> Iterator[Message]:
+        if count := requests.filter(which).height:
+            yield message(template, requests=Count(count, "request"))
+
+    cut_short, ended = pl.col("cut_short"), pl.col("status").is_not_null()
+    notes = [
+        *counted(
+            pl.col("arrived_us").is_null(), "{requests} without a recorded arrival: taken from the queue's."
+        ),
+        *counted(
+            pl.col("input_queue_us").is_null(),
+            "{requests} without the time of reaching the input queue: taken from when the scheduler got it, "
+            "which is up to a step later.",
+        ),
+        *counted(
+            cut_short & ended,
+            "{requests} aborted or failed: what more they would have generated is not known. They run until "
+            "the recorded abort, at most to their limit.",
+        ),
+        *counted(
+            cut_short & ~ended,
+            "{requests} had not ended when the record ends: aborted there.",
+        ),
+        *counted(
+            ~cut_short & (pl.col("output_tokens") == 0), "{requests} generated nothing: taken as 1 token."
+        ),
+        *counted(
+            pl.col("prompt_logprobs").is_not_null(),
+            "{requests} asked for prompt log-probabilities and did not read the prefix cache; here they do.",
+        ),
+        *counted(
+            pl.col("structured"), "{requests} with a grammar: how long it took to compile is not in the load."
+        ),
+        *_prefixes(trace, requests, block),
+        *_engine(trace),
+    ]
+    if manifest is None and trace.header.trial_ids:
+        notes.append(
+            message("Without run.json it is not known whether requests were queued before the first step.")
+        )
+    return notes
+
+
+def _prefixes(trace: Trace, requests: pl.DataFrame, block: int | None) -> Iterator[Message]:
+    size = block or trace.header.block_size
+    if not trace.header.enable_prefix_caching or not size:
+        return
+    if block is None:
+        if requests.filter(pl.col("prompt_tokens") >= size).height:
+            yield message(
+                "Which prompts began alike is not recorded, though prefix caching was on: none share one."
+            )
+        return
+    unknown = requests.filter(pl.col("prefix_hashes").is_null() & (pl.col("prompt_tokens") >= size)).height
+    if unknown:
+        template = "{requests} whose prompt's beginning is not recorded: they share no prefix."
+        yield message(template, requests=Count(unknown, "request"))
+    hashed = pl.col("prefix_hashes").str.len_bytes() == MOST_BLOCKS * CHARACTERS
+    if longer := requests.filter(hashed & (pl.col("prompt_tokens") >= (MOST_BLOCKS + 1) * size)).height:
+        yield message(
+            "{requests} with prompts of more than {blocks}: what they share beyond is not recorded.",
+            requests=Count(longer, "request"),
+            blocks=Count(MOST_BLOCKS, "block"),
+        )
+    if elsewhere := found_elsewhere(requests, trace.arrivals, size):
+        yield message(
+            "{requests} found more of their prompt in the cache than other prompts begin with, such as an "
+            "earlier answer: a replay computes that again.",
+            requests=Count(elsewhere, "request"),
+        )
+
+
+def _engine(trace: Trace) -> Iterator[Message]:
+    if sessions := trace.arrivals.filter("streaming_update")["request_id"].n_unique():
+        template = "{sessions}: only the first part of each is in the load."
+        yield message(template, sessions=Count(sessions, "streaming session"))
+    if trace.steps["encoder_slots_free"].is_not_null().any():
+        yield message("The model has an encoder: images and audio of the prompts are not recorded.")
+    external = pl.LazyFrame(schema={"external_tokens": pl.Int64})
+    brought = trace.large.get("admitted", external).filter(pl.col("external_tokens") > 0)
+    if count := brought.select(pl.len()).collect().item():
+        template = "{requests} got tokens from a KV connector, which the load does not have."
+        yield message(template, requests=Count(count, "request"))
+    if (ranks := trace.header.data_parallel_size or 1) > 1:
+        template = "One engine of {ranks}: the load is what reached this one."
+        yield message(template, ranks=Count(ranks, "data-parallel rank"))
+    if trace.problems.missing_steps or trace.problems.garbled_lines:
+        yield message("Lines of the trace are missing: so may be requests that arrived there.")

@@ -1,0 +1,83 @@
+"""A load: requests in the order in which they reach the engine, read anew by each iteration."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schedtrace.model.message import Message
+from schedtrace.workloads.request import LoadRequest
+
+Source = Literal["mooncake", "bailian", "azure", "burstgpt", "sharegpt", "jsonl", "random", "recorded"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A stream of requests that can be iterated again and again, in bounded memory.
+
+    Requests come in the order in which they reach the engine's input queue: by ``arrived_us + front_end_us``.
+    """
+
+    name: str
+    source: Source
+    prefix_block: int | None
+    """Tokens of each block in ``LoadRequest.prefix``; None: which prompts begin alike is not known."""
+    notes: list[Message]
+    """What the source does not say, and what was assumed."""
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    last_arrival_us: float
+    """The first request arrives at 0."""
+    read: Callable[[], Iterator[LoadRequest]] = field(repr=False)
+    """Reads the requests once."""
+    began_us: int | None = None
+    """Of a recorded load: when it began, on the trace's clock."""
+
+    def __iter__(self) -> Iterator[LoadRequest]:
+        """Read it once more."""
+        return self.read()
+
+    def __len__(self) -> int:
+        return self.requests
+
+
+class Totals:
+    """Adds up the requests of a stream that passes through."""
+
+    def __init__(self) -> None:
+        self.requests = self.prompt_tokens = self.output_tokens = 0
+        self.last_arrival_us = 0.0
+
+    def through(self, requests: Iterable[LoadRequest]) -> "Totals":
+        """Take all of them."""
+        for request in requests:
+            self.requests += 1
+            self.prompt_tokens += request.prompt_tokens
+            self.output_tokens += request.output_tokens
+            self.last_arrival_us = max(self.last_arrival_us, request.arrived_us)
+        return self
+
+
+def make_workload(
+    name: str,
+    source: Source,
+    read: Callable[[], Iterator[LoadRequest]],
+    *,
+    prefix_block: int | None = None,
+    notes: Iterable[Message] = (),
+    began_us: int | None = None,
+) -> Workload:
+    """A workload whose totals are those of one pass over ``read()``; ``notes`` are taken after that pass."""
+    totals = Totals().through(read())
+    return Workload(
+        name=name,
+        source=source,
+        prefix_block=prefix_block,
+        notes=list(notes),
+        requests=totals.requests,
+        prompt_tokens=totals.prompt_tokens,
+        output_tokens=totals.output_tokens,
+        last_arrival_us=totals.last_arrival_us,
+        read=read,
+        began_us=began_us,
+    )

@@ -1,0 +1,332 @@
+"""Workload files to loads: every value of the examples, every way in which a row can be wrong."""
+
+import json
+import os
+import time
+import tracemalloc
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.workloads import files, open_workload
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "workloads"
+
+
+def said(workload):
+    """The notes as text."""
+    texts = []
+    for note in workload.notes:
+        values = {name: f"{one.count} {one.noun}" for name, one in note.arguments.items()}
+        texts.append(note.template.format(**values))
+    return texts
+
+
+def rows(workload):
+    return [
+        (one.request_id, one.arrived_us, one.prompt_tokens, one.output_tokens, one.prefix) for one in workload
+    ]
+
+
+@pytest.fixture
+def file(tmp_path):
+    """``file("x.csv", "...")``: the path of a file with this content."""
+
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+NO_PREFIX = "Which prompts begin alike is not in the file: no prefix is shared."
+
+
+def test_mooncake_has_milliseconds_and_blocks_of_512_tokens():
+    load = open_workload(EXAMPLES / "mooncake.jsonl")
+    assert rows(load) == [
+        ("r0", 0.0, 1300, 20, (0, 1, 2)),
+        ("r1", 0.0, 1100, 35, (0, 1, 3)),
+        ("r2", 150_000.0, 600, 4, (0, 4)),
+        ("r3", 3_000_000.0, 1024, 12, (0, 1)),
+        ("r4", 3_000_000.0, 90, 50, (5,)),
+    ]
+    assert (load.name, load.source, load.prefix_block, said(load)) == ("mooncake.jsonl", "mooncake", 512, [])
+    assert (len(load), load.prompt_tokens, load.output_tokens, load.last_arrival_us) == (5, 4114, 121, 3e6)
+
+
+def test_bailian_has_seconds_and_blocks_of_16_tokens():
+    load = open_workload(EXAMPLES / "bailian.jsonl")
+    assert rows(load) == [
+        ("r0", 0.0, 40, 20, (7, 8, 9)),
+        ("r1", 250_000.0, 33, 8, (7, 8, 10)),
+        ("r2", 1_500_000.0, 16, 5, (11,)),
+        ("r3", 3_625_000.0, 70, 30, (7, 8, 12, 13, 14)),
+        ("r4", 3_625_000.0, 20, 2, (15, 16)),
+    ]
+    assert (load.source, load.prefix_block) == ("bailian", 16)
+
+
+def test_azure_times_are_dates_with_or_without_a_zone():
+    of_2023, of_2024 = (open_workload(EXAMPLES / f"azure-{year}.csv") for year in (2023, 2024))
+    assert rows(of_2023) == [
+        ("r0", 0.0, 480, 10, ()),
+        ("r1", 25_000.0, 318, 8, ()),
+        ("r2", 178_149.0, 110, 27, ()),
+        ("r3", 200_000.0, 743, 14, ()),
+        ("r4", 1_500_000.0, 34, 12, ()),
+    ]
+    assert [one.arrived_us for one in of_2024] == [0.0, 7_405.0, 990_070.0, 1_490_070.0, 3_240_070.0]
+    assert (of_2023.source, of_2023.prefix_block, said(of_2023)) == ("azure", None, [NO_PREFIX])
+
+
+def test_azure_times_without_a_zone_do_not_depend_on_the_machines(file, monkeypatch):
+    path = file("x.csv", HEADER + "2024-01-01 00:00:00,1,1\n2024-01-01 00:00:01+00:00,1,1\n")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert [one.arrived_us for one in open_workload(path)] == [0.0, 1e6]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_burstgpt_leaves_out_requests_that_failed():
+    load = open_workload(EXAMPLES / "burstgpt.csv")
+    assert rows(load) == [
+        ("r0", 0.0, 472, 18, ()),
+        ("r1", 40e6, 108, 230, ()),
+        ("r2", 113e6, 417, 276, ()),
+        ("r3", 115e6, 64, 12, ()),
+    ]
+    assert said(load) == ["1 row without output tokens left out.", NO_PREFIX]
+
+
+def test_newer_burstgpt_files_have_further_columns(file):
+    content = (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5.5,17,1.25,GPT-4,472.0,18,490,API log\n"
+    )
+    [request] = open_workload(file("x.csv", content))
+    assert (request.prompt_tokens, request.output_tokens) == (472, 18)
+
+
+AT_ONCE = (
+    "All requests arrive at once. A front end hands them over one by one, so an engine's first steps may see "
+    "fewer."
+)
+ESTIMATED = "Lengths of texts are estimates: 4 character a token."
+
+
+def test_sharegpt_is_measured_by_a_tokenizer_or_estimated():
+    path = EXAMPLES / "sharegpt.json"
+    estimated = open_workload(path)
+    assert [(one.prompt_tokens, one.output_tokens) for one in estimated] == [(5, 10), (3, 3), (5, 2), (6, 5)]
+    assert said(estimated) == [ESTIMATED, NO_PREFIX, AT_ONCE]
+    measured = open_workload(path, count_tokens=lambda text: len(text.split()), prequeue=True)
+    assert [(one.prompt_tokens, one.output_tokens) for one in measured] == [(4, 8), (2, 2), (3, 1), (4, 10)]
+    assert said(measured) == [NO_PREFIX]
+
+
+def test_sharegpt_is_read_in_chunks_of_any_size(monkeypatch):
+    whole = rows(open_workload(EXAMPLES / "sharegpt.json"))
+    monkeypatch.setattr("schedtrace.workloads.sharegpt.CHUNK_BYTES", 1)
+    assert rows(open_workload(EXAMPLES / "sharegpt.json")) == whole
+
+
+def test_own_rows_keep_their_priority():
+    load = open_workload(EXAMPLES / "own.jsonl")
+    found = [(one.prompt_tokens, one.output_tokens, one.priority) for one in load]
+    assert found == [(5, 12, 0), (400, 30, 1), (20, 5, 0), (5, 2, 0), (64, 8, 0)]
+    assert said(load) == [ESTIMATED, NO_PREFIX, AT_ONCE]
+
+
+def test_the_output_length_can_be_given(file):
+    path = file("x.jsonl", '{"input_len": 3}\n')
+    assert [one.output_tokens for one in open_workload(path, output_len=7)] == [7]
+    assert [one.output_tokens for one in open_workload(EXAMPLES / "burstgpt.csv", output_len=7)] == [7] * 4
+
+
+def test_a_load_can_be_iterated_again():
+    load = open_workload(EXAMPLES / "mooncake.jsonl")
+    assert list(load) == list(load)
+
+
+def test_the_first_prompts_are_taken_and_the_rest_not_even_read(file):
+    content = (EXAMPLES / "burstgpt.csv").read_text() + "garbage\n"
+    load = open_workload(file("x.csv", content), num_prompts=2)
+    assert ([one.prompt_tokens for one in load], load.last_arrival_us) == ([472, 108], 40e6)
+    assert said(load) == [NO_PREFIX]  # the failed request comes later
+
+
+def test_only_a_file_without_times_is_repeated():
+    timed = open_workload(EXAMPLES / "azure-2023.csv", num_prompts=7)
+    assert (len(timed), said(timed)[0]) == (5, "The file has 5 usable request, not the 7 request asked for.")
+    untimed = open_workload(EXAMPLES / "own.jsonl", num_prompts=7)
+    assert [one.prompt_tokens for one in untimed] == [5, 400, 20, 5, 64, 5, 400]
+    assert [one.request_id for one in untimed] == [f"r{number}" for number in range(7)]
+
+
+def test_a_rate_draws_the_times_that_run_draws():
+    load = open_workload(EXAMPLES / "mooncake.jsonl", rate=4.0, burstiness=0.5, seed=3)
+    gaps = np.random.default_rng(3).gamma(0.5, 1 / (4.0 * 0.5), size=4)
+    assert [one.arrived_us for one in load] == [at * 1e6 for at in [0.0, *np.cumsum(gaps)]]
+    assert [one.prompt_tokens for one in load] == [1300, 1100, 600, 1024, 90]
+
+
+def test_gaps_can_be_shortened_or_dropped():
+    path = EXAMPLES / "mooncake.jsonl"
+    assert [one.arrived_us for one in open_workload(path, speedup=2)] == [0.0, 0.0, 75e3, 1.5e6, 1.5e6]
+    assert {one.arrived_us for one in open_workload(path, prequeue=True)} == {0.0}
+
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def test_rows_out_of_order_are_sorted(file):
+    path = file(
+        "x.csv", HEADER + "2024-01-01 00:00:02,2,1\n2024-01-01 00:00:03,3,1\n2024-01-01 00:00:01,1,1\n"
+    )
+    load = open_workload(path)
+    assert [(one.arrived_us, one.prompt_tokens) for one in load] == [(0.0, 1), (1e6, 2), (2e6, 3)]
+    assert said(load) == ["Rows were not in order of time, and were sorted.", NO_PREFIX]
+
+
+def test_more_than_fit_are_not_sorted(file, monkeypatch):
+    monkeypatch.setattr(files, "MOST_SORTED", 2)
+    path = file(
+        "x.csv", HEADER + "2024-01-01 00:00:02,2,1\n2024-01-01 00:00:01,3,1\n2024-01-01 00:00:03,1,1\n"
+    )
+    with pytest.raises(
+        InputError, match=r"x\.csv:3: earlier than the row before it, and more than 2 requests"
+    ):
+        open_workload(path)
+
+
+def test_images_of_the_multimodal_trace_are_said_to_be_left_out(file):
+    content = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15 00:00:00.1,2,900,30\n"
+    load = open_workload(file("x.csv", content))
+    assert said(load) == [NO_PREFIX, "Images are left out: requests have the tokens of their texts only."]
+
+
+def test_odd_block_ids_are_said(file):
+    lines = [
+        {"timestamp": 0, "input_length": 655, "output_length": 1, "hash_ids": [0, 1, 2]},
+        {"timestamp": 0, "input_length": 655, "output_length": 1},
+        {"timestamp": 0, "input_length": 0, "output_length": 1},
+    ]
+    load = open_workload(file("x.jsonl", "\n".join(map(json.dumps, lines))))
+    assert [one.prefix for one in load] == [(0, 1), ()]
+    assert said(load) == [
+        "1 row without prompt tokens left out.",
+        "2 row without block ids: they share no prefix.",
+        "1 row with more block ids than the prompt has blocks: the last ids were ignored.",
+    ]
+
+
+MOONCAKE = '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]}\n'
+AZURE = HEADER + "2023-11-16 18:17:03.9,480,10\n"
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Log\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (MOONCAKE + "\n{", r"x:3: .*truncated"),
+        (MOONCAKE + '{"timestamp": 0, "input_length": 1}\n', r"x:2: .*output_length"),
+        (MOONCAKE + MOONCAKE.replace(" 0,", ' "0",'), r"x:2: Expected `float`.*timestamp"),
+        (MOONCAKE + MOONCAKE.replace(" 0,", " -1,"), r"x:2: .*timestamp"),
+        (MOONCAKE.replace(" 1,", " -1,"), r"x:1: .*input_length"),
+        (MOONCAKE.replace(" 1,", " 1.5,"), r"x:1: .*input_length"),
+        (MOONCAKE.replace("[1]", "[-1]"), r"x:1: .*hash_ids"),
+        (MOONCAKE + AZURE, "x:2: "),
+        (AZURE + "yesterday,1,1\n", "x:3: TIMESTAMP 'yesterday' is not a date with a time"),
+        (AZURE + "2023-11-16 18:17:04,1.5,1\n", "x:3: ContextTokens '1.5' is not a number of tokens"),
+        (AZURE + "2023-11-16 18:17:04,1,-1\n", "x:3: GeneratedTokens '-1' is not"),
+        (AZURE + "2023-11-16 18:17:04,1,inf\n", "x:3: GeneratedTokens 'inf' is not"),
+        (AZURE + "\n2023-11-16 18:17:04,1\n", "x:4: 2 cells, but the header has 3"),
+        (AZURE.encode() + b"2023-11-16,\xff,1\n", "x:3: .*utf-8"),
+        (BURST + "noon,ChatGPT,1,1,2,Log\n", "x:3: Timestamp 'noon' is not a number of seconds"),
+        (BURST + "nan,ChatGPT,1,1,2,Log\n", "x:3: Timestamp 'nan' is not"),
+        (BURST + "6,ChatGPT,,1,2,Log\n", "x:3: Request tokens '' is not"),
+        ('{"input_len": 3}\n', "x:1: no output_len: add it, or give --output-len"),
+        ('{"input_len": 3, "prompt": "a", "output_len": 1}\n', "x:1: give either prompt"),
+        (
+            '[{"conversations": [{"value": "a"}, {"value": "b"}]}, 5]',
+            r"not a ShareGPT file.* \(conversation 2: ",
+        ),
+        ('[{"conversations": [{"value": "a"}, {"value": "b"}]}', r"not a ShareGPT file.* \(conversation 2: "),
+        ("", "x: empty; expected Mooncake"),
+        ("\n \n", "x: empty; expected Mooncake"),
+        (
+            "a,b,c\n1,2,3\n",
+            "x: unknown format; expected Mooncake or Qwen-Bailian .* Azure .* BurstGPT .* ShareGPT",
+        ),
+        ('{"model": "x"}', "x: unknown format; expected Mooncake"),
+        ('{"type": "header", "schema_version": 2}', "x: the trace of a run, not a workload file"),
+        (HEADER, "x: no usable request in it"),
+        (BURST.replace(",18,", ",0,"), "x: no usable request in it"),
+        ("[]", "x: no usable request in it"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_by_line(file, content, says):
+    with pytest.raises(InputError, match=says):
+        open_workload(file("x", content))
+
+
+def test_a_mark_at_the_beginning_and_windows_line_ends_are_read(file):
+    path = file("x.csv", b"\xef\xbb\xbf" + AZURE.replace("\n", "\r\n").encode())
+    assert [one.output_tokens for one in open_workload(path)] == [10]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rate": 1.0, "prequeue": True}, {"rate": 1.0, "speedup": 2.0}, {"speedup": 2.0, "prequeue": True}],
+)
+def test_options_that_exclude_each_other_are_refused(options):
+    with pytest.raises(UsageError, match="exclude each other"):
+        open_workload(EXAMPLES / "mooncake.jsonl", **options)
+
+
+def test_a_speedup_needs_times():
+    with pytest.raises(UsageError, match="a speedup needs arrival times"):
+        open_workload(EXAMPLES / "own.jsonl", speedup=2.0)
+
+
+def test_no_regular_file_is_refused_before_it_blocks(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(InputError, match="not a regular file"):
+            open_workload(path)
+    with pytest.raises(InputError, match=r"gone: cannot be read \(No such file"):
+        open_workload(tmp_path / "gone")
+
+
+def test_20_000_requests_stream_in_bounded_memory(file):
+    ids = list(range(100_000, 100_120))
+    row = {"input_length": 61_440, "output_length": 9, "hash_ids": ids}
+    content = "\n".join(json.dumps({"timestamp": 10 * number, **row}) for number in range(20_000))
+    path = file("x.jsonl", content)
+    del content
+    tracemalloc.start()
+    try:
+        load = open_workload(path)
+        assert sum(len(one.prefix) for one in load) == 20_000 * 120
+        held = [tracemalloc.get_traced_memory()[1]]
+    finally:
+        tracemalloc.stop()
+    assert (len(load), load.last_arrival_us) == (20_000, 199_990_000.0)
+    assert held[0] < 2**20  # all prefixes at once would be 2.4 million numbers
+
+
+def test_a_load_is_read_only_as_far_as_it_is_consumed(file):
+    path = file("x.jsonl", MOONCAKE * 3)
+    load = open_workload(path)
+    path.write_text(MOONCAKE * 2 + "{")
+    assert len(list(islice(load, 2))) == 2
+    with pytest.raises(InputError, match=r"x\.jsonl:3: "):
+        list(load)
