@@ -4,8 +4,7 @@
 """
 
 from schedtrace.simulate.clock import VirtualClock
-from schedtrace.simulate.device import Batch, StepCost
 from schedtrace.simulate.driver import Driver
 from schedtrace.simulate.simulation import Simulation
 
-__all__ = ["Batch", "Driver", "Simulation", "StepCost", "VirtualClock"]
+__all__ = ["Driver", "Simulation", "VirtualClock"]

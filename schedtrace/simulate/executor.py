@@ -12,8 +12,9 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds
 
 from schedtrace.record.execution import NAME, machine
 from schedtrace.simulate import releases
-from schedtrace.simulate.device import Batch, Device
 from schedtrace.simulate.model_runner import ModelRunner
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.model import StepTimes
 
 
 class Clock(Protocol):
@@ -35,14 +36,14 @@ class SimulatedExecutor(Executor):
     Args:
         vllm_config: vLLM's.
         clock: Virtual, or a machine's.
-        device: Microseconds of a batch; each stage of a pipeline takes an equal part of them.
+        times: How long a batch takes; each stage of a pipeline takes an equal part of it.
         model_runner: Makes up the tokens.
     """
 
     supports_pp = True
 
-    def __init__(self, vllm_config: Any, *, clock: Clock, device: Device, model_runner: ModelRunner) -> None:
-        self._clock, self._device, self._model_runner = clock, device, model_runner
+    def __init__(self, vllm_config: Any, *, clock: Clock, times: StepTimes, model_runner: ModelRunner) -> None:
+        self._clock, self._times, self._model_runner = clock, times, model_runner
         self._stages = [0.0] * vllm_config.parallel_config.pipeline_parallel_size
         """When each stage of the pipeline will be free."""
         self._last: Future[Any] = Future()
@@ -60,7 +61,7 @@ class SimulatedExecutor(Executor):
         if not sampled:
             self._last = _At(self._clock, self._clock.now_us, EMPTY_MODEL_RUNNER_OUTPUT)
             return self._last if non_block else self._last.result()
-        each_us = self._device(batch) / len(self._stages)
+        each_us = self._times.device_us(batch) / len(self._stages)
         began = ready = self._clock.now_us
         for stage, free in enumerate(self._stages):
             begins = max(ready, free)
@@ -84,7 +85,7 @@ class SimulatedExecutor(Executor):
 
     def execute_dummy_batch(self) -> None:
         """A batch of one token, as a data-parallel rank with nothing to do runs it."""
-        self._clock.until(self._clock.now_us + self._device(Batch({}, 0, 1, 0, decode_requests=1)))
+        self._clock.until(self._clock.now_us + self._times.device_us(Batch({}, 0, 1, 0, decode_requests=1)))
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
         """What workers would answer; ``None`` for orders, which nobody has to carry out."""

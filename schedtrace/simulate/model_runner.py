@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from schedtrace.simulate import releases
-from schedtrace.simulate.device import Batch
+from schedtrace.step_times.batch import Batch
 
 TOKEN, STOP_TOKEN = 7, 8
 STOP_AT = "stop_at"
 """Key in ``SamplingParams.extra_args``: the output token, from 1, at which a request stops by itself."""
+
+NOTHING = Batch({}, 0, 0, 0)
 
 
 class ModelRunner:
@@ -28,9 +30,22 @@ class ModelRunner:
         self._known: dict[str, int] = {}
         self._prompt: dict[str, int] = {}
         self._stop_at: dict[str, int] = {}
+        self._executed: tuple[Any, tuple[Batch, dict[str, list[int]]]] = (None, (NOTHING, {}))
 
     def execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
-        """What a ``SchedulerOutput`` computes, and each request's tokens: none while its prompt is incomplete."""
+        """What a ``SchedulerOutput`` computes, and each request's tokens: none while its prompt is incomplete.
+
+        Asked again for the one it was asked for last, it says the same.
+        """
+        if self._executed[0] is not output:
+            self._executed = (output, self._execute(output))
+        return self._executed[1]
+
+    def batch_of(self, output: Any) -> Batch:
+        """What a ``SchedulerOutput`` computes."""
+        return self.execute(output)[0]
+
+    def _execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
         sampled: dict[str, list[int]] = {}
         tokens, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
         known, prompts = self._known, self._prompt

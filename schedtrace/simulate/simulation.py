@@ -11,9 +11,11 @@ from typing import Any
 from schedtrace.record.engine_hooks import INPUTS
 from schedtrace.simulate.clock import VirtualClock
 from schedtrace.simulate.core import make_core
-from schedtrace.simulate.device import Device, StepCost
 from schedtrace.simulate.engine import Engine
 from schedtrace.simulate.executor import SimulatedExecutor
+from schedtrace.simulate.timed import timed
+from schedtrace.step_times.constants import Constants
+from schedtrace.step_times.model import StepTimes
 
 YIELD_US = 1000
 """What ``EngineCore`` sleeps after a step without tokens while requests are left."""
@@ -26,9 +28,7 @@ class Simulation(Engine):
     Args:
         clock: Several engines may share it.
         wrap: As ``Engine``.
-        device: Microseconds of a step; with pipeline parallelism each stage takes an equal part of them.
-        schedule_us: How long ``schedule()`` takes.
-        gap_us: Host time between an output's update and the next ``schedule()``.
+        times: How long the parts of a step take.
         options: As ``Engine``.
     """
 
@@ -37,30 +37,28 @@ class Simulation(Engine):
         clock: VirtualClock,
         wrap: Callable[[type], type] | None = None,
         *,
-        device: Device = StepCost(),  # noqa: B008  # frozen
-        schedule_us: float = 0.0,
-        gap_us: float = 0.0,
+        times: StepTimes = Constants(),  # noqa: B008  # frozen
         **options: Any,
     ) -> None:
         self.clock = clock
         self.finished: Callable[[str], Any] = lambda _: None
         """Called with the id of a request whose last token is back: a closed loop's client sends its next."""
-        self._device, self._gap_us = device, gap_us
+        self._times = times
+        self._updated = False
+        """Whether an output came back since the last ``schedule()``."""
         self._coming: list[tuple[float, int, Callable[[], Any]]] = []
         self._number = count()
-        super().__init__(wrap, **options)
-        inside = self.scheduler._update_after_schedule  # noqa: SLF001  # the last statement of schedule()
 
-        def takes_time(*args: Any) -> None:
-            inside(*args)
-            clock.advance(schedule_us)
+        def wrapped(plain: type) -> type:
+            of_time = timed(plain, clock, times, lambda output: self.model_runner.batch_of(output))
+            return wrap(of_time) if wrap else of_time
 
-        self.scheduler._update_after_schedule = takes_time  # noqa: SLF001  # likewise
+        super().__init__(wrapped, **options)
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
         def executor(vllm_config: Any) -> SimulatedExecutor:
             return SimulatedExecutor(
-                vllm_config, clock=self.clock, device=self._device, model_runner=self.model_runner
+                vllm_config, clock=self.clock, times=self._times, model_runner=self.model_runner
             )
 
         self.core = make_core(self.config, executor, scheduler_class, groups)
@@ -112,6 +110,10 @@ class Simulation(Engine):
 
     def step(self) -> None:
         """One turn of the engine's loop: what has arrived is let in, then ``EngineCore`` steps."""
+        if self._updated:
+            due = sum(us <= self.clock.now_us for us, *_ in self._coming)
+            self.clock.advance(self._times.gap_us(due))
+            self._updated = False
         self._let_in()
         told, executed = self.core.step_fn()
         self.core.post_step(executed)
@@ -119,8 +121,7 @@ class Simulation(Engine):
             for output in outputs.outputs:
                 if output.finish_reason is not None:
                     self.finished(output.request_id)
-        if told is not None:
-            self.clock.advance(self._gap_us)
+        self._updated = told is not None
         if not executed and self.scheduler.has_requests():
             self.clock.advance(YIELD_US)
 

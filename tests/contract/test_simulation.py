@@ -11,18 +11,22 @@ from vllm.v1.core.sched import scheduler as vllms
 
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
-from schedtrace.simulate import Driver, Simulation, StepCost, VirtualClock
+from schedtrace.simulate import Driver, Simulation, VirtualClock
+from schedtrace.step_times.constants import Constants, HostTimes
 
 pytestmark = pytest.mark.vllm
 
-DEVICE = StepCost(base_us=1000, per_prefill_token_us=10, per_decode_token_us=50, per_context_token_us=1)
+def times(schedule_us=0, gap_us=0, update_us=0):
+    """1 ms a step, 10 us a prompt token, 50 us an output token, 1 us a token of context."""
+    return Constants(1000, 10, 50, 1, HostTimes(schedule_us, 0, update_us, 0, gap_us, 0))
+
 
 
 @pytest.fixture
 def engine():
-    """``engine(max_num_seqs=2, ...)`` in virtual time, on ``DEVICE``."""
+    """``engine(max_num_seqs=2, ...)`` in virtual time, on a machine of ``times()``."""
     with VirtualClock() as clock:
-        yield partial(Simulation, clock, device=DEVICE)
+        yield partial(Simulation, clock, times=times())
 
 
 @pytest.fixture
@@ -42,7 +46,7 @@ def steps_of(recording, engine):
 
 def test_one_batch_at_a_time(steps_of):
     """60 tokens of prefill take 1.6 ms, then one decode over 60 and over 61 tokens of context."""
-    _, steps = steps_of(lambda engine: engine.arrive(0, "a", 60, 3), schedule_us=200, gap_us=100)
+    _, steps = steps_of(lambda engine: engine.arrive(0, "a", 60, 3), times=times(200, 100))
     assert steps == [
         (0, 200, 1800),
         (1900, 200, 2100 + 1110),
@@ -53,7 +57,7 @@ def test_one_batch_at_a_time(steps_of):
 
 def test_with_two_batches_in_flight_the_device_takes_one_after_the_other(steps_of):
     _, steps = steps_of(
-        lambda engine: engine.arrive(0, "a", 60, 3), schedule_us=200, gap_us=100, async_scheduling=True
+        lambda engine: engine.arrive(0, "a", 60, 3), times=times(200, 100), async_scheduling=True
     )
     assert steps[:3] == [(0, 200, 1800), (200, 200, 1800 + 1110), (1900, 200, 2910 + 1111)]
 
@@ -65,7 +69,7 @@ def test_with_a_pipeline_each_stage_takes_its_part_and_the_next_batch_follows(st
         engine.arrive(0, "a", 60, 1)
         engine.arrive(100, "b", 10, 1)
 
-    _, steps = steps_of(load, schedule_us=100, pipeline_parallel_size=2)
+    _, steps = steps_of(load, times=times(100), pipeline_parallel_size=2)
     assert steps[:2] == [(0, 100, 1700), (100, 100, 1700 + 550)]
 
 

@@ -7,12 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from schedtrace.record.traced import traced_class
-from schedtrace.simulate import Simulation, StepCost, VirtualClock
+from schedtrace.simulate import Simulation, VirtualClock
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.constants import Constants, HostTimes
 
-DEVICE = StepCost(base_us=6000, per_prefill_token_us=20, per_decode_token_us=30, per_context_token_us=0.01)
-"""Like one large GPU with a model of some billion parameters."""
-HOST = {"schedule_us": 100, "gap_us": 100}
+HOST = HostTimes(100, 0, 0, 0, 100, 0)
 """An engine whose host work is 2 to 3 % of a step."""
+
+
+@dataclass(frozen=True)
+class Machine(Constants):
+    """A device and its host; ``slower`` says how many times as long a batch takes as the constants say."""
+
+    host: HostTimes = HOST
+    slower: Callable[[Batch], float] = lambda _: 1.0
+
+    def device_us(self, batch: Batch) -> float:
+        return super().device_us(batch) * self.slower(batch)
+
+
+MACHINE = Machine(6000, 20, 30, 0.01)
+"""Like one large GPU with a model of some billion parameters."""
 ROOM = {
     "num_blocks": 4001,
     "max_model_len": 16_384,
@@ -59,7 +74,7 @@ def case(
 
     def register(load: Load) -> Load:
         assert name not in CASES
-        options = {"device": DEVICE, **HOST, **ROOM, **(engine or {})}
+        options = {"times": MACHINE, **ROOM, **(engine or {})}
         CASES[name] = Case(name, load, options, code, **expected)
         return load
 

@@ -1,9 +1,10 @@
 """Cases 17, 19, 21, 23 and 25, and others of the kind: ranks, defaults, pipelines, caches, device, host."""
 
+from dataclasses import replace
 from functools import partial
 
-from schedtrace.simulate import StepCost
-from tests.exam.case import DEVICE, case
+from schedtrace.step_times.constants import HostTimes
+from tests.exam.case import MACHINE, Machine, case
 
 
 def together(engine, *, requests, prompt, outputs, every_us=0.0, **options):
@@ -47,13 +48,13 @@ case(
 case(
     "19d-full-device",
     "token-budget-bound",
-    engine={"max_num_batched_tokens": 2048, "device": StepCost(500, 100, 100)},
+    engine={"max_num_batched_tokens": 2048, "times": Machine(500, 100, 100)},
     says=(r"device|compute|GPU",),
     silent=(r"(larger|raise|increase)[^.\n]*max-num-batched-tokens",),
     exits={"token_budget": 20},
 )(partial(together, requests=80, prompt=1000, outputs=6, every_us=50_000))
 
-PIPELINE = {"pipeline_parallel_size": 4, "device": StepCost(400, 20, 600), "schedule_us": 50, "gap_us": 10}
+PIPELINE = {"pipeline_parallel_size": 4, "times": Machine(400, 20, 600, host=HostTimes(50, 0, 0, 0, 10, 0))}
 
 
 def uneven_stages(engine, *, sizes, outputs):
@@ -117,7 +118,7 @@ case(
 
 def cliff(above, factor):
     """Batches of more than ``above`` requests take ``factor`` times as long."""
-    return lambda batch: DEVICE(batch) * (factor if len(batch.tokens) > above else 1)
+    return replace(MACHINE, slower=lambda batch: factor if batch.requests > above else 1)
 
 
 def swelling(engine, *, requests, outputs, every_us):
@@ -131,13 +132,13 @@ def swelling(engine, *, requests, outputs, every_us):
 case(
     "25-batch-size-cliff",
     "slow-steps",
-    engine={"device": cliff(32, 5), "max_num_seqs": 128},
+    engine={"times": cliff(32, 5), "max_num_seqs": 128},
     says=(r"\b3[23]\b", r"batch|requests", r"\b(5|4\.9\d?) times"),
 )(partial(swelling, requests=44, outputs=50, every_us=6000))
 case(
     "25b-batch-size-cliff-async",
     "slow-steps",
-    engine={"device": cliff(16, 3), "max_num_seqs": 64, "async_scheduling": True},
+    engine={"times": cliff(16, 3), "max_num_seqs": 64, "async_scheduling": True},
     says=(r"\b1[67]\b", r"batch|requests"),
 )(partial(swelling, requests=26, outputs=60, every_us=12_000))
 
@@ -145,7 +146,7 @@ case(
 @case(
     "25c-one-request-is-slow",
     "slow-steps",
-    engine={"device": lambda batch: DEVICE(batch) * (4 if "odd" in batch.tokens else 1)},
+    engine={"times": replace(MACHINE, slower=lambda batch: 4 if "odd" in batch.tokens else 1)},
     says=(r"\bodd\b",),
 )
 def one_request_is_slow(engine):
@@ -159,7 +160,7 @@ def one_request_is_slow(engine):
 case(
     "25d-host",
     "scheduler-overhead",
-    engine={"schedule_us": 2500, "gap_us": 2000},
+    engine={"times": replace(MACHINE, host=HostTimes(2500, 0, 0, 0, 2000, 0))},
     says=(r"host|schedule\(\)|engine", r"async-scheduling"),
 )(partial(together, requests=60, prompt=60, outputs=40, every_us=8000))
 

@@ -5,7 +5,7 @@ from functools import partial
 from tests.contract.causes.models import image, sees_images
 from tests.contract.causes.test_budgets import DRAFT_MODEL
 from tests.contract.causes.toy_connectors import EC
-from tests.exam.case import DEVICE, case
+from tests.exam.case import MACHINE, case
 from tests.exam.kv import NOBODY_RUNS
 from tests.exam.machine import together
 
@@ -187,7 +187,7 @@ case(
 )(partial(together, requests=40, prompt=700, outputs=12))
 case(
     "issue-256-running",
-    engine={"max_num_seqs": 256, "async_scheduling": True, "device": DEVICE},
+    engine={"max_num_seqs": 256, "async_scheduling": True, "times": MACHINE},
     silent=(r"larger batch",),
 )(partial(together, requests=200, prompt=8, outputs=40))
 case(
