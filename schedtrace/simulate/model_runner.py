@@ -26,7 +26,7 @@ class ModelRunner:
     def __init__(
         self, drafts: int = 0, accepted: Callable[[str, int], int] = lambda _, drafts: drafts
     ) -> None:
-        self.drafts, self._accepted = drafts, accepted
+        self.drafts, self.accepted = drafts, accepted
         self._known: dict[str, int] = {}
         self._prompt: dict[str, int] = {}
         self._stop_at: dict[str, int] = {}
@@ -100,7 +100,7 @@ class ModelRunner:
     def _tokens(self, request_id: str, drafted: int) -> list[int]:
         place = self._known[request_id] + 1 - self._prompt[request_id]
         stops = place == self._stop_at.get(request_id)
-        tokens = [TOKEN] * (1 + (self._accepted(request_id, drafted) if drafted and not stops else 0))
+        tokens = [TOKEN] * (1 + (self.accepted(request_id, drafted) if drafted and not stops else 0))
         if stops:
             tokens = [STOP_TOKEN]
         self._known[request_id] += len(tokens)

@@ -19,7 +19,9 @@ from schedtrace.step_times.model import StepTimes
 
 YIELD_US = 1000
 """What ``EngineCore`` sleeps after a step without tokens while requests are left."""
-MOST_STEPS = 20_000
+MOST_IDLE_STEPS = 2000
+"""Without a token and with nobody to come: requests that never will be done."""
+FOREVER = float("inf")
 
 
 class Simulation(Engine):
@@ -45,7 +47,9 @@ class Simulation(Engine):
         """Called with the id of a request whose last token is back: a closed loop's client sends its next."""
         self._times = times
         self._updated = False
-        """Whether an output came back since the last ``schedule()``."""
+        """Whether an output came back in the last step."""
+        self._gap_us = 0.0
+        """What passed after it."""
         self._coming: list[tuple[float, int, Callable[[], Any]]] = []
         self._number = count()
 
@@ -64,6 +68,16 @@ class Simulation(Engine):
         self.core = make_core(self.config, executor, scheduler_class, groups)
         """vLLM's ``EngineCore``."""
         return self.core.scheduler
+
+    @property
+    def steps(self) -> int:
+        """``schedule()`` calls so far."""
+        return int(self.scheduler.schedtrace_steps)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine has anything to do, outputs in flight included."""
+        return bool(self.scheduler.has_requests() or self.core.batch_queue)
 
     def at(self, us: float, action: Callable[[], Any]) -> None:
         """Have something happen before the first step that begins then or later."""
@@ -89,31 +103,33 @@ class Simulation(Engine):
 
         self.at(us, arrives)
 
-    def run(self, until_us: float = float("inf")) -> None:
+    def run(self, until_us: float = FOREVER) -> None:
         """Work as an engine does until nothing is left to do, or until a time.
 
         Raises:
-            RuntimeError: requests are left after ``MOST_STEPS`` steps.
+            RuntimeError: requests are left that never will be done.
         """
-        for _ in range(MOST_STEPS):
-            if self.clock.now_us >= until_us:
-                return
-            if self._busy():
-                self.step()
+        idle = 0
+        while self.clock.now_us < until_us:
+            if self.busy:
+                idle = 0 if self.step() or self._coming else idle + 1
             elif self._coming:
-                self.clock.until(min(self._coming[0][0], until_us))
-                self._let_in()
+                self._sleep(until_us)
             else:
                 return
-        msg = f"{len(self.scheduler.requests)} requests are not done after {MOST_STEPS} steps"
-        raise RuntimeError(msg)
+            if idle > MOST_IDLE_STEPS and until_us == FOREVER:
+                msg = f"{len(self.scheduler.requests)} requests cannot go on: {idle} steps without a token"
+                raise RuntimeError(msg)
 
-    def step(self) -> None:
-        """One turn of the engine's loop: what has arrived is let in, then ``EngineCore`` steps."""
-        if self._updated:
+    def step(self) -> bool:
+        """One turn of the engine's loop: what has arrived is let in, then ``EngineCore`` steps.
+
+        Returns:
+            Whether a batch was scheduled, or one came back.
+        """
+        if self._updated:  # now it is known how many came meanwhile
             due = sum(us <= self.clock.now_us for us, *_ in self._coming)
-            self.clock.advance(self._times.gap_us(due))
-            self._updated = False
+            self.clock.advance(self._times.gap_us(due) - self._gap_us)
         self._let_in()
         told, executed = self.core.step_fn()
         self.core.post_step(executed)
@@ -122,14 +138,18 @@ class Simulation(Engine):
                 if output.finish_reason is not None:
                     self.finished(output.request_id)
         self._updated = told is not None
+        if self._updated:
+            self._gap_us = self._times.gap_us(0)
+            self.clock.advance(self._gap_us)
         if not executed and self.scheduler.has_requests():
             self.clock.advance(YIELD_US)
+        return bool(executed or any(outputs.outputs for outputs in (told or {}).values()))
 
     def finish(self) -> None:
         """Run until every request is done, then close.
 
         Raises:
-            RuntimeError: requests are left after ``MOST_STEPS`` steps.
+            RuntimeError: requests are left that never will be done.
         """
         self.run()
         self.scheduler.shutdown()
@@ -141,8 +161,15 @@ class Simulation(Engine):
             self.scheduler.update_from_output(output, future.result())
         self.scheduler.shutdown()
 
-    def _busy(self) -> bool:
-        return bool(self.scheduler.has_requests() or self.core.batch_queue)
+    def _sleep(self, until_us: float) -> None:
+        """Until something comes to an engine that has nothing to do."""
+        comes_us = self._coming[0][0]
+        if comes_us > until_us:
+            self.clock.until(until_us)
+            return
+        self.clock.until(comes_us)
+        self.clock.advance(self._times.wake_us())
+        self._let_in()
 
     def _let_in(self) -> None:
         while self._coming and self._coming[0][0] <= self.clock.now_us:

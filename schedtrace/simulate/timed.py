@@ -28,10 +28,12 @@ def timed(
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._schedtrace_scheduled: deque[Batch] = deque()
+            self.schedtrace_steps = 0
 
         def _update_after_schedule(self, output: Any) -> None:
             """The last statement of ``schedule()``."""
             super()._update_after_schedule(output)
+            self.schedtrace_steps += 1
             batch = batch_of(output)
             self._schedtrace_scheduled.append(batch)
             clock.advance(times.schedule_us(batch))

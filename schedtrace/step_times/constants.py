@@ -20,6 +20,8 @@ class HostTimes:
     update_per_request_us: float = 3.28
     gap_base_us: float = 100.0
     gap_per_arrival_us: float = 50.0
+    wake_us: float = 0.0
+    """Of an idle engine; no assumption is made."""
 
     def schedule_us(self, batch: Batch) -> float:
         """``schedule()``."""
@@ -76,3 +78,7 @@ class Constants:
     def gap_us(self, arrivals: int) -> float:
         """From an update to the next ``schedule()``."""
         return self.host.gap_us(arrivals)
+
+    def wake_us(self) -> float:
+        """From the input queue into an idle engine."""
+        return self.host.wake_us

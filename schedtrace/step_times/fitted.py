@@ -58,6 +58,10 @@ class Fitted:
         """From an update to the next ``schedule()``."""
         return self.fit.gap.us({"arrivals": arrivals})
 
+    def wake_us(self) -> float:
+        """From the input queue into an idle engine: the median of those recorded."""
+        return self.fit.wake_us
+
     def outside(self, batch: Batch) -> bool:
         """Whether a batch lies outside what was recorded, so that its device time is extrapolated."""
         return bool(batch.tokens) and self.fit.device.outside(_device_columns(batch))

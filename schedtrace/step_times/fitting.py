@@ -50,6 +50,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     schedule: Linear
     update: Linear
     gap: Linear
+    wake_us: float = 0.0
+    """What an idle engine took to take a request in, median; 0 where it is not recorded."""
     missing: list[str]
     """Of ``schedule``, ``update`` and ``gap``: not recorded, taken as 0."""
     first_step_us: float | None
@@ -89,6 +91,7 @@ def fit_rows(rows: pl.DataFrame, source: Source) -> Fit:
         source=source,
         device=device,
         **{name: part or NO_TIME for name, part in host.items()},
+        wake_us=rows["wake_us"].median() or 0.0,  # type: ignore[arg-type]  # a column of numbers
         missing=[name for name, part in host.items() if part is None],
         first_step_us=first,
         error=_error(priced),

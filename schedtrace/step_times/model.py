@@ -23,3 +23,6 @@ class StepTimes(Protocol):
 
     def gap_us(self, arrivals: int) -> float:
         """The host's time from an update to the next ``schedule()``, with so many arrivals let in."""
+
+    def wake_us(self) -> float:
+        """From when a request is in the input queue of an idle engine until the engine takes it in."""

@@ -39,13 +39,15 @@ def observed(timeline: Timeline) -> pl.DataFrame:
     Columns: those of ``RECORDED``; ``first``, of the trial's steps with tokens; those of ``OF_BATCH``, and
     ``requests``, null where the trace does not tell; ``device_us`` (see ``with_device_us``); ``gap_us``,
     from the last update to this ``schedule()``, and ``arrivals`` let in during it, null where the engine was
-    idle in between or did not wait for an output.
+    idle in between or did not wait for an output; ``wake_us``, for a step that ended an idle time: from when its
+    first request was in the input queue until the engine took it in, null where that is not recorded.
     """
     works = pl.col("total_requests") > 0
     rows = (
         timeline.steps.select(*RECORDED)
         .join(_batches(timeline), on="step", how="left", maintain_order="left")
         .join(_gaps(timeline), on="step", how="left", maintain_order="left")
+        .join(_wakes(timeline), on="step", how="left", maintain_order="left")
         .with_columns(
             first=works & (works.cast(pl.Int64).cum_sum().over("trial") == 1),
             requests=pl.col("prefill_requests") + pl.col("decode_requests"),
@@ -149,3 +151,15 @@ def _gaps(timeline: Timeline) -> pl.DataFrame:
         .filter(pl.col("idle_us") == 0)
         .select("step", "arrivals", gap_us=pl.col("end_us") - pl.col("begin_us"))
     )
+
+
+def _wakes(timeline: Timeline) -> pl.DataFrame:
+    """``step`` and ``wake_us``: how late an engine that had nothing to do noticed that it has."""
+    work = pl.col("num_running_after") + pl.col("num_waiting_after")
+    idle = timeline.steps.sort("step").filter(
+        (pl.col("total_requests").shift(1).fill_null(0) == 0) & (work.shift(1).fill_null(0) == 0)
+    )
+    came = timeline.arrivals.filter(pl.col("input_queue_us").is_not_null()).group_by("step").agg(
+        wake_us=(pl.col("queued_us").min() - pl.col("input_queue_us").min()).cast(pl.Float64)
+    )
+    return idle.select("step").join(came, on="step").filter(pl.col("wake_us") >= 0)

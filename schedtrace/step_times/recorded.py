@@ -25,6 +25,7 @@ class Recorded:
         self._device = [us if work else None for us, work in zip(rows["busy_us"], works, strict=True)]
         self._schedule = rows["schedule_us"].to_list()
         self._gap = rows["gap_us"].to_list()
+        self._wake = rows["wake_us"].to_list()
         self._update = rows["update_us"].drop_nulls().to_list()
         self._fitted = fitted
         self._scheduled = self._updated = 0
@@ -58,6 +59,11 @@ class Recorded:
         """From an update to the ``schedule()`` that comes next."""
         recorded = _at(self._gap, self._scheduled)
         return self._fitted.gap_us(arrivals) if recorded is None else recorded
+
+    def wake_us(self) -> float:
+        """Before the step that comes next."""
+        recorded = _at(self._wake, self._scheduled)
+        return self._fitted.wake_us() if recorded is None else recorded
 
 
 def _at(times: list[float | None], place: int) -> float | None:

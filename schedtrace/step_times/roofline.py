@@ -101,6 +101,10 @@ class Roofline:
         """From an update to the next ``schedule()``."""
         return self.host.gap_us(arrivals)
 
+    def wake_us(self) -> float:
+        """From the input queue into an idle engine."""
+        return self.host.wake_us
+
     @cached_property
     def _kv_bytes(self) -> float:
         return kv_bytes_per_token(self.shape, self.kv_dtype, self.tensor_parallel_size)

@@ -1,0 +1,113 @@
+"""The engine of a recorded trace, to be built again: what its header says, in the words of vLLM's arguments."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from vllm.engine.arg_utils import EngineArgs
+
+from schedtrace.errors import UsageError
+from schedtrace.model.trace import Header
+from schedtrace.simulate.parts import recorded_groups
+
+RENAMED = {"policy": "scheduling_policy"}
+"""Fields of ``SchedulerConfig`` that vLLM's arguments call otherwise."""
+LEFT_OUT = {"scheduler_cls", "async_scheduling", "runner_type"}
+"""Of ``SchedulerConfig``: what a replay chooses by itself."""
+BLOCKS = "num_gpu_blocks_override"
+OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "kv_cache_dtype"}
+"""Settings that change the number of blocks by way of a GPU's memory, which a trace does not have."""
+NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
+
+
+def engine_options(header: Header, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Options of ``Engine`` for the engine that recorded a trace, some of them changed.
+
+    Args:
+        header: Of the trace.
+        changes: Names of vLLM's arguments to values; ``num_gpu_blocks_override`` is the size of the KV cache.
+
+    Raises:
+        UsageError: a name is none of vLLM's, or a change that a replay cannot make; the model has layers that
+            it cannot build.
+    """
+    changes = dict(changes or {})
+    for name in changes:
+        _require_known(name)
+    configured = {RENAMED.get(name, name): value for name, value in header.scheduler_config.items()}
+    options = {
+        name: value
+        for name, value in configured.items()
+        if name in NAMES and name not in LEFT_OUT and value is not None
+    }
+    settings = header.settings
+    options |= {
+        "max_num_batched_tokens": header.token_budget,
+        "max_num_seqs": header.max_num_running_reqs,
+        "max_model_len": header.max_model_len,
+        "block_size": header.block_size,
+        "enable_prefix_caching": bool(header.enable_prefix_caching),
+        "async_scheduling": bool(header.async_scheduling),
+        "pipeline_parallel_size": header.pipeline_parallel_size or 1,
+        "num_blocks": header.kv_blocks_total,
+    }
+    if loras := settings.get("lora_config.max_loras"):
+        options |= {"enable_lora": True, "max_loras": loras, "max_cpu_loras": max(loras, 64)}
+    if drafts := settings.get("num_speculative_tokens"):
+        method = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 4}
+        options |= {"drafts": drafts, "speculative_config": method}
+    if BLOCKS in changes:
+        changes["num_blocks"] = changes.pop(BLOCKS)
+    options |= changes
+    if not options["num_blocks"]:
+        msg = f"the trace does not say how many KV blocks there are: --set {BLOCKS}=N"
+        raise UsageError(msg)
+    _require_room(options, changes)
+    groups = recorded_groups(header.cache_groups, options["block_size"])
+    return options | ({"kv_groups": groups} if groups else {})
+
+
+def parsed(changes: list[str]) -> dict[str, Any]:
+    """``name=value`` pairs as typed, for instance ``max-num-seqs=512`` or ``async_scheduling=true``.
+
+    Raises:
+        UsageError: no ``=``, or a name that is none of vLLM's arguments.
+    """
+    made = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        if not equals or not name:
+            msg = f"--set {change}: expected NAME=VALUE, for instance --set max_num_seqs=512"
+            raise UsageError(msg)
+        _require_known(name)
+        try:
+            made[name] = msgspec.json.decode(value.strip().lower() if value[:1] in "TFNtfn" else value)
+        except msgspec.DecodeError:
+            made[name] = value
+    return made
+
+
+def _require_known(name: str) -> None:
+    if name in OF_MEMORY:
+        msg = f"--set {name}: it acts by way of the GPU's memory, which a replay does not have: --set {BLOCKS}=N"
+        raise UsageError(msg)
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        msg = f"--set {name}: not an argument of vLLM{f'; {near[0]}?' if near else ''}"
+        raise UsageError(msg)
+
+
+def _require_room(options: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """vLLM does not start where one request of ``max_model_len`` would not fit."""
+    if not {"num_blocks", "max_model_len", "block_size"} & changes.keys() or options.get("kv_groups"):
+        return
+    needed = -(-options["max_model_len"] // options["block_size"])
+    if options["num_blocks"] < needed:
+        msg = (
+            f"--set {BLOCKS}={options['num_blocks']}: vLLM would not start, a request of max_model_len "
+            f"{options['max_model_len']:,} needs {needed:,} blocks; --set max_model_len=N as well"
+        )
+        raise UsageError(msg)
