@@ -12,7 +12,7 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 
 from schedtrace.errors import UsageError
-from schedtrace.record.settings import RUN_DIR, TRIAL_IDS
+from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRIAL_IDS
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock
 from schedtrace.simulate.simulation import Simulation
@@ -43,6 +43,7 @@ def play(
     *,
     by_step: bool = False,
     keep_prefix_cache: bool = False,
+    trial_ids: bool = False,
 ) -> Played:
     """Have the requests of each load arrive, one load (a trial) after the other, and record what happens.
 
@@ -54,12 +55,13 @@ def play(
         by_step: Requests enter, and clients go away, before the step before which they did when the load was
             recorded, instead of at their times.
         keep_prefix_cache: Do not empty it between the loads.
+        trial_ids: The requests' ids tell their trials, as those of ``schedtrace run`` do.
 
     Raises:
         UsageError: vLLM does not accept the options.
     """
     played = Played(folder)
-    with _recording_to(folder), VirtualClock() as clock:
+    with _recording_to(folder, trial_ids=trial_ids), VirtualClock() as clock:
         try:
             engine = Simulation(clock, traced_class, times=times, **options)
         except (ValueError, TypeError) as error:
@@ -155,9 +157,9 @@ class _Player:
 
 
 @contextmanager
-def _recording_to(folder: Path) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in (RUN_DIR, TRIAL_IDS)}
-    os.environ[RUN_DIR] = str(folder)
+def _recording_to(folder: Path, *, trial_ids: bool) -> Iterator[None]:
+    before = {name: os.environ.pop(name, None) for name in (RUN_DIR, TRIAL_IDS, HASH_IDS, LINES)}
+    os.environ.update({RUN_DIR: str(folder), TRIAL_IDS: str(int(trial_ids))})
     try:
         yield
     finally:
