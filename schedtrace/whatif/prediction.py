@@ -5,14 +5,15 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import polars as pl
 from scipy import stats
 
-from schedtrace.compare.metrics import METRICS
+from schedtrace.compare.metrics import METRICS as COMPARED
+from schedtrace.compare.metrics import Metric
 from schedtrace.diagnose.trials import trial_reports
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import Manifest
@@ -21,8 +22,8 @@ from schedtrace.model.report import TrialReport
 from schedtrace.read.run import Run, read_run
 from schedtrace.step_times.counted import Counted
 from schedtrace.step_times.fitted import Fitted, fit
-from schedtrace.timeline.timeline import Timeline, make_timeline
-from schedtrace.workloads.recorded import loads_of
+from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
+from schedtrace.workloads.recorded import from_trace, loads_of
 from schedtrace.workloads.workload import Workload
 
 RESAMPLES = 8
@@ -30,6 +31,10 @@ RESAMPLES = 8
 COVERAGE = 0.9
 TIMED = ("output", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99")
 """Metrics of ``compare`` that follow in time."""
+METRICS = [
+    *(metric for metric in COMPARED if metric.name in TIMED),
+    Metric("E2E mean", "ms", False, lambda trial: None if trial.e2e_ms is None else trial.e2e_ms.mean),
+]
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,15 @@ class Decided:
     of: Callable[[Timeline, pl.DataFrame], float]
 
 
+def _preemptions(timeline: Timeline, steps: pl.DataFrame) -> float:
+    return float(timeline.preemptions.join(steps.select("step"), on="step", how="semi").height)
+
+
 DECIDED = (
     Decided("steps", "", None, lambda _, steps: steps.height),
     Decided("requests a step", "", None, lambda _, steps: _mean(steps, "total_requests")),
     Decided("waiting requests", "", False, lambda _, steps: _mean(steps, "num_waiting_after")),
-    Decided("preemptions", "", False, lambda whole, steps: _preemptions(whole, steps)),
+    Decided("preemptions", "", False, _preemptions),
     Decided("recomputed tokens", "", False, lambda _, steps: float(steps["recomputed_tokens"].sum() or 0)),
 )
 
@@ -88,7 +97,11 @@ def recorded(run: Run, times: Fitted | None = None) -> Recorded:
     trace = run.traces[0]
     timeline = make_timeline(trace, run.manifest)
     loads = loads_of(trace, manifest=run.manifest)
-    return Recorded(run, timeline, loads, times or fit([timeline], [run.label]))
+    made = Recorded(run, timeline, loads, times or fit([timeline], [run.label]))
+    if made.keep_prefix_cache and timeline.warmup_steps:
+        warm = from_trace(trace, WARMUP_TRIAL, manifest=run.manifest)  # what it leaves in the cache counts
+        made = replace(made, loads=[warm, *loads])
+    return made
 
 
 def predict(
@@ -103,65 +116,142 @@ def predict(
     Args:
         base: The recorded load.
         changes: Names of vLLM's arguments to values.
-        output: Parent of the run folders that are kept, ``<label>-replayed`` and ``<label>-changed``; None: none
-            are.
+        output: Parent of the run folders that are kept, ``<label>-replayed`` and ``<label>-changed``; None:
+            none are.
         resamples: For the interval; 0: none is given.
 
     Raises:
         UsageError: vLLM does not accept the changes, or a replay cannot make them.
     """
-    from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
+    with Predictor(base, output=output, resamples=resamples) as predictor:
+        return predictor.predict(changes)
 
-    with tempfile.TemporaryDirectory() as scratch:
-        parent = output or Path(scratch)
-        header = base.timeline.header
+
+class Predictor:
+    """Predicts several changes of one recorded load; the load as recorded is replayed once for all of them.
+
+    Args:
+        base: The recorded load.
+        output: As ``predict``.
+        resamples: As ``predict``.
+    """
+
+    def __init__(self, base: Recorded, *, output: Path | None = None, resamples: int = RESAMPLES) -> None:
+        self._base, self._output, self._resamples = base, output, resamples
+        self._scratch = tempfile.TemporaryDirectory()
+        self._as_recorded: dict[int | None, _Replayed] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scratch.cleanup()
+
+    def predict(self, changes: Mapping[str, Any]) -> Prediction:
+        """What would become of the load; without changes, whether the replay decides as was recorded.
+
+        Raises:
+            UsageError: vLLM does not accept the changes, or a replay cannot make them.
+        """
+        from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
+
+        base, header = self._base, self._base.timeline.header
         options, as_recorded = engine_options(header, changes), engine_options(header)
-        replayed = _replay(base, as_recorded, parent / f"{base.run.label}-replayed", base.times)
-        counted = Counted(base.times)
-        changed = (
-            _replay(base, options, parent / f"{base.run.label}-changed", counted) if changes else replayed
+        changed = self._changed(options) if changes else self._replayed(None)
+        replayed = self._replayed(None)
+        same, compared = (None, None) if changes else self._same_steps()
+        spread = self._spread(options) if changes else {}
+        return Prediction(
+            label=base.run.label,
+            path=str(base.run.path),
+            vllm_version=header.vllm_version,
+            changes=[
+                SettingChange(name=name, recorded=_recorded_value(as_recorded, name), value=value)
+                for name, value in changes.items()
+            ],
+            step_times=base.times.description,
+            kv_blocks=options["num_blocks"],
+            kv_blocks_recorded=options["num_blocks"] == as_recorded["num_blocks"],
+            trials=len(base.timeline.trials()),
+            requests=base.timeline.arrivals.height,
+            same_steps=same,
+            compared_steps=compared,
+            decided=[_decided(one, base.timeline, replayed.timeline, changed.timeline) for one in DECIDED],
+            measured=_measured(base, replayed, changed, spread),
+            by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
+            outside_frac=changed.outside_frac if changes else None,
+            notes=[note for load in base.loads[:1] for note in load.notes],
+            folders=[str(one.folder) for one in (replayed, changed)][: 1 + bool(changes)]
+            if self._output
+            else [],
         )
-        same, compared = _same_steps(base, as_recorded, Path(scratch) / "by-step") if not changes else (None, None)
-        spread = _spreads(base, as_recorded, options, Path(scratch), resamples) if changes else {}
-    return Prediction(
-        label=base.run.label,
-        path=str(base.run.path),
-        vllm_version=header.vllm_version,
-        changes=[
-            SettingChange(name=name, recorded=_recorded_value(as_recorded, name), value=value)
-            for name, value in changes.items()
-        ],
-        step_times=base.times.description,
-        kv_blocks=options["num_blocks"],
-        kv_blocks_recorded=options["num_blocks"] == as_recorded["num_blocks"],
-        trials=len(base.loads),
-        requests=sum(len(load) for load in base.loads),
-        same_steps=same,
-        compared_steps=compared,
-        decided=[_decided(one, base.timeline, replayed.timeline, changed.timeline) for one in DECIDED],
-        measured=_measured(base, replayed, changed, spread),
-        by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
-        outside_frac=counted.outside_frac if changes else None,
-        notes=[note for load in base.loads[:1] for note in load.notes],
-        folders=[str(made) for made in sorted(parent.iterdir())] if output else [],
-    )
+
+    def _folder(self, name: str) -> Path:
+        return (self._output or Path(self._scratch.name)) / f"{self._base.run.label}-{name}"
+
+    def _replayed(self, seed: int | None) -> "_Replayed":
+        """As recorded, with fitted step times or those of a resampled fit; once for each."""
+        if seed not in self._as_recorded:
+            times = Counted(self._base.times) if seed is None else self._resampled(seed, side=0)
+            folder = (
+                self._folder("replayed") if seed is None else Path(self._scratch.name) / f"replayed-{seed}"
+            )
+            self._as_recorded[seed] = _replay(self._base, {}, folder, times)
+        return self._as_recorded[seed]
+
+    def _changed(self, options: Mapping[str, Any]) -> "_Replayed":
+        return _replay(self._base, options, self._folder("changed"), Counted(self._base.times))
+
+    def _resampled(self, seed: int, *, side: int) -> Counted:
+        """A fit to resampled steps, with residuals drawn in blocks as noise: others on each side."""
+        import numpy as np  # noqa: PLC0415  # a quarter of a second
+
+        blocks = self._base.times.residual_blocks()
+        drawn = np.random.default_rng([seed, side]).integers(len(blocks), size=4 * len(blocks))
+        noise = [math.exp(one) for place in drawn for one in blocks[place]]
+        return Counted(self._base.times.resampled(seed), noise)
+
+    def _spread(self, options: Mapping[str, Any]) -> dict[str, list[float]]:
+        """Of each metric, the ratios that resampled fits predict."""
+        ratios: dict[str, list[float]] = {metric.name: [] for metric in METRICS}
+        if self._base.times.rows is None:  # a saved fit
+            return ratios
+        for seed in range(self._resamples):
+            folder = Path(self._scratch.name) / f"changed-{seed}"
+            after = _replay(self._base, options, folder, self._resampled(seed, side=1)).trials
+            before = self._replayed(seed).trials
+            for metric in METRICS:
+                was, becomes = (_values(metric.value, trials) for trials in (before, after))
+                if was and becomes:
+                    ratios[metric.name].append(statistics.fmean(becomes) / statistics.fmean(was))
+        return ratios
+
+    def _same_steps(self) -> tuple[int, int]:
+        """Replay by step: how many steps have the same requests with the same tokens, and of how many."""
+        folder = Path(self._scratch.name) / "by-step"
+        replayed = _replay(self._base, {}, folder, Counted(self._base.times), by_step=True)
+        ours, theirs = (_compositions(timeline) for timeline in (replayed.timeline, self._base.timeline))
+        return sum(ours.get(step) == what for step, what in theirs.items()), len(theirs)
 
 
 @dataclass(frozen=True)
 class _Replayed:
+    folder: Path
     timeline: Timeline
     trials: list[TrialReport]
+    outside_frac: float
 
 
 def _replay(
-    base: Recorded, options: Mapping[str, Any], folder: Path, times: Any, *, by_step: bool = False
+    base: Recorded, options: Mapping[str, Any], folder: Path, times: Counted, *, by_step: bool = False
 ) -> _Replayed:
-    from schedtrace.simulate.replay import play  # noqa: PLC0415  # imports vLLM
+    from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
+    from schedtrace.simulate.replay import play  # noqa: PLC0415  # likewise
 
     shutil.rmtree(folder, ignore_errors=True)
     play(
         base.loads,
-        options,
+        options or engine_options(base.timeline.header),
         times,
         folder,
         by_step=by_step,
@@ -170,7 +260,7 @@ def _replay(
     )
     run = read_run(folder)
     timeline = make_timeline(run.traces[0], run.manifest)
-    return _Replayed(timeline, trial_reports(timeline, None))
+    return _Replayed(folder, timeline, trial_reports(timeline, None), times.outside_frac)
 
 
 def _decided(one: Decided, *timelines: Timeline) -> Figure:
@@ -196,8 +286,6 @@ def _measured(
     was = trial_reports(base.timeline, base.manifest)
     figures = []
     for metric in METRICS:
-        if metric.name not in TIMED:
-            continue
         of_was, of_replayed, of_changed = (
             _values(metric.value, trials) for trials in (was, replayed.trials, changed.trials)
         )
@@ -236,53 +324,21 @@ def _interval(
     """
     if len(resampled) < 2 or min(len(was), len(replayed)) < 2:  # noqa: PLR2004  # for a spread
         return None, None
-    drift = statistics.variance(
-        math.log(one / other) for one, other in zip(was, replayed, strict=False)
-    )
+    drift = statistics.variance(math.log(one / other) for one, other in zip(was, replayed, strict=False))
     trials = min(len(was), len(replayed))
     deviation = math.sqrt(statistics.variance(map(math.log, resampled)) + 2 * drift / trials)
     width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
     return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1
 
 
-def _spreads(
-    base: Recorded,
-    as_recorded: Mapping[str, Any],
-    options: Mapping[str, Any],
-    scratch: Path,
-    resamples: int,
-) -> dict[str, list[float]]:
-    """Of each metric the ratios that resampled fits predict, with residuals drawn in blocks as noise."""
-    import numpy as np  # noqa: PLC0415  # a quarter of a second
-
-    ratios: dict[str, list[float]] = {name: [] for name in TIMED}
-    blocks = base.times.residual_blocks()
-    for seed in range(resamples if base.times.rows is not None else 0):
-        times, random = base.times.resampled(seed), np.random.default_rng(seed)
-        sides = []
-        for side in (as_recorded, options):
-            drawn = random.integers(len(blocks), size=4 * len(blocks))
-            noise = [math.exp(one) for place in drawn for one in blocks[place]]
-            sides.append(_replay(base, side, scratch / f"resampled-{seed}", Counted(times, noise)).trials)
-        for metric in METRICS:
-            if metric.name in ratios:
-                before, after = (_values(metric.value, trials) for trials in sides)
-                if before and after:
-                    ratios[metric.name].append(statistics.fmean(after) / statistics.fmean(before))
-    return ratios
-
-
-def _same_steps(base: Recorded, options: Mapping[str, Any], folder: Path) -> tuple[int, int]:
-    """Replay by step: how many steps have the same requests with the same tokens, and of how many."""
-    replayed = _replay(base, options, folder, base.times, by_step=True)
-    ours, theirs = (_compositions(timeline) for timeline in (replayed.timeline, base.timeline))
-    return sum(ours.get(step) == what for step, what in theirs.items()), len(theirs)
-
-
 def _compositions(timeline: Timeline) -> dict[tuple[int | None, int], list[tuple[str, int, int]]]:
     """By trial and number of the step within it: requests with their computed and scheduled tokens."""
-    steps = timeline.steps.sort("step").select("step", "trial", at=pl.col("step") - pl.col("step").min().over("trial"))
-    rows = timeline.requests.select("step", "request_id", "computed_tokens", "scheduled_tokens").lazy().collect()
+    steps = timeline.steps.sort("step").select(
+        "step", "trial", at=pl.col("step") - pl.col("step").min().over("trial")
+    )
+    rows = (
+        timeline.requests.select("step", "request_id", "computed_tokens", "scheduled_tokens").lazy().collect()
+    )
     found: dict[tuple[int | None, int], list[tuple[str, int, int]]] = {
         (trial, at): [] for _, trial, at in steps.iter_rows()
     }
@@ -294,10 +350,6 @@ def _compositions(timeline: Timeline) -> dict[tuple[int | None, int], list[tuple
 
 def _recorded_value(options: Mapping[str, Any], name: str) -> Any:
     return options.get("num_blocks" if name == "num_gpu_blocks_override" else name)
-
-
-def _preemptions(timeline: Timeline, steps: pl.DataFrame) -> float:
-    return float(timeline.preemptions.join(steps.select("step"), on="step", how="semi").height)
 
 
 def _mean(steps: pl.DataFrame, column: str) -> float:

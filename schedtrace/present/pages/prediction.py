@@ -5,7 +5,18 @@ from collections.abc import Iterator
 from schedtrace.model.message import Code, Count, Message, Setting, Share, message
 from schedtrace.model.prediction import Figure, Prediction
 from schedtrace.present.numbers import number, percent
-from schedtrace.present.sections import Cell, Column, Content, Headline, Note, Page, Section, Style, Styled, Table
+from schedtrace.present.sections import (
+    Cell,
+    Column,
+    Content,
+    Headline,
+    Note,
+    Page,
+    Section,
+    Style,
+    Styled,
+    Table,
+)
 
 LARGE_FRAC = 0.2
 """Share of extrapolated steps that is said as a warning."""
@@ -39,7 +50,9 @@ def _sections(prediction: Prediction) -> Iterator[Section]:
 
 
 def _title(prediction: Prediction) -> Message:
-    load = message("{label}: {requests}", label=Code(prediction.label), requests=Count(prediction.requests, "request"))
+    load = message(
+        "{label}: {requests}", label=Code(prediction.label), requests=Count(prediction.requests, "request")
+    )
     if not prediction.changes:
         return message("Replay of {load}, as recorded", load=load)
     changes = ", ".join(f"{change.name} {change.recorded} -> {change.value}" for change in prediction.changes)
@@ -76,7 +89,11 @@ def _rows(prediction: Prediction, figures: list[Figure]) -> list[list[Cell]]:
     for figure in figures:
         if not any((figure.recorded, figure.replayed, figure.changed)):
             continue
-        row: list[Cell] = [f"{figure.name} {figure.unit}".strip(), number(figure.recorded), number(figure.replayed)]
+        row: list[Cell] = [
+            f"{figure.name} {figure.unit}".strip(),
+            number(figure.recorded),
+            number(figure.replayed),
+        ]
         if prediction.changes:
             row += [number(figure.changed), Styled(_change(figure), _style(figure))]
         rows.append(row)
@@ -93,6 +110,10 @@ def _change(figure: Figure) -> str:
 def _style(figure: Figure) -> Style | None:
     if figure.higher_is_better is None or not figure.change_frac:
         return None
-    if figure.low_frac is not None and figure.high_frac is not None and figure.low_frac < 0 < figure.high_frac:
+    if (
+        figure.low_frac is not None
+        and figure.high_frac is not None
+        and figure.low_frac < 0 < figure.high_frac
+    ):
         return Style.DIM
     return Style.GOOD if (figure.change_frac > 0) == figure.higher_is_better else Style.BAD

@@ -1,0 +1,29 @@
+"""A load at the times of another: made-up requests with the arrival gaps of a recorded trial."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+
+from schedtrace.errors import InputError
+from schedtrace.workloads.request import LoadRequest
+from schedtrace.workloads.workload import Workload
+
+
+def at_times_of(load: Workload, times: Workload) -> Workload:
+    """The requests of ``load``, the nth arriving when the nth of ``times`` did.
+
+    Raises:
+        InputError: ``times`` has fewer requests.
+    """
+    if len(times) < len(load):
+        msg = f"{times.name}: {len(times)} arrivals for {len(load)} requests; give --num-prompts {len(times)}"
+        raise InputError(msg)
+
+    def read() -> Iterator[LoadRequest]:
+        for request, timed in zip(load, times, strict=False):
+            yield msgspec.structs.replace(
+                request, arrived_us=timed.arrived_us, front_end_us=timed.front_end_us
+            )
+
+    return replace(load, name=f"{load.name} at the times of {times.name}", read=read)
