@@ -81,7 +81,8 @@ def simulate(
     _, given = parse_engine_args(["--model", tiny_model(), *context.args])
     options = shaped_options(shape, device, given, online=not offline)
     parallel = int(given.get("tensor_parallel_size", 1))
-    times = load(step_times) if step_times else Roofline(shape, device, parallel, given.get("kv_cache_dtype"))
+    roofline = Roofline(shape, device, parallel, given.get("kv_cache_dtype"))
+    times = load(step_times) if step_times else roofline
     folder = folder_of(output, label or f"{shape.name}-{device.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     make_folders([folder], force=force)
     played = play(loads, options, times, folder, trial_ids=True, manifest=_manifest(folder, shape, device))
