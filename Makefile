@@ -28,7 +28,7 @@ test: setup ## Run all tests: unit, contract (real scheduler), end to end (real 
 	@echo "== tests: contract (vLLM's real scheduler) =="
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e" tests --ignore tests/unit --ignore tests/docs
 	@echo "== tests: end to end (real engine) =="
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m e2e
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -m e2e tests/e2e
 
 unit: setup ## Run the tests that need no engine (seconds)
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e"
