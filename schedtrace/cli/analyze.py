@@ -74,11 +74,11 @@ def _replay(run: "Run", findings: "list[Finding]") -> "list[Finding]":
     from schedtrace.cli.options import require_vllm
 
     require_vllm()
-    from schedtrace.whatif.advice import tested
+    from schedtrace.whatif.advice import judged
     from schedtrace.whatif.prediction import recorded
 
     try:
-        return tested(findings, recorded(run))
+        return judged(findings, recorded(run))
     except SchedtraceError as error:
         say(f"schedtrace: not predicted: {error}", err=True)
         return findings

@@ -160,7 +160,7 @@ class _Player:
             request.request_id,
             token_ids(request, self._load.prefix_block),
             request.max_tokens or request.output_tokens,
-            front_end_us=request.front_end_us,
+            front_end_us=at_us - self._began_us - request.arrived_us,  # equal priorities go by arrival
             stop_at=request.output_tokens,
             priority=request.priority,
             **options,

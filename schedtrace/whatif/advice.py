@@ -19,7 +19,7 @@ ONE_MACHINE = "cpu"
 """Where worker and engine share the processors, overlapping them is no matter of scheduling."""
 
 
-def tested(findings: list[Finding], base: Recorded) -> list[Finding]:
+def judged(findings: list[Finding], base: Recorded) -> list[Finding]:
     """Root causes with the predicted gain of their advice, ranked by it, without advice that does not help.
 
     Args:
@@ -27,8 +27,8 @@ def tested(findings: list[Finding], base: Recorded) -> list[Finding]:
         base: Its recorded load.
     """
     with Predictor(base, resamples=RESAMPLES) as predictor:
-        judged = [_judged(finding, predictor, base) for finding in findings]
-    return sorted(judged, key=lambda finding: (not finding.title, not finding.leads, -finding.weight))
+        found = [_judged(finding, predictor, base) for finding in findings]
+    return sorted(found, key=lambda finding: (not finding.title, not finding.leads, -finding.weight))
 
 
 def _judged(finding: Finding, predictor: Predictor, base: Recorded) -> Finding:

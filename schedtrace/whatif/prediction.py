@@ -230,7 +230,7 @@ class Predictor:
         """Replay by step: how many steps have the same requests with the same tokens, and of how many."""
         folder = Path(self._scratch.name) / "by-step"
         replayed = _replay(self._base, {}, folder, Counted(self._base.times), by_step=True)
-        ours, theirs = (_compositions(timeline) for timeline in (replayed.timeline, self._base.timeline))
+        ours, theirs = (compositions(timeline) for timeline in (replayed.timeline, self._base.timeline))
         return sum(ours.get(step) == what for step, what in theirs.items()), len(theirs)
 
 
@@ -292,7 +292,7 @@ def _measured(
         if not of_replayed or not of_changed:
             continue
         ratio = statistics.fmean(of_changed) / statistics.fmean(of_replayed)
-        low, high = _interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
+        low, high = interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
         figures.append(
             Figure(
                 name=metric.name,
@@ -313,7 +313,7 @@ def _values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) 
     return [float(found) for trial in trials if (found := value(trial))]
 
 
-def _interval(
+def interval(
     ratio: float, resampled: list[float], was: list[float], replayed: list[float]
 ) -> tuple[float | None, float | None]:
     """The 90 % interval of a ratio less 1.
@@ -331,7 +331,7 @@ def _interval(
     return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1
 
 
-def _compositions(timeline: Timeline) -> dict[tuple[int | None, int], list[tuple[str, int, int]]]:
+def compositions(timeline: Timeline) -> dict[tuple[int | None, int], list[tuple[str, int, int]]]:
     """By trial and number of the step within it: requests with their computed and scheduled tokens."""
     steps = timeline.steps.sort("step").select(
         "step", "trial", at=pl.col("step") - pl.col("step").min().over("trial")
