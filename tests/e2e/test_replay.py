@@ -13,7 +13,7 @@ def test_a_replay_decides_every_step_as_the_engine_did(shared, workplace, label)
 
 
 def test_half_the_budget_makes_two_steps_more(shared, workplace):
-    """Half the budget takes 8 of 16 prompts first; then their 8 decodes leave the last prompt 8 tokens short."""
+    """Half the budget takes 8 of 16 prompts first; then 8 decodes leave the last one 8 tokens short."""
     ended = schedtrace_json(
         "replay", shared("prequeued"), "--set", "max_num_batched_tokens=8192", cwd=workplace
     )
