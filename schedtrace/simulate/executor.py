@@ -1,4 +1,4 @@
-"""An executor without a model: vLLM's engine runs as it is, and batches take as long as a device model says.
+"""An executor without a model: vLLM's engine runs as it is, and its batches take what step times say.
 
 ``EngineCore`` hands it every ``SchedulerOutput``; it returns made-up tokens when the batch would be done, on
 whichever clock it is given. vLLM takes it through ``distributed_executor_backend``.
@@ -57,7 +57,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         """Two batches may be in flight."""
         return True
 
-    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # vLLM's
         """Begin a batch; its tokens are there once the last stage is done with it."""
         began = ready = self._clock.now_us  # before tokens are made up, which would take a device no time
         batch, sampled = self._model_runner.execute(scheduler_output)

@@ -11,8 +11,6 @@ from schedtrace.model import private
 from schedtrace.step_times.shape import Shape
 from schedtrace.step_times.shapes import SHAPES, shape
 
-_LENGTHS = {"Qwen3": 40_960, "Llama-3.1": 131_072, "DeepSeek-V3": 163_840}
-"""``max_position_embeddings`` of their ``config.json`` on Hugging Face, by how a name begins."""
 _FAMILIES = {
     "Qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
     "Llama-3.1": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
@@ -66,7 +64,7 @@ def config_of(known: Shape) -> dict[str, Any]:
     config: dict[str, Any] = {
         _OURS: known.name,
         **_FAMILIES[family],
-        "max_position_embeddings": _LENGTHS[family],
+        "max_position_embeddings": known.positions,
         "hidden_size": known.hidden,
         "intermediate_size": known.intermediate,
         "num_hidden_layers": known.layers,

@@ -1,0 +1,1 @@
+"""What would be, if: recorded loads on other configurations, with vLLM's scheduler deciding."""
