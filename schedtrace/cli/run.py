@@ -61,6 +61,17 @@ def run(
         Literal["delta", "full"] | None,
         typer.Option(help="Record each step as a change to the one before (delta, the default), or in full."),
     ] = None,
+    executor: Annotated[
+        Literal["simulated"] | None,
+        typer.Option(help="'simulated': no GPU and no weights; steps take as long as they would on --gpu."),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU to simulate: a100, h100, h200 or b200.")] = None,
+    step_times: Annotated[
+        str | None, typer.Option(help="Saved step times to simulate (default: a roofline of --gpu).")
+    ] = None,
+    noise: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Scatter of simulated step times, as a share of them.")
+    ] = 0.0,
     output: Annotated[Path, typer.Option(help="Parent of the run folder.")] = Path("logs"),
     label: Annotated[
         str | None, typer.Option(help="Name of the run folder (default: model and time).")
@@ -124,11 +135,14 @@ def make_plan(
     """
     import msgspec
 
+    from schedtrace.engine import simulated
     from schedtrace.engine.folder import folder_of
     from schedtrace.engine.plan import Plan, check, check_arguments
     from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
 
     model = options["model"] and str(options["model"])
+    if model and options["executor"] == "simulated":
+        model = simulated.model_folder(model)
     if options["request_rate"] == float("inf"):  # vLLM's own way to say: all at once
         options = {**options, "request_rate": None}
     arguments = [*(["--model", model] if model else []), "--seed", str(options["seed"])]
@@ -180,9 +194,23 @@ def _show_outcome(plan: Any) -> None:
 
     report = analyze_run(read_run(plan.folder))
     show(trials_page(report))
+    _show_device(plan.manifest)
     for problem in report.problems:
         say(f"! {plain(problem)}")
     found = len(report.findings)
     say("")
     say(f"recorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")
     say(f"next: schedtrace analyze {plan.folder}")
+
+
+def _show_device(manifest: Any) -> None:
+    """Of a simulated device: what step times are, and which defaults vLLM took for it."""
+    chosen = dict(manifest.engine_args_chosen)
+    times = chosen.pop("simulated_step_times", None)
+    if times is None:
+        return
+    chosen.pop("skip_tokenizer_init", None)
+    say(f"device: {manifest.device}. {times}")
+    if chosen:
+        taken = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in chosen.items())
+        say(f"vLLM's defaults for it: {taken}")

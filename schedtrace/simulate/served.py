@@ -1,0 +1,123 @@
+"""The simulated executor in real time, for an engine that serves: ``vllm serve`` and ``schedtrace run``.
+
+vLLM takes it by its path (``--distributed-executor-backend schedtrace.simulate.served.ServedExecutor``) and
+makes it from its configuration alone, in the engine's process. No weights are loaded and no memory is taken.
+"""
+
+from concurrent.futures import Future
+from typing import Any
+
+from loguru import logger
+
+from schedtrace.errors import UsageError
+from schedtrace.simulate.executor import SimulatedExecutor
+from schedtrace.simulate.kv_specs import kv_cache_specs, kv_dtype
+from schedtrace.simulate.machine_clock import MachineClock
+from schedtrace.simulate.model_runner import ModelRunner
+from schedtrace.step_times.simulated import KEY, MOST_BLOCKS, simulated_device
+
+
+class ServedExecutor(SimulatedExecutor):
+    """Batches take as long as ``additional_config["schedtrace"]`` says (``SimulatedDevice``), in real time.
+
+    Tokens are made up: their text means nothing, grammars and log probabilities are not obeyed.
+
+    Args:
+        vllm_config: vLLM's; its device gets the name of what is simulated.
+
+    Raises:
+        UsageError: something that is not simulated, or an unknown GPU or model.
+        InputError: step times or a ``config.json`` that cannot be read.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        _refuse(vllm_config)
+        self._device = simulated_device(vllm_config.additional_config)
+        self._loras: set[int] = set()
+        self._specs = kv_cache_specs(vllm_config)
+        parallel = vllm_config.parallel_config
+        times = self._device.times(
+            vllm_config.model_config.model, parallel.tensor_parallel_size, kv_dtype(vllm_config)
+        )
+        vllm_config.additional_config[KEY]["device"] = self._device.name()  # the recorder reads it
+        if self._device.async_scheduling is not None:  # decides the scheduler's class, made after this
+            vllm_config.scheduler_config.async_scheduling = self._device.async_scheduling
+        logger.info("schedtrace: {}, nothing is computed. {}", self._device.name(), times.description)
+        super().__init__(vllm_config, clock=MachineClock(), times=times, model_runner=ModelRunner())
+
+    def get_kv_cache_specs(self) -> list[dict[str, Any]]:
+        """Of each stage of the pipeline."""
+        return self._specs
+
+    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
+        """Any (vLLM 0.32 and newer ask)."""
+        from vllm.v1.kv_cache_layout import KVCacheLayout  # noqa: PLC0415  # older releases have none
+
+        return [[layout.name for layout in KVCacheLayout]] * len(self._specs)
+
+    def determine_available_memory(self) -> list[int]:
+        """Bytes for the KV cache on one GPU of each stage.
+
+        ``--kv-cache-memory-bytes`` or what ``--num-gpu-blocks-override`` takes; else what the model leaves of
+        the GPU's memory, as ``step_times.memory`` estimates it.
+        """
+        config = self.vllm_config
+        cache, parallel, scheduler = config.cache_config, config.parallel_config, config.scheduler_config
+        if cache.kv_cache_memory_bytes:
+            return [cache.kv_cache_memory_bytes] * len(self._specs)
+        blocks = cache.num_gpu_blocks_override or self._device.blocks(
+            config.model_config.model,
+            pipeline_parallel_size=parallel.pipeline_parallel_size,
+            tensor_parallel_size=parallel.tensor_parallel_size,
+            block_size=cache.block_size,
+            gpu_memory_utilization=cache.gpu_memory_utilization,
+            kv_dtype=kv_dtype(config),
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_num_seqs=scheduler.max_num_seqs,
+        )
+        if blocks == MOST_BLOCKS:
+            logger.warning("schedtrace: KV cache cut to {} blocks, more would only slow vLLM", MOST_BLOCKS)
+        return [blocks * sum(spec.page_size_bytes for spec in specs.values()) for specs in self._specs]
+
+    def compile_or_warm_up_model(self) -> None:
+        """There is nothing to compile."""
+
+    def collective_rpc(
+        self, method: Any, timeout: Any = None, args: Any = (), *_: Any, non_block: bool = False, **__: Any
+    ) -> Any:
+        """What workers would answer: about adapters and tasks; ``None`` for orders that concern a device."""
+        del timeout  # nothing takes time
+        answers = self._adapters(method, *args) if method in _ADAPTERS else super().collective_rpc(method)
+        if not non_block:
+            return answers
+        done: Future[Any] = Future()
+        done.set_result(answers)
+        return done
+
+    def _adapters(self, method: str, *args: Any) -> list[Any]:
+        if method == "list_loras":
+            return [set(self._loras)]
+        (adapter,) = args
+        number = getattr(adapter, "lora_int_id", adapter)
+        known = number in self._loras
+        if method == "add_lora":
+            self._loras.add(number)
+        elif method == "remove_lora":
+            self._loras.discard(number)
+        return [not known if method == "add_lora" else known]
+
+
+_ADAPTERS = ("add_lora", "remove_lora", "pin_lora", "list_loras")
+
+
+def _refuse(config: Any) -> None:
+    """What would need a model's answers, or other machines'."""
+    refused = {
+        "speculative decoding: how many drafts a model would accept is not known": config.speculative_config,
+        "pooling models": config.model_config.runner_type != "generate",
+        "KV connectors": config.kv_transfer_config,
+    }
+    for what, present in refused.items():
+        if present:
+            msg = f"the simulated executor does not simulate {what}"
+            raise UsageError(msg)
