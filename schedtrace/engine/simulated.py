@@ -11,6 +11,7 @@ import msgspec
 from schedtrace.engine.arguments import any_given, model_of, number_of
 from schedtrace.engine.spec import RunSpec
 from schedtrace.errors import UsageError
+from schedtrace.step_times.gpus import GpuPlatform
 from schedtrace.step_times.shape_folder import shape_folder
 from schedtrace.step_times.shapes import shape
 from schedtrace.step_times.simulated import KEY, SimulatedDevice
@@ -98,7 +99,7 @@ def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
         patches.enter_context(patch.object(current_platform, "check_and_update_config", keep))
         resolve = getattr(arg_utils.EngineArgs, "get_batch_defaults", None)
         if device is not None and resolve is not None:  # older releases have none, and keep the CPU's
-            stand_in = _Platform(device.name, device.memory_bytes)
+            stand_in = GpuPlatform(device)
 
             def get_batch_defaults(_: Any, world_size: int) -> Any:
                 with patch.object(arg_utils, "current_platform", stand_in):
@@ -117,27 +118,6 @@ def taken(config: Any, given: dict[str, Any]) -> dict[str, Any]:
         for name, section in _DEPENDENT.items()
         if name not in given
     }
-
-
-class _Platform:
-    """What ``EngineArgs.get_batch_defaults`` asks of a platform."""
-
-    def __init__(self, name: str, memory_bytes: int) -> None:
-        self._name, self._memory_bytes = name, memory_bytes
-
-    def get_device_name(self) -> str:
-        """As in the table: "A100 SXM 80GB" makes a difference to vLLM."""
-        return self._name
-
-    def get_device_total_memory(self) -> int:
-        """Bytes."""
-        return self._memory_bytes
-
-    def is_cpu(self, *_: Any) -> bool:
-        """No."""
-        return False
-
-    is_tpu = is_device_capability = is_cpu
 
 
 def _number(run: RunSpec, *names: str) -> int:

@@ -1,8 +1,6 @@
 """An engine that was never started: a model's shape on a GPU, with vLLM's own defaults for it."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -10,7 +8,7 @@ from vllm.engine import arg_utils
 from vllm.usage.usage_lib import UsageContext
 
 from schedtrace.errors import UsageError
-from schedtrace.step_times.gpus import Gpu
+from schedtrace.step_times.gpus import Gpu, GpuPlatform
 from schedtrace.step_times.memory import kv_cache_blocks
 from schedtrace.step_times.shape import Shape
 
@@ -85,18 +83,6 @@ def shaped_options(
 def _batch_defaults(gpu: Gpu, *, online: bool) -> tuple[int, int]:
     """vLLM's ``max_num_batched_tokens`` and ``max_num_seqs`` on that GPU."""
     context = UsageContext.OPENAI_API_SERVER if online else UsageContext.LLM_CLASS
-    with _as_on(gpu):
+    with patch.object(arg_utils, "current_platform", GpuPlatform(gpu)):
         tokens, seqs = arg_utils.EngineArgs.get_batch_defaults(1)
     return tokens[context], seqs[context]
-
-
-@contextmanager
-def _as_on(gpu: Gpu) -> Iterator[None]:
-    platform = SimpleNamespace(
-        get_device_total_memory=lambda: int(gpu.memory_bytes),
-        get_device_name=lambda: gpu.name,
-        is_tpu=lambda: False,
-        is_cpu=lambda: False,
-    )
-    with patch.object(arg_utils, "current_platform", platform):
-        yield

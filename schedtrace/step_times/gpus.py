@@ -79,3 +79,24 @@ def gpu(name: str) -> Gpu:
         msg = f"unknown GPU '{name}': known are {', '.join(GPUS)}"
         raise UsageError(msg)
     return found
+
+
+class GpuPlatform:
+    """Answers in the place of vLLM's ``current_platform`` what ``EngineArgs.get_batch_defaults`` asks of it."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def get_device_name(self) -> str:
+        """As in the table: "A100 SXM 80GB" makes a difference to vLLM."""
+        return self._gpu.name
+
+    def get_device_total_memory(self) -> int:
+        """Bytes."""
+        return int(self._gpu.memory_bytes)
+
+    def is_cpu(self, *_: object) -> bool:
+        """No."""
+        return False
+
+    is_tpu = is_device_capability = is_cpu

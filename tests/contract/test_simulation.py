@@ -141,7 +141,7 @@ def test_actions_happen_at_their_time(engine):
 def test_a_load_without_an_end_is_an_error(engine):
     never = engine(num_blocks=4)
     never.arrive(0, "never", 100, 4)
-    with pytest.raises(RuntimeError, match="1 requests are not done after 20000 steps"):
+    with pytest.raises(RuntimeError, match="1 requests cannot go on: 2001 steps without a token"):
         never.run()
 
 
