@@ -82,7 +82,7 @@ def gpu(name: str) -> Gpu:
 
 
 class GpuPlatform:
-    """Answers in the place of vLLM's ``current_platform`` what ``EngineArgs.get_batch_defaults`` asks of it."""
+    """Stands in for vLLM's ``current_platform`` in ``EngineArgs.get_batch_defaults``."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
