@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from schedtrace import __version__
-from schedtrace.cli import analyze, diff, export, findings, request, run, step
+from schedtrace.cli import analyze, diff, export, findings, request, run, step, sweep
 from schedtrace.cli.options import say
 from schedtrace.errors import ExitCode, SchedtraceError
 
@@ -25,6 +25,7 @@ app.command("step")(step.step)
 app.command("request")(request.request)
 app.command("findings")(findings.findings)
 app.command("export")(export.export)
+app.command("sweep")(sweep.sweep)
 app.command("diff", context_settings=diff.CONTEXT_SETTINGS)(diff.diff)
 
 

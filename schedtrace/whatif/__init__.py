@@ -1,0 +1,1 @@
+"""What if: recorded or made-up loads replayed under other configurations."""
