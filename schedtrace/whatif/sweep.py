@@ -11,7 +11,7 @@ import msgspec
 
 from schedtrace.errors import EngineError, UsageError
 from schedtrace.model.message import Message
-from schedtrace.model.sweep import Bound, Outcome, Sweep
+from schedtrace.model.sweep import Bound, Sweep
 from schedtrace.whatif.sweep_engines import RecordedEngine
 from schedtrace.whatif.sweep_log import SweepLog, digest, key, vllm_version
 from schedtrace.whatif.sweep_play import Work, base_settings, outcome_of
@@ -122,10 +122,14 @@ def _finished(pool: Pool, wanted: Mapping[str, Mapping[str, Any]], log: SweepLog
     missing = [(one, real) for one, real in wanted.items() if one not in log.finished]
     yield len(wanted) - len(missing)
     futures = [pool.submit(outcome_of, one, real) for one, real in missing]
-    for at, future in enumerate(as_completed(futures), 1):
-        outcome: Outcome = future.result()
-        log.add(outcome)
-        yield len(wanted) - len(missing) + at
+    try:
+        for at, future in enumerate(as_completed(futures), 1):
+            log.add(future.result())
+            yield len(wanted) - len(missing) + at
+    finally:  # stopped: several may have ended together
+        for future in futures:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                log.add(future.result())
 
 
 def _once(notes: Iterable[Message]) -> list[Message]:

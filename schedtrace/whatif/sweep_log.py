@@ -52,7 +52,9 @@ class SweepLog:
             self.finished[outcome.key] = outcome
 
     def add(self, outcome: Outcome) -> None:
-        """Write one down; it is there even if the process is killed next."""
+        """Write one down unless it is there; it stays even if the process is killed next."""
+        if outcome.key in self.finished:
+            return
         self.finished[outcome.key] = outcome
         line = msgspec.json.encode(outcome) + b"\n"
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, private.FILE_MODE)

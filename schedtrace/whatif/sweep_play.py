@@ -12,6 +12,7 @@ import polars as pl
 
 from schedtrace.diagnose.trials import FINISHED
 from schedtrace.errors import UsageError
+from schedtrace.model.ids import capped
 from schedtrace.model.sweep import Outcome
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import Trace
@@ -103,7 +104,7 @@ def _measure(outcome: Outcome, trace: Trace, loads: Sequence[Workload]) -> None:
     """Fill in what the trace of a replay shows."""
     if trace.header.preemptions_recorded:
         outcome.preemptions = trace.preemptions().filter("in_schedule").collect().height
-    load_of = {request.request_id: number for number, load in enumerate(loads) for request in load}
+    load_of = {capped(request.request_id): number for number, load in enumerate(loads) for request in load}
     numbers = pl.DataFrame({"request_id": load_of.keys(), "load": load_of.values()})
     came = trace.arrivals.join(numbers, on="request_id").group_by("load").agg(pl.col("arrived_us").min())
     done = (

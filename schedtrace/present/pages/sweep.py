@@ -22,15 +22,17 @@ def sweep_page(sweep: Sweep) -> Page[Sweep]:
 @dataclass(frozen=True)
 class _Figure:
     heading: str
-    """A space or a line break is where a narrow column breaks it."""
+    """Line breaks are where a narrow column breaks it."""
     text: Callable[[SweepRow], str]
+    name: str = ""
+    """Where it stands in a sentence; empty: as in the heading."""
 
 
 def _sections(sweep: Sweep) -> Iterator[Section]:
     shown = [row for row in sweep.rows if row.refused is None]
     refused = [row for row in sweep.rows if row.refused is not None]
-    figures = [_setting(name) for name in _names(sweep)] + _figures(sweep.slo)
-    varying, alike = _split(figures, shown)
+    settings = [_setting(name) for name in (sweep.rows[0].settings if sweep.rows else [])]
+    varying, alike = _split(settings + _figures(sweep.slo), shown)
     yield _headline(sweep, shown, alike)
     if shown:
         yield _table(varying, shown)
@@ -53,7 +55,10 @@ def _headline(sweep: Sweep, shown: list[SweepRow], alike: list[tuple[str, str]])
         output=Count(sweep.output_tokens, "output token"),
         version=sweep.vllm_version,
     )
-    lines: list[Message | str] = [load, sweep.step_times]
+    varied = [
+        name for name in sweep.rows[0].settings if len({str(row.settings[name]) for row in sweep.rows}) > 1
+    ]
+    lines: list[Message | str] = [load, f"Varied: {', '.join(varied)}. {sweep.step_times}"]
     if alike:
         lines.append(f"In all of them: {', '.join(f'{name} {text}' for name, text in alike)}.")
     return Headline(title, "", list(lines), [warning for warning in _warnings(sweep, shown) if warning])
@@ -80,12 +85,8 @@ def _warnings(sweep: Sweep, shown: list[SweepRow]) -> Iterator[Message | str]:
         yield "No configuration meets every bound."
 
 
-def _names(sweep: Sweep) -> list[str]:
-    return list(sweep.rows[0].settings) if sweep.rows else []
-
-
 def _setting(name: str) -> _Figure:
-    return _Figure(name.replace("_", "_\n"), lambda row: _value(row.settings[name]))
+    return _Figure(name.replace("_", "\n"), lambda row: _value(row.settings[name]), name)
 
 
 def _value(value: object) -> str:
@@ -109,8 +110,8 @@ def _figures(slo: Sequence[Bound]) -> list[_Figure]:
         figures.append(_Figure("SLO\nmet", lambda row: "yes" if row.meets_slo else "no"))
     return [
         *figures,
-        _Figure("pre-\nempt.", lambda row: integer(row.preemptions)),
-        _Figure("extra-\npol.", lambda row: percent(row.extrapolated_frac)),
+        _Figure("pre-\nempt.", lambda row: integer(row.preemptions), "preemptions"),
+        _Figure("extra-\npol.", lambda row: percent(row.extrapolated_frac), "extrapolated steps"),
         _Figure("finished", lambda row: f"{row.finished:,}"),
     ]
 
@@ -130,17 +131,15 @@ def _split(figures: list[_Figure], rows: list[SweepRow]) -> tuple[list[_Figure],
     for figure in figures:
         texts = {figure.text(row) for row in rows}
         if len(texts) == 1 and len(rows) > 1:
-            alike.append((_plain(figure.heading), texts.pop()))
+            name = figure.name or figure.heading.replace("\n", " ")
+            alike += [(name, text) for text in texts if text != UNKNOWN]
         else:
             varying.append(figure)
     return varying, alike
 
 
-PLAIN = {"pre-\nempt.": "preemptions", "extra-\npol.": "extrapolated steps", "SLO\nmet": "SLO met"}
-
-
-def _plain(heading: str) -> str:
-    return PLAIN.get(heading) or heading.replace("_\n", "_").replace("\n", " ")
+UNKNOWN = number(None)
+"""What stands for it; a column of nothing else is left out."""
 
 
 def _table(figures: list[_Figure], rows: list[SweepRow]) -> Table:
