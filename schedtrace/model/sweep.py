@@ -16,9 +16,11 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """One bound of a service level objective: so long at most, for this percentile of the requests."""
 
     latency: Latency
+    """What is bounded."""
     percentile: float
     """0 to 100."""
     limit_ms: float
+    """The most that it may be."""
 
     @property
     def name(self) -> str:
@@ -40,8 +42,9 @@ class Outcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     too_long: int = 0
     """Requests that vLLM's front end refuses, since their prompt fills ``max_model_len``."""
     steps: int = 0
+    """``schedule()`` calls."""
     preemptions: int | None = None
-    """None: not recorded."""
+    """In ``schedule()``; None: not recorded."""
     extrapolated_steps: int | None = None
     """Steps outside the range that the step times were fitted to; None: they were not fitted."""
     duration_s: float = 0.0
@@ -53,6 +56,7 @@ class Outcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     tpot_ms: list[float | None] = []
     """Likewise; null for a request with one output token."""
     e2e_ms: list[float] = []
+    """Likewise."""
 
 
 class SweepRow(msgspec.Struct, kw_only=True):
@@ -67,17 +71,25 @@ class SweepRow(msgspec.Struct, kw_only=True):
     requests: int
     """Of the load."""
     finished: int
+    """Requests that ended by themselves."""
     too_long: int
     """Requests that vLLM's front end refuses, since their prompt fills ``max_model_len``."""
     steps: int
+    """``schedule()`` calls."""
     preemptions: int | None
+    """In ``schedule()``; null: not recorded."""
     extrapolated_frac: float | None
     """Share of the steps outside the range that the step times were fitted to; null: not fitted."""
     output_tokens_per_s: float | None
+    """From the first arrival to the last token, summed over trials; null: no request finished."""
     requests_per_s: float | None
+    """Finished requests over the same time."""
     ttft_ms: Percentiles | None
+    """Time to first token; null: no request finished."""
     tpot_ms: Percentiles | None
+    """Time per output token after the first; null: no request had two."""
     e2e_ms: Percentiles | None
+    """From arrival to the last token."""
     bounds_ms: list[float | None]
     """What ``slo`` bounds, in its order."""
     meets_slo: bool | None
@@ -92,11 +104,15 @@ class Sweep(msgspec.Struct, kw_only=True):
     """The answer of ``schedtrace sweep``."""
 
     schema_version: int = SWEEP_SCHEMA_VERSION
+    """Of this format; 1."""
     label: str
     """Of the run or the workload."""
     requests: int
+    """Of all trials, like the tokens."""
     prompt_tokens: int
+    """Prompts added up."""
     output_tokens: int
+    """Asked for, or recorded."""
     loads: int
     """Trials, which are replayed one after the other."""
     step_times: str
@@ -104,6 +120,7 @@ class Sweep(msgspec.Struct, kw_only=True):
     vllm_version: str
     """Whose scheduler decided."""
     slo: list[Bound]
+    """As given."""
     objectives: list[str]
     """What the Pareto front is about: ``output_tokens_per_s``, and latencies as ``ttft_p99``."""
     rows: list[SweepRow]
