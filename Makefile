@@ -26,9 +26,10 @@ test: setup ## Run all tests: unit, contract (real scheduler), end to end (real 
 	@echo "== tests: unit (on all cores), with coverage =="
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/docs --cov --cov-report= --cov-fail-under=$(COVERAGE)
 	@echo "== tests: contract (vLLM's real scheduler) =="
-	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e" tests --ignore tests/unit --ignore tests/docs
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m "not e2e" \
+		tests --ignore tests/unit --ignore tests/docs --ignore tests/e2e
 	@echo "== tests: end to end (real engine) =="
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m e2e
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -m e2e tests/e2e
 
 unit: setup ## Run the tests that need no engine (seconds)
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e"

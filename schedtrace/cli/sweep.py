@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from schedtrace.cli.options import FormatOption, show, stderr_console
+from schedtrace.cli.options import FormatOption, require_vllm, show, stderr_console
 from schedtrace.errors import InterruptedRunError, UsageError
 from schedtrace.present.renderers import Format
 
@@ -98,12 +98,12 @@ def sweep(
     from schedtrace.whatif.objective import parse_slo
     from schedtrace.whatif.sweep import combinations
     from schedtrace.whatif.sweep import sweep as replayed
-    from schedtrace.whatif.sweep_log import FILE_NAME, SweepLog, vllm_version
+    from schedtrace.whatif.sweep_log import FILE_NAME, SweepLog
     from schedtrace.whatif.sweep_pools import LocalPool, RayPool
 
     bounds = parse_slo(slo) if slo else []
     changes = combinations(_varied(vary or []), _fixed(fixed or []))
-    vllm_version()  # before anything is read
+    require_vllm()
     label, work = _work(context, source, model=model, gpu=gpu, step_times=step_times)
     log = SweepLog(out or Path("logs") / re.sub(r"[^\w.-]+", "-", f"sweep-{label}"))
     most = min(jobs or os.cpu_count() or 1, len(changes) + 1)
@@ -152,7 +152,9 @@ def _work(
     from schedtrace.step_times.fitted import load as load_times
     from schedtrace.step_times.gpus import gpu as gpu_of
     from schedtrace.step_times.shapes import shape
-    from schedtrace.whatif.sweep_sources import modelled_work, recorded_loads, recorded_work
+    from schedtrace.whatif.sweep_engines import ModelledEngine
+    from schedtrace.whatif.sweep_play import Work
+    from schedtrace.whatif.sweep_sources import recorded_loads, recorded_work
 
     if (model is None) != (gpu is None):
         msg = "--model and --gpu go together: a model's shape takes its time on a GPU"
@@ -170,7 +172,7 @@ def _work(
         raise UsageError(msg)
     loads = [_workload(context, source)] if run is None else recorded_loads(run)
     label = loads[0].name if run is None else run.label
-    return label, modelled_work(loads, shape(model), gpu_of(gpu), times, run)
+    return label, Work(loads, ModelledEngine(shape(model), gpu_of(gpu), times))
 
 
 def _is_run(source: str) -> bool:

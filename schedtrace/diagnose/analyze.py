@@ -23,13 +23,16 @@ from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.waits import mismatches
 from schedtrace.timeline.window import Window, windowed
 
+Test = Callable[[Run, list[Finding]], list[Finding]]
+"""Puts the advice of a run's findings to a test: gives them with what came of it, in their new order."""
 
-def analyze(runs: list[Run], window: Window | None = None) -> Report:
+
+def analyze(runs: list[Run], window: Window | None = None, test: Test | None = None) -> Report:
     """Figures and findings of each run, or of this window of each trace."""
-    return Report(runs=[analyze_run(run, window) for run in runs])
+    return Report(runs=[analyze_run(run, window, test) for run in runs])
 
 
-def analyze_run(run: Run, window: Window | None = None) -> RunReport:
+def analyze_run(run: Run, window: Window | None = None, test: Test | None = None) -> RunReport:
     """Figures and findings of one run; of several engines, rank after rank."""
     timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for trace in run.traces]
     if window is not None:
@@ -49,6 +52,8 @@ def analyze_run(run: Run, window: Window | None = None) -> RunReport:
             for timeline in timelines
         ]
     )
+    if test is not None:
+        findings = test(run, findings)
     findings = [*(lead := leading(findings)[:1]), *(finding for finding in findings if finding not in lead)]
     split = time_split(timelines) if Fact.TIMES in timelines[0].facts else []
     problems = [problem for trace in run.traces for problem in _of_trace(trace)]

@@ -4,6 +4,7 @@ stdout and stderr belong to vLLM's log. Started by ``supervise`` as ``python -m 
 """
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -83,6 +84,7 @@ class Session:
         if on_cpu:
             cpu.prepare_environment()
         send(spec.Phase("importing vLLM"))
+        gc.disable()  # nothing of an import is garbage, and looking for some takes over a second
         engine_args, given = args.parse_engine_args(run.engine_args)
         chosen = args.choose_what_is_missing(engine_args, given, cpu=on_cpu)
         send(spec.Phase("resolving the configuration"))
@@ -99,6 +101,8 @@ class Session:
                 chosen["kv_cache_memory_bytes"] = size
             cpu.fork_workers()
         send(spec.Phase("starting the engine"))
+        gc.freeze()  # forked processes and this one's end need not look through vLLM's modules, either
+        gc.enable()
         self.front_end = _front_end(config, run, offline=offline)
         watchdog.watch(self.front_end.client())
         tokenizer = self.front_end.tokenizer()

@@ -37,6 +37,8 @@ class Advice(msgspec.Struct, kw_only=True):
     """What it costs elsewhere: a whole sentence."""
     proven: bool = False
     """A contract test drives vLLM's scheduler with this advice and sees that the wait gets shorter."""
+    tested: Message = NOTHING
+    """What became of this very load with it, on a replay (``analyze --predict``)."""
 
 
 class Gain(msgspec.Struct, kw_only=True):
@@ -55,7 +57,8 @@ class Gain(msgspec.Struct, kw_only=True):
     saved_frac: float
     """Share of the requests' time that it saves: what findings are ranked by."""
     method: str
-    """How it was estimated: ``step_time`` (the model of step times) or ``waits`` (the waits it would cut)."""
+    """How it was estimated: ``step_time`` (the model of step times), ``waits`` (the waits it would cut) or
+    ``replay`` (the load was replayed with it)."""
 
 
 class Finding(msgspec.Struct, kw_only=True):
@@ -96,6 +99,8 @@ class Finding(msgspec.Struct, kw_only=True):
     """The evidence in figures."""
     advice: list[Advice] = []
     """The best first; empty for a symptom: its root cause has it."""
+    refuted: list[Message] = []
+    """Advice that was taken back, since it did not help on a replay of this load."""
     evidence: Evidence
     example: Message | None = None
     """One case: the first of the evidence's ``examples``."""

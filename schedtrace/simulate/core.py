@@ -14,8 +14,8 @@ def make_core(
 ) -> core.EngineCore:
     """An engine core as vLLM builds it, but for three things.
 
-    The KV cache is as large as ``config`` says, instead of what profiling finds. The scheduler is of the class
-    given. Neither the garbage collector nor vLLM's environment variables are frozen for the rest of the
+    The KV cache is as large as ``config`` says, instead of what profiling finds. The scheduler is of the
+    class given. Neither the garbage collector nor vLLM's environment variables are frozen for the rest of the
     process, which goes on to other things.
 
     Args:
@@ -25,7 +25,7 @@ def make_core(
         groups: vLLM's ``KVCacheGroupSpec`` objects.
     """
 
-    class Core(core.EngineCore):
+    class Core(core.EngineCore):  # type: ignore[misc]  # vLLM is untyped here
         def _initialize_kv_caches(self, vllm_config: Any) -> KVCacheConfig:
             return KVCacheConfig(vllm_config.cache_config.num_gpu_blocks, [], groups)
 

@@ -10,8 +10,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from schedtrace.simulate.config import engine_config
-from schedtrace.simulate.parts import block_hasher, kv_cache_groups, make_request, scheduler_arguments
 from schedtrace.simulate.model_runner import STOP_TOKEN, ModelRunner
+from schedtrace.simulate.parts import block_hasher, kv_cache_groups, make_request, scheduler_arguments
 
 
 class Engine:

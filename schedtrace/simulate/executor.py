@@ -1,4 +1,4 @@
-"""An executor without a model: vLLM's engine runs as it is, and its batches take as long as a device model says.
+"""An executor without a model: vLLM's engine runs as it is, and its batches take what step times say.
 
 ``EngineCore`` hands it every ``SchedulerOutput``; it returns made-up tokens when the batch would be done, on
 whichever clock it is given. vLLM takes it through ``distributed_executor_backend``.
@@ -30,7 +30,7 @@ class Clock(Protocol):
         ...
 
 
-class SimulatedExecutor(Executor):
+class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
     """One device, or a pipeline of them, that computes nothing.
 
     Args:
@@ -42,7 +42,9 @@ class SimulatedExecutor(Executor):
 
     supports_pp = True
 
-    def __init__(self, vllm_config: Any, *, clock: Clock, times: StepTimes, model_runner: ModelRunner) -> None:
+    def __init__(
+        self, vllm_config: Any, *, clock: Clock, times: StepTimes, model_runner: ModelRunner
+    ) -> None:
         self._clock, self._times, self._model_runner = clock, times, model_runner
         self._stages = [0.0] * vllm_config.parallel_config.pipeline_parallel_size
         """When each stage of the pipeline will be free."""
@@ -55,7 +57,7 @@ class SimulatedExecutor(Executor):
         """Two batches may be in flight."""
         return True
 
-    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # noqa: FBT001, FBT002  # vLLM's
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # vLLM's
         """Begin a batch; its tokens are there once the last stage is done with it."""
         batch, sampled = self._model_runner.execute(scheduler_output)
         if not sampled:
@@ -73,7 +75,7 @@ class SimulatedExecutor(Executor):
         self._last = _At(self._clock, ready, output)
         return self._last if non_block else self._last.result()
 
-    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002, FBT001, FBT002
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
         """The tokens of the batch begun last (vLLM 0.12 and newer ask for them apart)."""
         return self._last if non_block else self._last.result()
 

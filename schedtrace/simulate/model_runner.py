@@ -33,7 +33,7 @@ class ModelRunner:
         self._executed: tuple[Any, tuple[Batch, dict[str, list[int]]]] = (None, (NOTHING, {}))
 
     def execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
-        """What a ``SchedulerOutput`` computes, and each request's tokens: none while its prompt is incomplete.
+        """What a ``SchedulerOutput`` computes, and each request's tokens: none before its prompt is done.
 
         Asked again for the one it was asked for last, it says the same.
         """

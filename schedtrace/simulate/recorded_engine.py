@@ -1,4 +1,4 @@
-"""The engine of a recorded trace, to be built again: what its header says, in the words of vLLM's arguments."""
+"""The engine of a recorded trace, to be built again: its header, in the words of vLLM's arguments."""
 
 import dataclasses
 import difflib
@@ -92,7 +92,7 @@ def parsed(changes: list[str]) -> dict[str, Any]:
 
 def _require_known(name: str) -> None:
     if name in OF_MEMORY:
-        msg = f"--set {name}: it acts by way of the GPU's memory, which a replay does not have: --set {BLOCKS}=N"
+        msg = f"--set {name}: it acts by way of the GPU's memory, which a replay lacks: --set {BLOCKS}=N"
         raise UsageError(msg)
     if name not in NAMES:
         near = difflib.get_close_matches(name, NAMES, n=1)

@@ -1,18 +1,22 @@
 """A load on an engine in virtual time, recorded as a run."""
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from vllm.lora.request import LoRARequest
 
 from schedtrace.errors import UsageError
-from schedtrace.record.settings import RUN_DIR, TRIAL_IDS
+from schedtrace.model import private
+from schedtrace.model.manifest import Manifest, write_manifest
+from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRIAL_IDS
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock
 from schedtrace.simulate.simulation import Simulation
@@ -33,6 +37,7 @@ class Played:
     """Requests that vLLM's front end would not accept: their prompt fills ``max_model_len``."""
     steps: int = 0
     virtual_s: float = 0.0
+    wall_s: float = 0.0
 
 
 def play(
@@ -43,6 +48,8 @@ def play(
     *,
     by_step: bool = False,
     keep_prefix_cache: bool = False,
+    trial_ids: bool = False,
+    manifest: Manifest | None = None,
 ) -> Played:
     """Have the requests of each load arrive, one load (a trial) after the other, and record what happens.
 
@@ -54,12 +61,18 @@ def play(
         by_step: Requests enter, and clients go away, before the step before which they did when the load was
             recorded, instead of at their times.
         keep_prefix_cache: Do not empty it between the loads.
+        trial_ids: The requests' ids tell their trials, as those of ``schedtrace run`` do; those of other
+            loads are made so.
+        manifest: Of the run; None: what a trace's header tells.
 
     Raises:
         UsageError: vLLM does not accept the options.
     """
-    played = Played(folder)
-    with _recording_to(folder), VirtualClock() as clock:
+    played, began_s = Played(folder), time.perf_counter()
+    if manifest is not None:
+        private.make_folder(folder)
+        write_manifest(folder, manifest)
+    with _recording_to(folder, trial_ids=trial_ids), VirtualClock() as clock:
         try:
             engine = Simulation(clock, traced_class, times=times, **options)
         except (ValueError, TypeError) as error:
@@ -69,10 +82,22 @@ def play(
             if number and not keep_prefix_cache:
                 engine.scheduler.reset_prefix_cache()
             began = clock.now_us + (BETWEEN_TRIALS_US if number else 0.0)
-            _Player(engine, load, began, played, by_step=by_step).play()
+            named = load if load.source == "recorded" or not trial_ids else _of_trial(load, number + 1)
+            _Player(engine, named, began, played, by_step=by_step).play()
         engine.close()
         played.steps, played.virtual_s = engine.steps, clock.now_us / 1e6
+    played.wall_s = time.perf_counter() - began_s
     return played
+
+
+def _of_trial(load: Workload, trial: int) -> Workload:
+    """The load with ids that tell its trial."""
+
+    def read() -> Iterator[LoadRequest]:
+        for number, request in enumerate(load):
+            yield msgspec.structs.replace(request, request_id=f"t{trial}-{number}")
+
+    return replace(load, read=read)
 
 
 class _Player:
@@ -135,7 +160,7 @@ class _Player:
             request.request_id,
             token_ids(request, self._load.prefix_block),
             request.max_tokens or request.output_tokens,
-            front_end_us=request.front_end_us,
+            front_end_us=at_us - self._began_us - request.arrived_us,  # equal priorities go by arrival
             stop_at=request.output_tokens,
             priority=request.priority,
             **options,
@@ -155,9 +180,9 @@ class _Player:
 
 
 @contextmanager
-def _recording_to(folder: Path) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in (RUN_DIR, TRIAL_IDS)}
-    os.environ[RUN_DIR] = str(folder)
+def _recording_to(folder: Path, *, trial_ids: bool) -> Iterator[None]:
+    before = {name: os.environ.pop(name, None) for name in (RUN_DIR, TRIAL_IDS, HASH_IDS, LINES)}
+    os.environ.update({RUN_DIR: str(folder), TRIAL_IDS: str(int(trial_ids))})
     try:
         yield
     finally:

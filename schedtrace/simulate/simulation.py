@@ -54,7 +54,7 @@ class Simulation(Engine):
         self._number = count()
 
         def wrapped(plain: type) -> type:
-            of_time = timed(plain, clock, times, lambda output: self.model_runner.batch_of(output))
+            of_time = timed(plain, clock, times, lambda output: self.model_runner.batch_of(output))  # noqa: PLW0108  # made later
             return wrap(of_time) if wrap else of_time
 
         super().__init__(wrapped, **options)

@@ -9,9 +9,7 @@ from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.model import StepTimes
 
 
-def timed(
-    plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable[[Any], Batch]
-) -> type:
+def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable[[Any], Batch]) -> type:
     """A subclass of a scheduler class that lets time pass within ``schedule()`` and ``update_from_output()``.
 
     It decides nothing, and has the name of its parent: a trace's header says which class vLLM chose.

@@ -39,8 +39,8 @@ def observed(timeline: Timeline) -> pl.DataFrame:
     Columns: those of ``RECORDED``; ``first``, of the trial's steps with tokens; those of ``OF_BATCH``, and
     ``requests``, null where the trace does not tell; ``device_us`` (see ``with_device_us``); ``gap_us``,
     from the last update to this ``schedule()``, and ``arrivals`` let in during it, null where the engine was
-    idle in between or did not wait for an output; ``wake_us``, for a step that ended an idle time: from when its
-    first request was in the input queue until the engine took it in, null where that is not recorded.
+    idle in between or did not wait for an output; ``wake_us``, for a step that ended an idle time: from when
+    its first request was in the input queue until the engine took it in, null where that is not recorded.
     """
     works = pl.col("total_requests") > 0
     rows = (
@@ -159,7 +159,9 @@ def _wakes(timeline: Timeline) -> pl.DataFrame:
     idle = timeline.steps.sort("step").filter(
         (pl.col("total_requests").shift(1).fill_null(0) == 0) & (work.shift(1).fill_null(0) == 0)
     )
-    came = timeline.arrivals.filter(pl.col("input_queue_us").is_not_null()).group_by("step").agg(
-        wake_us=(pl.col("queued_us").min() - pl.col("input_queue_us").min()).cast(pl.Float64)
+    came = (
+        timeline.arrivals.filter(pl.col("input_queue_us").is_not_null())
+        .group_by("step")
+        .agg(wake_us=(pl.col("queued_us").min() - pl.col("input_queue_us").min()).cast(pl.Float64))
     )
     return idle.select("step").join(came, on="step").filter(pl.col("wake_us") >= 0)

@@ -18,6 +18,8 @@ class Shape:
     intermediate: int
     """Of the MLP in layers without experts."""
     vocab: int
+    positions: int | None = None
+    """Longest sequence, ``max_position_embeddings``: what vLLM's ``max_model_len`` is unless given."""
     tied: bool = False
     """Input and output embeddings are one matrix."""
     dtype: str = "bfloat16"

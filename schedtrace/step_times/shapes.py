@@ -14,20 +14,22 @@ EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 FULL_ATTENTION = frozenset({"full_attention", "attention"})
 
 
-def _llama(name: str, layers: int, hidden: int, heads: int, intermediate: int, vocab: int) -> Shape:
+def _llama(
+    name: str, layers: int, hidden: int, heads: int, intermediate: int, vocab: int, positions: int
+) -> Shape:
     return Shape(
         name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=8, head_dim=128,
-        intermediate=intermediate, vocab=vocab,
+        intermediate=intermediate, vocab=vocab, positions=positions,
     )  # fmt: skip
 
 
 SHAPES = {
     shape.name: shape
     for shape in (
-        _llama("Qwen3-8B", 36, 4096, 32, 12_288, 151_936),
-        _llama("Qwen3-32B", 64, 5120, 64, 25_600, 151_936),
-        _llama("Llama-3.1-8B", 32, 4096, 32, 14_336, 128_256),
-        _llama("Llama-3.1-70B", 80, 8192, 64, 28_672, 128_256),
+        _llama("Qwen3-8B", 36, 4096, 32, 12_288, 151_936, 40_960),
+        _llama("Qwen3-32B", 64, 5120, 64, 25_600, 151_936, 40_960),
+        _llama("Llama-3.1-8B", 32, 4096, 32, 14_336, 128_256, 131_072),
+        _llama("Llama-3.1-70B", 80, 8192, 64, 28_672, 128_256, 131_072),
         Shape(
             name="DeepSeek-V3",
             layers=61,
@@ -37,6 +39,7 @@ SHAPES = {
             head_dim=192,
             intermediate=18_432,
             vocab=129_280,
+            positions=163_840,
             quantization="fp8",
             experts=256,
             experts_per_token=8,
@@ -112,6 +115,7 @@ def _shape_of(name: str, config: dict[str, Any], path: Path) -> Shape:
             head_dim=config.get("head_dim") or hidden // heads,
             intermediate=config["intermediate_size"],
             vocab=config["vocab_size"],
+            positions=config.get("max_position_embeddings"),
             tied=bool(config.get("tie_word_embeddings", False)),
             dtype=config.get("dtype") or config.get("torch_dtype") or "bfloat16",
             quantization=_quantization(config, path),

@@ -1,1 +1,1 @@
-"""What if: recorded or made-up loads replayed under other configurations."""
+"""What would be, if: recorded loads on other configurations, with vLLM's scheduler deciding."""

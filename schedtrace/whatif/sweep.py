@@ -104,16 +104,16 @@ def sweep(
     outcomes = [log.finished[one] for one in wanted]
     return Sweep(
         label=label,
-        requests=sum(map(len, work.loads)),
-        prompt_tokens=sum(load.prompt_tokens for load in work.loads),
-        output_tokens=sum(load.output_tokens for load in work.loads),
-        loads=len(work.loads),
+        requests=sum(map(len, work.measured)),
+        prompt_tokens=sum(load.prompt_tokens for load in work.measured),
+        output_tokens=sum(load.output_tokens for load in work.measured),
+        loads=len(work.measured),
         step_times=work.engine.step_times,
         vllm_version=vllm_version(),
         slo=list(slo),
         objectives=objectives(slo),
         rows=sweep_rows(outcomes, base, slo, recorded=recorded),
-        notes=_once(note for load in work.loads for note in load.notes),
+        notes=_once(note for load in work.measured for note in load.notes),
     )
 
 

@@ -68,7 +68,7 @@ def digest(work: Work) -> str:
     for load in work.loads:
         hashed.update(msgspec.json.encode([load.prefix_block, list(load)]))
     versions = (schedtrace.__version__, vllm_version())
-    hashed.update(repr((work.engine, work.keep_prefix_cache, versions)).encode())
+    hashed.update(repr((work.engine, work.keep_prefix_cache, work.warmups, versions)).encode())
     return hashed.hexdigest()
 
 

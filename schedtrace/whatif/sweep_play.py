@@ -1,9 +1,8 @@
 """One configuration replayed, in a process that may do several: what a pool's workers call."""
 
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from schedtrace.model.ids import capped
 from schedtrace.model.sweep import Outcome
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import Trace
-from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.counted import Counted
 from schedtrace.step_times.fitted import Fitted
 from schedtrace.whatif.sweep_engines import Engine
 from schedtrace.workloads.workload import Workload
@@ -33,29 +32,23 @@ class Work:
         loads: Trials, replayed one after the other.
         engine: The one whose settings are changed.
         keep_prefix_cache: It is not emptied between the loads.
+        warmups: So many of the first loads are replayed for what they leave in the cache, and not measured.
     """
 
     loads: Sequence[Workload]
     engine: Engine
     keep_prefix_cache: bool = False
+    warmups: int = 0
+
+    @property
+    def measured(self) -> Sequence[Workload]:
+        """The loads that figures are of."""
+        return self.loads[self.warmups :]
 
     def portable(self) -> "Work":
         """Itself with every request in memory, since another process cannot read the source."""
         loads = [replace(load, read=partial(iter, list(load))) for load in self.loads]
         return replace(self, loads=loads)
-
-
-@dataclass(frozen=True)
-class Counted(Fitted):
-    """A fit that counts the steps that it is asked about, and those outside its range."""
-
-    counts: Counter[str] = field(default_factory=Counter, repr=False)
-
-    def device_us(self, batch: Batch) -> float:
-        """As ``Fitted``."""
-        self.counts["steps"] += bool(batch.tokens)
-        self.counts["outside"] += self.outside(batch)
-        return super().device_us(batch)
 
 
 def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
@@ -74,7 +67,7 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> Outcome:
     Raises:
         OSError: the trace cannot be written.
     """
-    outcome = Outcome(key=key, changes=dict(changes), requests=sum(map(len, work.loads)))
+    outcome = Outcome(key=key, changes=dict(changes), requests=sum(map(len, work.measured)))
     with tempfile.TemporaryDirectory(prefix="schedtrace-sweep-") as folder:
         try:
             _play(work, outcome, Path(folder))
@@ -91,13 +84,13 @@ def _play(work: Work, outcome: Outcome, folder: Path) -> None:
     from schedtrace.simulate.replay import play  # noqa: PLC0415  # imports vLLM
 
     options, times = work.engine.configured(outcome.changes)
-    counted = Counted(times.fit, times.rows) if isinstance(times, Fitted) else None
+    counted = Counted(times) if isinstance(times, Fitted) else None
     played = play(work.loads, options, counted or times, folder, keep_prefix_cache=work.keep_prefix_cache)
     outcome.steps, outcome.too_long = played.steps, len(played.refused)
     if counted is not None:
-        outcome.extrapolated_steps = counted.counts["outside"]
+        outcome.extrapolated_steps = counted.outside
     [trace] = read_run(folder).traces
-    _measure(outcome, trace, work.loads)
+    _measure(outcome, trace, work.measured)
 
 
 def _measure(outcome: Outcome, trace: Trace, loads: Sequence[Workload]) -> None:

@@ -15,7 +15,7 @@ from schedtrace.errors import UsageError
 from schedtrace.whatif.sweep_play import Work
 
 _T = TypeVar("_T")
-QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 class Pool(Protocol):

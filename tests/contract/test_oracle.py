@@ -1,4 +1,4 @@
-"""The exits that a trace tells are those that vLLM's untouched ``schedule()`` takes, one by one."""
+"""The traced scheduler decides as vLLM's untouched one, and its exits are those that this one takes."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from schedtrace.record.traced import traced_class
 from tests.contract.deciding import Deciding, first_difference
 from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS, make_script, play
 from tests.contract.oracle import Oracle
+from tests.contract.shows import SHOWS
 from tests.contract.watched import FILE, LOOPS, Watched, exits_told, note_of_exit
 
 pytestmark = pytest.mark.vllm
@@ -31,6 +32,7 @@ compared: dict[str, Counter[tuple[Any, ...]]] = {}
 class Played:
     """A load on the untouched scheduler and on the traced one, and the trace."""
 
+    name: str
     seen: Watched
     traced: Deciding
     trace: Any
@@ -43,7 +45,7 @@ def play_twice(load, folder) -> Played:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
         traced = play(Deciding(traced_class, **engine), script)
     [trace] = read_run(folder).traces
-    return Played(play(Watched(**engine), script), traced, trace)
+    return Played(name, play(Watched(**engine), script), traced, trace)
 
 
 @pytest.fixture(params=LOADS, scope="module")
@@ -54,6 +56,16 @@ def played(request, tmp_path_factory):
 def test_watched_is_the_untouched_scheduler_and_it_decides_the_same(played):
     assert type(played.seen.scheduler) in {Scheduler, AsyncScheduler}
     assert first_difference(played.seen.decisions, played.traced.decisions) is None
+
+
+def test_every_step_is_written_and_nothing_went_wrong(played):
+    steps = sum("tokens" in decision for decision in played.traced.decisions)
+    assert played.trace.steps.height == played.trace.end.steps == steps > BUSY_STEPS
+    assert (played.trace.notices, played.trace.header.notices) == ([], [])
+
+
+def test_the_load_shows_what_it_is_named_after(played):
+    assert any(map(SHOWS[played.name], played.seen.decisions))
 
 
 def test_the_exits_told_are_those_taken(played, request):

@@ -16,10 +16,10 @@ from schedtrace.step_times.constants import Constants, HostTimes
 
 pytestmark = pytest.mark.vllm
 
+
 def times(schedule_us=0, gap_us=0, update_us=0):
     """1 ms a step, 10 us a prompt token, 50 us an output token, 1 us a token of context."""
     return Constants(1000, 10, 50, 1, HostTimes(schedule_us, 0, update_us, 0, gap_us, 0))
-
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ pytest.importorskip("vllm")
 from schedtrace.errors import UsageError
 from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.gpus import gpu
+from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shapes import shape
 from schedtrace.whatif.sweep import sweep
 from schedtrace.whatif.sweep_engines import ModelledEngine
@@ -32,12 +33,12 @@ TIMES = Constants(1000, 10, 50)
 @pytest.fixture
 def work():
     load = make_workload("load", "jsonl", partial(iter, REQUESTS))
-    return Work([load], ModelledEngine(shape("Qwen3-8B"), gpu("h100"), 64, TIMES))
+    return Work([load], ModelledEngine(shape("Qwen3-8B"), gpu("h100"), TIMES))
 
 
 @pytest.fixture
 def made():
-    return {"async_scheduling": False, "max_num_batched_tokens": 128}
+    return {"max_model_len": 64, "async_scheduling": False, "max_num_batched_tokens": 128}
 
 
 def test_two_configurations_in_a_process_of_their_own(work, made, tmp_path):
@@ -65,6 +66,18 @@ def test_a_name_that_vllm_does_not_know_ends_the_sweep(work):
     with pytest.raises(UsageError, match="max_num_sequences: not an argument of vLLM"):
         base_settings(work, ["max_num_seqs", "max_num_sequences"])
     assert base_settings(work, ["max_num_seqs", "gpu_memory_utilization"]) == {
-        "max_num_seqs": 1024,
-        "gpu_memory_utilization": 0.92,
+        "max_num_seqs": None,
+        "gpu_memory_utilization": None,
     }
+
+
+def test_a_model_has_the_memory_and_the_step_times_of_its_gpus():
+    engine = ModelledEngine(shape("Qwen3-8B"), gpu("h100"))
+    options, times = engine.configured({"max_num_seqs": 64, "kv_cache_dtype": "auto"})
+    assert times == Roofline(shape("Qwen3-8B"), gpu("h100"))
+    less, _ = engine.configured({"max_num_seqs": 64, "gpu_memory_utilization": 0.5})
+    assert 0 < less["num_blocks"] < options["num_blocks"]
+    given, two = engine.configured({"num_gpu_blocks_override": 3000, "tensor_parallel_size": 2})
+    assert given["num_blocks"] == 3000
+    assert two == Roofline(shape("Qwen3-8B"), gpu("h100"), 2)
+    assert not engine.OWN & given.keys()

@@ -37,11 +37,18 @@ UNTOLD = {"streaming_input"}
 """A session that waits for its next part is in the queue, and no event says when it went back there."""
 
 
-@pytest.fixture(params=sorted(FAMILIES.keys() - UNTOLD))
-def played(request, recording):
-    family = FAMILIES[request.param]
-    engine = play(Queued(**family.engine), make_script(family, 1))
-    [trace] = read_run(recording).traces
+IN_ORDER = ("fcfs", "tight_kv", "few_seqs", "async_tight", "watermark", "priority")
+"""Loads in which nobody is skipped or put back from outside: the order is vLLM's, too."""
+
+
+@pytest.fixture(params=sorted(FAMILIES.keys() - UNTOLD), scope="module")
+def played(request, tmp_path_factory):
+    """A family's name, its engine with the queues, and the timeline of its trace."""
+    folder, family = tmp_path_factory.mktemp("waits"), FAMILIES[request.param]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
+        engine = play(Queued(**family.engine), make_script(family, 1))
+    [trace] = read_run(folder).traces
     return request.param, engine, make_timeline(trace)
 
 
@@ -50,11 +57,12 @@ def test_as_many_wait_as_vllm_says_after_every_step(played):
     assert mismatches(view).rows() == []
 
 
-def test_who_waits_is_who_waited(played):
-    _, engine, view = played
+def test_who_waits_is_who_waited_and_in_vllms_order(played):
+    name, engine, view = played
+    order = list if name in IN_ORDER else sorted
     waited = view.waits
     for number, queue in enumerate(engine.queues):
-        assert set(waiting_after(waited, number)["request_id"]) == set(queue)
+        assert (number, order(waiting_after(waited, number)["request_id"])) == (number, order(queue))
 
 
 def test_as_many_wait_for_a_cause_as_wait(played):
@@ -63,20 +71,6 @@ def test_as_many_wait_for_a_cause_as_wait(played):
     waiting = view.steps.filter(pl.col("num_waiting_after") > 0).select("step", "num_waiting_after")
     assert explained.rows() == waiting.rows()
     assert sum(share.share_frac for share in request_time(view)) == pytest.approx(1)
-
-
-IN_ORDER = ("fcfs", "tight_kv", "few_seqs", "async_tight", "watermark", "priority")
-"""Loads in which nobody is skipped or put back from outside: the order is vLLM's, too."""
-
-
-@pytest.mark.parametrize("name", [name for name in IN_ORDER if name in FAMILIES])
-def test_they_wait_in_vllms_order(name, recording):
-    family = FAMILIES[name]
-    engine = play(Queued(**family.engine), make_script(family, 1))
-    [trace] = read_run(recording).traces
-    waited = make_timeline(trace).waits
-    for number, queue in enumerate(engine.queues):
-        assert (number, waiting_after(waited, number)["request_id"].to_list()) == (number, queue)
 
 
 def test_where_the_queue_cannot_be_rebuilt_it_is_said(recording):

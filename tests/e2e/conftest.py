@@ -1,10 +1,13 @@
 """End to end: the real CLI on vLLM's real engine, as a person would run it. CPU build only."""
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,14 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 MODEL = REPO / "examples" / "tiny-qwen3"
 START_LIMIT_S = 180
+CASE = {"input_len": 1024, "output_len": 64, "num_prompts": 16, "trials": 3}
+"""The forum thread's case: 16 prompts of 1,024 + 64 tokens that fit the budget of 16,384 exactly."""
+SHARED = {
+    "default": CASE,
+    "prequeued": CASE | {"prequeue": True},
+    "async": {"input_len": 256, "output_len": 32, "num_prompts": 8, "async-scheduling": True},
+}
+"""Runs that several tests look at."""
 
 
 def pytest_collection_modifyitems(items):
@@ -23,7 +34,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def _needs_vllm():
-    pytest.importorskip("vllm", reason="vLLM is not installed")
+    if find_spec("vllm") is None:  # an import takes six seconds
+        pytest.skip("vLLM is not installed")
 
 
 @dataclass
@@ -71,25 +83,38 @@ def workplace(tmp_path_factory):
     return tmp_path_factory.mktemp("e2e")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def record(workplace):
-    """Record a run once per session; gives its folder."""
-    done = {}
+    """Record a run; gives its folder."""
+    return lambda label, **options: recorded(workplace, label, options)
 
-    def make(label, **options):
-        if label not in done:
-            ended = schedtrace("run", *run_options(label=label, **options), cwd=workplace)
-            assert ended.code == 0, ended.err
-            done[label] = workplace / "logs" / label
-        return done[label]
 
-    return make
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """One of the runs of ``SHARED`` by its label, recorded once for all workers of a test run."""
+    home = tmp_path_factory.getbasetemp()
+    home = home.parent if home.name.startswith("popen-") else home
+
+    def folder(label):
+        with (home / f"{label}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            done = home / "logs" / label
+            return done if done.exists() else recorded(home, label, SHARED[label])
+
+    return folder
+
+
+def recorded(home, label, options):
+    ended = schedtrace("run", *run_options(label=label, **options), cwd=home)
+    assert ended.code == 0, ended.err
+    return home / "logs" / label
 
 
 @pytest.fixture(scope="session")
 def analyzed(workplace):
-    """The one run's report of ``schedtrace analyze --format json``."""
+    """The one run's report of ``schedtrace analyze --format json``, made once per folder."""
 
+    @cache
     def analyze(folder):
         ended = schedtrace("analyze", folder, "--format", "json", cwd=workplace)
         assert ended.code == 0, ended.err

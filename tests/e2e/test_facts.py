@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from schedtrace.read.run import read_run
-from tests.e2e.conftest import REPO
+from tests.e2e.conftest import REPO, recorded
 
 
 def lines(folder, pattern="engine-0.jsonl"):
@@ -14,11 +14,8 @@ def lines(folder, pattern="engine-0.jsonl"):
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_requests_come_in_order_through_the_engine_and_batches_end_before_they_are_back(record, overlapped):
-    name = f"facts-{overlapped}"
-    options = {"async-scheduling": True} if overlapped else {}
-    folder = record(name, input_len=128, output_len=16, num_prompts=8, **options)
-    [trace] = read_run(folder).traces
+def test_requests_come_in_order_through_the_engine_and_batches_end_before_they_are_back(shared, overlapped):
+    [trace] = read_run(shared("async" if overlapped else "default")).traces
     came = trace.arrivals.select("arrived_us", "received_us", "input_queue_us", "queued_us")
     assert came.null_count().row(0) == (0, 0, 0, 0)
     assert came.select((pl.col("received_us") >= pl.col("arrived_us")).all()).item()
@@ -36,16 +33,15 @@ def test_requests_come_in_order_through_the_engine_and_batches_end_before_they_a
     assert [group.kind for group in trace.header.cache_groups] == ["FullAttention"]
 
 
-def test_threads_of_engine_worker_and_front_end(record):
-    folder = record("facts-False", input_len=128, output_len=16, num_prompts=8)
-    told = [line["threads"] for line in lines(folder) if line["type"] == "cpu"]
+def test_threads_of_engine_worker_and_front_end(shared):
+    told = [line["threads"] for line in lines(shared("default")) if line["type"] == "cpu"]
     assert {one["role"] for threads in told for one in threads} >= {"engine", "front_end"}
     engine = [one["ran_us"] for threads in told for one in threads if one["role"] == "engine"]
     assert engine == sorted(engine)
 
 
-def test_what_was_given_and_derived(record):
-    folder = record("facts-False", input_len=128, output_len=16, num_prompts=8)
+def test_what_was_given_and_derived(shared):
+    folder = shared("default")
     configured = [line for line in lines(folder, "front-end-*.jsonl") if line["type"] == "configured"]
     last = configured[-1]
     assert last["given"]["load_format"] == "dummy"
@@ -54,18 +50,33 @@ def test_what_was_given_and_derived(record):
     assert last["derived"]["max_num_seqs"] == trace.header.max_num_running_reqs
 
 
-def test_ranks_in_lock_step_say_wave_and_counter(workplace, record):
-    folder = workplace / "facts-lock-step"
+@pytest.fixture(scope="module")
+def lock_step(workplace):
+    """Two data-parallel ranks and one request, so that one rank idles in step with the other.
+
+    A dense config with ``num_experts`` makes vLLM run its lock-step core; no expert is computed.
+    """
+    folder = workplace / "lock-step"
     folder.mkdir()
     config = json.loads((REPO / "examples" / "tiny-qwen3" / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_experts": 2}))
-    options = {"input_len": 64, "output_len": 16, "num_prompts": 1, "warmup": 0, "data-parallel-size": 2}
-    traces = read_run(record("facts-lockstep", model=folder, **options)).traces
-    for trace in traces:
+    options = {"input_len": 64, "output_len": 32, "num_prompts": 1, "warmup": 0, "data-parallel-size": 2}
+    return read_run(recorded(workplace, "lockstep", {"model": folder, **options})).traces
+
+
+def test_dummy_batches_of_a_lock_step_rank_are_counted(lock_step):
+    assert sorted(trace.arrivals.height for trace in lock_step) == [0, 1]
+    idle = next(trace for trace in lock_step if trace.arrivals.height == 0)
+    told = lines(idle.path.parent, idle.path.name)
+    assert sum(line.get("dummy_batches", 0) for line in told) >= 31
+
+
+def test_ranks_in_lock_step_say_wave_and_counter(lock_step):
+    for trace in lock_step:
         told = trace.steps.filter(pl.col("wave").is_not_null())
         by_wave = told.group_by("wave", maintain_order=True).agg(pl.col("step_counter"))
         assert all(counters == sorted(counters) for counters in by_wave["step_counter"].to_list())
     dummies = sum(
-        line.get("dummy_us", 0) for trace in traces for line in lines(trace.path.parent, trace.path.name)
+        line.get("dummy_us", 0) for trace in lock_step for line in lines(trace.path.parent, trace.path.name)
     )
     assert dummies > 0

@@ -1,4 +1,4 @@
-"""Asynchronous scheduling, request rates, data-parallel ranks and a real server."""
+"""Asynchronous scheduling, data-parallel ranks and a real server."""
 
 import itertools
 import json
@@ -20,8 +20,8 @@ from schedtrace.timeline.timeline import make_timeline
 from tests.e2e.conftest import REPO, environment
 
 
-def test_async_scheduling_is_kept_and_two_steps_are_in_flight(record, analyzed):
-    folder = record("async", input_len=256, output_len=32, num_prompts=8, **{"async-scheduling": True})
+def test_async_scheduling_is_kept_and_two_steps_are_in_flight(shared, analyzed):
+    folder = shared("async")
     (trace,) = read_run(folder).traces
     assert trace.header.scheduler_class == "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
     assert trace.header.async_scheduling is True
@@ -37,16 +37,6 @@ def test_async_scheduling_is_kept_and_two_steps_are_in_flight(record, analyzed):
     assert analyzed(folder)["trials"][0]["requests_finished"] == 8
 
 
-def test_a_request_rate_goes_through_the_online_front_end(record, analyzed):
-    folder = record("rate", input_len=64, output_len=8, num_prompts=20, request_rate=40, seed=3)
-    run = analyzed(folder)
-    assert run["config"]["front_end"] == "AsyncLLM"
-    assert run["trials"][0]["requests_finished"] == 20
-    (trace,) = read_run(folder).traces
-    arrived = trace.arrivals.filter(trace.arrivals["trial"] == 1)["arrived_us"].sort()
-    assert 0.2 < (arrived[-1] - arrived[0]) / 1e6 < 1.5  # 19 gaps of 25 ms on average
-
-
 def test_every_data_parallel_rank_has_its_trace(record, analyzed):
     folder = record("dp", input_len=64, output_len=8, num_prompts=8, **{"data-parallel-size": 2})
     run = read_run(folder)
@@ -55,21 +45,6 @@ def test_every_data_parallel_rank_has_its_trace(record, analyzed):
     assert [trial["engine_rank"] for trial in report["trials"]] == [0, 1]
     assert sum(trial["requests_finished"] for trial in report["trials"]) == 8
     assert {trial["throughput_from"] for trial in report["trials"]} == {"trace"}
-
-
-def test_dummy_batches_of_a_lock_step_rank_are_counted(workplace, record):
-    """A dense config with ``num_experts`` makes vLLM run its lock-step core; no expert is computed."""
-    folder = workplace / "lock-step"
-    folder.mkdir()
-    config = json.loads((REPO / "examples" / "tiny-qwen3" / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_experts": 2}))
-    options = {"input_len": 64, "output_len": 32, "num_prompts": 1, "warmup": 0, "data-parallel-size": 2}
-    run = record("lockstep", model=folder, **options)
-    traces = read_run(run).traces
-    assert sorted(trace.arrivals.height for trace in traces) == [0, 1]
-    idle = next(trace for trace in traces if trace.arrivals.height == 0)
-    lines = [json.loads(line) for line in idle.path.read_text().splitlines()]
-    assert sum(line.get("dummy_batches", 0) for line in lines) >= 31
 
 
 @pytest.fixture(scope="module")

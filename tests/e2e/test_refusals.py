@@ -74,8 +74,8 @@ llm = LLM(
     model={model!r}, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, max_model_len=2048,
     kv_cache_memory_bytes=64 << 20, num_gpu_blocks_override=24, disable_log_stats=False,
 )
-prompts = [{{"prompt_token_ids": [7 * i + j % 1000 for j in range(400)]}} for i in range(12)]
-llm.generate(prompts, SamplingParams(max_tokens=300, ignore_eos=True, detokenize=False), use_tqdm=False)
+prompts = [{{"prompt_token_ids": [7 * i + j % 1000 for j in range(500)]}} for i in range(12)]
+llm.generate(prompts, SamplingParams(max_tokens=150, ignore_eos=True, detokenize=False), use_tqdm=False)
 print(json.dumps({{m.name: m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"}}))
 """
 

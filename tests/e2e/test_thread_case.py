@@ -4,11 +4,9 @@ import json
 
 from tests.e2e.conftest import findings, schedtrace
 
-CASE = {"input_len": 1024, "output_len": 64, "num_prompts": 16, "trials": 3}
 
-
-def test_first_steps_are_arrival_limited_or_full_and_never_blocked(record, analyzed):
-    run = analyzed(record("default", **CASE))
+def test_first_steps_are_arrival_limited_or_full_and_never_blocked(shared, analyzed):
+    run = analyzed(shared("default"))
     assert len(run["trials"]) == 3
     for trial in run["trials"]:
         assert sum(trial["new_per_step"]) == 16
@@ -24,15 +22,15 @@ def test_first_steps_are_arrival_limited_or_full_and_never_blocked(record, analy
     )
 
 
-def test_prequeueing_fills_the_first_step_in_every_trial(record, analyzed):
-    run = analyzed(record("prequeued", prequeue=True, **CASE))
+def test_prequeueing_fills_the_first_step_in_every_trial(shared, analyzed):
+    run = analyzed(shared("prequeued"))
     assert [trial["new_per_step"] for trial in run["trials"]] == [[16]] * 3
     assert not {finding["code"] for finding in run["findings"]} & {"arrival-limited", "late-arrivals"}
     assert run["config"]["exits_via"] == "source"
 
 
-def test_the_throughput_is_the_front_ends(record, analyzed):
-    folder = record("default", **CASE)
+def test_the_throughput_is_the_front_ends(shared, analyzed):
+    folder = shared("default")
     manifest = json.loads((folder / "run.json").read_text())
     assert manifest["status"] == "finished"
     for told, trial in zip(manifest["trials"], analyzed(folder)["trials"], strict=True):
@@ -45,8 +43,8 @@ def test_the_throughput_is_the_front_ends(record, analyzed):
         assert trial["ttft_ms"]["p99"] < trial["e2e_ms"]["p50"] < told["elapsed_s"] * 1e3
 
 
-def test_diff_says_that_prequeueing_removes_it(record, workplace):
-    base, new = record("default", **CASE), record("prequeued", prequeue=True, **CASE)
+def test_diff_says_that_prequeueing_removes_it(shared, workplace):
+    base, new = shared("default"), shared("prequeued")
     ended = schedtrace("diff", base, new, "--format", "json", cwd=workplace)
     assert ended.code == 0, ended.err
     comparison = ended.json()
@@ -59,8 +57,8 @@ def test_diff_says_that_prequeueing_removes_it(record, workplace):
     assert (first["new"]["min"], first["new"]["max"]) == (16, 16)
 
 
-def test_the_manifest_tells_versions_command_and_resolved_settings(record):
-    manifest = json.loads((record("default", **CASE) / "run.json").read_text())
+def test_the_manifest_tells_versions_command_and_resolved_settings(shared):
+    manifest = json.loads((shared("default") / "run.json").read_text())
     assert "cpu" in manifest["vllm_version"]
     assert manifest["command"][:2] == ["schedtrace", "run"]
     assert manifest["engine_args_given"]["max_num_batched_tokens"] == 16384
@@ -69,10 +67,10 @@ def test_the_manifest_tells_versions_command_and_resolved_settings(record):
     assert manifest["front_end"] == "LLMEngine"
 
 
-def test_nothing_is_overwritten_without_force(record, workplace):
-    folder = record("default", **CASE)
+def test_nothing_is_overwritten_without_force(shared):
+    folder = shared("default")
     before = (folder / "engine-0.jsonl").read_bytes()
-    ended = schedtrace("run", "--model", "anything", "--label", folder.name, cwd=workplace)
+    ended = schedtrace("run", "--model", "anything", "--label", folder.name, cwd=folder.parents[1])
     assert ended.code == 2
     assert "--force" in ended.err
     assert (folder / "engine-0.jsonl").read_bytes() == before

@@ -1,38 +1,64 @@
 """On the real engine, too: what is rebuilt from deltas is what an observer within the engine has seen."""
 
 import json
+from functools import cache
 
 import pytest
 
+from schedtrace.read.run import read_run
 from tests.contract.rebuilt import steps_of
-from tests.e2e.conftest import REPO, run_options, schedtrace
+from tests.e2e.conftest import REPO, recorded
 
 LOADS = {
-    "decode": {"input_len": 64, "output_len": 300, "num_prompts": 12, "trials": 2},
+    "decode": {"input_len": 64, "output_len": 120, "num_prompts": 12, "trials": 2},
     "tight": {
-        "input_len": 200, "output_len": 90, "num_prompts": 24, "trials": 2,
+        "input_len": 200, "output_len": 60, "num_prompts": 16, "trials": 2,
         "max_num_seqs": 16, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 40,
-        "max_model_len": 512, "block_size": 32, "scheduling_policy": "priority", "request_rate": 60,
+        "max_model_len": 512, "block_size": 32, "scheduling_policy": "priority",
+        "request_rate": 30, "seed": 3,
     },
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def witnessed(workplace):
+    """The folder of such a run, with what the witness wrote in ``seen``."""
+
+    @cache
+    def record(load):
+        told = workplace / f"{load}.seen"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("WITNESS", str(told))
+            patch.setenv("PYTHONPATH", str(REPO))
+            options = LOADS[load] | {"scheduler_cls": "tests.e2e.witness.Witness"}
+            return recorded(workplace, load, options), told
+
+    return record
+
+
 @pytest.mark.parametrize("load", LOADS)
-def test_a_witness_within_the_engine_agrees_on_every_step(load, tmp_path, monkeypatch):
-    monkeypatch.setenv("WITNESS", str(tmp_path / "seen"))
-    monkeypatch.setenv("PYTHONPATH", str(REPO))
-    options = run_options(label=load, scheduler_cls="tests.e2e.witness.Witness", **LOADS[load])
-    ended = schedtrace("run", *options, cwd=tmp_path)
-    assert ended.code == 0, ended.err
-    trace = tmp_path / "logs" / load / "engine-0.jsonl"
-    seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+def test_a_witness_within_the_engine_agrees_on_every_step(load, witnessed):
+    folder, told = witnessed(load)
+    trace = folder / "engine-0.jsonl"
+    seen = [json.loads(line) for line in told.read_text().splitlines()]
     steps = steps_of(trace)
     assert list(steps) == list(range(len(seen)))
-    for step, told in zip(steps.values(), seen, strict=True):
+    for step, one in zip(steps.values(), seen, strict=True):
         rows = [
             [row["request_id"], row["computed_tokens"], row["scheduled_tokens"]] for row in step["requests"]
         ]
-        assert rows == told["requests"]
-        assert [step["num_running_before"], step["num_running_after"]] == told["running"]
-        assert (step["num_waiting_after"], step["kv_blocks_free_after"]) == (told["waiting"], told["free"])
+        assert rows == one["requests"]
+        assert [step["num_running_before"], step["num_running_after"]] == one["running"]
+        assert (step["num_waiting_after"], step["kv_blocks_free_after"]) == (one["waiting"], one["free"])
     assert trace.read_text().count('"type":"delta"') > len(seen) * 0.9
+
+
+def test_a_request_rate_goes_through_the_online_front_end_and_a_small_cache_preempts(witnessed, analyzed):
+    folder, _ = witnessed("tight")
+    run = analyzed(folder)
+    assert run["config"]["front_end"] == "AsyncLLM"
+    assert [trial["requests_finished"] for trial in run["trials"]] == [16, 16]
+    assert all(trial["preemptions"] > 0 for trial in run["trials"])
+    (trace,) = read_run(folder).traces
+    arrived = trace.arrivals.filter(trace.arrivals["trial"] == 1)["arrived_us"].sort()
+    assert 0.2 < (arrived[-1] - arrived[0]) / 1e6 < 1.5  # 15 gaps of 33 ms on average

@@ -132,7 +132,7 @@ def _cause(place: int, root: Found) -> Cause:
         Styled(root.title, severity(root.severity).style),
         _gain(root),
         paragraphs,
-        [action(advice) for advice in root.advice[:2]],
+        [*(action(advice) for advice in root.advice[:2]), *root.refuted[:1]],
     )
 
 

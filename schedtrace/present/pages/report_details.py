@@ -124,5 +124,6 @@ def _where(found: Found) -> Text:
 def action(advice: Advice) -> Message:
     """What to do, with what it costs, as whole sentences."""
     costs = message(" Costs: {costs}", costs=advice.costs) if advice.costs else Message("")
+    costs = joined([costs, message(" {tested}", tested=advice.tested)], "") if advice.tested else costs
     end = "" if plain(advice.message).endswith(".") else "."
     return message("{advice}{end}{costs}", advice=advice.message, end=end, costs=costs)

@@ -1,9 +1,12 @@
 """What ``sweep`` refuses before it replays anything; ``tests/contract/test_sweep.py`` replays."""
 
+from pathlib import Path
+
 import pytest
 
 from schedtrace.errors import ExitCode
-from schedtrace.step_times.constants import Constants
+from tests import makers
+from tests.unit.whatif.conftest import a_fit
 
 VARY = ["--vary", "max_num_seqs=4,8"]
 MODEL = ["--model", "Qwen3-8B", "--gpu", "h100"]
@@ -12,7 +15,7 @@ MODEL = ["--model", "Qwen3-8B", "--gpu", "h100"]
 @pytest.fixture(autouse=True)
 def _in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("schedtrace.whatif.sweep_log.vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr("schedtrace.cli.sweep.require_vllm", lambda: None)
 
 
 @pytest.fixture
@@ -20,7 +23,7 @@ def asked(monkeypatch):
     """What would have been replayed."""
     calls = []
 
-    def sweep(work, changes, log, make_pool, **told):
+    def sweep(work, changes, log, _make_pool, **told):
         calls.append((work, changes, log, told))
         raise KeyboardInterrupt
 
@@ -62,32 +65,25 @@ def test_a_missing_run_is_an_input_error(cli, tmp_path):
 
 
 def test_without_vllm_it_says_what_to_install(cli, monkeypatch):
-    from importlib import metadata
-
     monkeypatch.undo()
-
-    def version(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr("schedtrace.whatif.sweep_log.metadata.version", version)
-    monkeypatch.setattr("sys.argv", ["schedtrace"])
-    code, _, err = cli("sweep", "random", *VARY, *MODEL)
-    assert code == ExitCode.USAGE
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    code, out, err = cli("sweep", "random", *VARY, *MODEL)
+    assert (code, out) == (ExitCode.USAGE, "")
     assert "vLLM is not installed here: pip install 'schedtrace[vllm]'" in err
 
 
-def test_random_prompts_on_a_model(cli, asked, tmp_path):
+def test_random_prompts_on_a_model(cli, asked):
     code, _, err = cli(
         "sweep", "random", *VARY, *MODEL, "--num-prompts", 3, "--input-len", 50, "--set", "block_size=32"
     )
     [(work, changes, log, told)] = asked
     assert changes == [{"block_size": 32, "max_num_seqs": 4}, {"block_size": 32, "max_num_seqs": 8}]
     assert [(request.prompt_tokens, request.output_tokens) for request in work.loads[0]] == [(50, 128)] * 3
-    assert (told["label"], log.path) == ("random", log.path.__class__("logs/sweep-random/sweep.jsonl"))
-    assert (code, err) == (
-        ExitCode.INTERRUPTED,
+    assert (told["label"], log.path) == ("random", Path("logs/sweep-random/sweep.jsonl"))
+    assert code == ExitCode.INTERRUPTED
+    assert err == (
         "schedtrace: interrupted; 0 configurations are in logs/sweep-random/sweep.jsonl, the same command "
-        "goes on from there\n",
+        "goes on from there\n"
     )
 
 
@@ -100,14 +96,12 @@ def test_a_workload_file(cli, asked, tmp_path):
 
 
 def test_a_recorded_load_on_another_model(cli, asked, quiet, monkeypatch):
-    from tests import makers
-
     folder = makers.run_folder(
         quiet.parent / "seen",
         makers.step(0, got={"a": 10}, new="a", arrived=[makers.arrival("a", 0)]),
         makers.step(1, got={"a": 1}, finished=[makers.finish("a")]),
     )
-    saved = Constants()
+    saved = a_fit()
     monkeypatch.setattr("schedtrace.step_times.fitted.load", lambda _: saved)
     cli("sweep", folder, *VARY, *MODEL)
     cli("sweep", folder / "engine-0.jsonl", *VARY, "--step-times", "saved.json")

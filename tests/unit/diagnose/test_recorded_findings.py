@@ -1,26 +1,32 @@
 """Traces of vLLM's own scheduler: each finding appears where it should, with the right numbers."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.read.run import read_run
-from tests.unit.diagnose.sentences import found_in, sentences
+from tests.unit.diagnose.sentences import flat, sentences
 
 FINDINGS = Path(__file__).parents[2] / "data" / "findings"
 CODES = sorted(folder.name for folder in FINDINGS.iterdir() if folder.is_dir())
 LARGEST = 70_000
 
 
+@cache
+def report(code, name):
+    return analyze_run(read_run(FINDINGS / code / name))
+
+
 def of(code, name):
-    return found_in(FINDINGS / code / name, code)
+    return [finding for finding in flat(report(code, name).findings) if finding.code == code]
 
 
 @pytest.mark.parametrize("name", ["shows", "near-miss"])
 @pytest.mark.parametrize("code", CODES)
 def test_nothing_is_wrong_with_the_trace(code, name):
-    assert analyze_run(read_run(FINDINGS / code / name)).problems == []
+    assert report(code, name).problems == []
 
 
 @pytest.mark.parametrize("code", CODES)

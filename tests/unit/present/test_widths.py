@@ -4,6 +4,7 @@ import contextlib
 import re
 import shutil
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from schedtrace.present.words import STATES
 from schedtrace.read.run import read_run
 from tests.unit.present import hand_made
 from tests.unit.present.crowded import crowded
-from tests.unit.present.test_goldens import text_of
+from tests.unit.present.test_goldens import text_of as rendered
 
 WIDE = 160
 WIDTHS = [40, 60, 61, 70, 80, 100, 120, WIDE]
@@ -64,6 +65,12 @@ def pages_of_runs():
     }
 
 
+@pytest.fixture(scope="module")
+def text_of():
+    """``text_of(page, width)``, rendered once."""
+    return cache(rendered)
+
+
 def words(text):
     """How often each word stands there, pictures left out; in a block, a semicolon ends each cell."""
     found = (word.rstrip(";") for word in text.split())
@@ -79,13 +86,13 @@ def headings(page):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_wider_than_the_terminal(pages, width):
+def test_nothing_is_wider_than_the_terminal(text_of, pages, width):
     for name, page in pages.items():
         assert max(map(len, text_of(page, width).splitlines())) <= width, name
 
 
 @pytest.mark.parametrize("width", [width for width in WIDTHS if width >= 60])
-def test_every_word_and_number_is_there_as_often_as_at_the_widest(pages, width):
+def test_every_word_and_number_is_there_as_often_as_at_the_widest(text_of, pages, width):
     for name, page in pages.items():
         expected, found = words(text_of(page, WIDE)), words(text_of(page, width))
         repeated = headings(page)
@@ -96,11 +103,11 @@ def test_every_word_and_number_is_there_as_often_as_at_the_widest(pages, width):
                 assert found[word] == expected[word], (name, word)
 
 
-def test_the_pages_have_a_table_that_does_not_fit_into_60_columns(pages):
+def test_the_pages_have_a_table_that_does_not_fit_into_60_columns(text_of, pages):
     """Else the test above would not see the blocks."""
     assert any(line.startswith("trial 1") for line in text_of(pages["small-kv"], 60).splitlines())
 
 
-def test_a_word_longer_than_the_line_is_folded(pages):
+def test_a_word_longer_than_the_line_is_folded(text_of, pages):
     text = text_of(pages["step-2"], 24)
     assert "vllm/v1/core/sched/scheduler.py:500" in "".join(text.split())

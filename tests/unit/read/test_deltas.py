@@ -293,7 +293,7 @@ def assert_same(one, other):
     assert_frame_equal(one.requests().collect(), other.requests().collect())
 
 
-@settings(derandomize=True, deadline=None, database=None, max_examples=100)
+@settings(derandomize=True, deadline=None, database=None, max_examples=60)
 @given(schedules(), st.integers(1, 9), st.sampled_from([1, 5, 2**18]))
 def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every, rows_at_once):
     with (

@@ -15,7 +15,7 @@ repeatable = settings(
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=50,
+    max_examples=25,
     suppress_health_check=[*HealthCheck],
 )
 

@@ -6,6 +6,9 @@ import pytest
 
 from schedtrace.model.sweep import Outcome
 from schedtrace.step_times.constants import Constants
+from schedtrace.step_times.fitted import Fitted
+from schedtrace.step_times.fitting import NO_TIME, Error, Fit, Source
+from schedtrace.step_times.linear import Linear
 from schedtrace.whatif.sweep_engines import RecordedEngine
 from schedtrace.whatif.sweep_play import Work
 from schedtrace.workloads import LoadRequest
@@ -22,6 +25,26 @@ def a_load(name="load", requests=4):
         for number in range(requests)
     ]
     return make_workload(name, "jsonl", lambda: iter(of_load))
+
+
+def a_fit():
+    """Every step takes 1 ms."""
+    error = Error(median_abs_log=0, p90_abs_log=0, lag1=None, total_frac=0)
+    about = dict.fromkeys(
+        ("vllm_version", "model", "device", "host", "recorded_at", "schedtrace_version"), "x"
+    )
+    return Fitted(
+        Fit(
+            source=Source(runs=["base"], **about),
+            device=Linear(1000.0, {}, [], {}, 100),
+            **dict.fromkeys(("schedule", "update", "gap"), NO_TIME),
+            missing=[],
+            first_step_us=None,
+            error=error,
+            residuals=[],
+            trial_levels=[],
+        )
+    )
 
 
 @pytest.fixture

@@ -87,5 +87,5 @@ def test_one_output_token_has_no_time_per_output_token_and_meets_any():
     ],
 )
 def test_good_requests_meet_every_bound_themselves(slo, good):
-    """Requests of 100, 200 and 300 ms to the first token; none, 10 and 20 ms a token; 1, 2 and 4 ms in all."""
+    """Three requests: TTFT of 100, 200 and 300 ms, TPOT of none, 10 and 20 ms, E2E of 1, 2 and 4 ms."""
     assert good_requests(outcome([100, 200, 300], [None, 10, 20], [1, 2, 4]), parse_slo(slo)) == good

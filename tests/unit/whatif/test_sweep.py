@@ -128,6 +128,12 @@ def test_totals_are_those_of_all_trials_and_notes_are_said_once(swept, work):
     assert answer.step_times == work.engine.times.description
 
 
+def test_a_warm_up_is_replayed_and_not_counted(swept, pool, work):
+    loads = [a_load("warm-up", requests=9), *work.loads]
+    answer = swept(work=replace(work, loads=loads, warmups=1))
+    assert (answer.loads, answer.requests, len(pool.work.loads)) == (1, 4, 2)
+
+
 def test_requests_go_to_the_processes_as_data(work):
     import pickle
 

@@ -63,6 +63,7 @@ def test_the_order_of_changes_does_not_matter():
         pytest.param({"engine": RecordedEngine(header(), Constants(1.0))}, id="step times"),
         pytest.param({"engine": RecordedEngine(header(token_budget=1), Constants())}, id="engine"),
         pytest.param({"keep_prefix_cache": True}, id="prefix cache"),
+        pytest.param({"warmups": 1}, id="warm-up"),
     ],
 )
 def test_whatever_decides_an_outcome_is_in_the_digest(work, changed):

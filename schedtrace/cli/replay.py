@@ -1,0 +1,48 @@
+"""``schedtrace replay``: a recorded load on another configuration, with vLLM's own scheduler deciding."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedtrace.cli.options import FormatOption, show
+from schedtrace.present.renderers import Format
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Another value for an argument of vLLM; may be repeated."
+        ),
+    ] = None,
+    step_times: Annotated[
+        Path | None, typer.Option(help="Saved step times (default: fitted to the run).")
+    ] = None,
+    save_step_times: Annotated[
+        Path | None, typer.Option(help="Save the fitted step times to this file.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Keep the replayed runs below this folder, to be analyzed.")
+    ] = None,
+    output_format: FormatOption = Format.TEXT,
+) -> None:
+    """Replay a recorded load under other settings, without a GPU.
+
+    vLLM's own scheduler decides every step, in virtual time; the step times are fitted to the run. Without
+    --set it is checked whether the replay decides as was recorded.
+    """
+    from schedtrace.cli.options import require_vllm
+    from schedtrace.cli.runs import one_run
+    from schedtrace.present.pages.prediction import prediction_page
+    from schedtrace.step_times.fitted import load
+
+    require_vllm()
+    from schedtrace.simulate.recorded_engine import parsed
+    from schedtrace.whatif.prediction import predict, recorded
+
+    base = recorded(one_run(run), load(step_times) if step_times else None)
+    if save_step_times:
+        base.times.save(save_step_times)
+    show(prediction_page(predict(base, parsed(changes or []), output=output)), output_format)

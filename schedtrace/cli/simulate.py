@@ -1,0 +1,173 @@
+"""``schedtrace simulate``: a workload on a model and a GPU that nobody has to have."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from schedtrace.cli.options import say, show
+from schedtrace.errors import UsageError
+
+CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def simulate(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Option(help="A known shape (Qwen3-32B, ...), a model folder or its config.json.")
+    ],
+    gpu: Annotated[str, typer.Option(help="a100, h100, h200 or b200.")],
+    dataset: Annotated[
+        str, typer.Option(help="'random', or a file: Mooncake, Azure, BurstGPT, ShareGPT, .jsonl.")
+    ] = "random",
+    input_len: Annotated[int, typer.Option(min=1, help="Length of a random prompt in tokens.")] = 1024,
+    output_len: Annotated[int | None, typer.Option(min=1, help="Tokens to generate (random: 128).")] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="Prompts (random: 1000).")] = None,
+    range_ratio: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Spread of random lengths around the mean.")
+    ] = 0.0,
+    request_rate: Annotated[
+        float | None,
+        typer.Option(min=1e-6, help="Requests per second (default: as in the file, or at once)."),
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(min=1e-3, help="Of the arrivals at that rate; 1: Poisson.")
+    ] = 1.0,
+    speedup: Annotated[float | None, typer.Option(min=1e-6, help="Divides the file's gaps.")] = None,
+    arrivals_of: Annotated[
+        Path | None, typer.Option(help="Recorded run whose trials' arrival times the requests take.")
+    ] = None,
+    prequeue: Annotated[bool, typer.Option(help="Queue all requests before the first step.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for the workload.")] = 0,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="vLLM's defaults for LLM(...), not for vllm serve.")
+    ] = False,
+    step_times: Annotated[
+        Path | None, typer.Option(help="Saved step times instead of the GPU's roofline.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Parent of the run folder.")] = Path("logs"),
+    label: Annotated[
+        str | None, typer.Option(help="Name of the run folder (default: model and time).")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Replace a run folder of the same name.")] = False,
+) -> None:
+    """Simulate a workload on a model and a GPU, without either.
+
+    vLLM's own scheduler decides every step; step times and KV cache follow from the model's shape and the
+    GPU. Every other option is vLLM's own, as for 'vllm serve'.
+    """
+    from schedtrace.cli.options import require_vllm
+    from schedtrace.engine.folder import folder_of, make_folders
+    from schedtrace.step_times.fitted import load
+    from schedtrace.step_times.gpus import gpu as gpu_of
+    from schedtrace.step_times.roofline import Roofline
+    from schedtrace.step_times.shapes import shape as shape_of
+
+    shape, device = shape_of(model), gpu_of(gpu)
+    loads = _loads(
+        dataset=dataset,
+        lengths=(input_len, output_len, num_prompts, range_ratio),
+        arrivals=(request_rate, burstiness, speedup, prequeue, seed),
+        arrivals_of=arrivals_of,
+    )
+    require_vllm()
+    from schedtrace.engine.args import parse_engine_args
+    from schedtrace.simulate.config import tiny_model
+    from schedtrace.simulate.replay import play
+    from schedtrace.simulate.shaped_engine import shaped_options
+
+    _, given = parse_engine_args(["--model", tiny_model(), *context.args])
+    options = shaped_options(shape, device, given, online=not offline)
+    parallel = int(given.get("tensor_parallel_size", 1))
+    roofline = Roofline(shape, device, parallel, given.get("kv_cache_dtype"))
+    times = load(step_times) if step_times else roofline
+    folder = folder_of(output, label or f"{shape.name}-{device.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    make_folders([folder], force=force)
+    played = play(loads, options, times, folder, trial_ids=True, manifest=_manifest(folder, shape, device))
+    for request_id in played.refused[:3]:
+        say(f"! {request_id}: refused, its prompt fills max_model_len {options['max_model_len']:,}")
+    _show(played, times, options)
+
+
+def _loads(
+    *, dataset: str, lengths: tuple[Any, ...], arrivals: tuple[Any, ...], arrivals_of: Path | None
+) -> list[Any]:
+    from schedtrace.workloads.files import open_workload
+    from schedtrace.workloads.random_load import random_workload
+
+    input_len, output_len, num_prompts, range_ratio = lengths
+    rate, burstiness, speedup, prequeue, seed = arrivals
+    if dataset == "random":
+        if speedup is not None:
+            msg = "--speedup divides the gaps of a file: give --request-rate with random prompts"
+            raise UsageError(msg)
+        options = {
+            "num_prompts": num_prompts,
+            "input_len": input_len,
+            "output_len": output_len,
+            "range_ratio": range_ratio,
+        }
+        load = random_workload(
+            **{name: value for name, value in options.items() if value is not None},
+            rate=rate,
+            burstiness=burstiness,
+            prequeue=prequeue,
+            seed=seed,
+        )
+    else:
+        load = open_workload(
+            Path(dataset),
+            num_prompts=num_prompts,
+            output_len=output_len,
+            rate=rate,
+            burstiness=burstiness,
+            seed=seed,
+            speedup=speedup,
+            prequeue=prequeue,
+        )
+    if arrivals_of is None:
+        return [load]
+    from schedtrace.cli.runs import one_run
+    from schedtrace.workloads.recorded import loads_of
+    from schedtrace.workloads.regrouped import at_times_of
+
+    run = one_run(arrivals_of)
+    return [at_times_of(load, times) for times in loads_of(run.traces[0], manifest=run.manifest)]
+
+
+def _manifest(folder: Path, shape: Any, device: Any) -> Any:
+    import platform
+
+    from schedtrace import __version__
+    from schedtrace.model.manifest import Manifest
+    from schedtrace.model.redact import without_secrets
+
+    return Manifest(
+        schedtrace_version=__version__,
+        status="finished",
+        label=folder.name,
+        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        command=without_secrets(["schedtrace", *sys.argv[1:]]),
+        host=platform.node(),
+        device=f"simulated: {shape.name} on {device.name}",
+    )
+
+
+def _show(played: Any, times: Any, options: dict[str, Any]) -> None:
+    """The trials' figures, what they rest on, and what to type next."""
+    from schedtrace.diagnose.analyze import analyze_run
+    from schedtrace.present.pages.report_details import trials_page
+    from schedtrace.read.run import read_run
+
+    report = analyze_run(read_run(played.folder))
+    show(trials_page(report))
+    say("")
+    say(f"step times: {times.description}")
+    say(
+        f"engine: budget {options['max_num_batched_tokens']:,}, {options['max_num_seqs']:,} seats, "
+        f"{options['num_blocks']:,} KV blocks of {options['block_size']} tokens"
+    )
+    say(f"simulated {played.virtual_s:,.1f} s in {played.wall_s:.1f} s; recorded to {played.folder}")
+    say(f"next: schedtrace analyze {played.folder}")

@@ -1,0 +1,102 @@
+"""An engine that was never started: a model's shape on a GPU, with vLLM's own defaults for it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from vllm.engine import arg_utils
+from vllm.usage.usage_lib import UsageContext
+
+from schedtrace.errors import UsageError
+from schedtrace.step_times.gpus import Gpu
+from schedtrace.step_times.memory import kv_cache_blocks
+from schedtrace.step_times.shape import Shape
+
+BLOCK_SIZE = 16
+"""vLLM's on CUDA."""
+UTILIZATION = 0.92
+"""vLLM's default of ``gpu_memory_utilization`` since 0.20."""
+OF_MODEL = {
+    "model",
+    "load_format",
+    "skip_tokenizer_init",
+    "tokenizer",
+    "seed",
+    "kv_cache_dtype",
+    "enforce_eager",
+}
+"""Arguments that say nothing to a scheduler without a model."""
+
+
+def shaped_options(
+    shape: Shape, gpu: Gpu, given: Mapping[str, Any], *, online: bool = True
+) -> dict[str, Any]:
+    """Options of ``Engine`` for a model on GPUs.
+
+    What is not given is vLLM's default on that GPU. ``num_blocks`` follows from the memory, unless
+    ``num_gpu_blocks_override`` is given.
+
+    Args:
+        shape: The model's.
+        gpu: One of ``tensor_parallel_size``.
+        given: vLLM's arguments, by name.
+        online: As ``vllm serve``, whose defaults differ from those of ``LLM``.
+
+    Raises:
+        UsageError: the model does not fit.
+    """
+    options = {name: value for name, value in given.items() if name not in OF_MODEL}
+    tensor_parallel_size = options.pop("tensor_parallel_size", 1)
+    utilization = options.pop("gpu_memory_utilization", UTILIZATION)
+    kv_bytes = options.pop("kv_cache_memory_bytes", None)
+    if kv_bytes is not None:
+        msg = "--kv-cache-memory-bytes: give --num-gpu-blocks-override, or leave it to the GPU's memory"
+        raise UsageError(msg)
+    blocks = options.pop("num_gpu_blocks_override", None)
+    budget, seats = _batch_defaults(gpu, online=online)
+    options.setdefault("max_num_batched_tokens", budget)
+    options.setdefault("max_num_seqs", min(seats, options["max_num_batched_tokens"]))
+    options.setdefault("block_size", BLOCK_SIZE)
+    options.setdefault("max_model_len", shape.positions)
+    options.setdefault("enable_prefix_caching", True)
+    options["async_scheduling"] = options.get("async_scheduling") is not False
+    options["num_blocks"] = blocks or kv_cache_blocks(
+        shape,
+        gpu,
+        tensor_parallel_size,
+        block_size=options["block_size"],
+        gpu_memory_utilization=utilization,
+        kv_dtype=given.get("kv_cache_dtype"),
+        max_num_batched_tokens=options["max_num_batched_tokens"],
+        max_num_seqs=options["max_num_seqs"],
+    )
+    needed = -(-options["max_model_len"] // options["block_size"])
+    if options["num_blocks"] < needed:
+        msg = (
+            f"{shape.name} on {gpu.name}: {options['num_blocks']:,} KV blocks hold no request of "
+            f"max_model_len {options['max_model_len']:,}; vLLM would not start: lower --max-model-len"
+        )
+        raise UsageError(msg)
+    return options
+
+
+def _batch_defaults(gpu: Gpu, *, online: bool) -> tuple[int, int]:
+    """vLLM's ``max_num_batched_tokens`` and ``max_num_seqs`` on that GPU."""
+    context = UsageContext.OPENAI_API_SERVER if online else UsageContext.LLM_CLASS
+    with _as_on(gpu):
+        tokens, seqs = arg_utils.EngineArgs.get_batch_defaults(1)
+    return tokens[context], seqs[context]
+
+
+@contextmanager
+def _as_on(gpu: Gpu) -> Iterator[None]:
+    platform = SimpleNamespace(
+        get_device_total_memory=lambda: int(gpu.memory_bytes),
+        get_device_name=lambda: gpu.name,
+        is_tpu=lambda: False,
+        is_cpu=lambda: False,
+    )
+    with patch.object(arg_utils, "current_platform", platform):
+        yield

@@ -1,0 +1,356 @@
+"""Replays a recorded load as it was and with other settings, and says what that would change."""
+
+import math
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import polars as pl
+from scipy import stats
+
+from schedtrace.compare.metrics import METRICS as COMPARED
+from schedtrace.compare.metrics import Metric
+from schedtrace.diagnose.trials import trial_reports
+from schedtrace.errors import InputError
+from schedtrace.model.manifest import Manifest
+from schedtrace.model.prediction import Figure, Prediction, SettingChange
+from schedtrace.model.report import TrialReport
+from schedtrace.read.run import Run, read_run
+from schedtrace.step_times.counted import Counted
+from schedtrace.step_times.fitted import Fitted, fit
+from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
+from schedtrace.workloads.recorded import from_trace, loads_of
+from schedtrace.workloads.workload import Workload
+
+RESAMPLES = 8
+"""Fits to resampled steps: the spread of what they predict is what the step times do not know."""
+COVERAGE = 0.9
+TIMED = ("output", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99")
+"""Metrics of ``compare`` that follow in time."""
+METRICS = [
+    *(metric for metric in COMPARED if metric.name in TIMED),
+    Metric("E2E mean", "ms", False, lambda trial: None if trial.e2e_ms is None else trial.e2e_ms.mean),
+]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A figure that scheduling decides, of a timeline and one trial's steps."""
+
+    name: str
+    unit: str
+    higher_is_better: bool | None
+    of: Callable[[Timeline, pl.DataFrame], float]
+
+
+def _preemptions(timeline: Timeline, steps: pl.DataFrame) -> float:
+    return float(timeline.preemptions.join(steps.select("step"), on="step", how="semi").height)
+
+
+DECIDED = (
+    Decided("steps", "", None, lambda _, steps: steps.height),
+    Decided("requests a step", "", None, lambda _, steps: _mean(steps, "total_requests")),
+    Decided("waiting requests", "", False, lambda _, steps: _mean(steps, "num_waiting_after")),
+    Decided("preemptions", "", False, _preemptions),
+    Decided("recomputed tokens", "", False, lambda _, steps: float(steps["recomputed_tokens"].sum() or 0)),
+)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One engine's recorded load, with all that a replay of it needs."""
+
+    run: Run
+    timeline: Timeline
+    loads: list[Workload]
+    times: Fitted
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """Of the run."""
+        return self.run.manifest
+
+    @property
+    def keep_prefix_cache(self) -> bool:
+        """Whether it was kept between trials."""
+        workload = self.manifest and self.manifest.workload
+        return bool(workload and workload.keep_prefix_cache)
+
+
+def recorded(run: Run, times: Fitted | None = None) -> Recorded:
+    """Take a run as the ground of a prediction.
+
+    Args:
+        run: Of one engine.
+        times: Step times; None: fitted to the run.
+
+    Raises:
+        InputError: it has several engines, no requests, or too few steps.
+    """
+    if len(run.traces) != 1:
+        msg = f"{run.path}: {len(run.traces)} engines; a replay takes one: name its trace file"
+        raise InputError(msg)
+    trace = run.traces[0]
+    timeline = make_timeline(trace, run.manifest)
+    loads = loads_of(trace, manifest=run.manifest)
+    made = Recorded(run, timeline, loads, times or fit([timeline], [run.label]))
+    if made.keep_prefix_cache and timeline.warmup_steps:
+        warm = from_trace(trace, WARMUP_TRIAL, manifest=run.manifest)  # what it leaves in the cache counts
+        made = replace(made, loads=[warm, *loads])
+    return made
+
+
+def predict(
+    base: Recorded,
+    changes: Mapping[str, Any],
+    *,
+    output: Path | None = None,
+    resamples: int = RESAMPLES,
+) -> Prediction:
+    """Replay a load as it was recorded and, if there are changes, with them.
+
+    Args:
+        base: The recorded load.
+        changes: Names of vLLM's arguments to values.
+        output: Parent of the run folders that are kept, ``<label>-replayed`` and ``<label>-changed``; None:
+            none are.
+        resamples: For the interval; 0: none is given.
+
+    Raises:
+        UsageError: vLLM does not accept the changes, or a replay cannot make them.
+    """
+    with Predictor(base, output=output, resamples=resamples) as predictor:
+        return predictor.predict(changes)
+
+
+class Predictor:
+    """Predicts several changes of one recorded load; the load as recorded is replayed once for all of them.
+
+    Args:
+        base: The recorded load.
+        output: As ``predict``.
+        resamples: As ``predict``.
+    """
+
+    def __init__(self, base: Recorded, *, output: Path | None = None, resamples: int = RESAMPLES) -> None:
+        self._base, self._output, self._resamples = base, output, resamples
+        self._scratch = tempfile.TemporaryDirectory()
+        self._as_recorded: dict[int | None, _Replayed] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scratch.cleanup()
+
+    def predict(self, changes: Mapping[str, Any]) -> Prediction:
+        """What would become of the load; without changes, whether the replay decides as was recorded.
+
+        Raises:
+            UsageError: vLLM does not accept the changes, or a replay cannot make them.
+        """
+        from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
+
+        base, header = self._base, self._base.timeline.header
+        options, as_recorded = engine_options(header, changes), engine_options(header)
+        changed = self._changed(options) if changes else self._replayed(None)
+        replayed = self._replayed(None)
+        same, compared = (None, None) if changes else self._same_steps()
+        spread = self._spread(options) if changes else {}
+        return Prediction(
+            label=base.run.label,
+            path=str(base.run.path),
+            vllm_version=header.vllm_version,
+            changes=[
+                SettingChange(name=name, recorded=_recorded_value(as_recorded, name), value=value)
+                for name, value in changes.items()
+            ],
+            step_times=base.times.description,
+            kv_blocks=options["num_blocks"],
+            kv_blocks_recorded=options["num_blocks"] == as_recorded["num_blocks"],
+            trials=len(base.timeline.trials()),
+            requests=base.timeline.arrivals.height,
+            same_steps=same,
+            compared_steps=compared,
+            decided=[_decided(one, base.timeline, replayed.timeline, changed.timeline) for one in DECIDED],
+            measured=_measured(base, replayed, changed, spread),
+            by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
+            outside_frac=changed.outside_frac if changes else None,
+            notes=[note for load in base.loads[:1] for note in load.notes],
+            folders=[str(one.folder) for one in (replayed, changed)][: 1 + bool(changes)]
+            if self._output
+            else [],
+        )
+
+    def _folder(self, name: str) -> Path:
+        return (self._output or Path(self._scratch.name)) / f"{self._base.run.label}-{name}"
+
+    def _replayed(self, seed: int | None) -> "_Replayed":
+        """As recorded, with fitted step times or those of a resampled fit; once for each."""
+        if seed not in self._as_recorded:
+            times = Counted(self._base.times) if seed is None else self._resampled(seed, side=0)
+            folder = (
+                self._folder("replayed") if seed is None else Path(self._scratch.name) / f"replayed-{seed}"
+            )
+            self._as_recorded[seed] = _replay(self._base, {}, folder, times)
+        return self._as_recorded[seed]
+
+    def _changed(self, options: Mapping[str, Any]) -> "_Replayed":
+        return _replay(self._base, options, self._folder("changed"), Counted(self._base.times))
+
+    def _resampled(self, seed: int, *, side: int) -> Counted:
+        """A fit to resampled steps, with residuals drawn in blocks as noise: others on each side."""
+        import numpy as np  # noqa: PLC0415  # a quarter of a second
+
+        blocks = self._base.times.residual_blocks()
+        drawn = np.random.default_rng([seed, side]).integers(len(blocks), size=4 * len(blocks))
+        noise = [math.exp(one) for place in drawn for one in blocks[place]]
+        return Counted(self._base.times.resampled(seed), noise)
+
+    def _spread(self, options: Mapping[str, Any]) -> dict[str, list[float]]:
+        """Of each metric, the ratios that resampled fits predict."""
+        ratios: dict[str, list[float]] = {metric.name: [] for metric in METRICS}
+        if self._base.times.rows is None:  # a saved fit
+            return ratios
+        for seed in range(self._resamples):
+            folder = Path(self._scratch.name) / f"changed-{seed}"
+            after = _replay(self._base, options, folder, self._resampled(seed, side=1)).trials
+            before = self._replayed(seed).trials
+            for metric in METRICS:
+                was, becomes = (_values(metric.value, trials) for trials in (before, after))
+                if was and becomes:
+                    ratios[metric.name].append(statistics.fmean(becomes) / statistics.fmean(was))
+        return ratios
+
+    def _same_steps(self) -> tuple[int, int]:
+        """Replay by step: how many steps have the same requests with the same tokens, and of how many."""
+        folder = Path(self._scratch.name) / "by-step"
+        replayed = _replay(self._base, {}, folder, Counted(self._base.times), by_step=True)
+        ours, theirs = (compositions(timeline) for timeline in (replayed.timeline, self._base.timeline))
+        return sum(ours.get(step) == what for step, what in theirs.items()), len(theirs)
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    folder: Path
+    timeline: Timeline
+    trials: list[TrialReport]
+    outside_frac: float
+
+
+def _replay(
+    base: Recorded, options: Mapping[str, Any], folder: Path, times: Counted, *, by_step: bool = False
+) -> _Replayed:
+    from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
+    from schedtrace.simulate.replay import play  # noqa: PLC0415  # likewise
+
+    shutil.rmtree(folder, ignore_errors=True)
+    play(
+        base.loads,
+        options or engine_options(base.timeline.header),
+        times,
+        folder,
+        by_step=by_step,
+        keep_prefix_cache=base.keep_prefix_cache,
+        trial_ids=base.timeline.header.trial_ids,
+    )
+    run = read_run(folder)
+    timeline = make_timeline(run.traces[0], run.manifest)
+    return _Replayed(folder, timeline, trial_reports(timeline, None), times.outside_frac)
+
+
+def _decided(one: Decided, *timelines: Timeline) -> Figure:
+    figures = []
+    for timeline in timelines:
+        trials = [timeline.of_trial(timeline.steps, trial) for trial in timeline.trials()]
+        figures.append(statistics.fmean(one.of(timeline, steps) for steps in trials))
+    was, replayed, changed = figures
+    return Figure(
+        name=one.name,
+        unit=one.unit,
+        higher_is_better=one.higher_is_better,
+        recorded=was,
+        replayed=replayed,
+        changed=changed,
+        change_frac=changed / replayed - 1 if replayed else None,
+    )
+
+
+def _measured(
+    base: Recorded, replayed: _Replayed, changed: _Replayed, spread: Mapping[str, list[float]]
+) -> list[Figure]:
+    was = trial_reports(base.timeline, base.manifest)
+    figures = []
+    for metric in METRICS:
+        of_was, of_replayed, of_changed = (
+            _values(metric.value, trials) for trials in (was, replayed.trials, changed.trials)
+        )
+        if not of_replayed or not of_changed:
+            continue
+        ratio = statistics.fmean(of_changed) / statistics.fmean(of_replayed)
+        low, high = interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
+        figures.append(
+            Figure(
+                name=metric.name,
+                unit=metric.unit,
+                higher_is_better=metric.higher_is_better,
+                recorded=statistics.fmean(of_was) if of_was else None,
+                replayed=statistics.fmean(of_replayed),
+                changed=statistics.fmean(of_changed),
+                change_frac=ratio - 1,
+                low_frac=low,
+                high_frac=high,
+            )
+        )
+    return figures
+
+
+def _values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:
+    return [float(found) for trial in trials if (found := value(trial))]
+
+
+def interval(
+    ratio: float, resampled: list[float], was: list[float], replayed: list[float]
+) -> tuple[float | None, float | None]:
+    """The 90 % interval of a ratio less 1.
+
+    The variance of its logarithm is that of the resampled fits, and twice that of a trial's drift (the spread
+    over trials of log(recorded / replayed)), since both sides drift; Student's t with the trials' degrees of
+    freedom. With one trial the drift is not known, and no interval is given.
+    """
+    if len(resampled) < 2 or min(len(was), len(replayed)) < 2:  # noqa: PLR2004  # for a spread
+        return None, None
+    drift = statistics.variance(math.log(one / other) for one, other in zip(was, replayed, strict=False))
+    trials = min(len(was), len(replayed))
+    deviation = math.sqrt(statistics.variance(map(math.log, resampled)) + 2 * drift / trials)
+    width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
+    return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1
+
+
+def compositions(timeline: Timeline) -> dict[tuple[int | None, int], list[tuple[str, int, int]]]:
+    """By trial and number of the step within it: requests with their computed and scheduled tokens."""
+    steps = timeline.steps.sort("step").select(
+        "step", "trial", at=pl.col("step") - pl.col("step").min().over("trial")
+    )
+    rows = (
+        timeline.requests.select("step", "request_id", "computed_tokens", "scheduled_tokens").lazy().collect()
+    )
+    found: dict[tuple[int | None, int], list[tuple[str, int, int]]] = {
+        (trial, at): [] for _, trial, at in steps.iter_rows()
+    }
+    joined = rows.join(steps, on="step", maintain_order="left")
+    for _, request, computed, scheduled, trial, at in joined.iter_rows():
+        found[trial, at].append((request, computed, scheduled))
+    return found
+
+
+def _recorded_value(options: Mapping[str, Any], name: str) -> Any:
+    return options.get("num_blocks" if name == "num_gpu_blocks_override" else name)
+
+
+def _mean(steps: pl.DataFrame, column: str) -> float:
+    return float(steps.filter(pl.col("total_requests") > 0)[column].mean() or 0.0)  # type: ignore[arg-type]

@@ -1,0 +1,57 @@
+"""Recorded loads in virtual time, whose truth under other settings can be had by simulating them again."""
+
+import os
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.read.run import read_run
+from schedtrace.record.settings import TRIAL_IDS
+from schedtrace.record.traced import traced_class
+from schedtrace.simulate import Simulation, VirtualClock
+from schedtrace.step_times.constants import Constants, HostTimes
+from schedtrace.whatif.prediction import recorded
+
+TIMES = Constants(2000, 15, 120, 0.5, HostTimes(60, 2, 20, 1, 50, 10))
+"""2 ms a step, 15 us a prompt token, 120 us an output token; the host takes some, too."""
+LOADS = {
+    "tight": {"num_blocks": 40, "max_model_len": 512, "max_num_batched_tokens": 256},
+    "async": {"num_blocks": 60, "max_model_len": 512, "async_scheduling": True},
+    "priority": {"num_blocks": 50, "max_model_len": 512, "scheduling_policy": "priority"},
+    "seats": {"max_num_seqs": 4, "max_model_len": 512},
+    "prefix": {"enable_prefix_caching": True, "max_num_seqs": 8, "max_model_len": 512},
+    "threshold": {"long_prefill_token_threshold": 32, "max_num_batched_tokens": 128, "max_model_len": 512},
+}
+
+
+def drive(folder, monkeypatch, **options):
+    """40 requests of two trials, 1.7 ms apart."""
+    monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
+    monkeypatch.setenv(TRIAL_IDS, "1")
+    with VirtualClock() as clock:
+        engine = Simulation(clock, traced_class, times=TIMES, **options)
+        for trial in (1, 2):
+            began = clock.now_us + 1000.0 * (trial > 1)
+            for number in range(40):
+                engine.arrive(
+                    began + 1700 * number,
+                    f"t{trial}-{number}",
+                    20 + 37 * number % 200,
+                    5 + 11 * number % 40,
+                    shared=16,
+                    priority=number % 3,
+                    front_end_us=300,
+                )
+            engine.run()
+            engine.scheduler.reset_prefix_cache()
+        engine.close()
+    for name in ("SCHEDTRACE_RUN_DIR", TRIAL_IDS):
+        os.environ.pop(name, None)
+    return read_run(folder)
+
+
+@pytest.fixture(params=LOADS)
+def load(request, tmp_path, monkeypatch):
+    """``(name, recorded)``."""
+    return request.param, recorded(drive(tmp_path / "base", monkeypatch, **LOADS[request.param]))

@@ -1,0 +1,100 @@
+"""A replay decides what was decided; under other settings, what vLLM would have decided."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.errors import UsageError
+from schedtrace.read.run import read_run
+from schedtrace.simulate.recorded_engine import engine_options, parsed
+from schedtrace.simulate.replay import play
+from schedtrace.step_times.recorded import Recorded as RecordedTimes
+from schedtrace.timeline.timeline import make_timeline
+from schedtrace.whatif.prediction import compositions
+from tests.contract.whatif.conftest import LOADS, TIMES, drive
+
+pytestmark = pytest.mark.vllm
+
+CHANGES = {
+    "tight": {"num_gpu_blocks_override": 90},
+    "async": {"async_scheduling": False},
+    "priority": {"scheduling_policy": "fcfs"},
+    "seats": {"max_num_seqs": 16},
+    "prefix": {"enable_prefix_caching": False},
+    "threshold": {"long_prefill_token_threshold": 0},
+}
+
+
+def replayed(base, folder, times, changes=None, **how):
+    play(base.loads, engine_options(base.timeline.header, changes), times, folder, trial_ids=True, **how)
+    run = read_run(folder)
+    return compositions(make_timeline(run.traces[0], run.manifest))
+
+
+def test_by_step_every_step_is_as_it_was(load, tmp_path):
+    _, base = load
+    was = compositions(base.timeline)
+    assert len(was) > 100
+    assert replayed(base, tmp_path / "again", base.times, by_step=True) == was
+
+
+def test_by_time_with_recorded_durations_every_step_is_as_it_was(load, tmp_path):
+    _, base = load
+    times = RecordedTimes(base.timeline, base.times)
+    assert replayed(base, tmp_path / "again", times) == compositions(base.timeline)
+
+
+def test_another_setting_is_decided_as_an_engine_with_it_decides(load, tmp_path, monkeypatch):
+    """With the very step times, so that nothing but scheduling differs."""
+    name, base = load
+    changes = {
+        "num_blocks" if key.startswith("num_gpu") else key: value for key, value in CHANGES[name].items()
+    }
+    truth = drive(tmp_path / "truth", monkeypatch, **LOADS[name] | changes)
+    expected = compositions(make_timeline(truth.traces[0], truth.manifest))
+    assert replayed(base, tmp_path / "changed", TIMES, CHANGES[name]) == expected
+    assert expected != compositions(base.timeline)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("max_num_seq=4", "--set max_num_seq: not an argument of vLLM; max_num_seqs?"),
+        ("max_num_seqs", "--set max_num_seqs: expected NAME=VALUE, for instance --set max_num_seqs=512"),
+        (
+            "gpu-memory-utilization=0.5",
+            (
+                "--set gpu_memory_utilization: it acts by way of the GPU's memory, which a replay lacks: "
+                "--set num_gpu_blocks_override=N"
+            ),
+        ),
+    ],
+)
+def test_what_cannot_be_set_is_told_in_one_line(given, told):
+    with pytest.raises(UsageError) as raised:
+        parsed([given])
+    assert str(raised.value) == told
+
+
+def test_values_are_numbers_words_and_truths():
+    given = ["max-num-seqs=8", "async_scheduling=True", "scheduling_policy=priority", "watermark=0.05"]
+    assert parsed(given) == {
+        "max_num_seqs": 8,
+        "async_scheduling": True,
+        "scheduling_policy": "priority",
+        "watermark": 0.05,
+    }
+
+
+def test_a_pool_that_vllm_would_not_start_with_is_refused(load):
+    _, base = load
+    with pytest.raises(UsageError, match="a request of max_model_len 512 needs 32 blocks"):
+        engine_options(base.timeline.header, {"num_gpu_blocks_override": 31})
+
+
+def test_what_vllm_refuses_is_one_line(load, tmp_path):
+    _, base = load
+    options = engine_options(base.timeline.header, {"max_num_batched_tokens": 3, "max_num_seqs": 4})
+    with pytest.raises(UsageError, match=r"^vLLM refuses this configuration: max_num_b") as raised:
+        play(base.loads, options, base.times, tmp_path / "refused")
+    assert "\n" not in str(raised.value)

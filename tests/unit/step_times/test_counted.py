@@ -1,0 +1,34 @@
+"""Step times that count what lies outside."""
+
+from types import SimpleNamespace
+
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.counted import Counted
+
+
+def fitted(outside):
+    return SimpleNamespace(
+        device_us=lambda batch: 100.0 * batch.prefill_tokens,
+        outside=lambda batch: batch.prefill_tokens in outside,
+        gap_us=lambda arrivals: 7.0 * arrivals,
+    )
+
+
+def batch(tokens):
+    return Batch({"a": tokens}, tokens, 0, 0)
+
+
+def test_steps_outside_are_counted():
+    counted = Counted(fitted({3}))
+    assert counted.outside_frac == 0.0
+    assert [counted.device_us(batch(tokens)) for tokens in (1, 2, 3, 3)] == [100.0, 200.0, 300.0, 300.0]
+    assert (counted.steps, counted.outside, counted.outside_frac) == (4, 2, 0.5)
+
+
+def test_noise_multiplies_one_step_after_the_other_and_begins_anew():
+    counted = Counted(fitted(()), noise=[2.0, 0.5])
+    assert [counted.device_us(batch(1)) for _ in range(3)] == [200.0, 50.0, 200.0]
+
+
+def test_all_else_is_the_fits():
+    assert Counted(fitted(())).gap_us(2) == 14.0
