@@ -14,9 +14,9 @@ SEEN = step(0, got={"a": 100}, new="a", arrived=[arrival("a", 0)], finished=[fin
 def of_trials(*trials):
     """One request a trial."""
     for number, trial in enumerate(trials):
-        name = f"t{trial}-a"
+        name = f"t{trial}-0"
         came, ended = arrival(name, number * 10_000), finish(name)
-        yield step(number, got={name: 100}, new=[name], arrived=[came], finished=[ended])
+        yield step(number, trial=trial, got={name: 100}, new=[name], arrived=[came], finished=[ended])
 
 
 def test_the_loads_of_a_run_on_its_engine(run_of):
@@ -33,7 +33,7 @@ def test_a_warm_up_counts_for_what_it_leaves_in_the_cache(run_of, keep):
     kept = manifest(workload=workload(keep_prefix_cache=keep))
     work = recorded_work(run_of("base", *of_trials(0, 1, 2), about=kept, trial_ids=True), a_fit())
     assert (work.keep_prefix_cache, work.warmups, len(work.loads)) == (keep, int(keep), 2 + keep)
-    assert [request.request_id for load in work.measured for request in load] == ["t1-a", "t2-a"]
+    assert [request.request_id for load in work.measured for request in load] == ["t1-0", "t2-0"]
 
 
 @pytest.mark.parametrize("take", [recorded_loads, lambda run: recorded_work(run, a_fit())])
