@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -37,9 +38,13 @@ class LocalPool:
     """
 
     def __init__(self, work: Work, jobs: int) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="schedtrace-sweep-")
         before = set(multiprocessing.active_children())
         self._executor = ProcessPoolExecutor(
-            jobs, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(work,)
+            jobs,
+            multiprocessing.get_context("spawn"),
+            initializer=_begin,
+            initargs=(work, self._scratch.name),
         )
         with _children_ignore_interrupts():  # a process is started with each of the first calls
             for _ in range(jobs):
@@ -55,7 +60,9 @@ class LocalPool:
         self._executor.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.terminate()
-        self._executor.shutdown(wait=True)
+        for process in self._processes:
+            process.join()
+        self._scratch.cleanup()  # a process that is ended leaves its traces
 
 
 class RayPool:
@@ -99,8 +106,9 @@ _work: list[Work] = []
 """Of this process, if it is one of a ``LocalPool``."""
 
 
-def _begin(work: Work) -> None:
+def _begin(work: Work, scratch: str) -> None:
     """In a new process: no line of vLLM's may get between those of the command."""
+    tempfile.tempdir = scratch
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)
     _make_quiet()

@@ -1,5 +1,6 @@
 """Configurations replayed by vLLM's real scheduler, in processes of their own."""
 
+import multiprocessing
 from functools import partial
 
 import pytest
@@ -54,6 +55,17 @@ def test_two_configurations_in_a_process_of_their_own(work, made, tmp_path):
     assert two.output_tokens_per_s == pytest.approx(7 / 6.0e-3)
     assert (two.finished, two.requests, two.too_long, two.pareto, one.pareto) == (3, 4, 1, True, True)
     assert (two.tpot_ms.p50, one.tpot_ms.p50) == (1.1, 1.05)
+
+
+def test_a_pool_that_is_closed_early_leaves_no_process_and_no_file(work, made, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = set(multiprocessing.active_children())
+    pool = LocalPool(work.portable(), 1)
+    assert list(tmp_path.iterdir())
+    pool.submit(outcome_of, "k", {**made, "max_num_seqs": 1})
+    pool.close()
+    assert set(multiprocessing.active_children()) == before
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_vllm_refuses_is_an_outcome_that_says_so(work, made):
