@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -121,7 +120,11 @@ def _make_quiet() -> None:
     for name in [name for name in os.environ if name.startswith("SCHEDTRACE_")]:
         del os.environ[name]
     logger.remove()
-    logger.add(sys.stderr, level="WARNING")
+    logger.add(_warn, level="WARNING", format="schedtrace: {message}")
+
+
+def _warn(line: str) -> None:
+    os.write(2, line.encode())
 
 
 def _import_vllm() -> None:

@@ -36,7 +36,14 @@ def text(words):
 def root(share, *, words=20, advice=1, gain=None, code="kv-bound", **fields):
     unknown = dict.fromkeys(Finding.__struct_fields__)
     given = {"code": code, "severity": "warning", "title": message("KV cache too small"), "leads": False}
-    given |= {"share_frac": share, "gain": gain, "steps": [7], "symptoms": [], "evidence": Evidence()}
+    given |= {
+        "share_frac": share,
+        "gain": gain,
+        "steps": [7],
+        "symptoms": [],
+        "refuted": [],
+        "evidence": Evidence(),
+    }
     given |= {"message": text(words), "holder": text(words), "verdict": text(words)}
     given |= {"advice": [Advice(message=text(words), costs=text(words)) for _ in range(advice)]}
     return Finding(**unknown | given | fields)
@@ -137,3 +144,11 @@ def test_every_recorded_sample_fits_on_one_screen(sample):
     lines = text_of(report_page(analyze([read_run(sample)]))).splitlines()
     assert len(lines) <= MOST_LINES
     assert max(map(len, lines)) <= WIDTH
+
+
+def test_what_a_replay_of_an_advice_did_follows_it_and_one_that_did_not_help_is_named():
+    found = root(0.5, words=3, refuted=[message("--watermark 0.1 was tried.")])
+    found.advice = [Advice(message=message("--max-num-seqs 30"), tested=message("Replayed: steps 9 -> 4."))]
+    shown = " ".join(text_of(page(found)).split())
+    assert "--max-num-seqs 30. Replayed: steps 9 -> 4." in shown
+    assert shown.index("--max-num-seqs 30") < shown.index("--watermark 0.1 was tried.")
