@@ -37,6 +37,7 @@ from schedtrace.model import (
     settings,
     statistics,
     story,
+    sweep,
     trace,
     trace_facts,
 )
@@ -54,6 +55,7 @@ MODULES = {
     "story": story,
     "life": life,
     "catalogue": catalogue,
+    "sweep": sweep,
 }
 LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)
 """Kinds of lines; a type checker takes a delta, which is made at run time, for any line."""
@@ -66,6 +68,7 @@ SCHEMAS = {
     "step": (story.StepStory, "What schedtrace step --format json prints"),
     "request": (life.Life, "What schedtrace request --format json prints"),
     "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
+    "sweep": (sweep.Sweep, "What schedtrace sweep --format json prints"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MESSAGE_TEXT = "The sentence as text, made from the template and its arguments."

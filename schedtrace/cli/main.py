@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from schedtrace import __version__
-from schedtrace.cli import analyze, diff, export, findings, replay, request, run, simulate, step
+from schedtrace.cli import analyze, diff, export, findings, replay, request, run, simulate, step, sweep
 from schedtrace.cli.options import say
 from schedtrace.errors import ExitCode, SchedtraceError
 
@@ -27,6 +27,7 @@ app.command("findings")(findings.findings)
 app.command("export")(export.export)
 app.command("simulate", context_settings=simulate.CONTEXT_SETTINGS)(simulate.simulate)
 app.command("replay")(replay.replay)
+app.command("sweep")(sweep.sweep)
 app.command("diff", context_settings=diff.CONTEXT_SETTINGS)(diff.diff)
 
 

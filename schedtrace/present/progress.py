@@ -77,3 +77,29 @@ class RunProgress(Observer):
     @staticmethod
     def _trial(plan: Plan, trial: int) -> str:
         return "warm-up" if trial == 0 else f"trial {trial}/{plan.spec.trials}"
+
+
+class CountBar:
+    """How many of several things are done, with the time that took: called with these and how many there are.
+
+    Args:
+        console: Where to; nothing is shown if it is no terminal.
+        text: What is done.
+    """
+
+    def __init__(self, console: Console, text: str) -> None:
+        columns = (TextColumn(text, markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=None)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total, refresh=True)

@@ -1,0 +1,213 @@
+"""``schedtrace sweep``: one load under every combination of settings, replayed with vLLM's scheduler."""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from schedtrace.cli.options import FormatOption, require_vllm, show, stderr_console
+from schedtrace.errors import InterruptedRunError, UsageError
+from schedtrace.present.renderers import Format
+
+if TYPE_CHECKING:
+    from schedtrace.whatif.sweep_play import Work
+    from schedtrace.workloads.workload import Workload
+
+OF_LOADS = (
+    "input_len",
+    "output_len",
+    "num_prompts",
+    "range_ratio",
+    "request_rate",
+    "burstiness",
+    "prequeue",
+    "speedup",
+    "seed",
+)
+"""Options that a recorded load has no use for."""
+OF_RANDOM = ("input_len", "range_ratio")
+FIRST_BYTES = 200
+
+
+def sweep(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="RUN|WORKLOAD|random", help="Whose load is replayed.")],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=V1,V2,...", help="Values of an engine argument; may be repeated."),
+    ] = None,
+    fixed: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Engine argument of all; may be repeated."),
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(metavar="BOUNDS", help="Objective, such as ttft_p99=1s,tpot_p99=50ms.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="SHAPE", help="Model: Qwen3-32B, ... or a config.json; with --gpu.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU: a100, h100, h200 or b200; with --model.")] = None,
+    step_times: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Saved step times, instead of a fit or a roofline.")
+    ] = None,
+    input_len: Annotated[int, typer.Option(min=1, help="Length of a random prompt in tokens.")] = 1024,
+    output_len: Annotated[
+        int | None, typer.Option(min=1, help="Output tokens (default: 128 for random, else the file's own).")
+    ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Requests (default: 1000 random ones, or the whole file).")
+    ] = None,
+    range_ratio: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Spread of random lengths, as a share of the mean.")
+    ] = 0.0,
+    request_rate: Annotated[
+        float | None,
+        typer.Option(min=1e-6, help="Requests per second (default: the file's times, or at once)."),
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(min=1e-3, help="Burstiness of arrivals; 1 is Poisson, lower is burstier.")
+    ] = 1.0,
+    prequeue: Annotated[bool, typer.Option(help="Queue all requests before the first step.")] = False,
+    speedup: Annotated[
+        float | None, typer.Option(min=1e-6, help="Divide the gaps between the file's arrivals by this.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for lengths and arrivals.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes, about 0.7 GB each (default: one per processor).")
+    ] = None,
+    on: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where the processes run: this machine or a Ray cluster.")
+    ] = "local",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Keeps what is finished, to go on from (default: logs/sweep-NAME)."
+        ),
+    ] = None,
+    output_format: FormatOption = Format.TEXT,
+) -> None:
+    """Replay one load under every combination of settings.
+
+    vLLM's own scheduler decides in virtual time; nothing needs a GPU. Shows throughput and latencies of each
+    configuration and the Pareto front.
+    """
+    from schedtrace.present.pages.sweep import sweep_page
+    from schedtrace.present.progress import CountBar
+    from schedtrace.whatif.objective import parse_slo
+    from schedtrace.whatif.sweep import combinations
+    from schedtrace.whatif.sweep import sweep as replayed
+    from schedtrace.whatif.sweep_log import FILE_NAME, SweepLog
+    from schedtrace.whatif.sweep_pools import LocalPool, RayPool
+
+    bounds = parse_slo(slo) if slo else []
+    changes = combinations(_varied(vary or []), _fixed(fixed or []))
+    require_vllm()
+    label, work = _work(context, source, model=model, gpu=gpu, step_times=step_times)
+    log = SweepLog(out or Path("logs") / re.sub(r"[^\w.-]+", "-", f"sweep-{label}"))
+    most = min(jobs or os.cpu_count() or 1, len(changes) + 1)
+    pool = LocalPool if on == "local" else RayPool
+    try:
+        with CountBar(stderr_console(), "configurations") as bar:
+            answer = replayed(
+                work, changes, log, lambda sent: pool(sent, most), slo=bounds, label=label, progress=bar
+            )
+    except KeyboardInterrupt:
+        kept = f"{len(log.finished)} configurations are in {log.path.parent / FILE_NAME}"
+        msg = f"interrupted; {kept}, the same command goes on from there"
+        raise InterruptedRunError(msg) from None
+    show(sweep_page(answer), output_format)
+
+
+def _varied(vary: list[str]) -> dict[str, list[Any]]:
+    from schedtrace.whatif.sweep import parse_values
+
+    if not vary:
+        msg = "nothing to vary: give --vary NAME=V1,V2, such as --vary max_num_seqs=64,128,256"
+        raise UsageError(msg)
+    named = [parse_values("--vary", text) for text in vary]
+    if len(dict(named)) < len(named):
+        msg = "--vary: a setting is varied twice; give all its values at once"
+        raise UsageError(msg)
+    return dict(named)
+
+
+def _fixed(fixed: list[str]) -> dict[str, Any]:
+    from schedtrace.whatif.sweep import parse_values
+
+    named = [(*parse_values("--set", text), text) for text in fixed]
+    for _, values, text in named:
+        if len(values) > 1:
+            msg = f"--set {text}: one value, or --vary for several"
+            raise UsageError(msg)
+    return {name: values[0] for name, values, _ in named}
+
+
+def _work(
+    context: typer.Context, source: str, *, model: str | None, gpu: str | None, step_times: Path | None
+) -> "tuple[str, Work]":
+    """What the load is called, and what is to be done."""
+    from schedtrace.cli.runs import one_run
+    from schedtrace.step_times.fitted import load as load_times
+    from schedtrace.step_times.gpus import gpu as gpu_of
+    from schedtrace.step_times.shapes import shape
+    from schedtrace.whatif.sweep_engines import ModelledEngine
+    from schedtrace.whatif.sweep_play import Work
+    from schedtrace.whatif.sweep_sources import recorded_loads, recorded_work
+
+    if (model is None) != (gpu is None):
+        msg = "--model and --gpu go together: a model's shape takes its time on a GPU"
+        raise UsageError(msg)
+    times = load_times(step_times) if step_times else None
+    run = one_run(Path(source)) if _is_run(source) else None
+    given = [name for name in OF_LOADS if _was_given(context, name)]
+    if run is not None and given:
+        msg = f"--{given[0].replace('_', '-')}: the load is recorded in {source}; it is replayed as it is"
+        raise UsageError(msg)
+    if run is not None and model is None:
+        return run.label, recorded_work(run, times)
+    if model is None or gpu is None:
+        msg = f"{source}: no recorded run, so nothing tells the engine: give --model and --gpu"
+        raise UsageError(msg)
+    loads = [_workload(context, source)] if run is None else recorded_loads(run)
+    label = loads[0].name if run is None else run.label
+    return label, Work(loads, ModelledEngine(shape(model), gpu_of(gpu), times))
+
+
+def _is_run(source: str) -> bool:
+    """A folder, or a file whose first line is a trace's header."""
+    path = Path(source)
+    if not path.is_file():
+        return source != "random"
+    with path.open("rb") as file:
+        return b'"type":"header"' in file.read(FIRST_BYTES).replace(b" ", b"")
+
+
+def _workload(context: typer.Context, source: str) -> "Workload":
+    from schedtrace.workloads.files import open_workload
+    from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN, DEFAULT_PROMPTS, random_workload
+
+    asked = {name: context.params[name] for name in ("burstiness", "prequeue", "seed")}
+    asked["rate"] = context.params["request_rate"]
+    wrong = ["speedup"] if source == "random" else OF_RANDOM
+    for name in wrong:
+        if _was_given(context, name):
+            msg = f"--{name.replace('_', '-')} does not go with {source}"
+            raise UsageError(msg)
+    prompts, output = context.params["num_prompts"], context.params["output_len"]
+    if source != "random":
+        return open_workload(
+            Path(source), num_prompts=prompts, output_len=output, speedup=context.params["speedup"], **asked
+        )
+    return random_workload(
+        num_prompts=prompts or DEFAULT_PROMPTS,
+        output_len=output or DEFAULT_OUTPUT_LEN,
+        **{name: context.params[name] for name in OF_RANDOM},
+        **asked,
+    )
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    given = context.get_parameter_source(name)
+    return given is not None and given.name not in {"DEFAULT", "DEFAULT_MAP"}

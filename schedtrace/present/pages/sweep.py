@@ -1,0 +1,176 @@
+"""A sweep: one row a configuration, the Pareto front marked; columns in which all rows agree stand above."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from schedtrace.model.message import Code, Count, Message, Number, Share, message
+from schedtrace.model.report import Percentiles
+from schedtrace.model.sweep import Bound, Sweep, SweepRow
+from schedtrace.present.numbers import integer, number, percent
+from schedtrace.present.sections import Cell, Column, Headline, Note, Page, Section, Style, Styled, Table
+
+MOST_REFUSED = 10
+EXTRAPOLATED_FRAC = 0.05
+"""Of a configuration's steps: from here on the page warns."""
+
+
+def sweep_page(sweep: Sweep) -> Page[Sweep]:
+    """A sweep."""
+    return Page(sweep, _sections)
+
+
+@dataclass(frozen=True)
+class _Figure:
+    heading: str
+    """Line breaks are where a narrow column breaks it."""
+    text: Callable[[SweepRow], str]
+    name: str = ""
+    """Where it stands in a sentence; empty: as in the heading."""
+
+
+def _sections(sweep: Sweep) -> Iterator[Section]:
+    shown = [row for row in sweep.rows if row.refused is None]
+    refused = [row for row in sweep.rows if row.refused is not None]
+    settings = [_setting(name) for name in (sweep.rows[0].settings if sweep.rows else [])]
+    varying, alike = _split(settings + _figures(sweep.slo), shown)
+    yield _headline(sweep, shown, alike)
+    if shown:
+        yield _table(varying, shown)
+        yield Note(Styled(_legend(sweep), Style.DIM))
+    if refused:
+        yield _refused(refused)
+    yield from (Note(Styled(note, Style.DIM)) for note in sweep.notes)
+
+
+def _headline(sweep: Sweep, shown: list[SweepRow], alike: list[tuple[str, str]]) -> Headline:
+    title = message(
+        "Sweep of {label}: {rows}", label=Code(sweep.label), rows=Count(len(sweep.rows), "configuration")
+    )
+    trials = message(", {loads}", loads=Count(sweep.loads, "trial")) if sweep.loads > 1 else ""
+    load = message(
+        "{requests}{trials}, {prompt} and {output}, scheduled by vLLM {version} in virtual time",
+        requests=Count(sweep.requests, "request"),
+        trials=trials,
+        prompt=Count(sweep.prompt_tokens, "prompt token"),
+        output=Count(sweep.output_tokens, "output token"),
+        version=sweep.vllm_version,
+    )
+    varied = [
+        name for name in sweep.rows[0].settings if len({str(row.settings[name]) for row in sweep.rows}) > 1
+    ]
+    lines: list[Message | str] = [load, f"Varied: {', '.join(varied)}. {sweep.step_times}"]
+    if alike:
+        lines.append(f"In all of them: {', '.join(f'{name} {text}' for name, text in alike)}.")
+    return Headline(title, "", list(lines), [warning for warning in _warnings(sweep, shown) if warning])
+
+
+def _warnings(sweep: Sweep, shown: list[SweepRow]) -> Iterator[Message | str]:
+    outside = [row for row in shown if (row.extrapolated_frac or 0) >= EXTRAPOLATED_FRAC]
+    if outside:
+        yield message(
+            "In {rows} of {all}, {least} of the steps or more lie outside the recorded range (column "
+            "extrapol.): their times are extrapolated.",
+            rows=Number(len(outside)),
+            all=Count(len(shown), "configuration"),
+            least=Share(EXTRAPOLATED_FRAC),
+        )
+    unfinished = [row for row in shown if row.finished < row.requests]
+    if unfinished:
+        yield message(
+            "In {rows} not every request finishes (aborted when recorded, or refused for its length): "
+            "figures are of those that do.",
+            rows=Count(len(unfinished), "configuration"),
+        )
+    if sweep.slo and not any(row.meets_slo for row in shown):
+        yield "No configuration meets every bound."
+
+
+def _setting(name: str) -> _Figure:
+    return _Figure(name.replace("_", "\n"), lambda row: _value(row.settings[name]), name)
+
+
+def _value(value: object) -> str:
+    """``4096`` as it is typed, so that a row can be copied."""
+    return "default" if value is None else str(value)
+
+
+def _figures(slo: Sequence[Bound]) -> list[_Figure]:
+    figures = [
+        _Figure("output\ntok/s", lambda row: number(row.output_tokens_per_s)),
+        _Figure("TTFT\np50", lambda row: _p(row.ttft_ms, "p50")),
+        _Figure("TTFT\np99", lambda row: _p(row.ttft_ms, "p99")),
+        _Figure("TPOT\np50", lambda row: _p(row.tpot_ms, "p50")),
+        _Figure("TPOT\np99", lambda row: _p(row.tpot_ms, "p99")),
+        _Figure("E2E\np99", lambda row: _p(row.e2e_ms, "p99")),
+    ]
+    usual = {"ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p99"}
+    figures += [_bound(at, bound) for at, bound in enumerate(slo) if bound.name not in usual]
+    if slo:
+        figures.append(_Figure("good\nreq/s", lambda row: number(row.goodput_requests_per_s)))
+        figures.append(_Figure("SLO\nmet", lambda row: "yes" if row.meets_slo else "no"))
+    return [
+        *figures,
+        _Figure("pre-\nempt.", lambda row: integer(row.preemptions), "preemptions"),
+        _Figure("extra-\npol.", lambda row: percent(row.extrapolated_frac), "extrapolated steps"),
+        _Figure("finished", lambda row: f"{row.finished:,}"),
+    ]
+
+
+def _bound(at: int, bound: Bound) -> _Figure:
+    heading = f"{bound.latency.upper()}\np{bound.percentile:g}"
+    return _Figure(heading, lambda row: number(row.bounds_ms[at]))
+
+
+def _p(percentiles: Percentiles | None, name: str) -> str:
+    return number(None if percentiles is None else float(getattr(percentiles, name)))
+
+
+def _split(figures: list[_Figure], rows: list[SweepRow]) -> tuple[list[_Figure], list[tuple[str, str]]]:
+    """Columns whose rows differ, and the others with what stands in all rows."""
+    varying, alike = [], []
+    for figure in figures:
+        texts = {figure.text(row) for row in rows}
+        if len(texts) == 1 and len(rows) > 1:
+            name = figure.name or figure.heading.replace("\n", " ")
+            alike += [(name, text) for text in texts if text != UNKNOWN]
+        else:
+            varying.append(figure)
+    return varying, alike
+
+
+UNKNOWN = number(None)
+"""What stands for it; a column of nothing else is left out."""
+
+
+def _table(figures: list[_Figure], rows: list[SweepRow]) -> Table:
+    columns = [Column(""), *(Column(figure.heading, numeric=True) for figure in figures)]
+    cells: list[list[Cell]] = [
+        [_mark(row), *(_cell(row, figure.text(row)) for figure in figures)] for row in rows
+    ]
+    return Table(columns, cells)
+
+
+def _mark(row: SweepRow) -> Cell:
+    mark = f"{'*' if row.pareto else ''}{'R' if row.recorded else ''}"
+    return Styled(mark, Style.GOOD) if row.pareto else mark
+
+
+def _cell(row: SweepRow, text: str) -> Cell:
+    return Styled(text, Style.STRONG) if row.pareto else text
+
+
+def _legend(sweep: Sweep) -> str:
+    latencies = ", ".join(name.replace("_", " ").upper().replace(" P", " p") for name in sweep.objectives[1:])
+    recorded = " R: as recorded." if any(row.recorded for row in sweep.rows) else ""
+    good = " good req/s: requests a second that meet every bound themselves." if sweep.slo else ""
+    return f"Times in ms. * Pareto front of output tok/s against {latencies}.{recorded}{good}"
+
+
+def _refused(rows: list[SweepRow]) -> Table:
+    columns = [Column("refused"), Column("why")]
+    cells: list[list[Cell]] = [
+        [" ".join(f"{name}={_value(value)}" for name, value in row.settings.items()), row.refused or ""]
+        for row in rows[:MOST_REFUSED]
+    ]
+    more = len(rows) - MOST_REFUSED
+    return Table(columns, cells, f"... and {more} more: --format json" if more > 0 else "")

@@ -1,0 +1,148 @@
+"""Every combination of settings, replayed under the same load."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from itertools import product
+from typing import Any
+
+import msgspec
+
+from schedtrace.errors import EngineError, UsageError
+from schedtrace.model.message import Message
+from schedtrace.model.sweep import Bound, Sweep
+from schedtrace.whatif.sweep_engines import RecordedEngine
+from schedtrace.whatif.sweep_log import SweepLog, digest, key, vllm_version
+from schedtrace.whatif.sweep_play import Work, base_settings, outcome_of
+from schedtrace.whatif.sweep_pools import Pool
+from schedtrace.whatif.sweep_rows import objectives, sweep_rows
+
+MOST = 10_000
+"""Combinations: more are a slip of the pen."""
+WORDS = {"true": True, "false": False, "none": None, "null": None}
+
+
+def parse_values(option: str, text: str) -> tuple[str, list[Any]]:
+    """``max-num-seqs=64,128`` as a setting's name in vLLM's spelling, and its values.
+
+    Raises:
+        UsageError: no name, no value, or a value twice.
+    """
+    name, _, listed = text.partition("=")
+    name = name.strip().lstrip("-").replace("-", "_")
+    values = [_value(part.strip()) for part in listed.split(",") if part.strip()]
+    if not name or not values:
+        msg = f"{option} {text}: expected NAME=VALUE, for instance {option} max_num_seqs=512"
+        raise UsageError(msg)
+    if len({repr(value) for value in values}) < len(values):
+        msg = f"{option} {text}: a value is given twice"
+        raise UsageError(msg)
+    return name, values
+
+
+def combinations(vary: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each choice of one value a setting, with those that are fixed; the last setting varies fastest.
+
+    Raises:
+        UsageError: a setting is both varied and fixed, or there are more than ``MOST``.
+    """
+    if both := vary.keys() & fixed.keys():
+        msg = f"--set {min(both)}: it is varied as well"
+        raise UsageError(msg)
+    chosen = [{**fixed, **dict(zip(vary, values, strict=True))} for values in product(*vary.values())]
+    if len(chosen) > MOST:
+        msg = f"--vary: {len(chosen):,} combinations, at most {MOST:,} are replayed"
+        raise UsageError(msg)
+    return chosen
+
+
+def sweep(
+    work: Work,
+    changes: Sequence[Mapping[str, Any]],
+    log: SweepLog,
+    make_pool: Callable[[Work], Pool],
+    *,
+    slo: Sequence[Bound] = (),
+    label: str = "",
+    progress: Callable[[int, int], Any] = lambda _done, _total: None,
+) -> Sweep:
+    """Replay each configuration that ``log`` does not have yet, in the processes of a pool.
+
+    The recorded configuration is replayed, too, whether or not it is among them.
+
+    Args:
+        work: What they share.
+        changes: Of each configuration; all change the same settings.
+        log: Gets each outcome as soon as it is there.
+        make_pool: Starts the processes.
+        slo: Bounds that every configuration is judged by.
+        label: Of the load.
+        progress: Called with the configurations done and those there are.
+
+    Raises:
+        UsageError: a name is no argument of vLLM.
+        EngineError: a process was killed.
+    """
+    work = work.portable()
+    work_digest, names = digest(work), list(dict.fromkeys(name for of_one in changes for name in of_one))
+    recorded = key(work_digest, {}) if isinstance(work.engine, RecordedEngine) else None
+    with closing(make_pool(work)) as pool:
+        try:
+            base = pool.submit(base_settings, names).result()
+            wanted: dict[str, dict[str, Any]] = {} if recorded is None else {recorded: {}}
+            for of_one in changes:
+                real = {name: value for name, value in of_one.items() if base[name] != value}
+                wanted[key(work_digest, real)] = real
+            for done in _finished(pool, wanted, log):
+                progress(done, len(wanted))
+        except BrokenProcessPool as error:
+            msg = (
+                f"a replaying process was killed, most likely for its memory; lower --jobs. Kept: {log.path}"
+            )
+            raise EngineError(msg) from error
+    outcomes = [log.finished[one] for one in wanted]
+    return Sweep(
+        label=label,
+        requests=sum(map(len, work.measured)),
+        prompt_tokens=sum(load.prompt_tokens for load in work.measured),
+        output_tokens=sum(load.output_tokens for load in work.measured),
+        loads=len(work.measured),
+        step_times=work.engine.step_times,
+        vllm_version=vllm_version(),
+        slo=list(slo),
+        objectives=objectives(slo),
+        rows=sweep_rows(outcomes, base, slo, recorded=recorded),
+        notes=_once(note for load in work.measured for note in load.notes),
+    )
+
+
+def _finished(pool: Pool, wanted: Mapping[str, Mapping[str, Any]], log: SweepLog) -> Iterator[int]:
+    """How many are done, again and again, until all of them are."""
+    missing = [(one, real) for one, real in wanted.items() if one not in log.finished]
+    yield len(wanted) - len(missing)
+    futures = [pool.submit(outcome_of, one, real) for one, real in missing]
+    try:
+        for at, future in enumerate(as_completed(futures), 1):
+            log.add(future.result())
+            yield len(wanted) - len(missing) + at
+    finally:  # stopped: several may have ended together
+        for future in futures:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                log.add(future.result())
+
+
+def _once(notes: Iterable[Message]) -> list[Message]:
+    """Trials of one run have the same notes."""
+    kept: list[Message] = []
+    kept += (note for note in notes if note not in kept)
+    return kept
+
+
+def _value(text: str) -> Any:
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text

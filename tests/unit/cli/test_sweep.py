@@ -1,0 +1,111 @@
+"""What ``sweep`` refuses before it replays anything; ``tests/contract/test_sweep.py`` replays."""
+
+from pathlib import Path
+
+import pytest
+
+from schedtrace.errors import ExitCode
+from tests import makers
+from tests.unit.whatif.conftest import a_fit
+
+VARY = ["--vary", "max_num_seqs=4,8"]
+MODEL = ["--model", "Qwen3-8B", "--gpu", "h100"]
+
+
+@pytest.fixture(autouse=True)
+def _in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("schedtrace.cli.sweep.require_vllm", lambda: None)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What would have been replayed."""
+    calls = []
+
+    def sweep(work, changes, log, _make_pool, **told):
+        calls.append((work, changes, log, told))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("schedtrace.whatif.sweep.sweep", sweep)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["random"], "nothing to vary: give --vary NAME=V1,V2"),
+        (["random", *VARY, *VARY], "--vary: a setting is varied twice"),
+        (["random", *VARY, "--set", "block_size=16,32"], "--set block_size=16,32: one value"),
+        (["random", *VARY, "--slo", "fast"], "--slo fast: expected bounds such as"),
+        (["random", *VARY], "random: no recorded run, so nothing tells the engine: give --model and --gpu"),
+        (["random", *VARY, "--model", "Qwen3-8B"], "--model and --gpu go together"),
+        (["random", *VARY, *MODEL, "--speedup", "2"], "--speedup does not go with random"),
+        (["random", *VARY, "--model", "Qwen3-8B", "--gpu", "h1"], "unknown GPU 'h1'"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_in_a_line(cli, arguments, why):
+    code, out, err = cli("sweep", *arguments)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert err.startswith(f"schedtrace: {why}")
+    assert err.count("\n") == 1
+
+
+def test_a_recorded_load_is_replayed_as_it_is(cli, quiet):
+    code, _, err = cli("sweep", quiet, *VARY, "--num-prompts", 4)
+    assert (code, err) == (
+        ExitCode.USAGE,
+        f"schedtrace: --num-prompts: the load is recorded in {quiet}; it is replayed as it is\n",
+    )
+
+
+def test_a_missing_run_is_an_input_error(cli, tmp_path):
+    code, _, err = cli("sweep", tmp_path / "none", *VARY)
+    assert (code, err) == (ExitCode.INPUT, f"schedtrace: {tmp_path / 'none'}: no such file or folder\n")
+
+
+def test_without_vllm_it_says_what_to_install(cli, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    code, out, err = cli("sweep", "random", *VARY, *MODEL)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert "vLLM is not installed here: pip install 'schedtrace[vllm]'" in err
+
+
+def test_random_prompts_on_a_model(cli, asked):
+    code, _, err = cli(
+        "sweep", "random", *VARY, *MODEL, "--num-prompts", 3, "--input-len", 50, "--set", "block_size=32"
+    )
+    [(work, changes, log, told)] = asked
+    assert changes == [{"block_size": 32, "max_num_seqs": 4}, {"block_size": 32, "max_num_seqs": 8}]
+    assert [(request.prompt_tokens, request.output_tokens) for request in work.loads[0]] == [(50, 128)] * 3
+    assert (told["label"], log.path) == ("random", Path("logs/sweep-random/sweep.jsonl"))
+    assert code == ExitCode.INTERRUPTED
+    assert err == (
+        "schedtrace: interrupted; 0 configurations are in logs/sweep-random/sweep.jsonl, the same command "
+        "goes on from there\n"
+    )
+
+
+def test_a_workload_file(cli, asked, tmp_path):
+    (tmp_path / "load.jsonl").write_text('{"timestamp": 0, "input_length": 30, "output_length": 20}\n')
+    cli("sweep", "load.jsonl", *VARY, *MODEL, "--output-len", 7, "--out", "kept")
+    [(work, _, log, told)] = asked
+    assert [(request.prompt_tokens, request.output_tokens) for request in work.loads[0]] == [(30, 7)]
+    assert (told["label"], str(log.path)) == ("load.jsonl", "kept/sweep.jsonl")
+
+
+def test_a_recorded_load_on_another_model(cli, asked, quiet, monkeypatch):
+    folder = makers.run_folder(
+        quiet.parent / "seen",
+        makers.step(0, got={"a": 10}, new="a", arrived=[makers.arrival("a", 0)]),
+        makers.step(1, got={"a": 1}, finished=[makers.finish("a")]),
+    )
+    saved = a_fit()
+    monkeypatch.setattr("schedtrace.step_times.fitted.load", lambda _: saved)
+    cli("sweep", folder, *VARY, *MODEL)
+    cli("sweep", folder / "engine-0.jsonl", *VARY, "--step-times", "saved.json")
+    [(on_model, *_), (as_recorded, *_)] = asked
+    assert on_model.engine.shape.name == "Qwen3-8B"
+    assert (as_recorded.engine.header.model, as_recorded.engine.times) == ("tiny", saved)
+    assert [load.requests for load in (*on_model.loads, *as_recorded.loads)] == [1, 1]

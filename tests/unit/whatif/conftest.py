@@ -1,0 +1,91 @@
+"""A sweep whose configurations are not replayed."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from schedtrace.model.sweep import Outcome
+from schedtrace.step_times.constants import Constants
+from schedtrace.step_times.fitted import Fitted
+from schedtrace.step_times.fitting import NO_TIME, Error, Fit, Source
+from schedtrace.step_times.linear import Linear
+from schedtrace.whatif.sweep_engines import RecordedEngine
+from schedtrace.whatif.sweep_play import Work
+from schedtrace.workloads import LoadRequest
+from schedtrace.workloads.workload import make_workload
+from tests.makers import header
+
+BASE = {"max_num_seqs": 8, "max_num_batched_tokens": 1000}
+"""Of the recorded engine."""
+
+
+def a_load(name="load", requests=4):
+    of_load = [
+        LoadRequest(request_id=f"r{number}", arrived_us=number * 1e3, prompt_tokens=100, output_tokens=10)
+        for number in range(requests)
+    ]
+    return make_workload(name, "jsonl", lambda: iter(of_load))
+
+
+def a_fit():
+    """Every step takes 1 ms."""
+    error = Error(median_abs_log=0, p90_abs_log=0, lag1=None, total_frac=0)
+    about = dict.fromkeys(
+        ("vllm_version", "model", "device", "host", "recorded_at", "schedtrace_version"), "x"
+    )
+    return Fitted(
+        Fit(
+            source=Source(runs=["base"], **about),
+            device=Linear(1000.0, {}, [], {}, 100),
+            **dict.fromkeys(("schedule", "update", "gap"), NO_TIME),
+            missing=[],
+            first_step_us=None,
+            error=error,
+            residuals=[],
+            trial_levels=[],
+        )
+    )
+
+
+@pytest.fixture
+def work():
+    return Work([a_load()], RecordedEngine(header(), Constants()))
+
+
+@pytest.fixture
+def pool():
+    """A pool in this process: ``replayed`` has the changes that were asked for, ``stop_after`` ends it."""
+    return StubPool()
+
+
+class StubPool:
+    def __init__(self):
+        self.replayed, self.stop_after, self.closed = [], None, 0
+
+    def __call__(self, work):
+        self.work = work
+        return self
+
+    def submit(self, function, *arguments):
+        future = Future()
+        if function.__name__ == "base_settings":
+            [names] = arguments
+            future.set_result({name: BASE.get(name) for name in names})
+        elif self.stop_after is not None and len(self.replayed) >= self.stop_after:
+            future.set_exception(KeyboardInterrupt())
+        else:
+            key, changes = arguments
+            self.replayed.append(changes)
+            future.set_result(an_outcome(key, changes))
+        return future
+
+    def close(self):
+        self.closed += 1
+
+
+def an_outcome(key="k", changes=None, **fields):
+    """As fast as there are seats: 4 requests of 10 tokens in 40 / seats seconds."""
+    seats = (changes or {}).get("max_num_seqs", BASE["max_num_seqs"])
+    given = {"requests": 4, "steps": 100, "preemptions": 0, "output_tokens": 40, "duration_s": 40 / seats}
+    latencies = {"ttft_ms": [float(seats)] * 4, "tpot_ms": [10.0] * 4, "e2e_ms": [100.0] * 4}
+    return Outcome(key=key, changes=changes or {}, **{**given, **latencies, **fields})

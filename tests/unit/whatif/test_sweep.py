@@ -1,0 +1,142 @@
+"""What is replayed, what is not replayed again, and what comes of it; ``conftest.py`` replays nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from schedtrace.errors import UsageError
+from schedtrace.model.message import message
+from schedtrace.whatif.sweep import combinations, parse_values, sweep
+from schedtrace.whatif.sweep_log import SweepLog
+from schedtrace.whatif.sweep_play import Work
+from tests.unit.whatif.conftest import a_load
+
+SEATS = [{"max_num_seqs": seats} for seats in (4, 8, 16)]
+
+
+@pytest.fixture(autouse=True)
+def _vllm(monkeypatch):
+    """Whichever is installed here."""
+    for module in ("sweep", "sweep_log"):
+        monkeypatch.setattr(f"schedtrace.whatif.{module}.vllm_version", lambda: "0.32.0")
+
+
+@pytest.fixture
+def swept(work, pool, tmp_path):
+    return lambda changes=SEATS, work=work, **told: sweep(
+        work, changes, SweepLog(tmp_path / "out"), pool, **told
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("max_num_seqs=64,128", ("max_num_seqs", [64, 128])),
+        ("--max-num-seqs=64", ("max_num_seqs", [64])),
+        ("async_scheduling=true,False", ("async_scheduling", [True, False])),
+        ("scheduling_policy=fcfs, priority", ("scheduling_policy", ["fcfs", "priority"])),
+        ("gpu_memory_utilization=0.9", ("gpu_memory_utilization", [0.9])),
+        ("kv_cache_dtype=none", ("kv_cache_dtype", [None])),
+    ],
+)
+def test_a_setting_and_its_values(text, parsed):
+    assert parse_values("--vary", text) == parsed
+
+
+@pytest.mark.parametrize("text", ["max_num_seqs", "=4", "max_num_seqs=", "max_num_seqs=4,4"])
+def test_a_setting_needs_a_name_and_different_values(text):
+    with pytest.raises(UsageError, match=f"--vary {text}: "):
+        parse_values("--vary", text)
+
+
+def test_combinations_are_all_choices_of_one_value_a_setting():
+    assert combinations({"a": [1, 2], "b": [3, 4]}, {"c": 5}) == [
+        {"c": 5, "a": 1, "b": 3},
+        {"c": 5, "a": 1, "b": 4},
+        {"c": 5, "a": 2, "b": 3},
+        {"c": 5, "a": 2, "b": 4},
+    ]
+
+
+def test_a_setting_is_varied_or_set():
+    with pytest.raises(UsageError, match="--set a: it is varied as well"):
+        combinations({"a": [1]}, {"a": 2})
+
+
+def test_too_many_combinations_are_refused_before_anything_is_replayed():
+    with pytest.raises(UsageError, match="10,100 combinations, at most 10,000"):
+        combinations({"a": list(range(101)), "b": list(range(100))}, {})
+
+
+def test_rows_are_ordered_by_throughput_and_the_recorded_one_is_marked(swept, pool):
+    answer = swept()
+    rows = [(row.settings["max_num_seqs"], row.output_tokens_per_s, row.recorded) for row in answer.rows]
+    assert rows == [(16, 16, False), (8, 8, True), (4, 4, False)]
+    assert pool.replayed == [{}, {"max_num_seqs": 4}, {"max_num_seqs": 16}]
+    assert pool.closed == 1
+
+
+def test_the_recorded_configuration_is_replayed_though_nobody_asked(swept):
+    rows = [(row.settings, row.recorded) for row in swept([{"max_num_seqs": 4, "stream_interval": 2}]).rows]
+    assert rows == [
+        ({"max_num_seqs": 8, "stream_interval": None}, True),
+        ({"max_num_seqs": 4, "stream_interval": 2}, False),
+    ]
+
+
+def test_what_is_finished_is_not_replayed_again(swept, pool):
+    first = swept()
+    pool.replayed.clear()
+    assert swept() == first
+    assert pool.replayed == []
+    swept([*SEATS, {"max_num_seqs": 32}])
+    assert pool.replayed == [{"max_num_seqs": 32}]
+
+
+def test_an_interrupt_loses_nothing(swept, pool):
+    pool.stop_after = 2
+    with pytest.raises(KeyboardInterrupt):
+        swept()
+    assert len(pool.replayed) == 2
+    assert pool.closed == 1
+    pool.stop_after = None
+    pool.replayed.clear()
+    assert len(swept().rows) == 3
+    assert pool.replayed == [{"max_num_seqs": 16}]
+
+
+def test_another_load_is_replayed_anew(swept, pool, work):
+    swept()
+    pool.replayed.clear()
+    swept(work=replace(work, loads=[a_load(requests=5)]))
+    assert len(pool.replayed) == 3
+
+
+def test_progress_begins_with_what_is_finished(swept):
+    told = []
+    swept(SEATS[:2])
+    swept(progress=lambda *counts: told.append(counts))
+    assert told == [(2, 3), (3, 3)]
+
+
+def test_totals_are_those_of_all_trials_and_notes_are_said_once(swept, work):
+    loads = [replace(a_load(name), notes=[message("n")]) for name in ("trial 1", "trial 2")]
+    answer = swept(work=replace(work, loads=loads), label="base")
+    totals = (answer.label, answer.loads, answer.requests, answer.prompt_tokens, answer.output_tokens)
+    assert totals == ("base", 2, 8, 800, 80)
+    assert answer.notes == [message("n")]
+    assert answer.step_times == work.engine.times.description
+
+
+def test_a_warm_up_is_replayed_and_not_counted(swept, pool, work):
+    loads = [a_load("warm-up", requests=9), *work.loads]
+    answer = swept(work=replace(work, loads=loads, warmups=1))
+    assert (answer.loads, answer.requests, len(pool.work.loads)) == (1, 4, 2)
+
+
+def test_requests_go_to_the_processes_as_data(work):
+    import pickle
+
+    sent: Work = pickle.loads(pickle.dumps(work.portable()))  # noqa: S301  # our own
+    assert [list(load) for load in sent.loads] == [list(load) for load in work.loads]
+    assert list(sent.loads[0]) == list(sent.loads[0])

@@ -1,0 +1,43 @@
+"""A run's load and its engine; ``tests/contract/test_sweep.py`` has a model on a GPU, which asks vLLM."""
+
+import pytest
+
+from schedtrace.errors import InputError
+from schedtrace.whatif.sweep_engines import RecordedEngine
+from schedtrace.whatif.sweep_sources import recorded_loads, recorded_work
+from tests.makers import arrival, finish, manifest, step, workload
+from tests.unit.whatif.conftest import a_fit
+
+SEEN = step(0, got={"a": 100}, new="a", arrived=[arrival("a", 0)], finished=[finish("a")])
+
+
+def of_trials(*trials):
+    """One request a trial."""
+    for number, trial in enumerate(trials):
+        name = f"t{trial}-0"
+        came, ended = arrival(name, number * 10_000), finish(name)
+        yield step(number, trial=trial, got={name: 100}, new=[name], arrived=[came], finished=[ended])
+
+
+def test_the_loads_of_a_run_on_its_engine(run_of):
+    times = a_fit()
+    work = recorded_work(run_of("base", SEEN), times)
+    assert [request.request_id for load in work.loads for request in load] == ["a"]
+    assert isinstance(work.engine, RecordedEngine)
+    assert (work.engine.header.model, work.engine.times) == ("tiny", times)
+    assert (work.keep_prefix_cache, work.warmups) == (False, 0)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_warm_up_counts_for_what_it_leaves_in_the_cache(run_of, keep):
+    kept = manifest(workload=workload(keep_prefix_cache=keep))
+    work = recorded_work(run_of("base", *of_trials(0, 1, 2), about=kept, trial_ids=True), a_fit())
+    assert (work.keep_prefix_cache, work.warmups, len(work.loads)) == (keep, int(keep), 2 + keep)
+    assert [request.request_id for load in work.measured for request in load] == ["t1-0", "t2-0"]
+
+
+@pytest.mark.parametrize("take", [recorded_loads, lambda run: recorded_work(run, a_fit())])
+def test_one_of_several_engines_has_to_be_named(run_of, take):
+    run_of("base", SEEN)
+    with pytest.raises(InputError, match="2 engines; a replay takes one: name its trace file"):
+        take(run_of("base", SEEN, engine_rank=1))
