@@ -1,6 +1,8 @@
 """vLLM's own resolved configuration for an engine that will never load a model."""
 
+import atexit
 import json
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -68,7 +70,8 @@ def engine_config(
 
 @cache
 def tiny_model() -> str:
-    """A folder that holds ``TINY_MODEL``."""
+    """A folder that holds ``TINY_MODEL``, until the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="schedtrace-model-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "config.json").write_text(json.dumps(TINY_MODEL))
     return str(folder)
