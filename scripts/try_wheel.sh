@@ -44,7 +44,7 @@ ls "$clean"/lib/python*/site-packages/schedtrace-*.dist-info/licenses/LICENSE >"
 ls "$clean"/lib/python*/site-packages/schedtrace/py.typed >"$clean/out" || fail "the wheel lacks py.typed"
 
 expect 0 "^schedtrace $version\$" --version
-expect 0 "arrival-limited" analyze "$sample"
+expect 0 "The client, not the scheduler" analyze "$sample"
 expect 0 "\"code\": ?\"arrival-limited\"" analyze "$sample" --format json
 expect 0 "^Step 1 " step "$sample" 1
 expect 0 "$request" request "$sample" "$request"
@@ -52,6 +52,7 @@ expect 0 "." diff "$sample" "$sample"
 expect 0 "." export "$sample" --to parquet --output "$clean/tables"
 ls "$clean"/tables/*.parquet >"$clean/out" || fail "export wrote no tables"
 expect 0 "^arrival-limited" findings
+expect 2 "vLLM" replay "$sample"
 expect 2 "vLLM" run --model anything
 [ "$(wc -l <"$clean/out")" = 1 ] || fail "schedtrace run without vLLM: more than one line"
 say "done: $wheel"

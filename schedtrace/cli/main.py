@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from schedtrace import __version__
-from schedtrace.cli import analyze, diff, export, findings, replay, request, run, simulate, step, sweep
+from schedtrace.cli import (
+    advise,
+    analyze,
+    diff,
+    export,
+    findings,
+    replay,
+    request,
+    run,
+    simulate,
+    step,
+    sweep,
+)
 from schedtrace.cli.options import say
 from schedtrace.errors import ExitCode, SchedtraceError
 
@@ -21,6 +33,7 @@ app = typer.Typer(
 )
 app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
 app.command("analyze")(analyze.analyze)
+app.command("advise")(advise.advise)
 app.command("step")(step.step)
 app.command("request")(request.request)
 app.command("findings")(findings.findings)

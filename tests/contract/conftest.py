@@ -97,7 +97,12 @@ def _vllm_attributes() -> dict[tuple[type, str], Any]:
     classes += [StructuredOutputManager, EngineArgs, AsyncLLM]
     if hasattr(worker_base, "WorkerWrapperBase"):  # vLLM 0.12 and newer
         classes.append(worker_base.WorkerWrapperBase)
-    return {(owner, name): value for owner in classes for name, value in vars(owner).items()}
+    return {
+        (owner, name): value
+        for owner in classes
+        for name, value in vars(owner).items()
+        if name != "__slotnames__"  # Python keeps it there when an object is copied
+    }
 
 
 def _hooks(attributes: dict[tuple[type, str], Any]) -> list[tuple[type, str]]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.report import Finding
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
+from tests.exam.answers import report_of
 
 LEAST_CUT = 0.25
 """Share of the wait that an advice must cut."""
@@ -76,7 +76,7 @@ def advised(folder: Path) -> list[tuple[str, Finding, str, Any]]:
     return [
         (run.name, finding, advice.setting, advice.value)
         for run in sorted(path for path in folder.iterdir() if (path / "run.json").exists())
-        for finding in analyze_run(read_run(run)).findings
+        for finding in report_of(run).findings
         for advice in finding.advice
         if advice.setting and advice.value is not None and advice.setting not in NOT_DRIVEN
     ]

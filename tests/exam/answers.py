@@ -3,20 +3,19 @@
 ``python -m tests.exam.answers DIR [CASE ...]`` prints what is wrong about each run of ``tests.exam.build``.
 """
 
-import io
 import os
 import re
 import sys
-from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from schedtrace.cli.main import main
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.model.report import Finding, RunReport
+from schedtrace.model.report import Finding, Report, RunReport
+from schedtrace.present.pages.report import report_page
 from schedtrace.present.phrases import plain
+from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
 from tests.exam.cases import CASES, Case
 
@@ -32,10 +31,9 @@ def report_of(folder: Any) -> RunReport:
 @cache
 def page_of(folder: Any) -> str:
     """What ``schedtrace analyze`` prints of it on a terminal of ``MOST_COLUMNS``."""
-    environment = {"COLUMNS": str(MOST_COLUMNS), "NO_COLOR": "1", "TERM": "dumb"}
-    with redirect_stdout(io.StringIO()) as printed, patch.dict(os.environ, environment):
-        assert main(["analyze", str(folder)]) == 0
-    return printed.getvalue()
+    page = report_page(Report(runs=[report_of(folder)]))
+    with patch.dict(os.environ, {"NO_COLOR": "1", "TERM": "dumb"}):
+        return renderer(Format.TEXT)(page, width=MOST_COLUMNS)
 
 
 def sentences(report: RunReport, finding: Finding) -> str:

@@ -10,6 +10,7 @@ pytest.importorskip("vllm")
 from schedtrace.read.run import read_run
 from tests.exam.answers import mistakes, page_of
 from tests.exam.cases import CASES
+from tests.exam.page import PAGE, table, with_table
 
 pytestmark = pytest.mark.vllm
 
@@ -41,3 +42,9 @@ def test_the_answer_is_right_and_fits_one_screen(recorded, name):
 def test_every_question_is_a_case():
     numbers = {int(found[0]) for name in CASES if (found := re.match(r"\d+", name))}
     assert numbers == set(range(1, 32, 2))
+
+
+def test_the_page_has_the_present_sentences(recorded):
+    """docs/exam.md quotes what is really said."""
+    text = PAGE.read_text()
+    assert text == with_table(text, table(recorded))

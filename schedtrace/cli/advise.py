@@ -1,0 +1,46 @@
+"""``schedtrace advise``: configurations under which a recorded load would meet an objective."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedtrace.cli.options import FormatOption, require_vllm, show, stderr_console
+from schedtrace.present.renderers import Format
+
+
+def advise(
+    run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
+    slo: Annotated[str, typer.Option(metavar="BOUNDS", help="Objective, such as ttft_p99=1s,tpot_p99=50ms.")],
+    step_times: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Saved step times (default: fitted to the run).")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes, about 0.7 GB each (default: one per processor).")
+    ] = None,
+    output_format: FormatOption = Format.TEXT,
+) -> None:
+    """Propose configurations for an objective.
+
+    Replays the recorded load under what the findings advise and under neighbouring settings, alone and
+    together, with vLLM's own scheduler. Proposes at most three, with what each costs and how to try it.
+    """
+    from schedtrace.cli.runs import one_run
+    from schedtrace.present.pages.proposals import proposals_page
+    from schedtrace.present.progress import CountBar
+    from schedtrace.step_times.fitted import load
+    from schedtrace.whatif.objective import parse_slo
+
+    bounds = parse_slo(slo)
+    require_vllm()
+    from schedtrace.whatif.advise import advise as proposed
+    from schedtrace.whatif.prediction import recorded
+    from schedtrace.whatif.sweep_pools import LocalPool
+    from schedtrace.whatif.sweep_sources import recorded_work
+
+    base = recorded(one_run(run), load(step_times) if step_times else None)
+    work, most = recorded_work(base.run, base.times), jobs or os.cpu_count() or 1
+    with CountBar(stderr_console(), "configurations") as bar:
+        answer = proposed(base, work, bounds, lambda sent: LocalPool(sent, most), bar)
+    show(proposals_page(answer), output_format)

@@ -1,0 +1,197 @@
+"""Searches configurations for a recorded load: what findings advise, and the neighbours of what was set."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.model.manifest import Manifest
+from schedtrace.model.proposals import Proposal, Proposals, as_options
+from schedtrace.model.report import Finding
+from schedtrace.model.sweep import Bound, SweepRow
+from schedtrace.read.run import read_run
+from schedtrace.whatif.advice import ONE_MACHINE
+from schedtrace.whatif.prediction import Predictor, Recorded
+from schedtrace.whatif.sweep import sweep
+from schedtrace.whatif.sweep_engines import RecordedEngine
+from schedtrace.whatif.sweep_log import SweepLog
+from schedtrace.whatif.sweep_play import Work
+from schedtrace.whatif.sweep_pools import Pool
+
+MOST = 3
+"""Proposals."""
+BEST = 4
+"""Single changes that are combined with each other."""
+LEAST_FRAC = 0.02
+"""Goodput that a proposal gains at least."""
+WEIGHS_FRAC = 0.05
+"""Root causes below this are no reason for a change."""
+NEIGHBOURS = ("max_num_seqs", "max_num_batched_tokens")
+"""Settings whose half and double are tried."""
+RESAMPLES = 4
+
+
+def advise(
+    base: Recorded,
+    work: Work,
+    slo: Sequence[Bound],
+    make_pool: Callable[[Work], Pool],
+    progress: Callable[[int, int], Any] = lambda _done, _total: None,
+) -> Proposals:
+    """Configurations under which more requests would meet an objective.
+
+    First every candidate alone, then the best ``BEST`` of them together, two and three at a time.
+
+    Args:
+        base: The recorded load.
+        work: The same, for the processes of a pool.
+        slo: The objective.
+        make_pool: Starts the processes.
+        progress: Called with the configurations done and those there are, in each round anew.
+
+    Raises:
+        EngineError: a process was killed.
+    """
+    findings = analyze_run(base.run).findings
+    single = candidates(base, findings)
+    with TemporaryDirectory() as scratch:
+        log = SweepLog(Path(scratch))
+        first = sweep(work, single or [{}], log, make_pool, slo=slo, progress=progress)
+        best = [_changes(row, first.rows) for row in _better(first.rows)][:BEST]
+        joined = [
+            {name: value for change in chosen for name, value in change.items()}
+            for size in (2, 3)
+            for chosen in combinations(best, size)
+            if len({name for change in chosen for name in change}) == size
+        ]
+        both = sweep(work, [*single, *joined] or [{}], log, make_pool, slo=slo, progress=progress)
+        recorded = _recorded(both.rows)
+        with Predictor(base, output=Path(scratch) / "runs", resamples=RESAMPLES) as predictor:
+            proposals = [_proposal(row, both.rows, predictor) for row in _chosen(both.rows)]
+    return Proposals(
+        label=base.run.label,
+        path=str(base.run.path),
+        slo=list(slo),
+        tried=len(both.rows),
+        meets_slo=bool(recorded.meets_slo),
+        goodput_requests_per_s=recorded.goodput_requests_per_s or 0.0,
+        bounds_ms=recorded.bounds_ms,
+        proposals=proposals,
+        commands=_commands(base, proposals[0]) if proposals else [],
+        step_times=both.step_times,
+        notes=both.notes,
+    )
+
+
+def candidates(base: Recorded, findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Single changes worth a replay: values that findings advise, and halves and doubles of what is set."""
+    from schedtrace.simulate.recorded_engine import NAMES, OF_MEMORY  # noqa: PLC0415  # imports vLLM
+
+    header = base.timeline.header
+    asynchronous = (
+        [] if header.async_scheduling or header.device == ONE_MACHINE else [{"async_scheduling": True}]
+    )
+    made: list[dict[str, Any]] = [
+        {advice.setting: advice.value}
+        for finding in findings
+        for advice in finding.advice
+        if advice.setting in NAMES
+        and advice.setting not in OF_MEMORY
+        and advice.value is not None
+        and (advice.setting != "async_scheduling" or asynchronous)
+    ]
+    made += asynchronous
+    set_to = RecordedEngine(header, base.times).base(NEIGHBOURS)
+    made += [{name: max(1, int(value * by))} for name, value in set_to.items() if value for by in (0.5, 2)]
+    return [change for place, change in enumerate(made) if change not in made[:place]]
+
+
+def _changes(row: SweepRow, rows: Sequence[SweepRow]) -> dict[str, Any]:
+    """Settings that differ from the recorded ones."""
+    was = _recorded(rows).settings
+    return {name: value for name, value in row.settings.items() if value != was.get(name)}
+
+
+def _recorded(rows: Sequence[SweepRow]) -> SweepRow:
+    return next(row for row in rows if row.recorded)
+
+
+def _better(rows: Sequence[SweepRow]) -> list[SweepRow]:
+    """Those that gain goodput, or meet the objective; the best first. None where it is met as recorded."""
+    recorded = _recorded(rows)
+    if recorded.meets_slo:
+        return []
+    least = (recorded.goodput_requests_per_s or 0.0) * (1 + LEAST_FRAC)
+    found = [
+        row
+        for row in rows
+        if not row.recorded
+        and row.goodput_requests_per_s is not None
+        and (row.goodput_requests_per_s > least or row.meets_slo)
+    ]
+    return sorted(
+        found,
+        key=lambda row: (
+            not row.meets_slo,
+            -round(row.goodput_requests_per_s or 0.0, 2),
+            len(_changes(row, rows)),
+        ),
+    )
+
+
+def _chosen(rows: Sequence[SweepRow]) -> list[SweepRow]:
+    """At most ``MOST``, each of other settings: the same ones with other values are one proposal."""
+    kept: dict[frozenset[str], SweepRow] = {}
+    for row in _better(rows):
+        kept.setdefault(frozenset(_changes(row, rows)), row)
+    return list(kept.values())[:MOST]
+
+
+def _proposal(row: SweepRow, rows: Sequence[SweepRow], predictor: Predictor) -> Proposal:
+    prediction = predictor.predict(_changes(row, rows))
+    before, after = (_roots(Path(folder)) for folder in prediction.folders)
+    return Proposal(
+        changes=prediction.changes,
+        meets_slo=bool(row.meets_slo),
+        goodput_requests_per_s=row.goodput_requests_per_s or 0.0,
+        bounds_ms=row.bounds_ms,
+        figures=prediction.measured,
+        extrapolated_frac=prediction.outside_frac,
+        removed=[code for code in before if code not in after],
+        appeared=[code for code in after if code not in before],
+    )
+
+
+def _roots(folder: Path) -> list[str]:
+    """Codes of the root causes of a replayed run that weigh something."""
+    findings = analyze_run(read_run(folder)).findings
+    return [finding.code for finding in findings if finding.title and finding.weight >= WEIGHS_FRAC]
+
+
+def _commands(base: Recorded, proposal: Proposal) -> list[str]:
+    """A run with the proposal, as the recorded one was made where that is known, and their comparison."""
+    options = as_options({change.name: change.value for change in proposal.changes})
+    manifest: Manifest | None = base.run.manifest
+    label = f"{base.run.label}-advised"
+    if manifest is None or manifest.command[1:2] != ["run"]:
+        return [f"vllm serve ... {' '.join(options)}", f"schedtrace diff {base.run.path} RUN"]
+    names = {option for option in options if option.startswith("--")} | {"--label"}
+    given = _without(manifest.command[1:], names)
+    run = " ".join(["schedtrace", *given, *options, "--label", label])
+    return [run, f"schedtrace diff {base.run.path} {base.run.path.parent / label}"]
+
+
+def _without(command: Sequence[str], names: set[str]) -> list[str]:
+    """A command without some options and their values."""
+    kept: list[str] = []
+    skip = False
+    for word in command:
+        if word.startswith("--"):
+            skip = word.split("=")[0] in names or word == "--force"
+        if not skip:
+            kept.append(word)
+        elif not word.startswith("--"):
+            skip = False
+    return kept

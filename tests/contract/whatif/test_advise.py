@@ -1,0 +1,77 @@
+"""Configurations proposed for an objective."""
+
+from concurrent.futures import Future
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.model.proposals import as_options
+from schedtrace.whatif.advise import advise, candidates
+from schedtrace.whatif.objective import parse_slo
+from schedtrace.whatif.prediction import recorded
+from schedtrace.whatif.sweep_sources import recorded_work
+from tests.contract.whatif.conftest import LOADS, drive
+
+pytestmark = pytest.mark.vllm
+
+
+class Here:
+    """A pool without processes."""
+
+    def __init__(self, work):
+        self._work = work
+
+    def submit(self, function, *arguments):
+        future = Future()
+        future.set_result(function(self._work, *arguments))
+        return future
+
+    def close(self):
+        """Nothing to end."""
+
+
+@pytest.fixture
+def base(tmp_path, monkeypatch):
+    """A load that waits for seats."""
+    return recorded(drive(tmp_path / "base", monkeypatch, **LOADS["seats"]))
+
+
+def proposals(base, slo):
+    return advise(base, recorded_work(base.run, base.times), parse_slo(slo), Here)
+
+
+def test_what_findings_advise_and_what_lies_beside_the_settings_is_tried(base):
+    found = candidates(base, analyze_run(base.run).findings)
+    assert {"max_num_seqs": 2} in found
+    assert {"max_num_seqs": 8} in found
+    assert {"max_num_batched_tokens": 128} in found
+    assert len(found) == len({str(one) for one in found})
+
+
+def test_more_seats_are_proposed_with_what_they_cost(base):
+    answer = proposals(base, "ttft_p99=60ms")
+    assert not answer.meets_slo
+    first = answer.proposals[0]
+    assert [change.name for change in first.changes if change.name == "max_num_seqs"] == ["max_num_seqs"]
+    assert first.goodput_requests_per_s > 1.5 * answer.goodput_requests_per_s
+    figures = {figure.name: figure.change_frac for figure in first.figures}
+    assert figures["TTFT p50"] < -0.5
+    assert figures["TPOT p50"] > 0
+    assert "max-num-seqs-bound" in first.removed
+    assert len(answer.proposals) <= 3
+    assert answer.commands[0].startswith("vllm serve ... --max-num-")
+    assert answer.tried > 5
+
+
+def test_an_objective_that_is_met_leaves_nothing_to_change(base):
+    answer = proposals(base, "e2e_p99=60m")
+    assert answer.meets_slo
+    assert (answer.proposals, answer.commands) == ([], [])
+
+
+def test_settings_are_written_as_vllm_takes_them():
+    assert as_options({"max_num_seqs": 8, "async_scheduling": False, "watermark": 0.1}) == [
+        "--max-num-seqs", "8", "--no-async-scheduling", "--watermark", "0.1"
+    ]  # fmt: skip

@@ -1,0 +1,70 @@
+"""The commands, in this process."""
+
+import json
+import re
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.cli.main import main
+from tests.contract.whatif.conftest import LOADS, drive
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A load that waits for seats."""
+    return drive(tmp_path / "base", monkeypatch, **LOADS["seats"]).path
+
+
+def test_replay(run, capsys, tmp_path):
+    saved = tmp_path / "times.json"
+    assert main(["replay", str(run), "--set", "max-num-seqs=16", "--save-step-times", str(saved)]) == 0
+    assert "with max_num_seqs 4 -> 16" in capsys.readouterr().out
+    assert main(["replay", str(run), "--step-times", str(saved), "--format", "json"]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert checked["same_steps"] == checked["compared_steps"] > 100
+
+
+def test_analyze_predict(run, capsys):
+    assert main(["analyze", str(run), "--predict"]) == 0
+    assert "Replayed on this load: steps" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_simulation_of_a_gpu_is_a_run_like_any_other(tmp_path, capsys):
+    given = ["simulate", "--model", "Qwen3-8B", "--gpu", "h100", "--num-prompts", "40", "--output-len", "30"]
+    given += [
+        "--request-rate",
+        "40",
+        "--max-num-seqs",
+        "4",
+        "--output",
+        str(tmp_path),
+        "--label",
+        "gpu",
+    ]
+    assert main(given) == 0
+    told = capsys.readouterr().out
+    assert "budget 8,192, 4 seats" in told
+    assert re.search(r"simulated [\d.]+ s in [\d.]+ s; recorded to ", told)
+    assert main(["analyze", str(tmp_path / "gpu"), "--format", "json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["runs"]
+    assert one["findings"][0]["code"] == "max-num-seqs-bound"
+    assert one["config"]["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--gpu", "h1000"], "h1000"),
+        (["--gpu", "h100", "--max-num-seq", "4"], "--max-num-seq"),
+        (["--gpu", "h100", "--max-model-len", "100000"], "--max-model-len"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_line(arguments, told, capsys, tmp_path):
+    given = ["simulate", "--model", "Qwen3-32B", *arguments, "--num-prompts", "2", "--output", str(tmp_path)]
+    assert main(given) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert told in line
