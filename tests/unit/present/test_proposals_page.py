@@ -66,8 +66,8 @@ def test_a_proposal_says_what_it_gains_costs_and_removes():
     assert "As recorded (replayed): TTFT p99 1,500 ms, TPOT p50 7 ms; 5 requests/s meet" in text
     assert "1. max_num_seqs 4 -> 8" in text
     assert "meets the objective" in text
-    assert "Gains: output +50 % (+20..+90)." in text
-    assert "Costs: TPOT p50 +10 %." in text
+    assert "Gains: output +50.0 % (+20..+90)." in text
+    assert "Costs: TPOT p50 +10.0 %." in text
     assert "E2E" not in text
     assert "Removes: max-num-seqs-bound." in text
     assert "40 % of its steps lie outside what was recorded." in text
