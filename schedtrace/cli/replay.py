@@ -37,12 +37,13 @@ def replay(
     from schedtrace.cli.runs import one_run
     from schedtrace.present.pages.prediction import prediction_page
     from schedtrace.step_times.fitted import load
-
-    require_vllm()
-    from schedtrace.simulate.recorded_engine import parsed
     from schedtrace.whatif.prediction import predict, recorded
+    from schedtrace.whatif.sweep import parse_changes
+
+    changed = parse_changes(changes or [])
+    require_vllm()
 
     base = recorded(one_run(run), load(step_times) if step_times else None)
     if save_step_times:
         base.times.save(save_step_times)
-    show(prediction_page(predict(base, parsed(changes or []), output=output)), output_format)
+    show(prediction_page(predict(base, changed, output=output)), output_format)

@@ -96,13 +96,13 @@ def sweep(
     from schedtrace.present.pages.sweep import sweep_page
     from schedtrace.present.progress import CountBar
     from schedtrace.whatif.objective import parse_slo
-    from schedtrace.whatif.sweep import combinations
+    from schedtrace.whatif.sweep import combinations, parse_changes
     from schedtrace.whatif.sweep import sweep as replayed
     from schedtrace.whatif.sweep_log import FILE_NAME, SweepLog
     from schedtrace.whatif.sweep_pools import LocalPool, RayPool
 
     bounds = parse_slo(slo) if slo else []
-    changes = combinations(_varied(vary or []), _fixed(fixed or []))
+    changes = combinations(_varied(vary or []), parse_changes(fixed or []))
     require_vllm()
     label, work = _work(context, source, model=model, gpu=gpu, step_times=step_times)
     log = SweepLog(out or Path("logs") / re.sub(r"[^\w.-]+", "-", f"sweep-{label}"))
@@ -131,17 +131,6 @@ def _varied(vary: list[str]) -> dict[str, list[Any]]:
         msg = "--vary: a setting is varied twice; give all its values at once"
         raise UsageError(msg)
     return dict(named)
-
-
-def _fixed(fixed: list[str]) -> dict[str, Any]:
-    from schedtrace.whatif.sweep import parse_values
-
-    named = [(*parse_values("--set", text), text) for text in fixed]
-    for _, values, text in named:
-        if len(values) > 1:
-            msg = f"--set {text}: one value, or --vary for several"
-            raise UsageError(msg)
-    return {name: values[0] for name, values, _ in named}
 
 
 def _work(

@@ -5,7 +5,6 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from vllm.engine.arg_utils import EngineArgs
 
 from schedtrace.errors import UsageError
@@ -35,7 +34,7 @@ def engine_options(header: Header, changes: Mapping[str, Any] | None = None) -> 
     """
     changes = dict(changes or {})
     for name in changes:
-        _require_known(name)
+        require_known(name)
     configured = {RENAMED.get(name, name): value for name, value in header.scheduler_config.items()}
     options = {
         name: value
@@ -69,28 +68,12 @@ def engine_options(header: Header, changes: Mapping[str, Any] | None = None) -> 
     return options | ({"kv_groups": groups} if groups else {})
 
 
-def parsed(changes: list[str]) -> dict[str, Any]:
-    """``name=value`` pairs as typed, for instance ``max-num-seqs=512`` or ``async_scheduling=true``.
+def require_known(name: str) -> None:
+    """Check the name of a change.
 
     Raises:
-        UsageError: no ``=``, or a name that is none of vLLM's arguments.
+        UsageError: no argument of vLLM, or one that a replay cannot change.
     """
-    made = {}
-    for change in changes:
-        name, equals, value = change.partition("=")
-        name = name.strip().lstrip("-").replace("-", "_")
-        if not equals or not name:
-            msg = f"--set {change}: expected NAME=VALUE, for instance --set max_num_seqs=512"
-            raise UsageError(msg)
-        _require_known(name)
-        try:
-            made[name] = msgspec.json.decode(value.strip().lower() if value[:1] in "TFNtfn" else value)
-        except msgspec.DecodeError:
-            made[name] = value
-    return made
-
-
-def _require_known(name: str) -> None:
     if name in OF_MEMORY:
         msg = f"--set {name}: it acts by way of the GPU's memory, which a replay lacks: --set {BLOCKS}=N"
         raise UsageError(msg)

@@ -19,7 +19,7 @@ from schedtrace.model.manifest import Manifest, write_manifest
 from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRIAL_IDS
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock
-from schedtrace.simulate.simulation import Simulation
+from schedtrace.simulate.simulation import NoProgressError, Simulation
 from schedtrace.step_times.model import StepTimes
 from schedtrace.workloads.request import LoadRequest
 from schedtrace.workloads.tokens import token_ids
@@ -66,7 +66,7 @@ def play(
         manifest: Of the run; None: what a trace's header tells.
 
     Raises:
-        UsageError: vLLM does not accept the options.
+        UsageError: vLLM does not accept the options, or the load never ends with them.
     """
     played, began_s = Played(folder), time.perf_counter()
     if manifest is not None:
@@ -78,13 +78,18 @@ def play(
         except (ValueError, TypeError) as error:
             msg = f"vLLM refuses this configuration: {_reason(error)}"
             raise UsageError(msg) from error
-        for number, load in enumerate(loads):
-            if number and not keep_prefix_cache:
-                engine.scheduler.reset_prefix_cache()
-            began = clock.now_us + (BETWEEN_TRIALS_US if number else 0.0)
-            named = load if load.source == "recorded" or not trial_ids else _of_trial(load, number + 1)
-            _Player(engine, named, began, played, by_step=by_step).play()
-        engine.close()
+        try:
+            for number, load in enumerate(loads):
+                if number and not keep_prefix_cache:
+                    engine.scheduler.reset_prefix_cache()
+                began = clock.now_us + (BETWEEN_TRIALS_US if number else 0.0)
+                named = load if load.source == "recorded" or not trial_ids else _of_trial(load, number + 1)
+                _Player(engine, named, began, played, by_step=by_step).play()
+        except NoProgressError as error:
+            msg = f"with these settings the load never ends: {error}"
+            raise UsageError(msg) from error
+        finally:
+            engine.close()
         played.steps, played.virtual_s = engine.steps, clock.now_us / 1e6
     played.wall_s = time.perf_counter() - began_s
     return played
@@ -143,6 +148,7 @@ class _Player:
             while leaves and leaves[0][0] <= step:
                 engine.abort(leaves.popleft()[1])
             engine.step()
+            engine.require_progress(expected=bool(coming or leaves))
 
     def _enter(self, request: LoadRequest, at_us: float) -> None:
         engine = self._engine

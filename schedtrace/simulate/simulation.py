@@ -24,6 +24,10 @@ MOST_IDLE_STEPS = 2000
 FOREVER = float("inf")
 
 
+class NoProgressError(RuntimeError):
+    """Requests are left that never will be done."""
+
+
 class Simulation(Engine):
     """One engine in virtual time; ``clock`` must be entered before it is made, and left after its end.
 
@@ -50,6 +54,8 @@ class Simulation(Engine):
         """Whether an output came back in the last step."""
         self._gap_us = 0.0
         """What passed after it."""
+        self._idle = 0
+        """Steps in a row without a token."""
         self._coming: list[tuple[float, int, Callable[[], Any]]] = []
         self._number = count()
 
@@ -107,26 +113,35 @@ class Simulation(Engine):
         """Work as an engine does until nothing is left to do, or until a time.
 
         Raises:
-            RuntimeError: requests are left that never will be done.
+            NoProgressError: requests are left that never will be done.
         """
-        idle = 0
         while self.clock.now_us < until_us:
             if self.busy:
-                idle = 0 if self.step() or self._coming else idle + 1
+                self.step()
+                self.require_progress(expected=bool(self._coming) or until_us < FOREVER)
             elif self._coming:
                 self._sleep(until_us)
             else:
                 return
-            if idle > MOST_IDLE_STEPS and until_us == FOREVER:
-                msg = f"{len(self.scheduler.requests)} requests cannot go on: {idle} steps without a token"
-                raise RuntimeError(msg)
 
-    def step(self) -> bool:
-        """One turn of the engine's loop: what has arrived is let in, then ``EngineCore`` steps.
+    def require_progress(self, *, expected: bool) -> None:
+        """Stop an engine that would step for ever.
 
-        Returns:
-            Whether a batch was scheduled, or one came back.
+        Args:
+            expected: Somebody is still to come, or to go.
+
+        Raises:
+            NoProgressError: ``MOST_IDLE_STEPS`` steps in a row had no token, and nobody is expected.
         """
+        if expected:
+            self._idle = 0
+        elif self._idle > MOST_IDLE_STEPS:
+            left = len(self.scheduler.requests)
+            msg = f"{left} requests cannot go on: {self._idle} steps without a token"
+            raise NoProgressError(msg)
+
+    def step(self) -> None:
+        """One turn of the engine's loop: what has arrived is let in, then ``EngineCore`` steps."""
         if self._updated:  # now it is known how many came meanwhile
             due = sum(us <= self.clock.now_us for us, *_ in self._coming)
             self.clock.advance(self._times.gap_us(due) - self._gap_us)
@@ -143,13 +158,14 @@ class Simulation(Engine):
             self.clock.advance(self._gap_us)
         if not executed and self.scheduler.has_requests():
             self.clock.advance(YIELD_US)
-        return bool(executed or any(outputs.outputs for outputs in (told or {}).values()))
+        worked = executed or any(outputs.outputs for outputs in (told or {}).values())
+        self._idle = 0 if worked else self._idle + 1
 
     def finish(self) -> None:
         """Run until every request is done, then close.
 
         Raises:
-            RuntimeError: requests are left that never will be done.
+            NoProgressError: requests are left that never will be done.
         """
         self.run()
         self.scheduler.shutdown()

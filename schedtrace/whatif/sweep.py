@@ -41,6 +41,22 @@ def parse_values(option: str, text: str) -> tuple[str, list[Any]]:
     return name, values
 
 
+def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
+    """What ``--set`` was given, each with one value.
+
+    Raises:
+        UsageError: as ``parse_values``, or several values.
+    """
+    changes = {}
+    for text in texts:
+        name, values = parse_values("--set", text)
+        if len(values) > 1:
+            msg = f"--set {text}: one value, or --vary for several"
+            raise UsageError(msg)
+        changes[name] = values[0]
+    return changes
+
+
 def combinations(vary: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Each choice of one value a setting, with those that are fixed; the last setting varies fastest.
 

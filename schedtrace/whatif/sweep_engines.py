@@ -48,9 +48,10 @@ class RecordedEngine:
         Raises:
             UsageError: not an argument of vLLM, or one that a replay cannot change.
         """
-        from schedtrace.simulate.recorded_engine import parsed  # noqa: PLC0415  # imports vLLM
+        from schedtrace.simulate.recorded_engine import require_known  # noqa: PLC0415  # imports vLLM
 
-        parsed([f"{name}=0" for name in names])
+        for name in names:
+            require_known(name)
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,11 @@ class ModelledEngine:
 
     def require_known(self, names: Iterable[str]) -> None:
         """As ``RecordedEngine.require_known``."""
-        from schedtrace.simulate.recorded_engine import parsed  # noqa: PLC0415  # imports vLLM
+        from schedtrace.simulate.recorded_engine import require_known  # noqa: PLC0415  # imports vLLM
 
-        parsed([f"{name}=0" for name in names if name not in self.OWN])
+        for name in names:
+            if name not in self.OWN:
+                require_known(name)
 
 
 Engine = RecordedEngine | ModelledEngine

@@ -6,11 +6,12 @@ pytest.importorskip("vllm")
 
 from schedtrace.errors import UsageError
 from schedtrace.read.run import read_run
-from schedtrace.simulate.recorded_engine import engine_options, parsed
+from schedtrace.simulate.recorded_engine import engine_options, require_known
 from schedtrace.simulate.replay import play
 from schedtrace.step_times.recorded import Recorded as RecordedTimes
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.whatif.prediction import compositions
+from schedtrace.whatif.prediction import compositions, recorded
+from schedtrace.whatif.sweep import parse_changes
 from tests.contract.whatif.conftest import LOADS, TIMES, drive
 
 pytestmark = pytest.mark.vllm
@@ -71,14 +72,18 @@ def test_another_setting_is_decided_as_an_engine_with_it_decides(load, tmp_path,
     ],
 )
 def test_what_cannot_be_set_is_told_in_one_line(given, told):
+    def accept():
+        for name in parse_changes([given]):
+            require_known(name)
+
     with pytest.raises(UsageError) as raised:
-        parsed([given])
+        accept()
     assert str(raised.value) == told
 
 
 def test_values_are_numbers_words_and_truths():
     given = ["max-num-seqs=8", "async_scheduling=True", "scheduling_policy=priority", "watermark=0.05"]
-    assert parsed(given) == {
+    assert parse_changes(given) == {
         "max_num_seqs": 8,
         "async_scheduling": True,
         "scheduling_policy": "priority",
@@ -98,3 +103,11 @@ def test_what_vllm_refuses_is_one_line(load, tmp_path):
     with pytest.raises(UsageError, match=r"^vLLM refuses this configuration: max_num_b") as raised:
         play(base.loads, options, base.times, tmp_path / "refused")
     assert "\n" not in str(raised.value)
+
+
+def test_a_load_that_never_ends_with_a_setting_is_one_line(tmp_path, monkeypatch):
+    """vLLM starts with four blocks, which hold 64 tokens; one of them is its own."""
+    base = recorded(drive(tmp_path / "base", monkeypatch, **LOADS["tight"]))
+    options = engine_options(base.timeline.header, {"num_gpu_blocks_override": 4, "max_model_len": 64})
+    with pytest.raises(UsageError, match=r"^with these settings the load never ends: \d+ requests"):
+        play(base.loads, options, base.times, tmp_path / "never")
