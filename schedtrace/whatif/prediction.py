@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from schedtrace.diagnose.trials import trial_reports
-from schedtrace.errors import InputError
+from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.prediction import Prediction, SettingChange
 from schedtrace.model.report import TrialReport
@@ -117,14 +117,19 @@ class Predictor:
         """What would become of the load; without changes, whether the replay decides as was recorded.
 
         Raises:
-            UsageError: vLLM does not accept the changes, or a replay cannot make them.
+            UsageError: vLLM does not accept the changes, a replay cannot make them, or not even the replay
+                of the load as it was recorded ends.
+            NeverEndsError: With the changes it never ends.
         """
         from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
 
         base, header = self._base, self._base.timeline.header
         options, as_recorded = engine_options(header, changes), engine_options(header)
-        changed = self._changed(options) if changes else self._replayed(None)
-        replayed = self._replayed(None)
+        try:
+            replayed = self._replayed(None)
+        except NeverEndsError as error:
+            raise UsageError(str(error)) from error
+        changed = self._changed(options) if changes else replayed
         same, compared = (None, None) if changes else self._same_steps()
         spread = self._spread(options) if changes else {}
         return Prediction(
