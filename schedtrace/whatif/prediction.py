@@ -19,6 +19,7 @@ from schedtrace.step_times.counted import Counted
 from schedtrace.step_times.fitted import Fitted, fit
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, values
+from schedtrace.whatif.installed import vllm_version
 from schedtrace.workloads.recorded import from_trace, loads_of
 from schedtrace.workloads.workload import Workload
 
@@ -135,7 +136,8 @@ class Predictor:
         return Prediction(
             label=base.run.label,
             path=str(base.run.path),
-            vllm_version=header.vllm_version,
+            vllm_version=vllm_version(),
+            recorded_version=header.vllm_version,
             changes=[
                 SettingChange(name=name, recorded=_recorded_value(as_recorded, name), value=value)
                 for name, value in changes.items()
