@@ -1,8 +1,8 @@
 """The policy in vLLM's engine: which class it builds on, and where ranks gather each other's counts.
 
-Ranks in lock-step call ``DPEngineCoreProc._has_global_unfinished_reqs`` once in every loop of a running wave, on
-the thread that schedules. vLLM itself relies on their equal number of calls. So the counts are gathered right
-after it, over vLLM's own group of ranks (``dp_group``: gloo, without a GPU).
+Ranks in lock-step call ``DPEngineCoreProc._has_global_unfinished_reqs`` once in every loop of a running wave,
+on the thread that schedules. vLLM itself relies on their equal number of calls. So the counts are gathered
+right after it, over vLLM's own group of ranks (``dp_group``: gloo, without a GPU).
 """
 
 import types

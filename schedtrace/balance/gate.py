@@ -6,8 +6,8 @@ from collections.abc import Sequence
 def closed(own: int, ranks: Sequence[int], max_num_seqs: int) -> bool:
     """Whether a rank admits no request, neither a new nor a preempted one.
 
-    No rank admits while one of them runs ``max_num_seqs - 1`` requests or more. A rank that runs none may always
-    admit: so each rank with requests has one to run, and the ranks cannot wait for each other.
+    No rank admits while one of them runs ``max_num_seqs - 1`` requests or more. A rank that runs none may
+    always admit: so each rank with requests has one to run, and the ranks cannot wait for each other.
 
     Args:
         own: Requests that run on this rank now.
