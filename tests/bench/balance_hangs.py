@@ -3,9 +3,9 @@
     python tests/bench/balance_hangs.py                       # 50 loads on one engine
     python tests/bench/balance_hangs.py --async-scheduling    # likewise, with asynchronous scheduling
 
-Each load has random numbers of requests, prompt and output lengths, pauses between arrivals, and aborts. A load
-that is not done after ``--limit`` seconds is a hang: the seed is printed and the exit code is 1. Between loads
-the engine is idle every now and then, so that waves end and begin. CPU build only; about a minute.
+A load has random numbers of requests, lengths, arrivals and aborts; in every fifth the engine is paused. One
+that is not done after ``--limit`` seconds is a hang: its number is printed and the exit code is 1. Between
+loads the engine is idle every now and then, so that waves end and begin. CPU build only; about a minute.
 """
 
 import argparse
@@ -107,13 +107,24 @@ def time_gathers() -> None:
 
 
 async def play_load(engine: Any, chance: random.Random, number: int) -> Counter[str]:
-    """One load; returns how its requests ended."""
+    """One load; returns how its requests ended. In every fifth all ranks pause meanwhile, and go on."""
     requests = []
+    if chance.random() < 0.2:
+        mode = chance.choice(["abort", "wait", "keep"])
+        requests.append(asyncio.create_task(pause(engine, chance.random() * 0.3, mode)))
     for one in range(chance.randint(1, 24)):
         requests.append(asyncio.create_task(play_request(engine, chance, f"t{number}-{one}")))
         if chance.random() < 0.3:
             await asyncio.sleep(chance.random() * 0.03)
     return Counter(await asyncio.gather(*requests))
+
+
+async def pause(engine: Any, after_s: float, mode: str) -> str:
+    await asyncio.sleep(after_s)
+    await engine.pause_generation(mode=mode)
+    await asyncio.sleep(0.05)
+    await engine.resume_generation()
+    return f"pauses ({mode})"
 
 
 async def play_request(engine: Any, chance: random.Random, request_id: str) -> str:
@@ -135,6 +146,8 @@ async def play_request(engine: Any, chance: random.Random, request_id: str) -> s
         if gives_up is not None and got >= gives_up:
             await engine.abort(request_id)
             return "aborted"
+    if output.outputs[0].finish_reason == "abort":
+        return "aborted by a pause"
     assert got == tokens, f"{request_id} got {got} of {tokens} tokens"
     return "finished"
 

@@ -1,4 +1,4 @@
-"""Where ranks gather each other's counts: vLLM's own method and group of ranks, two threads for two engines."""
+"""Where ranks gather each other's counts: vLLM's own method and group, with two threads for two engines."""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from schedtrace.record.header import vllm_version
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(not vllm_version().startswith("0.32."), reason="the engines here are like those of 0.32"),
+    pytest.mark.skipif(not vllm_version().startswith("0.32."), reason="the ranks here are those of 0.32"),
 ]
 
 SYNC = 4
@@ -35,7 +35,8 @@ class Rank:
         self.running = running
         self.observed = []
         self.scheduler = SimpleNamespace(observe_ranks=self.observed.append, counts_gathered=gathers)
-        self.dp_group = utils.stateless_init_torch_distributed_process_group("127.0.0.1", port, number, 2, "gloo")
+        join = utils.stateless_init_torch_distributed_process_group
+        self.dp_group = join("127.0.0.1", port, number, 2, "gloo")
 
     def loop(self):
         """All loops of a wave: the rank has something to do as long as its list lasts."""
@@ -56,7 +57,7 @@ def play(one, other, **options):
 
 
 def test_in_every_loop_each_rank_gets_the_counts_of_all_in_their_order():
-    """Also in loops in which a rank runs nothing, and in the one in which vLLM finds that the wave is over."""
+    """Also in loops in which a rank runs nothing, and in the one that ends the wave."""
     gather_in_every_loop()
     gather_in_every_loop()  # once is enough
     one, other = [3, 4, 2, 1, 0, 0, 0, 0, 9], [0, 0, 5, 0, 0, 0, 0, 0, 9]
