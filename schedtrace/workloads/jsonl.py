@@ -67,6 +67,4 @@ def read_jsonl(
             raise refused(path, number, "no output_len: add it, or give --output-len")
         counts[ESTIMATED] += row.prompt is not None and count_tokens is None
         prompt = row.input_len or measure(row.prompt or "")
-        yield Row(
-            number, prompt, output, priority=row.priority, data_parallel_rank=row.data_parallel_rank
-        )
+        yield Row(number, prompt, output, priority=row.priority, data_parallel_rank=row.data_parallel_rank)
