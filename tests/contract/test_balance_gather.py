@@ -12,6 +12,7 @@ from vllm.utils.network_utils import get_open_port
 from vllm.v1.engine.core import DPEngineCoreProc
 
 from schedtrace.balance.engine import gather_in_every_loop
+from schedtrace.record.engine_hooks import wrap_engine
 from schedtrace.record.header import vllm_version
 
 pytestmark = [
@@ -56,10 +57,16 @@ def play(one, other, **options):
         return list(ranks)
 
 
-def test_in_every_loop_each_rank_gets_the_counts_of_all_in_their_order():
+ONCE = [gather_in_every_loop, gather_in_every_loop]
+WHILE_RECORDING = [wrap_engine, gather_in_every_loop]
+RECORDING_LATER = [gather_in_every_loop, wrap_engine]
+
+
+@pytest.mark.parametrize("installed", [ONCE, WHILE_RECORDING, RECORDING_LATER])
+def test_in_every_loop_each_rank_gets_the_counts_of_all_in_their_order(installed):
     """Also in loops in which a rank runs nothing, and in the one that ends the wave."""
-    gather_in_every_loop()
-    gather_in_every_loop()  # once is enough
+    for install in installed:
+        install()
     one, other = [3, 4, 2, 1, 0, 0, 0, 0, 9], [0, 0, 5, 0, 0, 0, 0, 0, 9]
     expected = [list(counts) for counts in zip(one, other, strict=True)][: 2 * SYNC]
     assert play(one, other) == [expected, expected]
