@@ -5,6 +5,7 @@ before all have launched theirs, and none is done before the slowest. The k-th b
 k-th of all others, dummy batches included, since each engine loop of vLLM runs one batch a pass.
 """
 
+import hashlib
 import platform
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -44,7 +45,8 @@ class CommonPasses:
         self._free = [0.0] * stages
         self._group = _group(parallel)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="schedtrace-device")
-        number = float(int((clock_id() or platform.node()).encode().hex()[:12], 16))
+        name = (clock_id() or platform.node()).encode()
+        number = float(int.from_bytes(hashlib.blake2b(name, digest_size=6).digest()))
         if self._largest(number, -number) != [number, -number]:
             msg = "the simulated executor has ranks in lock-step on one machine only"
             raise UsageError(msg)

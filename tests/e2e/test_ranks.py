@@ -1,4 +1,4 @@
-"""Two data-parallel ranks in lock-step on the real engine, with long prompts on one of them."""
+"""Two data-parallel ranks in lock-step, with long prompts on one of them: real, and on simulated GPUs."""
 
 import json
 
@@ -99,10 +99,10 @@ def test_dummy_batches_stand_where_the_rank_did_nothing_else(ranks):
         steps = trace.steps.filter(pl.col("total_requests") > 0)
         work = pl.concat(
             [
-                steps.select(begin="start_us", end=pl.col("output_us")),
-                trace.dummies.select(begin="began_us", end=pl.col("began_us") + pl.col("took_us")),
+                steps.select(*PASS, begin="start_us", end=pl.col("output_us")),
+                trace.dummies.select(*PASS, begin="began_us", end=pl.col("began_us") + pl.col("took_us")),
             ]
-        ).sort("begin")
+        ).sort(PASS)
         assert work.select((pl.col("begin").shift(-1) >= pl.col("end")).all()).item()
         told = [json.loads(line) for line in trace.path.read_text().splitlines()]
         assert sum(line.get("dummy_batches", 0) for line in told) == trace.dummies.height
@@ -121,3 +121,33 @@ def test_the_argument_that_throttles_prefills_follows_the_common_counter(ranks):
         assert told["throttled"].to_list() == told["due"].to_list()
         assert trace.header.settings["parallel_config.dp_sync_interval"] == SYNC_EVERY
         assert trace.header.data_parallel_size == 2
+
+
+LARGE = {"hidden_size": 4096, "num_hidden_layers": 36, "num_experts": 8, "moe_intermediate_size": 3072}
+"""A pass takes milliseconds on the GPU."""
+
+
+def test_a_simulated_decode_waits_for_the_prefill_of_another_rank(ranks, workplace):  # noqa: ARG001  # its load
+    folder = workplace / "experts"
+    folder.mkdir()
+    small = json.loads((OPTIONS["model"] / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(small | LARGE))
+    options = {"executor": "simulated", "gpu": "h100", "dataset": workplace / "ranks" / "load.jsonl"}
+    options |= {"model": folder, "data-parallel-size": 2, "max-model-len": 2048, "request-rate": 50}
+    one, other = read_run(recorded(workplace, "simulated-ranks", options)).traces
+    apart = offset(other.header, one.header)
+    mine, theirs = executed(one, 0), executed(other, apart.us)
+    joint = mine.join(theirs, on=PASS)
+    assert joint.height > 0
+    assert (joint["began"] - joint["began_right"]).abs().max() <= 2  # rounded twice
+    assert (joint["execute_us"] - joint["execute_us_right"]).abs().max() <= 1
+    prefills = mine.filter(pl.col("prefill_tokens") == LONG).join(theirs, on=PASS)
+    decodes = theirs.filter(pl.col("prefill_tokens") == 0).join(mine, on=PASS, how="anti")
+    assert prefills["execute_us_right"].min() > 1.5 * decodes["execute_us"].max()
+
+
+def executed(trace, apart_us):
+    """The steps that computed something, and when, on the common clock."""
+    steps = trace.steps.filter(pl.col("total_requests") > 0)
+    began = pl.col("start_us") + pl.col("execute_after_us") + apart_us
+    return steps.select(*PASS, "prefill_tokens", "execute_us", began=began)
