@@ -73,7 +73,7 @@ def verdict(timelines: list[Timeline], findings: list[Finding], split: list[Time
 
 
 HOST = "scheduler-overhead"
-QUIETLY = ("pipeline-bubbles", "client-limited", "arrival-limited", "prefix-cache")
+QUIETLY = ("pipeline-bubbles", "rank-imbalance", "client-limited", "arrival-limited", "prefix-cache")
 """What is worth the first sentence where nothing limits the run, in this order."""
 
 
