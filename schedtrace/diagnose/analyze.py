@@ -87,7 +87,7 @@ def analyze_run(run: Run, window: Window | None = None, test: Test | None = None
         request_time=[share for timeline in timelines for share in request_time(timeline)],
         engine_time=[share for timeline in timelines for share in engine_time(timeline)],
         strip=strip(timelines[0]),
-        statistics=statistics(timelines),
+        statistics=statistics(ranks),
         warmup_steps=sum(timeline.warmup_steps for timeline in timelines),
         settings=effective_settings(run, timelines),
     )

@@ -124,9 +124,15 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     mean_waiting: float | None
     """Likewise, in the waiting queue."""
     dummy_batches: int
-    """Only to keep other ranks company."""
+    """Only to keep other ranks company. Of ranks in lock-step: between the first and the last common step of a
+    wave in which any rank computed something; else all that steps report."""
     dummy_ms: float
     """Time that these took."""
+    kv_used_frac: float | None = None
+    """Mean share of the KV blocks in use after a step, over all engines' steps; None: not recorded."""
+    stalled_ms: float | None = None
+    """Time that it only decoded and waited for prefills of other ranks in lock-step; of all ranks: added up.
+    None: not in lock-step, or not known."""
 
 
 class Statistics(msgspec.Struct, kw_only=True):

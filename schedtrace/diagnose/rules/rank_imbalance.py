@@ -227,8 +227,7 @@ def _verdict(evidence: RankImbalance) -> Message:
     if evidence.avoidable_frac >= AVOIDABLE_FROM_FRAC:
         return message(
             "Rank {rank} is overloaded while another rank has room: requests spent {share} of their time "
-            "waiting "
-            "although another rank had a free seat and nobody waiting.",
+            "waiting although another rank had a free seat and nobody waiting.",
             rank=rank,
             share=Share(evidence.avoidable_frac),
         )

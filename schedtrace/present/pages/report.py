@@ -13,6 +13,7 @@ from schedtrace.present.pages.report_details import action, details, finding_sec
 from schedtrace.present.pages.report_tables import trials_table
 from schedtrace.present.pages.run_header import header, log_figures, not_judged, summary
 from schedtrace.present.pages.settings import noteworthy
+from schedtrace.present.pages.statistics import engines_table
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
     Cause,
@@ -25,6 +26,7 @@ from schedtrace.present.sections import (
     Shares,
     Style,
     Styled,
+    Table,
     Text,
 )
 from schedtrace.present.words import GAINS, severity, time_part
@@ -36,7 +38,8 @@ SHOWN_FROM_FRAC = 0.05
 """What weighs less is named, not described."""
 NAMED_FROM_FRAC = 0.01
 """What weighs less is only counted among what was looked at."""
-MOST_PARTS = 7
+MOST_PARTS, FEWER_PARTS = 7, 5
+MOST_ENGINES = 4
 OTHERS_LINES = 6
 """Kept free for what else was found."""
 
@@ -57,12 +60,21 @@ def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
     first: list[Section] = [Headline(run.label, about, list(lines), list(run.problems))]
     if run.verdict:
         first.append(Note(Styled(joined(run.verdict), Style.STRONG)))
+    engines = run.statistics.engines if run.statistics is not None else []
+    several = len(engines) > 1 and not full
     if run.time_split:
-        first.append(Shares("Where the requests' time went", _parts(run.time_split)))
-    yield from first
+        first.append(
+            Shares("Where the requests' time went", _parts(run.time_split, FEWER_PARTS if several else MOST_PARTS))
+        )
     roots = [finding for finding in run.findings if finding.title]
     commands = Note(_commands(run, roots))
     room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, commands]))
+    if several:
+        side_by_side = engines_table(engines, MOST_ENGINES)
+        if _height(side_by_side) + (_height(_cause(1, roots[0])) if roots else 0) <= room:
+            first.append(side_by_side)
+            room -= _height(side_by_side)
+    yield from first
     shown, named = _chosen(roots, room)
     yield from shown
     if full:
@@ -95,9 +107,9 @@ def _figures(trials: list[TrialReport]) -> Iterator[Text]:
         yield ", ".join(known)
 
 
-def _parts(split: list[TimePart]) -> list[Part]:
+def _parts(split: list[TimePart], most: int) -> list[Part]:
     """The largest parts; the others as one."""
-    shown = [part for part in split if part.share_frac >= NAMED_FROM_FRAC][:MOST_PARTS]
+    shown = [part for part in split if part.share_frac >= NAMED_FROM_FRAC][:most]
     parts = [
         Part(*time_part(part.part, part.cause)[:1], part.share_frac, time_part(part.part, part.cause)[1])
         for part in shown
@@ -183,9 +195,10 @@ def _others(roots: list[Found]) -> Iterator[Note]:
 def _commands(run: RunReport, roots: list[Found]) -> Content:
     """What to run next: all details, one step, one request."""
     commands = [f"schedtrace analyze {run.path} --details"]
-    steps = [root.steps for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC]
-    if steps:
-        commands.append(f"schedtrace step {run.path} {steps[0][len(steps[0]) // 2]}")
+    first = next((root for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC), None)
+    if first is not None:
+        engine = f" --engine {first.engine_rank}" if first.engine_rank else ""
+        commands.append(f"schedtrace step {run.path} {first.steps[len(first.steps) // 2]}{engine}")
     names = [getattr(root.evidence, "longest_request", None) for root in roots]
     if known := next((name for name in names if name), None):
         commands.append(f"schedtrace request {run.path} {known}")
@@ -212,6 +225,8 @@ def _height(section: Section) -> int:
                 len(plain(title.text if isinstance(title, Styled) else title)) + len(plain(gain)) + 5 > WIDTH
             )
             return 2 + long + lines(*paragraphs, indent=3) + lines(*actions, indent=8)
+        case Table(columns, rows, more):
+            return 1 + max(column.heading.count("\n") + 1 for column in columns) + len(rows) + bool(more)
         case Note(text):
             return 1 + lines(text)
         case _:
