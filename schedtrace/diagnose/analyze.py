@@ -15,7 +15,7 @@ from schedtrace.diagnose.verdict import leading, verdict
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import NOTHING, Count, Message, Number, Steps, message
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Steps, message
 from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
@@ -174,17 +174,29 @@ def _of_queue(timeline: Timeline) -> list[Message]:
 
 
 def _of_ranks(ranks: Ranks) -> list[Message]:
-    """Ranks in lock-step that have no trace here."""
-    if not ranks.missing:
-        return []
-    found = len(ranks.timelines)
-    return [
-        message(
-            "{found} of {size} recorded: what the others made them wait for is not known.",
-            found=Number(found),
-            size=Count(found + ranks.missing, "rank"),
+    """Ranks in lock-step that have no trace here, and clocks of several hosts."""
+    problems, found = [], len(ranks.timelines)
+    if ranks.missing:
+        problems.append(
+            message(
+                "{found} of {size} recorded: what the others made them wait for is not known.",
+                found=Number(found),
+                size=Count(found + ranks.missing, "rank"),
+            )
         )
-    ]
+    if ranks.hosts > 1:
+        off = ranks.uncertainty_us
+        apart: Message | str = "differ by an unknown time"
+        if off is not None:
+            apart = message("differ by up to {off}", off=Duration(off))
+        problems.append(
+            message(
+                "The ranks ran on {hosts} whose clocks may {apart}: no comparison of their times is better.",
+                hosts=Count(ranks.hosts, "host"),
+                apart=apart,
+            )
+        )
+    return problems
 
 
 def _of_run(manifest: Manifest) -> list[Message]:

@@ -35,12 +35,7 @@ class RankFigures(msgspec.Struct, kw_only=True):
 
 def rank_figures(ranks: Ranks, loads: RankLoads) -> list[RankFigures]:
     """One entry per rank, in their order."""
-    means = {
-        rank: (running, waiting)
-        for rank, running, waiting in loads.loads.group_by("rank")
-        .agg(pl.col("running", "waiting").mean())
-        .iter_rows()
-    }
+    means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
     return [_of_rank(timeline, loads, *means[timeline.rank]) for timeline in ranks.timelines]
 
 

@@ -16,6 +16,7 @@ from schedtrace.model.statistics import (
     Statistics,
 )
 from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.rank_loads import RankLoads
 from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.shares import queue_times
@@ -193,12 +194,24 @@ def _durations(timelines: list[Timeline], *, each_token: bool) -> Durations:
 
 def _engines(ranks: Ranks) -> list[EngineFigures]:
     timelines = ranks.timelines
-    figures = [_engine([timeline], timeline.rank) for timeline in timelines]
+    seconds = _span_s(timelines)
+    figures = [_engine([timeline], timeline.rank, seconds) for timeline in timelines]
     if len(timelines) > 1:
-        figures.append(_engine(timelines, None))
+        figures.append(_engine(timelines, None, seconds))
+    if len(timelines) > 1 and ranks.loads is not None:
+        _at_the_same_time(ranks.loads, figures)
     if ranks.lockstep:
         _of_lockstep(ranks, figures)
     return figures
+
+
+def _at_the_same_time(loads: RankLoads, figures: list[EngineFigures]) -> None:
+    """Means over the time in which any rank had a request, so that those of ranks can be compared."""
+    means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
+    for row in figures:
+        own = [mean for rank, mean in means.items() if row.engine_rank in {None, rank}]
+        row.mean_running = sum(running for running, _ in own)
+        row.mean_waiting = sum(waiting for _, waiting in own)
 
 
 def _of_lockstep(ranks: Ranks, figures: list[EngineFigures]) -> None:
@@ -217,12 +230,11 @@ def _of_lockstep(ranks: Ranks, figures: list[EngineFigures]) -> None:
             row.stalled_ms = sum(stalled.get(rank, 0.0) for rank in own) / 1e3
 
 
-def _engine(timelines: list[Timeline], rank: int | None) -> EngineFigures:
-    """Sums over these engines."""
+def _engine(timelines: list[Timeline], rank: int | None, seconds: float) -> EngineFigures:
+    """Sums over these engines; ``seconds`` are those of all engines' trials."""
     lives = all(Fact.LIVES in timeline.facts for timeline in timelines)
     recorded = all(timeline.header.preemptions_recorded for timeline in timelines)
     done = [timeline.finishes.filter(pl.col("status").is_in(FINISHED)) for timeline in timelines]
-    seconds = _span_s(timelines)
     outputs, prompts = (
         sum(int(finishes[column].sum()) for finishes in done) for column in ("output_tokens", "prompt_tokens")
     )

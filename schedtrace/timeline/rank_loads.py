@@ -53,6 +53,10 @@ class RankLoads:
     waited_us: dict[int, int]
     """Rank to all the time that its requests were refused."""
 
+    def means(self) -> pl.DataFrame:
+        """One row per rank: ``rank``, and mean ``running`` and ``waiting`` requests over these parts."""
+        return self.loads.group_by("rank").agg(pl.col("running", "waiting").mean()).sort("rank")
+
 
 def rank_loads(ranks: Ranks) -> RankLoads | None:
     """The loads of all ranks; None where none has a request."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from schedtrace.timeline.clocks import Offset, offset
 from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -41,13 +42,24 @@ class Ranks:
 
     @cached_property
     def offsets_us(self) -> dict[int, int]:
-        """What has to be added to each rank's times, so that all are of the clock of the first one's trace.
+        """What to add to each rank's times to have them on the clock of the first one's trace."""
+        return {rank: one.us for rank, one in self._offsets.items()}
 
-        By the wall clock at the beginning of each trace. On one host that is exact to the microseconds
-        between two readings; between hosts it is as good as their clocks agree.
-        """
-        first = self.timelines[0].header.wall_anchor_us
-        return {timeline.rank: timeline.header.wall_anchor_us - first for timeline in self.timelines}
+    @cached_property
+    def _offsets(self) -> dict[int, Offset]:
+        first = self.timelines[0].header
+        return {timeline.rank: offset(timeline.header, first) for timeline in self.timelines}
+
+    @cached_property
+    def hosts(self) -> int:
+        """On how many the ranks ran."""
+        return len({timeline.header.host for timeline in self.timelines})
+
+    @cached_property
+    def uncertainty_us(self) -> int | None:
+        """How far the clocks of two ranks may be off; None: not known."""
+        known = [one.uncertainty_us for one in self._offsets.values() if one.uncertainty_us is not None]
+        return max(known) if len(known) == len(self._offsets) else None
 
     @cached_property
     def lockstep(self) -> bool:

@@ -56,7 +56,7 @@ def report_page(report: Report, *, full: bool = False) -> Page[Report]:
 
 def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
     about = message("  {path}", path=Code(run.path)) if run.label != run.path else ""
-    lines = [*(header(run) if full else summary(run)), *_figures(run.trials)]
+    lines = [*(header(run) if full else summary(run)), *_figures(run)]
     first: list[Section] = [Headline(run.label, about, list(lines), list(run.problems))]
     if run.verdict:
         first.append(Note(Styled(joined(run.verdict), Style.STRONG)))
@@ -64,7 +64,10 @@ def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
     several = len(engines) > 1 and not full
     if run.time_split:
         first.append(
-            Shares("Where the requests' time went", _parts(run.time_split, FEWER_PARTS if several else MOST_PARTS))
+            Shares(
+                "Where the requests' time went",
+                _parts(run.time_split, FEWER_PARTS if several else MOST_PARTS),
+            )
         )
     roots = [finding for finding in run.findings if finding.title]
     commands = Note(_commands(run, roots))
@@ -91,20 +94,33 @@ def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
     yield commands
 
 
-def _figures(trials: list[TrialReport]) -> Iterator[Text]:
-    """What users compare: throughput and latency, the mean over the trials."""
+def _figures(run: RunReport) -> Iterator[Text]:
+    """What users compare: throughput and latency; the mean over trials, of several engines that of all."""
+    several = run.statistics if run.statistics and len(run.statistics.engines) > 1 else None
+    if several is not None:
+        latency = next(iter(several.latency), None)
+        ttft, tpot = (latency.ttft_ms, latency.tpot_ms) if latency else (None, None)
+        parts = [
+            (several.engines[-1].output_tokens_per_s, "{} output tok/s"),
+            (ttft.p50 if ttft else None, "TTFT p50 {} ms"),
+            (tpot.p50 if tpot else None, "TPOT p50 {} ms"),
+        ]
+    else:
+        parts = _over_trials(run.trials)
+    if known := [text.format(number(value)) for value, text in parts if value is not None]:
+        yield ", ".join(known)
 
+
+def _over_trials(trials: list[TrialReport]) -> list[tuple[float | None, str]]:
     def over(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return mean(known) if known else None
 
-    parts = [
+    return [
         (over([trial.output_tokens_per_s for trial in trials]), "{} output tok/s"),
         (over([trial.ttft_ms.p50 if trial.ttft_ms else None for trial in trials]), "TTFT p50 {} ms"),
         (over([trial.tpot_ms.p50 if trial.tpot_ms else None for trial in trials]), "TPOT p50 {} ms"),
     ]
-    if known := [text.format(number(value)) for value, text in parts if value is not None]:
-        yield ", ".join(known)
 
 
 def _parts(split: list[TimePart], most: int) -> list[Part]:
