@@ -59,6 +59,7 @@ def analyze_run(run: Run, window: Window | None = None, test: Test | None = None
             if all(rule.needs <= timeline.facts for timeline in timelines)
             for finding in rule(ranks)
         ],
+        ranks.prefill_stalls.steps() if ranks.prefill_stalls is not None else {},
     )
     if test is not None:
         findings = test(run, findings)

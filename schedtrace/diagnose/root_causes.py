@@ -1,11 +1,12 @@
 """Findings in order: root causes by gain, each with its symptoms beneath it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rules import KINDS, RULES, rank_imbalance
+from schedtrace.diagnose.rules import KINDS, RULES, prefill_stall, rank_imbalance, slow_steps
 from schedtrace.model.report import Finding
 from schedtrace.timeline.timeline import Timeline
 
@@ -25,13 +26,21 @@ def ranked(found: list[tuple[Timeline, list[Finding]]], of_ranks: Sequence[Findi
     Args:
         found: Of each engine, all findings of its rules.
         of_ranks: Findings about all ranks together.
+        stalled: Rank to its steps that waited for another rank's prefill.
     """
+    for finding in of_ranks:
+        finding.of_ranks = True
     of_engines = [_of_engine(timeline, findings) for timeline, findings in found]
     run_roots, run_others = _under(of_ranks)
-    uneven = next((root for root in run_roots if root.code == rank_imbalance.CODE), None)
+    of_code = {root.code: root for root in run_roots}
+    uneven, stall = of_code.get(rank_imbalance.CODE), of_code.get(prefill_stall.CODE)
     roots = sorted((root for roots, _ in of_engines for root in roots), key=_order)
-    if uneven is not None:
-        roots = [root for root in roots if not _for_want_of_balance(uneven, root)]
+    roots = [
+        root
+        for root in roots
+        if not (uneven is not None and _for_want_of_balance(uneven, root))
+        and not (stall is not None and _slow_for_others(stall, root, stalled))
+    ]
     roots = _once(sorted([*roots, *run_roots], key=_order))
     symptoms = [finding for _, others in of_engines for finding in others]
     return [*roots, *_once([*run_others, *symptoms])]
@@ -46,6 +55,15 @@ def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
     if own.avoidable_ms < MOST_OF_IT * own.waited_ms or not own.avoidable_ms:
         return False
     uneven.symptoms = _once([*uneven.symptoms, *root.symptoms, _symptom(root)])
+    return True
+
+
+def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozenset[int]]) -> bool:
+    """Move slow steps beneath the stall if most of them waited for another rank."""
+    waited = stalled.get(root.engine_rank, frozenset()).intersection(root.steps)
+    if root.code != slow_steps.CODE or not root.steps or len(waited) < MOST_OF_IT * len(root.steps):
+        return False
+    stall.symptoms = _once([*stall.symptoms, *root.symptoms, _symptom(root)])
     return True
 
 

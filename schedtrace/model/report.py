@@ -90,6 +90,8 @@ class Finding(msgspec.Struct, kw_only=True):
     """Data-parallel rank that the figures are of, and whose steps are listed."""
     engine_ranks: list[int] = []
     """All ranks that show it."""
+    of_ranks: bool = False
+    """It is about all ranks together, and so are its figures."""
     count: int
     """Steps that show it (for ``preemption``: preemptions)."""
     trials: list[int]

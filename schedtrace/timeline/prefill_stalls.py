@@ -64,6 +64,11 @@ class PrefillStalls:
             self.stalled.select(PASS).unique(), on=PASS, how="semi", maintain_order="left"
         )
 
+    def steps(self) -> dict[int, frozenset[int]]:
+        """Rank to its steps that waited."""
+        each = self.stalled.group_by("rank").agg("step")
+        return {rank: frozenset(steps) for rank, steps in each.iter_rows()}
+
     def saved_us(self) -> float:
         """At most saved if the ranks prefilled the same chunks at the same time.
 

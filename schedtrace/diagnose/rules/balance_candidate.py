@@ -4,7 +4,6 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rank_settings import balanced, prefill_interval
-from schedtrace.diagnose.rules.common import severity_of
 from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Duration, Number, Share, Steps, message
@@ -15,6 +14,9 @@ CODE = "balance-candidate"
 SUMMARY = "ranks in lock-step prefill in different steps; what it could save at most to align them"
 NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES)
 SYMPTOM_OF = ("prefill-stall",)
+
+WARNING_FRAC = 0.05
+"""Of the time of all passes, saved at most."""
 
 
 class AlonePrefill(msgspec.Struct, kw_only=True):
@@ -85,7 +87,7 @@ def find(ranks: Ranks) -> list[Finding]:
     return [
         Finding(
             code=CODE,
-            severity=severity_of(frac),
+            severity="warning" if frac >= WARNING_FRAC else "info",
             cause=None,
             via="recorded",
             engine_rank=first.rank,
@@ -115,7 +117,5 @@ def find(ranks: Ranks) -> list[Finding]:
                 tokens=Count(first.prefill_tokens, "token"),
                 excess=Duration(first.excess_us),
             ),
-            cost_ms=saved_us / 1e3,
-            cost_frac=frac,
         )
     ]

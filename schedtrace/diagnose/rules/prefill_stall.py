@@ -143,6 +143,7 @@ def find(ranks: Ranks) -> list[Finding]:
             example=_described(evidence.examples[0]),
             cost_ms=stalled_us / 1e3,
             cost_frac=frac,
+            cost_error_frac=noise_us / stalled_us,
         )
     ]
 

@@ -9,6 +9,7 @@ from schedtrace.model.message import Code, Message, Number, Share, joined, messa
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
 from schedtrace.present.numbers import number
+from schedtrace.present.pages.engines import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections
 from schedtrace.present.pages.report_tables import trials_table
 from schedtrace.present.pages.run_header import header, log_figures, not_judged, summary
@@ -74,11 +75,11 @@ def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
     room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, commands]))
     if several:
         side_by_side = engines_table(engines, MOST_ENGINES)
-        if _height(side_by_side) + (_height(_cause(1, roots[0])) if roots else 0) <= room:
+        if _height(side_by_side) + (_height(_cause(1, roots[0], len(engines) - 1)) if roots else 0) <= room:
             first.append(side_by_side)
             room -= _height(side_by_side)
     yield from first
-    shown, named = _chosen(roots, room)
+    shown, named = _chosen(roots, room, run.config["engines"])
     yield from shown
     if full:
         yield from details(run)
@@ -136,12 +137,12 @@ def _parts(split: list[TimePart], most: int) -> list[Part]:
     return parts
 
 
-def _chosen(roots: list[Found], lines: int) -> tuple[list[Cause], list[Found]]:
+def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[Cause], list[Found]]:
     """The root causes that the screen has room for, and the others."""
     sections: list[Cause] = []
     worth = [root for root in roots if root.leads or root.weight >= SHOWN_FROM_FRAC][:MOST_CAUSES]
     for root in worth:
-        section = _cause(len(sections) + 1, root)
+        section = _cause(len(sections) + 1, root, engines)
         if not sections and _height(section) > lines:
             section = replace(section, actions=section.actions[:1])
         lines -= _height(section)
@@ -151,8 +152,9 @@ def _chosen(roots: list[Found], lines: int) -> tuple[list[Cause], list[Found]]:
     return sections, [root for root in roots if root not in worth[: len(sections)]]
 
 
-def _cause(place: int, root: Found) -> Cause:
-    paragraphs: list[Content] = [root.message]
+def _cause(place: int, root: Found, engines: int) -> Cause:
+    whose = whose_figures(root, engines)
+    paragraphs: list[Content] = [joined([root.message, message(whose)]) if whose else root.message]
     if root.holder and place > 1:
         paragraphs.append(root.holder)
     return Cause(

@@ -98,7 +98,7 @@ def _after(story: StepStory, *, everything: bool) -> Iterator[Fact]:
 
 
 def _ranks_table(story: StepStory, most: int) -> Table:
-    """The rank that the page is about, and those whose outputs were last: a common step is as long as they."""
+    """The rank that the page is about, and those whose outputs were last: these made the step so long."""
     last = sorted(story.ranks, key=lambda turn: (turn.engine_rank != story.engine_rank, -(turn.back_us or 0)))
     kept = {turn.engine_rank for turn in last[:most]}
     columns = [
