@@ -18,7 +18,11 @@ SMALL_FRAC = 0.5
 MOST_OF_IT = 0.5
 
 
-def ranked(found: list[tuple[Timeline, list[Finding]]], of_ranks: Sequence[Finding] = ()) -> list[Finding]:
+def ranked(
+    found: list[tuple[Timeline, list[Finding]]],
+    of_ranks: Sequence[Finding] = (),
+    stalled: Mapping[int, frozenset[int]] = MappingProxyType({}),
+) -> list[Finding]:
     """Root causes, those that lead first and then by weight, then symptoms of none.
 
     What several engines show is one finding: that of the engine with the largest, with the ranks of all.
