@@ -10,7 +10,8 @@ CAUSE = "rank_balance"
 
 def balanced(header: Header) -> bool:
     """Whether a scheduler that balances ranks ran: that of schedtrace, or vllm-ascend's."""
-    return "balance" in header.scheduler_class.lower()
+    names = (header.scheduler_class, str(header.scheduler_config.get("scheduler_cls")))
+    return any("balance" in name.lower() for name in names)
 
 
 def prefill_interval(header: Header) -> int | None:

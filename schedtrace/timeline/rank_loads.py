@@ -86,7 +86,11 @@ def rank_loads(ranks: Ranks) -> RankLoads | None:
 
 def _means(parts: pl.DataFrame, spans: pl.DataFrame, rank: int) -> pl.DataFrame:
     counts = {name: pl.col(name) for name in ("running", "waiting")}
-    spent = time_within(parts, spans, counts) if spans.height else parts.select(running=0, waiting=0)
+    spent = (
+        time_within(parts, spans, counts)
+        if spans.height
+        else pl.DataFrame({name: [0] * parts.height for name in counts})
+    )
     means = [pl.col(name) / LENGTH_US for name in counts]
     return pl.concat([parts, spent], how="horizontal").select(
         "part", "begin_us", pl.lit(rank, pl.Int64).alias("rank"), *means

@@ -102,7 +102,7 @@ def _figures(run: RunReport) -> Iterator[Text]:
         latency = next(iter(several.latency), None)
         ttft, tpot = (latency.ttft_ms, latency.tpot_ms) if latency else (None, None)
         parts = [
-            (several.engines[-1].output_tokens_per_s, "{} output tok/s"),
+            (several.engines[-1].output_tokens_per_s or None, "{} output tok/s"),
             (ttft.p50 if ttft else None, "TTFT p50 {} ms"),
             (tpot.p50 if tpot else None, "TPOT p50 {} ms"),
         ]

@@ -115,7 +115,7 @@ def _cost(found: Found) -> Text:
     return message("cost: about {cost}, {share} of the run ({sure})", cost=cost, share=share, sure=sure)
 
 
-def _where(found: Found, engines: int) -> Text:
+def _where(found: Found, engines: int = 1) -> Text:
     place = message("At {location}. ", location=Code(found.location)) if found.location else ""
     steps = step_ranges(found.steps, whole=len(found.steps) < MAX_STEPS)
     instance = message(" For instance {example}", example=found.example) if found.example else ""
