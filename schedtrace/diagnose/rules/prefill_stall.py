@@ -101,7 +101,8 @@ def find(ranks: Ranks) -> list[Finding]:
         examples=_examples(stalls, blamed),
     )
     worst = max(evidence.ranks, key=lambda one: one.stalled_others_ms)
-    held = max(evidence.ranks, key=lambda one: one.stalled_ms)
+    others = [one for one in evidence.ranks if one.rank != worst.rank]
+    held = max(others, key=lambda one: one.stalled_ms)
     share = _share(ranks, stalls)
     steps = blamed.filter(pl.col("rank") == worst.rank)["step"].sort().head(MAX_STEPS).to_list()
     return [

@@ -40,7 +40,8 @@ SHOWN_FROM_FRAC = 0.05
 NAMED_FROM_FRAC = 0.01
 """What weighs less is only counted among what was looked at."""
 MOST_PARTS, FEWER_PARTS = 7, 5
-MOST_ENGINES = 4
+MOST_ENGINES, EXTREMES = 4, 2
+"""Rows of the engines; of more only those with the most and the fewest requests."""
 OTHERS_LINES = 6
 """Kept free for what else was found."""
 
@@ -74,7 +75,8 @@ def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
     commands = Note(_commands(run, roots))
     room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, commands]))
     if several:
-        side_by_side = engines_table(engines, MOST_ENGINES)
+        few = len(engines) - 1 <= MOST_ENGINES
+        side_by_side = engines_table(engines, MOST_ENGINES if few else EXTREMES)
         if _height(side_by_side) + (_height(_cause(1, roots[0], len(engines) - 1)) if roots else 0) <= room:
             first.append(side_by_side)
             room -= _height(side_by_side)

@@ -23,7 +23,7 @@ def ranks_of(tmp_path):
 
 
 def test_common_steps_go_from_the_last_output_to_the_last_output(ranks_of):
-    """5,000 us, 100 for each of 8 requests, 20 for each of 500 prefill tokens; the next begins 100 us later."""
+    """5,000 us, 100 for each of 8 requests, 20 for each of 500 prefill tokens; outputs come 100 us before."""
     ranks = ranks_of(prefills(30, {0: 10}, {0: 5}))
     assert (ranks.lockstep, ranks.missing) == (True, 0)
     assert ranks.passes["length_us"].to_list()[:7] == [5700, 5800, 5800, 5800, 5800, 15800, 5800]
