@@ -1,10 +1,11 @@
 """What a run was set to do about prefills of ranks in lock-step."""
 
+from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Header
 
 SCHEDULER_CLASS = "schedtrace.balance.BalanceScheduler"
 """Of ``schedtrace.balance``, as ``--scheduler-cls`` takes it."""
-CAUSE = "rank_balance"
+CAUSE = str(Cause.RANK_BALANCE)
 """The cause of a wait while the gate of balance scheduling is closed."""
 
 
