@@ -351,7 +351,7 @@ def _advice(why: str, rank: int) -> Advice:
         )
     return Advice(
         message=message(
-            "Choose the rank by tokens, in the client or in a router before vLLM (data_parallel_rank, header "
+            "Choose the rank by tokens, in the client or in a router before vLLM (header "
             "X-data-parallel-rank): vLLM's own router counts requests, not their tokens."
         ),
         costs=message(
