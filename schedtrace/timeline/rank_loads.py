@@ -47,7 +47,8 @@ class RankLoads:
 
     loads: pl.DataFrame
     """One row per part of the run and rank: ``part``, ``begin_us``, ``rank``, mean ``running`` and
-    ``waiting`` requests. Parts in which no rank had a request are left out."""
+    ``waiting`` requests, and ``tokens`` of the steps that began in it. Parts in which no rank had a request
+    are left out."""
     avoidable_us: dict[int, int]
     """Rank to the time that its requests were refused while another rank had a seat and nobody waiting."""
     waited_us: dict[int, int]
@@ -72,10 +73,12 @@ def rank_loads(ranks: Ranks) -> RankLoads | None:
     edges = [begin + (end - begin) * part // PARTS for part in range(PARTS + 1)]
     parts = pl.DataFrame({"part": range(PARTS), "begin_us": edges[:-1], "end_us": edges[1:]})
     parts = parts.filter(LENGTH_US > 0)
-    loads = pl.concat([_means(parts, one, rank) for rank, one in spans.items()])
+    loads = pl.concat([_means(parts, one, rank) for rank, one in spans.items()]).join(
+        _tokens(ranks, parts), on=("part", "rank"), how="left", maintain_order="left"
+    )
     busy = (pl.col("running") + pl.col("waiting")).sum().over("part") > 0
     return RankLoads(
-        loads=loads.filter(busy),
+        loads=loads.filter(busy).with_columns(pl.col("tokens").fill_null(0)),
         avoidable_us={rank: _waiting_us(one, room) for rank, one in spans.items()},
         waited_us={
             rank: int((one["waiting"] * one.select(LENGTH_US).to_series()).sum())
@@ -95,6 +98,23 @@ def _means(parts: pl.DataFrame, spans: pl.DataFrame, rank: int) -> pl.DataFrame:
     return pl.concat([parts, spent], how="horizontal").select(
         "part", "begin_us", pl.lit(rank, pl.Int64).alias("rank"), *means
     )
+
+
+def _tokens(ranks: Ranks, parts: pl.DataFrame) -> pl.DataFrame:
+    """``part``, ``rank`` and ``tokens`` that its steps computed."""
+    steps = pl.concat(
+        [
+            timeline.steps.select(
+                pl.col("start_us").cast(pl.Int64) + ranks.offsets_us[timeline.rank],
+                pl.lit(timeline.rank, pl.Int64).alias("rank"),
+                tokens=pl.col("used_tokens").cast(pl.Int64),
+            )
+            for timeline in ranks.timelines
+        ]
+    ).sort("start_us")
+    begins = parts.select("part", pl.col("begin_us").cast(pl.Int64)).sort("begin_us")
+    placed = steps.join_asof(begins, left_on="start_us", right_on="begin_us")
+    return placed.drop_nulls("part").group_by("part", "rank").agg(pl.col("tokens").sum())
 
 
 def _with_room(ranks: Ranks, spans: dict[int, pl.DataFrame], begin: int, end: int) -> pl.DataFrame:

@@ -34,6 +34,8 @@ UNEVEN_FRAC = 0.25
 """``1 - mean / max`` of the ranks' mean loads."""
 LEAST_REQUESTS = 2.0
 """That the largest load is above the mean: a request more or less is no imbalance."""
+FEWEST_REQUESTS = 8
+"""A rank, on average: tokens of fewer differ by chance."""
 AVOIDABLE_FROM_FRAC = 0.01
 """Of all requests' time: refused on one rank while another had room."""
 LARGER = 1.25
@@ -57,8 +59,10 @@ class RankImbalance(Evidence, kw_only=True):
 
     largest: int
     """The rank that the finding names."""
+    measure: str
+    """What it is about: avoidable ``waits``, ``requests`` in the scheduler, or ``tokens`` computed."""
     unevenness_frac: float
-    """``1 - mean / max`` of the ranks' mean numbers of requests in the scheduler."""
+    """``1 - mean / max`` over the ranks, of their mean numbers of requests or, for ``tokens``, of these."""
     since_s: float | None
     """From the first request of the run to the first part of it in which this rank had far more."""
     uneven_frac: float
@@ -73,7 +77,7 @@ class RankImbalance(Evidence, kw_only=True):
     """``client`` (it chose the rank), ``requests`` (the rank got more of them), ``lengths`` (they are longer)
     or ``unknown``."""
     strip: list[float]
-    """The rank's mean number of requests in equal parts of the run."""
+    """The rank's mean number of requests, or its tokens, in equal parts of the run."""
     mean_strip: list[float]
     """The mean of all ranks in these parts."""
     ranks: list[RankFigures]
@@ -102,16 +106,22 @@ def find(ranks: Ranks) -> list[Finding]:
     avoidable_us = sum(loads.avoidable_us.values())
     avoidable = avoidable_us / ranks.requests_us
     held = max(loads.avoidable_us, key=lambda rank: loads.avoidable_us[rank])
-    uneven = _uneven(loads, held if avoidable >= AVOIDABLE_FROM_FRAC else None)
+    measure = "requests"
+    uneven = _uneven(loads, REQUESTS, held if avoidable >= AVOIDABLE_FROM_FRAC else None)
     far = uneven.unevenness >= UNEVEN_FRAC and uneven.above >= LEAST_REQUESTS
-    if not far and avoidable < AVOIDABLE_FROM_FRAC:
-        return []
     even = _lockstep_frac(ranks) if far else None
+    if avoidable >= AVOIDABLE_FROM_FRAC:
+        measure = "waits"
+    elif not far:
+        measure, uneven = "tokens", _uneven(loads, pl.col("tokens"), None)
+        if uneven.unevenness < UNEVEN_FRAC or _requests(ranks) < FEWEST_REQUESTS * len(ranks.timelines):
+            return []
     share = avoidable + (even or 0.0)
     figures = rank_figures(ranks, loads)
     why = _why(figures, uneven.rank)
     evidence = RankImbalance(
         largest=uneven.rank,
+        measure=measure,
         unevenness_frac=uneven.unevenness,
         since_s=None if uneven.since_us is None else uneven.since_us / 1e6,
         uneven_frac=uneven.parts_frac,
@@ -150,9 +160,16 @@ def find(ranks: Ranks) -> list[Finding]:
     ]
 
 
-def _uneven(loads: RankLoads, held: int | None) -> _Uneven:
+REQUESTS = pl.col("running") + pl.col("waiting")
+
+
+def _requests(ranks: Ranks) -> int:
+    return sum(timeline.arrivals["request_id"].n_unique() for timeline in ranks.timelines)
+
+
+def _uneven(loads: RankLoads, load: pl.Expr, held: int | None) -> _Uneven:
     """How far one rank is above the others: the one that held requests up, else the one with most of them."""
-    open_ = loads.loads.select("part", "begin_us", "rank", load=pl.col("running") + pl.col("waiting"))
+    open_ = loads.loads.select("part", "begin_us", "rank", load=load)
     means = dict(open_.group_by("rank").agg(pl.col("load").mean()).sort("rank").iter_rows())
     mean = sum(means.values()) / len(means)
     rank = held if held is not None else max(means, key=lambda one: means[one])
@@ -231,6 +248,14 @@ def _verdict(evidence: RankImbalance) -> Message:
             rank=rank,
             share=Share(evidence.avoidable_frac),
         )
+    if evidence.measure == "tokens":
+        tokens = {one.rank: one.prefill_tokens + one.decode_tokens for one in evidence.ranks}
+        return message(
+            "The ranks are loaded unevenly: rank {rank} computed {own}, {mean} is the mean of the ranks.",
+            rank=rank,
+            own=Count(tokens[evidence.largest], "token"),
+            mean=Number(round(sum(tokens.values()) / len(tokens))),
+        )
     cost = NOTHING
     if evidence.lockstep_frac:
         cost = message(
@@ -297,7 +322,12 @@ def _averaged(parts: list[tuple[int, float | None]]) -> float | None:
 
 
 def _message(evidence: RankImbalance) -> Message:
-    loads = {one.rank: one.mean_running + one.mean_waiting for one in evidence.ranks}
+    tokens = evidence.measure == "tokens"
+    loads = {
+        one.rank: one.prefill_tokens + one.decode_tokens if tokens else one.mean_running + one.mean_waiting
+        for one in evidence.ranks
+        if one.rank != evidence.largest
+    }
     least = min(loads, key=lambda rank: loads[rank])
     since = NOTHING
     if evidence.since_s is not None:

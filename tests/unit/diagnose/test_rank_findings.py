@@ -115,3 +115,18 @@ def test_sixty_four_ranks_fit_on_one_screen(report_of):
     assert len(lines) <= MOST_LINES
     assert max(map(len, lines)) <= WIDTH
     assert any("62 engines between these" in line for line in lines)
+
+
+def test_as_many_requests_of_other_lengths_are_uneven_in_tokens(report_of):
+    """Every tenth step rank 0 prefills 500 tokens, rank 1 five: 8 prompts each."""
+
+    def turn(rank, counter):
+        return 8, (500, 5)[rank] if counter % 10 == 5 else 0
+
+    report = report_of([[turn(rank, counter) for rank in (0, 1)] for counter in range(80)])
+    [found] = [one for one in report.findings if one.code == "rank-imbalance"]
+    evidence = found.evidence
+    assert (found.engine_rank, evidence.measure, evidence.why) == (0, "tokens", "lengths")
+    tokens = [80 * 8 + 8 * 500, 80 * 8 + 8 * 5]
+    assert evidence.unevenness_frac == pytest.approx(1 - sum(tokens) / 2 / tokens[0])
+    assert "rank 0 computed 4,640 tokens, 2,660 is the mean of the ranks" in plain(found.verdict)
