@@ -332,7 +332,8 @@ def _message(evidence: RankImbalance) -> Message:
     since = NOTHING
     if evidence.since_s is not None:
         since = message(
-            " It had far more than the mean in {part} of the run, first {since} after the first request.",
+            " It had far more {what}than the mean in {part} of the run, first {since} after the first request.",
+            what="tokens " if tokens else "",
             part=Share(evidence.uneven_frac),
             since=Duration(1e6 * evidence.since_s),
         )
@@ -362,10 +363,20 @@ def _message(evidence: RankImbalance) -> Message:
                     waiting=Number(round(other.mean_waiting, 1)),
                 ),
             ),
+            _computed(own, other) if tokens else NOTHING,
             since,
             kv,
         ],
         "",
+    )
+
+
+def _computed(own: RankFigures, other: RankFigures) -> Message:
+    return message(
+        " It computed {own}, rank {least} {others}.",
+        own=Count(own.prefill_tokens + own.decode_tokens, "token"),
+        least=Number(other.rank),
+        others=Number(other.prefill_tokens + other.decode_tokens),
     )
 
 
