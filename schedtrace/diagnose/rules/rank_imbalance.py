@@ -332,7 +332,8 @@ def _message(evidence: RankImbalance) -> Message:
     since = NOTHING
     if evidence.since_s is not None:
         since = message(
-            " It had far more {what}than the mean in {part} of the run, first {since} after the first request.",
+            " It had far more {what}than the mean in {part} of the run, first {since} after the first "
+            "request.",
             what="tokens " if tokens else "",
             part=Share(evidence.uneven_frac),
             since=Duration(1e6 * evidence.since_s),
