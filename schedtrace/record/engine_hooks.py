@@ -27,6 +27,11 @@ def wrap_engine() -> None:
     wrap(StructuredOutputManager, "_async_create_grammar", _create_grammar)  # its name before vLLM 0.13
 
 
+def record_dummy_batches(core: type) -> None:
+    """Note those of a class of engine cores, where not all of them are (as in a simulation)."""
+    wrap(core, "execute_dummy_batch", _dummy_batch)
+
+
 def _recorder(engine: Any) -> Any:
     return getattr(getattr(engine, "scheduler", None), "_schedtrace_recorder", None)
 

@@ -17,6 +17,10 @@ from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.model import StepTimes
 
 
+DUMMY = Batch({}, 0, 1, 0, decode_requests=1)
+"""What a data-parallel rank computes that has nothing to do: one token."""
+
+
 class Clock(Protocol):
     """What an executor reads and waits by."""
 
@@ -87,7 +91,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     def execute_dummy_batch(self) -> None:
         """A batch of one token, as a data-parallel rank with nothing to do runs it."""
-        self._clock.until(self._clock.now_us + self._times.device_us(Batch({}, 0, 1, 0, decode_requests=1)))
+        self._clock.until(self._clock.now_us + self._times.device_us(DUMMY))
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
         """What workers would answer; ``None`` for orders, which nobody has to carry out."""
