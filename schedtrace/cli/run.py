@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from schedtrace.cli.loads import Burstiness, InputLen, NumPrompts, OutputLen, Prequeue, RangeRatio
 from schedtrace.cli.options import as_arguments, read_yaml, say, show, stderr_console
 from schedtrace.errors import InterruptedRunError, UsageError
 
@@ -28,30 +29,17 @@ def run(
     dataset: Annotated[
         str, typer.Option(help="'random' or a file: ShareGPT, JSON Lines, Mooncake, Azure or BurstGPT.")
     ] = "random",
-    input_len: Annotated[int, typer.Option(min=1, help="Length of a random prompt in tokens.")] = 1024,
-    output_len: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Tokens to generate (default: 128 for random prompts, else the data's own)."
-        ),
-    ] = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(min=1, help="Prompts per trial (default: 1000 random ones, or the whole data set)."),
-    ] = None,
-    range_ratio: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, help="Spread of random lengths around the mean, as a share of it."),
-    ] = 0.0,
+    input_len: InputLen = 1024,
+    output_len: OutputLen = None,
+    num_prompts: NumPrompts = None,
+    range_ratio: RangeRatio = 0.0,
     request_rate: Annotated[
         float | None, typer.Option(min=1e-6, help="Requests per second (default: all at once).")
     ] = None,
-    burstiness: Annotated[
-        float, typer.Option(min=1e-3, help="Burstiness of arrivals; 1 is Poisson, lower is burstier.")
-    ] = 1.0,
+    burstiness: Burstiness = 1.0,
     trials: Annotated[int, typer.Option(min=1, help="Repetitions of the workload on one engine.")] = 1,
     warmup: Annotated[int, typer.Option(min=0, help="Warm-up requests, left out of all figures.")] = 1,
-    prequeue: Annotated[bool, typer.Option(help="Queue all requests before the first step.")] = False,
+    prequeue: Prequeue = False,
     seed: Annotated[
         int, typer.Option(min=0, max=MAX_SEED, help="Random seed for the workload and for vLLM.")
     ] = 0,

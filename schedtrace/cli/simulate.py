@@ -3,12 +3,26 @@
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from schedtrace.cli.loads import (
+    Burstiness,
+    InputLen,
+    NumPrompts,
+    OutputLen,
+    Prequeue,
+    RangeRatio,
+    RequestRate,
+    Seed,
+    Speedup,
+    load_of,
+)
 from schedtrace.cli.options import say, show
-from schedtrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from schedtrace.workloads.workload import Workload
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -22,25 +36,18 @@ def simulate(
     dataset: Annotated[
         str, typer.Option(help="'random', or a file: Mooncake, Azure, BurstGPT, ShareGPT, .jsonl.")
     ] = "random",
-    input_len: Annotated[int, typer.Option(min=1, help="Length of a random prompt in tokens.")] = 1024,
-    output_len: Annotated[int | None, typer.Option(min=1, help="Tokens to generate (random: 128).")] = None,
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="Prompts (random: 1000).")] = None,
-    range_ratio: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Spread of random lengths around the mean.")
-    ] = 0.0,
-    request_rate: Annotated[
-        float | None,
-        typer.Option(min=1e-6, help="Requests per second (default: as in the file, or at once)."),
-    ] = None,
-    burstiness: Annotated[
-        float, typer.Option(min=1e-3, help="Of the arrivals at that rate; 1: Poisson.")
-    ] = 1.0,
-    speedup: Annotated[float | None, typer.Option(min=1e-6, help="Divides the file's gaps.")] = None,
+    input_len: InputLen = 1024,
+    output_len: OutputLen = None,
+    num_prompts: NumPrompts = None,
+    range_ratio: RangeRatio = 0.0,
+    request_rate: RequestRate = None,
+    burstiness: Burstiness = 1.0,
+    prequeue: Prequeue = False,
+    speedup: Speedup = None,
+    seed: Seed = 0,
     arrivals_of: Annotated[
         Path | None, typer.Option(help="Recorded run whose trials' arrival times the requests take.")
     ] = None,
-    prequeue: Annotated[bool, typer.Option(help="Queue all requests before the first step.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for the workload.")] = 0,
     offline: Annotated[
         bool, typer.Option("--offline", help="vLLM's defaults for LLM(...), not for vllm serve.")
     ] = False,
@@ -66,12 +73,7 @@ def simulate(
     from schedtrace.step_times.shapes import shape as shape_of
 
     shape, device = shape_of(model), gpu_of(gpu)
-    loads = _loads(
-        dataset=dataset,
-        lengths=(input_len, output_len, num_prompts, range_ratio),
-        arrivals=(request_rate, burstiness, speedup, prequeue, seed),
-        arrivals_of=arrivals_of,
-    )
+    loads = _loads(context, dataset, arrivals_of)
     require_vllm()
     from schedtrace.engine.args import parse_engine_args
     from schedtrace.simulate.config import tiny_model
@@ -91,42 +93,8 @@ def simulate(
     _show(played, times, options)
 
 
-def _loads(
-    *, dataset: str, lengths: tuple[Any, ...], arrivals: tuple[Any, ...], arrivals_of: Path | None
-) -> list[Any]:
-    from schedtrace.workloads.files import open_workload
-    from schedtrace.workloads.random_load import random_workload
-
-    input_len, output_len, num_prompts, range_ratio = lengths
-    rate, burstiness, speedup, prequeue, seed = arrivals
-    if dataset == "random":
-        if speedup is not None:
-            msg = "--speedup divides the gaps of a file: give --request-rate with random prompts"
-            raise UsageError(msg)
-        options = {
-            "num_prompts": num_prompts,
-            "input_len": input_len,
-            "output_len": output_len,
-            "range_ratio": range_ratio,
-        }
-        load = random_workload(
-            **{name: value for name, value in options.items() if value is not None},
-            rate=rate,
-            burstiness=burstiness,
-            prequeue=prequeue,
-            seed=seed,
-        )
-    else:
-        load = open_workload(
-            Path(dataset),
-            num_prompts=num_prompts,
-            output_len=output_len,
-            rate=rate,
-            burstiness=burstiness,
-            seed=seed,
-            speedup=speedup,
-            prequeue=prequeue,
-        )
+def _loads(context: typer.Context, dataset: str, arrivals_of: Path | None) -> "list[Workload]":
+    load = load_of(context, dataset)
     if arrivals_of is None:
         return [load]
     from schedtrace.cli.runs import one_run

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from schedtrace.cli.loads import (
+    OPTIONS,
+    Burstiness,
+    InputLen,
+    NumPrompts,
+    OutputLen,
+    Prequeue,
+    RangeRatio,
+    RequestRate,
+    Seed,
+    Speedup,
+    load_of,
+    was_given,
+)
 from schedtrace.cli.options import FormatOption, require_vllm, show, stderr_console
 from schedtrace.errors import InterruptedRunError, UsageError
 from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
     from schedtrace.whatif.sweep_play import Work
-    from schedtrace.workloads.workload import Workload
 
-OF_LOADS = (
-    "input_len",
-    "output_len",
-    "num_prompts",
-    "range_ratio",
-    "request_rate",
-    "burstiness",
-    "prequeue",
-    "speedup",
-    "seed",
-)
-"""Options that a recorded load has no use for."""
-OF_RANDOM = ("input_len", "range_ratio")
 FIRST_BYTES = 200
 
 
@@ -52,28 +52,15 @@ def sweep(
     step_times: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Saved step times, instead of a fit or a roofline.")
     ] = None,
-    input_len: Annotated[int, typer.Option(min=1, help="Length of a random prompt in tokens.")] = 1024,
-    output_len: Annotated[
-        int | None, typer.Option(min=1, help="Output tokens (default: 128 for random, else the file's own).")
-    ] = None,
-    num_prompts: Annotated[
-        int | None, typer.Option(min=1, help="Requests (default: 1000 random ones, or the whole file).")
-    ] = None,
-    range_ratio: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Spread of random lengths, as a share of the mean.")
-    ] = 0.0,
-    request_rate: Annotated[
-        float | None,
-        typer.Option(min=1e-6, help="Requests per second (default: the file's times, or at once)."),
-    ] = None,
-    burstiness: Annotated[
-        float, typer.Option(min=1e-3, help="Burstiness of arrivals; 1 is Poisson, lower is burstier.")
-    ] = 1.0,
-    prequeue: Annotated[bool, typer.Option(help="Queue all requests before the first step.")] = False,
-    speedup: Annotated[
-        float | None, typer.Option(min=1e-6, help="Divide the gaps between the file's arrivals by this.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for lengths and arrivals.")] = 0,
+    input_len: InputLen = 1024,
+    output_len: OutputLen = None,
+    num_prompts: NumPrompts = None,
+    range_ratio: RangeRatio = 0.0,
+    request_rate: RequestRate = None,
+    burstiness: Burstiness = 1.0,
+    prequeue: Prequeue = False,
+    speedup: Speedup = None,
+    seed: Seed = 0,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes, about 0.7 GB each (default: one per processor).")
     ] = None,
@@ -150,7 +137,7 @@ def _work(
         raise UsageError(msg)
     times = load_times(step_times) if step_times else None
     run = one_run(Path(source)) if _is_run(source) else None
-    given = [name for name in OF_LOADS if _was_given(context, name)]
+    given = [name for name in OPTIONS if was_given(context, name)]
     if run is not None and given:
         msg = f"--{given[0].replace('_', '-')}: the load is recorded in {source}; it is replayed as it is"
         raise UsageError(msg)
@@ -159,7 +146,7 @@ def _work(
     if model is None or gpu is None:
         msg = f"{source}: no recorded run, so nothing tells the engine: give --model and --gpu"
         raise UsageError(msg)
-    loads = [_workload(context, source)] if run is None else recorded_loads(run)
+    loads = [load_of(context, source)] if run is None else recorded_loads(run)
     label = loads[0].name if run is None else run.label
     return label, Work(loads, ModelledEngine(shape(model), gpu_of(gpu), times))
 
@@ -171,32 +158,3 @@ def _is_run(source: str) -> bool:
         return source != "random"
     with path.open("rb") as file:
         return b'"type":"header"' in file.read(FIRST_BYTES).replace(b" ", b"")
-
-
-def _workload(context: typer.Context, source: str) -> "Workload":
-    from schedtrace.workloads.files import open_workload
-    from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN, DEFAULT_PROMPTS, random_workload
-
-    asked = {name: context.params[name] for name in ("burstiness", "prequeue", "seed")}
-    asked["rate"] = context.params["request_rate"]
-    wrong = ["speedup"] if source == "random" else OF_RANDOM
-    for name in wrong:
-        if _was_given(context, name):
-            msg = f"--{name.replace('_', '-')} does not go with {source}"
-            raise UsageError(msg)
-    prompts, output = context.params["num_prompts"], context.params["output_len"]
-    if source != "random":
-        return open_workload(
-            Path(source), num_prompts=prompts, output_len=output, speedup=context.params["speedup"], **asked
-        )
-    return random_workload(
-        num_prompts=prompts or DEFAULT_PROMPTS,
-        output_len=output or DEFAULT_OUTPUT_LEN,
-        **{name: context.params[name] for name in OF_RANDOM},
-        **asked,
-    )
-
-
-def _was_given(context: typer.Context, name: str) -> bool:
-    given = context.get_parameter_source(name)
-    return given is not None and given.name not in {"DEFAULT", "DEFAULT_MAP"}

@@ -27,3 +27,8 @@ class Batch:
     def requests(self) -> int:
         """How many requests are in it."""
         return len(self.tokens)
+
+    @property
+    def batch_tokens(self) -> int:
+        """Of all requests."""
+        return self.prefill_tokens + self.decode_tokens

@@ -12,7 +12,7 @@ import schedtrace
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model import private
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitting import DEVICE, Fit, Source, fit_rows
+from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows
 from schedtrace.step_times.observed import observed
 from schedtrace.timeline.timeline import Timeline
 
@@ -35,9 +35,10 @@ class Fitted:
         """One sentence."""
         source, error = self.fit.source, self.fit.error
         hidden = ", ".join(hidden.column.replace("_", " ") for hidden in self.fit.device.unresolved)
+        form = "" if len(self.fit.device.parts) == 1 else " as the larger of memory and compute time"
         return (
             f"Fitted to {self.fit.device.steps} steps of {', '.join(source.runs)} "
-            f"({source.model} on {source.device}, vLLM {source.vllm_version}): "
+            f"({source.model} on {source.device}, vLLM {source.vllm_version}){form}: "
             f"half of them within {error.median_abs_log:.0%}, 90 % within {error.p90_abs_log:.0%}"
             f"{f'; no cost of its own could be found for {hidden}' if hidden else ''}."
         )
@@ -91,7 +92,7 @@ class Fitted:
             # A trial drawn twice is two trials.
             drawn.append(trial[at[at < trial.height]].with_columns(part=pl.lit(len(drawn), pl.UInt32)))
         rows = pl.concat(drawn)
-        return Fitted(fit_rows(rows, self.fit.source), rows)
+        return Fitted(fit_rows(rows, self.fit.source, self.fit), rows)
 
     def save(self, path: Path) -> None:
         """Write the fit as JSON, without the steps.
@@ -151,7 +152,7 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str]) -> Fitted:
 
 
 def _device_columns(batch: Batch) -> dict[str, float]:
-    return {name: getattr(batch, name) for name in DEVICE}
+    return {name: getattr(batch, name) for name in {*DEVICE, *COMPUTE}}
 
 
 def _host_columns(batch: Batch) -> dict[str, float]:

@@ -6,11 +6,16 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
+from schedtrace.step_times.larger import Larger, fit_larger
 from schedtrace.step_times.linear import Linear, fit_linear
 
 DEVICE = ("prefill_tokens", "decode_requests", "decode_context_tokens", "prefill_attention")
 """What the device's time is fitted to. Not to prefill requests: where prompts are not cut into chunks, these
 cannot be told from their tokens, and the cost of one went to the other."""
+MEMORY = ("decode_requests", "decode_context_tokens")
+COMPUTE = ("batch_tokens", "prefill_attention")
+"""Of a device that reads weights and KV cache while it computes, the slower of the two sets the time (the
+roofline model: Williams et al., CACM 52(4), 2009): tokens cost nothing until computing them is slower."""
 SCHEDULE = ("requests", "prefill_tokens")
 UPDATE = ("requests",)
 GAP = ("arrivals",)
@@ -46,7 +51,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """A fit as it is saved."""
 
     source: Source
-    device: Linear
+    device: Larger
     schedule: Linear
     update: Linear
     gap: Linear
@@ -64,14 +69,20 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Of each trial: log of its measured / its fitted total. Their spread is the drift between trials."""
 
 
-def fit_rows(rows: pl.DataFrame, source: Source) -> Fit:
+def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit:
     """Fit the rows of ``observed``, with ``part``: which trial of which trace each belongs to.
+
+    Args:
+        rows: Of one model on one device.
+        source: Of the rows.
+        like: Fit the same sums, instead of looking for the form that suits the rows best.
 
     Raises:
         InputError: too few steps have an output and requests that are known.
     """
+    rows = rows.with_columns(batch_tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"))
     later = rows.filter(~pl.col("first"))
-    device = fit_linear(later, "device_us", DEVICE)
+    device = fit_larger(later, "device_us", DEVICE, (MEMORY, COMPUTE), like.device if like else None)
     if device is None:
         msg = f"{', '.join(source.runs)}: too few steps with known requests and times to fit step times to"
         raise InputError(msg)
@@ -81,7 +92,9 @@ def fit_rows(rows: pl.DataFrame, source: Source) -> Fit:
         "gap": fit_linear(later, "gap_us", GAP),
     }
     priced = rows.drop_nulls(("device_us", *DEVICE)).filter(pl.col("device_us") > 0)
-    priced = priced.with_columns(fitted_us=_priced(device), log=(pl.col("device_us") / _priced(device)).log())
+    priced = priced.with_columns(fitted_us=device.expr()).with_columns(
+        log=(pl.col("device_us") / pl.col("fitted_us")).log()
+    )
     first = priced.filter("first").select((pl.col("device_us") - pl.col("fitted_us")).clip(0).median()).item()
     priced = priced.filter(~pl.col("first"))
     totals = priced.group_by("part", maintain_order=True).agg(
@@ -97,12 +110,6 @@ def fit_rows(rows: pl.DataFrame, source: Source) -> Fit:
         error=_error(priced),
         residuals=[[round(one, 4) for one in trial] for trial in totals["log"].to_list()],
         trial_levels=totals["level"].to_list(),
-    )
-
-
-def _priced(device: Linear) -> pl.Expr:
-    return pl.lit(device.base_us) + pl.sum_horizontal(
-        pl.lit(0.0), *(factor * pl.col(name) for name, factor in device.factors.items())
     )
 
 

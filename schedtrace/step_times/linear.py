@@ -56,8 +56,10 @@ class Linear(msgspec.Struct, frozen=True):
         return False
 
 
-def fit_linear(rows: pl.DataFrame, measured: str, columns: tuple[str, ...]) -> Linear | None:
-    """Fit a column of times to other columns; None with fewer than ``FEWEST_STEPS`` rows.
+def fit_linear(
+    rows: pl.DataFrame, measured: str, columns: tuple[str, ...], fewest: int = FEWEST_STEPS
+) -> Linear | None:
+    """Fit a column of times to other columns; None with fewer than ``fewest`` rows.
 
     Non-negative least squares (SciPy's ``nnls``) of errors relative to the fitted time, repeated with Huber's
     weights. Relative to the *measured* time they would favour fast steps, and the total would come out low.
@@ -66,12 +68,13 @@ def fit_linear(rows: pl.DataFrame, measured: str, columns: tuple[str, ...]) -> L
         rows: Those with a null, or with a time of 0, are left out.
         measured: The column of times, in microseconds.
         columns: In the order in which they are kept where they cannot be told apart.
+        fewest: Rows.
     """
     import numpy as np  # noqa: PLC0415  # a replay with constants needs neither it nor SciPy
     from scipy.optimize import nnls  # noqa: PLC0415  # likewise
 
     used = rows.select(measured, *columns).drop_nulls().filter(pl.col(measured) > 0)
-    if used.height < FEWEST_STEPS:
+    if used.height < fewest:
         return None
     times = used[measured].to_numpy().astype(float)
     values = {name: used[name].to_numpy().astype(float) for name in columns}

@@ -1,0 +1,85 @@
+"""Loads from options: what ``run``, ``simulate`` and ``sweep`` ask alike, and what is made of it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from schedtrace.errors import UsageError
+
+if TYPE_CHECKING:
+    from schedtrace.workloads.workload import Workload
+
+InputLen = Annotated[int, typer.Option(min=1, help="Length of a random prompt in tokens.")]
+OutputLen = Annotated[
+    int | None, typer.Option(min=1, help="Tokens to generate (default: 128 for random, else the file's own).")
+]
+NumPrompts = Annotated[
+    int | None, typer.Option(min=1, help="Requests (default: 1000 random ones, or the whole file).")
+]
+RangeRatio = Annotated[
+    float,
+    typer.Option(min=0.0, max=1.0, help="Spread of random lengths around the mean, as a share of it."),
+]
+Burstiness = Annotated[
+    float, typer.Option(min=1e-3, help="Burstiness of arrivals; 1 is Poisson, lower is burstier.")
+]
+Prequeue = Annotated[bool, typer.Option(help="Queue all requests before the first step.")]
+
+RequestRate = Annotated[
+    float | None,
+    typer.Option(min=1e-6, help="Requests per second (default: the file's times, or at once)."),
+]
+Speedup = Annotated[
+    float | None, typer.Option(min=1e-6, help="Divide the gaps between the file's arrivals by this.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed for lengths and arrivals.")]
+
+OPTIONS = (
+    "input_len",
+    "output_len",
+    "num_prompts",
+    "range_ratio",
+    "request_rate",
+    "burstiness",
+    "prequeue",
+    "speedup",
+    "seed",
+)
+"""The options of a load that is no recorded one."""
+OF_RANDOM = ("input_len", "range_ratio")
+OF_FILES = ("speedup",)
+
+
+def load_of(context: typer.Context, source: str) -> "Workload":
+    """The load that a command's options describe.
+
+    Args:
+        context: Of the command, with all of ``OPTIONS``.
+        source: ``random``, or a file of the field.
+
+    Raises:
+        UsageError: an option was given that does not go with the source.
+        InputError: the file cannot be read.
+    """
+    from schedtrace.workloads.files import open_workload
+    from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN, DEFAULT_PROMPTS, random_workload
+
+    for name in OF_FILES if source == "random" else OF_RANDOM:
+        if was_given(context, name):
+            msg = f"--{name.replace('_', '-')} does not go with {source}"
+            raise UsageError(msg)
+    options = {name: context.params[name] for name in OPTIONS}
+    rate, prompts, output = (options.pop(name) for name in ("request_rate", "num_prompts", "output_len"))
+    other = OF_FILES if source == "random" else OF_RANDOM
+    options = {name: value for name, value in options.items() if name not in other}
+    if source == "random":
+        prompts, output = prompts or DEFAULT_PROMPTS, output or DEFAULT_OUTPUT_LEN
+        return random_workload(num_prompts=prompts, output_len=output, rate=rate, **options)
+    return open_workload(Path(source), num_prompts=prompts, output_len=output, rate=rate, **options)
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name not in {"DEFAULT", "DEFAULT_MAP"}
