@@ -107,6 +107,17 @@ class Cause(_Word):
             advice="Raise {seats_option}; the KV cache has to hold all running requests.",
         ),
     )
+    RANK_BALANCE = (
+        "rank_balance",
+        Entry(
+            title="Balance scheduling holds requests back",
+            meaning="A seat is free, but [balance scheduling](balance.md) admits no request while a "
+            "data-parallel rank runs `max_num_seqs` - 1 requests or more",
+            waiting="balance scheduling admits no request while a rank has at most one seat free",
+            setting="max_num_seqs",
+            advice="Raise {seats_option}, or run without balance scheduling (`--scheduler-cls`) and compare.",
+        ),
+    )
     KV_BLOCKS = (
         "kv_blocks",
         Entry(

@@ -137,6 +137,8 @@ def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> t
             told = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
         case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause == "PAUSED_ALL" or cause == Cause.PAUSED:
             told = Cause.PAUSED, event.pause  # that state sets the token budget to 0
+        case Cause.MAX_NUM_SEQS if site.kind == "break" and event.which:
+            told = Cause.RANK_BALANCE, None  # the gate takes away the free seats
         case Cause.KV_BLOCKS:
             told = cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
     return told

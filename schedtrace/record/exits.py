@@ -29,7 +29,8 @@ class Event(msgspec.Struct, gc=False):
     status: str | None = None
     """Of the request; noted as vLLM's ``RequestStatus``."""
     which: int = 0
-    """Of a condition: the number of the first part that was false."""
+    """Of a condition: the number of the first part that was false. Of a check of seats that comes before the
+    next request: 1 where other ranks take them (``queues.held_back``)."""
     queued: bool = True
     """Whether somebody is left in the queue in question."""
     pause: str = "UNPAUSED"
@@ -66,7 +67,8 @@ class Marks:
                 noted = (site, budget, request.request_id, request.status)
             elif SITES[site].refuses_head:
                 waits = scheduler._schedtrace_queued  # or the queue is empty, and need not be asked
-                noted = (site, budget, None, None, 0, queue is None or (waits and bool(queue)))
+                which = int(queues.held_back(scheduler))
+                noted = (site, budget, None, None, which, queue is None or (waits and bool(queue)))
                 noted = (*noted, queues.pause_state(scheduler))
                 if waits:
                     following = queue.peek_request() if queue else queues.head(scheduler)

@@ -133,6 +133,6 @@ def device_name(config: Any) -> str:
 
 
 def _class_name(traced: type) -> str:
-    """The class that vLLM chose: the first of the MRO that is not ours."""
-    chosen = next(c for c in traced.__mro__ if not c.__module__.startswith("schedtrace."))
+    """The class that vLLM chose: the first of the MRO that is not the recorder's."""
+    chosen = next(c for c in traced.__mro__ if not c.__module__.startswith("schedtrace.record."))
     return f"{chosen.__module__}.{chosen.__qualname__}"

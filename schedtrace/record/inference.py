@@ -9,7 +9,7 @@ from typing import Any
 
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
 from schedtrace.model.trace import Exit
-from schedtrace.record.queues import Queues, head, pause_name, seats
+from schedtrace.record.queues import Queues, head, held_back, pause_name, seats
 
 
 class InferredExits:
@@ -90,6 +90,8 @@ class InferredExits:
         occupied = len(scheduler.running) + getattr(scheduler, "num_waiting_for_streaming_input", 0)
         if occupied >= seats(scheduler):
             return Exit("waiting", "break", Cause.MAX_NUM_SEQS, request_id, budget_left)
+        if held_back(scheduler):
+            return Exit("waiting", "break", Cause.RANK_BALANCE, request_id, budget_left)
         if first is not None and (not_ready := WAITING_STATUS_CAUSES.get(first.status.name)):
             return Exit("waiting", "continue", not_ready, request_id, budget_left, detail=first.status.name)
         if first is not None and _needs_whole_prompt(scheduler) and first.num_tokens > budget_left:

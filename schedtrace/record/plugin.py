@@ -49,7 +49,7 @@ def _wrap_scheduler_choice() -> None:
         return
 
     def get_scheduler_cls(original: Method, config: Any) -> Any:
-        return _traced(original(config))
+        return _traced(_class_for(original(config), config))
 
     wrap(SchedulerConfig, "get_scheduler_cls", get_scheduler_cls)
 
@@ -63,12 +63,19 @@ def _wrap_configured_class() -> None:
         try:
             config = vllm_config.scheduler_config
             given = config.scheduler_cls
-            config.scheduler_cls = _traced(pkgutil.resolve_name(given) if isinstance(given, str) else given)
+            chosen = pkgutil.resolve_name(given) if isinstance(given, str) else given
+            config.scheduler_cls = _traced(_class_for(chosen, config))
         except Exception as error:
             logger.warning("schedtrace: not recording, no scheduler class could be found: {!r}", error)
         return sizes
 
     wrap(EngineCore, "_initialize_kv_caches", initialize)
+
+
+def _class_for(chosen: Any, config: Any) -> Any:
+    """The class that is built, where the chosen one picks it by the configuration (``balance/engine.py``)."""
+    choose = getattr(chosen, "scheduler_class_for", None)
+    return chosen if choose is None else choose(config)
 
 
 def _traced(chosen: Any) -> Any:

@@ -9,6 +9,11 @@ def seats(scheduler: Any) -> int:
     return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
 
 
+def held_back(scheduler: Any) -> bool:
+    """Whether balance scheduling keeps requests out of free seats (``schedtrace.balance``) in this call."""
+    return getattr(scheduler, "held_back_by_ranks", False) is True
+
+
 class Queues:
     """Lengths of a scheduler's queues; which ones this release has is looked up once.
 

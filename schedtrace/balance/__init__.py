@@ -1,0 +1,11 @@
+"""Balance scheduling, an experiment: ranks in lock-step admit requests together.
+
+``closed`` is the gate, ``balanced`` puts it before a scheduler class of vLLM, ``BalanceScheduler`` is for
+``--scheduler-cls``. ``docs/balance.md`` is their page.
+"""
+
+from schedtrace.balance.engine import SCHEDULER_CLS, BalanceScheduler
+from schedtrace.balance.gate import closed
+from schedtrace.balance.scheduler import balanced
+
+__all__ = ["SCHEDULER_CLS", "BalanceScheduler", "balanced", "closed"]

@@ -1,0 +1,111 @@
+"""The policy in vLLM's engine: which class it builds on, and where ranks gather each other's counts.
+
+Ranks in lock-step call ``DPEngineCoreProc._has_global_unfinished_reqs`` once in every loop of a running wave,
+on the thread that schedules. vLLM itself relies on their equal number of calls. So the counts are gathered
+right after it, over vLLM's own group of ranks (``dp_group``: gloo, without a GPU).
+"""
+
+import types
+from functools import cache
+from typing import Any
+
+from loguru import logger
+
+from schedtrace.balance.scheduler import balanced
+from schedtrace.record.hooks import Method, wrap
+
+SCHEDULER_CLS = "schedtrace.balance.BalanceScheduler"
+"""For ``--scheduler-cls``."""
+
+
+class BalanceScheduler:
+    """For ``--scheduler-cls schedtrace.balance.BalanceScheduler``: builds on vLLM's own choice.
+
+    Whether scheduling is asynchronous is known when the configuration is complete. Then this chooses between
+    ``AsyncScheduler`` and ``Scheduler``, as vLLM does without ``--scheduler-cls``.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """The scheduler; vLLM gives all arguments by name."""
+        return cls.scheduler_class_for(kwargs["vllm_config"].scheduler_config)(*args, **kwargs)
+
+    @staticmethod
+    def scheduler_class_for(config: Any) -> type:
+        """The class that is built with this ``SchedulerConfig``; the recorder's plugin asks for it."""
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        return _in_engine(AsyncScheduler if config.async_scheduling else Scheduler)
+
+
+class _InEngine:
+    """A balanced scheduler that has its engine gather the counts.
+
+    Raises:
+        ValueError: A diffusion model needs a class of its own, whose place this one would take.
+    """
+
+    counts_gathered: bool
+    """Whether the engine gathers them; the same on all ranks, which have the same configuration."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        config = kwargs["vllm_config"]
+        if getattr(config, "diffusion_config", None) is not None:
+            msg = "balance scheduling does not support diffusion models: leave out --scheduler-cls"
+            raise ValueError(msg)
+        super().__init__(*args, **kwargs)
+        why_not = _no_ranks(config.parallel_config)
+        self.counts_gathered = why_not is None
+        if why_not:
+            logger.warning("schedtrace: balance scheduling has no effect: {}", why_not)
+        else:
+            gather_in_every_loop()
+
+
+@cache
+def _in_engine(base: type) -> type:
+    name = f"Balance{base.__name__}"
+    return types.new_class(name, (_InEngine, balanced(base)), exec_body=_of_this_module)
+
+
+def _of_this_module(namespace: dict[str, Any]) -> None:
+    namespace["__module__"] = __name__
+
+
+def _no_ranks(parallel: Any) -> str | None:
+    """Why this engine has no ranks to gather counts from; None: it has."""
+    if parallel.data_parallel_size == 1:  # vLLM 0.14 and newer also says so to each rank of a dense model
+        return "this engine runs in lock-step with no other rank"
+    if getattr(parallel, "enable_elastic_ep", False):
+        return "with elastic expert parallelism ranks come and go, which it does not support"
+    return None
+
+
+def gather_in_every_loop() -> None:
+    """Have this process's engine tell its scheduler the counts of all ranks; a second call does nothing."""
+    from vllm.v1.engine.core import DPEngineCoreProc
+
+    wrap(DPEngineCoreProc, "_has_global_unfinished_reqs", _gathers)
+
+
+def _gathers(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    unfinished = original(engine, *args, **kwargs)
+    scheduler = engine.scheduler
+    if getattr(scheduler, "counts_gathered", False):
+        scheduler.observe_ranks(_gathered(len(scheduler.running), engine.dp_group))
+    return unfinished
+
+
+def _gathered(own: int, group: Any) -> list[int]:
+    """The numbers of all ranks of ``group``, in their order; every rank of it has to call this.
+
+    Raises:
+        RuntimeError: A rank is gone, as vLLM's own collectives of the group raise.
+    """
+    import torch
+
+    counts = torch.zeros(group.size(), dtype=torch.int32)
+    counts[group.rank()] = own
+    torch.distributed.all_reduce(counts, group=group)
+    gathered: list[int] = counts.tolist()
+    return gathered
