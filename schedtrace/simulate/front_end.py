@@ -55,8 +55,7 @@ class FrontEnd:
     def add(self, request: Any, tokens: int, rank: int | None) -> int:
         """Send a request to a rank, chosen if None is given; returns it."""
         request_id = request.request_id
-        chosen = self._router.choose(request_id, tokens) if rank is None else rank
-        self._router.assigned(request_id, tokens, chosen)
+        chosen = self._router.choose(request_id, tokens, rank)
         self.rank_of[request_id] = chosen
         self._send(chosen, EngineCoreRequestType.ADD, (request, self.wave))
         if self._lockstep and not self.running:

@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.v1.engine import EngineCoreRequestType
 
+from schedtrace.balance import balanced
 from schedtrace.record.engine_hooks import INPUTS
 from schedtrace.simulate.clock import VirtualClock
 from schedtrace.simulate.engine import Engine
@@ -28,6 +29,7 @@ class Rank(Engine):
         told: Called with what the core puts into its output queue: ``EngineCoreOutputs``.
         together: The devices and the group of ranks in lock-step; None: this rank is on its own.
         wrap: As ``Engine``.
+        balance_ranks: Whether ranks in lock-step admit requests together (``schedtrace.balance``).
         options: As ``Engine``.
     """
 
@@ -39,6 +41,8 @@ class Rank(Engine):
         told: Callable[["Rank", int, Any], None],
         together: tuple[Device, Group] | None,
         wrap: Callable[[type], type] | None = None,
+        *,
+        balance_ranks: bool = False,
         **options: Any,
     ) -> None:
         self.number, self._clock, self._times, self._together = number, clock, times, together
@@ -52,7 +56,8 @@ class Rank(Engine):
         self._updates = 0
 
         def wrapped(plain: type) -> type:
-            of_time = timed(plain, clock, times, lambda output: self.model_runner.batch_of(output))  # noqa: PLW0108  # made later
+            chosen = balanced(plain) if balance_ranks else plain
+            of_time = timed(chosen, clock, times, lambda output: self.model_runner.batch_of(output))  # noqa: PLW0108  # made later
             return wrap(of_time) if wrap else of_time
 
         super().__init__(wrapped, rank=number, **options)

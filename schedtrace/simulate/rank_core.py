@@ -100,10 +100,11 @@ class _Independent(_Rank, core.EngineCoreProc):  # type: ignore[misc]  # vLLM is
 
 class _Lockstep(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]
     def _has_global_unfinished_reqs(self, local_unfinished: bool) -> Any:
-        """Every rank comes here once a loop: where the counts for balance scheduling are gathered."""
+        """Every rank comes here once a loop: where ``schedtrace.balance`` gathers counts in an engine, too."""
+        unfinished = super()._has_global_unfinished_reqs(local_unfinished)
         if (observe := getattr(self.scheduler, "observe_ranks", None)) is not None:
             observe(self.dp_group.gather(len(self.scheduler.running)))
-        return super()._has_global_unfinished_reqs(local_unfinished)
+        return unfinished
 
 
 record_dummy_batches(_Lockstep)

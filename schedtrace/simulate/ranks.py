@@ -31,7 +31,7 @@ class Ranks:
             to do runs dummy batches. Else as those of a dense model: each for itself.
         router: A name of ``ROUTERS``: who gets a request that names no rank.
         times: How long the parts of a step take, on every rank.
-        options: As ``Engine``.
+        options: As ``Engine``, and ``balance_ranks``: whether ranks in lock-step admit requests together.
 
     Raises:
         ValueError: vLLM does not accept the options.

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import count
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -14,19 +14,16 @@ Counts = tuple[int, int, float]
 
 
 class Router(Protocol):
-    """Chooses a rank for each request that names none."""
+    """Knows what each rank has, and chooses one for each request that names none."""
 
-    def choose(self, request_id: str, tokens: int) -> int:
-        """The rank, from 0.
+    def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:
+        """The rank, from 0, that a request goes to.
 
         Args:
             request_id: Of the request.
             tokens: Of its prompt, and those that it may generate.
+            rank: The one that it names.
         """
-        ...
-
-    def assigned(self, request_id: str, tokens: int, rank: int) -> None:
-        """A request went to a rank, which was chosen here or elsewhere."""
         ...
 
     def done(self, request_id: str) -> None:
@@ -39,35 +36,34 @@ class Router(Protocol):
 
 
 class _InFlight:
-    """Knows what each rank has that is not done; no count is stale."""
+    """Adds up what each rank has that is not done; no sum is stale."""
 
     def __init__(self, ranks: int) -> None:
-        self._load = [0] * ranks
+        self._sums = [0] * ranks
         self._of: dict[str, tuple[int, int]] = {}
 
-    def _weight(self, tokens: int) -> int:
-        raise NotImplementedError
-
-    def choose(self, request_id: str, tokens: int) -> int:  # noqa: ARG002  # a router's
-        return self._load.index(min(self._load))
-
-    def assigned(self, request_id: str, tokens: int, rank: int) -> None:
-        self._of[request_id] = rank, self._weight(tokens)
-        self._load[rank] += self._weight(tokens)
+    def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:
+        chosen = self._next() if rank is None else rank
+        self._of[request_id] = chosen, self._weight(tokens)
+        self._sums[chosen] += self._weight(tokens)
+        return chosen
 
     def done(self, request_id: str) -> None:
-        rank, weight = self._of.pop(request_id, (0, 0))
-        self._load[rank] -= weight
+        rank, weight = self._of.pop(request_id)
+        self._sums[rank] -= weight
 
     def published(self, counts: Sequence[Counts]) -> None:
         """It knows better."""
 
+    def _next(self) -> int:
+        return self._sums.index(min(self._sums))
+
+    def _weight(self, tokens: int) -> int:  # noqa: ARG002  # of a request of so many tokens
+        return 1
+
 
 class LeastRunning(_InFlight):
     """The rank with the fewest requests that are not done; of equal ones the first."""
-
-    def _weight(self, tokens: int) -> int:  # noqa: ARG002
-        return 1
 
 
 class LeastTokens(_InFlight):
@@ -82,17 +78,14 @@ class RoundRobin(_InFlight):
 
     def __init__(self, ranks: int) -> None:
         super().__init__(ranks)
-        self._ranks, self._turn = ranks, count()
+        self._turns = cycle(range(ranks))
 
-    def choose(self, request_id: str, tokens: int) -> int:  # noqa: ARG002
-        return next(self._turn) % self._ranks
-
-    def _weight(self, tokens: int) -> int:  # noqa: ARG002
-        return 0
+    def _next(self) -> int:
+        return next(self._turns)
 
 
 class Vllm:
-    """vLLM's own ``DPLBAsyncMPClient``, without its sockets: it chooses by published counts, which are stale."""
+    """vLLM's own ``DPLBAsyncMPClient``, without its sockets: it also goes by published counts, which are stale."""
 
     def __init__(self, ranks: int) -> None:
         self._client = SimpleNamespace(
@@ -105,12 +98,9 @@ class Vllm:
             client_index=0,
         )
 
-    def choose(self, request_id: str, tokens: int) -> int:  # noqa: ARG002
-        request = SimpleNamespace(request_id=request_id, data_parallel_rank=None, pooling_params=None)
+    def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:  # noqa: ARG002
+        request = SimpleNamespace(request_id=request_id, data_parallel_rank=rank, pooling_params=None)
         return int(DPLBAsyncMPClient.get_core_engine_for_request(self._client, request))
-
-    def assigned(self, request_id: str, tokens: int, rank: int) -> None:
-        """The client has noted its own choice."""
 
     def done(self, request_id: str) -> None:
         outputs = SimpleNamespace(finished_requests={request_id})
