@@ -2,6 +2,7 @@
 
 SchedtraceError
 ├── UsageError      2  the command line or a configuration file is wrong
+│   └── NeverEndsError    a load never ends under the settings asked for
 ├── InputError      3  a trace, run folder or workload file cannot be read
 ├── EngineError     4  vLLM did not start, or died
 ├── RecordingError  4  vLLM works, but its trace is not or not wholly recorded
@@ -41,6 +42,10 @@ class UsageError(SchedtraceError):
     """The command line or a configuration file asks for something impossible."""
 
     exit_code = ExitCode.USAGE
+
+
+class NeverEndsError(UsageError):
+    """A simulated load never ends under the settings that were asked for."""
 
 
 class InputError(SchedtraceError):

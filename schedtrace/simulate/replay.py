@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from vllm.lora.request import LoRARequest
 
-from schedtrace.errors import UsageError
+from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model import private
 from schedtrace.model.manifest import Manifest, write_manifest
 from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRIAL_IDS
@@ -66,7 +66,8 @@ def play(
         manifest: Of the run; None: what a trace's header tells.
 
     Raises:
-        UsageError: vLLM does not accept the options, or the load never ends with them.
+        UsageError: vLLM does not accept the options.
+        NeverEndsError: The load never ends with them.
     """
     played, began_s = Played(folder), time.perf_counter()
     if manifest is not None:
@@ -87,7 +88,7 @@ def play(
                 _Player(engine, named, began, played, by_step=by_step).play()
         except NoProgressError as error:
             msg = f"with these settings the load never ends: {error}"
-            raise UsageError(msg) from error
+            raise NeverEndsError(msg) from error
         finally:
             engine.close()
         played.steps, played.virtual_s = engine.steps, clock.now_us / 1e6

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from schedtrace.errors import UsageError
+from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model.message import Message, Number, Setting, Share, joined, message
 from schedtrace.model.prediction import Figure, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
@@ -41,6 +41,9 @@ def _judged(finding: Finding, predictor: Predictor, base: Recorded) -> Finding:
             continue
         try:
             prediction = predictor.predict({advice.setting: advice.value})
+        except NeverEndsError:
+            refuted.append(_refuted(advice, message("the load never ends")))
+            continue
         except UsageError:
             kept.append(advice)  # it acts by what a replay does not have, a GPU's memory for instance
             continue
@@ -51,7 +54,7 @@ def _judged(finding: Finding, predictor: Predictor, base: Recorded) -> Finding:
             kept.append(msgspec.structs.replace(advice, tested=_outcome(prediction)))
             gains.append(gain)
         else:
-            refuted.append(_refuted(advice, gain))
+            refuted.append(_refuted(advice, message("{change}", change=Share(gain.change_frac, signed=True))))
     return msgspec.structs.replace(
         finding,
         advice=kept,
@@ -126,12 +129,12 @@ def _round(value: float | None) -> float:
     return float(round(value or 0.0))
 
 
-def _refuted(advice: Advice, gain: Gain) -> Message:
+def _refuted(advice: Advice, outcome: Message) -> Message:
     return message(
-        "{setting} {value} was tried on a replay of this load and does not help: {change}.",
+        "{setting} {value} was tried on a replay of this load and does not help: {outcome}.",
         setting=Setting(f"--{(advice.setting or '').replace('_', '-')}"),
         value=Number(float(advice.value))
         if not isinstance(advice.value, bool) and advice.value is not None
         else "",
-        change=Share(gain.change_frac, signed=True),
+        outcome=outcome,
     )

@@ -4,60 +4,26 @@ import math
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import polars as pl
-from scipy import stats
-
-from schedtrace.compare.metrics import METRICS as COMPARED
-from schedtrace.compare.metrics import Metric
 from schedtrace.diagnose.trials import trial_reports
-from schedtrace.errors import InputError
+from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.prediction import Figure, Prediction, SettingChange
+from schedtrace.model.prediction import Prediction, SettingChange
 from schedtrace.model.report import TrialReport
 from schedtrace.read.run import Run, read_run
 from schedtrace.step_times.counted import Counted
 from schedtrace.step_times.fitted import Fitted, fit
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
+from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, values
 from schedtrace.workloads.recorded import from_trace, loads_of
 from schedtrace.workloads.workload import Workload
 
 RESAMPLES = 8
 """Fits to resampled steps: the spread of what they predict is what the step times do not know."""
-COVERAGE = 0.9
-TIMED = ("output", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99")
-"""Metrics of ``compare`` that follow in time."""
-METRICS = [
-    *(metric for metric in COMPARED if metric.name in TIMED),
-    Metric("E2E mean", "ms", False, lambda trial: None if trial.e2e_ms is None else trial.e2e_ms.mean),
-]
-
-
-@dataclass(frozen=True)
-class Decided:
-    """A figure that scheduling decides, of a timeline and one trial's steps."""
-
-    name: str
-    unit: str
-    higher_is_better: bool | None
-    of: Callable[[Timeline, pl.DataFrame], float]
-
-
-def _preemptions(timeline: Timeline, steps: pl.DataFrame) -> float:
-    return float(timeline.preemptions.join(steps.select("step"), on="step", how="semi").height)
-
-
-DECIDED = (
-    Decided("steps", "", None, lambda _, steps: steps.height),
-    Decided("requests a step", "", None, lambda _, steps: _mean(steps, "total_requests")),
-    Decided("waiting requests", "", False, lambda _, steps: _mean(steps, "num_waiting_after")),
-    Decided("preemptions", "", False, _preemptions),
-    Decided("recomputed tokens", "", False, lambda _, steps: float(steps["recomputed_tokens"].sum() or 0)),
-)
 
 
 @dataclass(frozen=True)
@@ -151,14 +117,19 @@ class Predictor:
         """What would become of the load; without changes, whether the replay decides as was recorded.
 
         Raises:
-            UsageError: vLLM does not accept the changes, or a replay cannot make them.
+            UsageError: vLLM does not accept the changes, a replay cannot make them, or not even the replay
+                of the load as it was recorded ends.
+            NeverEndsError: With the changes it never ends.
         """
         from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
 
         base, header = self._base, self._base.timeline.header
         options, as_recorded = engine_options(header, changes), engine_options(header)
-        changed = self._changed(options) if changes else self._replayed(None)
-        replayed = self._replayed(None)
+        try:
+            replayed = self._replayed(None)
+        except NeverEndsError as error:
+            raise UsageError(str(error)) from error
+        changed = self._changed(options) if changes else replayed
         same, compared = (None, None) if changes else self._same_steps()
         spread = self._spread(options) if changes else {}
         return Prediction(
@@ -176,8 +147,10 @@ class Predictor:
             requests=base.timeline.arrivals.height,
             same_steps=same,
             compared_steps=compared,
-            decided=[_decided(one, base.timeline, replayed.timeline, changed.timeline) for one in DECIDED],
-            measured=_measured(base, replayed, changed, spread),
+            decided=[decided(one, base.timeline, replayed.timeline, changed.timeline) for one in DECIDED],
+            measured=measured(
+                trial_reports(base.timeline, base.manifest), replayed.trials, changed.trials, spread
+            ),
             by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
             outside_frac=changed.outside_frac if changes else None,
             notes=[note for load in base.loads[:1] for note in load.notes],
@@ -221,7 +194,7 @@ class Predictor:
             after = _replay(self._base, options, folder, self._resampled(seed, side=1)).trials
             before = self._replayed(seed).trials
             for metric in METRICS:
-                was, becomes = (_values(metric.value, trials) for trials in (before, after))
+                was, becomes = (values(metric.value, trials) for trials in (before, after))
                 if was and becomes:
                     ratios[metric.name].append(statistics.fmean(becomes) / statistics.fmean(was))
         return ratios
@@ -263,94 +236,5 @@ def _replay(
     return _Replayed(folder, timeline, trial_reports(timeline, None), times.outside_frac)
 
 
-def _decided(one: Decided, *timelines: Timeline) -> Figure:
-    figures = []
-    for timeline in timelines:
-        trials = [timeline.of_trial(timeline.steps, trial) for trial in timeline.trials()]
-        figures.append(statistics.fmean(one.of(timeline, steps) for steps in trials))
-    was, replayed, changed = figures
-    return Figure(
-        name=one.name,
-        unit=one.unit,
-        higher_is_better=one.higher_is_better,
-        recorded=was,
-        replayed=replayed,
-        changed=changed,
-        change_frac=changed / replayed - 1 if replayed else None,
-    )
-
-
-def _measured(
-    base: Recorded, replayed: _Replayed, changed: _Replayed, spread: Mapping[str, list[float]]
-) -> list[Figure]:
-    was = trial_reports(base.timeline, base.manifest)
-    figures = []
-    for metric in METRICS:
-        of_was, of_replayed, of_changed = (
-            _values(metric.value, trials) for trials in (was, replayed.trials, changed.trials)
-        )
-        if not of_replayed or not of_changed:
-            continue
-        ratio = statistics.fmean(of_changed) / statistics.fmean(of_replayed)
-        low, high = interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
-        figures.append(
-            Figure(
-                name=metric.name,
-                unit=metric.unit,
-                higher_is_better=metric.higher_is_better,
-                recorded=statistics.fmean(of_was) if of_was else None,
-                replayed=statistics.fmean(of_replayed),
-                changed=statistics.fmean(of_changed),
-                change_frac=ratio - 1,
-                low_frac=low,
-                high_frac=high,
-            )
-        )
-    return figures
-
-
-def _values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:
-    return [float(found) for trial in trials if (found := value(trial))]
-
-
-def interval(
-    ratio: float, resampled: list[float], was: list[float], replayed: list[float]
-) -> tuple[float | None, float | None]:
-    """The 90 % interval of a ratio less 1.
-
-    The variance of its logarithm is that of the resampled fits, and twice that of a trial's drift (the spread
-    over trials of log(recorded / replayed)), since both sides drift; Student's t with the trials' degrees of
-    freedom. With one trial the drift is not known, and no interval is given.
-    """
-    if len(resampled) < 2 or min(len(was), len(replayed)) < 2:  # noqa: PLR2004  # for a spread
-        return None, None
-    drift = statistics.variance(math.log(one / other) for one, other in zip(was, replayed, strict=False))
-    trials = min(len(was), len(replayed))
-    deviation = math.sqrt(statistics.variance(map(math.log, resampled)) + 2 * drift / trials)
-    width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
-    return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1
-
-
-def compositions(timeline: Timeline) -> dict[tuple[int | None, int], list[tuple[str, int, int]]]:
-    """By trial and number of the step within it: requests with their computed and scheduled tokens."""
-    steps = timeline.steps.sort("step").select(
-        "step", "trial", at=pl.col("step") - pl.col("step").min().over("trial")
-    )
-    rows = (
-        timeline.requests.select("step", "request_id", "computed_tokens", "scheduled_tokens").lazy().collect()
-    )
-    found: dict[tuple[int | None, int], list[tuple[str, int, int]]] = {
-        (trial, at): [] for _, trial, at in steps.iter_rows()
-    }
-    joined = rows.join(steps, on="step", maintain_order="left")
-    for _, request, computed, scheduled, trial, at in joined.iter_rows():
-        found[trial, at].append((request, computed, scheduled))
-    return found
-
-
 def _recorded_value(options: Mapping[str, Any], name: str) -> Any:
     return options.get("num_blocks" if name == "num_gpu_blocks_override" else name)
-
-
-def _mean(steps: pl.DataFrame, column: str) -> float:
-    return float(steps.filter(pl.col("total_requests") > 0)[column].mean() or 0.0)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.errors import NeverEndsError
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import predict, recorded
@@ -70,6 +71,28 @@ def test_advice_that_does_not_help_is_taken_back(base):
     assert (one.advice, one.gain) == ([], None)
     [told] = one.refuted
     assert plain(told).startswith("--max-num-seqs 2 was tried on a replay of this load and does not help: ")
+
+
+def test_advice_under_which_the_load_never_ends_is_taken_back(base, monkeypatch):
+    def never(*_):
+        raise NeverEndsError
+
+    [seats] = [one for one in analyze_run(base.run).findings if one.code == "max-num-seqs-bound"]
+    monkeypatch.setattr("schedtrace.whatif.prediction.Predictor._changed", never)
+    [one] = judged([seats], base)
+    assert (one.advice, one.gain) == ([], None)
+    assert plain(one.refuted[0]).endswith(
+        "was tried on a replay of this load and does not help: the load never ends."
+    )
+
+
+def test_a_load_that_does_not_end_as_recorded_refutes_nothing(base, monkeypatch):
+    def never(*_):
+        raise NeverEndsError
+
+    [seats] = [one for one in analyze_run(base.run).findings if one.code == "max-num-seqs-bound"]
+    monkeypatch.setattr("schedtrace.whatif.prediction.Predictor._replayed", never)
+    assert judged([seats], base)[0].advice == seats.advice
 
 
 def test_findings_are_ranked_by_what_their_advice_gained(base):

@@ -10,7 +10,8 @@ from schedtrace.simulate.recorded_engine import engine_options, require_known
 from schedtrace.simulate.replay import play
 from schedtrace.step_times.recorded import Recorded as RecordedTimes
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.whatif.prediction import compositions, recorded
+from schedtrace.whatif.figures import compositions
+from schedtrace.whatif.prediction import recorded
 from schedtrace.whatif.sweep import parse_changes
 from tests.contract.whatif.conftest import LOADS, TIMES, drive
 

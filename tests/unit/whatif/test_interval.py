@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from schedtrace.whatif.prediction import interval
+from schedtrace.whatif.figures import interval
 
 
 def test_it_joins_the_spread_of_resampled_fits_and_the_drift_of_trials():

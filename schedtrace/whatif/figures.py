@@ -1,0 +1,148 @@
+"""The figures of a prediction: what scheduling decides, and what follows in time, with its interval."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+from scipy import stats
+
+from schedtrace.compare.metrics import METRICS as COMPARED
+from schedtrace.compare.metrics import Metric
+from schedtrace.model.prediction import Figure
+from schedtrace.model.report import TrialReport
+from schedtrace.timeline.timeline import Timeline
+
+COVERAGE = 0.9
+TIMED = ("output", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99")
+"""Metrics of ``compare`` that follow in time."""
+METRICS = [
+    *(metric for metric in COMPARED if metric.name in TIMED),
+    Metric("E2E mean", "ms", False, lambda trial: None if trial.e2e_ms is None else trial.e2e_ms.mean),
+]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A figure that scheduling decides, of a timeline and one trial's steps."""
+
+    name: str
+    unit: str
+    higher_is_better: bool | None
+    of: Callable[[Timeline, pl.DataFrame], float]
+
+
+def _preemptions(timeline: Timeline, steps: pl.DataFrame) -> float:
+    return float(timeline.preemptions.join(steps.select("step"), on="step", how="semi").height)
+
+
+DECIDED = (
+    Decided("steps", "", None, lambda _, steps: steps.height),
+    Decided("requests a step", "", None, lambda _, steps: _mean(steps, "total_requests")),
+    Decided("waiting requests", "", False, lambda _, steps: _mean(steps, "num_waiting_after")),
+    Decided("preemptions", "", False, _preemptions),
+    Decided("recomputed tokens", "", False, lambda _, steps: float(steps["recomputed_tokens"].sum() or 0)),
+)
+
+
+def decided(one: Decided, *timelines: Timeline) -> Figure:
+    """Its means over the trials as recorded, replayed and changed, of these timelines in this order."""
+    figures = []
+    for timeline in timelines:
+        trials = [timeline.of_trial(timeline.steps, trial) for trial in timeline.trials()]
+        figures.append(statistics.fmean(one.of(timeline, steps) for steps in trials))
+    was, replayed, changed = figures
+    return Figure(
+        name=one.name,
+        unit=one.unit,
+        higher_is_better=one.higher_is_better,
+        recorded=was,
+        replayed=replayed,
+        changed=changed,
+        change_frac=changed / replayed - 1 if replayed else None,
+    )
+
+
+def measured(
+    was: Sequence[TrialReport],
+    replayed: Sequence[TrialReport],
+    changed: Sequence[TrialReport],
+    spread: Mapping[str, list[float]],
+) -> list[Figure]:
+    """What follows in time.
+
+    Args:
+        was: Trials as recorded.
+        replayed: As replayed.
+        changed: As replayed with the change.
+        spread: Of each metric, the ratios that resampled step times predict.
+    """
+    figures = []
+    for metric in METRICS:
+        of_was, of_replayed, of_changed = (
+            values(metric.value, trials) for trials in (was, replayed, changed)
+        )
+        if not of_replayed or not of_changed:
+            continue
+        ratio = statistics.fmean(of_changed) / statistics.fmean(of_replayed)
+        low, high = interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
+        figures.append(
+            Figure(
+                name=metric.name,
+                unit=metric.unit,
+                higher_is_better=metric.higher_is_better,
+                recorded=statistics.fmean(of_was) if of_was else None,
+                replayed=statistics.fmean(of_replayed),
+                changed=statistics.fmean(of_changed),
+                change_frac=ratio - 1,
+                low_frac=low,
+                high_frac=high,
+            )
+        )
+    return figures
+
+
+def values(value: Callable[[TrialReport], Any], trials: Sequence[TrialReport]) -> list[float]:
+    """A figure of each trial that has it."""
+    return [float(found) for trial in trials if (found := value(trial))]
+
+
+def interval(
+    ratio: float, resampled: list[float], was: list[float], replayed: list[float]
+) -> tuple[float | None, float | None]:
+    """The 90 % interval of a ratio less 1.
+
+    The variance of its logarithm is that of the resampled fits, and twice that of a trial's drift (the spread
+    over trials of log(recorded / replayed)), since both sides drift; Student's t with the trials' degrees of
+    freedom. With one trial the drift is not known, and no interval is given.
+    """
+    if len(resampled) < 2 or min(len(was), len(replayed)) < 2:  # noqa: PLR2004  # for a spread
+        return None, None
+    drift = statistics.variance(math.log(one / other) for one, other in zip(was, replayed, strict=False))
+    trials = min(len(was), len(replayed))
+    deviation = math.sqrt(statistics.variance(map(math.log, resampled)) + 2 * drift / trials)
+    width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
+    return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1
+
+
+def compositions(timeline: Timeline) -> dict[tuple[int | None, int], list[tuple[str, int, int]]]:
+    """By trial and number of the step within it: requests with their computed and scheduled tokens."""
+    steps = timeline.steps.sort("step").select(
+        "step", "trial", at=pl.col("step") - pl.col("step").min().over("trial")
+    )
+    rows = (
+        timeline.requests.select("step", "request_id", "computed_tokens", "scheduled_tokens").lazy().collect()
+    )
+    found: dict[tuple[int | None, int], list[tuple[str, int, int]]] = {
+        (trial, at): [] for _, trial, at in steps.iter_rows()
+    }
+    joined = rows.join(steps, on="step", maintain_order="left")
+    for _, request, computed, scheduled, trial, at in joined.iter_rows():
+        found[trial, at].append((request, computed, scheduled))
+    return found
+
+
+def _mean(steps: pl.DataFrame, column: str) -> float:
+    return float(steps.filter(pl.col("total_requests") > 0)[column].mean() or 0.0)  # type: ignore[arg-type]
