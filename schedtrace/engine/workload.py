@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from schedtrace.engine.arguments import number_of
 from schedtrace.engine.spec import RANDOM, RunSpec
 from schedtrace.errors import InputError, UsageError
 from schedtrace.workloads import open_workload, random_load
@@ -27,6 +28,8 @@ class Prompt(msgspec.Struct, kw_only=True):
     """None: as many tokens as ``completion`` has."""
     completion: str | None = None
     priority: int = 0
+    data_parallel_rank: int | None = None
+    """None: vLLM's front end chooses the engine."""
 
 
 def load_prompts(spec: RunSpec) -> list[Prompt]:
@@ -70,6 +73,23 @@ def load_prompts(spec: RunSpec) -> list[Prompt]:
     return prompts
 
 
+def check_ranks(spec: RunSpec, prompts: list[Prompt]) -> None:
+    """Refuse a request for an engine that there will not be.
+
+    Raises:
+        UsageError: which rank, and how many there are.
+    """
+    wanted = max((prompt.data_parallel_rank or 0 for prompt in prompts), default=0)
+    names = ("--data-parallel-size", "-dp")
+    size = next((number for name in names if (number := number_of(spec.engine_args, name))), 1)
+    if 0 < size <= wanted:
+        msg = (
+            f"{spec.dataset}: a request asks for data_parallel_rank {wanted}, and there are {size} "
+            f"(ranks count from 0): give --data-parallel-size {wanted + 1} or more"
+        )
+        raise UsageError(msg)
+
+
 def _random(spec: RunSpec) -> list[Prompt]:
     output_len = spec.output_len or DEFAULT_RANDOM_OUTPUT_LEN
     lengths = random_lengths(spec.input_len, output_len, range_ratio=spec.range_ratio, seed=spec.seed)
@@ -78,7 +98,13 @@ def _random(spec: RunSpec) -> list[Prompt]:
 
 
 def _own(row: JsonlRow) -> Prompt:
-    return Prompt(text=row.prompt, input_len=row.input_len, output_len=row.output_len, priority=row.priority)
+    return Prompt(
+        text=row.prompt,
+        input_len=row.input_len,
+        output_len=row.output_len,
+        priority=row.priority,
+        data_parallel_rank=row.data_parallel_rank,
+    )
 
 
 class Request(msgspec.Struct):
@@ -89,6 +115,7 @@ class Request(msgspec.Struct):
     """None: a text, which the front end tokenizes as in production."""
     output_len: int
     priority: int
+    data_parallel_rank: int | None = None
 
 
 def make_requests(prompts: list[Prompt], *, seed: int, vocab_size: int, tokenizer: Any) -> list[Request]:
@@ -119,5 +146,5 @@ def make_requests(prompts: list[Prompt], *, seed: int, vocab_size: int, tokenize
         output_len = prompt.output_len
         if output_len is None:
             output_len = max(1, len(tokenizer.encode(prompt.completion, add_special_tokens=False)))
-        requests.append(Request(given, count, output_len, prompt.priority))
+        requests.append(Request(given, count, output_len, prompt.priority, prompt.data_parallel_rank))
     return requests

@@ -9,7 +9,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from schedtrace.model.trace_facts import Admission, CacheGroup, Grammar, HeadRefusal, KvLoad, ThreadTime
+from schedtrace.model.trace_facts import (
+    Admission,
+    CacheGroup,
+    DummyBatch,
+    Grammar,
+    HeadRefusal,
+    KvLoad,
+    RankSync,
+    ThreadTime,
+)
 
 SCHEMA_VERSION = 2
 """Raised only when an older reader would misread a newer trace; added fields do not raise it."""
@@ -41,7 +50,15 @@ class Header(Line, tag="header", kw_only=True):
     engine_rank: int
     """Data-parallel rank of this engine."""
     wall_anchor_us: int
-    """Unix time in microseconds at which the trace's clock read 0: lines up ranks."""
+    """Unix time in microseconds at which the trace's clock read 0: lines up ranks of several hosts."""
+    wall_uncertainty_us: int | None = None
+    """How far this may be off for having been read a moment earlier or later than the trace's clock."""
+    wall_max_error_us: int | None = None
+    """How far the host's wall clock may be off, as its kernel knows from NTP; null: no NTP, or not known."""
+    monotonic_anchor_us: int | None = None
+    """The machine's monotonic clock at which the trace's clock read 0: lines up ranks of one host exactly."""
+    clock_id: str | None = None
+    """Equal in traces whose machine has the same monotonic clock: a hash of boot and time namespace."""
     clock: Literal["monotonic", "virtual"] = "monotonic"
     """``virtual``: a simulation's, whose steps take as long as a model says."""
     scheduler_class: str
@@ -71,7 +88,7 @@ class Header(Line, tag="header", kw_only=True):
     pipeline_parallel_size: int | None = None
     """Stages of the pipeline."""
     data_parallel_size: int | None = None
-    """Ranks."""
+    """Ranks in lock-step. 1: this engine is independent, as each rank of a dense model is since vLLM 0.14."""
     grammar_threads: int | None = None
     """Threads that compile grammars; null where none are used."""
     settings: dict[str, Any] = {}
@@ -324,7 +341,11 @@ class Step(Line, tag="step", kw_only=True):
     """Data-parallel ranks in lock-step: the wave, which all ranks begin and end together (vLLM 0.10.2 and
     newer)."""
     step_counter: int | None = None
-    """Likewise: passes of this wave so far, dummy batches included; the same on all ranks."""
+    """Likewise: passes of this wave so far, dummy batches included; the same on all ranks. A call that
+    schedules nothing is followed by a dummy batch of its pass or, after a wave's end, belongs to none."""
+    throttle_prefills: bool | None = None
+    """Argument of this call: hold new prefills back where something decodes (vLLM 0.24 and newer). Ranks in
+    lock-step pass true unless ``step_counter`` is a multiple of ``prefill_schedule_interval``."""
     requests: list[ScheduledRequest] = []
     exits: list[Exit] = []
     caps: list[ChunkCap] = []
@@ -338,6 +359,10 @@ class Step(Line, tag="step", kw_only=True):
     """Dummy batches that this data-parallel rank executed since the last line."""
     dummy_us: int = 0
     """How long they took together."""
+    dummies: list[DummyBatch] = []
+    """These batches one by one."""
+    syncs: list[RankSync] = []
+    """All-reduces among ranks in lock-step since the last line (vLLM 0.10.2 and newer)."""
     admitted: list[Admission] = []
     """What the caches gave to those scheduled for the first time."""
     refusals: list[HeadRefusal] = []
@@ -357,6 +382,8 @@ EVENT_FIELDS = frozenset(
         "finished",
         "dummy_batches",
         "dummy_us",
+        "dummies",
+        "syncs",
         "admitted",
         "refusals",
         "kv_loads",
@@ -428,6 +455,8 @@ class Events(Line, tag="events", kw_only=True):
     finished: list[Finish] = []
     dummy_batches: int = 0
     dummy_us: int = 0
+    dummies: list[DummyBatch] = []
+    syncs: list[RankSync] = []
 
 
 class Cpu(Line, tag="cpu", kw_only=True):

@@ -96,6 +96,34 @@ class Grammar(msgspec.Struct, omit_defaults=True):
     """The request will end in an error."""
 
 
+class DummyBatch(msgspec.Struct, omit_defaults=True):
+    """A batch that a data-parallel rank in lock-step ran because others had something to compute."""
+
+    began_us: int
+    """``EngineCore.execute_dummy_batch`` was called."""
+    took_us: int
+    """Until it returned. On a GPU this is the launch, which waits for the other ranks' launches."""
+    wave: int | None = None
+    """As in ``Step``."""
+    step_counter: int | None = None
+    """As in ``Step``: of the pass that it belongs to."""
+
+
+class RankSync(msgspec.Struct, omit_defaults=True):
+    """An all-reduce in which the ranks agree whether one has unfinished requests; each waits for all."""
+
+    began_us: int
+    """This rank came to it."""
+    took_us: int
+    """Until all ranks had come and the answer was there."""
+    wave: int
+    """As in ``Step``."""
+    step_counter: int
+    """As in ``Step``: of the pass that ended with it."""
+    wave_ended: bool = False
+    """No rank had any: all become idle, and the next wave begins with counter 0."""
+
+
 class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
     """What one thread has had of the processors since it began."""
 

@@ -32,8 +32,8 @@ from schedtrace.read.whole_lines import WholeLines
 
 FOLDER = ".schedtrace-cache"
 NOTE = "cache.json"
-SMALL = ("steps", "arrivals", "finishes", "cpu")
-LAYOUT = 3
+SMALL = ("steps", "arrivals", "finishes", "dummies", "syncs", "cpu")
+LAYOUT = 4
 """Raised when the content of the files changes without a change of the trace's schema."""
 IN_USE_S = 600
 """For so long another process may still read, or build, a cache that no longer fits the trace."""

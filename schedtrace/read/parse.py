@@ -29,6 +29,8 @@ class Parsed:
     steps: pl.DataFrame
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
+    dummies: pl.DataFrame
+    syncs: pl.DataFrame
     cpu: pl.DataFrame
     """Processor times of threads (``read/cpu_times.py``)."""
     notices: list[str]
@@ -83,6 +85,12 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     finishes = steps.events(
         "finished", [(line.trial, one) for line in others[Events] for one in line.finished]
     )
+    passes = {
+        name: steps.events(name, [(None, one) for line in others[Events] for one in getattr(line, name)])
+        .drop("step", "trial")
+        .sort("began_us")
+        for name in ("dummies", "syncs")
+    }
     all_steps = _merge_outputs(steps.frame(), others[Output])
     problems.garbled_lines.sort()
     problems.truncated = lines.cut_off
@@ -103,6 +111,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         steps=all_steps,
         arrivals=arrivals,
         finishes=finishes,
+        **passes,
         cpu=cpu_times(others[Cpu]),
         notices=[*header.notices, *(line.message for line in others[Notice])],
         end=end,

@@ -8,12 +8,14 @@ import polars as pl
 from schedtrace.errors import InputError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.trace import End, Header
+from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.read.cache import read_by_files
 from schedtrace.read.cpu_times import cpu_times
 from schedtrace.read.options import READ, ReadOptions
 from schedtrace.read.parse import parse
 from schedtrace.read.problems import Problems
 from schedtrace.read.rows import all_rows
+from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import STRETCHES, Tables
 from schedtrace.read.whole_lines import WholeLines
 
@@ -40,6 +42,10 @@ class Trace:
     """What kind of record it was read from."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
     """Processor times of threads (``read/cpu_times.py``)."""
+    dummies: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(DummyBatch)))
+    """Dummy batches of a rank in lock-step, in their order; fewer than are counted in older traces."""
+    syncs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(RankSync)))
+    """All-reduces among ranks in lock-step, in their order."""
 
     def stretches(self) -> pl.LazyFrame:
         """What every request got, as stretches of steps (``read/stretches.py``)."""
@@ -90,4 +96,6 @@ def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
         end=parsed.end,
         problems=parsed.problems,
         cpu=parsed.cpu,
+        dummies=parsed.dummies,
+        syncs=parsed.syncs,
     )

@@ -17,7 +17,7 @@ from schedtrace.model.trace import (
     RowChanges,
     Step,
 )
-from schedtrace.model.trace_facts import HeadRefusal
+from schedtrace.model.trace_facts import DummyBatch, HeadRefusal, RankSync
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import Came, Capture, Result, Rows
 from schedtrace.record.delta import Deltas
@@ -112,8 +112,7 @@ class Assembler:
             preempted=[preemption for preemption, _ in capture.preempted],
             arrived=arrived,
             finished=finished,
-            dummy_batches=capture.came.dummy_batches,
-            dummy_us=capture.came.dummy_ns // 1000,
+            **self.passes(capture.came),
             **self._fields_of(capture.state),
             **_fields_of(capture.happened),
         )
@@ -167,6 +166,34 @@ class Assembler:
         for finish in came.finished:
             self._lives.leaves(finish)
         return list(came.arrived), list(came.finished)
+
+    def passes(self, came: Came) -> dict[str, Any]:
+        """What a data-parallel rank did with the others, as fields of a line."""
+        if not (came.dummies or came.synced):
+            return {}
+        return {
+            "dummy_batches": len(came.dummies),
+            "dummy_us": sum(one.ended_ns - one.began_ns for one in came.dummies) // 1000,
+            "dummies": [
+                DummyBatch(
+                    began_us=self._us(one.began_ns),
+                    took_us=(one.ended_ns - one.began_ns) // 1000,
+                    wave=one.wave,
+                    step_counter=one.step_counter,
+                )
+                for one in came.dummies
+            ],
+            "syncs": [
+                RankSync(
+                    began_us=self._us(one.began_ns),
+                    took_us=(one.ended_ns - one.began_ns) // 1000,
+                    wave=one.wave,
+                    step_counter=one.step_counter,
+                    wave_ended=not one.go_on,
+                )
+                for one in came.synced
+            ],
+        }
 
     def write_ids(
         self, arrived: Sequence[Arrival], finished: Sequence[Finish], preempted: Sequence[Preemption] = ()

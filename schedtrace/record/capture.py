@@ -51,13 +51,32 @@ class Result(msgspec.Struct, gc=False, frozen=True):
     """Drafts that the grammar forbade, by request."""
 
 
+class DummyPass(NamedTuple):
+    """A dummy batch of a data-parallel rank."""
+
+    began_ns: int
+    ended_ns: int
+    wave: int | None
+    step_counter: int | None
+
+
+class Synced(NamedTuple):
+    """An all-reduce among data-parallel ranks at the end of a pass."""
+
+    began_ns: int
+    ended_ns: int
+    wave: int
+    step_counter: int
+    go_on: bool
+
+
 class Came(NamedTuple):
     """What came and went between two calls."""
 
     arrived: Sequence[Arrival] = ()
     finished: Sequence[Finish] = ()
-    dummy_batches: int = 0
-    dummy_ns: int = 0
+    dummies: Sequence[DummyPass] = ()
+    synced: Sequence[Synced] = ()
 
 
 NOBODY = Came()

@@ -16,6 +16,7 @@ SETTINGS = {
         "enable_expert_parallel",
         "data_parallel_external_lb",
         "data_parallel_hybrid_lb",
+        "dp_sync_interval",
     ),
     "cache_config": (
         "block_size",

@@ -7,18 +7,22 @@ import contextlib
 import time
 from typing import Any
 
+from schedtrace.record.capture import DummyPass, Synced
 from schedtrace.record.hooks import Method, wrap
 
 INPUTS = "_schedtrace_inputs"
 """Attribute of a ``StructuredOutputManager`` whose grammars are recorded."""
+_PASSES_A_SYNC = 32
+"""Before it was a setting, vLLM 0.10 to 0.29."""
 
 
 def wrap_engine() -> None:
     """Install them; the engine is that of this process."""
-    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core import DPEngineCoreProc, EngineCore
     from vllm.v1.structured_output import StructuredOutputManager
 
     wrap(EngineCore, "execute_dummy_batch", _dummy_batch)
+    wrap(DPEngineCoreProc, "_has_global_unfinished_reqs", _sync)
     wrap(EngineCore, "shutdown", _shutdown)
     wrap(EngineCore, "preprocess_add_request", _prepare)
     wrap(EngineCore, "abort_requests", _abort)
@@ -52,7 +56,27 @@ def _dummy_batch(original: Method, engine: Any, *args: Any, **kwargs: Any) -> An
     finally:
         if (recorder := _recorder(engine)) is not None:
             recorder.facts.engine_is(engine)
-            recorder.dummy_batch(time.monotonic_ns() - began_ns)
+            wave, counter = getattr(engine, "current_wave", None), getattr(engine, "step_counter", None)
+            recorder.dummy_batch(DummyPass(began_ns, time.monotonic_ns(), wave, counter))
+
+
+def _sync(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """The end of a pass; in some, the ranks agree whether to go on, and wait for each other to do so."""
+    began_ns, counter = time.monotonic_ns(), getattr(engine, "step_counter", None)
+    go_on = original(engine, *args, **kwargs)
+    recorder = _recorder(engine)
+    if recorder is not None and counter is not None and _synced(engine, counter + 1):
+        with contextlib.suppress(Exception):
+            recorder.ranks_synced(
+                Synced(began_ns, time.monotonic_ns(), engine.current_wave, counter, bool(go_on))
+            )
+    return go_on
+
+
+def _synced(engine: Any, passes: int) -> bool:
+    """Whether the ranks agree after so many passes of a wave (``_has_global_unfinished_reqs``)."""
+    interval = getattr(engine, "dp_sync_interval", None)  # vLLM 0.30 and newer
+    return passes % _PASSES_A_SYNC == 0 if interval is None else passes == 1 or passes % interval == 0
 
 
 def _prepare(original: Method, engine: Any, request: Any, *args: Any, **kwargs: Any) -> Any:

@@ -32,6 +32,8 @@ class Facts:
         self._state: State = ()
         self._reader = StateReader(scheduler)
         self._salt = arrival_facts.Salt()
+        self.throttled: Any = None
+        """``throttle_prefills`` of the call that runs; None where this release does not pass it."""
         self._refused: str | None = None
         self._refusals: list[holdings.Snapshot] = []
         self.inputs = Inputs(since_anchor)
@@ -68,7 +70,9 @@ class Facts:
 
     def note(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
         """What the call that just ended, and the time before it, brought; mostly nothing."""
-        state = self._reader.read(capture.running_after, capture.waiting_after, self.kv_loads.parked)
+        state = self._reader.read(
+            capture.running_after, capture.waiting_after, self.kv_loads.parked, self.throttled
+        )
         if state != self._state:
             self._state = state
         capture.state = self._state

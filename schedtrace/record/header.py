@@ -11,7 +11,9 @@ from typing import Any
 from schedtrace import __version__
 from schedtrace.model.redact import hide_secrets
 from schedtrace.model.trace import SCHEMA_VERSION, Header
+from schedtrace.record import clocks
 from schedtrace.record.allocation import stand_in
+from schedtrace.record.clocks import Anchor
 from schedtrace.record.engine_facts import engine_facts
 from schedtrace.record.exit_lines import places, sees_preemptions, unknown_guards
 from schedtrace.record.guards import registered_guards
@@ -20,7 +22,7 @@ from schedtrace.record.releases import notices_about
 from schedtrace.record.settings import Settings
 
 
-def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header:
+def make_header(scheduler: Any, chosen: Settings, anchor: Anchor) -> Header:
     """The header for a scheduler that has just been built.
 
     Raises:
@@ -45,7 +47,8 @@ def make_header(scheduler: Any, chosen: Settings, wall_anchor_us: int) -> Header
         device=device_name(config),
         pid=os.getpid(),
         engine_rank=engine_rank(parallel),
-        wall_anchor_us=wall_anchor_us,
+        wall_anchor_us=anchor.wall_us,
+        **clocks.facts(anchor),
         clock="virtual" if getattr(time, "virtual", False) else "monotonic",  # a simulation replaces it
         scheduler_class=_class_name(type(scheduler)),
         async_scheduling=getattr(scheduler.scheduler_config, "async_scheduling", None),

@@ -10,7 +10,8 @@ from loguru import logger
 
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import settings
-from schedtrace.record.capture import Came, Capture, Result
+from schedtrace.record.capture import Came, Capture, DummyPass, Result, Synced
+from schedtrace.record.clocks import read_anchor
 from schedtrace.record.execution import execution_of
 from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Noted, event_of
@@ -30,9 +31,9 @@ def open_recorder(scheduler: Any) -> "Recorder | None":
     """A recorder for a scheduler just built; None, with one warning, where that is impossible."""
     try:
         chosen = settings.from_environment()
-        anchor_ns, wall_anchor_us = time.monotonic_ns(), time.time_ns() // 1000
-        header = make_header(scheduler, chosen, wall_anchor_us)
-        writer = Writer(chosen, header, anchor_ns)
+        anchor = read_anchor()
+        header = make_header(scheduler, chosen, anchor)
+        writer = Writer(chosen, header, anchor.ns)
         recorder = Recorder(scheduler, writer, full_lines=chosen.lines == "full")
     except Exception as error:
         logger.warning("schedtrace: not recording: {!r}", error)
@@ -96,9 +97,10 @@ class Recorder:
         self._ended_waiting = False
         """They said how its waiting loop ended."""
 
-    def schedule_begins(self, scheduler: Any) -> None:
-        """Note the state before the call."""
+    def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:
+        """Note the state before the call, and whether it was asked to hold back new prefills."""
         try:
+            self.facts.throttled = throttled
             before = self._before
             before.running = running = len(scheduler.running)
             before.waiting = waiting = self._num_waiting(scheduler)
@@ -327,10 +329,15 @@ class Recorder:
             self._marks_failed = True
             self._warn(f"exits may lack details: a mark in schedule() failed: {self._writer.describe(error)}")
 
-    def dummy_batch(self, length_ns: int) -> None:
-        """Count a batch that a data-parallel rank ran only to keep the others company."""
-        self._writer.dummy_batches += 1
-        self._writer.dummy_ns += length_ns
+    def dummy_batch(self, dummy: DummyPass) -> None:
+        """Note a batch that a data-parallel rank ran only to keep the others company."""
+        if self.active:
+            self._writer.put_dummy(dummy)
+
+    def ranks_synced(self, sync: Synced) -> None:
+        """Note that the data-parallel ranks have agreed whether to go on."""
+        if self.active:
+            self._writer.put_sync(sync)
 
     def close(self) -> None:
         """Write what is left and the end line; a second call does nothing."""

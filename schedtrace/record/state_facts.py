@@ -15,6 +15,7 @@ FIELDS = (
     "wave",
     "step_counter",
     "kv_loads_parked",
+    "throttle_prefills",
 )
 """Names of the values, in order: fields of ``Step``."""
 
@@ -43,13 +44,14 @@ class StateReader:
         self.engine: Any = None
         """The ``EngineCore`` whose ranks run in lock-step, once it is known."""
 
-    def read(self, running: int, waiting: int, parked: int | None) -> State:
+    def read(self, running: int, waiting: int, parked: int | None, throttled: Any) -> State:
         """The values right after ``schedule()``.
 
         Args:
             running: Requests in ``running``.
             waiting: Requests in all waiting queues.
             parked: Requests that wait for KV blocks from elsewhere.
+            throttled: First argument of the call, which a class of a user's own may take for something else.
         """
         scheduler, encoder, pool, engine = self._scheduler, self._encoder, self._pool, self.engine
         deferred = None
@@ -65,4 +67,5 @@ class StateReader:
             None if engine is None else engine.current_wave,
             None if engine is None else engine.step_counter,
             parked,
+            throttled if isinstance(throttled, bool) else None,
         )

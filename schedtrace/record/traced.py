@@ -33,7 +33,7 @@ class _Traced:
         recorder = self._schedtrace_recorder
         if recorder is None or not recorder.active or recorder.in_schedule:  # a call within one is part of it
             return super().schedule(*args, **kwargs)  # type: ignore[misc]  # the base is vLLM's scheduler
-        recorder.schedule_begins(self)
+        recorder.schedule_begins(self, args[0] if args else kwargs.get("throttle_prefills"))
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]  # likewise
         except BaseException as error:

@@ -20,7 +20,7 @@ from schedtrace.model.printable import json_of
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.capture import NOBODY, Came, Capture
+from schedtrace.record.capture import NOBODY, Came, Capture, DummyPass, Synced
 from schedtrace.record.cpu_times import CpuTimes
 from schedtrace.record.run_folder import create, write_manifest_if_missing
 from schedtrace.record.settings import Settings
@@ -57,8 +57,9 @@ class Writer:
         self.working = True
         self.arrived: deque[Arrival] = deque()
         self.finished: deque[Finish] = deque()
-        self.dummy_batches = 0
-        self.dummy_ns = 0
+        self._dummies: deque[DummyPass] = deque()
+        self._synced: deque[Synced] = deque()
+        self._lost_passes = False
         self.prefixes = Prefixes()
         self._anchor_ns = anchor_ns
         self._hash_ids = chosen.hash_ids
@@ -96,20 +97,36 @@ class Writer:
         self._dropped += 1
         return False
 
+    def _put_pass(self, queue: deque[_T], entry: _T) -> None:
+        if len(queue) < MAX_PENDING:
+            queue.append(entry)
+        elif not self._lost_passes:
+            self._lost_passes = True
+            self.notice("the disk is too slow: dummy batches and all-reduces of the ranks are missing")
+
+    def _anything(self) -> bool:
+        return bool(self.arrived or self.finished or self._dummies or self._synced)
+
     def take_events(self) -> Came:
         """Everything that came and went since the last call."""
-        if not (self.arrived or self.finished or self.dummy_batches):
+        if not self._anything():
             return NOBODY
-        dummies, self.dummy_batches = self.dummy_batches, 0
-        dummy_ns, self.dummy_ns = self.dummy_ns, 0
-        return Came(_drain(self.arrived), _drain(self.finished), dummies, dummy_ns)
+        return Came(_drain(self.arrived), _drain(self.finished), _drain(self._dummies), _drain(self._synced))
 
     def give_back(self, came: Came) -> None:
         """Events that were taken for a step that there will not be."""
         self.arrived.extendleft(reversed(came.arrived))
         self.finished.extendleft(reversed(came.finished))
-        self.dummy_batches += came.dummy_batches
-        self.dummy_ns += came.dummy_ns
+        self._dummies.extendleft(reversed(came.dummies))
+        self._synced.extendleft(reversed(came.synced))
+
+    def put_dummy(self, dummy: DummyPass) -> None:
+        """Hand over a dummy batch (engine's thread)."""
+        self._put_pass(self._dummies, dummy)
+
+    def put_sync(self, sync: Synced) -> None:
+        """Hand over an all-reduce among the ranks (engine's thread)."""
+        self._put_pass(self._synced, sync)
 
     def describe(self, error: BaseException) -> str:
         """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
@@ -191,7 +208,7 @@ class Writer:
     def _idle_events(self, *, last: bool) -> list[AnyLine]:
         """Arrivals and departures that no step has taken along for half a second."""
         now = time.monotonic_ns()
-        if self._pending or not (self.arrived or self.finished or self.dummy_batches):
+        if self._pending or not self._anything():
             self._last_events_ns = now
             return []
         if not last and now - self._last_events_ns < WRITE_LATEST_NS:
@@ -205,8 +222,7 @@ class Writer:
                 trial=self._assembler.trial,
                 arrived=arrived,
                 finished=finished,
-                dummy_batches=came.dummy_batches,
-                dummy_us=came.dummy_ns // 1000,
+                **self._assembler.passes(came),
             )
         ]
 

@@ -134,6 +134,7 @@ class _File:
                 prompt_tokens=row.prompt_tokens,
                 output_tokens=self.output_len or row.output_tokens,
                 priority=row.priority,
+                data_parallel_rank=row.data_parallel_rank,
                 prefix=row.prefix,
             )
 

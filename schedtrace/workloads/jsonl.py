@@ -17,6 +17,7 @@ from schedtrace.workloads.rows import (
 )
 
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Rank = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class JsonlRow(msgspec.Struct):
@@ -26,6 +27,8 @@ class JsonlRow(msgspec.Struct):
     input_len: _Positive | None = None
     output_len: _Positive | None = None
     priority: int = 0
+    data_parallel_rank: _Rank | None = None
+    """The engine that gets it; None: vLLM's front end chooses."""
 
 
 def jsonl_rows(path: Path) -> Iterator[tuple[int, JsonlRow]]:
@@ -64,4 +67,4 @@ def read_jsonl(
             raise refused(path, number, "no output_len: add it, or give --output-len")
         counts[ESTIMATED] += row.prompt is not None and count_tokens is None
         prompt = row.input_len or measure(row.prompt or "")
-        yield Row(number, prompt, output, priority=row.priority)
+        yield Row(number, prompt, output, priority=row.priority, data_parallel_rank=row.data_parallel_rank)

@@ -15,6 +15,8 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     """Limit that the client asked for; None: ``output_tokens``."""
     priority: int = 0
+    data_parallel_rank: int | None = None
+    """Rank that the client asks for; None: vLLM's front end chooses."""
     lora: str | None = None
     prefix: tuple[int, ...] = ()
     """Identity of each leading block of the prompt, ``Workload.prefix_block`` tokens each; the last one may

@@ -21,6 +21,7 @@ class Row(NamedTuple):
     """Its time on the file's clock; None: the file has no times."""
     prefix: tuple[int, ...] = ()
     priority: int = 0
+    data_parallel_rank: int | None = None
 
 
 Reader = Callable[[Path, Counter[str]], Iterator[Row]]

@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.config import ParallelConfig
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core import DPEngineCoreProc, EngineCore
 from vllm.v1.structured_output import StructuredOutputManager
 
 from schedtrace.record.inputs import MOST_KEPT
@@ -163,6 +164,10 @@ def test_dummy_batches_and_how_long_they_took(engine, recording):
     [step] = steps(recording)
     assert step["dummy_batches"] == 3
     assert 3e6 * HELD_S <= step["dummy_us"] <= 6e6 * HELD_S
+    ends = [one["began_us"] + one["took_us"] for one in step["dummies"]]
+    begins = [one["began_us"] for one in step["dummies"]]
+    assert all(end <= begin for end, begin in zip(ends, [*begins[1:], step["start_us"]], strict=True))
+    assert all(one["took_us"] >= 1e6 * HELD_S for one in step["dummies"])
 
 
 def test_ranks_in_lock_step_tell_wave_and_counter(engine, recording):
@@ -177,3 +182,24 @@ def test_ranks_in_lock_step_tell_wave_and_counter(engine, recording):
     engine.finish()
     told = [(step["wave"], step["step_counter"]) for step in steps(recording)]
     assert told[:3] == [(None, None), (2, 7), (2, 8)]
+    [dummy] = steps(recording)[1]["dummies"]
+    assert (dummy["wave"], dummy["step_counter"]) == (2, 7)
+
+
+@pytest.mark.skipif(not hasattr(ParallelConfig, "dp_sync_interval"), reason="vLLM 0.30 and newer")
+def test_ranks_in_lock_step_tell_where_they_wait_for_each_other_and_where_a_wave_ends(
+    engine, recording, monkeypatch
+):
+    core = core_of(engine, dp_group=None, pending_pause=False, dp_sync_interval=3)
+    vars(core).update(current_wave=2, step_counter=0)
+    go_on = iter([True, False])
+    monkeypatch.setattr(ParallelConfig, "sync_dp_state", lambda *_, **__: (next(go_on), False))
+    for _ in range(3):
+        DPEngineCoreProc._has_global_unfinished_reqs(core, local_unfinished=True)
+    engine.step()
+    engine.finish()
+    told = [
+        (one["wave"], one["step_counter"], one.get("wave_ended", False))
+        for one in steps(recording)[0]["syncs"]
+    ]
+    assert told == [(2, 0, False), (2, 2, True)]

@@ -4,7 +4,14 @@ from pathlib import Path
 import pytest
 
 from schedtrace.engine.spec import RunSpec
-from schedtrace.engine.workload import DEFAULT_RANDOM_OUTPUT_LEN, DEFAULT_RANDOM_PROMPTS, Prompt, load_prompts
+from schedtrace.engine.workload import (
+    DEFAULT_RANDOM_OUTPUT_LEN,
+    DEFAULT_RANDOM_PROMPTS,
+    Prompt,
+    check_ranks,
+    load_prompts,
+    make_requests,
+)
 from schedtrace.errors import InputError, UsageError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "workloads"
@@ -161,3 +168,33 @@ def test_a_name_that_is_no_file_is_refused():
 def test_without_a_length_anywhere_it_has_to_be_given(dataset):
     with pytest.raises(UsageError, match="--output-len"):
         prompts(dataset=dataset("x.jsonl", '{"prompt": "a"}'))
+
+
+SENT = '{"input_len": 7, "output_len": 4, "data_parallel_rank": 2}\n{"input_len": 5, "output_len": 4}\n'
+
+
+def test_a_row_names_the_rank_that_gets_it(dataset):
+    made = prompts(dataset=dataset("x.jsonl", SENT))
+    assert [prompt.data_parallel_rank for prompt in made] == [2, None]
+    requests = make_requests(made, seed=0, vocab_size=100, tokenizer=None)
+    assert [request.data_parallel_rank for request in requests] == [2, None]
+
+
+@pytest.mark.parametrize("size", ["--data-parallel-size", "-dp"])
+def test_a_rank_that_there_will_not_be_is_refused_before_the_start(size, dataset):
+    path = dataset("x.jsonl", SENT)
+    check_ranks(RunSpec(engine_args=[size, "3"], dataset=path), prompts(dataset=path))
+    message = (
+        f"{path}: a request asks for data_parallel_rank 2, and there are 2 (ranks count from 0): "
+        "give --data-parallel-size 3 or more"
+    )
+    with pytest.raises(UsageError) as told:
+        check_ranks(RunSpec(engine_args=[size, "2"], dataset=path), prompts(dataset=path))
+    assert str(told.value) == message
+    with pytest.raises(UsageError, match="there are 1 "):
+        check_ranks(RunSpec(engine_args=[], dataset=path), prompts(dataset=path))
+
+
+def test_a_negative_rank_names_its_line(dataset):
+    with pytest.raises(InputError, match=r"x\.jsonl:1: .*data_parallel_rank"):
+        prompts(dataset=dataset("x.jsonl", SENT.replace("2}", "-1}")))

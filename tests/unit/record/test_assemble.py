@@ -14,10 +14,10 @@ from schedtrace.model.trace import (
     ScheduledRequest,
     Step,
 )
-from schedtrace.model.trace_facts import Admission, HeadRefusal
+from schedtrace.model.trace_facts import Admission, DummyBatch, HeadRefusal, RankSync
 from schedtrace.record import assemble
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.capture import ALL, NOBODY, Came, Capture, Result, Rows
+from schedtrace.record.capture import ALL, NOBODY, Came, Capture, DummyPass, Result, Rows, Synced
 from schedtrace.record.happened import Happened
 from schedtrace.record.holdings import Snapshot
 from schedtrace.record.state_facts import FIELDS
@@ -98,7 +98,13 @@ def test_a_step_in_full(assembler):
         0,
         rows(new={"a": 84, "b": 300}, computed={"a": 16}),
         waiting=(3, 1),
-        came=came(arrival("a"), arrival("b", 400), arrival("c", 70), dummy_batches=2, dummy_ns=5999),
+        came=came(
+            arrival("a"),
+            arrival("b", 400),
+            arrival("c", 70),
+            dummies=[DummyPass(at(-9), at(-6), 3, 17), DummyPass(at(-5), at(-3) + 999, 3, 18)],
+            synced=[Synced(at(-3), at(-1), 3, 18, go_on=False), Synced(at(-1), at(0), 4, 0, go_on=True)],
+        ),
         events=[],
     )
     assert assembler().step(first, result(900, execution=("host", at(200), at(750) + 999))) == Step(
@@ -129,6 +135,8 @@ def test_a_step_in_full(assembler):
         arrived=[arrival("a"), arrival("b", 400), arrival("c", 70)],
         dummy_batches=2,
         dummy_us=5,
+        dummies=[DummyBatch(-9, 3, 3, 17), DummyBatch(-5, 2, 3, 18)],
+        syncs=[RankSync(-3, 2, 3, 18, wave_ended=True), RankSync(-1, 1, 4, 0)],
     )
 
 

@@ -9,8 +9,9 @@ import pytest
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import recorder as module
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.capture import ALL, NOBODY, Came
+from schedtrace.record.capture import ALL, NOBODY, Came, DummyPass, Synced
 from schedtrace.record.recorder import Recorder
+from schedtrace.record.state_facts import FIELDS
 from tests.toys import Queue
 
 
@@ -20,7 +21,8 @@ class Writer:
     def __init__(self):
         self.captures, self.notices, self.taken = [], [], []
         self.arrived, self.finished = deque(), deque()
-        self.dummy_batches = self.dummy_ns = 0
+        self.dummies, self.syncs = [], []
+        self.put_dummy, self.put_sync = self.dummies.append, self.syncs.append
         self.prefixes = Prefixes()
         self.working = self.takes = True
         self.came = NOBODY
@@ -367,10 +369,25 @@ def test_a_writer_that_gave_up_ends_recording(recorder_of, writer):
     assert recorder.active is False
 
 
-def test_dummy_batches_are_counted_and_closing_closes_the_writer(recorder_of, writer):
+def test_passes_with_other_ranks_are_noted_until_the_writer_is_closed(recorder_of, writer):
     recorder = recorder_of(Scheduler())
-    recorder.dummy_batch(300)
-    recorder.dummy_batch(50)
-    assert (writer.dummy_batches, writer.dummy_ns) == (2, 350)
+    dummy, sync = DummyPass(100, 300, 0, 5), Synced(300, 350, 0, 5, go_on=False)
+    recorder.dummy_batch(dummy)
+    recorder.ranks_synced(sync)
     recorder.close()
     assert (recorder.active, writer.closed) == (False, 1)
+    recorder.dummy_batch(dummy)
+    recorder.ranks_synced(sync)
+    assert (writer.dummies, writer.syncs) == ([dummy], [sync])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "recorded"), [((), None), ((True,), True), ((False,), False), (("other",), None)]
+)
+def test_the_argument_that_throttles_prefills_is_part_of_the_state(arguments, recorded, recorder_of, writer):
+    scheduler = Scheduler()
+    recorder = recorder_of(scheduler)
+    recorder.schedule_begins(scheduler, *arguments)
+    recorder.schedule_ended(scheduler, output())
+    state = dict(zip(FIELDS, writer.captures[-1].state, strict=True))
+    assert state["throttle_prefills"] is recorded

@@ -9,12 +9,16 @@ import pytest
 from schedtrace.model.manifest import FILE_NAME
 from schedtrace.model.trace import Arrival, Finish
 from schedtrace.record import assemble, writer
-from schedtrace.record.capture import ALL, NOBODY, Capture, Result, Rows
+from schedtrace.record.capture import ALL, NOBODY, Capture, DummyPass, Result, Rows, Synced
 from schedtrace.record.settings import Settings
 from schedtrace.record.writer import Writer
 from tests.makers import header
 
 HEADER = header(wall_anchor_us=2_000_000)
+
+
+DUMMY, LATER_DUMMY = DummyPass(1_000, 2_500, 0, 5), DummyPass(4_000, 5_499, 0, 6)
+SYNC, LATER_SYNC = Synced(5_500, 7_999, 0, 6, True), Synced(9_000, 9_500, 0, 7, False)
 
 
 @pytest.fixture
@@ -159,36 +163,59 @@ def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
     gone, later = Finish("a", "ABORTED", 0, 1, 0), Finish("b", "ABORTED", 0, 1, 0)
     made.arrived.append(first)
     made.finished.append(gone)
-    made.dummy_batches, made.dummy_ns = 2, 300
+    made.put_dummy(DUMMY)
+    made.put_sync(SYNC)
     came = made.take_events()
-    assert came == ([first], [gone], 2, 300)
+    assert came == ([first], [gone], [DUMMY], [SYNC])
     assert made.take_events() is NOBODY
     made.arrived.append(second)
     made.finished.append(later)
-    made.dummy_batches, made.dummy_ns = 1, 50
+    made.put_dummy(LATER_DUMMY)
+    made.put_sync(LATER_SYNC)
     made.give_back(came)
-    assert made.take_events() == ([first, second], [gone, later], 3, 350)
+    taken = made.take_events()
+    assert taken == ([first, second], [gone, later], [DUMMY, LATER_DUMMY], [SYNC, LATER_SYNC])
 
 
-def test_dummy_batches_alone_are_events(writer_of):
+def test_dummy_batches_alone_are_events_and_so_are_syncs(writer_of):
     made = writer_of()
-    made.dummy_batches = 1
-    assert made.take_events() == ([], [], 1, 0)
+    made.put_dummy(DUMMY)
+    assert made.take_events() == ([], [], [DUMMY], [])
+    made.put_sync(SYNC)
+    assert made.take_events() == ([], [], [], [SYNC])
+
+
+def test_passes_do_not_fill_the_memory_where_the_disk_stands_still(writer_of, monkeypatch):
+    monkeypatch.setattr(writer, "MAX_PENDING", 2)
+    made = writer_of()
+    for _ in range(4):
+        made.put_dummy(DUMMY)
+    assert list(made._notices) == [
+        "the disk is too slow: dummy batches and all-reduces of the ranks are missing"
+    ]
+    assert made.take_events().dummies == [DUMMY] * 2
 
 
 def test_what_no_step_takes_along_is_written_after_half_a_second(writer_of):
     made = writer_of()
     made._work(last=False)
     made.arrived.append(Arrival("a", 0, 0, 1))
-    made.dummy_batches, made.dummy_ns = 3, 2999
+    made.put_dummy(DUMMY)
+    made.put_dummy(LATER_DUMMY)
+    made.put_sync(SYNC)
     made._work(last=False)
     assert lines(made) == []
     made._last_events_ns -= writer.WRITE_LATEST_NS
     made._work(last=False)
     assert lines(made) == ["events"]
     assert [one["request_id"] for one in last(made)["arrived"]] == ["a"]
-    assert (last(made)["dummy_batches"], last(made)["dummy_us"]) == (3, 2)
-    assert (made.dummy_batches, list(made.arrived)) == (0, [])
+    assert (last(made)["dummy_batches"], last(made)["dummy_us"]) == (2, 2)
+    assert last(made)["dummies"] == [
+        {"began_us": made.since_anchor(1_000), "took_us": 1, "wave": 0, "step_counter": 5},
+        {"began_us": made.since_anchor(4_000), "took_us": 1, "wave": 0, "step_counter": 6},
+    ]
+    assert [one["step_counter"] for one in last(made)["syncs"]] == [6]
+    assert made.take_events() is NOBODY
 
 
 def test_events_wait_for_steps_that_are_not_written_yet(writer_of):

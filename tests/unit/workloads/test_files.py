@@ -145,6 +145,11 @@ def test_own_rows_keep_their_priority():
     assert said(load) == [ESTIMATED, NO_PREFIX, AT_ONCE]
 
 
+def test_own_rows_may_name_the_rank_that_gets_them(file):
+    path = file("x.jsonl", '{"input_len": 3, "data_parallel_rank": 1}\n{"input_len": 4}\n')
+    assert [one.data_parallel_rank for one in open_workload(path, output_len=7)] == [1, None]
+
+
 def test_the_output_length_can_be_given(file):
     path = file("x.jsonl", '{"input_len": 3}\n')
     assert [one.output_tokens for one in open_workload(path, output_len=7)] == [7]
