@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from vllm.v1.engine import EngineCoreRequestType
 
@@ -19,14 +19,30 @@ from schedtrace.simulate.turns import Turns
 from schedtrace.step_times.model import StepTimes
 
 
+class Around(Protocol):
+    """What a rank needs of all of them."""
+
+    @property
+    def clock(self) -> VirtualClock:
+        """It shows the time of the rank that runs."""
+        ...
+
+    def told(self, rank: "Rank", client: int, outputs: Any) -> None:
+        """A rank has put ``EngineCoreOutputs`` into its output queue, for a client or (-1) the coordinator."""
+        ...
+
+    def loop_begins(self, rank: "Rank") -> None:
+        """A rank is about to read its input queue."""
+        ...
+
+
 class Rank(Engine):
     """One rank; ``Ranks`` lets it run when its time has come.
 
     Args:
         number: From 0.
-        clock: Of all ranks; it shows the time of the one that runs.
+        around: Of all ranks; its clock shows the time of the one that runs.
         times: How long the parts of a step take.
-        told: Called with what the core puts into its output queue: ``EngineCoreOutputs``.
         together: The devices and the group of ranks in lock-step; None: this rank is on its own.
         wrap: As ``Engine``.
         balance_ranks: Whether ranks in lock-step admit requests together (``schedtrace.balance``).
@@ -36,17 +52,17 @@ class Rank(Engine):
     def __init__(
         self,
         number: int,
-        clock: VirtualClock,
+        around: "Around",
         times: StepTimes,
-        told: Callable[["Rank", int, Any], None],
         together: tuple[Device, Group] | None,
         wrap: Callable[[type], type] | None = None,
         *,
         balance_ranks: bool = False,
         **options: Any,
     ) -> None:
-        self.number, self._clock, self._times, self._together = number, clock, times, together
-        self.inputs, self.outputs = _Inputs(self), _Outputs(partial(told, self))
+        self.number, self._around, self._times, self._together = number, around, times, together
+        self._clock = clock = around.clock
+        self.inputs, self.outputs = _Inputs(self), _Outputs(partial(around.told, self))
         self.wake_us = 0.0
         """When it goes on; infinite: once something happens."""
         self.idle_steps = 0
@@ -133,6 +149,7 @@ class Rank(Engine):
             self._clock.advance(self._times.gap_us(len(self.inputs)) - self._times.gap_us(0))
         elif self._clock.now_us > self.reached_us:
             self.wait(self._clock.now_us)
+        self._around.loop_begins(self)
 
     def stepped(self, *, executed: bool) -> None:
         """Count what comes to nothing."""

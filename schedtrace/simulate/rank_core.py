@@ -13,7 +13,7 @@ from unittest.mock import patch
 from vllm.config import ParallelConfig
 from vllm.v1.engine import core
 
-from schedtrace.record.engine_hooks import record_dummy_batches
+from schedtrace.record.engine_hooks import record_passes
 from schedtrace.simulate.core import built_here, sized_cache
 from schedtrace.simulate.lockstep import Member
 
@@ -51,6 +51,7 @@ def make_rank_core(
     """
     with built_here(scheduler_class):
         made = (_Independent if group is None else _Lockstep)(config, executor, groups, around, group)
+    record_passes(_Recorded)  # now plugins are loaded, which may have done so for all
     if (recorder := getattr(made.scheduler, "_schedtrace_recorder", None)) is not None:
         recorder.facts.engine_is(made)
     return made
@@ -98,16 +99,17 @@ class _Independent(_Rank, core.EngineCoreProc):  # type: ignore[misc]  # vLLM is
     pass
 
 
-class _Lockstep(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]
+class _Recorded(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]
+    pass
+
+
+class _Lockstep(_Recorded):
     def _has_global_unfinished_reqs(self, local_unfinished: bool) -> Any:
         """Every rank comes here once a loop: where ``schedtrace.balance`` gathers counts in an engine, too."""
         unfinished = super()._has_global_unfinished_reqs(local_unfinished)
         if (observe := getattr(self.scheduler, "observe_ranks", None)) is not None:
             observe(self.dp_group.gather(len(self.scheduler.running)))
         return unfinished
-
-
-record_dummy_batches(_Lockstep)
 
 
 @contextmanager

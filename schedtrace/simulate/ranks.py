@@ -6,18 +6,36 @@ the rank goes on whose time comes first. Nothing sleeps, and only one runs at an
 
 import heapq
 from collections.abc import Callable
+from functools import partial
 from itertools import count
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from schedtrace.simulate.clock import VirtualClock
 from schedtrace.simulate.front_end import FrontEnd
 from schedtrace.simulate.lockstep import NEVER, Device, Group
+from schedtrace.simulate.model_runner import ModelRunner
 from schedtrace.simulate.rank import Rank
 from schedtrace.simulate.rank_core import reduced_here
 from schedtrace.simulate.routers import ROUTERS
 from schedtrace.simulate.simulation import FOREVER, MOST_IDLE_STEPS, NoProgressError
 from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.model import StepTimes
+
+OF_RANKS = ("lockstep", "router", "balance_ranks")
+"""Options that an engine on its own does not have."""
+
+
+class Feed(Protocol):
+    """Lets requests in by the step, not by the clock."""
+
+    @property
+    def expected(self) -> bool:
+        """Whether somebody is still to come, or to go."""
+        ...
+
+    def let_in(self, rank: Rank) -> None:
+        """Called when a rank is about to read its input queue."""
+        ...
 
 
 class Ranks:
@@ -51,6 +69,8 @@ class Ranks:
         self.clock = clock
         self.finished: Callable[[str], Any] = lambda _: None
         """Called with the id of a request whose last token is back."""
+        self.feed: Feed | None = None
+        self.lockstep = lockstep
         self._coming: list[tuple[float, int, Callable[[], Any]]] = []
         self._number = count()
         stages = options.get("pipeline_parallel_size", 1)
@@ -58,7 +78,7 @@ class Ranks:
         if lockstep:
             options = {"experts": 2, "data_parallel_size": data_parallel_size} | options
         self.ranks = [
-            Rank(number, clock, times, self._told, together, wrap, **options)
+            Rank(number, self, times, together, wrap, **options)
             for number in range(data_parallel_size)
         ]
         self.front_end = FrontEnd(
@@ -74,6 +94,16 @@ class Ranks:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def model_runners(self) -> list[ModelRunner]:
+        """Of each rank."""
+        return [rank.model_runner for rank in self.ranks]
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a request, at most."""
+        return int(self.ranks[0].scheduler.max_model_len)
 
     @property
     def steps(self) -> int:
@@ -109,17 +139,28 @@ class Ranks:
             options: Of ``Engine.make_request``.
         """
 
-        def arrives() -> None:
-            maker = self.ranks[0]
-            arrival = (us - front_end_us) / 1e6
-            request = maker.make_request(request_id, prompt, max_tokens, arrival_time=arrival, **options)
-            if request.num_prompt_tokens >= maker.scheduler.max_model_len:
-                return
-            tokens = request.num_prompt_tokens + max_tokens
-            chosen = self.ranks[self.front_end.add(request, tokens, rank)]
-            chosen.prepared(us, request)
+        made = partial(self._enter, us, request_id, prompt, max_tokens, rank, front_end_us, options)
+        if us <= self.clock.now_us:
+            made()
+        else:
+            self.at(us, made)
 
-        self.at(us, arrives)
+    def _enter(
+        self,
+        us: float,
+        request_id: str,
+        prompt: int | list[int],
+        max_tokens: int,
+        rank: int | None,
+        front_end_us: float,
+        options: dict[str, Any],
+    ) -> None:
+        maker = self.ranks[0]
+        arrival = (us - front_end_us) / 1e6
+        request = maker.make_request(request_id, prompt, max_tokens, arrival_time=arrival, **options)
+        if request.num_prompt_tokens < self.max_model_len:
+            tokens = request.num_prompt_tokens + max_tokens
+            self.ranks[self.front_end.add(request, tokens, rank)].prepared(us, request)
 
     def abort(self, request_id: str) -> None:
         """A client goes away, now; nothing happens if its request is done."""
@@ -127,6 +168,14 @@ class Ranks:
         if rank is not None:
             self.ranks[rank].abort(request_id)
             self.front_end.done(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is kept of a request that is done."""
+
+    def reset_prefix_cache(self) -> None:
+        """Empty those of all ranks."""
+        for rank in self.ranks:
+            rank.reset_prefix_cache()
 
     def run(self, until_us: float = FOREVER) -> None:
         """Go on until nothing is left to do, or until a time.
@@ -150,7 +199,7 @@ class Ranks:
                     heapq.heappop(self._coming)[2]()
                     continue
                 rank.resume()
-                if not self._coming and until_us == FOREVER:
+                if not self._coming and until_us == FOREVER and not (self.feed and self.feed.expected):
                     self._require_progress(rank)
         stuck = [rank.number for rank in self.ranks if rank.wake_us == NEVER and not rank.is_idle]
         if until_us == FOREVER and stuck:
@@ -173,7 +222,12 @@ class Ranks:
             rank.stop()
             rank.scheduler.shutdown()
 
-    def _told(self, rank: Rank, client: int, outputs: Any) -> None:
+    def loop_begins(self, rank: Rank) -> None:
+        """A rank is about to read its input queue."""
+        if self.feed is not None:
+            self.feed.let_in(rank)
+
+    def told(self, rank: Rank, client: int, outputs: Any) -> None:
         """What a core puts into its output queue."""
         if client < 0:
             self.front_end.message(rank.number, outputs)
