@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.lora.request import LoRARequest
 
+from schedtrace.errors import UsageError
 from schedtrace.simulate.ranks import Ranks
 from schedtrace.simulate.simulation import Simulation
 from schedtrace.workloads.request import LoadRequest
@@ -73,7 +74,7 @@ class Player:
         if request.draft_acceptance is not None:
             self._acceptance[request.request_id] = request.draft_acceptance
         if isinstance(engine, Ranks) and not self._routed:
-            options["rank"] = request.data_parallel_rank
+            options["rank"] = _rank(request, len(engine.ranks))
         engine.arrive(
             at_us,
             request.request_id,
@@ -97,3 +98,11 @@ class Player:
         taken = min(drafts, int(owed))
         self._owed[request_id] = owed - taken
         return taken
+
+
+def _rank(request: LoadRequest, ranks: int) -> int | None:
+    rank = request.data_parallel_rank
+    if rank is not None and rank >= ranks:
+        msg = f"{request.request_id}: data_parallel_rank {rank}, and there are {ranks} (ranks count from 0)"
+        raise UsageError(msg)
+    return rank

@@ -10,6 +10,7 @@ from vllm.engine.arg_utils import EngineArgs
 from schedtrace.errors import UsageError
 from schedtrace.model.trace import Header
 from schedtrace.simulate.parts import recorded_groups
+from schedtrace.simulate.routers import ROUTERS
 
 RENAMED = {"policy": "scheduling_policy"}
 """Fields of ``SchedulerConfig`` that vLLM's arguments call otherwise."""
@@ -19,22 +20,29 @@ BLOCKS = "num_gpu_blocks_override"
 OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "kv_cache_dtype"}
 """Settings that change the number of blocks by way of a GPU's memory, which a trace does not have."""
 NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
+OF_RANKS: dict[str, tuple[Any, ...]] = {"router": tuple(ROUTERS), "balance_ranks": (True, False)}
+"""Changes of data-parallel ranks that are no arguments of vLLM, and their values."""
 
 
-def engine_options(header: Header, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Options of ``Engine`` for the engine that recorded a trace, some of them changed.
+def engine_options(
+    header: Header, changes: Mapping[str, Any] | None = None, *, ranks: int = 1
+) -> dict[str, Any]:
+    """Options of ``Engine`` for the engine that recorded a trace, some of them changed; of several, of ``Ranks``.
 
     Args:
-        header: Of the trace.
+        header: Of the trace; of several engines, of one of them.
         changes: Names of vLLM's arguments to values; ``num_gpu_blocks_override`` is the size of the KV cache.
+            ``router`` has every request routed anew; ``balance_ranks`` is ``schedtrace.balance``.
+        ranks: Engines of the run.
 
     Raises:
         UsageError: a name is none of vLLM's, or a change that a replay cannot make; the model has layers that
             it cannot build.
     """
     changes = dict(changes or {})
-    for name in changes:
+    for name, value in changes.items():
         require_known(name)
+        _require_value(name, value)
     configured = {RENAMED.get(name, name): value for name, value in header.scheduler_config.items()}
     options = {
         name: value
@@ -57,6 +65,7 @@ def engine_options(header: Header, changes: Mapping[str, Any] | None = None) -> 
     if drafts := settings.get("num_speculative_tokens"):
         method = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 4}
         options |= {"drafts": drafts, "speculative_config": method}
+    options |= _of_ranks(header, changes, ranks)
     if BLOCKS in changes:
         changes["num_blocks"] = changes.pop(BLOCKS)
     options |= changes
@@ -68,6 +77,41 @@ def engine_options(header: Header, changes: Mapping[str, Any] | None = None) -> 
     return options | ({"kv_groups": groups} if groups else {})
 
 
+def is_lockstep(header: Header) -> bool:
+    """Whether data-parallel ranks of this model run in lock-step."""
+    return (header.data_parallel_size or 1) > 1 or bool(header.settings.get("parallel_config.is_moe_model"))
+
+
+def _of_ranks(header: Header, changes: Mapping[str, Any], recorded: int) -> dict[str, Any]:
+    """Options of ``Ranks``; none for an engine that stays on its own."""
+    ranks = changes.get("data_parallel_size", recorded)
+    if ranks == 1:
+        if changes.get("balance_ranks"):
+            msg = "--set balance_ranks=true: with one rank there is nobody to wait for"
+            raise UsageError(msg)
+        return {"router": "vllm"} if recorded > 1 else {}
+    lockstep = is_lockstep(header)
+    if changes.get("balance_ranks") and not lockstep:
+        msg = "--set balance_ranks=true: ranks of this dense model are independent, none waits for another"
+        raise UsageError(msg)
+    options: dict[str, Any] = {"data_parallel_size": ranks, "lockstep": lockstep}
+    if header.scheduler_class.startswith("schedtrace.balance."):
+        options["balance_ranks"] = True
+    if interval := header.settings.get("parallel_config.dp_sync_interval"):
+        options["dp_sync_interval"] = interval
+    return options | ({"router": "vllm"} if ranks != recorded else {})
+
+
+def _require_value(name: str, value: Any) -> None:
+    if name == "data_parallel_size" and (not isinstance(value, int) or value < 1):
+        msg = f"--set {name}={value}: the number of ranks, 1 or more"
+        raise UsageError(msg)
+    if name in OF_RANKS and value not in OF_RANKS[name]:
+        values = ", ".join(str(one).lower() for one in OF_RANKS[name])
+        msg = f"--set {name}={value}: one of {values}"
+        raise UsageError(msg)
+
+
 def require_known(name: str) -> None:
     """Check the name of a change.
 
@@ -77,8 +121,8 @@ def require_known(name: str) -> None:
     if name in OF_MEMORY:
         msg = f"--set {name}: it acts by way of the GPU's memory, which a replay lacks: --set {BLOCKS}=N"
         raise UsageError(msg)
-    if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
+    if name not in NAMES and name not in OF_RANKS:
+        near = difflib.get_close_matches(name, [*NAMES, *OF_RANKS], n=1)
         msg = f"--set {name}: not an argument of vLLM{f'; {near[0]}?' if near else ''}"
         raise UsageError(msg)
 

@@ -32,7 +32,6 @@ def play(
     times: StepTimes,
     folder: Path,
     *,
-    routed: bool = False,
     by_step: bool = False,
     keep_prefix_cache: bool = False,
     trial_ids: bool = False,
@@ -42,10 +41,10 @@ def play(
 
     Args:
         loads: Each begins once the engine is done with the one before.
-        options: Of ``Engine``; with ``data_parallel_size`` above 1, of ``Ranks``.
+        options: Of ``Engine``; with ``data_parallel_size`` above 1, of ``Ranks``. With a ``router``
+            every request goes to the rank that it chooses, not to the one that the request names.
         times: How long steps take.
         folder: The run folder to be written.
-        routed: Every request goes to the rank that the router chooses, not to the one that it names.
         by_step: Requests enter, and clients go away, before the step before which they did when the load was
             recorded, instead of at their times.
         keep_prefix_cache: Do not empty it between the loads.
@@ -73,7 +72,7 @@ def play(
                     engine.reset_prefix_cache()
                 began = clock.now_us + (BETWEEN_TRIALS_US if number else 0.0)
                 named = load if load.source == "recorded" or not trial_ids else _of_trial(load, number + 1)
-                player = Player(engine, named, began, played, routed=routed)
+                player = Player(engine, named, began, played, routed="router" in options)
                 if by_step:
                     play_by_step(engine, player)
                 else:

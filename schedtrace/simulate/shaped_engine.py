@@ -59,6 +59,8 @@ def shaped_options(
     options.setdefault("block_size", BLOCK_SIZE)
     options.setdefault("max_model_len", shape.positions)
     options.setdefault("enable_prefix_caching", True)
+    if options.get("data_parallel_size", 1) > 1:
+        options["lockstep"] = bool(shape.experts)
     options["async_scheduling"] = options.get("async_scheduling") is not False
     options["num_blocks"] = blocks or kv_cache_blocks(
         shape,

@@ -89,7 +89,7 @@ def candidates(base: Recorded, findings: Iterable[Finding]) -> list[dict[str, An
     """Single changes worth a replay: values that findings advise, and halves and doubles of what is set."""
     from schedtrace.simulate.recorded_engine import NAMES, OF_MEMORY  # noqa: PLC0415  # imports vLLM
 
-    header = base.timeline.header
+    header = base.header
     asynchronous = (
         [] if header.async_scheduling or header.device == ONE_MACHINE else [{"async_scheduling": True}]
     )
@@ -103,7 +103,7 @@ def candidates(base: Recorded, findings: Iterable[Finding]) -> list[dict[str, An
         and (advice.setting != "async_scheduling" or asynchronous)
     ]
     made += asynchronous
-    set_to = RecordedEngine(header, base.times).base(NEIGHBOURS)
+    set_to = RecordedEngine(header, base.times, len(base.timelines)).base(NEIGHBOURS)
     made += [{name: max(1, int(value * by))} for name, value in set_to.items() if value for by in (0.5, 2)]
     return [change for place, change in enumerate(made) if change not in made[:place]]
 

@@ -17,10 +17,12 @@ AUTO = ("kv_cache_dtype", "auto")
 
 @dataclass(frozen=True)
 class RecordedEngine:
-    """The engine of a trace."""
+    """The engine of a trace, or several."""
 
     header: Header
     times: StepTimes
+    ranks: int = 1
+    """Data-parallel ones."""
 
     @property
     def step_times(self) -> str:
@@ -35,7 +37,7 @@ class RecordedEngine:
         """
         from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
 
-        return engine_options(self.header, changes), self.times
+        return engine_options(self.header, changes, ranks=self.ranks), self.times
 
     def base(self, names: Iterable[str]) -> dict[str, Any]:
         """Values of settings before any change; None where vLLM's default applies."""

@@ -1,18 +1,30 @@
 """Simulated data-parallel ranks: exact times and decisions on small loads, written as traces and read back."""
 
 import threading
+from functools import partial
 
 import polars as pl
 import pytest
 
 pytest.importorskip("vllm.v1.engine.core", reason="needs vLLM")
 
+from schedtrace.errors import UsageError
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
 from schedtrace.simulate.ranks import Ranks
+from schedtrace.simulate.recorded_engine import engine_options
+from schedtrace.simulate.replay import play as play_load
 from schedtrace.simulate.simulation import NoProgressError
+from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.constants import Constants, HostTimes
+from schedtrace.step_times.fitted import fit
+from schedtrace.timeline.timeline import make_timeline
+from schedtrace.whatif.figures import compositions
+from schedtrace.whatif.prediction import predict, recorded
+from schedtrace.workloads import LoadRequest
+from schedtrace.workloads.recorded_ranks import loads_of_run
+from schedtrace.workloads.workload import make_workload
 
 pytestmark = pytest.mark.vllm
 
@@ -218,3 +230,85 @@ def test_requests_that_never_can_be_done_are_an_error():
         with pytest.raises(NoProgressError, match="1 requests cannot go on: 2001 steps without a token"):
             ranks.run()
     assert threading.active_count() == before
+
+
+SETTINGS = {"data_parallel_size": 2, "lockstep": True, "max_num_seqs": 4, "prefill_schedule_interval": 3}
+
+
+@pytest.fixture(scope="module")
+def recorded_ranks(tmp_path_factory):
+    """A run of two ranks in lock-step, with a request that goes away and an idle time in between."""
+    folder = tmp_path_factory.mktemp("runs") / "skewed"
+    load = [
+        LoadRequest(
+            request_id=f"r{n}",
+            arrived_us=900.0 * n + (60_000 if n > 9 else 0),
+            prompt_tokens=20 + 30 * n % 200,
+            output_tokens=2 + 5 * n % 17,
+            data_parallel_rank=int(n % 3 == 0),
+            abort_us=9000.0 if n == 4 else None,
+        )
+        for n in range(16)
+    ]
+    workload = make_workload("skewed", "jsonl", partial(iter, load))
+    played = play_load([workload], SETTINGS, times(100, 50, 20), folder)
+    assert played.steps == 72
+    return read_run(folder)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("by_step", [False, True])
+def test_ranks_in_lockstep_replay_what_was_recorded(recorded_ranks, tmp_path, by_step, asynchronous):
+    """The same steps with the same requests; by time the same times, too."""
+    if asynchronous:
+        [load] = loads_of_run(recorded_ranks.traces)
+        play_load([load], {**SETTINGS, "async_scheduling": True}, times(100, 50, 20), tmp_path / "other")
+        recorded_ranks = read_run(tmp_path / "other")
+    header = recorded_ranks.traces[0].header
+    options = engine_options(header, ranks=2)
+    assert (options["lockstep"], options["data_parallel_size"], "router" in options) == (True, 2, False)
+    loads = loads_of_run(recorded_ranks.traces)
+    assert [request.data_parallel_rank for request in loads[0]][:4] == [1, 0, 0, 1]
+    play_load(loads, options, times(100, 50, 20) if not by_step else times(), tmp_path / "again", by_step=by_step)
+    again = read_run(tmp_path / "again")
+    ours, theirs = (
+        compositions([make_timeline(trace) for trace in run.traces]) for run in (again, recorded_ranks)
+    )
+    assert ours == theirs
+    if not by_step:
+        columns = ("start_us", "output_us", "wave", "step_counter", "dummy_batches", "dummy_us")
+        for one, other in zip(again.traces, recorded_ranks.traces, strict=True):
+            assert rows(one, *columns) == rows(other, *columns)
+
+
+def test_step_times_are_fitted_to_the_rank_that_a_pass_waited_for(recorded_ranks):
+    """1 ms, 10 us a prompt token and 50 us a decode are found again from what the other rank was kept waiting."""
+    timelines = [make_timeline(trace) for trace in recorded_ranks.traces]
+    fitted = fit(timelines, ["skewed"])
+    for prefill, decodes in ((150, 0), (0, 3)):
+        batch = Batch({"a": 1}, prefill, decodes, 0, decode_requests=decodes)
+        assert fitted.device_us(batch) == pytest.approx(times().device_us(batch), rel=0.1)
+
+
+def test_a_prediction_is_of_all_ranks(recorded_ranks):
+    base = recorded(recorded_ranks)
+    checked = predict(base, {})
+    assert (checked.same_steps, checked.compared_steps, checked.requests) == (72, 72, 16)
+    changed = predict(base, {"prefill_schedule_interval": 1}, resamples=0)
+    ttft = next(figure for figure in changed.measured if figure.name == "TTFT p50")
+    assert ttft.change_frac < 0
+    routed = predict(base, {"router": "round-robin", "balance_ranks": True}, resamples=0)
+    assert [change.recorded for change in routed.changes] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"router": "best"}, "--set router=best: one of vllm, round-robin, least-running, least-tokens"),
+        ({"data_parallel_size": 0}, "--set data_parallel_size=0: the number of ranks, 1 or more"),
+        ({"data_parallel_size": 1, "balance_ranks": True}, "with one rank there is nobody to wait for"),
+    ],
+)
+def test_changes_that_ranks_cannot_make(recorded_ranks, changes, message):
+    with pytest.raises(UsageError, match=message):
+        engine_options(recorded_ranks.traces[0].header, changes, ranks=2)
