@@ -48,7 +48,9 @@ def pooled_reports(timelines: Sequence[Timeline], manifest: Manifest | None) -> 
     if len(timelines) == 1:
         return trial_reports(timelines[0], manifest)
     measured = {result.trial: result for result in manifest.trials} if manifest else {}
-    trials = sorted({trial for timeline in timelines for trial in timeline.trials()}, key=lambda one: one or 0)
+    trials = sorted(
+        {trial for timeline in timelines for trial in timeline.trials()}, key=lambda one: one or 0
+    )
     return [_pooled(timelines, trial, measured.get(trial or 0)) for trial in trials]
 
 

@@ -88,11 +88,13 @@ class Session:
     def __init__(self, run: spec.RunSpec, send: Any) -> None:
         self._run, self._send = run, send
         prompts = load_prompts(run)
+        send(spec.Phase("importing vLLM"))
+        gc.disable()  # nothing of an import is garbage, and looking for some takes over a second
+        if run.executor is not None:
+            cpu.stand_in_for_a_gpu()
         on_cpu = cpu.is_cpu_build()
         if on_cpu:
             cpu.prepare_environment()
-        send(spec.Phase("importing vLLM"))
-        gc.disable()  # nothing of an import is garbage, and looking for some takes over a second
         engine_args, given = args.parse_engine_args(run.engine_args)
         real = run.executor is None
         chosen = args.choose_what_is_missing(engine_args, given, cpu=on_cpu and real)

@@ -40,6 +40,8 @@ class Prediction(msgspec.Struct, kw_only=True):
     path: str
     vllm_version: str
     """Whose scheduler decided."""
+    recorded_version: str
+    """Of the vLLM that was recorded."""
     changes: list[SettingChange]
     step_times: str
     """Where the durations come from."""

@@ -1,7 +1,7 @@
 """A recorded load step by step: requests enter, and clients go away, before the step before which they did.
 
-An engine on its own counts its ``schedule()`` calls. Ranks in lock-step count passes, which all of them have in
-common: by wave and step counter.
+An engine on its own counts its ``schedule()`` calls. Ranks in lock-step count passes, which all of them have
+in common: by wave and step counter.
 """
 
 from collections import deque
@@ -32,7 +32,9 @@ def play_by_step(engine: Simulation | Ranks, player: Player) -> None:
 
 def _on_one(engine: Simulation, player: Player) -> None:
     first, coming = engine.steps, deque(player.load)
-    leaves = deque(sorted((request.abort_step, request.request_id) for request in coming if request.abort_step))
+    leaves = deque(
+        sorted((request.abort_step, request.request_id) for request in coming if request.abort_step)
+    )
     while coming or engine.busy:
         step = engine.steps - first
         if not engine.busy:
@@ -113,7 +115,8 @@ class _Feed:
                 continue
             came, left = request.queued_pass, request.abort_pass
             if not self._ranks.lockstep:
-                came, left = (0, request.queued_step or 0), request.abort_step and (0, request.abort_step)
+                came = 0, request.queued_step or 0
+                left = (0, request.abort_step) if request.abort_step else None
             events.append(_Event(came or (0, 0), request.request_id, request))
             if left:
                 events.append(_Event(left, request.request_id, None))

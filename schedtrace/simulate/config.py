@@ -53,8 +53,8 @@ def engine_config(
         async_scheduling: Whether two batches are in flight; on CPU vLLM would never choose so by itself.
         model: A folder with a ``config.json``; a tiny dense model if not given.
         rank: Data-parallel rank.
-        experts: Of the tiny model. With experts, ``data_parallel_size`` ranks run in lock-step; those of a dense
-            model are engines of their own.
+        experts: Of the tiny model. With experts, ``data_parallel_size`` ranks run in lock-step; those of a
+            dense model are engines of their own.
         usage_context: ``LLM_CLASS``, ``OPENAI_API_SERVER``, ...: some defaults depend on it.
         engine_args: Fields of ``EngineArgs``; those not given are ``SMALL``, or vLLM's own.
 
@@ -81,5 +81,7 @@ def tiny_model(experts: int = 0) -> str:
     """
     folder = Path(tempfile.mkdtemp(prefix="schedtrace-model-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "config.json").write_text(json.dumps(TINY_MODEL | ({"num_experts": experts} if experts else {})))
+    (folder / "config.json").write_text(
+        json.dumps(TINY_MODEL | ({"num_experts": experts} if experts else {}))
+    )
     return str(folder)

@@ -41,8 +41,8 @@ def sized_cache(config: Any, groups: list[Any]) -> KVCacheConfig:
 def built_here(scheduler_class: type) -> Iterator[None]:
     """Build engine cores with this scheduler class.
 
-    Neither the garbage collector nor vLLM's environment variables are frozen for the rest of the process, which
-    goes on to other things.
+    Neither the garbage collector nor vLLM's environment variables are frozen for the rest of the process,
+    which goes on to other things.
     """
     with (
         patch.object(SchedulerConfig, "get_scheduler_cls", lambda _: scheduler_class),

@@ -28,7 +28,7 @@ class Around(Protocol):
         ...
 
     def told(self, rank: "Rank", client: int, outputs: Any) -> None:
-        """A rank has put ``EngineCoreOutputs`` into its output queue, for a client or (-1) the coordinator."""
+        """A rank has put ``EngineCoreOutputs`` into its output queue; client -1 is the coordinator."""
         ...
 
     def loop_begins(self, rank: "Rank") -> None:
@@ -41,7 +41,7 @@ class Rank(Engine):
 
     Args:
         number: From 0.
-        around: Of all ranks; its clock shows the time of the one that runs.
+        around: All of them; its clock shows the time of the one that runs.
         times: How long the parts of a step take.
         together: The devices and the group of ranks in lock-step; None: this rank is on its own.
         wrap: As ``Engine``.
@@ -80,7 +80,7 @@ class Rank(Engine):
         self._turns = Turns(self.core.run_busy_loop, f"rank-{number}")
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
-        made = {"clock": self, "times": self._times, "model_runner": self.model_runner}
+        made: dict[str, Any] = {"clock": self, "times": self._times, "model_runner": self.model_runner}
         group = None
         executor: Callable[[Any], Any] = partial(SimulatedExecutor, **made)
         if self._together is not None:

@@ -105,7 +105,7 @@ class _Recorded(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]
 
 class _Lockstep(_Recorded):
     def _has_global_unfinished_reqs(self, local_unfinished: bool) -> Any:
-        """Every rank comes here once a loop: where ``schedtrace.balance`` gathers counts in an engine, too."""
+        """Every rank comes here once a loop: ``schedtrace.balance`` gathers counts here in an engine."""
         unfinished = super()._has_global_unfinished_reqs(local_unfinished)
         if (observe := getattr(self.scheduler, "observe_ranks", None)) is not None:
             observe(self.dp_group.gather(len(self.scheduler.running)))

@@ -45,8 +45,8 @@ class Ranks:
         clock: Of all ranks.
         wrap: As ``Engine``.
         data_parallel_size: How many.
-        lockstep: As ranks of a mixture of experts: a pass takes as long as the slowest rank's, who has nothing
-            to do runs dummy batches. Else as those of a dense model: each for itself.
+        lockstep: As ranks of a mixture of experts: a pass takes as long as the slowest rank's, and who has
+            nothing to do runs dummy batches. Else as those of a dense model: each for itself.
         router: A name of ``ROUTERS``: who gets a request that names no rank.
         times: How long the parts of a step take, on every rank.
         options: As ``Engine``, and ``balance_ranks``: whether ranks in lock-step admit requests together.
@@ -78,8 +78,7 @@ class Ranks:
         if lockstep:
             options = {"experts": 2, "data_parallel_size": data_parallel_size} | options
         self.ranks = [
-            Rank(number, self, times, together, wrap, **options)
-            for number in range(data_parallel_size)
+            Rank(number, self, times, together, wrap, **options) for number in range(data_parallel_size)
         ]
         self.front_end = FrontEnd(
             lambda rank, kind, message: self.ranks[rank].send(kind, message),
@@ -138,7 +137,6 @@ class Ranks:
             front_end_us: The client sent it so long before.
             options: Of ``Engine.make_request``.
         """
-
         made = partial(self._enter, us, request_id, prompt, max_tokens, rank, front_end_us, options)
         if us <= self.clock.now_us:
             made()

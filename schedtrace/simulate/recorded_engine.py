@@ -10,7 +10,7 @@ from vllm.engine.arg_utils import EngineArgs
 from schedtrace.errors import UsageError
 from schedtrace.model.trace import Header
 from schedtrace.simulate.parts import recorded_groups
-from schedtrace.simulate.routers import ROUTERS
+from schedtrace.simulate.rank_options import OF_RANKS, require_values
 
 RENAMED = {"policy": "scheduling_policy"}
 """Fields of ``SchedulerConfig`` that vLLM's arguments call otherwise."""
@@ -20,14 +20,12 @@ BLOCKS = "num_gpu_blocks_override"
 OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "kv_cache_dtype"}
 """Settings that change the number of blocks by way of a GPU's memory, which a trace does not have."""
 NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
-OF_RANKS: dict[str, tuple[Any, ...]] = {"router": tuple(ROUTERS), "balance_ranks": (True, False)}
-"""Changes of data-parallel ranks that are no arguments of vLLM, and their values."""
 
 
 def engine_options(
     header: Header, changes: Mapping[str, Any] | None = None, *, ranks: int = 1
 ) -> dict[str, Any]:
-    """Options of ``Engine`` for the engine that recorded a trace, some of them changed; of several, of ``Ranks``.
+    """Options of ``Engine`` (for several ranks of ``Ranks``) for what recorded a trace, some changed.
 
     Args:
         header: Of the trace; of several engines, of one of them.
@@ -40,9 +38,8 @@ def engine_options(
             it cannot build.
     """
     changes = dict(changes or {})
-    for name, value in changes.items():
+    for name in changes:
         require_known(name)
-        _require_value(name, value)
     configured = {RENAMED.get(name, name): value for name, value in header.scheduler_config.items()}
     options = {
         name: value
@@ -85,31 +82,16 @@ def is_lockstep(header: Header) -> bool:
 def _of_ranks(header: Header, changes: Mapping[str, Any], recorded: int) -> dict[str, Any]:
     """Options of ``Ranks``; none for an engine that stays on its own."""
     ranks = changes.get("data_parallel_size", recorded)
-    if ranks == 1:
-        if changes.get("balance_ranks"):
-            msg = "--set balance_ranks=true: with one rank there is nobody to wait for"
-            raise UsageError(msg)
-        return {"router": "vllm"} if recorded > 1 else {}
     lockstep = is_lockstep(header)
-    if changes.get("balance_ranks") and not lockstep:
-        msg = "--set balance_ranks=true: ranks of this dense model are independent, none waits for another"
-        raise UsageError(msg)
+    require_values(changes, ranks=ranks, lockstep=lockstep)
+    if ranks == 1:
+        return {"router": "vllm"} if recorded > 1 else {}
     options: dict[str, Any] = {"data_parallel_size": ranks, "lockstep": lockstep}
     if header.scheduler_class.startswith("schedtrace.balance."):
         options["balance_ranks"] = True
     if interval := header.settings.get("parallel_config.dp_sync_interval"):
         options["dp_sync_interval"] = interval
     return options | ({"router": "vllm"} if ranks != recorded else {})
-
-
-def _require_value(name: str, value: Any) -> None:
-    if name == "data_parallel_size" and (not isinstance(value, int) or value < 1):
-        msg = f"--set {name}={value}: the number of ranks, 1 or more"
-        raise UsageError(msg)
-    if name in OF_RANKS and value not in OF_RANKS[name]:
-        values = ", ".join(str(one).lower() for one in OF_RANKS[name])
-        msg = f"--set {name}={value}: one of {values}"
-        raise UsageError(msg)
 
 
 def require_known(name: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model import private
 from schedtrace.model.manifest import Manifest, write_manifest

@@ -85,7 +85,7 @@ class RoundRobin(_InFlight):
 
 
 class Vllm:
-    """vLLM's own ``DPLBAsyncMPClient``, without its sockets: it also goes by published counts, which are stale."""
+    """vLLM's own ``DPLBAsyncMPClient`` without its sockets; the counts that it goes by are stale."""
 
     def __init__(self, ranks: int) -> None:
         self._client = SimpleNamespace(
@@ -99,15 +99,18 @@ class Vllm:
         )
 
     def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:  # noqa: ARG002
+        """As vLLM chooses."""
         request = SimpleNamespace(request_id=request_id, data_parallel_rank=rank, pooling_params=None)
         return int(DPLBAsyncMPClient.get_core_engine_for_request(self._client, request))
 
     def done(self, request_id: str) -> None:
+        """The client hears of it."""
         outputs = SimpleNamespace(finished_requests={request_id})
         with suppress(StopIteration):  # it never waits
             DPLBAsyncMPClient.process_engine_outputs(self._client, outputs).send(None)
 
     def published(self, counts: Sequence[Counts]) -> None:
+        """The client takes them over."""
         self._client.lb_engines = [list(one) for one in counts]
 
 

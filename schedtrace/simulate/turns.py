@@ -68,7 +68,7 @@ class Turns:
             self._function()
         except Stopped:
             pass
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # raised again by resume
             self._error = error
         self.ended = True
         self._back.release()

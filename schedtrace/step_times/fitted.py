@@ -127,8 +127,8 @@ def load(path: Path) -> Fitted:
 def fit(timelines: Sequence[Timeline], runs: Sequence[str]) -> Fitted:
     """Fit the times of traces: one engine's, those of several ranks, or of several runs of one engine.
 
-    Ranks in lock-step wait for the slowest one in each pass: the device's time of a pass is fitted to the batch
-    that explains it, that of the slowest rank.
+    Ranks in lock-step wait for the slowest one in each pass: the device's time of a pass is fitted to the
+    batch of that rank.
 
     Args:
         timelines: Of one model on one device.

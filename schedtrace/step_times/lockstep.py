@@ -11,9 +11,9 @@ ROUNDS = 4
 def of_slowest(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
     """The rows of all ranks, with ``device_us`` of each pass's slowest rank only; null for the others.
 
-    A pass takes as long as its slowest rank, so the time that the others see belongs to a batch of which their
-    own rows know nothing. Which rank that was follows from the fit, and the fit from that: they are found in
-    turns, beginning with the rank that has most tokens.
+    A pass takes as long as its slowest rank, so the time that the others see belongs to a batch of which
+    their own rows know nothing. Which rank that was follows from the fit, and the fit from that: they are
+    found in turns, beginning with the rank that has most tokens.
 
     Args:
         rows: Of ``observed``, of all ranks of one run.

@@ -50,7 +50,7 @@ DECIDED = (
 
 
 def decided(one: Decided, *runs: Sequence[Timeline]) -> Figure:
-    """Its means over the trials as recorded, replayed and changed: of the ranks of each run, in this order."""
+    """Its means over the trials, of runs given by their ranks: as recorded, replayed and changed."""
     figures = [
         statistics.fmean(_over_ranks(one, ranks, trial) for trial in trials_of(ranks)) for ranks in runs
     ]

@@ -20,6 +20,8 @@ from schedtrace.step_times.counted import Counted
 from schedtrace.step_times.fitted import Fitted, fit
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, trials_of, values
+from schedtrace.whatif.installed import vllm_version
+from schedtrace.whatif.sweep_engines import ALONE
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
@@ -77,7 +79,9 @@ def recorded(run: Run, times: Fitted | None = None) -> Recorded:
     loads = loads_of_run(traces, manifest=run.manifest)
     made = Recorded(run, timelines, loads, times or fit(timelines, [run.label]))
     if made.keep_prefix_cache and any(timeline.warmup_steps for timeline in timelines):
-        warm = load_of_ranks(traces, WARMUP_TRIAL, manifest=run.manifest)  # what it leaves in the cache counts
+        warm = load_of_ranks(
+            traces, WARMUP_TRIAL, manifest=run.manifest
+        )  # what it leaves in the cache counts
         made = replace(made, loads=[warm, *loads])
     return made
 
@@ -147,7 +151,8 @@ class Predictor:
         return Prediction(
             label=base.run.label,
             path=str(base.run.path),
-            vllm_version=base.header.vllm_version,
+            vllm_version=vllm_version(),
+            recorded_version=base.header.vllm_version,
             changes=[
                 SettingChange(name=name, recorded=_recorded_value(as_recorded, name), value=value)
                 for name, value in changes.items()
@@ -249,4 +254,4 @@ def _replay(
 
 
 def _recorded_value(options: Mapping[str, Any], name: str) -> Any:
-    return options.get("num_blocks" if name == "num_gpu_blocks_override" else name)
+    return {**ALONE, **options}.get("num_blocks" if name == "num_gpu_blocks_override" else name)

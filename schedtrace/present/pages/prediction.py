@@ -68,6 +68,11 @@ def _same(prediction: Prediction) -> Message:
 
 
 def _warnings(prediction: Prediction) -> Iterator[Message]:
+    if _release(prediction.recorded_version) != _release(prediction.vllm_version):
+        yield message(
+            "Recorded with vLLM {version}, whose scheduler may decide otherwise.",
+            version=prediction.recorded_version,
+        )
     if prediction.outside_frac and prediction.outside_frac >= LARGE_FRAC:
         yield message(
             "{share} of the steps lie outside what was recorded: their times are extrapolated.",
@@ -78,6 +83,11 @@ def _warnings(prediction: Prediction) -> Iterator[Message]:
             "One trial does not show how far trials differ, so no interval is given: record {trials}.",
             trials=Setting("--trials 3"),
         )
+
+
+def _release(version: str) -> str:
+    """Without the build: that of the CPU has the same scheduler."""
+    return version.partition("+")[0]
 
 
 def _columns(headings: list[str]) -> list[Column]:

@@ -12,6 +12,7 @@ PREDICTION = Prediction(
     label="tight",
     path="logs/tight",
     vllm_version="0.32.0",
+    recorded_version="0.32.0+cpu",
     changes=[],
     step_times="Fitted to 1,199 steps.",
     kv_blocks=45,
@@ -83,6 +84,13 @@ def test_a_change_has_its_figures_and_interval():
     assert "! 99 % of the steps lie outside what was recorded" in text
     assert "145 blocks, as set." in text
     assert "Check" not in text
+
+
+def test_another_release_than_the_recorded_one_is_said():
+    assert "Recorded with" not in shown()
+    assert "! Recorded with vLLM 0.31.0, whose scheduler may decide otherwise." in shown(
+        recorded_version="0.31.0"
+    )
 
 
 @pytest.mark.parametrize(("trials", "warned"), [(1, True), (2, False)])
