@@ -13,7 +13,8 @@ def of_slowest(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
 
     A pass takes as long as its slowest rank, so the time that the others see belongs to a batch of which
     their own rows know nothing. Which rank that was follows from the fit, and the fit from that: they are
-    found in turns, beginning with the rank that has most tokens.
+    found in turns, beginning with the rank that has most tokens. Ranks of one trial become one part: whoever
+    draws neighbouring steps draws whole passes.
 
     Args:
         rows: Of ``observed``, of all ranks of one run.
@@ -22,6 +23,10 @@ def of_slowest(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
     Raises:
         InputError: too few steps have an output and requests that are known.
     """
+    passes = ("trial", "wave", "step_counter")
+    rows = rows.sort(passes, maintain_order=True).with_columns(
+        part=pl.col("trial").rank("dense").fill_null(1) - 1
+    )
     took = pl.col("device_us")
     work = pl.col("prefill_tokens") + pl.col("decode_tokens")
     slowest = _slowest(rows, work)

@@ -8,8 +8,10 @@ schedulers decide, in virtual time. A set-up takes minutes; finished ones are ke
     python tests/bench/balance_table.py FILE --table
 """
 
+import contextlib
 import json
 import logging
+import math
 import os
 import statistics
 import sys
@@ -19,6 +21,8 @@ from pathlib import Path
 from random import Random
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+from scipy.optimize import least_squares
 
 from schedtrace.simulate import VirtualClock
 from schedtrace.simulate.lockstep import Device
@@ -36,8 +40,9 @@ BASE_US = 50_000.0
 ROUNDS = 5
 NEAR = 0.015
 """The fit ends where no column of the baseline row is off by more."""
-START = (0.015, 0.6)
+START = (0.005, 0.3)
 """Where the fit begins: cost of a prompt token as a share of a step's base, and spread of decode steps."""
+SHARES = (0.0005, 0.2)
 WIDEST = 0.9
 
 
@@ -171,7 +176,7 @@ def scaled(figures, base_ms):
 
 
 def best_base_ms(figures):
-    """The base for which the largest relative error is least: halfway between those of the extreme columns."""
+    """The base with the least largest error: halfway between those of the extreme columns."""
     row = PUBLISHED["baseline"]
     bases = [
         row["ttft_ms"] / figures["ttft"],
@@ -186,46 +191,32 @@ def errors(row, which):
     return {name: row[name] / value - 1 for name, value in PUBLISHED[which].items()}
 
 
-def fit(setup, say):
-    """Cost of a prompt token and spread of decode steps by which the baseline row comes out, or nearly.
+class Near(Exception):  # noqa: N818  # no error
+    """The baseline row is met."""
 
-    Two unknowns, two ratios (TTFT and duration, each to TPOT; the base scales all): Broyden's method.
+
+def fit(setup, say):
+    """Cost of a prompt token and spread of decode steps for which the baseline row comes out, or the nearest.
+
+    Two unknowns and three columns, whose base is chosen for each try (least squares of logarithms).
     """
-    row = PUBLISHED["baseline"]
-    aim = (row["ttft_ms"] / row["tpot_ms"], 1e3 * row["duration_s"] / row["tpot_ms"])
     tried = []
 
-    def off(share, spread):
+    def off(x):
+        share, spread = math.exp(x[0]), x[1]
         figures = run(setup, share, spread, balance=False)
-        got = scaled(figures, best_base_ms(figures))
-        worst = max(abs(error) for error in errors(got, "baseline").values())
+        each = errors(scaled(figures, best_base_ms(figures)), "baseline").values()
+        worst = max(map(abs, each))
         tried.append((worst, share, spread, figures))
         say(f"  share {share:.5f} spread {spread:.3f}: worst {worst:.2%} ({figures['cpu_s']:.0f} s)")
-        return (
-            figures["ttft"] / figures["tpot"] / aim[0] - 1,
-            figures["duration"] / figures["tpot"] / aim[1] - 1,
-        )
+        if worst < NEAR:
+            raise Near
+        return [math.log1p(one) for one in each]
 
-    x = list(START)
-    f = off(*x)
-    jacobian = [[1 / x[0] * 0.8, 0.0], [0.0, 0.3]]
-    for _ in range(ROUNDS):
-        if tried[-1][0] < NEAR:
-            break
-        (a, b), (c, d) = jacobian
-        det = a * d - b * c
-        step = [-(d * f[0] - b * f[1]) / det, -(-c * f[0] + a * f[1]) / det]
-        new = [min(max(x[0] + step[0], x[0] / 2), x[0] * 2), min(max(x[1] + step[1], 0.0), WIDEST)]
-        step = [new[0] - x[0], new[1] - x[1]]
-        if not any(step):
-            break
-        after = off(*new)
-        length = step[0] ** 2 / x[0] ** 2 + step[1] ** 2
-        scale = [step[0] / x[0] ** 2 / length, step[1] / length]
-        for i in (0, 1):
-            missed = after[i] - f[i] - jacobian[i][0] * step[0] - jacobian[i][1] * step[1]
-            jacobian[i] = [jacobian[i][j] + missed * scale[j] for j in (0, 1)]
-        x, f = new, after
+    bounds = ((math.log(SHARES[0]), 0.0), (math.log(SHARES[1]), WIDEST))
+    x0 = (math.log(START[0]), START[1])
+    with contextlib.suppress(Near):
+        least_squares(off, x0, bounds=bounds, diff_step=(0.05, 0.2), max_nfev=ROUNDS, x_scale=(1.0, 0.3))
     return min(tried)
 
 
@@ -252,8 +243,10 @@ def predicted(setup, say):
 def table(results):
     """Markdown."""
     lines = [
-        "| ranks | seats | router | base ms | us a prompt token | spread | worst error of the fit "
-        "| TTFT ms | TPOT ms | end to end s | off the published row: TTFT, TPOT, end to end |",
+        (
+            "| ranks | seats | router | base ms | us a prompt token | spread | worst error of the fit "
+            "| TTFT ms | TPOT ms | end to end s | off the published row: TTFT, TPOT, end to end |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in results:
@@ -267,7 +260,10 @@ def table(results):
         )
     lines += [
         "",
-        "| ranks | seats | router | passes with a prefill | ranks in prefill in these | seconds stalled, a rank |",
+        (
+            "| ranks | seats | router | passes with a prefill | ranks in prefill in these "
+            "| seconds stalled, a rank |"
+        ),
         "|---|---|---|---|---|---|",
     ]
     for one in results:
