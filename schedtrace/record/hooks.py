@@ -5,22 +5,26 @@ from collections.abc import Callable
 from typing import Any
 
 MARK = "_schedtrace_wrapped"
+"""Attribute of a wrapper: the names of all functions that are around the original."""
 
 Method = Callable[..., Any]
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Have ``around(original, self, ...)`` called in place of ``owner.name``; a second time does nothing.
+    """Have ``around(original, self, ...)`` called in place of ``owner.name``.
 
-    A method that this release of vLLM does not have stays away.
+    A second time with the same function does nothing; another function goes around the first one. A method
+    that this release of vLLM does not have stays away.
     """
     original: Method | None = getattr(owner, name, None)
-    if original is None or hasattr(original, MARK):
+    inside: tuple[str, ...] = getattr(original, MARK, ())
+    called = f"{around.__module__}.{around.__qualname__}"
+    if original is None or called in inside:
         return
 
     @functools.wraps(original)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         return around(original, self, *args, **kwargs)
 
-    setattr(wrapped, MARK, True)
+    setattr(wrapped, MARK, (*inside, called))
     setattr(owner, name, wrapped)

@@ -7,10 +7,15 @@ makes it from its configuration alone, in the engine's process. No weights are l
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 from loguru import logger
 
 from schedtrace.errors import UsageError
-from schedtrace.simulate.executor import SimulatedExecutor
+from schedtrace.record.execution import NAME, machine
+from schedtrace.record.header import engine_rank
+from schedtrace.simulate import releases
+from schedtrace.simulate.common_passes import CommonPasses, Ran
+from schedtrace.simulate.executor import DUMMY, Clock, SimulatedExecutor
 from schedtrace.simulate.kv_specs import kv_cache_specs, kv_dtype
 from schedtrace.simulate.machine_clock import MachineClock
 from schedtrace.simulate.model_runner import ModelRunner
@@ -36,14 +41,43 @@ class ServedExecutor(SimulatedExecutor):
         self._loras: set[int] = set()
         self._specs = kv_cache_specs(vllm_config)
         parallel = vllm_config.parallel_config
-        times = self._device.times(
+        rank = engine_rank(parallel)
+        device = msgspec.structs.replace(self._device, seed=self._device.seed + rank)  # ranks scatter apart
+        times = device.times(
             vllm_config.model_config.model, parallel.tensor_parallel_size, kv_dtype(vllm_config)
         )
         vllm_config.additional_config[KEY]["device"] = self._device.name()  # the recorder reads it
         if self._device.async_scheduling is not None:  # decides the scheduler's class, made after this
             vllm_config.scheduler_config.async_scheduling = self._device.async_scheduling
         logger.info("schedtrace: {}, nothing is computed. {}", self._device.name(), times.description)
-        super().__init__(vllm_config, clock=MachineClock(), times=times, model_runner=ModelRunner())
+        clock = MachineClock()
+        self._common = None
+        if parallel.data_parallel_size > 1:  # of a dense model's ranks each has 1 (vLLM 0.14 and newer)
+            self._common = CommonPasses(parallel, clock, parallel.pipeline_parallel_size)
+        super().__init__(vllm_config, clock=clock, times=times, model_runner=ModelRunner())
+
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # vLLM's
+        """Begin a batch; with ranks in lock-step it is done when all are done with theirs."""
+        if self._common is None:
+            return super().execute_model(scheduler_output, non_block)
+        batch, sampled = self._model_runner.execute(scheduler_output)
+        if not sampled:  # no pass
+            return super().execute_model(scheduler_output, non_block)
+        ran = self._common.dispatch(self._times.device_us(batch))
+        self._last = _InCommon(self._clock, ran, releases.model_output(sampled, None))
+        return self._last if non_block else self._last.result()
+
+    def execute_dummy_batch(self) -> None:
+        """Launch a batch of one token; returns once all ranks have launched theirs, as vLLM's on a GPU."""
+        if self._common is None:
+            super().execute_dummy_batch()
+        else:
+            self._common.dispatch(self._times.device_us(DUMMY)).result()
+
+    def shutdown(self) -> None:
+        """Leave the other ranks alone."""
+        if self._common is not None:
+            self._common.close()
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
         """Of each stage of the pipeline."""
@@ -107,12 +141,31 @@ class ServedExecutor(SimulatedExecutor):
         return [not known if method == "add_lora" else known]
 
 
+class _InCommon(Future[Any]):
+    """An output that is there when all ranks are through with a pass."""
+
+    def __init__(self, clock: Clock, ran: "Future[Ran]", output: Any) -> None:
+        super().__init__()
+        self._clock, self._ran, self._output = clock, ran, output
+
+    def done(self) -> bool:
+        return self._ran.done() and self._clock.now_us >= self._ran.result().ended_us
+
+    def result(self, timeout: float | None = None) -> Any:  # noqa: ARG002  # vLLM gives none
+        began_us, ended_us = self._ran.result()
+        setattr(self._output, NAME, (machine(), round(1000 * began_us), round(1000 * ended_us)))
+        self._clock.until(ended_us)
+        return self._output
+
+
 _ADAPTERS = ("add_lora", "remove_lora", "pin_lora", "list_loras")
 
 
 def _refuse(config: Any) -> None:
     """What would need a model's answers, or other machines'."""
+    together = config.parallel_config.data_parallel_size > 1
     refused = {
+        "sleeping ranks in lock-step": together and getattr(config.model_config, "enable_sleep_mode", False),
         "speculative decoding: how many drafts a model would accept is not known": config.speculative_config,
         "pooling models": config.model_config.runner_type != "generate",
         "KV connectors": config.kv_transfer_config,

@@ -3,9 +3,9 @@
     python tests/bench/balance_hangs.py                       # 50 loads on one engine
     python tests/bench/balance_hangs.py --async-scheduling    # likewise, with asynchronous scheduling
 
-Each load has random numbers of requests, prompt and output lengths, pauses between arrivals, and aborts. A load
-that is not done after ``--limit`` seconds is a hang: the seed is printed and the exit code is 1. Between loads
-the engine is idle every now and then, so that waves end and begin. CPU build only; about a minute.
+A load has random numbers of requests, lengths, arrivals and aborts; in every fifth the engine is paused. One
+that is not done after ``--limit`` seconds is a hang: its number is printed and the exit code is 1. Between
+loads the engine is idle every now and then, so that waves end and begin. CPU build only; about a minute.
 """
 
 import argparse
@@ -20,6 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from schedtrace.balance import SCHEDULER_CLS
+
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", OMP_NUM_THREADS="1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 MODEL = Path(__file__).parents[2] / "examples" / "tiny-qwen3-lockstep"
@@ -32,7 +34,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=60, help="seconds for one load")
     parser.add_argument("--max-num-seqs", type=int, default=4)
-    parser.add_argument("--scheduler-cls", default="schedtrace.balance.BalanceScheduler")
+    parser.add_argument("--scheduler-cls", default=SCHEDULER_CLS)
     parser.add_argument("--prefill-schedule-interval", type=int, default=1)
     parser.add_argument("--async-scheduling", action="store_true")
     options = parser.parse_args()
@@ -41,8 +43,11 @@ def main() -> None:
         os.environ["GATHER_TIMES"] = f"{folder}/gathers"
         hung = asyncio.run(play(options))
         gc.collect()  # vLLM's front end wants to be gone before the interpreter is
-        report(Path(folder))
-    sys.exit(hung is not None)
+        held_back = report(Path(folder))
+    idle = options.scheduler_cls == SCHEDULER_CLS and options.max_num_seqs > 1 and not held_back
+    if idle:
+        print("NOT BALANCED: the gate kept no request waiting")
+    sys.exit(idle or hung is not None)
 
 
 async def play(options: argparse.Namespace) -> int | None:
@@ -107,13 +112,24 @@ def time_gathers() -> None:
 
 
 async def play_load(engine: Any, chance: random.Random, number: int) -> Counter[str]:
-    """One load; returns how its requests ended."""
+    """One load; returns how its requests ended. In every fifth all ranks pause meanwhile, and go on."""
     requests = []
+    if chance.random() < 0.2:
+        mode = chance.choice(["abort", "wait", "keep"])
+        requests.append(asyncio.create_task(pause(engine, chance.random() * 0.3, mode)))
     for one in range(chance.randint(1, 24)):
         requests.append(asyncio.create_task(play_request(engine, chance, f"t{number}-{one}")))
         if chance.random() < 0.3:
             await asyncio.sleep(chance.random() * 0.03)
     return Counter(await asyncio.gather(*requests))
+
+
+async def pause(engine: Any, after_s: float, mode: str) -> str:
+    await asyncio.sleep(after_s)
+    await engine.pause_generation(mode=mode)
+    await asyncio.sleep(0.05)
+    await engine.resume_generation()
+    return f"pauses ({mode})"
 
 
 async def play_request(engine: Any, chance: random.Random, request_id: str) -> str:
@@ -135,6 +151,8 @@ async def play_request(engine: Any, chance: random.Random, request_id: str) -> s
         if gives_up is not None and got >= gives_up:
             await engine.abort(request_id)
             return "aborted"
+    if output.outputs[0].finish_reason == "abort":
+        return "aborted by a pause"
     assert got == tokens, f"{request_id} got {got} of {tokens} tokens"
     return "finished"
 
@@ -144,12 +162,14 @@ async def consume(outputs: Any) -> None:
         pass
 
 
-def report(folder: Path) -> None:
-    """What the traces and the clock say."""
+def report(folder: Path) -> int:
+    """Prints what the traces and the clock say; in how many steps the gate kept requests waiting."""
     from schedtrace.read.run import read_run
 
+    held_back = 0
     for trace in read_run(folder / "run").traces:
         causes = Counter(trace.exits().collect()["cause"])
+        held_back += causes["rank_balance"]
         dummies = trace.steps["dummy_batches"].sum()
         print(
             f"rank {trace.header.engine_rank}: {trace.header.scheduler_class}, {trace.steps.height} steps,"
@@ -160,6 +180,7 @@ def report(folder: Path) -> None:
         shares = {share: times[int(share * (len(times) - 1))] for share in (0, 0.1, 0.5, 0.9, 1)}
         said = ", ".join(f"{share:.0%} {us:.0f} us" for share, us in shares.items())
         print(f"{len(times)} gatherings, each with the wait for the other rank: {said}")
+    return held_back
 
 
 if __name__ == "__main__":

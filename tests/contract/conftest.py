@@ -88,13 +88,13 @@ def _vllm_attributes() -> dict[tuple[type, str], Any]:
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.core import DPEngineCoreProc, EngineCore
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.worker import worker_base
 
     classes = [SchedulerConfig, EngineCore, Scheduler, AsyncScheduler, KVCacheManager, Request]
-    classes += [StructuredOutputManager, EngineArgs, AsyncLLM]
+    classes += [StructuredOutputManager, EngineArgs, AsyncLLM, DPEngineCoreProc]
     if hasattr(worker_base, "WorkerWrapperBase"):  # vLLM 0.12 and newer
         classes.append(worker_base.WorkerWrapperBase)
     return {

@@ -28,8 +28,6 @@ pytestmark = pytest.mark.vllm
 SEATS = 4
 
 
-
-
 def with_counts(counts):
     """Makes a balanced class that is told other counts before every step, its own put first."""
 
@@ -66,7 +64,7 @@ class Gated(Deciding):
     refusals = 0
 
     def __init__(self, seed, **options):
-        chance = random.Random(seed)
+        chance = random.Random(seed)  # noqa: S311  # counts, no secret
         most = seats(Driver(**options).scheduler)
         counts = (chance.randint(0, most) for _ in cycle([0]))
         super().__init__(with_counts(counts), **options)
@@ -138,7 +136,7 @@ def test_the_seats_come_back_where_schedule_raises(monkeypatch):
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_ranks_that_gather_after_every_step_all_end_their_random_loads(overlapped):
     """Three ranks with random lengths, arrivals and aborts; the counts are a step old, or two."""
-    chance = random.Random(7)
+    chance = random.Random(7)  # noqa: S311  # a load, no secret
     ranks = [
         Driver(balanced, max_num_seqs=SEATS, num_blocks=60, async_scheduling=overlapped) for _ in range(3)
     ]
@@ -248,8 +246,6 @@ def test_it_is_inferred_where_the_exits_cannot_be_recorded(recording, monkeypatc
     monkeypatch.setattr(traced, "instrument", lambda _: Instrumented((), ("schedule: no source",)))
     engine = Driver(lambda base: traced_class.__wrapped__(balanced(base)), max_num_seqs=SEATS)
     assert told_causes(recording, engine)[1] == expected("inferred")
-
-
 
 
 @pytest.mark.parametrize("name", ["few_seqs", "async_aborts"])

@@ -1,4 +1,4 @@
-"""Where ranks gather each other's counts: vLLM's own method and group of ranks, two threads for two engines."""
+"""Where ranks gather each other's counts: vLLM's own method and group, with two threads for two engines."""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -12,11 +12,12 @@ from vllm.utils.network_utils import get_open_port
 from vllm.v1.engine.core import DPEngineCoreProc
 
 from schedtrace.balance.engine import gather_in_every_loop
+from schedtrace.record.engine_hooks import wrap_engine
 from schedtrace.record.header import vllm_version
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(not vllm_version().startswith("0.32."), reason="the engines here are like those of 0.32"),
+    pytest.mark.skipif(not vllm_version().startswith("0.32."), reason="the ranks here are those of 0.32"),
 ]
 
 SYNC = 4
@@ -35,7 +36,8 @@ class Rank:
         self.running = running
         self.observed = []
         self.scheduler = SimpleNamespace(observe_ranks=self.observed.append, counts_gathered=gathers)
-        self.dp_group = utils.stateless_init_torch_distributed_process_group("127.0.0.1", port, number, 2, "gloo")
+        join = utils.stateless_init_torch_distributed_process_group
+        self.dp_group = join("127.0.0.1", port, number, 2, "gloo")
 
     def loop(self):
         """All loops of a wave: the rank has something to do as long as its list lasts."""
@@ -55,10 +57,16 @@ def play(one, other, **options):
         return list(ranks)
 
 
-def test_in_every_loop_each_rank_gets_the_counts_of_all_in_their_order():
-    """Also in loops in which a rank runs nothing, and in the one in which vLLM finds that the wave is over."""
-    gather_in_every_loop()
-    gather_in_every_loop()  # once is enough
+ONCE = [gather_in_every_loop, gather_in_every_loop]
+WHILE_RECORDING = [wrap_engine, gather_in_every_loop]
+RECORDING_LATER = [gather_in_every_loop, wrap_engine]
+
+
+@pytest.mark.parametrize("installed", [ONCE, WHILE_RECORDING, RECORDING_LATER])
+def test_in_every_loop_each_rank_gets_the_counts_of_all_in_their_order(installed):
+    """Also in loops in which a rank runs nothing, and in the one that ends the wave."""
+    for install in installed:
+        install()
     one, other = [3, 4, 2, 1, 0, 0, 0, 0, 9], [0, 0, 5, 0, 0, 0, 0, 0, 9]
     expected = [list(counts) for counts in zip(one, other, strict=True)][: 2 * SYNC]
     assert play(one, other) == [expected, expected]

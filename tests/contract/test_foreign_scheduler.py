@@ -147,15 +147,15 @@ def test_a_guard_that_nobody_has_named_is_told_with_its_text_and_place(held_back
 def test_a_named_guard_is_told_by_its_name(held_back):
     header = held_back.traces[0].header
     assert exits_of(held_back) == [
-        ("waiting", "break", "rank_balance", "three", 236, None, place_of_guard(), "source")
+        ("waiting", "break", "ranks_full", "three", 236, None, place_of_guard(), "source")
     ]
     assert header.unknown_guards == []
-    assert header.registered_causes == {"rank_balance": MEANING}
+    assert header.registered_causes == {"ranks_full": MEANING}
 
 
-@pytest.mark.parametrize("cause", ["rank_balance", "other"])
+@pytest.mark.parametrize("cause", ["ranks_full", "other"])
 def test_a_cause_that_schedtrace_does_not_know_is_analyzed_like_any_other(cause, request):
-    if cause == "rank_balance":
+    if cause == "ranks_full":
         request.getfixturevalue("as_the_example")
     [report] = analyze([request.getfixturevalue("held_back")]).runs
     assert [(row.cause, row.exits, row.location) for row in report.causes] == [(cause, 1, place_of_guard())]
@@ -178,7 +178,7 @@ def test_a_package_that_cannot_be_loaded_costs_its_own_names_only(broken, why, i
     [notice] = run.traces[0].notices
     assert notice.startswith(f"guards of another package cannot be loaded: {broken}: {why}")
     assert run.traces[0].header.exits_via == "source"
-    assert [row[2] for row in exits_of(run)] == ["rank_balance"]
+    assert [row[2] for row in exits_of(run)] == ["ranks_full"]
 
 
 @pytest.mark.parametrize("names", ["running", ["running"], frozenset()])

@@ -1,4 +1,4 @@
-"""The facts that need vLLM's real engine: its input thread, its workers, its front end, its ranks."""
+"""The facts that need vLLM's real engine: its input thread, its workers, its front end."""
 
 import json
 
@@ -6,7 +6,6 @@ import polars as pl
 import pytest
 
 from schedtrace.read.run import read_run
-from tests.e2e.conftest import REPO, recorded
 
 
 def lines(folder, pattern="engine-0.jsonl"):
@@ -48,35 +47,3 @@ def test_what_was_given_and_derived(shared):
     assert last["given"]["max_num_batched_tokens"] == 16384
     [trace] = read_run(folder).traces
     assert last["derived"]["max_num_seqs"] == trace.header.max_num_running_reqs
-
-
-@pytest.fixture(scope="module")
-def lock_step(workplace):
-    """Two data-parallel ranks and one request, so that one rank idles in step with the other.
-
-    A dense config with ``num_experts`` makes vLLM run its lock-step core; no expert is computed.
-    """
-    folder = workplace / "lock-step"
-    folder.mkdir()
-    config = json.loads((REPO / "examples" / "tiny-qwen3" / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_experts": 2}))
-    options = {"input_len": 64, "output_len": 32, "num_prompts": 1, "warmup": 0, "data-parallel-size": 2}
-    return read_run(recorded(workplace, "lockstep", {"model": folder, **options})).traces
-
-
-def test_dummy_batches_of_a_lock_step_rank_are_counted(lock_step):
-    assert sorted(trace.arrivals.height for trace in lock_step) == [0, 1]
-    idle = next(trace for trace in lock_step if trace.arrivals.height == 0)
-    told = lines(idle.path.parent, idle.path.name)
-    assert sum(line.get("dummy_batches", 0) for line in told) >= 31
-
-
-def test_ranks_in_lock_step_say_wave_and_counter(lock_step):
-    for trace in lock_step:
-        told = trace.steps.filter(pl.col("wave").is_not_null())
-        by_wave = told.group_by("wave", maintain_order=True).agg(pl.col("step_counter"))
-        assert all(counters == sorted(counters) for counters in by_wave["step_counter"].to_list())
-    dummies = sum(
-        line.get("dummy_us", 0) for trace in lock_step for line in lines(trace.path.parent, trace.path.name)
-    )
-    assert dummies > 0

@@ -41,6 +41,10 @@ def test_every_data_parallel_rank_has_its_trace(record, analyzed):
     folder = record("dp", input_len=64, output_len=8, num_prompts=8, **{"data-parallel-size": 2})
     run = read_run(folder)
     assert [trace.header.engine_rank for trace in run.traces] == [0, 1]
+    for trace in run.traces:  # of a dense model: nobody waits for anybody
+        assert trace.header.data_parallel_size == 1
+        assert (trace.dummies.height, trace.syncs.height) == (0, 0)
+        assert trace.steps["wave"].null_count() == trace.steps.height
     report = analyzed(folder)
     assert [trial["engine_rank"] for trial in report["trials"]] == [0, 1]
     assert sum(trial["requests_finished"] for trial in report["trials"]) == 8

@@ -6,7 +6,7 @@ GUARDS = [
     Guard(
         module="rank_balance.scheduler",
         names=frozenset({"balance_flag"}),
-        cause="rank_balance",
+        cause="ranks_full",
         meaning="a data-parallel rank runs as many requests as each may: no rank admits more",
     ),
 ]

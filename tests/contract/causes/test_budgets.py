@@ -4,7 +4,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from schedtrace.balance import balanced
 from schedtrace.model.causes import Cause
+from schedtrace.record.traced import traced_class
 from schedtrace.simulate.config import tiny_model
 from tests.contract.causes.scenes import running, waiting
 
@@ -102,6 +104,20 @@ def test_max_num_seqs(scene):
     engine.step()
     told = engine.told()
     assert told.exits == [waiting("break", Cause.MAX_NUM_SEQS, "three", 236)]
+    assert told.guards == ["num_running >= self.max_num_active_reqs"]
+
+
+def test_rank_balance(scene):
+    """Two seats are free, and the other rank has one."""
+    engine = scene(wrap=lambda base: traced_class(balanced(base)), max_num_seqs=4)
+    for name in ("one", "two"):
+        engine.add(name, prompt=10)
+    engine.step()
+    engine.add("three", prompt=10)
+    engine.scheduler.observe_ranks([2, 3])
+    engine.step()
+    told = engine.told()
+    assert told.exits == [waiting("break", Cause.RANK_BALANCE, "three", 254)]
     assert told.guards == ["num_running >= self.max_num_active_reqs"]
 
 

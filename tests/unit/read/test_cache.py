@@ -14,6 +14,7 @@ from polars.testing import assert_frame_equal
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError
 from schedtrace.model.trace import ChunkCap, Events, Exit, Notice, Output, Preemption
+from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.read import cache
 from schedtrace.read.options import ReadOptions
 from schedtrace.read.run import read_run
@@ -47,6 +48,7 @@ def lines():
             yield Notice(at_us=1, message="told")
             yield b"garbage"
     yield Events(at_us=9, trial=2, arrived=[arrival("late", 3)], finished=[finish("a", "ABORTED")])
+    yield Events(at_us=12, dummies=[DummyBatch(10, 2, 0, 1)], syncs=[RankSync(11, 1, 0, 1)])
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def parses(monkeypatch):
 
 
 def assert_same(one, other):
-    for name in ("steps", "arrivals", "finishes"):
+    for name in ("steps", "arrivals", "finishes", "dummies", "syncs"):
         assert_frame_equal(getattr(one, name), getattr(other, name))
     for name in LARGE:
         assert_frame_equal(one.large[name].collect(), other.large[name].collect())

@@ -4,6 +4,7 @@ from polars.testing import assert_frame_equal
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Events, Exit, Notice, Output, Preemption, Step
+from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.read.schema import schema_of
 from schedtrace.read.trace import Problems, read_trace
 from tests.makers import arrival, encoded, finish, header, step, write_trace
@@ -18,7 +19,7 @@ def test_a_trace_closed_in_order_has_no_problems(trace_of):
 
 def test_the_step_frame_has_the_columns_and_types_of_the_step_line_but_its_lists(trace_of):
     lists = {"requests", "exits", "caps", "preempted", "arrived", "finished", "changes"}
-    lists |= {"admitted", "refusals", "kv_loads", "grammars"}
+    lists |= {"admitted", "refusals", "kv_loads", "grammars", "dummies", "syncs"}
     for trace in (trace_of(step(0)), trace_of()):
         assert dict(trace.steps.schema) == {n: t for n, t in schema_of(Step).items() if n not in lists}
 
@@ -52,6 +53,19 @@ def test_arrivals_and_finishes_come_from_steps_and_from_events_between_them(trac
     )
     assert trace.arrivals.select("request_id", "step", "priority").rows() == [("a", 0, 0), ("b", None, 2)]
     assert trace.finishes.select("request_id", "status").rows() == [("z", "LENGTH_CAPPED"), ("a", "ABORTED")]
+
+
+def test_passes_of_a_rank_come_from_steps_and_from_events_between_them_in_order_of_time(trace_of):
+    trace = trace_of(
+        Events(at_us=50, dummies=[DummyBatch(10, 5, 0, 3)], syncs=[RankSync(15, 1, 0, 3, wave_ended=True)]),
+        step(0, start=200, dummies=[DummyBatch(100, 7, 1, 0)], syncs=[RankSync(107, 2, 1, 0)]),
+        Events(at_us=500, dummies=[DummyBatch(300, 9)]),
+    )
+    assert trace.dummies.columns == ["began_us", "took_us", "wave", "step_counter"]
+    assert trace.dummies.rows() == [(10, 5, 0, 3), (100, 7, 1, 0), (300, 9, None, None)]
+    assert trace.syncs.columns == ["began_us", "took_us", "wave", "step_counter", "wave_ended"]
+    assert trace.syncs.rows() == [(15, 1, 0, 3, True), (107, 2, 1, 0, False)]
+    assert trace.problems.garbled_lines == []
 
 
 def test_exits_and_preemptions_are_one_row_each_with_their_step(trace_of):

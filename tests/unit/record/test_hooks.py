@@ -7,7 +7,34 @@ import pytest
 from schedtrace.model.trace_facts import Grammar
 from schedtrace.record import engine_hooks, inputs, worker_hooks
 from schedtrace.record.execution import NAME, execution_of
+from schedtrace.record.hooks import wrap
 from schedtrace.record.inputs import Inputs
+
+
+def outer(original, self, *args):
+    return ("outer", original(self, *args))
+
+
+def inner(original, self, *args):
+    return ("inner", original(self, *args))
+
+
+def test_each_function_goes_around_a_method_once():
+    class Engine:
+        def step(self, number):
+            return number
+
+    for around in (inner, outer, inner, outer):
+        wrap(Engine, "step", around)
+    assert Engine().step(7) == ("outer", ("inner", 7))
+
+
+def test_a_method_that_is_not_there_stays_away():
+    class Engine:
+        pass
+
+    wrap(Engine, "step", inner)
+    assert not hasattr(Engine, "step")
 
 
 def test_an_output_that_is_ready_later_is_timed_when_it_is():
