@@ -219,6 +219,7 @@ def test_no_rank_admits_while_another_has_all_but_one_seat_taken(play, balance_r
     _, other = play(load, max_num_seqs=4, balance_ranks=balance_ranks)
     [came] = other.steps.filter(pl.col("total_requests") == 2)["step_counter"]
     assert came == admitted_in
+    assert ("rank_balance" in other.exits().collect()["cause"].to_list()) == balance_ranks
 
 
 def test_an_abort_reaches_the_rank_that_has_the_request(play):
