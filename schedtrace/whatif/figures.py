@@ -127,15 +127,16 @@ def interval(
 ) -> tuple[float | None, float | None]:
     """The 90 % interval of a ratio less 1.
 
-    The variance of its logarithm is that of the resampled fits, and twice that of a trial's drift (the spread
-    over trials of log(recorded / replayed)), since both sides drift; Student's t with the trials' degrees of
-    freedom. With one trial the drift is not known, and no interval is given.
+    The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
+    trials of log(recorded / replayed). The changed run will be another start of the engine, which is at least
+    as far off as one trial from another; more trials do not average that away. Student's t with the trials'
+    degrees of freedom. With one trial the drift is not known, and no interval is given.
     """
     if len(resampled) < 2 or min(len(was), len(replayed)) < 2:  # noqa: PLR2004  # for a spread
         return None, None
     drift = statistics.variance(math.log(one / other) for one, other in zip(was, replayed, strict=False))
     trials = min(len(was), len(replayed))
-    deviation = math.sqrt(statistics.variance(map(math.log, resampled)) + 2 * drift / trials)
+    deviation = math.sqrt(statistics.variance(map(math.log, resampled)) + 2 * drift)
     width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
     return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1
 
