@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from schedtrace.cli.options import FormatOption, show
+from schedtrace.cli.ranks import DataParallelSize, Router, changes_of_ranks
 from schedtrace.present.renderers import Format
 
 
@@ -17,6 +18,8 @@ def replay(
             "--set", metavar="NAME=VALUE", help="Another value for an argument of vLLM; may be repeated."
         ),
     ] = None,
+    data_parallel_size: DataParallelSize = None,
+    router: Router = None,
     step_times: Annotated[
         Path | None, typer.Option(help="Saved step times (default: fitted to the run).")
     ] = None,
@@ -40,7 +43,7 @@ def replay(
     from schedtrace.whatif.prediction import predict, recorded
     from schedtrace.whatif.sweep import parse_changes
 
-    changed = parse_changes(changes or [])
+    changed = parse_changes(changes or []) | changes_of_ranks(data_parallel_size, router)
     require_vllm()
 
     base = recorded(one_run(run), load(step_times) if step_times else None)

@@ -20,6 +20,7 @@ from schedtrace.cli.loads import (
     load_of,
 )
 from schedtrace.cli.options import say, show
+from schedtrace.cli.ranks import Router, changes_of_ranks
 
 if TYPE_CHECKING:
     from schedtrace.workloads.workload import Workload
@@ -48,6 +49,10 @@ def simulate(
     arrivals_of: Annotated[
         Path | None, typer.Option(help="Recorded run whose trials' arrival times the requests take.")
     ] = None,
+    router: Router = None,
+    balance_ranks: Annotated[
+        bool, typer.Option("--balance-ranks", help="Ranks in lock-step admit together (schedtrace.balance).")
+    ] = False,
     offline: Annotated[
         bool, typer.Option("--offline", help="vLLM's defaults for LLM(...), not for vllm serve.")
     ] = False,
@@ -81,6 +86,7 @@ def simulate(
     from schedtrace.simulate.shaped_engine import shaped_options
 
     _, given = parse_engine_args(["--model", tiny_model(), *context.args])
+    given |= changes_of_ranks(None, router) | ({"balance_ranks": True} if balance_ranks else {})
     options = shaped_options(shape, device, given, online=not offline)
     parallel = int(given.get("tensor_parallel_size", 1))
     roofline = Roofline(shape, device, parallel, given.get("kv_cache_dtype"))

@@ -22,6 +22,7 @@ from schedtrace.cli.loads import (
     was_given,
 )
 from schedtrace.cli.options import FormatOption, require_vllm, show, stderr_console
+from schedtrace.cli.ranks import DataParallelSize, Router, changes_of_ranks
 from schedtrace.errors import InterruptedRunError, UsageError
 from schedtrace.present.renderers import Format
 
@@ -42,6 +43,8 @@ def sweep(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Engine argument of all; may be repeated."),
     ] = None,
+    data_parallel_size: DataParallelSize = None,
+    router: Router = None,
     slo: Annotated[
         str | None, typer.Option(metavar="BOUNDS", help="Objective, such as ttft_p99=1s,tpot_p99=50ms.")
     ] = None,
@@ -89,7 +92,8 @@ def sweep(
     from schedtrace.whatif.sweep_pools import LocalPool, RayPool
 
     bounds = parse_slo(slo) if slo else []
-    changes = combinations(_varied(vary or []), parse_changes(fixed or []))
+    changed = parse_changes(fixed or []) | changes_of_ranks(data_parallel_size, router)
+    changes = combinations(_varied(vary or []), changed)
     require_vllm()
     label, work = _work(context, source, model=model, gpu=gpu, step_times=step_times)
     log = SweepLog(out or Path("logs") / re.sub(r"[^\w.-]+", "-", f"sweep-{label}"))

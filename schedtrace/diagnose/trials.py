@@ -1,10 +1,13 @@
 """The figures of each trial."""
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.report import Percentiles, StripCell, TrialReport
+from schedtrace.timeline.clocks import offset
 from schedtrace.timeline.timeline import Timeline
 
 STRIP_CELLS = 60
@@ -33,9 +36,50 @@ def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int
     return reports
 
 
-def _report(timeline: Timeline, trial: int | None, result: TrialResult | None) -> TrialReport:
-    steps = timeline.of_trial(timeline.steps, trial)
-    finishes = timeline.of_trial(timeline.finishes, trial)
+def pooled_reports(timelines: Sequence[Timeline], manifest: Manifest | None) -> list[TrialReport]:
+    """One report per trial of all engines of a run together: their requests and steps on one clock.
+
+    Latencies and throughput are those of all requests; preemptions are not counted.
+
+    Args:
+        timelines: Of the engines, in the order of ranks.
+        manifest: Of the run.
+    """
+    if len(timelines) == 1:
+        return trial_reports(timelines[0], manifest)
+    measured = {result.trial: result for result in manifest.trials} if manifest else {}
+    trials = sorted(
+        {trial for timeline in timelines for trial in timeline.trials()}, key=lambda one: one or 0
+    )
+    return [_pooled(timelines, trial, measured.get(trial or 0)) for trial in trials]
+
+
+def _pooled(timelines: Sequence[Timeline], trial: int | None, result: TrialResult | None) -> TrialReport:
+    first = timelines[0]
+    steps, finishes = [], []
+    for timeline in timelines:
+        later = offset(timeline.header, first.header).us
+        steps.append(_later(timeline.of_trial(timeline.steps, trial), ("start_us", "output_us"), later))
+        finishes.append(timeline.of_trial(timeline.finishes, trial))  # only differences of times are used
+    together = (pl.concat(frames, how="diagonal_relaxed") for frames in (steps, finishes))
+    report = _report(first, trial, result, *together)
+    report.preemptions = None
+    return report
+
+
+def _later(frame: pl.DataFrame, columns: Sequence[str], us: int) -> pl.DataFrame:
+    return frame.with_columns(pl.col(name) + us for name in columns).sort("start_us")
+
+
+def _report(
+    timeline: Timeline,
+    trial: int | None,
+    result: TrialResult | None,
+    steps: pl.DataFrame | None = None,
+    finishes: pl.DataFrame | None = None,
+) -> TrialReport:
+    steps = timeline.of_trial(timeline.steps, trial) if steps is None else steps
+    finishes = timeline.of_trial(timeline.finishes, trial) if finishes is None else finishes
     working = steps.filter(pl.col("total_requests") > 0)
     waited = working.filter(pl.col("num_waiting_after") > 0)
     first = working.row(0, named=True) if working.height else None

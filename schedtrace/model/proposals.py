@@ -61,6 +61,9 @@ def as_options(changes: dict[str, Any]) -> list[str]:
     """Settings as vLLM's command line takes them: ``--max-num-seqs 64``, ``--no-async-scheduling``."""
     options: list[str] = []
     for name, value in changes.items():
+        if name == "balance_ranks":
+            options += ["--scheduler-cls", "schedtrace.balance.BalanceScheduler"] if value else []
+            continue
         option = name.replace("_", "-")
         options += (
             [f"--{option}" if value else f"--no-{option}"]

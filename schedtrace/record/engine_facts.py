@@ -17,6 +17,7 @@ SETTINGS = {
         "data_parallel_external_lb",
         "data_parallel_hybrid_lb",
         "dp_sync_interval",
+        "is_moe_model",
     ),
     "cache_config": (
         "block_size",

@@ -31,6 +31,12 @@ def wrap_engine() -> None:
     wrap(StructuredOutputManager, "_async_create_grammar", _create_grammar)  # its name before vLLM 0.13
 
 
+def record_passes(core: type) -> None:
+    """Note dummy batches and syncs of a class of engine cores, where vLLM's are not (in a simulation)."""
+    wrap(core, "execute_dummy_batch", _dummy_batch)
+    wrap(core, "_has_global_unfinished_reqs", _sync)
+
+
 def _recorder(engine: Any) -> Any:
     return getattr(getattr(engine, "scheduler", None), "_schedtrace_recorder", None)
 

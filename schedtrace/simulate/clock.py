@@ -39,12 +39,19 @@ class VirtualClock:
         self._replaced.clear()
 
     def __getattr__(self, name: str) -> Any:
-        """What does not read a clock: ``sleep``, ``strftime``, ..."""
+        """What does not read a clock: ``strftime``, ..."""
         return getattr(time, name)
 
     def advance(self, us: float) -> None:
         """Let time pass."""
         self.now_us += us
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass; 0 only hands the interpreter over, and other threads may do so."""
+        if seconds:
+            self.advance(1e6 * seconds)
+        else:
+            time.sleep(0)
 
     def until(self, us: float) -> None:
         """Let time pass up to a moment; no time, if it is over."""

@@ -42,6 +42,7 @@ def engine_config(
     async_scheduling: bool = False,
     model: str | None = None,
     rank: int = 0,
+    experts: int = 0,
     usage_context: str | None = None,
     **engine_args: Any,
 ) -> Any:
@@ -51,7 +52,9 @@ def engine_config(
         num_blocks: KV cache blocks, which an engine would find out by profiling the model.
         async_scheduling: Whether two batches are in flight; on CPU vLLM would never choose so by itself.
         model: A folder with a ``config.json``; a tiny dense model if not given.
-        rank: Data-parallel rank; those of a dense model are engines of their own.
+        rank: Data-parallel rank.
+        experts: Of the tiny model. With experts, ``data_parallel_size`` ranks run in lock-step; those of a
+            dense model are engines of their own.
         usage_context: ``LLM_CLASS``, ``OPENAI_API_SERVER``, ...: some defaults depend on it.
         engine_args: Fields of ``EngineArgs``; those not given are ``SMALL``, or vLLM's own.
 
@@ -60,18 +63,25 @@ def engine_config(
     """
     given = {**SMALL, "load_format": "dummy", "skip_tokenizer_init": True, **engine_args}
     context = None if usage_context is None else UsageContext[usage_context]
-    config = EngineArgs(model=model or tiny_model(), **given).create_engine_config(context)
+    config = EngineArgs(model=model or tiny_model(experts), **given).create_engine_config(context)
     config.cache_config.num_gpu_blocks = num_blocks
     config.scheduler_config.async_scheduling = async_scheduling
     if rank:
         config.parallel_config.data_parallel_index = rank
+        if experts:
+            config.parallel_config.data_parallel_rank = rank
     return config
 
 
 @cache
-def tiny_model() -> str:
-    """A folder that holds ``TINY_MODEL``, until the process ends."""
+def tiny_model(experts: int = 0) -> str:
+    """A folder that holds ``TINY_MODEL``, until the process ends.
+
+    With ``num_experts`` in its configuration vLLM takes it for a mixture of experts.
+    """
     folder = Path(tempfile.mkdtemp(prefix="schedtrace-model-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "config.json").write_text(json.dumps(TINY_MODEL))
+    (folder / "config.json").write_text(
+        json.dumps(TINY_MODEL | ({"num_experts": experts} if experts else {}))
+    )
     return str(folder)

@@ -1,6 +1,7 @@
 """vLLM's ``EngineCore`` in this process, with an executor and a KV cache of ours."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -12,11 +13,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 def make_core(
     config: Any, executor: Callable[[Any], Any], scheduler_class: type, groups: list[Any]
 ) -> core.EngineCore:
-    """An engine core as vLLM builds it, but for three things.
+    """An engine core as vLLM builds it, but for what ``built_here`` changes.
 
-    The KV cache is as large as ``config`` says, instead of what profiling finds. The scheduler is of the
-    class given. Neither the garbage collector nor vLLM's environment variables are frozen for the rest of the
-    process, which goes on to other things.
+    The KV cache is as large as ``config`` says, instead of what profiling finds.
 
     Args:
         config: ``VllmConfig`` with ``num_gpu_blocks`` set.
@@ -27,11 +26,27 @@ def make_core(
 
     class Core(core.EngineCore):  # type: ignore[misc]  # vLLM is untyped here
         def _initialize_kv_caches(self, vllm_config: Any) -> KVCacheConfig:
-            return KVCacheConfig(vllm_config.cache_config.num_gpu_blocks, [], groups)
+            return sized_cache(vllm_config, groups)
 
+    with built_here(scheduler_class):
+        return Core(config, executor, log_stats=True)
+
+
+def sized_cache(config: Any, groups: list[Any]) -> KVCacheConfig:
+    """A KV cache of ``num_gpu_blocks`` blocks."""
+    return KVCacheConfig(config.cache_config.num_gpu_blocks, [], groups)
+
+
+@contextmanager
+def built_here(scheduler_class: type) -> Iterator[None]:
+    """Build engine cores with this scheduler class.
+
+    Neither the garbage collector nor vLLM's environment variables are frozen for the rest of the process,
+    which goes on to other things.
+    """
     with (
         patch.object(SchedulerConfig, "get_scheduler_cls", lambda _: scheduler_class),
         patch.object(core, "freeze_gc_heap", lambda: None, create=True),
         patch.object(core, "enable_envs_cache", lambda: None, create=True),
     ):
-        return Core(config, executor, log_stats=True)
+        yield

@@ -16,7 +16,7 @@ from schedtrace.simulate.model_runner import ModelRunner
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.model import StepTimes
 
-DUMMY = Batch({}, 0, 1, 0, decode_requests=1)
+DUMMY = Batch({"dummy": 1}, 0, 1, 0, decode_requests=1)
 """What a data-parallel rank computes that has nothing to do: one token."""
 
 

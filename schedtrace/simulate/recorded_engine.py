@@ -10,6 +10,7 @@ from vllm.engine.arg_utils import EngineArgs
 from schedtrace.errors import UsageError
 from schedtrace.model.trace import Header
 from schedtrace.simulate.parts import recorded_groups
+from schedtrace.simulate.rank_options import OF_RANKS, require_values
 
 RENAMED = {"policy": "scheduling_policy"}
 """Fields of ``SchedulerConfig`` that vLLM's arguments call otherwise."""
@@ -21,12 +22,16 @@ OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "
 NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
 
 
-def engine_options(header: Header, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Options of ``Engine`` for the engine that recorded a trace, some of them changed.
+def engine_options(
+    header: Header, changes: Mapping[str, Any] | None = None, *, ranks: int = 1
+) -> dict[str, Any]:
+    """Options of ``Engine`` (for several ranks of ``Ranks``) for what recorded a trace, some changed.
 
     Args:
-        header: Of the trace.
+        header: Of the trace; of several engines, of one of them.
         changes: Names of vLLM's arguments to values; ``num_gpu_blocks_override`` is the size of the KV cache.
+            ``router`` has every request routed anew; ``balance_ranks`` is ``schedtrace.balance``.
+        ranks: Engines of the run.
 
     Raises:
         UsageError: a name is none of vLLM's, or a change that a replay cannot make; the model has layers that
@@ -57,6 +62,7 @@ def engine_options(header: Header, changes: Mapping[str, Any] | None = None) -> 
     if drafts := settings.get("num_speculative_tokens"):
         method = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 4}
         options |= {"drafts": drafts, "speculative_config": method}
+    options |= _of_ranks(header, changes, ranks)
     if BLOCKS in changes:
         changes["num_blocks"] = changes.pop(BLOCKS)
     options |= changes
@@ -68,6 +74,26 @@ def engine_options(header: Header, changes: Mapping[str, Any] | None = None) -> 
     return options | ({"kv_groups": groups} if groups else {})
 
 
+def is_lockstep(header: Header) -> bool:
+    """Whether data-parallel ranks of this model run in lock-step."""
+    return (header.data_parallel_size or 1) > 1 or bool(header.settings.get("parallel_config.is_moe_model"))
+
+
+def _of_ranks(header: Header, changes: Mapping[str, Any], recorded: int) -> dict[str, Any]:
+    """Options of ``Ranks``; none for an engine that stays on its own."""
+    ranks = changes.get("data_parallel_size", recorded)
+    lockstep = is_lockstep(header)
+    require_values(changes, ranks=ranks, lockstep=lockstep)
+    if ranks == 1:
+        return {"router": "vllm"} if recorded > 1 else {}
+    options: dict[str, Any] = {"data_parallel_size": ranks, "lockstep": lockstep}
+    if header.scheduler_class.startswith("schedtrace.balance."):
+        options["balance_ranks"] = True
+    if interval := header.settings.get("parallel_config.dp_sync_interval"):
+        options["dp_sync_interval"] = interval
+    return options | ({"router": "vllm"} if ranks != recorded else {})
+
+
 def require_known(name: str) -> None:
     """Check the name of a change.
 
@@ -77,8 +103,8 @@ def require_known(name: str) -> None:
     if name in OF_MEMORY:
         msg = f"--set {name}: it acts by way of the GPU's memory, which a replay lacks: --set {BLOCKS}=N"
         raise UsageError(msg)
-    if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
+    if name not in NAMES and name not in OF_RANKS:
+        near = difflib.get_close_matches(name, [*NAMES, *OF_RANKS], n=1)
         msg = f"--set {name}: not an argument of vLLM{f'; {near[0]}?' if near else ''}"
         raise UsageError(msg)
 

@@ -8,6 +8,7 @@ from vllm.engine import arg_utils
 from vllm.usage.usage_lib import UsageContext
 
 from schedtrace.errors import UsageError
+from schedtrace.simulate.rank_options import require_values
 from schedtrace.step_times.gpus import Gpu, GpuPlatform
 from schedtrace.step_times.memory import kv_cache_blocks
 from schedtrace.step_times.shape import Shape
@@ -43,7 +44,7 @@ def shaped_options(
         online: As ``vllm serve``, whose defaults differ from those of ``LLM``.
 
     Raises:
-        UsageError: the model does not fit.
+        UsageError: the model does not fit, or a setting of ranks that cannot be.
     """
     options = {name: value for name, value in given.items() if name not in OF_MODEL}
     tensor_parallel_size = options.pop("tensor_parallel_size", 1)
@@ -59,6 +60,10 @@ def shaped_options(
     options.setdefault("block_size", BLOCK_SIZE)
     options.setdefault("max_model_len", shape.positions)
     options.setdefault("enable_prefix_caching", True)
+    ranks = options.get("data_parallel_size", 1)
+    require_values(options, ranks=ranks, lockstep=bool(shape.experts))
+    if ranks > 1:
+        options["lockstep"] = bool(shape.experts)
     options["async_scheduling"] = options.get("async_scheduling") is not False
     options["num_blocks"] = blocks or kv_cache_blocks(
         shape,

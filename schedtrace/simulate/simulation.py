@@ -13,6 +13,7 @@ from schedtrace.simulate.clock import VirtualClock
 from schedtrace.simulate.core import make_core
 from schedtrace.simulate.engine import Engine
 from schedtrace.simulate.executor import SimulatedExecutor
+from schedtrace.simulate.model_runner import ModelRunner
 from schedtrace.simulate.timed import timed
 from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.model import StepTimes
@@ -76,6 +77,16 @@ class Simulation(Engine):
         return self.core.scheduler
 
     @property
+    def model_runners(self) -> list[ModelRunner]:
+        """The one that it has."""
+        return [self.model_runner]
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a request, at most."""
+        return int(self.scheduler.max_model_len)
+
+    @property
     def steps(self) -> int:
         """``schedule()`` calls so far."""
         return int(self.scheduler.schedtrace_steps)
@@ -108,6 +119,10 @@ class Simulation(Engine):
             self.enqueue(request)
 
         self.at(us, arrives)
+
+    def forget(self, request_id: str) -> None:
+        """Keep nothing of a request that is done."""
+        self.requests.pop(request_id, None)
 
     def run(self, until_us: float = FOREVER) -> None:
         """Work as an engine does until nothing is left to do, or until a time.

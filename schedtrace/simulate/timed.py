@@ -26,7 +26,7 @@ def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._schedtrace_scheduled: deque[Batch] = deque()
-            self.schedtrace_steps = 0
+            self.schedtrace_steps = self.schedtrace_updates = 0
 
         def _update_after_schedule(self, output: Any) -> None:
             """The last statement of ``schedule()``."""
@@ -38,6 +38,7 @@ def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable
 
         def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
             told = super().update_from_output(*args, **kwargs)
+            self.schedtrace_updates += 1
             clock.advance(times.update_us(self._schedtrace_scheduled.popleft()))
             return told
 

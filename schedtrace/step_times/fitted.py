@@ -13,6 +13,7 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model import private
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows
+from schedtrace.step_times.lockstep import of_slowest
 from schedtrace.step_times.observed import observed
 from schedtrace.timeline.timeline import Timeline
 
@@ -126,6 +127,9 @@ def load(path: Path) -> Fitted:
 def fit(timelines: Sequence[Timeline], runs: Sequence[str]) -> Fitted:
     """Fit the times of traces: one engine's, those of several ranks, or of several runs of one engine.
 
+    Ranks in lock-step wait for the slowest one in each pass: the device's time of a pass is fitted to the
+    batch of that rank.
+
     Args:
         timelines: Of one model on one device.
         runs: What to call where they came from, for instance the run folder's name.
@@ -148,6 +152,8 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str]) -> Fitted:
     )
     blocks = pl.int_range(pl.len()) // BLOCK
     rows = rows.filter(blocks % max(1, -(-rows.height // MOST_STEPS)) == 0)
+    if len(timelines) > 1 and rows["wave"].is_not_null().any():
+        rows = of_slowest(rows, source)
     return Fitted(fit_rows(rows, source), rows)
 
 

@@ -18,6 +18,8 @@ RECORDED = (
     "update_us",
     "execute_after_us",
     "execute_us",
+    "wave",
+    "step_counter",
 )
 """Columns of the timeline's steps."""
 OF_BATCH = (

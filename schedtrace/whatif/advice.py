@@ -66,7 +66,7 @@ def _judged(finding: Finding, predictor: Predictor, base: Recorded) -> Finding:
 
 
 def _shares_processors(advice: Advice, base: Recorded) -> bool:
-    return advice.setting == "async_scheduling" and base.timeline.header.device == ONE_MACHINE
+    return advice.setting == "async_scheduling" and base.header.device == ONE_MACHINE
 
 
 def _gain(finding: Finding, prediction: Prediction) -> Gain | None:

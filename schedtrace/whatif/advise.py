@@ -30,6 +30,8 @@ WEIGHS_FRAC = 0.05
 """Root causes below this are no reason for a change."""
 NEIGHBOURS = ("max_num_seqs", "max_num_batched_tokens")
 """Settings whose half and double are tried."""
+INTERVALS = (4, 16)
+"""Values of ``prefill_schedule_interval`` that are tried where ranks run in lock-step."""
 RESAMPLES = 4
 
 
@@ -87,9 +89,9 @@ def advise(
 
 def candidates(base: Recorded, findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Single changes worth a replay: values that findings advise, and halves and doubles of what is set."""
-    from schedtrace.simulate.recorded_engine import NAMES, OF_MEMORY  # noqa: PLC0415  # imports vLLM
+    from schedtrace.simulate.recorded_engine import NAMES, OF_MEMORY, is_lockstep  # noqa: PLC0415  # imports vLLM
 
-    header = base.timeline.header
+    header = base.header
     asynchronous = (
         [] if header.async_scheduling or header.device == ONE_MACHINE else [{"async_scheduling": True}]
     )
@@ -103,7 +105,9 @@ def candidates(base: Recorded, findings: Iterable[Finding]) -> list[dict[str, An
         and (advice.setting != "async_scheduling" or asynchronous)
     ]
     made += asynchronous
-    set_to = RecordedEngine(header, base.times).base(NEIGHBOURS)
+    if len(base.timelines) > 1 and is_lockstep(header):
+        made += [{"balance_ranks": True}, *({"prefill_schedule_interval": every} for every in INTERVALS)]
+    set_to = RecordedEngine(header, base.times, len(base.timelines)).base(NEIGHBOURS)
     made += [{name: max(1, int(value * by))} for name, value in set_to.items() if value for by in (0.5, 2)]
     return [change for place, change in enumerate(made) if change not in made[:place]]
 

@@ -32,6 +32,8 @@ class Decided:
     unit: str
     higher_is_better: bool | None
     of: Callable[[Timeline, pl.DataFrame], float]
+    is_sum: bool = True
+    """Over the ranks of a run; else a mean over the steps of all of them."""
 
 
 def _preemptions(timeline: Timeline, steps: pl.DataFrame) -> float:
@@ -40,19 +42,18 @@ def _preemptions(timeline: Timeline, steps: pl.DataFrame) -> float:
 
 DECIDED = (
     Decided("steps", "", None, lambda _, steps: steps.height),
-    Decided("requests a step", "", None, lambda _, steps: _mean(steps, "total_requests")),
-    Decided("waiting requests", "", False, lambda _, steps: _mean(steps, "num_waiting_after")),
+    Decided("requests a step", "", None, lambda _, steps: _mean(steps, "total_requests"), False),
+    Decided("waiting requests", "", False, lambda _, steps: _mean(steps, "num_waiting_after"), False),
     Decided("preemptions", "", False, _preemptions),
     Decided("recomputed tokens", "", False, lambda _, steps: float(steps["recomputed_tokens"].sum() or 0)),
 )
 
 
-def decided(one: Decided, *timelines: Timeline) -> Figure:
-    """Its means over the trials as recorded, replayed and changed, of these timelines in this order."""
-    figures = []
-    for timeline in timelines:
-        trials = [timeline.of_trial(timeline.steps, trial) for trial in timeline.trials()]
-        figures.append(statistics.fmean(one.of(timeline, steps) for steps in trials))
+def decided(one: Decided, *runs: Sequence[Timeline]) -> Figure:
+    """Its means over the trials, of runs given by their ranks: as recorded, replayed and changed."""
+    figures = [
+        statistics.fmean(_over_ranks(one, ranks, trial) for trial in trials_of(ranks)) for ranks in runs
+    ]
     was, replayed, changed = figures
     return Figure(
         name=one.name,
@@ -63,6 +64,18 @@ def decided(one: Decided, *timelines: Timeline) -> Figure:
         changed=changed,
         change_frac=changed / replayed - 1 if replayed else None,
     )
+
+
+def trials_of(ranks: Sequence[Timeline]) -> list[int | None]:
+    """The trials that any rank of a run has seen."""
+    return sorted({trial for rank in ranks for trial in rank.trials()}, key=lambda trial: trial or 0)
+
+
+def _over_ranks(one: Decided, ranks: Sequence[Timeline], trial: int | None) -> float:
+    steps = [rank.of_trial(rank.steps, trial) for rank in ranks]
+    if one.is_sum:
+        return sum(one.of(rank, of_rank) for rank, of_rank in zip(ranks, steps, strict=True))
+    return one.of(ranks[0], pl.concat(steps, how="diagonal_relaxed"))
 
 
 def measured(
@@ -128,20 +141,23 @@ def interval(
     return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1
 
 
-def compositions(timeline: Timeline) -> dict[tuple[int | None, int], list[tuple[str, int, int]]]:
-    """By trial and number of the step within it: requests with their computed and scheduled tokens."""
-    steps = timeline.steps.sort("step").select(
-        "step", "trial", at=pl.col("step") - pl.col("step").min().over("trial")
-    )
-    rows = (
-        timeline.requests.select("step", "request_id", "computed_tokens", "scheduled_tokens").lazy().collect()
-    )
-    found: dict[tuple[int | None, int], list[tuple[str, int, int]]] = {
-        (trial, at): [] for _, trial, at in steps.iter_rows()
-    }
-    joined = rows.join(steps, on="step", maintain_order="left")
-    for _, request, computed, scheduled, trial, at in joined.iter_rows():
-        found[trial, at].append((request, computed, scheduled))
+Composition = list[tuple[str, int, int]]
+"""Requests of a step with their computed and scheduled tokens."""
+
+
+def compositions(ranks: Sequence[Timeline]) -> dict[tuple[int, int | None, int], Composition]:
+    """By rank, trial and number of the step within the trial."""
+    found: dict[tuple[int, int | None, int], Composition] = {}
+    for number, timeline in enumerate(ranks):
+        steps = timeline.steps.sort("step").select(
+            "step", "trial", at=pl.col("step") - pl.col("step").min().over("trial")
+        )
+        columns = ("step", "request_id", "computed_tokens", "scheduled_tokens")
+        rows = timeline.requests.select(*columns).lazy().collect()
+        found |= {(number, trial, at): [] for _, trial, at in steps.iter_rows()}
+        joined = rows.join(steps, on="step", maintain_order="left")
+        for _, request, computed, scheduled, trial, at in joined.iter_rows():
+            found[number, trial, at].append((request, computed, scheduled))
     return found
 
 

@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from schedtrace.diagnose.trials import trial_reports
+from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.prediction import Prediction, SettingChange
 from schedtrace.model.report import TrialReport
+from schedtrace.model.trace import Header
 from schedtrace.read.run import Run, read_run
 from schedtrace.step_times.counted import Counted
 from schedtrace.step_times.fitted import Fitted, fit
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
-from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, values
+from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, trials_of, values
 from schedtrace.whatif.installed import vllm_version
-from schedtrace.workloads.recorded import from_trace, loads_of
+from schedtrace.whatif.sweep_engines import ALONE
+from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
 RESAMPLES = 8
@@ -29,12 +31,23 @@ RESAMPLES = 8
 
 @dataclass(frozen=True)
 class Recorded:
-    """One engine's recorded load, with all that a replay of it needs."""
+    """The recorded load of a run, with all that a replay of it needs."""
 
     run: Run
-    timeline: Timeline
+    timelines: list[Timeline]
+    """Of its engines, in the order of ranks."""
     loads: list[Workload]
     times: Fitted
+
+    @property
+    def header(self) -> Header:
+        """Of the first engine; all have the same settings."""
+        return self.timelines[0].header
+
+    @property
+    def trials(self) -> int:
+        """Measured ones."""
+        return len(trials_of(self.timelines))
 
     @property
     def manifest(self) -> Manifest | None:
@@ -52,21 +65,23 @@ def recorded(run: Run, times: Fitted | None = None) -> Recorded:
     """Take a run as the ground of a prediction.
 
     Args:
-        run: Of one engine.
+        run: Of one engine, or of data-parallel ranks.
         times: Step times; None: fitted to the run.
 
     Raises:
-        InputError: it has several engines, no requests, or too few steps.
+        InputError: it has no requests, or too few steps, or lacks the trace of a rank.
     """
-    if len(run.traces) != 1:
-        msg = f"{run.path}: {len(run.traces)} engines; a replay takes one: name its trace file"
+    traces = run.traces
+    if run.engines != len(traces) and len(traces) > 1:
+        msg = f"{run.path}: {len(traces)} traces of {run.engines} engines"
         raise InputError(msg)
-    trace = run.traces[0]
-    timeline = make_timeline(trace, run.manifest)
-    loads = loads_of(trace, manifest=run.manifest)
-    made = Recorded(run, timeline, loads, times or fit([timeline], [run.label]))
-    if made.keep_prefix_cache and timeline.warmup_steps:
-        warm = from_trace(trace, WARMUP_TRIAL, manifest=run.manifest)  # what it leaves in the cache counts
+    timelines = [make_timeline(trace, run.manifest) for trace in traces]
+    loads = loads_of_run(traces, manifest=run.manifest)
+    made = Recorded(run, timelines, loads, times or fit(timelines, [run.label]))
+    if made.keep_prefix_cache and any(timeline.warmup_steps for timeline in timelines):
+        warm = load_of_ranks(
+            traces, WARMUP_TRIAL, manifest=run.manifest
+        )  # what it leaves in the cache counts
         made = replace(made, loads=[warm, *loads])
     return made
 
@@ -124,8 +139,8 @@ class Predictor:
         """
         from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
 
-        base, header = self._base, self._base.timeline.header
-        options, as_recorded = engine_options(header, changes), engine_options(header)
+        base, ranks = self._base, len(self._base.timelines)
+        options, as_recorded = (engine_options(base.header, one, ranks=ranks) for one in (changes, {}))
         try:
             replayed = self._replayed(None)
         except NeverEndsError as error:
@@ -137,7 +152,7 @@ class Predictor:
             label=base.run.label,
             path=str(base.run.path),
             vllm_version=vllm_version(),
-            recorded_version=header.vllm_version,
+            recorded_version=base.header.vllm_version,
             changes=[
                 SettingChange(name=name, recorded=_recorded_value(as_recorded, name), value=value)
                 for name, value in changes.items()
@@ -145,13 +160,13 @@ class Predictor:
             step_times=base.times.description,
             kv_blocks=options["num_blocks"],
             kv_blocks_recorded=options["num_blocks"] == as_recorded["num_blocks"],
-            trials=len(base.timeline.trials()),
-            requests=base.timeline.arrivals.height,
+            trials=base.trials,
+            requests=sum(timeline.arrivals.height for timeline in base.timelines),
             same_steps=same,
             compared_steps=compared,
-            decided=[decided(one, base.timeline, replayed.timeline, changed.timeline) for one in DECIDED],
+            decided=[decided(one, base.timelines, replayed.timelines, changed.timelines) for one in DECIDED],
             measured=measured(
-                trial_reports(base.timeline, base.manifest), replayed.trials, changed.trials, spread
+                pooled_reports(base.timelines, base.manifest), replayed.trials, changed.trials, spread
             ),
             by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
             outside_frac=changed.outside_frac if changes else None,
@@ -205,14 +220,14 @@ class Predictor:
         """Replay by step: how many steps have the same requests with the same tokens, and of how many."""
         folder = Path(self._scratch.name) / "by-step"
         replayed = _replay(self._base, {}, folder, Counted(self._base.times), by_step=True)
-        ours, theirs = (compositions(timeline) for timeline in (replayed.timeline, self._base.timeline))
+        ours, theirs = (compositions(ranks) for ranks in (replayed.timelines, self._base.timelines))
         return sum(ours.get(step) == what for step, what in theirs.items()), len(theirs)
 
 
 @dataclass(frozen=True)
 class _Replayed:
     folder: Path
-    timeline: Timeline
+    timelines: list[Timeline]
     trials: list[TrialReport]
     outside_frac: float
 
@@ -226,17 +241,17 @@ def _replay(
     shutil.rmtree(folder, ignore_errors=True)
     play(
         base.loads,
-        options or engine_options(base.timeline.header),
+        options or engine_options(base.header, ranks=len(base.timelines)),
         times,
         folder,
         by_step=by_step,
         keep_prefix_cache=base.keep_prefix_cache,
-        trial_ids=base.timeline.header.trial_ids,
+        trial_ids=base.header.trial_ids,
     )
     run = read_run(folder)
-    timeline = make_timeline(run.traces[0], run.manifest)
-    return _Replayed(folder, timeline, trial_reports(timeline, None), times.outside_frac)
+    timelines = [make_timeline(trace, run.manifest) for trace in run.traces]
+    return _Replayed(folder, timelines, pooled_reports(timelines, None), times.outside_frac)
 
 
 def _recorded_value(options: Mapping[str, Any], name: str) -> Any:
-    return options.get("num_blocks" if name == "num_gpu_blocks_override" else name)
+    return {**ALONE, **options}.get("num_blocks" if name == "num_gpu_blocks_override" else name)

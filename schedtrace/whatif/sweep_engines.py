@@ -11,16 +11,20 @@ from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shape import Shape
 
 BLOCKS = "num_gpu_blocks_override"
+ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}
+"""What an engine has that is no rank."""
 AUTO = ("kv_cache_dtype", "auto")
 """As if it was not given."""
 
 
 @dataclass(frozen=True)
 class RecordedEngine:
-    """The engine of a trace."""
+    """The engine of a trace, or several."""
 
     header: Header
     times: StepTimes
+    ranks: int = 1
+    """Data-parallel ones."""
 
     @property
     def step_times(self) -> str:
@@ -35,11 +39,12 @@ class RecordedEngine:
         """
         from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
 
-        return engine_options(self.header, changes), self.times
+        return engine_options(self.header, changes, ranks=self.ranks), self.times
 
     def base(self, names: Iterable[str]) -> dict[str, Any]:
         """Values of settings before any change; None where vLLM's default applies."""
         options, _ = self.configured({})
+        options = {**ALONE, **options}
         return {name: options.get("num_blocks" if name == BLOCKS else name) for name in names}
 
     def require_known(self, names: Iterable[str]) -> None:

@@ -89,19 +89,24 @@ def _play(work: Work, outcome: Outcome, folder: Path) -> None:
     outcome.steps, outcome.too_long = played.steps, len(played.refused)
     if counted is not None:
         outcome.extrapolated_steps = counted.outside
-    [trace] = read_run(folder).traces
-    _measure(outcome, trace, work.measured)
+    _measure(outcome, read_run(folder).traces, work.measured)
 
 
-def _measure(outcome: Outcome, trace: Trace, loads: Sequence[Workload]) -> None:
-    """Fill in what the trace of a replay shows."""
-    if trace.header.preemptions_recorded:
-        outcome.preemptions = trace.preemptions().filter("in_schedule").collect().height
+def _measure(outcome: Outcome, traces: Sequence[Trace], loads: Sequence[Workload]) -> None:
+    """Fill in what the traces of a replay show; they have one clock."""
+    if traces[0].header.preemptions_recorded:
+        outcome.preemptions = sum(
+            trace.preemptions().filter("in_schedule").collect().height for trace in traces
+        )
+    arrivals, finishes = (
+        pl.concat(frames, how="diagonal_relaxed")
+        for frames in ([trace.arrivals for trace in traces], [trace.finishes for trace in traces])
+    )
     load_of = {capped(request.request_id): number for number, load in enumerate(loads) for request in load}
     numbers = pl.DataFrame({"request_id": load_of.keys(), "load": load_of.values()})
-    came = trace.arrivals.join(numbers, on="request_id").group_by("load").agg(pl.col("arrived_us").min())
+    came = arrivals.join(numbers, on="request_id").group_by("load").agg(pl.col("arrived_us").min())
     done = (
-        trace.finishes.filter(pl.col("status").is_in(FINISHED))
+        finishes.filter(pl.col("status").is_in(FINISHED))
         .join(numbers, on="request_id", maintain_order="left")
         .with_columns(
             ttft=(pl.col("first_token_us") - pl.col("arrived_us")) / 1e3,

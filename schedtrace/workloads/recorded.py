@@ -42,7 +42,10 @@ def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | N
         UsageError: there is no such trial.
         InputError: the record has no requests, or only those of the warm-up.
     """
-    trials = _trials(trace)
+    trials = trials_of(trace)
+    if not trials:
+        msg = f"{trace.path}: no requests in this {trace.record}, so no load"
+        raise InputError(msg)
     if trial is None:
         measured = [one for one in trials if one != WARMUP_TRIAL]
         if not measured:
@@ -62,14 +65,14 @@ def loads_of(trace: Trace, *, manifest: Manifest | None = None) -> list[Workload
     Raises:
         InputError: as ``from_trace``.
     """
-    measured = [trial for trial in _trials(trace) if trial != WARMUP_TRIAL]
+    measured = [trial for trial in trials_of(trace) if trial != WARMUP_TRIAL]
     return [_load(trace, trial, manifest) for trial in measured] or [from_trace(trace)]
 
 
-def _trials(trace: Trace) -> list[int | None]:
+def trials_of(trace: Trace) -> list[int | None]:
+    """Trials with requests, the warm-up among them; ``None`` alone where requests tell none."""
     if not trace.arrivals.height:
-        msg = f"{trace.path}: no requests in this {trace.record}, so no load"
-        raise InputError(msg)
+        return []
     found = trace.arrivals["trial"].drop_nulls().unique().sort().to_list()
     return found or [None]
 

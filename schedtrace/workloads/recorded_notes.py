@@ -9,6 +9,8 @@ from schedtrace.model.message import Count, Message, message
 from schedtrace.read.trace import Trace
 from schedtrace.workloads.recorded_prefixes import CHARACTERS, MOST_BLOCKS, found_elsewhere
 
+ONE_OF_SEVERAL = "One engine of {ranks}: the load is what reached this one."
+
 
 def recorded_notes(
     trace: Trace, requests: pl.DataFrame, block: int | None, manifest: Manifest | None
@@ -106,7 +108,6 @@ def _engine(trace: Trace) -> Iterator[Message]:
         template = "{requests} got tokens from a KV connector, which the load does not have."
         yield message(template, requests=Count(count, "request"))
     if (ranks := trace.header.data_parallel_size or 1) > 1:
-        template = "One engine of {ranks}: the load is what reached this one."
-        yield message(template, ranks=Count(ranks, "data-parallel rank"))
+        yield message(ONE_OF_SEVERAL, ranks=Count(ranks, "data-parallel rank"))
     if trace.problems.missing_steps or trace.problems.garbled_lines:
         yield message("Lines of the trace are missing: so may be requests that arrived there.")

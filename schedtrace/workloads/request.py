@@ -2,6 +2,9 @@
 
 import msgspec
 
+Pass = tuple[int, int]
+"""Of ranks in lock-step: a wave of the load, and a pass in it, both from 0."""
+
 
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a load, without its text. Times are microseconds since the load began."""
@@ -25,10 +28,14 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """From its arrival until it reached the engine's input queue."""
     queued_step: int | None = None
     """Of a recorded load: ``schedule()`` calls of the trial that had begun when the scheduler got it."""
+    queued_pass: Pass | None = None
+    """Likewise, of ranks in lock-step: the first pass whose ``schedule()`` call found it in the queue."""
     abort_us: float | None = None
     """The client went away."""
     abort_step: int | None = None
     """Of a recorded load: ``schedule()`` calls of the trial that had begun when the scheduler dropped it."""
+    abort_pass: Pass | None = None
+    """Likewise: the first pass whose ``schedule()`` call did not find it any more."""
     structured: bool = False
     """Its output follows a grammar."""
     draft_acceptance: float | None = None

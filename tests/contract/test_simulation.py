@@ -174,7 +174,9 @@ def test_only_vllm_and_the_recorder_read_the_virtual_clock():
     with VirtualClock() as clock:
         clock.advance(1500)
         assert vllms.time.monotonic() == 0.0015
-        assert (vllms.time.time_ns(), vllms.time.sleep) == (1_500_000, time.sleep)
+        assert (vllms.time.time_ns(), vllms.time.strftime) == (1_500_000, time.strftime)
+        vllms.time.sleep(0.001)
+        assert clock.now_us == 2500
         assert time.monotonic_ns() > 1_500_000
     assert vllms.time is time
 

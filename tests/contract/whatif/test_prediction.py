@@ -26,7 +26,7 @@ def figures(prediction):
 
 def test_without_changes_the_decisions_are_checked(base):
     prediction = predict(base, {})
-    assert prediction.same_steps == prediction.compared_steps == base.timeline.steps.height
+    assert prediction.same_steps == prediction.compared_steps == base.timelines[0].steps.height
     found = figures(prediction)
     assert found["steps"].recorded == found["steps"].changed
     assert found["output"].change_frac == 0.0

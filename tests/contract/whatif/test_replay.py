@@ -28,22 +28,22 @@ CHANGES = {
 
 
 def replayed(base, folder, times, changes=None, **how):
-    play(base.loads, engine_options(base.timeline.header, changes), times, folder, trial_ids=True, **how)
+    play(base.loads, engine_options(base.header, changes), times, folder, trial_ids=True, **how)
     run = read_run(folder)
-    return compositions(make_timeline(run.traces[0], run.manifest))
+    return compositions([make_timeline(run.traces[0], run.manifest)])
 
 
 def test_by_step_every_step_is_as_it_was(load, tmp_path):
     _, base = load
-    was = compositions(base.timeline)
+    was = compositions(base.timelines)
     assert len(was) > 100
     assert replayed(base, tmp_path / "again", base.times, by_step=True) == was
 
 
 def test_by_time_with_recorded_durations_every_step_is_as_it_was(load, tmp_path):
     _, base = load
-    times = RecordedTimes(base.timeline, base.times)
-    assert replayed(base, tmp_path / "again", times) == compositions(base.timeline)
+    times = RecordedTimes(base.timelines[0], base.times)
+    assert replayed(base, tmp_path / "again", times) == compositions(base.timelines)
 
 
 def test_another_setting_is_decided_as_an_engine_with_it_decides(load, tmp_path, monkeypatch):
@@ -53,9 +53,9 @@ def test_another_setting_is_decided_as_an_engine_with_it_decides(load, tmp_path,
         "num_blocks" if key.startswith("num_gpu") else key: value for key, value in CHANGES[name].items()
     }
     truth = drive(tmp_path / "truth", monkeypatch, **LOADS[name] | changes)
-    expected = compositions(make_timeline(truth.traces[0], truth.manifest))
+    expected = compositions([make_timeline(truth.traces[0], truth.manifest)])
     assert replayed(base, tmp_path / "changed", TIMES, CHANGES[name]) == expected
-    assert expected != compositions(base.timeline)
+    assert expected != compositions(base.timelines)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_values_are_numbers_words_and_truths():
 def test_a_pool_that_vllm_would_not_start_with_is_refused(load):
     _, base = load
     with pytest.raises(UsageError, match="a request of max_model_len 512 needs 32 blocks"):
-        engine_options(base.timeline.header, {"num_gpu_blocks_override": 31})
+        engine_options(base.header, {"num_gpu_blocks_override": 31})
 
 
 def test_what_vllm_refuses_is_one_line(load, tmp_path):
     _, base = load
-    options = engine_options(base.timeline.header, {"max_num_batched_tokens": 3, "max_num_seqs": 4})
+    options = engine_options(base.header, {"max_num_batched_tokens": 3, "max_num_seqs": 4})
     with pytest.raises(UsageError, match=r"^vLLM refuses this configuration: max_num_b") as raised:
         play(base.loads, options, base.times, tmp_path / "refused")
     assert "\n" not in str(raised.value)
@@ -109,6 +109,6 @@ def test_what_vllm_refuses_is_one_line(load, tmp_path):
 def test_a_load_that_never_ends_with_a_setting_is_one_line(tmp_path, monkeypatch):
     """vLLM starts with four blocks, which hold 64 tokens; one of them is its own."""
     base = recorded(drive(tmp_path / "base", monkeypatch, **LOADS["tight"]))
-    options = engine_options(base.timeline.header, {"num_gpu_blocks_override": 4, "max_model_len": 64})
+    options = engine_options(base.header, {"num_gpu_blocks_override": 4, "max_model_len": 64})
     with pytest.raises(UsageError, match=r"^with these settings the load never ends: \d+ requests"):
         play(base.loads, options, base.times, tmp_path / "never")

@@ -2,7 +2,6 @@
 
 import pytest
 
-from schedtrace.errors import InputError
 from schedtrace.whatif.sweep_engines import RecordedEngine
 from schedtrace.whatif.sweep_sources import recorded_loads, recorded_work
 from tests.makers import arrival, finish, manifest, step, workload
@@ -36,8 +35,14 @@ def test_a_warm_up_counts_for_what_it_leaves_in_the_cache(run_of, keep):
     assert [request.request_id for load in work.measured for request in load] == ["t1-0", "t2-0"]
 
 
-@pytest.mark.parametrize("take", [recorded_loads, lambda run: recorded_work(run, a_fit())])
-def test_one_of_several_engines_has_to_be_named(run_of, take):
+def test_the_engines_of_a_run_have_one_load(run_of):
     run_of("base", SEEN)
-    with pytest.raises(InputError, match="2 engines; a replay takes one: name its trace file"):
-        take(run_of("base", SEEN, engine_rank=1))
+    work = recorded_work(run_of("base", SEEN, engine_rank=1), a_fit())
+    assert [request.data_parallel_rank for load in work.loads for request in load] == [0, 1]
+    assert work.engine.ranks == 2
+
+
+def test_for_another_engine_no_request_names_a_rank(run_of):
+    run_of("base", SEEN)
+    [load] = recorded_loads(run_of("base", SEEN, engine_rank=1))
+    assert [request.data_parallel_rank for request in load] == [None, None]
