@@ -12,6 +12,8 @@ RESAMPLES = 4
 """Of the step times, for each advice: fewer than for a replay of its own, so that many fit into a minute."""
 METRICS = {"output": "output_tokens_per_s", "TTFT p50": "ttft_p50_ms", "TPOT p50": "tpot_p50_ms"}
 """Figures of a prediction, by the metric of a gain that they are."""
+FELT_AS = {"prefill-stall": "tpot_p50_ms"}
+"""Findings that state no gain of their own, by the figure in which they are felt."""
 SAID = ("steps", "preemptions", "recomputed tokens")
 LEAST_FRAC = 0.02
 """A smaller change is none."""
@@ -73,7 +75,7 @@ def _gain(finding: Finding, prediction: Prediction) -> Gain | None:
     """In the metric that the finding is about; where nothing says which, throughput or the first token."""
     figures = {METRICS[figure.name]: figure for figure in prediction.measured if figure.name in METRICS}
     usual = "ttft_p50_ms" if prediction.by_arrival else "output_tokens_per_s"
-    metric = finding.gain.metric if finding.gain else usual
+    metric = finding.gain.metric if finding.gain else FELT_AS.get(finding.code, usual)
     figure = figures.get(metric) or figures.get(usual)
     time = next((figure for figure in prediction.measured if figure.name == "E2E mean"), None)
     if figure is None or figure.change_frac is None or time is None or time.change_frac is None:
@@ -142,10 +144,16 @@ def _round(value: float | None) -> float:
     return float(round(value or 0.0))
 
 
+def _option(setting: str) -> str:
+    if setting == "balance_ranks":
+        return "--scheduler-cls schedtrace.balance.BalanceScheduler"
+    return f"--{setting.replace('_', '-')}"
+
+
 def _refuted(advice: Advice, outcome: Message) -> Message:
     return message(
         "{setting} {value} was tried on a replay of this load and does not help: {outcome}.",
-        setting=Setting(f"--{(advice.setting or '').replace('_', '-')}"),
+        setting=Setting(_option(advice.setting or "")),
         value=Number(float(advice.value))
         if not isinstance(advice.value, bool) and advice.value is not None
         else "",

@@ -20,6 +20,7 @@ FOUND_FROM_FRAC = 0.01
 RESOLVED = 2.0
 """Standard deviations that the sum of the stalls must be above 0."""
 MOST_INTERVAL = 16
+TEST = message("Whether it gains depends on the load: {command} tests it.", command=Setting("--predict"))
 
 
 class RankStall(msgspec.Struct, kw_only=True):
@@ -232,9 +233,10 @@ def _advice(ranks: Ranks, stalls: PrefillStalls) -> list[Advice]:
                 setting="prefill_schedule_interval",
                 value=value,
                 costs=message(
-                    "A new request waits up to {steps} ({time}) longer for its first token.",
+                    "A new request waits up to {steps} ({time}) longer for its first token. {test}",
                     steps=Count(value - 1, "step"),
                     time=Duration((value - 1) * mean_us),
+                    test=TEST,
                 ),
             )
         )
@@ -250,7 +252,9 @@ def _advice(ranks: Ranks, stalls: PrefillStalls) -> list[Advice]:
                     name=SCHEDULER_CLASS,
                     seats=Number(seats),
                 ),
-                costs=message("Requests wait longer for their first token."),
+                setting="balance_ranks",
+                value=True,
+                costs=message("Requests wait longer for their first token. {test}", test=TEST),
             )
         )
     return advice
