@@ -5,7 +5,7 @@ from typing import Any
 
 from schedtrace.diagnose.exit_counts import cap_table, cause_table
 from schedtrace.diagnose.root_causes import ranked
-from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES
 from schedtrace.diagnose.settings.effective import effective_settings
 from schedtrace.diagnose.statistics import statistics
 from schedtrace.diagnose.time_split import time_split
@@ -15,10 +15,11 @@ from schedtrace.diagnose.verdict import leading, verdict
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import NOTHING, Count, Message, Number, Steps, message
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Steps, message
 from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.waits import mismatches
 from schedtrace.timeline.window import Window, windowed
@@ -37,6 +38,7 @@ def analyze_run(run: Run, window: Window | None = None, test: Test | None = None
     timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for trace in run.traces]
     if window is not None:
         timelines = [windowed(timeline, window) for timeline in timelines]
+    ranks = Ranks(timelines)
     measured = run.manifest if window is None else None  # the front end's figures are of whole trials
     findings = ranked(
         [
@@ -50,7 +52,14 @@ def analyze_run(run: Run, window: Window | None = None, test: Test | None = None
                 ],
             )
             for timeline in timelines
-        ]
+        ],
+        [
+            finding
+            for rule in RANK_RULES.values()
+            if all(rule.needs <= timeline.facts for timeline in timelines)
+            for finding in rule(ranks)
+        ],
+        ranks.prefill_stalls.steps() if ranks.prefill_stalls is not None else {},
     )
     if test is not None:
         findings = test(run, findings)
@@ -58,6 +67,7 @@ def analyze_run(run: Run, window: Window | None = None, test: Test | None = None
     split = time_split(timelines) if Fact.TIMES in timelines[0].facts else []
     problems = [problem for trace in run.traces for problem in _of_trace(trace)]
     problems += [problem for timeline in timelines for problem in _of_queue(timeline)]
+    problems += _of_ranks(ranks)
     problems += _of_run(run.manifest) if run.manifest else []
     return RunReport(
         path=str(run.path),
@@ -78,7 +88,7 @@ def analyze_run(run: Run, window: Window | None = None, test: Test | None = None
         request_time=[share for timeline in timelines for share in request_time(timeline)],
         engine_time=[share for timeline in timelines for share in engine_time(timeline)],
         strip=strip(timelines[0]),
-        statistics=statistics(timelines),
+        statistics=statistics(ranks),
         warmup_steps=sum(timeline.warmup_steps for timeline in timelines),
         settings=effective_settings(run, timelines),
     )
@@ -164,6 +174,32 @@ def _of_queue(timeline: Timeline) -> list[Message]:
     ]
 
 
+def _of_ranks(ranks: Ranks) -> list[Message]:
+    """Ranks in lock-step that have no trace here, and clocks of several hosts."""
+    problems, found = [], len(ranks.timelines)
+    if ranks.missing:
+        problems.append(
+            message(
+                "{found} of {size} recorded: what the others made them wait for is not known.",
+                found=Number(found),
+                size=Count(found + ranks.missing, "rank"),
+            )
+        )
+    if ranks.hosts > 1:
+        off = ranks.uncertainty_us
+        apart: Message | str = "differ by an unknown time"
+        if off is not None:
+            apart = message("differ by up to {off}", off=Duration(off))
+        problems.append(
+            message(
+                "The ranks ran on {hosts} whose clocks may {apart}: no comparison of their times is better.",
+                hosts=Count(ranks.hosts, "host"),
+                apart=apart,
+            )
+        )
+    return problems
+
+
 def _of_run(manifest: Manifest) -> list[Message]:
     """How the run ended, and trials that did not begin with an empty prefix cache."""
     problems = []
@@ -193,8 +229,9 @@ def _of_run(manifest: Manifest) -> list[Message]:
 def _not_judged(timelines: list[Timeline]) -> list[NotJudged]:
     """The rules that need facts which this record lacks."""
     facts = frozenset(ALL_FACTS).intersection(*(timeline.facts for timeline in timelines))
+    rules = KINDS if len(timelines) > 1 else RULES
     return [
         NotJudged(code=rule.code, missing=[str(fact) for fact in Fact if fact in rule.needs - facts])
-        for rule in RULES.values()
+        for rule in rules.values()
         if rule.needs - facts
     ]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.rules import KINDS
 from schedtrace.errors import UsageError
 from schedtrace.model.catalogue import Catalogue, FindingKind
 from schedtrace.model.report import Finding, Report
@@ -13,7 +13,7 @@ from schedtrace.model.report import Finding, Report
 def catalogue() -> Catalogue:
     """Every rule, in the order in which ``analyze`` judges them."""
     kinds = [
-        FindingKind(code=rule.code, summary=rule.summary, needs=sorted(rule.needs)) for rule in RULES.values()
+        FindingKind(code=rule.code, summary=rule.summary, needs=sorted(rule.needs)) for rule in KINDS.values()
     ]
     return Catalogue(findings=kinds)
 
@@ -26,10 +26,10 @@ def choose(*, only: list[str], ignore: list[str]) -> frozenset[str]:
     """
     for option, codes in (("--only", only), ("--ignore", ignore)):
         for code in codes:
-            if code not in RULES:
-                msg = f"{option} {code}: no such finding; there are {', '.join(RULES)}"
+            if code not in KINDS:
+                msg = f"{option} {code}: no such finding; there are {', '.join(KINDS)}"
                 raise UsageError(msg)
-    return frozenset(only or RULES) - frozenset(ignore)
+    return frozenset(only or KINDS) - frozenset(ignore)
 
 
 def keep(report: Report, codes: frozenset[str]) -> Report:

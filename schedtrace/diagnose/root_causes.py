@@ -1,9 +1,12 @@
 """Findings in order: root causes by gain, each with its symptoms beneath it."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.rules import KINDS, RULES, prefill_stall, rank_imbalance, slow_steps
 from schedtrace.model.report import Finding
 from schedtrace.timeline.timeline import Timeline
 
@@ -15,20 +18,96 @@ SMALL_FRAC = 0.5
 MOST_OF_IT = 0.5
 
 
-def ranked(found: list[tuple[Timeline, list[Finding]]]) -> list[Finding]:
+def ranked(
+    found: list[tuple[Timeline, list[Finding]]],
+    of_ranks: Sequence[Finding] = (),
+    stalled: Mapping[int, frozenset[int]] = MappingProxyType({}),
+) -> list[Finding]:
     """Root causes, those that lead first and then by weight, then symptoms of none.
+
+    What several engines show is one finding: that of the engine with the largest, with the ranks of all.
 
     Args:
         found: Of each engine, all findings of its rules.
+        of_ranks: Findings about all ranks together.
+        stalled: Rank to its steps that waited for another rank's prefill.
     """
+    for finding in of_ranks:
+        finding.of_ranks = True
     of_engines = [_of_engine(timeline, findings) for timeline, findings in found]
+    run_roots, run_others = _under(of_ranks)
+    of_code = {root.code: root for root in run_roots}
+    uneven, stall = of_code.get(rank_imbalance.CODE), of_code.get(prefill_stall.CODE)
     roots = sorted((root for roots, _ in of_engines for root in roots), key=_order)
-    first: dict[tuple[str, str | None], Finding] = {}
-    for root in roots:  # the same on another engine is no second cause
-        kept = first.setdefault((root.code, root.cause), root)
-        if kept is not root:
-            kept.symptoms = [*kept.symptoms, _symptom(root)]
-    return [*first.values(), *(finding for _, others in of_engines for finding in others)]
+    roots = [
+        root
+        for root in roots
+        if not (uneven is not None and _for_want_of_balance(uneven, root))
+        and not (stall is not None and _slow_for_others(stall, root, stalled))
+    ]
+    roots = _once(sorted([*roots, *run_roots], key=_order))
+    symptoms = [finding for _, others in of_engines for finding in others]
+    return [*roots, *_once([*run_others, *symptoms])]
+
+
+def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
+    """Move a wait beneath uneven ranks if most of it was while another rank had room."""
+    ranks = getattr(uneven.evidence, "ranks", [])
+    own = next((one for one in ranks if one.rank == root.engine_rank), None)
+    if own is None or root.leads or not RULES[root.code].charges:
+        return False
+    if own.avoidable_ms < MOST_OF_IT * own.waited_ms or not own.avoidable_ms:
+        return False
+    uneven.symptoms = _once([*uneven.symptoms, *root.symptoms, _symptom(root)])
+    return True
+
+
+def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozenset[int]]) -> bool:
+    """Move slow steps beneath the stall if most of them waited for another rank."""
+    waited = stalled.get(root.engine_rank, frozenset()).intersection(root.steps)
+    if root.code != slow_steps.CODE or not root.steps or len(waited) < MOST_OF_IT * len(root.steps):
+        return False
+    stall.symptoms = _once([*stall.symptoms, *root.symptoms, _symptom(root)])
+    return True
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """What several engines show once: the first of it, with the ranks and the symptoms of the others.
+
+    A second one of the same engine is a symptom of the first if it is a root cause.
+    """
+    kept: list[Finding] = []
+    for finding in findings:
+        finding.engine_ranks = finding.engine_ranks or [finding.engine_rank]
+        of_kind = [one for one in kept if (one.code, one.cause) == (finding.code, finding.cause)]
+        new = next((one for one in of_kind if not {*finding.engine_ranks} <= {*one.engine_ranks}), None)
+        if new is not None:
+            new.engine_ranks = sorted({*new.engine_ranks, *finding.engine_ranks})
+            new.symptoms = _once([*new.symptoms, *finding.symptoms])
+        elif of_kind and is_root(finding):
+            of_kind[0].symptoms = _once([*of_kind[0].symptoms, _symptom(finding)])
+        else:
+            kept.append(finding)
+    return kept
+
+
+def _under(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Root causes about all ranks with their symptoms, and the symptoms of none that was found."""
+    roots = sorted((finding for finding in findings if is_root(finding)), key=_order)
+    return roots, _placed(roots, [finding for finding in findings if not is_root(finding)])
+
+
+def _placed(roots: list[Finding], symptoms: list[Finding]) -> list[Finding]:
+    """Put each symptom beneath the first of its root causes; returns those without one."""
+    others = []
+    for symptom in symptoms:
+        causes = KINDS[symptom.code].symptom_of
+        root = next((root for root in roots if _codes(root) & set(causes)), None)
+        if root is None:
+            others.append(msgspec.structs.replace(symptom, severity="info"))  # it held nobody up
+        else:
+            root.symptoms = [*root.symptoms, symptom]
+    return others
 
 
 def is_root(finding: Finding) -> bool:
@@ -44,15 +123,7 @@ def _of_engine(timeline: Timeline, findings: list[Finding]) -> tuple[list[Findin
     """Root causes with their symptoms, and the symptoms of no root cause that was found."""
     roots = sorted((finding for finding in findings if is_root(finding)), key=_order)
     roots = _folded(timeline, _specific_first(roots))
-    others = []
-    for symptom in (finding for finding in findings if not is_root(finding)):
-        causes = RULES[symptom.code].symptom_of
-        root = next((root for root in roots if _codes(root) & set(causes)), None)
-        if root is None:
-            others.append(msgspec.structs.replace(symptom, severity="info"))  # it held nobody up
-        else:
-            root.symptoms = [*root.symptoms, symptom]
-    return roots, others
+    return roots, _placed(roots, [finding for finding in findings if not is_root(finding)])
 
 
 def _specific_first(roots: list[Finding]) -> list[Finding]:

@@ -3,6 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.distributions import distribution, inter_token, single
+from schedtrace.diagnose.rank_figures import kv_used_frac
 from schedtrace.diagnose.trials import FINISHED
 from schedtrace.model.facts import Fact
 from schedtrace.model.statistics import (
@@ -15,13 +16,16 @@ from schedtrace.model.statistics import (
     Statistics,
 )
 from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.rank_loads import RankLoads
+from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.shares import queue_times
 from schedtrace.timeline.timeline import Timeline
 
 
-def statistics(timelines: list[Timeline]) -> Statistics:
+def statistics(ranks: Ranks) -> Statistics:
     """Of all engines of a run together."""
+    timelines = ranks.timelines
     facts = frozenset.intersection(*(timeline.facts for timeline in timelines))
     lives = Fact.LIVES in facts
     finishes = pl.concat([timeline.finishes for timeline in timelines], how="diagonal_relaxed")
@@ -31,7 +35,7 @@ def statistics(timelines: list[Timeline]) -> Statistics:
         drafts=_drafts(timelines, finishes),
         outcomes=_outcomes(timelines, finishes) if lives else None,
         durations=_durations(timelines, each_token={Fact.REQUESTS, Fact.LIVES, Fact.TIMES} <= facts),
-        engines=_engines(timelines),
+        engines=_engines(ranks),
     )
 
 
@@ -188,17 +192,49 @@ def _durations(timelines: list[Timeline], *, each_token: bool) -> Durations:
     )
 
 
-def _engines(timelines: list[Timeline]) -> list[EngineFigures]:
-    figures = [_engine([timeline], timeline.rank) for timeline in timelines]
-    return figures if len(timelines) == 1 else [*figures, _engine(timelines, None)]
+def _engines(ranks: Ranks) -> list[EngineFigures]:
+    timelines = ranks.timelines
+    seconds = _span_s(timelines)
+    figures = [_engine([timeline], timeline.rank, seconds) for timeline in timelines]
+    if len(timelines) > 1:
+        figures.append(_engine(timelines, None, seconds))
+    if len(timelines) > 1 and ranks.loads is not None:
+        _at_the_same_time(ranks.loads, figures)
+    if ranks.lockstep:
+        _of_lockstep(ranks, figures)
+    return figures
 
 
-def _engine(timelines: list[Timeline], rank: int | None) -> EngineFigures:
-    """Sums over these engines."""
+def _at_the_same_time(loads: RankLoads, figures: list[EngineFigures]) -> None:
+    """Means over the time in which any rank had a request, so that those of ranks can be compared."""
+    means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
+    for row in figures:
+        own = [mean for rank, mean in means.items() if row.engine_rank in {None, rank}]
+        row.mean_running = sum(running for running, _ in own)
+        row.mean_waiting = sum(waiting for _, waiting in own)
+
+
+def _of_lockstep(ranks: Ranks, figures: list[EngineFigures]) -> None:
+    """Dummy batches by the common step counter, and what ranks waited for prefills of others."""
+    dummies = {rank: (batches, us) for rank, batches, us in ranks.dummies.iter_rows()}
+    stalls = ranks.prefill_stalls
+    stalled = {}
+    if stalls is not None:
+        each = stalls.stalled.group_by("rank").agg(pl.col("excess_us").sum())
+        stalled = {rank: max(0.0, us) for rank, us in each.iter_rows()}
+    for row in figures:
+        own = [timeline.rank for timeline in ranks.timelines if row.engine_rank in {None, timeline.rank}]
+        row.dummy_batches = sum(dummies[rank][0] for rank in own)
+        row.dummy_ms = sum(dummies[rank][1] for rank in own) / 1e3
+        if stalls is not None:
+            row.stalled_ms = sum(stalled.get(rank, 0.0) for rank in own) / 1e3
+
+
+def _engine(timelines: list[Timeline], rank: int | None, seconds: float) -> EngineFigures:
+    """Sums over these engines; ``seconds`` are those of all engines' trials."""
     lives = all(Fact.LIVES in timeline.facts for timeline in timelines)
     recorded = all(timeline.header.preemptions_recorded for timeline in timelines)
     done = [timeline.finishes.filter(pl.col("status").is_in(FINISHED)) for timeline in timelines]
-    seconds = _span_s(timelines)
     outputs, prompts = (
         sum(int(finishes[column].sum()) for finishes in done) for column in ("output_tokens", "prompt_tokens")
     )
@@ -217,7 +253,13 @@ def _engine(timelines: list[Timeline], rank: int | None) -> EngineFigures:
         mean_waiting=_at_a_time(timelines, queued=True) if lives else None,
         dummy_batches=sum(int(each["dummy_batches"].sum()) for each in steps),
         dummy_ms=sum(int(each["dummy_us"].sum()) for each in steps) / 1e3,
+        kv_used_frac=_mean(pl.concat([each.select(kv_used_frac()).to_series() for each in steps])),
     )
+
+
+def _mean(values: pl.Series) -> float | None:
+    mean = values.drop_nulls().mean()
+    return float(mean) if isinstance(mean, int | float) else None
 
 
 def _span_s(timelines: list[Timeline]) -> float:

@@ -60,7 +60,7 @@ def verdict(timelines: list[Timeline], findings: list[Finding], split: list[Time
         return [message("No step was recorded: nothing to judge.")]
     main = max(timelines, key=lambda timeline: timeline.requests_us)
     found = leading(findings)
-    if not found or found[0].code in QUIETLY:
+    if not found or found[0].code in {*QUIETLY} - {UNEVEN}:
         explained = _capped(main) or (found[0].verdict if found else NOTHING)
         sentences = (explained,) if explained else (_nothing(main), _split(split))
         return [sentence for sentence in (*sentences, _idle(timelines)) if sentence]
@@ -72,8 +72,8 @@ def verdict(timelines: list[Timeline], findings: list[Finding], split: list[Time
     return [sentence for sentence in (first.verdict, first.holder, also) if sentence]
 
 
-HOST = "scheduler-overhead"
-QUIETLY = ("pipeline-bubbles", "client-limited", "arrival-limited", "prefix-cache")
+HOST, UNEVEN = "scheduler-overhead", "rank-imbalance"
+QUIETLY = ("pipeline-bubbles", UNEVEN, "client-limited", "arrival-limited", "prefix-cache")
 """What is worth the first sentence where nothing limits the run, in this order."""
 
 

@@ -7,6 +7,7 @@ import polars as pl
 from schedtrace.errors import UsageError
 from schedtrace.explain.exits import stops, victims
 from schedtrace.explain.facts import step_facts
+from schedtrace.explain.ranks import rank_turns
 from schedtrace.explain.what_if import what_if
 from schedtrace.model.message import Message, message
 from schedtrace.model.story import Leaver, Newcomer, Scheduled, StepStory, Waiter, WhatIf
@@ -61,6 +62,7 @@ def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
         what_if=answers,
         what_if_assumes=_assumptions(timeline, answers, waiting),
         facts=step_facts(timeline, row),
+        ranks=rank_turns(run.traces, row),
     )
 
 

@@ -87,6 +87,11 @@ class Finding(msgspec.Struct, kw_only=True):
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM, where all that count were taken at one place."""
     engine_rank: int
+    """Data-parallel rank that the figures are of, and whose steps are listed."""
+    engine_ranks: list[int] = []
+    """All ranks that show it."""
+    of_ranks: bool = False
+    """It is about all ranks together, and so are its figures."""
     count: int
     """Steps that show it (for ``preemption``: preemptions)."""
     trials: list[int]

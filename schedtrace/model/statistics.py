@@ -114,19 +114,26 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     requests_finished: int | None
     """With what they asked for; None: not recorded."""
     output_tokens_per_s: float | None
-    """Of finished requests, over the time of the trials."""
+    """Of finished requests, over the time of the trials on all engines."""
     total_tokens_per_s: float | None
     """Prompt tokens included."""
     preemptions: int | None
     """None: this scheduler cannot be asked for them."""
     mean_running: float | None
-    """Requests that ran at a time, over the engine's busy time; those of all engines are added up."""
+    """Requests that ran at a time, over the engine's busy time; of several engines over the time in which any
+    of them had a request."""
     mean_waiting: float | None
-    """Likewise, in the waiting queue."""
+    """Likewise, in the waiting queue; of several engines only those that were refused."""
     dummy_batches: int
-    """Only to keep other ranks company."""
+    """Only to keep other ranks company. Of ranks in lock-step: between the first and the last common step of
+    a wave in which any rank computed something; else all that steps report."""
     dummy_ms: float
     """Time that these took."""
+    kv_used_frac: float | None = None
+    """Mean share of the KV blocks in use after a step, over all engines' steps; None: not recorded."""
+    stalled_ms: float | None = None
+    """Time that it only decoded and waited for prefills of other ranks in lock-step; of all ranks: added up.
+    None: not in lock-step, or not known."""
 
 
 class Statistics(msgspec.Struct, kw_only=True):

@@ -92,6 +92,25 @@ class Waiter(msgspec.Struct, kw_only=True):
     """It had run before and lost its KV blocks."""
 
 
+class RankTurn(msgspec.Struct, kw_only=True):
+    """What one rank did in the common step of ranks in lock-step."""
+
+    engine_rank: int
+    step: int | None
+    """Its own step; None: it called no ``schedule()``, or the trace lacks it."""
+    dummy: bool | None
+    """It had nothing to compute and ran a dummy batch; None: its trace does not tell."""
+    requests: int
+    prefill_tokens: int
+    """With those that a preemption had thrown away."""
+    decode_tokens: int
+    num_running: int | None
+    num_waiting: int | None
+    """After its step; None: no step."""
+    back_us: int | None
+    """From the first rank's start to when its output was back, or its dummy batch over; None: not known."""
+
+
 class WhatIf(msgspec.Struct, kw_only=True):
     """What a different limit would have allowed in this step."""
 
@@ -156,3 +175,9 @@ class StepStory(msgspec.Struct, kw_only=True):
     facts: list[Message] = []
     """What the trace records beside the decisions: who holds the KV blocks, what the caches gave, when the
     worker executed the step, which requests are neither running nor waiting."""
+    wave: int | None = None
+    """Of ranks in lock-step: the wave."""
+    step_counter: int | None = None
+    """Likewise: the common step counter."""
+    ranks: list[RankTurn] = []
+    """All ranks in this common step; empty where ranks are not in lock-step."""

@@ -15,6 +15,8 @@ METRICS = {"output": "output_tokens_per_s", "TTFT p50": "ttft_p50_ms", "TPOT p50
 SAID = ("steps", "preemptions", "recomputed tokens")
 LEAST_FRAC = 0.02
 """A smaller change is none."""
+FELT_FRAC = 0.05
+"""A smaller change of another figure is not said."""
 ONE_MACHINE = "cpu"
 """Where worker and engine share the processors, overlapping them is no matter of scheduling."""
 
@@ -51,7 +53,7 @@ def _judged(finding: Finding, predictor: Predictor, base: Recorded) -> Finding:
         if gain is None:
             kept.append(advice)
         elif _helps(gain):
-            kept.append(msgspec.structs.replace(advice, tested=_outcome(prediction)))
+            kept.append(msgspec.structs.replace(advice, tested=_outcome(prediction, gain)))
             gains.append(gain)
         else:
             refuted.append(_refuted(advice, message("{change}", change=Share(gain.change_frac, signed=True))))
@@ -101,9 +103,20 @@ def _helps(gain: Gain) -> bool:
     return _better(gain) >= LEAST_FRAC
 
 
-def _outcome(prediction: Prediction) -> Message:
-    """What scheduling decides with it, as plain figures."""
+def _outcome(prediction: Prediction, gain: Gain) -> Message:
+    """What else becomes of the load with it: other times by which it is felt, and what scheduling decides."""
     changed = [
+        message(
+            "{name} {change}",
+            name=figure.name,
+            change=Share(figure.change_frac, signed=True),
+        )
+        for figure in prediction.measured
+        if METRICS.get(figure.name, gain.metric) != gain.metric
+        and figure.change_frac is not None
+        and abs(figure.change_frac) >= FELT_FRAC
+    ]
+    changed += [
         message(
             "{name} {before} -> {after}",
             name=figure.name,

@@ -8,6 +8,7 @@ from schedtrace.diagnose.statistics import statistics
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
+from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.loads import FAMILIES, make_script, play
 
@@ -31,7 +32,7 @@ class Counting(Driver):
 
 
 def counted(recording):
-    return statistics([make_timeline(trace) for trace in read_run(recording).traces])
+    return statistics(Ranks([make_timeline(trace) for trace in read_run(recording).traces]))
 
 
 PLAIN = (

@@ -15,7 +15,7 @@ from schedtrace.cli.main import app, main
 from schedtrace.compare.metrics import METRICS
 from schedtrace.compare.work import WORK
 from schedtrace.diagnose.analyze import analyze
-from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.rules import KINDS
 from schedtrace.diagnose.trials import FINISHED
 from schedtrace.errors import ExitCode
 from schedtrace.model.causes import Cause
@@ -77,22 +77,22 @@ def test_every_command_is_written_about(command):
 
 def test_every_rule_has_its_page_and_every_page_its_rule():
     pages = {page.stem for page in (DOCS / "findings").glob("*.md")} - {"README"}
-    assert pages == set(RULES)
+    assert pages == set(KINDS)
 
 
-@pytest.mark.parametrize("code", sorted(RULES))
+@pytest.mark.parametrize("code", sorted(KINDS))
 def test_every_finding_is_in_the_list(code):
     assert f"[{code}]({code}.md)" in (DOCS / "findings" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("code", [rule.code for rule in RULES.values() if rule.symptom_of])
+@pytest.mark.parametrize("code", [rule.code for rule in KINDS.values() if rule.symptom_of])
 def test_a_symptom_names_its_root_causes(code):
     page = (DOCS / "findings" / f"{code}.md").read_text()
     [section] = re.findall(r"^## Root causes\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     [row] = re.findall(
         rf"^\| \[{code}\]\({code}\.md\) .*$", (DOCS / "findings" / "README.md").read_text(), re.MULTILINE
     )
-    roots = RULES[code].symptom_of
+    roots = KINDS[code].symptom_of
     assert re.findall(r"\[([\w-]+)\]\(\1\.md\)", section) == list(roots)
     assert row.split(" | ")[2] == ", ".join(roots)
 
@@ -172,7 +172,7 @@ def all_findings(tmp_path):
     )
 
 
-@pytest.mark.parametrize("code", sorted(RULES))
+@pytest.mark.parametrize("code", sorted(KINDS))
 def test_every_key_of_the_evidence_is_on_the_findings_page(all_findings, code):
     recorded = RECORDED / code / "shows"
     without_queue = {"budget-underused": ROOT / "examples/forum-thread/wrapped.log"}

@@ -196,7 +196,7 @@ case(
 )(partial(together, requests=24, prompt=200, outputs=60))
 
 
-@case("17b-uneven-lengths", "rank-imbalance", ranks=2, says=(r"rank 0",), missing="issue 13")
+@case("17b-uneven-lengths", "rank-imbalance", ranks=2, says=(r"rank 0",))
 def equal_counts_of_unequal_lengths(engine):
     """Both ranks get as many requests; those of rank 0 generate eight times as much."""
     rank = engine.config.parallel_config.data_parallel_index

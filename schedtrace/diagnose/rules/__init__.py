@@ -1,19 +1,24 @@
-"""The findings: one rule a file, each a pure function from a timeline to what it found.
+"""The findings: one rule a file, each a pure function from a timeline, or all ranks', to what it found.
 
 Every rule's definition, with its columns and thresholds, stands in ``docs/findings/<code>.md``.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
 from schedtrace.diagnose.proven import PROVEN
 from schedtrace.diagnose.rules import (
     arrival_limited,
+    balance_candidate,
+    balance_without_effect,
     blocked_budget,
     budget_saturated,
     budget_underused,
     client_limited,
     decode_starves_prefill,
+    dummy_batches,
     front_end,
     head_of_line,
     kv_bound,
@@ -28,9 +33,11 @@ from schedtrace.diagnose.rules import (
     pipeline_bubbles,
     preemption,
     preemption_storm,
+    prefill_stall,
     prefill_starves_decode,
     prefix_cache,
     priority_inversion,
+    rank_imbalance,
     refused_at_door,
     scheduler_overhead,
     slow_steps,
@@ -40,11 +47,15 @@ from schedtrace.diagnose.rules import (
 )
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
+from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
+
+Seen = TypeVar("Seen")
+"""What a rule looks at: one engine's ``Timeline``, or the ``Ranks`` of a run."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Generic[Seen]):
     """One kind of finding."""
 
     code: str
@@ -52,22 +63,22 @@ class Rule:
     """One line: what it means when this is found."""
     needs: frozenset[Fact]
     """What a record must hold for this rule to judge it."""
-    find: Callable[[Timeline], list[Finding]]
+    find: Callable[[Seen], list[Finding]]
     symptom_of: tuple[str, ...] = ()
     """Codes of the root causes whose effect it may be; empty: it is a root cause."""
     charges: tuple[str, ...] = ()
     """Of ``timeline.charges``: what it is about, where that is a wait which may be the effect of another."""
 
-    def __call__(self, timeline: Timeline) -> list[Finding]:
-        """Its findings in one engine's timeline."""
-        found = self.find(timeline)
+    def __call__(self, seen: Seen) -> list[Finding]:
+        """Its findings in one engine's timeline, or in all ranks of a run."""
+        found = self.find(seen)
         for finding in found:
             for advice in finding.advice:
                 advice.proven = (finding.code, finding.cause, advice.setting) in PROVEN
         return found
 
 
-_MODULES = (
+_OF_AN_ENGINE = (
     never_fits,
     no_progress,
     refused_at_door,
@@ -99,14 +110,32 @@ _MODULES = (
     late_arrivals,
 )
 
-RULES = {
-    module.CODE: Rule(
-        module.CODE,
-        module.SUMMARY,
-        frozenset(module.NEEDS),
-        module.find,
-        getattr(module, "SYMPTOM_OF", ()),
-        tuple(str(charge) for charge in getattr(module, "CHARGES", ())),
-    )
-    for module in _MODULES
-}
+_OF_ALL_RANKS = (
+    rank_imbalance,
+    prefill_stall,
+    balance_without_effect,
+    balance_candidate,
+    dummy_batches,
+)
+
+
+def _rules(modules: tuple[ModuleType, ...]) -> dict[str, Rule[Any]]:
+    return {
+        module.CODE: Rule(
+            module.CODE,
+            module.SUMMARY,
+            frozenset(module.NEEDS),
+            module.find,
+            getattr(module, "SYMPTOM_OF", ()),
+            tuple(str(charge) for charge in getattr(module, "CHARGES", ())),
+        )
+        for module in modules
+    }
+
+
+RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE)
+"""Those that judge each engine by itself, by their code."""
+RANK_RULES: dict[str, Rule[Ranks]] = _rules(_OF_ALL_RANKS)
+"""Those that judge all ranks of a run together, once."""
+KINDS: dict[str, Rule[Any]] = {**RULES, **RANK_RULES}
+"""All of them."""

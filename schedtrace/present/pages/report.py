@@ -9,10 +9,12 @@ from schedtrace.model.message import Code, Message, Number, Share, joined, messa
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
 from schedtrace.present.numbers import number
+from schedtrace.present.pages.engines import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections
 from schedtrace.present.pages.report_tables import trials_table
 from schedtrace.present.pages.run_header import header, log_figures, not_judged, summary
 from schedtrace.present.pages.settings import noteworthy
+from schedtrace.present.pages.statistics import engines_table
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
     Cause,
@@ -25,6 +27,7 @@ from schedtrace.present.sections import (
     Shares,
     Style,
     Styled,
+    Table,
     Text,
 )
 from schedtrace.present.words import GAINS, severity, time_part
@@ -36,7 +39,9 @@ SHOWN_FROM_FRAC = 0.05
 """What weighs less is named, not described."""
 NAMED_FROM_FRAC = 0.01
 """What weighs less is only counted among what was looked at."""
-MOST_PARTS = 7
+MOST_PARTS, FEWER_PARTS = 7, 5
+MOST_ENGINES, EXTREMES = 4, 2
+"""Rows of the engines; of more only those with the most and the fewest requests."""
 OTHERS_LINES = 6
 """Kept free for what else was found."""
 
@@ -53,17 +58,30 @@ def report_page(report: Report, *, full: bool = False) -> Page[Report]:
 
 def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
     about = message("  {path}", path=Code(run.path)) if run.label != run.path else ""
-    lines = [*(header(run) if full else summary(run)), *_figures(run.trials)]
+    lines = [*(header(run) if full else summary(run)), *_figures(run)]
     first: list[Section] = [Headline(run.label, about, list(lines), list(run.problems))]
     if run.verdict:
         first.append(Note(Styled(joined(run.verdict), Style.STRONG)))
+    engines = run.statistics.engines if run.statistics is not None else []
+    several = len(engines) > 1 and not full
     if run.time_split:
-        first.append(Shares("Where the requests' time went", _parts(run.time_split)))
-    yield from first
+        first.append(
+            Shares(
+                "Where the requests' time went",
+                _parts(run.time_split, FEWER_PARTS if several else MOST_PARTS),
+            )
+        )
     roots = [finding for finding in run.findings if finding.title]
     commands = Note(_commands(run, roots))
     room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, commands]))
-    shown, named = _chosen(roots, room)
+    if several:
+        few = len(engines) - 1 <= MOST_ENGINES
+        side_by_side = engines_table(engines, MOST_ENGINES if few else EXTREMES)
+        if _height(side_by_side) + (_height(_cause(1, roots[0], len(engines) - 1)) if roots else 0) <= room:
+            first.append(side_by_side)
+            room -= _height(side_by_side)
+    yield from first
+    shown, named = _chosen(roots, room, run.config["engines"])
     yield from shown
     if full:
         yield from details(run)
@@ -79,25 +97,38 @@ def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
     yield commands
 
 
-def _figures(trials: list[TrialReport]) -> Iterator[Text]:
-    """What users compare: throughput and latency, the mean over the trials."""
-
-    def over(values: list[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return mean(known) if known else None
-
-    parts = [
-        (over([trial.output_tokens_per_s for trial in trials]), "{} output tok/s"),
-        (over([trial.ttft_ms.p50 if trial.ttft_ms else None for trial in trials]), "TTFT p50 {} ms"),
-        (over([trial.tpot_ms.p50 if trial.tpot_ms else None for trial in trials]), "TPOT p50 {} ms"),
-    ]
+def _figures(run: RunReport) -> Iterator[Text]:
+    """What users compare: throughput and latency; the mean over trials, of several engines that of all."""
+    several = run.statistics if run.statistics and len(run.statistics.engines) > 1 else None
+    if several is not None:
+        latency = next(iter(several.latency), None)
+        ttft, tpot = (latency.ttft_ms, latency.tpot_ms) if latency else (None, None)
+        parts = [
+            (several.engines[-1].output_tokens_per_s or None, "{} output tok/s"),
+            (ttft.p50 if ttft else None, "TTFT p50 {} ms"),
+            (tpot.p50 if tpot else None, "TPOT p50 {} ms"),
+        ]
+    else:
+        parts = _over_trials(run.trials)
     if known := [text.format(number(value)) for value, text in parts if value is not None]:
         yield ", ".join(known)
 
 
-def _parts(split: list[TimePart]) -> list[Part]:
+def _over_trials(trials: list[TrialReport]) -> list[tuple[float | None, str]]:
+    def over(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return mean(known) if known else None
+
+    return [
+        (over([trial.output_tokens_per_s for trial in trials]), "{} output tok/s"),
+        (over([trial.ttft_ms.p50 if trial.ttft_ms else None for trial in trials]), "TTFT p50 {} ms"),
+        (over([trial.tpot_ms.p50 if trial.tpot_ms else None for trial in trials]), "TPOT p50 {} ms"),
+    ]
+
+
+def _parts(split: list[TimePart], most: int) -> list[Part]:
     """The largest parts; the others as one."""
-    shown = [part for part in split if part.share_frac >= NAMED_FROM_FRAC][:MOST_PARTS]
+    shown = [part for part in split if part.share_frac >= NAMED_FROM_FRAC][:most]
     parts = [
         Part(*time_part(part.part, part.cause)[:1], part.share_frac, time_part(part.part, part.cause)[1])
         for part in shown
@@ -108,12 +139,12 @@ def _parts(split: list[TimePart]) -> list[Part]:
     return parts
 
 
-def _chosen(roots: list[Found], lines: int) -> tuple[list[Cause], list[Found]]:
+def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[Cause], list[Found]]:
     """The root causes that the screen has room for, and the others."""
     sections: list[Cause] = []
     worth = [root for root in roots if root.leads or root.weight >= SHOWN_FROM_FRAC][:MOST_CAUSES]
     for root in worth:
-        section = _cause(len(sections) + 1, root)
+        section = _cause(len(sections) + 1, root, engines)
         if not sections and _height(section) > lines:
             section = replace(section, actions=section.actions[:1])
         lines -= _height(section)
@@ -123,8 +154,9 @@ def _chosen(roots: list[Found], lines: int) -> tuple[list[Cause], list[Found]]:
     return sections, [root for root in roots if root not in worth[: len(sections)]]
 
 
-def _cause(place: int, root: Found) -> Cause:
-    paragraphs: list[Content] = [root.message]
+def _cause(place: int, root: Found, engines: int) -> Cause:
+    whose = whose_figures(root, engines)
+    paragraphs: list[Content] = [joined([root.message, message(whose)]) if whose else root.message]
     if root.holder and place > 1:
         paragraphs.append(root.holder)
     return Cause(
@@ -183,9 +215,10 @@ def _others(roots: list[Found]) -> Iterator[Note]:
 def _commands(run: RunReport, roots: list[Found]) -> Content:
     """What to run next: all details, one step, one request."""
     commands = [f"schedtrace analyze {run.path} --details"]
-    steps = [root.steps for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC]
-    if steps:
-        commands.append(f"schedtrace step {run.path} {steps[0][len(steps[0]) // 2]}")
+    first = next((root for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC), None)
+    if first is not None:
+        engine = f" --engine {first.engine_rank}" if first.engine_rank else ""
+        commands.append(f"schedtrace step {run.path} {first.steps[len(first.steps) // 2]}{engine}")
     names = [getattr(root.evidence, "longest_request", None) for root in roots]
     if known := next((name for name in names if name), None):
         commands.append(f"schedtrace request {run.path} {known}")
@@ -212,6 +245,8 @@ def _height(section: Section) -> int:
                 len(plain(title.text if isinstance(title, Styled) else title)) + len(plain(gain)) + 5 > WIDTH
             )
             return 2 + long + lines(*paragraphs, indent=3) + lines(*actions, indent=8)
+        case Table(columns, rows, more):
+            return 1 + max(column.heading.count("\n") + 1 for column in columns) + len(rows) + bool(more)
         case Note(text):
             return 1 + lines(text)
         case _:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from schedtrace.model.message import CauseWord, Code, Duration, Message, Share, joined, message
 from schedtrace.model.report import MAX_STEPS, Advice, RunReport
 from schedtrace.model.report import Finding as Found
+from schedtrace.present.pages.engines import on_engines
 from schedtrace.present.pages.report_tables import (
     cap_table,
     cause_table,
@@ -61,7 +62,7 @@ def details(run: RunReport) -> Iterator[Section]:
 def finding_sections(findings: list[Found], *, engines: int) -> Iterator[Finding]:
     """Every finding, its symptoms after it."""
     for finding in findings:
-        yield _finding(finding, several_engines=engines > 1)
+        yield _finding(finding, engines)
         yield from finding_sections(finding.symptoms, engines=engines)
 
 
@@ -78,18 +79,18 @@ def _strip(run: RunReport) -> Strip:
     return Strip([Band("budget use", use), Band("waiting", waiting)], legend)
 
 
-def _finding(found: Found, *, several_engines: bool) -> Finding:
+def _finding(found: Found, engines: int) -> Finding:
     about: list[Text] = []
     if found.cause:
         inferred = ", inferred" if found.via == "inferred" else ""
         about.append(message("cause {cause}{inferred}", cause=CauseWord(found.cause), inferred=inferred))
-    if several_engines:
-        about.append(f"engine {found.engine_rank}")
+    if engines > 1:
+        about.append(on_engines(found, engines))
     paragraphs: list[Content] = [found.message]
     if cost := _cost(found):
         paragraphs.append(cost)
     if found.steps:
-        paragraphs.append(Styled(_where(found), Style.DIM))
+        paragraphs.append(Styled(_where(found, engines), Style.DIM))
     names = {f"a{at}": part for at, part in enumerate(about)}
     return Finding(
         severity(found.severity),
@@ -114,11 +115,14 @@ def _cost(found: Found) -> Text:
     return message("cost: about {cost}, {share} of the run ({sure})", cost=cost, share=share, sure=sure)
 
 
-def _where(found: Found) -> Text:
+def _where(found: Found, engines: int = 1) -> Text:
     place = message("At {location}. ", location=Code(found.location)) if found.location else ""
     steps = step_ranges(found.steps, whole=len(found.steps) < MAX_STEPS)
     instance = message(" For instance {example}", example=found.example) if found.example else ""
-    return message("{place}{steps}.{instance}", place=place, steps=steps, instance=instance)
+    engine = f" of engine {found.engine_rank}" if engines > 1 else ""
+    return message(
+        "{place}{steps}{engine}.{instance}", place=place, steps=steps, engine=engine, instance=instance
+    )
 
 
 def action(advice: Advice) -> Message:

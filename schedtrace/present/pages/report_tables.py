@@ -18,6 +18,9 @@ from schedtrace.present.sections import (
 from schedtrace.present.words import ENGINE_STATES, state
 
 MOST_ROWS = 10
+MOST_TRIALS = 32
+"""Of several engines."""
+MOST_ENGINES = 8
 LEAST_SHOWN_FRAC = 0.01
 """A smaller share of the requests' time is left to the JSON form."""
 
@@ -37,8 +40,9 @@ def trials_table(trials: list[TrialReport]) -> Table:
         Column("TPOT\np50 ms", numeric=True),
     ]
     engine = [Column("engine", numeric=True)] if several else []
-    rows = [[*([str(trial.engine_rank)] if several else []), *_trial(trial)] for trial in trials]
-    return Table([*engine, *columns], rows)
+    shown = trials[:MOST_TRIALS] if several else trials
+    rows = [[*([str(trial.engine_rank)] if several else []), *_trial(trial)] for trial in shown]
+    return Table([*engine, *columns], rows, left_out(len(trials), MOST_TRIALS) if several else "")
 
 
 def _trial(trial: TrialReport) -> list[Cell]:
@@ -91,7 +95,8 @@ def engine_time(run: RunReport) -> Facts:
     """Where the engines' time went: shares are of busy time."""
     several = run.config["engines"] > 1
     facts = []
-    for rank in dict.fromkeys(share.engine_rank for share in run.engine_time):
+    ranks = list(dict.fromkeys(share.engine_rank for share in run.engine_time))
+    for rank in ranks[:MOST_ENGINES]:
         of_engine = [share for share in run.engine_time if share.engine_rank == rank]
         parts = [
             message("{state} {share}", state=ENGINE_STATES[share.state], share=Share(share.busy_frac))
@@ -106,6 +111,8 @@ def engine_time(run: RunReport) -> Facts:
             idle=message(", {idle} idle", idle=Duration(1e3 * idle)) if idle else "",
         )
         facts.append(Fact(f"engine {rank}" if several else "engine", [text]))
+    if len(ranks) > MOST_ENGINES:
+        facts.append(Fact("others", [left_out(len(ranks), MOST_ENGINES)]))
     return Facts(facts)
 
 

@@ -12,7 +12,7 @@ from schedtrace.model.statistics import (
     PrefixCacheUse,
     Statistics,
 )
-from schedtrace.present.numbers import integer, milliseconds, number, percent
+from schedtrace.present.numbers import counted, integer, milliseconds, number, percent
 from schedtrace.present.pages.report_tables import MOST_ROWS, left_out
 from schedtrace.present.sections import Cell, Column, Fact, Facts, Section, Table, Text
 
@@ -89,36 +89,56 @@ def durations_table(statistics: Statistics) -> Table:
     return Table(columns, rows)
 
 
-def engines_table(engines: list[EngineFigures]) -> Table:
-    """Data-parallel engines side by side, and their sum."""
+MOST_ENGINES = 16
+"""Of more, those with the most and the fewest requests are shown."""
+
+
+def engines_table(engines: list[EngineFigures], most: int = MOST_ENGINES) -> Table:
+    """Data-parallel engines side by side, and their sum; of many those with the most and the fewest requests.
+
+    Args:
+        engines: Each one, and the last for all.
+        most: Rows, without that for all.
+    """
     columns = [
         Column("engine"),
+        Column("done", numeric=True),
         Column("steps", numeric=True),
-        Column("finished", numeric=True),
-        Column("output\ntok/s", numeric=True),
-        Column("total\ntok/s", numeric=True),
-        Column("preempted", numeric=True),
         Column("running\nmean", numeric=True),
         Column("waiting\nmean", numeric=True),
+        Column("output\ntok/s", numeric=True),
+        Column("KV\nused", numeric=True),
+        Column("preempted", numeric=True),
         Column("dummy\nbatches", numeric=True),
-        Column("dummy\nms", numeric=True),
+        Column("stalled\nms", numeric=True),
     ]
+    *each, whole = engines
+    shown = each if len(each) <= most else _extremes(each, most)
+    less = len(each) - len(shown)
+    more = f"{counted(less, 'engine')} between these: --format json lists them" if less else ""
     rows: list[list[Cell]] = [
         [
             "all" if row.engine_rank is None else str(row.engine_rank),
-            integer(row.steps),
             integer(row.requests_finished),
-            integer(row.output_tokens_per_s),
-            integer(row.total_tokens_per_s),
-            integer(row.preemptions),
+            integer(row.steps),
             number(row.mean_running),
             number(row.mean_waiting),
+            integer(row.output_tokens_per_s),
+            percent(row.kv_used_frac),
+            integer(row.preemptions),
             integer(row.dummy_batches),
-            milliseconds(row.dummy_ms),
+            milliseconds(row.stalled_ms),
         ]
-        for row in engines
+        for row in [*shown, whole]
     ]
-    return Table(columns, rows)
+    return Table(columns, rows, more)
+
+
+def _extremes(engines: list[EngineFigures], most: int) -> list[EngineFigures]:
+    """Those with the most requests at a time and, of the rest, those with the fewest, in their order."""
+    by_load = sorted(engines, key=lambda row: -((row.mean_running or 0) + (row.mean_waiting or 0)))
+    kept = [*by_load[: most - most // 2], *by_load[len(by_load) - most // 2 :]]
+    return [row for row in engines if row in kept]
 
 
 def counts(statistics: Statistics) -> Facts:

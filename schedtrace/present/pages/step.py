@@ -14,6 +14,7 @@ from schedtrace.present.sections import (
     Fact,
     Facts,
     Headline,
+    Note,
     Page,
     Section,
     Style,
@@ -23,6 +24,7 @@ from schedtrace.present.sections import (
 )
 
 MOST_WAITING = 10
+MOST_RANKS = 8
 
 
 def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
@@ -41,6 +43,9 @@ def _sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
     yield Headline(f"Step {story.step}{of_trial(story.trial)}", about, [_times(story)])
     parts = (_before, _decided, _after)
     yield Facts([fact for part in parts for fact in part(story, everything=everything)])
+    if story.ranks:
+        yield Note(f"All ranks in this common step (wave {story.wave}, counter {story.step_counter}):")
+        yield _ranks_table(story, len(story.ranks) if everything else MOST_RANKS)
 
 
 def _times(story: StepStory) -> Text:
@@ -90,6 +95,40 @@ def _after(story: StepStory, *, everything: bool) -> Iterator[Fact]:
     if story.what_if:
         assumed = Styled(_assumed(story), Style.DIM)
         yield Fact("what if", [*(answer.message for answer in story.what_if), assumed])
+
+
+def _ranks_table(story: StepStory, most: int) -> Table:
+    """The rank that the page is about, and those whose outputs were last: these made the step so long."""
+    last = sorted(story.ranks, key=lambda turn: (turn.engine_rank != story.engine_rank, -(turn.back_us or 0)))
+    kept = {turn.engine_rank for turn in last[:most]}
+    columns = [
+        Column("engine"),
+        Column("step", numeric=True),
+        Column("requests", numeric=True),
+        Column("prefill\ntok", numeric=True),
+        Column("decode\ntok", numeric=True),
+        Column("running", numeric=True),
+        Column("waiting", numeric=True),
+        Column("back after\nms", numeric=True),
+        Column(""),
+    ]
+    rows: list[list[Cell]] = [
+        [
+            str(turn.engine_rank),
+            "-" if turn.step is None else str(turn.step),
+            integer(turn.requests),
+            integer(turn.prefill_tokens),
+            integer(turn.decode_tokens),
+            integer(turn.num_running),
+            integer(turn.num_waiting),
+            "-" if turn.back_us is None else milliseconds(turn.back_us / 1e3),
+            {True: "dummy batch", False: "", None: "not recorded"}[turn.dummy],
+        ]
+        for turn in story.ranks
+        if turn.engine_rank in kept
+    ]
+    less = len(story.ranks) - len(rows)
+    return Table(columns, rows, f"{integer(less)} more, back earlier: --all lists them" if less else "")
 
 
 def _assumed(story: StepStory) -> Message:

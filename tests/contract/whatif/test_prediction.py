@@ -59,7 +59,9 @@ def test_advice_is_given_with_what_a_replay_of_it_did(base):
     assert (first.code, first.gain.method) == ("max-num-seqs-bound", "replay")
     advice = first.advice[0]
     assert advice.setting == "max_num_seqs"
-    assert plain(advice.tested).startswith("Replayed on this load: steps ")
+    assert plain(advice.tested).startswith("Replayed on this load: ")
+    assert ", steps " in plain(advice.tested)
+    assert "TPOT p50 +" in plain(advice.tested)  # what it costs
 
 
 def test_advice_that_does_not_help_is_taken_back(base):

@@ -5,7 +5,7 @@ import json
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.rules import KINDS
 from schedtrace.model.catalogue import Catalogue
 from schedtrace.model.life import Life
 from schedtrace.model.story import StepStory
@@ -67,7 +67,7 @@ def test_a_run_that_is_not_there_is_an_input_error(cli, tmp_path):
 
 def test_the_catalogue_lists_every_code(cli):
     _, out, _ = cli("findings")
-    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["finding", *RULES]
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["finding", *KINDS]
 
 
 @pytest.mark.parametrize(("kind", "read"), [("parquet", pl.read_parquet), ("csv", pl.read_csv)])
@@ -110,4 +110,4 @@ def test_only_and_ignore_choose_what_is_told_and_what_fails(cli, warned):
 def test_an_unknown_code_is_a_usage_error(cli, warned):
     code, out, err = cli("analyze", warned, "--only", "blocked")
     assert (code, out) == (2, "")
-    assert err.startswith(f"schedtrace: --only blocked: no such finding; there are {', '.join(RULES)}")
+    assert err.startswith(f"schedtrace: --only blocked: no such finding; there are {', '.join(KINDS)}")

@@ -37,7 +37,7 @@ def test_engines_of_a_run_are_reported_one_after_the_other(tmp_path):
     report = analyze_run(read_run(tmp_path))
     assert [(one.engine_rank, one.first_step_tokens) for one in report.trials] == [(0, 100), (1, 300)]
     assert {one.throughput_from for one in report.trials} == {"trace"}
-    assert [one.engine_rank for one in report.findings] == [0, 1]
+    assert [one.engine_ranks for one in report.findings] == [[0, 1]]
     assert report.config["engines"] == 2
 
 

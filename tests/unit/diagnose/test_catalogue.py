@@ -1,23 +1,23 @@
 import pytest
 
 from schedtrace.diagnose.catalogue import catalogue, choose
-from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.rules import KINDS
 from schedtrace.errors import UsageError
 
 
 def test_every_rule_is_listed_with_what_it_needs():
     told = {kind.code: kind for kind in catalogue().findings}
-    assert list(told) == list(RULES)
+    assert list(told) == list(KINDS)
     assert told["preemption"].needs == ["preemptions"]
-    assert told["preemption"].summary == RULES["preemption"].summary
+    assert told["preemption"].summary == KINDS["preemption"].summary
 
 
 @pytest.mark.parametrize(
     ("only", "ignore", "left"),
     [
-        ([], [], set(RULES)),
+        ([], [], set(KINDS)),
         (["preemption"], [], {"preemption"}),
-        ([], ["preemption"], set(RULES) - {"preemption"}),
+        ([], ["preemption"], set(KINDS) - {"preemption"}),
         (["preemption", "blocked-budget"], ["preemption"], {"blocked-budget"}),
     ],
 )
@@ -28,6 +28,6 @@ def test_codes_are_chosen(only, ignore, left):
 @pytest.mark.parametrize("option", ["only", "ignore"])
 def test_a_code_that_is_none_is_refused_with_those_there_are(option):
     with pytest.raises(
-        UsageError, match=rf"--{option} preemtion: no such finding; there are {next(iter(RULES))}, "
+        UsageError, match=rf"--{option} preemtion: no such finding; there are {next(iter(KINDS))}, "
     ):
         choose(**{"only": [], "ignore": [], option: ["preemtion"]})

@@ -13,6 +13,7 @@ from schedtrace.model.report import Advice, Finding, Gain
 def finding(code, share=None, *, title=NOTHING, **fields):
     unknown = dict.fromkeys(Finding.__struct_fields__)
     given = {"code": code, "share_frac": share, "title": title, "severity": "critical", "symptoms": []}
+    given |= {"engine_rank": 0, "engine_ranks": []}
     return Finding(**unknown | given | {"leads": False, "advice": []} | fields)
 
 
@@ -83,7 +84,7 @@ def test_the_same_root_cause_on_another_engine_is_no_second_one():
         (timeline(), [root("kv-bound", share, engine_rank=rank)]) for rank, share in enumerate((0.2, 0.4))
     ]
     [found] = ranked(engines)
-    assert (found.engine_rank, [one.engine_rank for one in found.symptoms]) == (1, [0])
+    assert (found.engine_rank, found.engine_ranks, found.symptoms) == (1, [0, 1], [])
 
 
 def test_causes_differ_although_the_code_is_the_same():

@@ -1,0 +1,121 @@
+"""``balance-candidate``: what it could save at most that ranks in lock-step prefill at the same time."""
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.rank_settings import balanced, prefill_interval
+from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import Count, Duration, Number, Share, Steps, message
+from schedtrace.model.report import MAX_STEPS, Evidence, Finding
+from schedtrace.timeline.ranks import PASS, Ranks
+
+CODE = "balance-candidate"
+SUMMARY = "ranks in lock-step prefill in different steps; what it could save at most to align them"
+NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES)
+SYMPTOM_OF = ("prefill-stall",)
+
+WARNING_FRAC = 0.05
+"""Of the time of all passes, saved at most."""
+
+
+class AlonePrefill(msgspec.Struct, kw_only=True):
+    """One common step in which one rank alone prefilled."""
+
+    step: int
+    """Of that rank."""
+    trial: int | None
+    rank: int
+    prefill_tokens: int
+    excess_us: int
+
+
+class BalanceCandidate(Evidence, kw_only=True):
+    """The bound, and what it is made of."""
+
+    prefill_passes: int
+    """In which a rank prefilled."""
+    alone_passes: int
+    """In which exactly one did."""
+    prefill_ms: float
+    """How much longer the prefill passes took than passes without prefill."""
+    aligned_ms: float
+    """The same if every rank prefilled the same chunks at the same time: at least what those of the rank with
+    the most of it took."""
+    saved_ms: float
+    """The difference: at most saved."""
+    most_gain_frac: float
+    """By how much throughput would rise at most."""
+    most_running: int
+    """Requests that ran at a time on one rank, at most."""
+    seats: int
+    examples: list[AlonePrefill]
+
+
+def find(ranks: Ranks) -> list[Finding]:
+    """See ``docs/findings/balance-candidate.md``."""
+    stalls, header = ranks.prefill_stalls, ranks.timelines[0].header
+    if stalls is None or balanced(header) or (prefill_interval(header) or 1) > 1:
+        return []
+    saved_us, prefill_us = stalls.saved_us(), float(stalls.passes["excess_us"].sum())
+    frac = saved_us / ranks.passes_us
+    noise_us = stalls.noise_us * stalls.passes.height**0.5
+    alone = stalls.passes.filter(pl.col("prefilling") == 1)
+    if frac < FOUND_FROM_FRAC or saved_us < RESOLVED * noise_us or alone.is_empty():
+        return []
+    gain = ranks.passes_us / (ranks.passes_us - saved_us) - 1
+    turns = stalls.own.join(alone.select(PASS), on=PASS, how="semi", maintain_order="left")
+    longest = turns.sort("excess_us", "step", descending=[True, False])
+    evidence = BalanceCandidate(
+        prefill_passes=stalls.passes.height,
+        alone_passes=alone.height,
+        prefill_ms=prefill_us / 1e3,
+        aligned_ms=(prefill_us - saved_us) / 1e3,
+        saved_ms=saved_us / 1e3,
+        most_gain_frac=gain,
+        most_running=ranks.most_running,
+        seats=ranks.timelines[0].seats,
+        examples=[
+            AlonePrefill(**row)
+            for row in longest.head(3)
+            .with_columns(pl.col("excess_us").round().cast(pl.Int64))
+            .select(AlonePrefill.__struct_fields__)
+            .to_dicts()
+        ],
+    )
+    first = evidence.examples[0]
+    return [
+        Finding(
+            code=CODE,
+            severity="warning" if frac >= WARNING_FRAC else "info",
+            cause=None,
+            via="recorded",
+            engine_rank=first.rank,
+            engine_ranks=sorted(turns["rank"].unique().to_list()),
+            count=alone.height,
+            trials=alone["trial"].drop_nulls().unique().sort().to_list(),
+            steps=turns.filter(pl.col("rank") == first.rank)["step"].sort().head(MAX_STEPS).to_list(),
+            tokens=int(turns["prefill_tokens"].sum()),
+            message=message(
+                "In {alone} of {prefills} with a prefill one rank alone prefilled. If all ranks prefilled "
+                "at the "
+                "same time, the same chunks would take at most {saved} ({frac} of the run) less: at most "
+                "{gain} "
+                "more throughput. Requests would wait longer for their first token.",
+                alone=Number(evidence.alone_passes),
+                prefills=Count(evidence.prefill_passes, "common step"),
+                saved=Duration(saved_us),
+                frac=Share(frac),
+                gain=Share(gain),
+            ),
+            evidence=evidence,
+            example=message(
+                "{step} of rank {rank} prefilled {tokens} alone, for which the common step took {excess} "
+                "longer.",
+                step=Steps(first.step, first.step, first.trial),
+                rank=Number(first.rank),
+                tokens=Count(first.prefill_tokens, "token"),
+                excess=Duration(first.excess_us),
+            ),
+        )
+    ]

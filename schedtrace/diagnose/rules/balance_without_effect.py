@@ -1,0 +1,149 @@
+"""``balance-without-effect``: balance scheduling is on where no rank waits for another one."""
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.rank_settings import CAUSE, balanced
+from schedtrace.diagnose.rules.common import severity_by_weight
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import CauseWord, Code, Count, Duration, Message, Number, Share, Steps, message
+from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.ranks import Ranks
+
+CODE = "balance-without-effect"
+SUMMARY = "balance scheduling is on where there are no ranks in lock-step to balance: it can only cost a seat"
+NEEDS = (Fact.CONFIG, Fact.EXITS)
+
+
+class GateExample(msgspec.Struct, kw_only=True):
+    """A step in which the gate was closed."""
+
+    step: int
+    trial: int | None
+    rank: int
+    running: int
+    waiting: int
+
+
+class BalanceWithoutEffect(Evidence, kw_only=True):
+    """What the gate did."""
+
+    scheduler_class: str
+    ranks: int
+    """Engines of the run, which step independently."""
+    seats: int
+    most_running: int
+    """Requests that ran at a time on one engine, at most."""
+    closed_steps: int
+    """In which the gate refused requests."""
+    waited_ms: float
+    """Time that requests were refused by it."""
+    examples: list[GateExample]
+
+
+def find(ranks: Ranks) -> list[Finding]:
+    """See ``docs/findings/balance-without-effect.md``."""
+    header = ranks.timelines[0].header
+    if not balanced(header) or ranks.lockstep or header.data_parallel_size != 1:
+        return []
+    steps = pl.concat(
+        [
+            timeline.steps.join(
+                timeline.exits.filter(_by_gate()).select("step").unique(),
+                on="step",
+                how="semi",
+                maintain_order="left",
+            ).select(
+                "step",
+                "trial",
+                pl.lit(timeline.rank).alias("rank"),
+                running="num_running_after",
+                waiting="num_waiting_after",
+            )
+            for timeline in ranks.timelines
+        ]
+    )
+    waited_us = sum(
+        int(one.request_states.filter(pl.col("cause") == CAUSE).select(LENGTH_US.sum()).item())
+        for one in ranks.timelines
+    )
+    share = waited_us / ranks.requests_us if ranks.requests_us else None
+    evidence = BalanceWithoutEffect(
+        scheduler_class=header.scheduler_class,
+        ranks=len(ranks.timelines),
+        seats=ranks.timelines[0].seats,
+        most_running=ranks.most_running,
+        closed_steps=steps.height,
+        waited_ms=waited_us / 1e3,
+        examples=[GateExample(**row) for row in steps.head(3).to_dicts()],
+    )
+    return [
+        Finding(
+            code=CODE,
+            severity=severity_by_weight(None, share),
+            title=message("Balance scheduling without ranks to balance"),
+            verdict=message(
+                "Balance scheduling kept requests waiting for {share} of their time, although no rank waits "
+                "for "
+                "another one here.",
+                share=Share(share or 0.0),
+            ),
+            share_frac=share,
+            cause=CAUSE if steps.height else None,
+            via="source",
+            engine_rank=steps["rank"][0] if steps.height else ranks.timelines[0].rank,
+            engine_ranks=sorted(steps["rank"].unique().to_list()),
+            count=steps.height,
+            trials=steps["trial"].drop_nulls().unique().sort().to_list(),
+            steps=steps["step"].sort().head(MAX_STEPS).to_list(),
+            tokens=0,
+            message=_message(evidence),
+            advice=[
+                Advice(
+                    message=message(
+                        "Leave out {scheduler}: vLLM's own scheduler uses all {seats} seats.",
+                        scheduler=Code(header.scheduler_class),
+                        seats=Number(evidence.seats),
+                    )
+                )
+            ],
+            evidence=evidence,
+            example=_described(evidence.examples[0]) if evidence.examples else None,
+        )
+    ]
+
+
+def _by_gate() -> pl.Expr:
+    """Exits of the gate: those of schedtrace have a cause, another package's guard names what it balances."""
+    return (pl.col("cause") == CAUSE) | pl.col("guard").str.contains("(?i)balance").fill_null(value=False)
+
+
+def _message(evidence: BalanceWithoutEffect) -> Message:
+    engines = "one engine" if evidence.ranks == 1 else f"{evidence.ranks} engines that step independently"
+    did = message("The gate never closed: it had no effect.")
+    if evidence.closed_steps:
+        did = message(
+            "The gate refused requests in {steps} for {waited} in total; at most {most} of {seats} seats "
+            "were taken.",
+            steps=Count(evidence.closed_steps, "step"),
+            waited=Duration(1e3 * evidence.waited_ms),
+            most=Number(evidence.most_running),
+            seats=Number(evidence.seats),
+        )
+    return message(
+        "{scheduler} balances ranks in lock-step, but this run has {engines}. {did}",
+        scheduler=Code(evidence.scheduler_class),
+        engines=engines,
+        did=did,
+    )
+
+
+def _described(example: GateExample) -> Message:
+    return message(
+        "In {step} {running} ran and {waiting} waited for {cause}.",
+        step=Steps(example.step, example.step, example.trial),
+        running=Number(example.running),
+        waiting=Count(example.waiting, "request"),
+        cause=CauseWord(CAUSE),
+    )

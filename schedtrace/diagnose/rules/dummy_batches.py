@@ -1,0 +1,142 @@
+"""``dummy-batches``: ranks in lock-step ran batches without a request, only because others had one."""
+
+import msgspec
+import polars as pl
+
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import Count, Message, Number, Share, Steps, message
+from schedtrace.model.report import MAX_STEPS, Evidence, Finding
+from schedtrace.timeline.ranks import Ranks
+
+CODE = "dummy-batches"
+SUMMARY = "ranks in lock-step ran batches without a request, only to keep others company"
+NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES)
+SYMPTOM_OF = ("rank-imbalance",)
+
+FOUND_FROM_FRAC = 0.01
+"""Of the ranks' time."""
+WARNING_FRAC = 0.25
+
+
+class RankDummies(msgspec.Struct, kw_only=True):
+    """One rank's dummy batches."""
+
+    rank: int
+    batches: int
+    steps_frac: float
+    """Of its batches, with a request or without."""
+    time_ms: float
+    time_frac: float
+    """Of the time of its batches."""
+
+
+class DummyExample(msgspec.Struct, kw_only=True):
+    """Dummy batches between two steps of a rank."""
+
+    step: int
+    """The step after them."""
+    trial: int | None
+    rank: int
+    batches: int
+
+
+class DummyBatches(Evidence, kw_only=True):
+    """How many there were, and how long they took."""
+
+    batches: int
+    steps_frac: float
+    """Of all ranks' batches, with a request or without."""
+    time_ms: float
+    """Added up over the ranks."""
+    time_frac: float
+    """Of the time of all ranks' batches."""
+    ranks: list[RankDummies]
+    examples: list[DummyExample]
+
+
+def find(ranks: Ranks) -> list[Finding]:
+    """See ``docs/findings/dummy-batches.md``."""
+    if not ranks.lockstep or ranks.passes.is_empty():
+        return []
+    turns = dict(ranks.turns.group_by("rank").len().iter_rows())
+    whole_us = ranks.lockstep_us
+    each = [
+        RankDummies(
+            rank=rank,
+            batches=batches,
+            steps_frac=batches / (batches + turns.get(rank, 0)),
+            time_ms=time_us / 1e3,
+            time_frac=time_us / whole_us,
+        )
+        for rank, batches, time_us in ranks.dummies.select("rank", "batches", "time_us").iter_rows()
+    ]
+    batches, time_ms = sum(one.batches for one in each), sum(one.time_ms for one in each)
+    frac = 1e3 * time_ms / (whole_us * len(each))
+    if not batches or frac < FOUND_FROM_FRAC:
+        return []
+    gaps = _gaps(ranks)
+    most = max(each, key=lambda one: one.time_ms)
+    evidence = DummyBatches(
+        batches=batches,
+        steps_frac=batches / (batches + sum(turns.values())),
+        time_ms=time_ms,
+        time_frac=frac,
+        ranks=each,
+        examples=[
+            DummyExample(**row)
+            for row in gaps.sort("batches", "step", descending=[True, False])
+            .head(3)
+            .select(DummyExample.__struct_fields__)
+            .to_dicts()
+        ],
+    )
+    after = gaps.filter(pl.col("rank") == most.rank)
+    return [
+        Finding(
+            code=CODE,
+            severity="warning" if frac >= WARNING_FRAC else "info",
+            cause=None,
+            via="recorded",
+            engine_rank=most.rank,
+            engine_ranks=[one.rank for one in each if one.batches],
+            count=batches,
+            trials=ranks.turns["trial"].drop_nulls().unique().sort().to_list(),
+            steps=after["step"].sort().head(MAX_STEPS).to_list(),
+            tokens=0,
+            message=_message(evidence, most),
+            evidence=evidence,
+            example=_described(evidence.examples[0]) if evidence.examples else None,
+        )
+    ]
+
+
+def _gaps(ranks: Ranks) -> pl.DataFrame:
+    """Dummy batches between two turns of a rank, with the step after them."""
+    between = pl.col("step_counter").diff().over("rank", "wave", "trial") - 1
+    return (
+        ranks.turns.sort("rank", "wave", "step_counter")
+        .with_columns(batches=between)
+        .filter(pl.col("batches") > 0)
+    )
+
+
+def _message(evidence: DummyBatches, most: RankDummies) -> Message:
+    return message(
+        "{share} of the ranks' batches held no request and ran only because other ranks had some: {batches}, "
+        "{time} of the ranks' time. Rank {rank} ran most of them: {own}, {own_time} of its time.",
+        share=Share(evidence.steps_frac),
+        batches=Count(evidence.batches, "dummy batch", "dummy batches"),
+        time=Share(evidence.time_frac),
+        rank=Number(most.rank),
+        own=Number(most.batches),
+        own_time=Share(most.time_frac),
+    )
+
+
+def _described(example: DummyExample) -> Message:
+    return message(
+        "Before {step} rank {rank} ran {batches} in a row.",
+        step=Steps(example.step, example.step, example.trial),
+        rank=Number(example.rank),
+        batches=Count(example.batches, "dummy batch", "dummy batches"),
+    )

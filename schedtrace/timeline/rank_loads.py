@@ -1,0 +1,148 @@
+"""How many requests each rank of a run has over time, and who waited on one while another had room."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from schedtrace.timeline.overlap import time_within
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.timeline import Timeline
+
+PARTS = 60
+"""Equal parts that a run's time is looked at in."""
+
+
+def presence(timeline: Timeline, offset_us: int = 0) -> pl.DataFrame:
+    """Spans of one rank with ``begin_us``, ``end_us``, ``running`` and ``waiting`` requests, without gaps.
+
+    ``waiting`` requests were refused, so one that no step could see yet is in neither.
+    """
+    refused = pl.col("state").is_in(QUEUED) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
+    runs = ~pl.col("state").is_in([*QUEUED, "front_end"])
+    states = timeline.request_states.filter(refused | runs).select(
+        "begin_us", "end_us", running=runs.cast(pl.Int64), waiting=refused.cast(pl.Int64)
+    )
+    counts = ("running", "waiting")
+    changes = pl.concat(
+        [
+            states.select(pl.col("begin_us").alias("us"), *counts),
+            states.select(pl.col("end_us").alias("us"), *(-pl.col(name) for name in counts)),
+        ]
+    )
+    return (
+        changes.group_by("us")
+        .agg(pl.col(*counts).sum())
+        .sort("us")
+        .with_columns(pl.col(*counts).cum_sum(), end_us=pl.col("us").shift(-1))
+        .drop_nulls("end_us")
+        .select(pl.col("us").alias("begin_us") + offset_us, pl.col("end_us") + offset_us, *counts)
+    )
+
+
+@dataclass
+class RankLoads:
+    """What the ranks of a run had to do."""
+
+    loads: pl.DataFrame
+    """One row per part of the run and rank: ``part``, ``begin_us``, ``rank``, mean ``running`` and
+    ``waiting`` requests, and ``tokens`` of the steps that began in it. Parts in which no rank had a request
+    are left out."""
+    avoidable_us: dict[int, int]
+    """Rank to the time that its requests were refused while another rank had a seat and nobody waiting."""
+    waited_us: dict[int, int]
+    """Rank to all the time that its requests were refused."""
+
+    def means(self) -> pl.DataFrame:
+        """One row per rank: ``rank``, and mean ``running`` and ``waiting`` requests over these parts."""
+        return self.loads.group_by("rank").agg(pl.col("running", "waiting").mean()).sort("rank")
+
+
+def rank_loads(ranks: Ranks) -> RankLoads | None:
+    """The loads of all ranks; None where none has a request."""
+    spans = {
+        timeline.rank: presence(timeline, ranks.offsets_us[timeline.rank]) for timeline in ranks.timelines
+    }
+    every = [one for one in spans.values() if one.height]
+    if not every:
+        return None
+    begin = min(int(one["begin_us"].min()) for one in every)  # type: ignore[arg-type]  # a column of integers
+    end = max(int(one["end_us"].max()) for one in every)  # type: ignore[arg-type]  # likewise
+    room = _with_room(ranks, spans, begin, end)
+    edges = [begin + (end - begin) * part // PARTS for part in range(PARTS + 1)]
+    parts = pl.DataFrame({"part": range(PARTS), "begin_us": edges[:-1], "end_us": edges[1:]})
+    parts = parts.filter(LENGTH_US > 0)
+    loads = pl.concat([_means(parts, one, rank) for rank, one in spans.items()]).join(
+        _tokens(ranks, parts), on=("part", "rank"), how="left", maintain_order="left"
+    )
+    busy = (pl.col("running") + pl.col("waiting")).sum().over("part") > 0
+    return RankLoads(
+        loads=loads.filter(busy).with_columns(pl.col("tokens").fill_null(0)),
+        avoidable_us={rank: _waiting_us(one, room) for rank, one in spans.items()},
+        waited_us={
+            rank: int((one["waiting"] * one.select(LENGTH_US).to_series()).sum())
+            for rank, one in spans.items()
+        },
+    )
+
+
+def _means(parts: pl.DataFrame, spans: pl.DataFrame, rank: int) -> pl.DataFrame:
+    counts = {name: pl.col(name) for name in ("running", "waiting")}
+    spent = (
+        time_within(parts, spans, counts)
+        if spans.height
+        else pl.DataFrame({name: [0] * parts.height for name in counts})
+    )
+    means = [pl.col(name) / LENGTH_US for name in counts]
+    return pl.concat([parts, spent], how="horizontal").select(
+        "part", "begin_us", pl.lit(rank, pl.Int64).alias("rank"), *means
+    )
+
+
+def _tokens(ranks: Ranks, parts: pl.DataFrame) -> pl.DataFrame:
+    """``part``, ``rank`` and ``tokens`` that its steps computed."""
+    steps = pl.concat(
+        [
+            timeline.steps.select(
+                pl.col("start_us").cast(pl.Int64) + ranks.offsets_us[timeline.rank],
+                pl.lit(timeline.rank, pl.Int64).alias("rank"),
+                tokens=pl.col("used_tokens").cast(pl.Int64),
+            )
+            for timeline in ranks.timelines
+        ]
+    ).sort("start_us")
+    begins = parts.select("part", pl.col("begin_us").cast(pl.Int64)).sort("begin_us")
+    placed = steps.join_asof(begins, left_on="start_us", right_on="begin_us")
+    return placed.drop_nulls("part").group_by("part", "rank").agg(pl.col("tokens").sum())
+
+
+def _with_room(ranks: Ranks, spans: dict[int, pl.DataFrame], begin: int, end: int) -> pl.DataFrame:
+    """Spans in which at least one rank has a free seat and refuses nobody."""
+    changes = []
+    for timeline in ranks.timelines:
+        one = spans[timeline.rank]
+        full = (pl.col("waiting") > 0) | ((pl.col("running") >= timeline.seats) if timeline.seats else False)
+        closed = one.filter(full)
+        changes += [
+            pl.DataFrame({"us": [begin, end], "change": [1, -1]}),
+            closed.select(us="begin_us", change=pl.lit(-1, pl.Int64)),
+            closed.select(us="end_us", change=pl.lit(1, pl.Int64)),
+        ]
+    return (
+        pl.concat(changes)
+        .group_by("us")
+        .agg(pl.col("change").sum())
+        .sort("us")
+        .select(begin_us="us", end_us=pl.col("us").shift(-1), room=pl.col("change").cum_sum() > 0)
+        .drop_nulls()
+    )
+
+
+def _waiting_us(spans: pl.DataFrame, room: pl.DataFrame) -> int:
+    """Time that requests of a rank were refused in, while another had room."""
+    waits = spans.filter(pl.col("waiting") > 0)
+    if waits.is_empty():
+        return 0
+    within = time_within(waits, room, {"us": pl.col("room")})
+    return int((within["us"] * waits["waiting"]).sum())

@@ -1,0 +1,69 @@
+"""Makes the samples of findings about ranks anew, from steps made by hand: no engine, exact times.
+
+``python tests/data/findings/make_ranks.py [code ...]`` writes traces and ``sentences.txt``.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[2]))
+
+from tests.rank_traces import Turn, prefills, write_ranks  # noqa: E402  # see the line above
+from tests.unit.diagnose.sentences import write_sentences  # noqa: E402  # likewise
+
+BALANCE = {"scheduler_class": "schedtrace.balance.BalanceScheduler", "exits_via": "source"}
+CONFIG = {
+    "max_num_seqs": 16,
+    "enable_chunked_prefill": True,
+    "policy": "fcfs",
+    "prefill_schedule_interval": 1,
+}
+
+
+def even(ranks: int, passes: int, decodes: int = 8) -> list[list[Turn]]:
+    """All ranks have so many requests all the time."""
+    return [[(decodes, 0)] * ranks for _ in range(passes)]
+
+
+def emptied(passes: int, until: int) -> list[list[Turn]]:
+    """The second rank has nothing left after so many steps."""
+    return [[(8, 0), (8, 0) if counter < until else None] for counter in range(passes)]
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
+    "prefill-stall": (
+        lambda path: write_ranks(path, prefills(60, {0: 10}, {0: 5}), scheduler_config=CONFIG),
+        lambda path: write_ranks(path, prefills(60, {0: 10, 1: 10}, {0: 5, 1: 5}), scheduler_config=CONFIG),
+    ),
+    "balance-candidate": (
+        lambda path: write_ranks(path, prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}), scheduler_config=CONFIG),
+        lambda path: write_ranks(path, prefills(60, {0: 10}, {0: 5}), scheduler_config=CONFIG),
+    ),
+    "dummy-batches": (
+        lambda path: write_ranks(path, emptied(60, 40), scheduler_config=CONFIG),
+        lambda path: write_ranks(path, emptied(60, 60), scheduler_config=CONFIG),
+    ),
+    "rank-imbalance": (
+        lambda path: write_ranks(
+            path, [[(16, 0), (2, 0)]] * 40, lockstep=False, refused="max_num_seqs", scheduler_config=CONFIG
+        ),
+        lambda path: write_ranks(path, [[(16, 0), (13, 0)]] * 40, lockstep=False, scheduler_config=CONFIG),
+    ),
+    "balance-without-effect": (
+        lambda path: write_ranks(
+            path, even(1, 30, 15), lockstep=False, refused="rank_balance", scheduler_config=CONFIG, **BALANCE
+        ),
+        lambda path: write_ranks(path, even(2, 30), scheduler_config=CONFIG, **BALANCE),
+    ),
+}
+
+if __name__ == "__main__":
+    for code in sys.argv[1:] or FOLDERS:
+        for name, write in zip(("shows", "near-miss"), FOLDERS[code], strict=True):
+            shutil.rmtree(HERE / code / name, ignore_errors=True)
+            write(HERE / code / name)
+        write_sentences(HERE / code)
+        print(code)

@@ -1,0 +1,132 @@
+"""Findings about ranks: which rank, since when, how much; and none where there is nothing."""
+
+import msgspec
+import pytest
+
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.model.report import Report
+from schedtrace.present.pages.report import MOST_LINES, WIDTH, report_page
+from schedtrace.present.phrases import plain
+from schedtrace.read.run import read_run
+from tests.rank_traces import prefills, write_ranks
+from tests.unit.diagnose.sentences import flat
+from tests.unit.present.test_goldens import text_of
+
+OF_LOCKSTEP = {"prefill-stall", "balance-candidate", "dummy-batches"}
+CONFIG = {"max_num_seqs": 16, "policy": "fcfs", "prefill_schedule_interval": 1}
+
+
+@pytest.fixture
+def report_of(tmp_path):
+    """``report_of(passes, ...)``: the report of a run with these common steps."""
+    return lambda passes, **fields: analyze_run(
+        read_run(write_ranks(tmp_path / "run", passes, **{"scheduler_config": CONFIG, **fields}))
+    )
+
+
+def codes(report):
+    return {finding.code for finding in flat(report.findings)}
+
+
+def test_the_stall_names_the_rank_that_prefilled_and_the_one_that_waited(report_of):
+    report = report_of(prefills(60, {0: 10}, {0: 5}))
+    found = report.findings[0]
+    assert (found.code, found.engine_rank, found.engine_ranks, found.count) == ("prefill-stall", 0, [1], 6)
+    assert found.steps == [5, 15, 25, 35, 45, 55]
+    assert found.evidence.stalled_ms == pytest.approx(60)
+    assert [advice.setting for advice in found.advice] == ["prefill_schedule_interval"]
+    assert "rank 1 waited longest, 60 ms in 6 steps" in plain(report.verdict[1])
+
+
+def test_a_full_rank_makes_balance_scheduling_an_advice(report_of):
+    """8 requests and the prefill on 10 seats: the gate closes at 9."""
+    found = report_of(prefills(60, {0: 10}, {0: 5}), max_num_running_reqs=10).findings[0]
+    assert "schedtrace.balance.BalanceScheduler" in plain(found.advice[1].message)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"scheduler_config": {**CONFIG, "prefill_schedule_interval": 4}},
+        {"scheduler_class": "schedtrace.balance.BalanceScheduler"},
+    ],
+)
+def test_what_is_on_already_is_not_advised(report_of, fields):
+    report = report_of(prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}), **fields)
+    [stall] = [one for one in report.findings if one.code == "prefill-stall"]
+    assert stall.advice == []
+    assert "balance-candidate" not in codes(report)
+
+
+def test_what_aligned_prefills_save_at_most_stands_beneath_the_stall(report_of):
+    report = report_of(prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}))
+    [found] = [one for one in report.findings[0].symptoms if one.code == "balance-candidate"]
+    whole = 60 * 5.8 - 0.1 + 12 * 10
+    assert found.evidence.saved_ms == pytest.approx(60, rel=0.01)
+    assert found.evidence.most_gain_frac == pytest.approx(whole / (whole - 60) - 1, rel=0.01)
+
+
+def test_independent_ranks_have_no_findings_of_lockstep(report_of):
+    report = report_of(prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}), lockstep=False)
+    assert codes(report) & OF_LOCKSTEP == set()
+    assert [row.stalled_ms for row in report.statistics.engines] == [None] * 3
+
+
+def test_a_rank_that_refuses_while_another_has_room(report_of):
+    report = report_of([[(16, 0), (2, 0)]] * 40, lockstep=False, refused="max_num_seqs")
+    found = report.findings[0]
+    assert (found.code, found.engine_rank, found.evidence.why) == ("rank-imbalance", 0, "requests")
+    assert (found.evidence.since_s, found.evidence.uneven_frac) == (0, 1)
+    assert "max-num-seqs-bound" in {symptom.code for symptom in found.symptoms}
+    assert found.share_frac == pytest.approx(1 / 19)
+
+
+@pytest.mark.parametrize(("other", "found"), [(12, False), (11, False), (8, True), (7, True)])
+def test_uneven_from_a_quarter_on(report_of, other, found):
+    """16 and 8 requests: the mean is 12, a quarter less than 16."""
+    report = report_of([[(16, 0), (other, 0)]] * 40, lockstep=False)
+    assert ("rank-imbalance" in codes(report)) is found
+
+
+def test_one_engine_has_no_findings_of_several(report_of):
+    assert codes(report_of([[(8, 0)]] * 40, lockstep=False)) & (OF_LOCKSTEP | {"rank-imbalance"}) == set()
+
+
+def test_the_same_finding_on_all_engines_is_one(report_of):
+    report = report_of([[(8, 0)] * 4] * 40, lockstep=False)
+    kinds = [(finding.code, finding.cause) for finding in report.findings]
+    assert len(kinds) == len(set(kinds))
+    assert [finding.engine_ranks for finding in report.findings if finding.code == "client-limited"] in (
+        [],
+        [[0, 1, 2, 3]],
+    )
+
+
+def test_sixty_four_ranks_fit_on_one_screen(report_of):
+    """The figures of two ranks stand for those of 64: analysing so many takes a minute."""
+    report = report_of(prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}))
+    first, second, whole = report.statistics.engines
+    each = [msgspec.structs.replace(one, engine_rank=rank) for rank in range(32) for one in (first, second)]
+    report.statistics.engines = [*each, whole]
+    report.config["engines"] = 64
+    for finding in report.findings:
+        finding.engine_ranks = [*range(64)]
+    lines = text_of(report_page(Report(runs=[report]))).splitlines()
+    assert len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= WIDTH
+    assert any("62 engines between these" in line for line in lines)
+
+
+def test_as_many_requests_of_other_lengths_are_uneven_in_tokens(report_of):
+    """Every tenth step rank 0 prefills 500 tokens, rank 1 five: 8 prompts each."""
+
+    def turn(rank, counter):
+        return 8, (500, 5)[rank] if counter % 10 == 5 else 0
+
+    report = report_of([[turn(rank, counter) for rank in (0, 1)] for counter in range(80)])
+    [found] = [one for one in report.findings if one.code == "rank-imbalance"]
+    evidence = found.evidence
+    assert (found.engine_rank, evidence.measure, evidence.why) == (0, "tokens", "lengths")
+    tokens = [80 * 8 + 8 * 500, 80 * 8 + 8 * 5]
+    assert evidence.unevenness_frac == pytest.approx(1 - sum(tokens) / 2 / tokens[0])
+    assert "rank 0 computed 4,640 tokens, 2,660 is the mean of the ranks" in plain(found.verdict)
