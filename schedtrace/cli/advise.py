@@ -7,12 +7,15 @@ from typing import Annotated
 import typer
 
 from schedtrace.cli.options import FormatOption, require_vllm, show, stderr_console
+from schedtrace.cli.ranks import DataParallelSize, Router, changes_of_ranks
 from schedtrace.present.renderers import Format
 
 
 def advise(
     run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
     slo: Annotated[str, typer.Option(metavar="BOUNDS", help="Objective, such as ttft_p99=1s,tpot_p99=50ms.")],
+    data_parallel_size: DataParallelSize = None,
+    router: Router = None,
     step_times: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Saved step times (default: fitted to the run).")
     ] = None,
@@ -42,5 +45,6 @@ def advise(
     base = recorded(one_run(run), load(step_times) if step_times else None)
     work, most = recorded_work(base.run, base.times), jobs or os.cpu_count() or 1
     with CountBar(stderr_console(), "configurations") as bar:
-        answer = proposed(base, work, bounds, lambda sent: LocalPool(sent, most), bar)
+        fixed = changes_of_ranks(data_parallel_size, router)
+        answer = proposed(base, work, bounds, lambda sent: LocalPool(sent, most), bar, fixed)
     show(proposals_page(answer), output_format)

@@ -1,9 +1,10 @@
 """Searches configurations for a recorded load: what findings advise, and the neighbours of what was set."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 from schedtrace.diagnose.analyze import analyze_run
@@ -41,6 +42,7 @@ def advise(
     slo: Sequence[Bound],
     make_pool: Callable[[Work], Pool],
     progress: Callable[[int, int], Any] = lambda _done, _total: None,
+    fixed: Mapping[str, Any] = MappingProxyType({}),
 ) -> Proposals:
     """Configurations under which more requests would meet an objective.
 
@@ -52,18 +54,24 @@ def advise(
         slo: The objective.
         make_pool: Starts the processes.
         progress: Called with the configurations done and those there are, in each round anew.
+        fixed: Changes that every proposal has, such as another number of ranks.
 
     Raises:
         EngineError: a process was killed.
     """
     findings = analyze_run(base.run).findings
-    single = candidates(base, findings)
+    single = [{**fixed, **change} for change in candidates(base, findings)]
+    single = [dict(fixed), *single] if fixed else single
     with TemporaryDirectory() as scratch:
         log = SweepLog(Path(scratch))
         first = sweep(work, single or [{}], log, make_pool, slo=slo, progress=progress)
-        best = [_changes(row, first.rows) for row in _better(first.rows)][:BEST]
+        best = [
+            {name: value for name, value in _changes(row, first.rows).items() if name not in fixed}
+            for row in _better(first.rows)
+        ]
+        best = [change for change in best if change][:BEST]
         joined = [
-            {name: value for change in chosen for name, value in change.items()}
+            {**fixed, **{name: value for change in chosen for name, value in change.items()}}
             for size in (2, 3)
             for chosen in combinations(best, size)
             if len({name for change in chosen for name in change}) == size
