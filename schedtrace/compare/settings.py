@@ -9,6 +9,8 @@ from schedtrace.read.foreign import UNKNOWN
 from schedtrace.read.run import Run
 
 NOISE = {"SCHEDTRACE_RUN_DIR", "SCHEDTRACE_TRIAL_IDS"}
+OF_A_START = "_port"
+"""Ends the names of fields that every start of data-parallel ranks draws anew."""
 """Variables that tell where a run was written, and nothing about it."""
 NAMES = {
     "policy": "scheduling_policy",
@@ -87,7 +89,9 @@ def _flat_config(run: Run) -> dict[str, Any]:
     manifest = run.manifest
     if manifest is not None:
         for section, fields in manifest.config_resolved.items():
-            flat |= {f"{section}.{name}": value for name, value in fields.items()}
+            flat |= {
+                f"{section}.{name}": value for name, value in fields.items() if not name.endswith(OF_A_START)
+            }
         if manifest.workload is not None:
             workload = manifest.workload
             flat |= {f"workload.{name}": getattr(workload, name) for name in workload.__struct_fields__}

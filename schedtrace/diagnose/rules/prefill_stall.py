@@ -20,7 +20,7 @@ FOUND_FROM_FRAC = 0.01
 RESOLVED = 2.0
 """Standard deviations that the sum of the stalls must be above 0."""
 MOST_INTERVAL = 16
-TEST = message("Whether it gains depends on the load: {command} tests it.", command=Setting("--predict"))
+TEST = message("{option} tells whether it gains.", option=Setting("--predict"))
 
 
 class RankStall(msgspec.Struct, kw_only=True):
@@ -233,10 +233,9 @@ def _advice(ranks: Ranks, stalls: PrefillStalls) -> list[Advice]:
                 setting="prefill_schedule_interval",
                 value=value,
                 costs=message(
-                    "A new request waits up to {steps} ({time}) longer for its first token. {test}",
+                    "A new request waits up to {steps} ({time}) longer for its first token.",
                     steps=Count(value - 1, "step"),
                     time=Duration((value - 1) * mean_us),
-                    test=TEST,
                 ),
             )
         )

@@ -127,3 +127,10 @@ def test_settings_that_decide_scheduling_come_before_others_that_vllm_resolved(r
         ("scheduler_config.policy", "given"),
         ("a.x", ""),
     ]
+
+
+def test_a_port_that_each_start_draws_is_no_setting(run_of):
+    base, new = (
+        {"config_resolved": {"parallel_config": {"data_parallel_master_port": port}}} for port in (1, 2)
+    )
+    assert changes(run_of, base, new) == []
