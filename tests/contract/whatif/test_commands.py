@@ -30,7 +30,7 @@ def test_replay(run, capsys, tmp_path):
 
 def test_analyze_predict(run, capsys):
     assert main(["analyze", str(run), "--predict"]) == 0
-    assert "Replayed on this load: steps" in " ".join(capsys.readouterr().out.split())
+    assert "Replayed on this load: " in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_simulation_of_a_gpu_is_a_run_like_any_other(tmp_path, capsys):
