@@ -127,12 +127,16 @@ LARGE = {"hidden_size": 4096, "num_hidden_layers": 36, "num_experts": 8, "moe_in
 """A pass takes milliseconds on the GPU."""
 
 
-def test_a_simulated_decode_waits_for_the_prefill_of_another_rank(ranks, workplace):  # noqa: ARG001  # its load
+def test_a_simulated_decode_waits_for_the_prefill_of_another_rank(workplace):
     folder = workplace / "experts"
     folder.mkdir()
+    # Rank 1 decodes for seconds: the prompts of rank 0 come meanwhile, however late they are.
+    decoding = {"input_len": SHORT, "output_len": 300, "data_parallel_rank": 1}
+    load = folder / "load.jsonl"
+    load.write_text("".join(json.dumps(row) + "\n" for row in [decoding, decoding, *LOAD[:3]]))
     small = json.loads((OPTIONS["model"] / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(small | LARGE))
-    options = {"executor": "simulated", "gpu": "h100", "dataset": workplace / "ranks" / "load.jsonl"}
+    options = {"executor": "simulated", "gpu": "h100", "dataset": load}
     options |= {"model": folder, "data-parallel-size": 2, "max-model-len": 2048, "request-rate": 50}
     one, other = read_run(recorded(workplace, "simulated-ranks", options)).traces
     apart = offset(other.header, one.header)
@@ -141,7 +145,7 @@ def test_a_simulated_decode_waits_for_the_prefill_of_another_rank(ranks, workpla
     assert joint.height > 0
     assert (joint["began"] - joint["began_right"]).abs().max() <= 2  # rounded twice
     assert (joint["execute_us"] - joint["execute_us_right"]).abs().max() <= 1
-    prefills = mine.filter(pl.col("prefill_tokens") == LONG).join(theirs, on=PASS)
+    prefills = mine.filter(pl.col("prefill_tokens") >= LONG).join(theirs, on=PASS)
     decodes = theirs.filter(pl.col("prefill_tokens") == 0).join(mine, on=PASS, how="anti")
     assert prefills["execute_us_right"].min() > 1.5 * decodes["execute_us"].max()
 
