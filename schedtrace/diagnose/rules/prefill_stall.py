@@ -225,7 +225,7 @@ def _advice(ranks: Ranks, stalls: PrefillStalls) -> list[Advice]:
         advice.append(
             Advice(
                 message=message(
-                    "Set {setting} to {value} (now {now}): all ranks then admit prompts in the same steps.",
+                    "{setting} {value} (now {now}): all ranks then admit prompts in the same steps.",
                     setting=Setting("--prefill-schedule-interval"),
                     value=Number(value),
                     now=Number(interval),
@@ -244,9 +244,8 @@ def _advice(ranks: Ranks, stalls: PrefillStalls) -> list[Advice]:
         advice.append(
             Advice(
                 message=message(
-                    "Try {setting} {name}, an experiment of schedtrace: no rank admits a request while one "
-                    "has all "
-                    "but one of its {seats} seats taken.",
+                    "{setting} {name}, an experiment of schedtrace: no rank admits a request while one has "
+                    "all but one of its {seats} seats taken.",
                     setting=Setting("--scheduler-cls"),
                     name=SCHEDULER_CLASS,
                     seats=Number(seats),
