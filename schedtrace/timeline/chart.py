@@ -54,13 +54,13 @@ def per_step(timeline: Timeline, offset_us: int = 0) -> pl.DataFrame:
         .select(
             "step",
             "trial",
+            "token_budget",
             begin_us=pl.col("start_us") + offset_us,
             end_us=pl.coalesce("output_us", "end_us") + offset_us,
             decode_tokens="decode_tokens",
             prefill_tokens=prefill.clip(0),
             recompute_tokens=recompute,
             unused_tokens=pl.col("token_budget") - pl.col("used_tokens"),
-            token_budget="token_budget",
             cause=pl.when(refused).then("waiting_cause"),
             requests="total_requests",
             running="num_running_after",
@@ -69,5 +69,5 @@ def per_step(timeline: Timeline, offset_us: int = 0) -> pl.DataFrame:
             kv_total="kv_blocks_total",
             preempted=pl.col("preempted").fill_null(0),
         )
-        .cast(SCHEMA)  # type: ignore[arg-type]  # a mapping of names to types
+        .select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
     )
