@@ -1,9 +1,10 @@
-"""Make the pictures of the README again: ``python scripts/pictures.py [RUN]``, about a minute.
+"""Make the pictures of the README again: ``python docs/pictures.py [RUN]``, about a minute.
 
-Records 24 prompts of 450 + 200 tokens with a small KV cache on vLLM's CPU engine unless a run is given. Writes
+Records 24 prompts of 450 + 200 tokens with a small KV cache on vLLM's CPU engine, unless a run is given. Writes
 ``docs/pictures/analyze.svg``, ``report-light.png`` and ``report-dark.png``. Needs Chromium.
 """
 
+import io
 import os
 import re
 import subprocess
@@ -14,7 +15,6 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 from rich.ansi import AnsiDecoder
 from rich.console import Console
-
 from tests.browser.chromium import ARGUMENTS, chromium
 
 ROOT = Path(__file__).parents[1]
@@ -42,10 +42,9 @@ def record(folder: Path) -> str:
 
 def terminal(text: str, title: str) -> str:
     """Text with colours as an SVG picture that refers to nothing."""
-    console = Console(record=True, width=WIDTH, quiet=True)
-    with console.capture():
-        for line in AnsiDecoder().decode(text):
-            console.print(line)
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    for line in AnsiDecoder().decode(text):
+        console.print(line)
     picture = console.export_svg(title=title, unique_id="schedtrace")
     return FONT_OF_THE_WEB.sub("", picture).replace("Fira Code, monospace", FONT)
 
