@@ -1,7 +1,8 @@
+# ruff: noqa: INP001  # a script to run, no package
 """Make the pictures of the README again: ``python docs/pictures.py [RUN]``, about a minute.
 
-Records 24 prompts of 450 + 200 tokens with a small KV cache on vLLM's CPU engine, unless a run is given. Writes
-``docs/pictures/analyze.svg``, ``report-light.png`` and ``report-dark.png``. Needs Chromium.
+Records 24 prompts of 450 + 200 tokens with a small KV cache on vLLM's CPU engine, unless a run is given.
+Writes ``analyze.svg``, ``report-light.png`` and ``report-dark.png`` to ``docs/pictures``. Needs Chromium.
 """
 
 import io
