@@ -73,7 +73,7 @@ class _Rank:
         self.has_coordinator = self.publish_dp_lb_stats = True
         self.last_counts = (0, 0)
         self.process_input_queue_block = True
-        self.enable_fault_tolerance = False
+        self.enable_fault_tolerance = self.reject_new_requests = False
         if group is not None:
             parallel = config.parallel_config
             self.dp_rank, self.dp_size, self.dp_group = around.number, parallel.data_parallel_size, group
