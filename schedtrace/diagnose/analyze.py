@@ -33,12 +33,25 @@ def analyze(runs: list[Run], window: Window | None = None, test: Test | None = N
     return Report(runs=[analyze_run(run, window, test) for run in runs])
 
 
-def analyze_run(run: Run, window: Window | None = None, test: Test | None = None) -> RunReport:
-    """Figures and findings of one run; of several engines, rank after rank."""
+def ranks_of(run: Run, window: Window | None = None) -> Ranks:
+    """The timelines that a run is judged by: without its warm-up, or this window of each trace."""
     timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for trace in run.traces]
-    if window is not None:
-        timelines = [windowed(timeline, window) for timeline in timelines]
-    ranks = Ranks(timelines)
+    return Ranks(timelines if window is None else [windowed(timeline, window) for timeline in timelines])
+
+
+def analyze_run(
+    run: Run, window: Window | None = None, test: Test | None = None, ranks: Ranks | None = None
+) -> RunReport:
+    """Figures and findings of one run; of several engines, rank after rank.
+
+    Args:
+        run: A run.
+        window: Only this part of each trace.
+        test: Of the advice.
+        ranks: The run's ``ranks_of`` in that window, where they have been made already.
+    """
+    ranks = ranks or ranks_of(run, window)
+    timelines = ranks.timelines
     measured = run.manifest if window is None else None  # the front end's figures are of whole trials
     findings = ranked(
         [

@@ -1,0 +1,188 @@
+"""The document: the verdict, the timeline with its data, and the report's sections, in one HTML file.
+
+Its policy allows the one style and the one script that stand in it, by their hashes, and nothing else: the
+page fetches nothing, and markup in a stranger's text could do nothing even if it were not escaped.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from schedtrace.model.comparison import Comparison
+from schedtrace.model.message import Message, Request, Requests, joined
+from schedtrace.model.printable import printable, visible
+from schedtrace.model.report import Finding, RunReport
+from schedtrace.present.pages.comparison import comparison_page
+from schedtrace.present.phrases import plain
+from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart, Named, words_of_causes
+from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.timeline import Timeline
+
+_ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+"""What could end the element that holds the data, or a line of it."""
+
+
+def run_html(report: RunReport, ranks: Ranks) -> str:
+    """The page of one run.
+
+    Args:
+        report: Of ``analyze``.
+        ranks: The timelines that it was made from.
+    """
+    chart = Chart()
+    chart.add_run(ranks, run=0, origin_us=0, named=_named(report))
+    shown = printable(report)
+    return _document(
+        chart,
+        title=shown.label,
+        verdict=plain(joined(shown.verdict)),
+        zero="the trace's clock",
+        runs=[{"label": shown.label, "path": shown.path}],
+        findings=list(_findings(shown)),
+        problems=[plain(problem) for problem in shown.problems],
+    )
+
+
+def comparison_html(comparison: Comparison, ranks: list[Ranks]) -> str:
+    """The page of two runs on one time axis, each from its first request.
+
+    Args:
+        comparison: Of ``diff``.
+        ranks: The timelines of the base and of the new run.
+    """
+    chart = Chart()
+    marks = _first_difference(comparison)
+    for run, of_run in enumerate(ranks):
+        named = {of_run.timelines[0].rank: {mark["step"] for mark in marks if mark["run"] == run}}
+        chart.add_run(of_run, run=run, origin_us=first_us(of_run), named=Named(named))
+    shown = printable(comparison)
+    return _document(
+        chart,
+        title=f"{shown.base_label} and {shown.new_label}",
+        verdict=plain(shown.verdict),
+        zero="each run's first request",
+        runs=[
+            {"label": f"base: {shown.base_label}", "path": shown.base_path},
+            {"label": f"new: {shown.new_label}", "path": shown.new_path},
+        ],
+        findings=[],
+        marks=marks,
+        problems=[plain(note) for note in shown.notes],
+    )
+
+
+def first_us(ranks: Ranks) -> int:
+    """When the first request came to a run, or its first step began, on the clock of its first rank."""
+    return min((moment for timeline in ranks.timelines for moment in _first(timeline, ranks)), default=0)
+
+
+def _first(timeline: Timeline, ranks: Ranks) -> Iterator[int]:
+    arrivals = timeline.arrivals
+    moments = (arrivals["arrived_us"].min(), arrivals["queued_us"].min(), timeline.steps["start_us"].min())
+    known = [int(moment) for moment in moments if isinstance(moment, int)]
+    if known:
+        yield min(known) + ranks.offsets_us[timeline.rank]
+
+
+def _document(chart: Chart, *, title: str, verdict: str, **told: Any) -> str:
+    here = files("schedtrace.present.report")
+    style, script, template = (
+        here.joinpath(name).read_text() for name in ("report.css", "report.js", "template.html")
+    )
+    data = {
+        "columns": chart.packed.directory,
+        "engines": chart.engines,
+        "causes": words_of_causes(chart.causes),
+        "states": STATES,
+        "by_step": BY_STEP,
+        "first_cause": FIRST_CAUSE,
+        **told,
+    }
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(
+        title=title,
+        verdict=verdict,
+        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'",
+        style=Markup(style),  # noqa: S704  # our own file
+        script=Markup(script),  # noqa: S704  # our own file
+        data=Markup(in_script(data)),  # noqa: S704  # escaped for where it stands
+        packed=chart.packed.text(),
+        notes=chart.notes,
+        **told,
+    )
+
+
+def in_script(data: Any) -> str:
+    """JSON that can stand in a script element: nothing in it ends the element.
+
+    Raises:
+        ValueError: a number in it is not finite.
+    """
+    return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPED)
+
+
+def _hash(text: str) -> str:
+    """As a policy names a script or style: SHA-256 of what stands between the tags."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _findings(report: RunReport) -> Iterator[dict[str, Any]]:
+    """The root causes that name steps, in their order."""
+    for finding in report.findings:
+        if finding.title and finding.steps:
+            yield {
+                "code": finding.code,
+                "title": plain(finding.title),
+                "severity": finding.severity,
+                "rank": finding.engine_rank,
+                "steps": ranges(finding.steps),
+                "cause": finding.cause,
+                "named": len(finding.steps),
+                "count": finding.count,
+            }
+
+
+def ranges(steps: list[int]) -> list[list[int]]:
+    """Steps that follow each other as first and last of each run of them."""
+    ordered = sorted(set(steps))
+    if not ordered:
+        return []
+    cuts = [at + 1 for at, (here, there) in enumerate(pairwise(ordered)) if there != here + 1]
+    return [
+        [ordered[first], ordered[last - 1]]
+        for first, last in zip([0, *cuts], [*cuts, len(ordered)], strict=True)
+    ]
+
+
+def _named(report: RunReport) -> Named:
+    steps: dict[int, set[int]] = {}
+    requests: set[str] = set()
+    for finding in report.every_finding():
+        steps.setdefault(finding.engine_rank, set()).update(finding.steps)
+        requests.update(_requests(finding))
+    return Named(steps, frozenset(requests))
+
+
+def _requests(finding: Finding) -> Iterator[str]:
+    messages: list[Message] = [finding.message, finding.holder, finding.verdict]
+    messages += [finding.example] if finding.example else []
+    for one in messages:
+        for part in one.parts():
+            if isinstance(part, Request):
+                yield part.request_id
+            elif isinstance(part, Requests):
+                yield from part.request_ids
+
+
+def _first_difference(comparison: Comparison) -> list[dict[str, Any]]:
+    first = comparison.decisions.first
+    sides = (first.base, first.new) if first else ()
+    return [{"run": run, "step": side.step} for run, side in enumerate(sides) if side is not None]
