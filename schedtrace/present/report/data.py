@@ -22,7 +22,7 @@ MOST_ROWS = 50_000
 """Rows of steps of a whole page, shared among its engines."""
 DETAIL = 500
 """Steps before and after each step that a finding names which are kept single."""
-MOST_REQUESTS, MOST_PIECES = 12_000, 80_000
+MOST_REQUESTS, MOST_PIECES = 8_000, 50_000
 """Requests and pieces of their lives in a page, at most; an even sample of a longer trace."""
 MOST_ENGINES = 16
 STATES = ("front_end", "waiting", "prefill", "decode", "preempted", "recompute", "stalled")
@@ -83,8 +83,7 @@ class Chart:
                 "seats": timeline.seats,
                 "budget": timeline.token_budget,
                 "steps": steps.height,
-                "requests": requests,
-                "ids": [visible(request_id) for request_id in shown["request_id"]],
+                "request_count": requests,
             }
         )
 
@@ -99,6 +98,7 @@ class Chart:
         self.packed.add(f"{name}cause", self._codes(rows["cause"]))
 
     def _add_lives(self, name: str, shown: pl.DataFrame, lives: pl.DataFrame, offset: int) -> None:
+        self.packed.add_texts(f"{name}ids", map(visible, shown["request_id"]))
         pieces = shown.join(lives, on="request_id", how="inner", maintain_order="left_right")
         causes = self._codes(pieces["cause"]) + FIRST_CAUSE
         states = pieces["state"].replace_strict(STATES, range(len(STATES)), return_dtype=pl.Int64)

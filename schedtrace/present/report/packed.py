@@ -1,11 +1,13 @@
-"""Columns of whole numbers, packed into one text that a page carries and its script unpacks.
+"""Columns of whole numbers and of texts, packed into one text that a page carries and its script unpacks.
 
 Each number is written as its zigzag code (0, -1, 1, -2, ... to 0, 1, 2, 3, ...) in 7 bits a byte, the lowest
-first, the high bit for "more follows" (as protobuf's ``sint64``); all bytes are deflated and written as base64.
+first, the high bit for "more follows" (as protobuf's ``sint64``). Texts are UTF-8 between NUL characters. All
+bytes are deflated and written as base64.
 """
 
 import base64
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,14 +20,16 @@ UNKNOWN = -1
 """Stands for null: every recorded figure is at least 0."""
 LEVEL = 6
 BITS, MORE = 7, 128
+SEPARATOR = "\0"
 
 
 @dataclass
 class Packed:
     """Columns under their names, in the order in which they were added."""
 
-    directory: list[tuple[str, int, bool]] = field(default_factory=list)
-    """Name, number of values, and whether each value is written as its difference to the one before."""
+    directory: list[tuple[str, int, str]] = field(default_factory=list)
+    """Name; number of values or, of texts, of bytes; and how they are written: ``values``, ``differences``
+    (of each value to the one before) or ``texts``."""
     _bytes: list[bytes] = field(default_factory=list)
 
     def add(self, name: str, values: pl.Series, *, differences: bool = True) -> None:
@@ -38,9 +42,15 @@ class Packed:
         """
         numbers = values.cast(pl.Int64).fill_null(UNKNOWN)
         if differences:
-            numbers = numbers.diff().fill_null(numbers.first())
-        self.directory.append((name, len(numbers), differences))
+            numbers = numbers - numbers.shift(1, fill_value=0)
+        self.directory.append((name, len(numbers), "differences" if differences else "values"))
         self._bytes.append(_varints(numbers.to_numpy()))
+
+    def add_texts(self, name: str, texts: Iterable[str]) -> None:
+        """Add texts, which have no NUL character."""
+        written = SEPARATOR.join(texts).encode()
+        self.directory.append((name, len(written), "texts"))
+        self._bytes.append(written)
 
     def text(self) -> str:
         """All columns, raw deflate in base64."""

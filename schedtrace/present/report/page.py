@@ -66,7 +66,7 @@ def comparison_html(comparison: Comparison, ranks: list[Ranks]) -> str:
     return _document(
         chart,
         title=f"{shown.base_label} and {shown.new_label}",
-        verdict=plain(shown.verdict),
+        verdict=f"Verdict: {plain(shown.verdict)}",
         zero="each run's first request",
         runs=[
             {"label": f"base: {shown.base_label}", "path": shown.base_path},

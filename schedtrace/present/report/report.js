@@ -6,7 +6,8 @@ const { states: STATES, by_step: BY_STEP, first_cause: FIRST_CAUSE } = DATA;
 const COLOURED = ["kv_blocks", "max_num_seqs", "token_budget", "preempted_this_step"];
 const WORK = ["decode", "prefill", "recompute"];
 const NOBODY = -1;                       // of causes: no request was refused
-const MOST_LANES = 200, FEWEST_STEPS = 1.5;
+const MOST_LANES = 200, FONT = "12px system-ui, sans-serif";
+const NOTHING = "Click a step or a request.";
 const byId = id => document.getElementById(id);
 const number = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
 const seconds = us => (us / 1e6).toFixed(Math.max(1, Math.min(6, 7 - Math.floor(Math.log10(Math.max(1, view.end - view.begin))))));
@@ -25,13 +26,18 @@ async function unpacked() {
   const raw = new Uint8Array(await new Response(stream).arrayBuffer());
   const columns = {};
   let at = 0;
-  for (const [name, count, differences] of DATA.columns) {
+  for (const [name, count, written] of DATA.columns) {
+    if (written === "texts") {
+      const text = new TextDecoder().decode(raw.subarray(at, at += count));
+      columns[name] = text ? text.split("\0") : [];
+      continue;
+    }
     const values = columns[name] = new Float64Array(count);
     for (let i = 0, before = 0; i < count; i++) {
       let code = 0, unit = 1, byte;
       do { byte = raw[at++]; code += (byte & 127) * unit; unit *= 128; } while (byte > 127);
       const value = code % 2 ? -(code + 1) / 2 : code / 2;
-      before = values[i] = differences ? before + value : value;
+      before = values[i] = written === "differences" ? before + value : value;
     }
   }
   return columns;
@@ -76,9 +82,10 @@ function labelOf(told) {
 
 // A request's pieces follow each other without a gap: ``from[i]`` to ``from[i + 1]``.
 function livesOf(e, get) {
-  const first = get("first"), pieces = get("pieces"), kind = get("kind"), lasts = get("lasts"), tokens = get("tokens");
+  const first = get("first"), pieces = get("pieces"), ids = get("ids"), kind = get("kind"), lasts = get("lasts"), tokens = get("tokens");
   let at = 0;
-  e.lives = e.ids.map((id, i) => {
+  e.ids = ids;
+  e.lives = ids.map((id, i) => {
     const life = { id, index: i, begin: first[i], end: first[i], pieces: [] };
     for (const last = at + pieces[i]; at < last; at++) {
       const cause = Math.floor(kind[at] / STATES.length);
@@ -150,7 +157,7 @@ function legend() {
   const seen = new Set(engines.flatMap(e => e.causes));
   for (const e of engines) for (const life of e.lives) for (const piece of life.pieces) if (piece.cause >= FIRST_CAUSE) seen.add(piece.cause - FIRST_CAUSE);
   const words = DATA.causes.filter((cause, code) => seen.has(code) && cause.word !== "next_step");
-  const own = words.filter(cause => COLOURED.includes(cause.word)).map(cause => swatch(cause.word, cause.word, cause.meaning));
+  const own = COLOURED.flatMap(word => words.filter(cause => cause.word === word)).map(cause => swatch(cause.word, cause.word, cause.meaning));
   const others = words.filter(cause => !COLOURED.includes(cause.word)).map(cause => cause.word);
   byId("legend").replaceChildren(
     line("Work", [swatch("decode", "decode"), swatch("prefill", "prefill"), swatch("recompute", "recompute"), swatch("preempted", "preempted"), swatch("front_end", "front end")]),
@@ -170,7 +177,7 @@ function layout(canvas, e) {
     box.panels[name] = { y, height };
     y += height + (name === "ribbon" || name === "steps" ? 2 : 10);
   }
-  box.height = y;
+  box.height = y + 8;
   box.x = us => box.left + (us - view.begin) / (view.end - view.begin) * box.width;
   box.us = x => view.begin + (x - box.left) / box.width * (view.end - view.begin);
   return box;
@@ -185,7 +192,7 @@ function prepared(canvas, height) { // a context in CSS pixels
   const context = canvas.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
-  context.font = "12px system-ui, sans-serif"; context.textBaseline = "middle";
+  context.font = FONT; context.textBaseline = "middle";
   return context;
 }
 
@@ -276,10 +283,11 @@ function drawBudget(context, box, panel, e, columns) {
   title(context, box, panel, "token budget", fitted ? `to ${number.format(top)} of ${number.format(e.step_top)}` : `${number.format(top)} a step`);
 }
 
+// Running upwards, waiting downwards in the colours of causes, a tick below where requests were preempted.
 function drawQueue(context, box, panel, e, columns) {
   const most = Math.max(1, e.mostRunning, e.seats <= 4 * e.mostRunning ? e.seats : 0), waiting = Math.max(1, e.mostWaiting);
   const up = clamp(most / (most + waiting), .3, .75) * panel.height, zero = panel.y + up, down = panel.height - up;
-  for (const { x, i, j } of columns) {
+  for (const { x, i, j, from, fresh } of columns) {
     const height = peak(e.peaks.running, i, j) / most * up;
     context.fillStyle = colours.decode; if (height > 0) context.fillRect(x, zero - height, 1, height);
     const queued = peak(e.peaks.waiting, i, j) / waiting * down;
@@ -291,7 +299,7 @@ function drawQueue(context, box, panel, e, columns) {
         if (part > 0) { context.fillStyle = c === NOBODY ? colours.front_end : causeColour(c); context.fillRect(x, y, 1, part); y += part; }
       }
     }
-    if (e.open && peak(e.peaks.preempted, i, j) > 0 && (j > i || e.rows === 1 || Math.abs(box.x(e.begin[j]) - x) < 1)) { context.fillStyle = colours.preempted; context.fillRect(x - .5, zero - 6, 2, 12); }
+    if (fresh && peak(e.peaks.preempted, from, j) > 0) { context.fillStyle = colours.preempted; context.fillRect(x - .5, panel.y + panel.height + 1, 2, 7); }
   }
   context.fillStyle = colours.text; context.fillRect(box.left, zero, box.width, 1);
   title(context, box, panel, "running", e.seats ? `up to ${number.format(e.mostRunning)} of ${number.format(e.seats)}` : `up to ${number.format(e.mostRunning)}`);
@@ -325,12 +333,14 @@ function drawRequests(context, box, panel, e) {
     if (chosen?.life === life) { context.strokeStyle = colours.accent; context.lineWidth = 2; context.strokeRect(box.left, y - 1, box.width, tall + 2); }
     if (height >= 11 && !box.narrow) {
       context.fillStyle = colours.dim; context.textAlign = "left";
-      context.fillText(life.id.length > 16 ? `${life.id.slice(0, 15)}…` : life.id, 0, y + height / 2, box.left - 4);
+      context.font = "11px system-ui, sans-serif";
+      context.fillText(life.id.length > 17 ? `${life.id.slice(0, 16)}…` : life.id, 0, y + height / 2, box.left - 4);
+      context.font = FONT;
     }
   });
   e.lanes = { lanes, height, y: panel.y };
   frame(context, box, panel);
-  if (height < 11 || box.narrow) title(context, box, panel, "requests", lanes.length < of || of < e.requests ? `${number.format(lanes.length)} of ${number.format(of < e.lives.length ? of : e.requests)}${of < e.lives.length ? " here" : ""}` : number.format(of));
+  if (height < 11 || box.narrow) title(context, box, panel, "requests", lanes.length < of || e.lives.length < e.request_count ? `${number.format(lanes.length)} of ${number.format(of < e.lives.length ? of : e.request_count)}` : number.format(of));
 }
 
 function drawPiece(context, box, e, piece, y, tall) {
@@ -357,7 +367,7 @@ function drawBrackets(context, box, e) {
     const left = Math.max(box.left, box.x(begin)), right = Math.min(box.left + box.width, box.x(end));
     if (right > box.left && left < box.left + box.width) context.fillRect(left, box.panels.ribbon.y - 4, Math.max(1, right - left), 3);
   }
-  const longest = spans.reduce((best, span) => !best || span[1] - span[0] > best[1] - best[0] ? span : best, null);
+  const longest = spans.whole && merged(spans).reduce((best, span) => !best || span[1] - span[0] > best[1] - best[0] ? span : best, null);
   context.strokeStyle = colours.text; context.setLineDash([2, 3]); context.lineWidth = 1;
   for (const us of longest ?? []) line(context, box, us);
   context.setLineDash([]);
@@ -369,29 +379,33 @@ function line(context, box, us, from = box.panels.ribbon.y - 4) {
   context.beginPath(); context.moveTo(x, from); context.lineTo(x, box.height); context.stroke();
 }
 
-// Times of a finding's steps, those less than 1 % of the run apart as one.
+const merged = spans => spans.reduce((found, [begin, end]) => { // those less than 1 % of the run apart as one
+  const last = found.at(-1);
+  if (last && begin - last[1] < (whole.end - whole.begin) / 100) last[1] = Math.max(last[1], end); else found.push([begin, end]);
+  return found;
+}, []);
+
+// Times of a finding's steps: all that had its cause where the report names the first only.
 function spansOf(e) {
   const found = DATA.findings[finding];
   if (!found || found.rank !== e.rank || e.run) return [];
   if (e.spans?.of === found) return e.spans;
-  const spans = [], add = (begin, end) => { const last = spans.at(-1); if (last && begin - last[1] < (whole.end - whole.begin) / 100) last[1] = Math.max(last[1], end); else spans.push([begin, end]); };
+  const spans = [], add = (begin, end) => { const last = spans.at(-1); if (last?.[1] === begin) last[1] = end; else spans.push([begin, end]); };
   const code = DATA.causes.findIndex(cause => cause.word === found.cause);
-  let refused = 0;
-  for (let i = 0; i < e.rows; i++) if (e.cause[i] === code && code >= 0) refused += e.count[i];
-  if (found.named < found.count && refused === found.count) {
+  spans.by_cause = found.named < found.count && e.causes.includes(code);
+  if (spans.by_cause) {
     for (let i = 0; i < e.rows; i++) if (e.cause[i] === code) add(e.begin[i], e.until[i]);
   } else for (const [first, last] of found.steps) {
     const i = rowOf(e, first), j = rowOf(e, last);
     if (i >= 0 && j >= 0) add(e.begin[i], e.end[j]);
   }
-  spans.of = found;
+  spans.of = found; spans.whole = spans.by_cause || found.named >= found.count;
   return e.spans = spans;
 }
 
 function drawMarks(context, box, e) {
-  let trial = e.rows ? e.trial[0] : -1;
   context.strokeStyle = colours.dim; context.lineWidth = 1; context.textAlign = "left";
-  for (const begun of e.trials) { line(context, box, begun.us, 0); const x = box.x(begun.us); if (x >= box.left - 1 && x < box.left + box.width - 40) { context.fillStyle = colours.dim; context.fillText(`trial ${begun.trial}`, x + 3, box.height - 5); } }
+  for (const begun of e.trials) { line(context, box, begun.us, 18); const x = box.x(begun.us); if (x >= box.left - 1 && x < box.left + box.width - 40) { context.fillStyle = colours.dim; context.fillText(`trial ${begun.trial}`, x + 3, box.height - 5); } }
   for (const mark of DATA.marks ?? []) {
     const i = mark.run === e.run && e.first_of_run ? rowOf(e, mark.step) : -1;
     if (i < 0) continue;
@@ -462,7 +476,7 @@ function sumsOf(e, begin, end) {
 
 function sentence(e, begin, end) {
   const sums = sumsOf(e, begin, end), waits = sums.waiting.filter(([, us]) => us > 0).sort((a, b) => b[1] - a[1]);
-  return `${number.format(sums.steps)} steps, ${number.format(e.requests)} requests, ${percent(sums.use)} of the token budget used, ` +
+  return `${number.format(sums.steps)} steps, ${number.format(e.request_count)} requests, ${percent(sums.use)} of the token budget used, ` +
     `${number.format(sums.preemptions)} preemptions` + (waits.length ? `; requests refused for ${waits.map(([word, us]) => `${word} during ${duration(us)}`).join(", ")}` : "");
 }
 
@@ -527,7 +541,7 @@ function causesWithin(e, piece) {
   return [...words];
 }
 
-function show(...nodes) { byId("details").replaceChildren(...nodes); }
+function show(...nodes) { byId("details").replaceChildren(...nodes); byId("details").scrollTop = 0; }
 
 // ---- moving -------------------------------------------------------------------------------------------
 
@@ -545,7 +559,7 @@ const zoomBy = (factor, at = (view.begin + view.end) / 2, how) => zoomTo(at - (a
 const moveBy = share => zoomTo(view.begin + share * (view.end - view.begin), view.end + share * (view.end - view.begin));
 
 function remember(how) {
-  const parts = [];
+  const parts = []; // of the address
   if (chosen?.life) parts.push(requestHash(chosen.life.id).slice(1));
   if (chosen?.row !== undefined) parts.push(`step=${chosen.e.step[chosen.row]}&rank=${chosen.e.rank}`);
   if (chosen?.e.run) parts.push(`run=${chosen.e.run}`);
@@ -568,7 +582,7 @@ function follow() { // what the address asks for
     for (const e of of) { const life = e.lives.find(one => one.id === asks.get("request")); if (life) { chosen = { e, life }; break; } }
     if (chosen) { const { e, life } = chosen, rim = (life.end - life.begin) / 20; open(e); span ??= [life.begin - rim, life.end + rim]; showLife(e, life); }
     else show(element("p", `Request ${asks.get("request")} is not in the picture.`));
-  } else show(element("p", "Click a step or a request."));
+  } else show(element("p", NOTHING));
   const [begin, end] = span && span.every(Number.isFinite) && span[1] > span[0] ? span : [whole.begin, whole.end];
   const length = clamp(end - begin, Math.max(20, leastSpan), whole.end - whole.begin);
   view.begin = clamp(begin, whole.begin, whole.end - length); view.end = view.begin + length;
@@ -597,8 +611,8 @@ function showFinding(at) {
   if (!spans) return redraw();
   const [e, all] = spans, found = DATA.findings[at], begin = all[0][0], end = all.at(-1)[1], rim = (end - begin) / 20;
   open(e);
-  const listed = found.named < found.count && all.length ? `, of which the first ${found.named} are named` : "";
-  show(element("h2", found.title), element("p", `${number.format(found.count)} steps${listed}: ${seconds(begin)} to ${seconds(end)} s. The first: `, link(`step ${found.steps[0][0]}`, `#step=${found.steps[0][0]}&rank=${found.rank}`)));
+  const listed = all.by_cause ? `; marked are all that left requests waiting for ${found.cause}` : found.named < found.count ? `; the first ${found.named} of them are marked` : "";
+  show(element("h2", found.title), element("p", `${number.format(found.count)} steps show it${listed}, from ${seconds(begin)} to ${seconds(end)} s. The first: `, link(`step ${found.steps[0][0]}`, `#step=${found.steps[0][0]}&rank=${found.rank}`)));
   chosen = null;
   zoomTo(begin - rim, end + rim, "push");
 }
@@ -669,10 +683,11 @@ function onEngine(e, event, kind) {
 const ACTIONS = {
   in: () => zoomBy(.5), out: () => zoomBy(2), left: () => moveBy(-.25), right: () => moveBy(.25),
   all: () => zoomTo(whole.begin, whole.end, "push"), home: () => moveBy(-1e9), end: () => moveBy(1e9),
+  none: () => { chosen = null; show(element("p", NOTHING)); remember("push"); redraw(); },
   previous: () => nextStep(-1), next: () => nextStep(1),
   fit: () => { fitted = !fitted; document.querySelector("[data-do=fit]").setAttribute("aria-pressed", String(fitted)); redraw(); },
 };
-const KEYS = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "all", Home: "home", End: "end", "[": "previous", "]": "next", y: "fit" };
+const KEYS = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "all", Home: "home", End: "end", "[": "previous", "]": "next", y: "fit", Escape: "none" };
 
 function listen() {
   document.addEventListener("keydown", event => {
@@ -686,6 +701,13 @@ function listen() {
     if (kind !== "click") return;
     const middle = byId("map").box.us(event.clientX - byId("map").getBoundingClientRect().left), half = (view.end - view.begin) / 2;
     zoomTo(middle - half, middle + half, "push");
+  });
+  document.addEventListener("click", event => { // a link to a step or a request, from wherever it stands
+    const hash = event.target.closest("a[href^='#']")?.getAttribute("href");
+    if (!hash || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    history.pushState(null, "", hash); follow();
+    byId("tools").scrollIntoView({ block: "start" });
   });
   window.addEventListener("hashchange", follow);
   window.addEventListener("popstate", follow);
@@ -729,7 +751,7 @@ async function start() {
   whole.begin = Math.min(...moments); whole.end = Math.max(...ends);
   if (!(whole.end > whole.begin)) { whole.begin = Number.isFinite(whole.begin) ? whole.begin : 0; whole.end = whole.begin + 1e6; }
   Object.assign(view, whole);
-  leastSpan = Math.max(20, engines.reduce((least, e) => Math.min(least, e.rows ? FEWEST_STEPS * (e.until[e.rows - 1] - e.begin[0]) / Math.max(1, e.rows) / 4 : Infinity), (whole.end - whole.begin) / 10));
+  leastSpan = Math.max(20, engines.reduce((least, e) => Math.min(least, e.rows ? (e.until[e.rows - 1] - e.begin[0]) / e.rows / 2 : Infinity), (whole.end - whole.begin) / 10));
   engines.forEach((e, i) => { e.open = engines.length <= 2 || i === 0; e.trials = trialsOf(e); e.first_of_run = engines.findIndex(one => one.run === e.run) === i; });
   readColours(); legend(); engines.forEach(addEngine); listen(); follow();
   document.querySelector("[data-finding]")?.setAttribute("aria-pressed", "true");
