@@ -33,6 +33,15 @@ class Steps(msgspec.Struct, frozen=True, tag_field="is", tag="steps"):
     trial: int | None = None
 
 
+class StepList(msgspec.Struct, frozen=True, tag_field="is", tag="step_list"):
+    """Several steps of one engine, at the start of a sentence: ``Steps 3-5, 7 and 9-12``."""
+
+    steps: list[int]
+    """In ascending order."""
+    whole: bool
+    """These are all of them."""
+
+
 class CauseWord(msgspec.Struct, frozen=True, tag_field="is", tag="cause"):
     """A cause, by its word: a ``Cause``, or one that a newer version or another package names."""
 
@@ -79,7 +88,7 @@ class Code(msgspec.Struct, frozen=True, tag_field="is", tag="code"):
     text: str
 
 
-Value = Request | Requests | Steps | CauseWord | Setting | Duration | Share | Count | Number | Code
+Value = Request | Requests | Steps | StepList | CauseWord | Setting | Duration | Share | Count | Number | Code
 """What an argument can be, beside plain words and other messages."""
 
 

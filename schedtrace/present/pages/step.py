@@ -218,7 +218,7 @@ def _queue_table(waiting: list[Waiter], most: int) -> Table:
     columns = [
         Column("next in line"),
         Column("tokens\nwanted", numeric=True),
-        Column("waits since\nstep", numeric=True),
+        Column("waits since\nstep", numeric=True, of_steps=True),
         Column("for ms", numeric=True),
         Column(""),
     ]
