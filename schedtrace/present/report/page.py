@@ -4,8 +4,6 @@ Its policy allows the one style and the one script that stand in it, by their ha
 page fetches nothing, and markup in a stranger's text could do nothing even if it were not escaped.
 """
 
-import base64
-import hashlib
 import json
 from collections.abc import Iterator
 from importlib.resources import files
@@ -16,12 +14,15 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from schedtrace.model.comparison import Comparison
-from schedtrace.model.message import Message, Request, Requests, joined
-from schedtrace.model.printable import printable, visible
-from schedtrace.model.report import Finding, RunReport
+from schedtrace.model.message import Message, Request, Requests, joined, message
+from schedtrace.model.printable import printable
+from schedtrace.model.report import Finding, Report, RunReport
 from schedtrace.present.pages.comparison import comparison_page
+from schedtrace.present.pages.report import report_page
 from schedtrace.present.phrases import plain
+from schedtrace.present.renderers import html
 from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart, Named, words_of_causes
+from schedtrace.present.sections import Note, Page, Section
 from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
 
@@ -39,10 +40,14 @@ def run_html(report: RunReport, ranks: Ranks) -> str:
     chart = Chart()
     chart.add_run(ranks, run=0, origin_us=0, named=_named(report))
     shown = printable(report)
+    rank = ranks.timelines[0].rank
+    short, full = (report_page(Report(runs=[report]), full=full).sections for full in (False, True))
     return _document(
         chart,
         title=shown.label,
-        verdict=plain(joined(shown.verdict)),
+        verdict=_fragment(shown, [Note(joined(shown.verdict))], rank),
+        report=_fragment(shown, short, rank),
+        details=_fragment(shown, [section for section in full if section not in short], rank),
         zero="the trace's clock",
         runs=[{"label": shown.label, "path": shown.path}],
         findings=list(_findings(shown)),
@@ -66,7 +71,9 @@ def comparison_html(comparison: Comparison, ranks: list[Ranks]) -> str:
     return _document(
         chart,
         title=f"{shown.base_label} and {shown.new_label}",
-        verdict=f"Verdict: {plain(shown.verdict)}",
+        verdict=_fragment(shown, [Note(message("Verdict: {verdict}", verdict=shown.verdict))]),
+        report=_fragment(shown, comparison_page(comparison).sections),
+        details="",
         zero="each run's first request",
         runs=[
             {"label": f"base: {shown.base_label}", "path": shown.base_path},
@@ -91,11 +98,17 @@ def _first(timeline: Timeline, ranks: Ranks) -> Iterator[int]:
         yield min(known) + ranks.offsets_us[timeline.rank]
 
 
-def _document(chart: Chart, *, title: str, verdict: str, **told: Any) -> str:
+def _fragment(document: Any, sections: list[Section], rank: int | None = None) -> Markup:
+    """Sections as HTML, which the renderer has escaped."""
+    return Markup(html.fragment(Page(document, lambda _: sections), rank=rank, level=2))  # noqa: S704
+
+
+def _document(chart: Chart, *, title: str, verdict: Markup, report: Markup, details: Markup | str, **told: Any) -> str:
     here = files("schedtrace.present.report")
-    style, script, template = (
-        here.joinpath(name).read_text() for name in ("report.css", "report.js", "template.html")
+    own, script, template = (
+        here.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js", "template.html")
     )
+    style = html.style_sheet() + own
     data = {
         "columns": chart.packed.directory,
         "engines": chart.engines,
@@ -109,8 +122,10 @@ def _document(chart: Chart, *, title: str, verdict: str, **told: Any) -> str:
     return environment.from_string(template).render(
         title=title,
         verdict=verdict,
-        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'",
+        report=report,
+        details=details,
+        policy=f"default-src 'none'; style-src {html.source_of(style)}; "
+        f"script-src {html.source_of(script)}; base-uri 'none'; form-action 'none'",
         style=Markup(style),  # noqa: S704  # our own file
         script=Markup(script),  # noqa: S704  # our own file
         data=Markup(in_script(data)),  # noqa: S704  # escaped for where it stands
@@ -127,11 +142,6 @@ def in_script(data: Any) -> str:
         ValueError: a number in it is not finite.
     """
     return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPED)
-
-
-def _hash(text: str) -> str:
-    """As a policy names a script or style: SHA-256 of what stands between the tags."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _findings(report: RunReport) -> Iterator[dict[str, Any]]:

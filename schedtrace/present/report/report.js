@@ -132,7 +132,7 @@ function rowOf(e, step) { // the row that a step is in; -1 for none
 
 function readColours() {
   const probe = document.body.appendChild(document.createElement("i"));
-  for (const name of ["page", "text", "dim", "line", "accent", ...WORK, "preempted", ...COLOURED, "other", "nobody", "front_end", "kv"]) {
+  for (const name of ["background", "text", "dim-text", "line", "link", ...WORK, "preempted", ...COLOURED, "other", "nobody", "front_end", "kv"]) {
     probe.style.color = `var(--${name})`;
     colours[name] = getComputedStyle(probe).color;
   }
@@ -212,7 +212,7 @@ function title(context, box, panel, text, more = "") {
   context.textAlign = "left";
   const y = box.narrow ? panel.y - 8 : panel.y + 8;
   context.fillStyle = colours.text; context.fillText(text, 0, y);
-  context.fillStyle = colours.dim;
+  context.fillStyle = colours["dim-text"];
   if (box.narrow) context.fillText(more, context.measureText(`${text}  `).width, y); else context.fillText(more, 0, y + 15);
 }
 
@@ -224,7 +224,7 @@ function frame(context, box, panel) {
 function drawAxis(context, box, panel, e) {
   const about = (view.end - view.begin) / Math.max(2, box.width / 110), unit = 10 ** Math.floor(Math.log10(about));
   const every = unit * ([1, 2, 5, 10].find(times => times * unit >= about) ?? 10), digits = Math.max(0, 6 - Math.floor(Math.log10(every) + 1e-9));
-  context.textAlign = "center"; context.fillStyle = colours.dim; context.strokeStyle = colours.line;
+  context.textAlign = "center"; context.fillStyle = colours["dim-text"]; context.strokeStyle = colours.line;
   for (let us = Math.ceil(view.begin / every) * every; us <= view.end; us += every) {
     const x = Math.round(box.x(us)) + .5, text = `${(us / 1e6).toFixed(Math.min(6, digits))} s`, half = context.measureText(text).width / 2;
     context.beginPath(); context.moveTo(x, panel.y + panel.height); context.lineTo(x, box.height); context.stroke();
@@ -303,7 +303,7 @@ function drawQueue(context, box, panel, e, columns) {
   }
   context.fillStyle = colours.text; context.fillRect(box.left, zero, box.width, 1);
   title(context, box, panel, "running", e.seats ? `up to ${number.format(e.mostRunning)} of ${number.format(e.seats)}` : `up to ${number.format(e.mostRunning)}`);
-  if (box.narrow) { context.textAlign = "right"; context.fillStyle = colours.dim; context.fillText(`waiting up to ${number.format(e.mostWaiting)}`, box.width, panel.y - 8); }
+  if (box.narrow) { context.textAlign = "right"; context.fillStyle = colours["dim-text"]; context.fillText(`waiting up to ${number.format(e.mostWaiting)}`, box.width, panel.y - 8); }
   else if (panel.height > 100) title(context, box, { y: Math.max(zero, panel.y + 34) }, "waiting", `up to ${number.format(e.mostWaiting)}`);
 }
 
@@ -330,9 +330,9 @@ function drawRequests(context, box, panel, e) {
   lanes.forEach((life, i) => {
     const y = panel.y + i * height, tall = Math.max(1, height - (height > 4 ? 1 : 0));
     for (const piece of life.pieces) if (piece.end > view.begin && piece.begin < view.end) drawPiece(context, box, e, piece, y, tall);
-    if (chosen?.life === life) { context.strokeStyle = colours.accent; context.lineWidth = 2; context.strokeRect(box.left, y - 1, box.width, tall + 2); }
+    if (chosen?.life === life) { context.strokeStyle = colours.link; context.lineWidth = 2; context.strokeRect(box.left, y - 1, box.width, tall + 2); }
     if (height >= 11 && !box.narrow) {
-      context.fillStyle = colours.dim; context.textAlign = "left";
+      context.fillStyle = colours["dim-text"]; context.textAlign = "left";
       context.font = "11px system-ui, sans-serif";
       context.fillText(life.id.length > 17 ? `${life.id.slice(0, 16)}…` : life.id, 0, y + height / 2, box.left - 4);
       context.font = FONT;
@@ -404,19 +404,19 @@ function spansOf(e) {
 }
 
 function drawMarks(context, box, e) {
-  context.strokeStyle = colours.dim; context.lineWidth = 1; context.textAlign = "left";
-  for (const begun of e.trials) { line(context, box, begun.us, 18); const x = box.x(begun.us); if (x >= box.left - 1 && x < box.left + box.width - 40) { context.fillStyle = colours.dim; context.fillText(`trial ${begun.trial}`, x + 3, box.height - 5); } }
+  context.strokeStyle = colours["dim-text"]; context.lineWidth = 1; context.textAlign = "left";
+  for (const begun of e.trials) { line(context, box, begun.us, 18); const x = box.x(begun.us); if (x >= box.left - 1 && x < box.left + box.width - 40) { context.fillStyle = colours["dim-text"]; context.fillText(`trial ${begun.trial}`, x + 3, box.height - 5); } }
   for (const mark of DATA.marks ?? []) {
     const i = mark.run === e.run && e.first_of_run ? rowOf(e, mark.step) : -1;
     if (i < 0) continue;
-    context.strokeStyle = colours.accent; context.lineWidth = 2; line(context, box, e.begin[i], 0);
+    context.strokeStyle = colours.link; context.lineWidth = 2; line(context, box, e.begin[i], 0);
     const x = box.x(e.begin[i]), text = `first difference: step ${mark.step}`, right = x + context.measureText(text).width > box.left + box.width;
-    context.fillStyle = colours.accent; context.textAlign = right ? "right" : "left";
+    context.fillStyle = colours.link; context.textAlign = right ? "right" : "left";
     if (x >= box.left && x <= box.left + box.width) context.fillText(text, x + (right ? -5 : 5), box.height - 5);
   }
   if (chosen?.e === e && chosen.row !== undefined) {
     const left = Math.max(box.left, box.x(e.begin[chosen.row])), right = Math.min(box.left + box.width, box.x(e.until[chosen.row]));
-    context.globalAlpha = .18; context.fillStyle = colours.accent;
+    context.globalAlpha = .18; context.fillStyle = colours.link;
     if (right >= left) context.fillRect(left, 0, Math.max(2, right - left), box.height);
     context.globalAlpha = 1;
   }
@@ -450,7 +450,7 @@ function drawMap() {
   Object.assign(view, shown);
   if (box.left) title(context, { narrow: false }, { y: 6 }, "whole run");
   const left = box.x(view.begin), right = Math.max(left + 3, box.x(view.end));
-  context.fillStyle = colours.page; context.globalAlpha = .7;
+  context.fillStyle = colours.background; context.globalAlpha = .7;
   context.fillRect(box.left, 0, left - box.left, box.height); context.fillRect(right, 0, box.left + box.width - right, box.height);
   context.globalAlpha = 1; context.strokeStyle = colours.text; context.lineWidth = 2;
   context.strokeRect(left + 1, 1, right - left - 2, box.height - 2);
@@ -703,10 +703,12 @@ function listen() {
     zoomTo(middle - half, middle + half, "push");
   });
   document.addEventListener("click", event => { // a link to a step or a request, from wherever it stands
-    const hash = event.target.closest("a[href^='#']")?.getAttribute("href");
+    const anchor = event.target.closest("a[href^='#']"), hash = anchor?.getAttribute("href"), { step, lastStep, rank } = anchor?.dataset ?? {};
     if (!hash || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
+    const e = engines.find(one => !one.run && one.rank === Number(rank)), to = e && lastStep > step ? rowOf(e, Number(lastStep)) : -1;
     history.pushState(null, "", hash); follow();
+    if (to >= 0 && chosen) { const from = e.begin[chosen.row], rim = (e.end[to] - from) / 20; zoomTo(from - rim, e.end[to] + rim); }
     byId("tools").scrollIntoView({ block: "start" });
   });
   window.addEventListener("hashchange", follow);
