@@ -22,7 +22,7 @@ from schedtrace.present.pages.report import report_page
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import html
 from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart, Named, words_of_causes
-from schedtrace.present.sections import Note, Page, Section
+from schedtrace.present.sections import Note, Page, Section, Style, Styled
 from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
 
@@ -41,12 +41,14 @@ def run_html(report: RunReport, ranks: Ranks) -> str:
     chart.add_run(ranks, run=0, origin_us=0, named=_named(report))
     shown = printable(report)
     rank = ranks.timelines[0].rank
+    verdict = joined(shown.verdict)
+    said = Note(Styled(verdict, Style.STRONG))
     short, full = (report_page(Report(runs=[report]), full=full).sections for full in (False, True))
     return _document(
         chart,
         title=shown.label,
-        verdict=_fragment(shown, [Note(joined(shown.verdict))], rank),
-        report=_fragment(shown, short, rank),
+        verdict=_fragment(shown, [Note(verdict)], rank),
+        report=_fragment(shown, [section for section in short if section != said], rank),
         details=_fragment(shown, [section for section in full if section not in short], rank),
         zero="the trace's clock",
         runs=[{"label": shown.label, "path": shown.path}],
@@ -153,6 +155,7 @@ def _findings(report: RunReport) -> Iterator[dict[str, Any]]:
                 "title": plain(finding.title),
                 "severity": finding.severity,
                 "rank": finding.engine_rank,
+                "ranks": finding.engine_ranks or [finding.engine_rank],
                 "steps": ranges(finding.steps),
                 "cause": finding.cause,
                 "named": len(finding.steps),

@@ -173,7 +173,7 @@ function layout(canvas, e) {
   box.width = Math.max(50, width - box.left - (narrow ? 0 : 8));
   let y = 0;
   for (const [name, height] of Object.entries(e.open ? { axis: 18, ribbon: 20, steps: 16, budget: 112, queue: 120, kv: 50, requests: 300 } : { axis: 18, ribbon: 20, queue: 60 })) {
-    y += name === "axis" || name === "steps" ? 0 : head;
+    y += name === "axis" || name === "steps" ? 0 : name === "ribbon" && narrow ? head + 4 : head;
     box.panels[name] = { y, height };
     y += height + (name === "ribbon" || name === "steps" ? 2 : 10);
   }
@@ -210,7 +210,7 @@ function columnsOf(e, box) {
 
 function title(context, box, panel, text, more = "") {
   context.textAlign = "left";
-  const y = box.narrow ? panel.y - 8 : panel.y + 8;
+  const y = box.narrow ? panel.y - (text === "waiting for" ? 12 : 8) : panel.y + 8;
   context.fillStyle = colours.text; context.fillText(text, 0, y);
   context.fillStyle = colours["dim-text"];
   if (box.narrow) context.fillText(more, context.measureText(`${text}  `).width, y); else context.fillText(more, 0, y + 15);
@@ -388,14 +388,14 @@ const merged = spans => spans.reduce((found, [begin, end]) => { // those less th
 // Times of a finding's steps: all that had its cause where the report names the first only.
 function spansOf(e) {
   const found = DATA.findings[finding];
-  if (!found || found.rank !== e.rank || e.run) return [];
+  if (!found || !found.ranks.includes(e.rank) || e.run) return [];
   if (e.spans?.of === found) return e.spans;
   const spans = [], add = (begin, end) => { const last = spans.at(-1); if (last?.[1] === begin) last[1] = end; else spans.push([begin, end]); };
   const code = DATA.causes.findIndex(cause => cause.word === found.cause);
   spans.by_cause = found.named < found.count && e.causes.includes(code);
   if (spans.by_cause) {
     for (let i = 0; i < e.rows; i++) if (e.cause[i] === code) add(e.begin[i], e.until[i]);
-  } else for (const [first, last] of found.steps) {
+  } else if (found.rank === e.rank) for (const [first, last] of found.steps) {
     const i = rowOf(e, first), j = rowOf(e, last);
     if (i >= 0 && j >= 0) add(e.begin[i], e.end[j]);
   }
@@ -541,7 +541,10 @@ function causesWithin(e, piece) {
   return [...words];
 }
 
-function show(...nodes) { byId("details").replaceChildren(...nodes); byId("details").scrollTop = 0; }
+function show(...nodes) {
+  byId("details").classList.toggle("chosen", nodes.length > 1);
+  byId("details").replaceChildren(...nodes); byId("details").scrollTop = 0;
+}
 
 // ---- moving -------------------------------------------------------------------------------------------
 
