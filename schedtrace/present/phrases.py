@@ -13,6 +13,7 @@ from schedtrace.model.message import (
     Requests,
     Setting,
     Share,
+    Slot,
     StepList,
     Steps,
     Value,
@@ -41,7 +42,7 @@ def pieces(text: str | Message) -> Iterator[tuple[str, Value | None]]:
             yield phrase(part), part
 
 
-def phrase(value: Value) -> str:  # noqa: PLR0911  # one kind of argument a line
+def phrase(value: Value) -> str:  # noqa: C901, PLR0911  # one kind of argument a line
     """One argument."""
     match value:
         case Request(request_id):
@@ -63,6 +64,8 @@ def phrase(value: Value) -> str:  # noqa: PLR0911  # one kind of argument a line
             return f"{integer(count)} {plural}" if plural and count != 1 else counted(count, noun)
         case Number(known):
             return number(known)
+        case Slot(name):
+            return f"{{{name}}}"
 
 
 def duration(us: float) -> str:
