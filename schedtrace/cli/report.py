@@ -49,7 +49,7 @@ def report(
         raise UsageError(msg)
     ranks = [ranks_of(run, window) for run in found]
     if len(found) == 1:
-        html = run_html(analyze_run(found[0], window, ranks=ranks[0]), ranks[0])
+        html = run_html(analyze_run(found[0], window, ranks=ranks[0]), ranks[0], found[0])
     else:
         from schedtrace.compare.compare import compare
 

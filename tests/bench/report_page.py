@@ -42,7 +42,7 @@ def made(folder: Path) -> dict[str, float]:
     ranks = ranks_of(run)
     report = analyze_run(run, ranks=ranks)
     times.append(time.process_time())
-    html = run_html(report, ranks)
+    html = run_html(report, ranks, run)
     times.append(time.process_time())
     (folder / "report.html").write_text(html)
     return {

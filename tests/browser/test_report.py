@@ -15,7 +15,7 @@ RECORDED = Path(__file__).parent.parent / "data" / "findings"
 FINDINGS = ("kv-bound", "preemption-storm", "priority-inversion", "rank-imbalance", "spec-decode")
 HOSTILE = (
     "<script>document.title='owned'</script>",
-    "\"><img src=x onerror=\"document.title='owned'\">",
+    '"><img src=x onerror="document.title=\'owned\'">',
     "</script><script>document.title='owned'</script>",
     "\u202eright to left\u2028'`${1}",
     "x" * 10_000,
@@ -33,8 +33,17 @@ def by_hand(tmp_path_factory, page_of):
     refused = Exit("waiting", "break", Cause.KV_BLOCKS, "b", 900)
     run = run_folder(
         tmp_path_factory.mktemp("hand") / "run",
-        step(0, got={"a": 100}, new="a", arrived=[arrival("a", 0, 0)], prefill_tokens=100, kv_blocks_free_after=90),
-        step(1, got={"a": 1}, waiting=1, ended=refused, arrived=[arrival("b", 9_000, 9_500)], decode_tokens=1),
+        step(
+            0,
+            got={"a": 100},
+            new="a",
+            arrived=[arrival("a", 0, 0)],
+            prefill_tokens=100,
+            kv_blocks_free_after=90,
+        ),
+        step(
+            1, got={"a": 1}, waiting=1, ended=refused, arrived=[arrival("b", 9_000, 9_500)], decode_tokens=1
+        ),
         step(2, got={"a": 1, "b": 50}, new="b", decode_tokens=1, prefill_tokens=50),
         step(
             3,
@@ -58,7 +67,9 @@ def test_pages_of_recorded_runs_say_and_count_what_analyze_does(finding, capsys,
     [report] = json.loads(capsys.readouterr().out)["runs"]
     assert opened.page.inner_text("#verdict") == " ".join(one["text"] for one in report["verdict"])
     trials = report["trials"]
-    sums = opened.js("schedtrace.engines.map(e => ({rank: e.rank, requests: e.request_count, ...schedtrace.sumsOf(e, e.begin[0], e.end.at(-1))}))")
+    sums = opened.js(
+        "schedtrace.engines.map(e => ({rank: e.rank, requests: e.request_count, ...schedtrace.sumsOf(e, e.begin[0], e.end.at(-1))}))"
+    )
     for engine in sums:
         own = [trial for trial in trials if trial["engine_rank"] == engine["rank"]]
         assert engine["steps"] == sum(trial["steps"] for trial in own)
@@ -72,7 +83,10 @@ def test_pages_of_recorded_runs_say_and_count_what_analyze_does(finding, capsys,
 def test_rows_of_the_picture_are_the_steps(by_hand, look):
     e = "schedtrace.engines[0]"
     opened = look(by_hand)
-    read = {name: opened.js(f"[...{e}.{name}]") for name in ("step", "begin", "end", "decode", "prefill", "waiting", "kv_used", "preempted")}
+    read = {
+        name: opened.js(f"[...{e}.{name}]")
+        for name in ("step", "begin", "end", "decode", "prefill", "waiting", "kv_used", "preempted")
+    }
     assert read == {
         "step": [0, 1, 2, 3, 4],
         "begin": [0, 10_000, 20_000, 30_000, 40_000],
@@ -106,7 +120,9 @@ def test_colours_of_the_picture_are_those_of_causes_and_work(by_hand, look):
 
 def test_a_click_on_a_step_shows_it_and_back_undoes_it(by_hand, look):
     opened = look(by_hand)
-    where = opened.js("(() => { const e = schedtrace.engines[0], at = e.canvas.getBoundingClientRect(); return [at.left + e.box.x(35_000), at.top + scrollY + e.box.panels.budget.y + 20] })()")
+    where = opened.js(
+        "(() => { const e = schedtrace.engines[0], at = e.canvas.getBoundingClientRect(); return [at.left + e.box.x(35_000), at.top + scrollY + e.box.panels.budget.y + 20] })()"
+    )
     opened.page.mouse.click(*where)
     assert opened.page.inner_text("#details h2") == "Step 3"
     assert "b was preempted for a" in opened.page.inner_text("#details")
@@ -123,7 +139,9 @@ def test_zoom_with_the_mouse_the_wheel_the_keys_and_the_map(kv_bound, look):
     opened = look(kv_bound)
     span = "schedtrace.view.end - schedtrace.view.begin"
     whole = opened.js(span)
-    box = opened.js("(() => { const e = schedtrace.engines[0], at = e.canvas.getBoundingClientRect(); return {x: at.left + e.box.left, y: at.top + 80, width: e.box.width} })()")
+    box = opened.js(
+        "(() => { const e = schedtrace.engines[0], at = e.canvas.getBoundingClientRect(); return {x: at.left + e.box.left, y: at.top + 80, width: e.box.width} })()"
+    )
     mouse = opened.page.mouse
     mouse.move(box["x"] + 0.25 * box["width"], box["y"])
     mouse.down()
@@ -189,8 +207,19 @@ def test_a_narrow_screen_has_nothing_beside_it(kv_bound, look):
 
 def test_strangers_texts_stay_text(tmp_path, look):
     lines = [
-        step(0, got=dict.fromkeys(HOSTILE, 5), new=HOSTILE, prefill_tokens=25, arrived=[arrival(name, 0, 0) for name in HOSTILE]),
-        step(1, got=dict.fromkeys(HOSTILE, 1), decode_tokens=5, finished=[finish(name, finished_us=11_000) for name in HOSTILE]),
+        step(
+            0,
+            got=dict.fromkeys(HOSTILE, 5),
+            new=HOSTILE,
+            prefill_tokens=25,
+            arrived=[arrival(name, 0, 0) for name in HOSTILE],
+        ),
+        step(
+            1,
+            got=dict.fromkeys(HOSTILE, 1),
+            decode_tokens=5,
+            finished=[finish(name, finished_us=11_000) for name in HOSTILE],
+        ),
     ]
     run = run_folder(tmp_path / "<b>run", *lines, model="</title><script>document.title='owned'</script>")
     assert main(["report", str(run)]) == 0
@@ -199,7 +228,9 @@ def test_strangers_texts_stay_text(tmp_path, look):
     assert set(ids) == {visible(name) for name in HOSTILE}
     for name in ids:
         opened.page.evaluate("id => { location.hash = `#request=${encodeURIComponent(id)}` }", name)
-        opened.page.wait_for_function("id => document.querySelector('#details h2')?.textContent === `Request ${id}`", arg=name)
+        opened.page.wait_for_function(
+            "id => document.querySelector('#details h2')?.textContent === `Request ${id}`", arg=name
+        )
     assert opened.page.title() == "<b>run - schedtrace"
     assert opened.js("document.images.length") == 0
 

@@ -12,7 +12,9 @@ import polars as pl
 
 from schedtrace.model.causes import CAUSES
 from schedtrace.model.printable import visible
+from schedtrace.present.report.named import Named
 from schedtrace.present.report.packed import Packed
+from schedtrace.present.report.words import add_words
 from schedtrace.timeline.chart import per_step
 from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
@@ -42,7 +44,7 @@ class Chart:
     notes: list[str] = field(default_factory=list)
     """What is left out, for the reader."""
 
-    def add_run(self, ranks: Ranks, *, run: int, origin_us: int, named: "Named") -> None:
+    def add_run(self, ranks: Ranks, *, run: int, origin_us: int, named: Named) -> None:
         """Add the engines of a run.
 
         Args:
@@ -61,7 +63,7 @@ class Chart:
             offset = ranks.offsets_us[timeline.rank] - origin_us
             self._add_engine(timeline, run, offset, named, len(timelines))
 
-    def _add_engine(self, timeline: Timeline, run: int, offset: int, named: "Named", engines: int) -> None:
+    def _add_engine(self, timeline: Timeline, run: int, offset: int, named: Named, engines: int) -> None:
         name = f"{len(self.engines)}."
         steps = per_step(timeline, offset)
         rows = merged(steps, named.steps.get(timeline.rank, ()), MOST_ROWS // engines)
@@ -75,7 +77,7 @@ class Chart:
             self.notes.append(f"Engine {timeline.rank}: {shown.height:,} of {requests:,} requests are drawn.")
         self._add_steps(name, rows)
         self._add_lives(name, shown, lives, offset)
-        self._add_preemptions(name, timeline.preemptions, shown)
+        words = add_words(self.packed, name, timeline, rows, shown["request_id"])
         self.engines.append(
             {
                 "run": run,
@@ -84,6 +86,7 @@ class Chart:
                 "budget": timeline.token_budget,
                 "steps": steps.height,
                 "request_count": requests,
+                "words": words,
             }
         )
 
@@ -103,7 +106,8 @@ class Chart:
         causes = self._codes(pieces["cause"]) + FIRST_CAUSE
         states = pieces["state"].replace_strict(STATES, range(len(STATES)), return_dtype=pl.Int64)
         kinds = pieces.select(
-            pl.when(pl.col("by_step")).then(BY_STEP).otherwise(causes.fill_null(NO_CAUSE)) * len(STATES) + states
+            pl.when(pl.col("by_step")).then(BY_STEP).otherwise(causes.fill_null(NO_CAUSE)) * len(STATES)
+            + states
         ).to_series()
         self.packed.add(f"{name}first", shown["first_us"] + offset)
         self.packed.add(f"{name}pieces", shown["pieces"], differences=False)
@@ -111,28 +115,11 @@ class Chart:
         self.packed.add(f"{name}lasts", pieces["end_us"] - pieces["begin_us"], differences=False)
         self.packed.add(f"{name}tokens", pieces["tokens"], differences=False)
 
-    def _add_preemptions(self, name: str, preemptions: pl.DataFrame, shown: pl.DataFrame) -> None:
-        """Step, victim and whom it made room for: their places among the requests shown."""
-        self.packed.add(f"{name}lost_at", preemptions["step"])
-        place = dict(zip(shown["request_id"], range(shown.height), strict=True))
-        for column, short in (("request_id", "victim"), ("for_request_id", "for")):
-            found = preemptions[column].replace_strict(place, default=None, return_dtype=pl.Int64)
-            self.packed.add(f"{name}{short}", found, differences=False)
-
     def _codes(self, words: pl.Series) -> pl.Series:
         for word in words.drop_nulls().unique(maintain_order=True):
             if word not in self.causes:
                 self.causes.append(word)
         return words.replace_strict(self.causes, range(len(self.causes)), default=None, return_dtype=pl.Int64)
-
-
-@dataclass(frozen=True)
-class Named:
-    """Steps and requests that findings name."""
-
-    steps: dict[int, set[int]]
-    """By rank."""
-    requests: frozenset[str] = frozenset()
 
 
 def words_of_causes(causes: list[str]) -> list[dict[str, str]]:
@@ -162,9 +149,17 @@ def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFra
     wide = -(-steps.height // max(1, most - int(single.sum())))
     place = pl.int_range(pl.len())
     rows = steps.with_columns(single=single).with_columns(
-        part=pl.when("single").then(place).otherwise(-1 - place // wide), run=pl.struct("single", "trial").rle_id()
+        part=pl.when("single").then(place).otherwise(-1 - place // wide),
+        run=pl.struct("single", "trial").rle_id(),
     )
-    summed = ("decode_tokens", "prefill_tokens", "recompute_tokens", "unused_tokens", "token_budget", "preempted")
+    summed = (
+        "decode_tokens",
+        "prefill_tokens",
+        "recompute_tokens",
+        "unused_tokens",
+        "token_budget",
+        "preempted",
+    )
     most_of = ("requests", "running", "waiting", "kv_used", "kv_total")
     return (
         rows.group_by("run", "part", maintain_order=True)
@@ -181,7 +176,7 @@ def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFra
 
 
 def _lives(
-    timeline: Timeline, steps: pl.DataFrame, named: frozenset[str], engines: int
+    timeline: Timeline, steps: pl.DataFrame, named: Collection[str], engines: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Requests to draw, by arrival, with ``first_us`` and ``pieces``; and the pieces of all lives.
 
@@ -202,7 +197,11 @@ def _lives(
         .join(run_of_cause.lazy(), left_on="begin_step", right_on="step", how="left", maintain_order="left")
         .join(last.lazy(), on="end_step", how="left", maintain_order="left")
         .select("request_id", "begin_us", "end_us", "state", "cause", "tokens", by_step=by_step)
-        .with_columns(row=pl.when("by_step").then(pl.struct("request_id", "state").rle_id()).otherwise(-1 - pl.int_range(pl.len())))
+        .with_columns(
+            row=pl.when("by_step")
+            .then(pl.struct("request_id", "state").rle_id())
+            .otherwise(-1 - pl.int_range(pl.len()))
+        )
         .with_columns(row=pl.struct("row", "by_step").rle_id())
         .group_by("row", maintain_order=True)
         .agg(

@@ -7,38 +7,42 @@ page fetches nothing, and markup in a stranger's text could do nothing even if i
 import json
 from collections.abc import Iterator
 from importlib.resources import files
-from itertools import pairwise
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from schedtrace.model.comparison import Comparison
-from schedtrace.model.message import Message, Request, Requests, joined, message
+from schedtrace.model.message import joined, message
 from schedtrace.model.printable import printable
-from schedtrace.model.report import Finding, Report, RunReport
+from schedtrace.model.report import Report, RunReport
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import html
-from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart, Named, words_of_causes
+from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart, words_of_causes
+from schedtrace.present.report.named import MOST_STORIES, Named, marked, named
+from schedtrace.present.stories import stories
 from schedtrace.present.sections import Note, Page, Section, Style, Styled
+from schedtrace.read.run import Run
 from schedtrace.timeline.ranks import Ranks
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.timeline import Timeline, make_timeline
 
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 """What could end the element that holds the data, or a line of it."""
 
 
-def run_html(report: RunReport, ranks: Ranks) -> str:
+def run_html(report: RunReport, ranks: Ranks, run: Run) -> str:
     """The page of one run.
 
     Args:
         report: Of ``analyze``.
         ranks: The timelines that it was made from.
+        run: The run itself.
     """
-    chart = Chart()
-    chart.add_run(ranks, run=0, origin_us=0, named=_named(report))
+    chart, names = Chart(), named(report)
+    chart.add_run(ranks, run=0, origin_us=0, named=names)
+    _add_stories(chart, run, names)
     shown = printable(report)
     rank = ranks.timelines[0].rank
     verdict = joined(shown.verdict)
@@ -52,7 +56,7 @@ def run_html(report: RunReport, ranks: Ranks) -> str:
         details=_fragment(shown, [section for section in full if section not in short], rank),
         zero="the trace's clock",
         runs=[{"label": shown.label, "path": shown.path}],
-        findings=list(_findings(shown)),
+        findings=marked(shown),
         problems=[plain(problem) for problem in shown.problems],
     )
 
@@ -67,8 +71,8 @@ def comparison_html(comparison: Comparison, ranks: list[Ranks]) -> str:
     chart = Chart()
     marks = _first_difference(comparison)
     for run, of_run in enumerate(ranks):
-        named = {of_run.timelines[0].rank: {mark["step"] for mark in marks if mark["run"] == run}}
-        chart.add_run(of_run, run=run, origin_us=first_us(of_run), named=Named(named))
+        steps = {of_run.timelines[0].rank: [mark["step"] for mark in marks if mark["run"] == run]}
+        chart.add_run(of_run, run=run, origin_us=first_us(of_run), named=Named(steps))
     shown = printable(comparison)
     return _document(
         chart,
@@ -100,15 +104,29 @@ def _first(timeline: Timeline, ranks: Ranks) -> Iterator[int]:
         yield min(known) + ranks.offsets_us[timeline.rank]
 
 
+def _add_stories(chart: Chart, run: Run, names: Named) -> None:
+    """The pages of ``step`` and ``request`` for what findings name."""
+    timelines = [
+        make_timeline(trace, run.manifest, whole=True, front_end=run.front_end) for trace in run.traces
+    ]
+    half = MOST_STORIES // 2
+    told = stories(run, timelines, names.examples[:half], names.requests[:half], level=3)
+    chart.packed.add_texts("stories.at", told.keys())
+    chart.packed.add_texts("stories.html", told.values())
+
+
 def _fragment(document: Any, sections: list[Section], rank: int | None = None) -> Markup:
     """Sections as HTML, which the renderer has escaped."""
     return Markup(html.fragment(Page(document, lambda _: sections), rank=rank, level=2))  # noqa: S704
 
 
-def _document(chart: Chart, *, title: str, verdict: Markup, report: Markup, details: Markup | str, **told: Any) -> str:
+def _document(
+    chart: Chart, *, title: str, verdict: Markup, report: Markup, details: Markup | str, **told: Any
+) -> str:
     here = files("schedtrace.present.report")
     own, script, template = (
-        here.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js", "template.html")
+        here.joinpath(name).read_text(encoding="utf-8")
+        for name in ("report.css", "report.js", "template.html")
     )
     style = html.style_sheet() + own
     data = {
@@ -120,7 +138,9 @@ def _document(chart: Chart, *, title: str, verdict: Markup, report: Markup, deta
         "first_cause": FIRST_CAUSE,
         **told,
     }
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return environment.from_string(template).render(
         title=title,
         verdict=verdict,
@@ -144,55 +164,6 @@ def in_script(data: Any) -> str:
         ValueError: a number in it is not finite.
     """
     return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPED)
-
-
-def _findings(report: RunReport) -> Iterator[dict[str, Any]]:
-    """The root causes that name steps, in their order."""
-    for finding in report.findings:
-        if finding.title and finding.steps:
-            yield {
-                "code": finding.code,
-                "title": plain(finding.title),
-                "severity": finding.severity,
-                "rank": finding.engine_rank,
-                "ranks": finding.engine_ranks or [finding.engine_rank],
-                "steps": ranges(finding.steps),
-                "cause": finding.cause,
-                "named": len(finding.steps),
-                "count": finding.count,
-            }
-
-
-def ranges(steps: list[int]) -> list[list[int]]:
-    """Steps that follow each other as first and last of each run of them."""
-    ordered = sorted(set(steps))
-    if not ordered:
-        return []
-    cuts = [at + 1 for at, (here, there) in enumerate(pairwise(ordered)) if there != here + 1]
-    return [
-        [ordered[first], ordered[last - 1]]
-        for first, last in zip([0, *cuts], [*cuts, len(ordered)], strict=True)
-    ]
-
-
-def _named(report: RunReport) -> Named:
-    steps: dict[int, set[int]] = {}
-    requests: set[str] = set()
-    for finding in report.every_finding():
-        steps.setdefault(finding.engine_rank, set()).update(finding.steps)
-        requests.update(_requests(finding))
-    return Named(steps, frozenset(requests))
-
-
-def _requests(finding: Finding) -> Iterator[str]:
-    messages: list[Message] = [finding.message, finding.holder, finding.verdict]
-    messages += [finding.example] if finding.example else []
-    for one in messages:
-        for part in one.parts():
-            if isinstance(part, Request):
-                yield part.request_id
-            elif isinstance(part, Requests):
-                yield from part.request_ids
 
 
 def _first_difference(comparison: Comparison) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ const percent = share => Number.isFinite(share) ? `${number.format(100 * share)}
 const duration = us => us >= 1e6 ? `${(us / 1e6).toFixed(2)} s` : `${number.format(us / 1e3)} ms`;
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
-let engines = [], colours = {}, finding = 0, chosen = null, fitted = false;
+let engines = [], stories = { at: [], html: [] }, colours = {}, finding = 0, chosen = null, fitted = false;
 const whole = { begin: 0, end: 1 }, view = { begin: 0, end: 1 };
 
 // ---- data ---------------------------------------------------------------------------------------------
@@ -70,9 +70,17 @@ function engineOf(told, index, columns) {
   e.mostWaiting = peak(e.peaks.waiting, 0, rows - 1); e.mostRunning = peak(e.peaks.running, 0, rows - 1);
   e.blocks = rows ? e.kv_total.reduce((a, b) => Math.max(a, b), 0) : 0;
   e.step_top = rows ? e.budget.reduce((top, value, i) => Math.max(top, value / e.count[i]), 0) : 0;
-  e.lost = { at: get("lost_at"), victim: get("victim"), for: get("for") };
+  for (const kind of ["stops", "lost"]) e[kind] = wordsOf(told.words[kind], name => get(`${kind}.${name}`));
   livesOf(e, get);
   return e;
+}
+
+// The sentences about steps: templates, columns that fill them, and where those of a step begin.
+function wordsOf(templates, get) {
+  const step = get("step"), named = get("named"), requests = new Float64Array(step.length + 1), first = new Map();
+  for (let k = step.length - 1; k >= 0; k--) first.set(step[k], k);
+  if (named) for (let k = 0; k < step.length; k++) requests[k + 1] = requests[k] + named[k];
+  return { templates, get, step, first, requests };
 }
 
 function labelOf(told) {
@@ -509,25 +517,64 @@ function link(text, hash) { const made = element("a", text); made.href = hash; r
 const requestHash = id => `#request=${encodeURIComponent(id)}`;
 const path = e => DATA.runs[e.run].path;
 
-function showStep(e, i) {
-  const known = value => value < 0 ? "not recorded" : number.format(value), trial = e.trial[i] >= 0 ? ` of trial ${e.trial[i]}` : "";
-  const lost = [];
-  for (let k = 0; k < e.lost.at.length; k++) if (e.lost.at[k] >= e.step[i] && e.lost.at[k] < e.step[i] + e.count[i]) {
-    const name = place => place >= 0 ? link(e.ids[place], requestHash(e.ids[place])) : "a request";
-    lost.push(element("p", "", name(e.lost.victim[k]), " was preempted for ", name(e.lost.for[k])));
+const integer = value => value === -1 ? "-" : number.format(value);
+const requestLink = (e, place) => place >= 0 ? link(e.ids[place], requestHash(e.ids[place])) : "a request that is not drawn";
+
+// "a, b, c and 61 others", as every page of schedtrace writes it.
+function namedRequests(e, places, count) {
+  const counted = (n, one) => `${number.format(n)} ${one}${n === 1 ? "" : "s"}`;
+  const shown = places.length === count && count <= 4 ? places : places.slice(0, 3), rest = count - shown.length;
+  if (!shown.length) return [counted(count, "request")];
+  const words = shown.flatMap((place, k) => [k ? k === shown.length - 1 && !rest ? " and " : ", " : "", requestLink(e, place)]);
+  return rest ? [...words, ` and ${counted(rest, "other")}`] : words;
+}
+
+// The sentences of one kind about the step of a row.
+function sentences(e, i, kind) {
+  const words = e[kind], found = [], free = e.kv_total[i] - e.kv_used[i], left = e.budget[i] - e.used(i);
+  if (e.count[i] > 1) return found;
+  for (let k = words.first.get(e.step[i]) ?? Infinity; words.step[k] === e.step[i]; k++) {
+    const of = name => name === "free" ? free - words.get("free")[k] : name === "left" ? left - words.get("left")[k] : words.get(name)[k];
+    found.push(element("p", "", ...words.templates[words.get("template")[k]].map(part => {
+      if (typeof part === "string") return [part];
+      if (part.code !== undefined) return [element("code", part.code)];
+      if (part.kind === "request") return [requestLink(e, of(part.slot))];
+      if (part.kind === "requests") return namedRequests(e, [...words.get("request").slice(words.requests[k], words.requests[k + 1])], of("count"));
+      return [integer(of(part.slot)) + (part.kind === "count" ? ` ${of(part.slot) === 1 ? part.one : part.many}` : "")];
+    }).flat()));
   }
+  return found;
+}
+
+function showStep(e, i) {
+  if (showStory(e, `step=${e.step[i]}&rank=${e.rank}`)) return;
+  const known = value => value < 0 ? "not recorded" : number.format(value), trial = e.trial[i] >= 0 ? ` of trial ${e.trial[i]}` : "";
+  const used = e.budget[i] < 0 ? "not recorded" : `${number.format(e.used(i))} of ${number.format(e.budget[i])} tokens of budget, ${number.format(e.budget[i] - e.used(i))} left, by ${known(e.requests[i])} requests: ${WORK.map(name => `${known(e[name][i])} ${name}`).join(", ")}`;
+  const lost = sentences(e, i, "lost"), stops = sentences(e, i, "stops");
   const rows = [
-    ["time", `${(e.begin[i] / 1e6).toFixed(6)} s, ${duration(e.end[i] - e.begin[i])}`],
-    ["tokens", `${WORK.map(name => `${name} ${known(e[name][i])}`).join(", ")}; ${known(e.budget[i] < 0 ? -1 : e.budget[i] - e.used(i))} of ${known(e.budget[i])} unused`],
-    ["requests", `${known(e.requests[i])} scheduled; after it ${known(e.running[i])} running, ${known(e.waiting[i])} waiting`],
-    ["KV blocks", `${known(e.kv_used[i])} of ${known(e.kv_total[i])}`],
-    ["refused for", DATA.causes[e.cause[i]]?.word ?? "nobody was refused"]];
+    ["time", `${(e.begin[i] / 1e6).toFixed(3)} s; its output was back after ${duration(e.end[i] - e.begin[i])}`],
+    ["used", used],
+    ...(lost.length ? [["preempted", element("div", "", ...lost)]] : []),
+    ["stopped", stops.length ? element("div", "", ...stops) : DATA.causes[e.cause[i]]?.word ?? "no exit was recorded"],
+    ["after", `${known(e.running[i])} running, ${known(e.waiting[i])} waiting, ${known(e.kv_used[i])} of ${known(e.kv_total[i])} KV blocks used`]];
   const command = `schedtrace step ${path(e)} ${e.step[i]}${e.rank ? ` --engine ${e.rank}` : ""}`;
   const heading = rowWords(e, i);
-  show(element("h2", heading[0].toUpperCase() + heading.slice(1) + trial + (e.label ? ` (${e.label})` : "")), tableOf(rows), ...lost, element("p", "All of it: ", element("code", command)));
+  show(element("h2", heading[0].toUpperCase() + heading.slice(1) + trial + (e.label ? ` (${e.label})` : "")), tableOf(rows), element("p", "All of it: ", element("code", command)));
+}
+
+// The whole page of ``schedtrace step`` or ``request``, which the report has for what its findings name.
+function showStory(e, at) {
+  const k = e.run ? -1 : stories.at.indexOf(at);
+  if (k < 0) return false;
+  const story = element("div");
+  story.className = "page";
+  story.innerHTML = stories.html[k]; // made by the same templates as the report below, which escape all of it
+  show(story, element("p"));
+  return true;
 }
 
 function showLife(e, life) {
+  if (showStory(e, requestHash(life.id).slice(1))) return;
   const rows = life.pieces.map(piece => {
     const cause = piece.cause >= FIRST_CAUSE ? ` (${DATA.causes[piece.cause - FIRST_CAUSE].word})` : piece.cause === BY_STEP ? ` (${causesWithin(e, piece).join(", ")})` : "";
     return [`${(piece.begin / 1e6).toFixed(6)} s`, piece.state.replace("_", " ") + cause, duration(piece.end - piece.begin), piece.tokens > 0 ? `${number.format(piece.tokens)} tokens` : ""];
@@ -751,6 +798,7 @@ function trialsOf(e) {
 
 async function start() {
   const columns = await unpacked();
+  stories = { at: columns["stories.at"] ?? [], html: columns["stories.html"] ?? [] };
   engines = DATA.engines.map((told, index) => engineOf(told, index, columns));
   const moments = engines.flatMap(e => [e.rows ? e.begin[0] : Infinity, e.lives[0]?.begin ?? Infinity]), ends = engines.flatMap(e => [e.rows ? e.until[e.rows - 1] : -Infinity, ...e.lives.slice(-MOST_LANES).map(life => life.end)]);
   whole.begin = Math.min(...moments); whole.end = Math.max(...ends);
