@@ -4,7 +4,6 @@ A row of ``steps`` is one step or, in a trace of more than ``MOST_ROWS``, severa
 findings stay single steps, and the page says so.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,20 +11,18 @@ import polars as pl
 
 from schedtrace.model.causes import CAUSES
 from schedtrace.model.printable import visible
+from schedtrace.present.report.lives import lives_of
 from schedtrace.present.report.named import Named
 from schedtrace.present.report.packed import Packed
+from schedtrace.present.report.rows import merged
 from schedtrace.present.report.words import add_words
 from schedtrace.timeline.chart import per_step
 from schedtrace.timeline.ranks import Ranks
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.request_states import NEXT_STEP
 from schedtrace.timeline.timeline import Timeline
 
 MOST_ROWS = 50_000
 """Rows of steps of a whole page, shared among its engines."""
-DETAIL = 500
-"""Steps before and after each step that a finding names which are kept single."""
-MOST_REQUESTS, MOST_PIECES = 8_000, 50_000
-"""Requests and pieces of their lives in a page, at most; an even sample of a longer trace."""
 MOST_ENGINES = 16
 STATES = ("front_end", "waiting", "prefill", "decode", "preempted", "recompute", "stalled")
 BY_STEP, NO_CAUSE = 1, 0
@@ -67,7 +64,7 @@ class Chart:
         name = f"{len(self.engines)}."
         steps = per_step(timeline, offset)
         rows = merged(steps, named.steps.get(timeline.rank, ()), MOST_ROWS // engines)
-        shown, lives = _lives(timeline, steps, named.requests, engines)
+        shown, lives = lives_of(timeline, steps, named.requests, engines)
         if rows.height < steps.height:
             self.notes.append(
                 f"Engine {timeline.rank}: {steps.height:,} steps are drawn as {rows.height:,} rows; steps "
@@ -127,98 +124,3 @@ def words_of_causes(causes: list[str]) -> list[dict[str, str]]:
     known = {NEXT_STEP: "The next step had not begun: nothing refused the request"}
     meanings = {word: cause.entry.meaning for word, cause in CAUSES.items()} | known
     return [{"word": visible(word), "meaning": meanings.get(word, "")} for word in causes]
-
-
-def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
-    """Steps as at most about ``most`` rows, with ``count``: how many each stands for.
-
-    Rows of several steps have the sum of their tokens and preemptions, the most running, waiting, KV blocks
-    and requests, and the cause that the most of them had. Rows do not reach over the end of a trial.
-
-    Args:
-        steps: Of ``timeline.chart.per_step``.
-        named: Steps that stay single, as ``DETAIL`` on either side of each do, as far as half of the rows
-            suffice for them.
-        most: Rows.
-    """
-    if steps.height <= most:
-        return steps.with_columns(count=pl.lit(1))
-    near = steps["step"].is_in(list(named))
-    span = max(1, min(2 * DETAIL + 1, most // (2 * max(1, int(near.sum())))))
-    single = near.cast(pl.Int8).rolling_max(span, center=True, min_samples=1) > 0
-    wide = -(-steps.height // max(1, most - int(single.sum())))
-    place = pl.int_range(pl.len())
-    rows = steps.with_columns(single=single).with_columns(
-        part=pl.when("single").then(place).otherwise(-1 - place // wide),
-        run=pl.struct("single", "trial").rle_id(),
-    )
-    summed = (
-        "decode_tokens",
-        "prefill_tokens",
-        "recompute_tokens",
-        "unused_tokens",
-        "token_budget",
-        "preempted",
-    )
-    most_of = ("requests", "running", "waiting", "kv_used", "kv_total")
-    return (
-        rows.group_by("run", "part", maintain_order=True)
-        .agg(
-            pl.col("step", "trial", "begin_us").first(),
-            pl.col("end_us").max(),
-            pl.col(*summed).sum(),
-            pl.col(*most_of).max(),
-            pl.col("cause").mode().sort().first(),
-            count=pl.len(),
-        )
-        .select(*steps.columns, "count")
-    )
-
-
-def _lives(
-    timeline: Timeline, steps: pl.DataFrame, named: Collection[str], engines: int
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Requests to draw, by arrival, with ``first_us`` and ``pieces``; and the pieces of all lives.
-
-    Pieces are rows of ``request_states``. Waits that follow each other and have at each moment the cause
-    that the step of the moment had are one piece, ``by_step``: of a long queue this is most of the table.
-    """
-    run_of_cause = steps.select(
-        pl.col("step").cast(pl.Int64), cause_of_step="cause", same=pl.col("cause").rle_id()
-    )
-    last = run_of_cause.select(end_step="step", same_to_end="same")
-    by_step = (
-        pl.col("state").is_in(QUEUED)
-        & pl.col("cause").eq(pl.col("cause_of_step"))
-        & pl.col("same").eq(pl.col("same_to_end"))
-    ).fill_null(value=False)
-    pieces = (
-        timeline.request_states.lazy()
-        .join(run_of_cause.lazy(), left_on="begin_step", right_on="step", how="left", maintain_order="left")
-        .join(last.lazy(), on="end_step", how="left", maintain_order="left")
-        .select("request_id", "begin_us", "end_us", "state", "cause", "tokens", by_step=by_step)
-        .with_columns(
-            row=pl.when("by_step")
-            .then(pl.struct("request_id", "state").rle_id())
-            .otherwise(-1 - pl.int_range(pl.len()))
-        )
-        .with_columns(row=pl.struct("row", "by_step").rle_id())
-        .group_by("row", maintain_order=True)
-        .agg(
-            pl.col("request_id", "begin_us", "state", "cause", "by_step").first(),
-            pl.col("end_us").last(),
-            pl.col("tokens").sum(),
-        )
-        .collect()
-    )
-    requests = (
-        pieces.group_by("request_id", maintain_order=True)
-        .agg(first_us=pl.col("begin_us").first(), pieces=pl.len())
-        .sort("first_us", maintain_order=True)
-    )
-    a_request = max(1.0, pieces.height / max(1, requests.height))
-    room = int(min(MOST_REQUESTS, MOST_PIECES / a_request)) // engines
-    every = max(1.0, requests.height / max(1, room))
-    place = pl.int_range(pl.len())
-    even = (place / every).floor() != ((place - 1) / every).floor()
-    return requests.filter(even | pl.col("request_id").is_in(list(named))), pieces

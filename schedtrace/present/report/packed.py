@@ -70,6 +70,6 @@ def _varints(numbers: "np.ndarray") -> bytes:
     starts = np.cumsum(lengths) - lengths
     for place in range(int(lengths.max(initial=0))):
         long = lengths > place
-        bits = (codes[long] >> np.uint64(BITS * place)) & np.uint64(MORE - 1)
-        written[starts[long] + place] = bits + np.where(lengths[long] > place + 1, MORE, 0).astype(np.uint64)
+        seven = (codes[long] >> np.uint64(BITS * place)) & np.uint64(MORE - 1)
+        written[starts[long] + place] = seven + np.where(lengths[long] > place + 1, MORE, 0).astype(np.uint64)
     return written.tobytes()

@@ -22,12 +22,14 @@ from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import html
 from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart, words_of_causes
 from schedtrace.present.report.named import MOST_STORIES, Named, marked, named
-from schedtrace.present.stories import stories
 from schedtrace.present.sections import Note, Page, Section, Style, Styled
+from schedtrace.present.stories import stories
 from schedtrace.read.run import Run
 from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
+SCRIPTS = ("model.js", "panels.js", "words.js", "moves.js")
+"""The page's one script, in its parts."""
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 """What could end the element that holds the data, or a line of it."""
 
@@ -124,11 +126,11 @@ def _document(
     chart: Chart, *, title: str, verdict: Markup, report: Markup, details: Markup | str, **told: Any
 ) -> str:
     here = files("schedtrace.present.report")
-    own, script, template = (
-        here.joinpath(name).read_text(encoding="utf-8")
-        for name in ("report.css", "report.js", "template.html")
+    own, template, *scripts = (
+        here.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "template.html", *SCRIPTS)
     )
     style = html.style_sheet() + own
+    script = '"use strict";\n(() => {\n' + "\n".join(scripts) + "})();\n"
     data = {
         "columns": chart.packed.directory,
         "engines": chart.engines,
