@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from random import Random
 
 import polars as pl
 import pytest
@@ -26,16 +27,17 @@ from schedtrace.model.message import (
     message,
     with_slots,
 )
+from schedtrace.present import numbers
 from schedtrace.present.pages.step import crowd, used
-from schedtrace.present.phrases import pieces, plain
+from schedtrace.present.phrases import duration, pieces, plain
 from schedtrace.present.step_templates import parts, step_templates
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 
 SCRIPT = Path(schedtrace.present.__file__).parent / "sentence.js"
-FILL = """
+WRITE = """
 const cases = JSON.parse(require("fs").readFileSync(0, "utf8"));
-console.log(JSON.stringify(cases.map(([parts, values]) => sentencePieces(parts, values))));
+console.log(JSON.stringify(cases.map(([name, ...values]) => sentences[name](...values))));
 """
 
 
@@ -46,19 +48,25 @@ def node():
     return found or str(Path(driver).parent / "driver" / "node")
 
 
-def filled_in_javascript(cases):
-    """Templates with the values of their slots, filled by ``sentence.js``."""
-    given = [
-        [parts(template), {name: raw(value) for name, value in values.items()}] for template, values in cases
-    ]
+def in_javascript(calls):
+    """What functions of ``sentence.js`` return: names with their arguments."""
     ended = subprocess.run(
-        [node(), "-e", SCRIPT.read_text(encoding="utf-8") + FILL],
-        input=json.dumps(given),
+        [node(), "-e", SCRIPT.read_text(encoding="utf-8") + WRITE],
+        input=json.dumps(calls),
         capture_output=True,
         text=True,
         check=True,
     )
-    return [[(piece["text"], piece.get("is")) for piece in sentence] for sentence in json.loads(ended.stdout)]
+    return json.loads(ended.stdout)
+
+
+def filled_in_javascript(cases):
+    """Templates with the values of their slots."""
+    calls = [
+        ["pieces", parts(template), {name: raw(value) for name, value in values.items()}]
+        for template, values in cases
+    ]
+    return [[(piece["text"], piece.get("is")) for piece in found] for found in in_javascript(calls)]
 
 
 def raw(value):
@@ -118,6 +126,24 @@ def test_the_words_of_recorded_steps_are_those_of_the_page(name):
         story = stories.story(number)
         expected += [plain(one.message) for one in [*story.stops, *story.preempted]]
     assert ["".join(text for text, _ in sentence) for sentence in filled_in_javascript(cases)] == expected
+
+
+def test_javascript_rounds_as_python_does():
+    chance = Random(1)  # noqa: S311  # no secret
+    figures = [
+        *(n / 8 for n in range(900)),
+        *(n / 1000 for n in range(0, 3000, 7)),
+        99.95,
+        1234.5,
+        1235.5,
+        None,
+    ]
+    figures += [chance.uniform(0.001, 10 ** chance.randint(-2, 5)) for _ in range(2000)]
+    times = [1000 * figure for figure in figures if figure is not None] + [9_999_999, 10_000_000, 1e9]
+    shares = [n / 1000 for n in range(1001)] + [n / 800 for n in range(801)] + [0.0049, 0.9951, None]
+    assert in_javascript([["number", figure] for figure in figures]) == [*map(numbers.number, figures)]
+    assert in_javascript([["duration", us] for us in times]) == [*map(duration, times)]
+    assert in_javascript([["percent", share] for share in shares]) == [*map(numbers.percent, shares)]
 
 
 def test_a_template_is_printable_words_and_slots():
