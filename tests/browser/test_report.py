@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from schedtrace.cli.main import main
+from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cause
 from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit, Preemption
+from schedtrace.present.phrases import plain
+from schedtrace.read.run import read_run
 from tests.makers import arrival, finish, run_folder, step
 
 RECORDED = Path(__file__).parent.parent / "data" / "findings"
@@ -58,6 +61,14 @@ def by_hand(tmp_path_factory, page_of):
     return page_of(run)
 
 
+def place_of(opened):
+    """Where the first engine's token budget is drawn, in pixels of the window."""
+    return opened.js("""(() => {
+        const e = schedtrace.engines[0], at = e.canvas.getBoundingClientRect();
+        return {x: at.left + e.box.left, y: at.top + e.box.panels.budget.y + 20, width: e.box.width};
+    })()""")
+
+
 @pytest.mark.parametrize("finding", FINDINGS)
 def test_pages_of_recorded_runs_say_and_count_what_analyze_does(finding, capsys, page_of, look):
     run = RECORDED / finding / "shows"
@@ -68,7 +79,8 @@ def test_pages_of_recorded_runs_say_and_count_what_analyze_does(finding, capsys,
     assert opened.page.inner_text("#verdict") == " ".join(one["text"] for one in report["verdict"])
     trials = report["trials"]
     sums = opened.js(
-        "schedtrace.engines.map(e => ({rank: e.rank, requests: e.request_count, ...schedtrace.sumsOf(e, e.begin[0], e.end.at(-1))}))"
+        "schedtrace.engines.map(e => "
+        "({rank: e.rank, requests: e.request_count, ...schedtrace.sumsOf(e, e.begin[0], e.end.at(-1))}))"
     )
     for engine in sums:
         own = [trial for trial in trials if trial["engine_rank"] == engine["rank"]]
@@ -120,12 +132,11 @@ def test_colours_of_the_picture_are_those_of_causes_and_work(by_hand, look):
 
 def test_a_click_on_a_step_shows_it_and_back_undoes_it(by_hand, look):
     opened = look(by_hand)
-    where = opened.js(
-        "(() => { const e = schedtrace.engines[0], at = e.canvas.getBoundingClientRect(); return [at.left + e.box.x(35_000), at.top + scrollY + e.box.panels.budget.y + 20] })()"
-    )
+    box = place_of(opened)
+    where = (box["x"] + 35 / 41 * box["width"], box["y"])
     opened.page.mouse.click(*where)
-    assert opened.page.inner_text("#details h2") == "Step 3"
-    assert "b was preempted for a" in opened.page.inner_text("#details")
+    assert opened.page.inner_text("#details h2") == "Step 3 of run"
+    assert "vLLM preempted b for a" in opened.page.inner_text("#details")
     assert opened.js("location.hash") == "#step=3&rank=0"
     opened.page.keyboard.press("[")
     assert opened.page.inner_text("#details h2") == "Step 2"
@@ -139,9 +150,7 @@ def test_zoom_with_the_mouse_the_wheel_the_keys_and_the_map(kv_bound, look):
     opened = look(kv_bound)
     span = "schedtrace.view.end - schedtrace.view.begin"
     whole = opened.js(span)
-    box = opened.js(
-        "(() => { const e = schedtrace.engines[0], at = e.canvas.getBoundingClientRect(); return {x: at.left + e.box.left, y: at.top + 80, width: e.box.width} })()"
-    )
+    box = place_of(opened)
     mouse = opened.page.mouse
     mouse.move(box["x"] + 0.25 * box["width"], box["y"])
     mouse.down()
@@ -176,8 +185,8 @@ def test_a_finding_shows_its_steps(kv_bound, look):
 
 def test_deep_links(by_hand, look):
     opened = look(by_hand, "#step=1&rank=0")
-    assert opened.page.inner_text("#details h2") == "Step 1"
-    assert "kv_blocks" in opened.page.inner_text("#details")
+    assert opened.page.inner_text("#details h2") == "Step 1 of run"
+    assert "the KV cache had no room for the next request" in opened.page.inner_text("#details")
     opened = look(by_hand, "#request=b")
     assert opened.page.inner_text("#details h2") == "Request b"
     states = opened.js("[...document.querySelectorAll('#details tr')].map(row => row.cells[1].innerText)")
@@ -241,3 +250,19 @@ def test_two_runs_lie_on_one_axis_with_their_first_difference(page_of, look):
     assert opened.js("schedtrace.engines.map(e => [e.run, e.lives[0].begin])") == [[0, 0], [1, 0]]
     assert opened.page.inner_text("#verdict").startswith("Verdict: ")
     assert opened.page.locator(".engine h2").count() == 2
+
+
+def test_any_step_reads_as_in_schedtrace_step(kv_bound, look):
+    run = read_run(RECORDED / "kv-bound" / "shows")
+    opened = look(kv_bound)
+    told = opened.js("schedtrace.stories.at")
+    steps = [int(step) for step in opened.js("[...schedtrace.engines[0].step]")]
+    others = [step for step in steps if f"step={step}&rank=0" not in told]
+    for number in others[:: len(others) // 8]:
+        opened.js(f"location.hash = '#step={number}&rank=0'")
+        opened.page.wait_for_function(
+            f"document.querySelector('#details h2')?.textContent.startsWith('Step {number} ')"
+        )
+        story = explain_step(run, number)
+        said = opened.js("[...document.querySelectorAll('#details td p')].map(p => p.textContent)")
+        assert said == [plain(one.message) for one in (*story.preempted, *story.stops)]

@@ -5,14 +5,11 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const { states: STATES, by_step: BY_STEP, first_cause: FIRST_CAUSE } = DATA;
 const COLOURED = ["kv_blocks", "max_num_seqs", "token_budget", "preempted_this_step"];
 const WORK = ["decode", "prefill", "recompute"];
-const NOBODY = -1;                       // of causes: no request was refused
+const UNKNOWN = -1, NOBODY = -1; // of figures: not recorded; of causes: no request was refused
 const MOST_LANES = 200, FONT = "12px system-ui, sans-serif";
 const NOTHING = "Click a step or a request.";
 const byId = id => document.getElementById(id);
-const number = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
 const seconds = us => (us / 1e6).toFixed(Math.max(1, Math.min(6, 7 - Math.floor(Math.log10(Math.max(1, view.end - view.begin))))));
-const percent = share => Number.isFinite(share) ? `${number.format(100 * share)} %` : "-";
-const duration = us => us >= 1e6 ? `${(us / 1e6).toFixed(2)} s` : `${number.format(us / 1e3)} ms`;
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
 let engines = [], stories = { at: [], html: [] }, colours = {}, finding = 0, chosen = null, fitted = false;
@@ -69,7 +66,7 @@ function engineOf(told, index, columns) {
   e.mostWaiting = peak(e.peaks.waiting, 0, rows - 1); e.mostRunning = peak(e.peaks.running, 0, rows - 1);
   e.blocks = rows ? e.kv_total.reduce((a, b) => Math.max(a, b), 0) : 0;
   e.step_top = rows ? e.budget.reduce((top, value, i) => Math.max(top, value / e.count[i]), 0) : 0;
-  for (const kind of ["stops", "lost"]) e[kind] = wordsOf(told.words[kind], name => get(`${kind}.${name}`));
+  e.sentences = Object.fromEntries(["stops", "preempted"].map(kind => [kind, wordsOf(told.words[kind], name => get(`${kind}.${name}`))]));
   livesOf(e, get);
   return e;
 }
@@ -92,6 +89,7 @@ function livesOf(e, get) {
   const first = get("first"), pieces = get("pieces"), ids = get("ids"), kind = get("kind"), lasts = get("lasts"), tokens = get("tokens");
   let at = 0;
   e.ids = ids;
+  e.known = new Set(ids);
   e.lives = ids.map((id, i) => {
     const life = { id, index: i, begin: first[i], end: first[i], pieces: [] };
     for (const last = at + pieces[i]; at < last; at++) {

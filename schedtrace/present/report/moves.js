@@ -67,7 +67,7 @@ function showFinding(at) {
   const [e, all] = spans, found = DATA.findings[at], begin = all[0][0], end = all.at(-1)[1], rim = (end - begin) / 20;
   open(e);
   const listed = all.by_cause ? `; marked are all that left requests waiting for ${found.cause}` : found.named < found.count ? `; the first ${found.named} of them are marked` : "";
-  show(element("h2", found.title), element("p", `${number.format(found.count)} steps show it${listed}, from ${seconds(begin)} to ${seconds(end)} s. The first: `, link(`step ${found.steps[0][0]}`, `#step=${found.steps[0][0]}&rank=${found.rank}`)));
+  show(element("h2", found.title), element("p", `${sentences.number(found.count)} steps show it${listed}, from ${seconds(begin)} to ${seconds(end)} s. The first: `, link(`step ${found.steps[0][0]}`, `#step=${found.steps[0][0]}&rank=${found.rank}`)));
   chosen = null;
   zoomTo(begin - rim, end + rim, "push");
 }
@@ -214,7 +214,7 @@ async function start() {
   document.querySelector("[data-finding]")?.setAttribute("aria-pressed", "true");
   draw();
   byId("engines").dataset.painted = String(Math.round(performance.now()));
-  window.schedtrace = { engines, view, whole, zoomTo, draw, sumsOf };
+  window.schedtrace = { engines, stories, view, whole, zoomTo, draw, sumsOf };
 }
 
 start().catch(error => { byId("engines").textContent = `The timeline cannot be drawn: ${error.message}`; throw error; });

@@ -28,7 +28,7 @@ from schedtrace.read.run import Run
 from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
-SCRIPTS = ("model.js", "panels.js", "words.js", "moves.js")
+SCRIPTS = ("../sentence.js", "model.js", "panels.js", "words.js", "moves.js")
 """The page's one script, in its parts."""
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 """What could end the element that holds the data, or a line of it."""
@@ -112,7 +112,7 @@ def _add_stories(chart: Chart, run: Run, names: Named) -> None:
         make_timeline(trace, run.manifest, whole=True, front_end=run.front_end) for trace in run.traces
     ]
     half = MOST_STORIES // 2
-    told = stories(run, timelines, names.examples[:half], names.requests[:half], level=3)
+    told = stories(run, timelines, names.examples[:half], names.requests[:half])
     chart.packed.add_texts("stories.at", told.keys())
     chart.packed.add_texts("stories.html", told.values())
 

@@ -149,7 +149,7 @@ function drawBudget(context, box, panel, e, columns) {
   }
   context.globalAlpha = 1;
   frame(context, box, panel);
-  title(context, box, panel, "token budget", fitted ? `to ${number.format(top)} of ${number.format(e.step_top)}` : `${number.format(top)} a step`);
+  title(context, box, panel, "token budget", fitted ? `to ${sentences.number(top)} of ${sentences.number(e.step_top)}` : `${sentences.number(top)} a step`);
 }
 
 // Running upwards, waiting downwards in the colours of causes, a tick below where requests were preempted.
@@ -171,9 +171,9 @@ function drawQueue(context, box, panel, e, columns) {
     if (fresh && peak(e.peaks.preempted, from, j) > 0) { context.fillStyle = colours.preempted; context.fillRect(x - .5, panel.y + panel.height + 1, 2, 7); }
   }
   context.fillStyle = colours.text; context.fillRect(box.left, zero, box.width, 1);
-  title(context, box, panel, "running", e.seats ? `up to ${number.format(e.mostRunning)} of ${number.format(e.seats)}` : `up to ${number.format(e.mostRunning)}`);
-  if (box.narrow) { context.textAlign = "right"; context.fillStyle = colours["dim-text"]; context.fillText(`waiting up to ${number.format(e.mostWaiting)}`, box.width, panel.y - 8); }
-  else if (panel.height > 100) title(context, box, { y: Math.max(zero, panel.y + 34) }, "waiting", `up to ${number.format(e.mostWaiting)}`);
+  title(context, box, panel, "running", e.seats ? `up to ${sentences.number(e.mostRunning)} of ${sentences.number(e.seats)}` : `up to ${sentences.number(e.mostRunning)}`);
+  if (box.narrow) { context.textAlign = "right"; context.fillStyle = colours["dim-text"]; context.fillText(`waiting up to ${sentences.number(e.mostWaiting)}`, box.width, panel.y - 8); }
+  else if (panel.height > 100) title(context, box, { y: Math.max(zero, panel.y + 34) }, "waiting", `up to ${sentences.number(e.mostWaiting)}`);
 }
 
 function drawKv(context, box, panel, e, columns) {
@@ -184,7 +184,7 @@ function drawKv(context, box, panel, e, columns) {
     if (height > 0) context.fillRect(x, panel.y + panel.height - height, 1, height);
   }
   frame(context, box, panel);
-  title(context, box, panel, "KV blocks", `of ${number.format(e.blocks)}`);
+  title(context, box, panel, "KV blocks", `of ${sentences.number(e.blocks)}`);
 }
 
 // The requests in view by arrival: all, or evenly many of them.
@@ -209,7 +209,7 @@ function drawRequests(context, box, panel, e) {
   });
   e.lanes = { lanes, height, y: panel.y };
   frame(context, box, panel);
-  if (height < 11 || box.narrow) title(context, box, panel, "requests", lanes.length < of || e.lives.length < e.request_count ? `${number.format(lanes.length)} of ${number.format(of < e.lives.length ? of : e.request_count)}` : number.format(of));
+  if (height < 11 || box.narrow) title(context, box, panel, "requests", lanes.length < of || e.lives.length < e.request_count ? `${sentences.number(lanes.length)} of ${sentences.number(of < e.lives.length ? of : e.request_count)}` : sentences.number(of));
 }
 
 function drawPiece(context, box, e, piece, y, tall) {
@@ -236,7 +236,7 @@ function drawBrackets(context, box, e) {
     const left = Math.max(box.left, box.x(begin)), right = Math.min(box.left + box.width, box.x(end));
     if (right > box.left && left < box.left + box.width) context.fillRect(left, box.panels.ribbon.y - 4, Math.max(1, right - left), 3);
   }
-  const longest = spans.whole && merged(spans).reduce((best, span) => !best || span[1] - span[0] > best[1] - best[0] ? span : best, null);
+  const longest = (spans.whole ? merged(spans) : []).reduce((best, span) => !best || span[1] - span[0] > best[1] - best[0] ? span : best, null);
   context.strokeStyle = colours.text; context.setLineDash([2, 3]); context.lineWidth = 1;
   for (const us of longest ?? []) line(context, box, us);
   context.setLineDash([]);

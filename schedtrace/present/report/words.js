@@ -3,13 +3,13 @@
 function sumsOf(e, begin, end) {
   const i = Math.max(0, rowAt(e, begin)), j = rowAt(e, end), of = name => j < i ? 0 : e.sums[name][j + 1] - e.sums[name][i];
   const tokens = WORK.reduce((sum, name) => sum + of(name), 0);
-  return { steps: of("count"), preemptions: of("preempted"), use: tokens / of("scheduling"), decode: of("decode"), prefill: of("prefill"), recompute: of("recompute"), waiting: e.causes.filter(c => c !== NOBODY).map(c => [DATA.causes[c].word, of(`time${c}`)]) };
+  return { steps: of("count"), preemptions: of("preempted"), use: of("scheduling") ? tokens / of("scheduling") : null, decode: of("decode"), prefill: of("prefill"), recompute: of("recompute"), waiting: e.causes.filter(c => c !== NOBODY).map(c => [DATA.causes[c].word, of(`time${c}`)]) };
 }
 
 function sentence(e, begin, end) {
   const sums = sumsOf(e, begin, end), waits = sums.waiting.filter(([, us]) => us > 0).sort((a, b) => b[1] - a[1]);
-  return `${number.format(sums.steps)} steps, ${number.format(e.request_count)} requests, ${percent(sums.use)} of the token budget used, ` +
-    `${number.format(sums.preemptions)} preemptions` + (waits.length ? `; requests refused for ${waits.map(([word, us]) => `${word} during ${duration(us)}`).join(", ")}` : "");
+  return `${sentences.number(sums.steps)} steps, ${sentences.number(e.request_count)} requests, ${sentences.percent(sums.use)} of the token budget used, ` +
+    `${sentences.number(sums.preemptions)} preemptions` + (waits.length ? `; requests refused for ${waits.map(([word, us]) => `${word} during ${sentences.duration(us)}`).join(", ")}` : "");
 }
 
 function rowWords(e, i) {
@@ -19,7 +19,7 @@ function rowWords(e, i) {
 
 function briefly(e, i) {
   const cause = DATA.causes[e.cause[i]]?.word;
-  return `${rowWords(e, i)}: ${WORK.map(name => `${name} ${number.format(Math.max(0, e[name][i]))}`).join(", ")} of ${number.format(e.budget[i])} tokens; running ${e.running[i]}, waiting ${e.waiting[i]}${cause ? ` for ${cause}` : ""}`;
+  return `${rowWords(e, i)}: ${WORK.map(name => `${name} ${sentences.number(Math.max(0, e[name][i]))}`).join(", ")} of ${sentences.number(e.budget[i])} tokens; running ${e.running[i]}, waiting ${e.waiting[i]}${cause ? ` for ${cause}` : ""}`;
 }
 
 function element(tag, text, ...children) {
@@ -41,46 +41,43 @@ function link(text, hash) { const made = element("a", text); made.href = hash; r
 const requestHash = id => `#request=${encodeURIComponent(id).replace(/[!'()*]/g, mark => `%${mark.charCodeAt(0).toString(16).toUpperCase()}`)}`; // as step_link in renderers/html.py
 const path = e => DATA.runs[e.run].path;
 
-const integer = value => value === -1 ? "-" : number.format(value);
-const requestLink = (e, place) => place >= 0 ? link(e.ids[place], requestHash(e.ids[place])) : "a request that is not drawn";
-
-// "a, b, c and 61 others", as every page of schedtrace writes it.
-function namedRequests(e, places, count) {
-  const counted = (n, one) => `${number.format(n)} ${one}${n === 1 ? "" : "s"}`;
-  const shown = places.length === count && count <= 4 ? places : places.slice(0, 3), rest = count - shown.length;
-  if (!shown.length) return [counted(count, "request")];
-  const words = shown.flatMap((place, k) => [k ? k === shown.length - 1 && !rest ? " and " : ", " : "", requestLink(e, place)]);
-  return rest ? [...words, ` and ${counted(rest, "other")}`] : words;
+// A sentence as nodes: text, code, and links to requests of the picture.
+function written(e, template, values) {
+  return sentences.pieces(template, values).map(({ is, text }) => {
+    if (is === "request" && e.known.has(text)) return link(text, requestHash(text));
+    return is && is !== "request" ? element("code", text) : text;
+  });
 }
 
 // The sentences of one kind about the step of a row.
-function sentences(e, i, kind) {
-  const words = e[kind], found = [], free = e.kv_total[i] - e.kv_used[i], left = e.budget[i] - e.used(i);
+function sentencesOf(e, i, kind) {
+  const { get, step, first, requests, templates } = e.sentences[kind], found = [];
   if (e.count[i] > 1) return found;
-  for (let k = words.first.get(e.step[i]) ?? Infinity; words.step[k] === e.step[i]; k++) {
-    const of = name => name === "free" ? free - words.get("free")[k] : name === "left" ? left - words.get("left")[k] : words.get(name)[k];
-    found.push(element("p", "", ...words.templates[words.get("template")[k]].map(part => {
-      if (typeof part === "string") return [part];
-      if (part.code !== undefined) return [element("code", part.code)];
-      if (part.kind === "request") return [requestLink(e, of(part.slot))];
-      if (part.kind === "requests") return namedRequests(e, [...words.get("request").slice(words.requests[k], words.requests[k + 1])], of("count"));
-      return [integer(of(part.slot)) + (part.kind === "count" ? ` ${of(part.slot) === 1 ? part.one : part.many}` : "")];
-    }).flat()));
+  const id = place => e.ids[place] ?? "a request that is not drawn";
+  for (let k = first.get(e.step[i]) ?? Infinity; step[k] === e.step[i]; k++) {
+    const known = name => get(name)[k] === UNKNOWN ? null : get(name)[k];
+    const values = kind === "stops" ? {
+      requests: { ids: [...get("request").slice(requests[k], requests[k + 1])].map(id), count: get("count")[k] },
+      needed: known("needed") ?? 0, free: e.kv_total[i] - e.kv_used[i] - get("free")[k], left: e.budget[i] - e.used(i) - get("left")[k],
+    } : { victim: id(get("victim")[k]), for: id(get("for")[k]), lost: known("lost"), needed: known("needed") ?? 0, freed: known("freed"), times: known("times") };
+    found.push(element("p", "", ...written(e, templates[get("template")[k]], values)));
   }
   return found;
 }
 
 function showStep(e, i) {
   if (showStory(e, `step=${e.step[i]}&rank=${e.rank}`)) return;
-  const known = value => value < 0 ? "not recorded" : number.format(value), trial = e.trial[i] >= 0 ? ` of trial ${e.trial[i]}` : "";
-  const used = e.budget[i] < 0 ? "not recorded" : `${number.format(e.used(i))} of ${number.format(e.budget[i])} tokens of budget, ${number.format(e.budget[i] - e.used(i))} left, by ${known(e.requests[i])} requests: ${WORK.map(name => `${known(e[name][i])} ${name}`).join(", ")}`;
-  const lost = sentences(e, i, "lost"), stops = sentences(e, i, "stops");
+  const known = name => e[name][i] === UNKNOWN ? null : e[name][i], trial = e.trial[i] === UNKNOWN ? "" : ` of trial ${e.trial[i]}`;
+  const scheduled = e.requests[i] > 0, left = e.budget[i] === UNKNOWN ? null : e.budget[i] - e.used(i);
+  const used = written(e, e.words.used[scheduled ? 0 : 1], { tokens: e.used(i), budget: known("budget"), left, requests: e.requests[i] });
+  const blocks = known("kv_used") === null ? 2 : 0, after = { running: known("running"), waiting: known("waiting"), free: e.kv_total[i] - e.kv_used[i], total: e.kv_total[i] };
+  const lost = sentencesOf(e, i, "preempted"), stops = sentencesOf(e, i, "stops");
   const rows = [
-    ["time", `${(e.begin[i] / 1e6).toFixed(3)} s; its output was back after ${duration(e.end[i] - e.begin[i])}`],
-    ["used", used],
+    ["time", `${(e.begin[i] / 1e6).toFixed(3)} s; its output was back after ${sentences.duration(e.end[i] - e.begin[i])}`],
+    ["used", element("div", "", ...used, `: ${WORK.map(name => `${sentences.integer(known(name))} ${name}`).join(", ")}`)],
     ...(lost.length ? [["preempted", element("div", "", ...lost)]] : []),
     ["stopped", stops.length ? element("div", "", ...stops) : DATA.causes[e.cause[i]]?.word ?? "no exit was recorded"],
-    ["after", `${known(e.running[i])} running, ${known(e.waiting[i])} waiting, ${known(e.kv_used[i])} of ${known(e.kv_total[i])} KV blocks used`]];
+    ["after", element("div", "", ...written(e, e.words.crowd[blocks], after))]];
   const command = `schedtrace step ${path(e)} ${e.step[i]}${e.rank ? ` --engine ${e.rank}` : ""}`;
   const heading = rowWords(e, i);
   show(element("h2", heading[0].toUpperCase() + heading.slice(1) + trial + (e.label ? ` (${e.label})` : "")), tableOf(rows), element("p", "All of it: ", element("code", command)));
@@ -101,7 +98,7 @@ function showLife(e, life) {
   if (showStory(e, requestHash(life.id).slice(1))) return;
   const rows = life.pieces.map(piece => {
     const cause = piece.cause >= FIRST_CAUSE ? ` (${DATA.causes[piece.cause - FIRST_CAUSE].word})` : piece.cause === BY_STEP ? ` (${causesWithin(e, piece).join(", ")})` : "";
-    return [`${(piece.begin / 1e6).toFixed(6)} s`, piece.state.replace("_", " ") + cause, duration(piece.end - piece.begin), piece.tokens > 0 ? `${number.format(piece.tokens)} tokens` : ""];
+    return [`${(piece.begin / 1e6).toFixed(6)} s`, piece.state.replace("_", " ") + cause, sentences.duration(piece.end - piece.begin), piece.tokens > 0 ? `${sentences.number(piece.tokens)} tokens` : ""];
   });
   show(element("h2", `Request ${life.id}` + (e.label ? ` (${e.label})` : "")), tableOf(rows), element("p", "All of it: ", element("code", `schedtrace request ${path(e)} ${life.id}`)));
 }

@@ -3,15 +3,12 @@
 What a sentence has in common with its step is written as the difference to it, which is mostly 0.
 """
 
-from typing import Any
-
 import polars as pl
 
 from schedtrace.explain.step_words import step_words
-from schedtrace.model.message import CauseWord, Code, Message, Setting, Slot
-from schedtrace.model.printable import printable
-from schedtrace.present.phrases import MOST_REQUESTS, pieces
+from schedtrace.present.phrases import MOST_REQUESTS
 from schedtrace.present.report.packed import Packed
+from schedtrace.present.step_templates import Parts, step_templates
 from schedtrace.timeline.timeline import Timeline
 
 MOST_NAMED = MOST_REQUESTS + 1
@@ -19,18 +16,16 @@ MOST_NAMED = MOST_REQUESTS + 1
 NOT_DRAWN = -2
 """A request that is not among those of the page."""
 
-Template = list[str | dict[str, Any]]
-
 
 def add_words(
     packed: Packed, name: str, timeline: Timeline, rows: pl.DataFrame, ids: pl.Series
-) -> dict[str, list[Template]]:
+) -> dict[str, list[Parts]]:
     """Add what fills the sentences of an engine's steps; gives their templates.
 
-    Columns ``<name>stops.*``: ``step``, ``template``, ``count``, ``needed``; ``free`` and ``left`` (of the step:
-    its free blocks and unused tokens) minus the sentence's; ``named``: how many of ``request`` are its.
-    ``<name>lost.*``: ``step``, ``template``, ``victim``, ``for``, ``lost``, ``needed``, ``freed``, ``times``.
-    Requests are places in ``ids``.
+    Columns ``<name>stops.*``: ``step``, ``template``, ``count``, ``needed``; ``free`` and ``left``: the
+    step's free blocks and unused tokens minus the sentence's; ``named``: how many of ``request`` are its.
+    Columns ``<name>preempted.*``: ``step``, ``template``, ``victim``, ``for``, ``lost``, ``needed``,
+    ``freed``, ``times``. Requests are places in ``ids``.
 
     Args:
         packed: Where to.
@@ -70,25 +65,8 @@ def add_words(
         "freed": lost["blocks_freed"],
         "times": lost["num_preemptions"],
     }.items():
-        packed.add(f"{name}lost.{column}", values, differences=column == "step")
-    return {
-        "stops": [template(one) for one in words.stops.templates],
-        "lost": [template(one) for one in words.preempted.templates],
-    }
-
-
-def template(message: Message) -> Template:
-    """A sentence as its words, names (``code``) and slots, in order."""
-    found: Template = []
-    for words, value in pieces(printable(message)):
-        if isinstance(value, Slot):
-            plural = value.plural or f"{value.noun}s"
-            found.append({"slot": value.name, "kind": value.kind, "one": value.noun, "many": plural})
-        elif isinstance(value, CauseWord | Code | Setting):
-            found.append({"code": words})
-        else:
-            found.append(words)
-    return found
+        packed.add(f"{name}preempted.{column}", values, differences=column == "step")
+    return step_templates(words)
 
 
 def _places(names: pl.Series, ids: pl.Series) -> pl.Series:
