@@ -9,14 +9,15 @@ from schedtrace.timeline.timeline import Timeline
 
 _EXIT = ["loop", "kind", "cause", "detail", "location", "via", "refusal"]
 _CAP = ["cap", "location"]
+_REQUESTS = pl.col("request_ids").explode().drop_nulls().n_unique()
 
 
 def exit_counts(timeline: Timeline) -> pl.DataFrame:
-    """One row per kind of exit of one engine: ``exits``, ``steps``, ``requests``, budget ``left`` in all."""
+    """One row per kind of exit of one engine: ``exits``, ``steps``, ``request_ids``, budget ``left`` in all."""
     return timeline.exits.group_by(_EXIT).agg(
         pl.col("count").sum().alias("exits"),
         pl.col("step").n_unique().cast(pl.Int64).alias("steps"),
-        pl.col("request_id").drop_nulls().n_unique().cast(pl.Int64).alias("requests"),
+        pl.col("request_id").drop_nulls().unique().alias("request_ids"),
         (pl.col("budget_left") * pl.col("count")).sum().alias("left"),
     )
 
@@ -30,7 +31,7 @@ def cause_table(engines: Sequence[pl.DataFrame]) -> list[CauseRow]:
     rows = (
         pl.concat(engines)
         .group_by(_EXIT)
-        .agg(pl.col("exits", "steps", "requests", "left").sum())
+        .agg(pl.col("exits", "steps", "left").sum(), requests=_REQUESTS)
         .with_columns(mean_budget_left=pl.col("left") / pl.col("exits"))
         .drop("left")
         .sort("refusal", "exits", *_EXIT[:-1], descending=[True, True, *[False] * 6])
@@ -39,7 +40,7 @@ def cause_table(engines: Sequence[pl.DataFrame]) -> list[CauseRow]:
 
 
 def cap_counts(timeline: Timeline) -> pl.DataFrame:
-    """One row per kind of cap of one engine: ``chunks``, ``steps``, ``requests``, ``withheld_tokens``.
+    """One row per kind of cap of one engine: ``chunks``, ``steps``, ``request_ids``, ``withheld_tokens``.
 
     And of their steps the budget that was ``left`` in all, and in how many it is ``known``.
     """
@@ -47,7 +48,7 @@ def cap_counts(timeline: Timeline) -> pl.DataFrame:
     return timeline.caps.group_by(_CAP).agg(
         pl.len().cast(pl.Int64).alias("chunks"),
         pl.col("step").n_unique().cast(pl.Int64).alias("steps"),
-        pl.col("request_id").drop_nulls().n_unique().cast(pl.Int64).alias("requests"),
+        pl.col("request_id").drop_nulls().unique().alias("request_ids"),
         (pl.col("wanted_tokens") - pl.col("capped_tokens")).sum().alias("withheld_tokens"),
         of_steps.sum().cast(pl.Int64).alias("left"),
         of_steps.count().cast(pl.Int64).alias("known"),
@@ -63,7 +64,7 @@ def cap_table(engines: Sequence[pl.DataFrame]) -> list[CapRow]:
     rows = (
         pl.concat(engines)
         .group_by(_CAP)
-        .agg(pl.col("chunks", "steps", "requests", "withheld_tokens", "left", "known").sum())
+        .agg(pl.col("chunks", "steps", "withheld_tokens", "left", "known").sum(), requests=_REQUESTS)
         .with_columns(mean_budget_left=pl.when(pl.col("known") > 0).then(pl.col("left") / pl.col("known")))
         .drop("left", "known")
         .sort("withheld_tokens", *_CAP, descending=[True, False, False])

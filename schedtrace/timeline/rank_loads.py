@@ -74,19 +74,18 @@ def _means(parts: pl.DataFrame, spans: pl.DataFrame, rank: int) -> pl.DataFrame:
 
 def _tokens(ranks: Ranks, parts: pl.DataFrame) -> pl.DataFrame:
     """``part``, ``rank`` and ``tokens`` that its steps computed."""
-    steps = pl.concat(
+    begins = parts.select("part", pl.col("begin_us").cast(pl.Int64)).sort("begin_us")
+    return pl.concat(
         [
-            rank.steps.select(
-                pl.col("start_us") + ranks.offsets_us[rank.number],
-                pl.lit(rank.number, pl.Int64).alias("rank"),
-                tokens="used_tokens",
-            )
+            rank.steps.select(pl.col("start_us") + ranks.offsets_us[rank.number], tokens="used_tokens")
+            .sort("start_us")
+            .join_asof(begins, left_on="start_us", right_on="begin_us")
+            .drop_nulls("part")
+            .group_by("part", rank=pl.lit(rank.number, pl.Int64))
+            .agg(pl.col("tokens").sum())
             for rank in ranks.each
         ]
-    ).sort("start_us")
-    begins = parts.select("part", pl.col("begin_us").cast(pl.Int64)).sort("begin_us")
-    placed = steps.join_asof(begins, left_on="start_us", right_on="begin_us")
-    return placed.drop_nulls("part").group_by("part", "rank").agg(pl.col("tokens").sum())
+    )
 
 
 def _with_room(ranks: Ranks, spans: dict[int, pl.DataFrame], begin: int, end: int) -> pl.DataFrame:

@@ -107,13 +107,13 @@ class Ranks:
     def turns(self) -> pl.DataFrame:
         """One row per rank and pass in which it computed something; a rank without a row ran a dummy batch.
 
-        Columns, in order of passes and ranks: ``wave``, ``step_counter``, ``rank``, ``trial``, ``step``;
+        Columns, in order of ranks and their steps: ``wave``, ``step_counter``, ``rank``, ``trial``, ``step``;
         ``start_us`` and ``output_us`` on the common clock; ``requests``; ``prefill_tokens`` (with those
         that a preemption had thrown away) and ``decode_tokens``. Empty for independent ranks.
         """
         if not self.lockstep:
             return pl.DataFrame(schema=SCHEMA)
-        return pl.concat([self._turns(rank) for rank in self.each]).sort(*PASS, "rank")
+        return pl.concat([self._turns(rank) for rank in self.each])
 
     def _turns(self, rank: Rank) -> pl.DataFrame:
         later = self.offsets_us[rank.number]
@@ -129,7 +129,7 @@ class Ranks:
 
     @cached_property
     def passes(self) -> pl.DataFrame:
-        """One row per pass in which a rank computed something.
+        """One row per pass in which a rank computed something, in their order.
 
         Columns: ``wave``, ``step_counter``, ``trial``; ``begin_us`` and ``end_us``: from when the last rank
         was through the pass before to when the last one is through this (before the first of a wave, or
@@ -142,7 +142,7 @@ class Ranks:
             pl.col("step_counter") == pl.col("step_counter").shift(1) + 1
         )
         return (
-            self.turns.group_by(*PASS, maintain_order=True)
+            self.turns.group_by(*PASS)
             .agg(
                 pl.col("trial").first(),
                 first_us=pl.col("start_us").min(),
@@ -154,6 +154,7 @@ class Ranks:
                 requests=pl.col("requests").sum(),
                 most_prefill=pl.col("prefill_tokens").max(),
             )
+            .sort(*PASS)
             .with_columns(begin_us=pl.when(follows).then(pl.col("end_us").shift(1)).otherwise("first_us"))
             .with_columns(length_us=pl.col("end_us") - pl.col("begin_us"))
             .filter(pl.col("length_us") > 0)
@@ -187,7 +188,7 @@ class Ranks:
         A dummy batch lasts as long as its pass.
         """
         whole, whole_us = int(self.waves["passes"].sum()), self.lockstep_us
-        took = self.turns.join(self.passes.select(*PASS, "length_us"), on=PASS)
+        took = self.turns.select(*PASS, "rank").join(self.passes.select(*PASS, "length_us"), on=PASS)
         each = took.group_by("rank").agg(turns=pl.len(), own_us=pl.col("length_us").sum())
         ranks = pl.DataFrame({"rank": [rank.number for rank in self.each]}).join(
             each, on="rank", how="left", maintain_order="left"

@@ -106,7 +106,8 @@ def _gaps(ranks: Ranks) -> pl.DataFrame:
     """Dummy batches between two turns of a rank, with the step after them."""
     between = pl.col("step_counter").diff().over("rank", "wave", "trial") - 1
     return (
-        ranks.turns.sort("rank", "wave", "step_counter")
+        ranks.turns.select("rank", "wave", "step_counter", "trial", "step")
+        .sort("rank", "wave", "step_counter")
         .with_columns(batches=between)
         .filter(pl.col("batches") > 0)
     )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from schedtrace.diagnose.time_split import time_split
-from schedtrace.diagnose.verdict import verdict
+from schedtrace.diagnose.time_split import engine_split, time_split
+from schedtrace.diagnose.verdict import unlimited, verdict
 from schedtrace.model.causes import Cap
 from schedtrace.model.message import NOTHING, message
 from schedtrace.model.report import Finding, Gain
@@ -30,7 +30,9 @@ def said(view_of):
 
     def sentences(*findings, lines=WORKS, **header):
         view = view_of(*lines, **header)
-        return [plain(one) for one in verdict([view], list(findings), time_split([view]))]
+        return [
+            plain(one) for one in verdict([unlimited(view)], list(findings), time_split([engine_split(view)]))
+        ]
 
     return sentences
 
