@@ -13,7 +13,7 @@ _REQUESTS = pl.col("request_ids").explode().drop_nulls().n_unique()
 
 
 def exit_counts(timeline: Timeline) -> pl.DataFrame:
-    """One row per kind of exit of one engine: ``exits``, ``steps``, ``request_ids``, budget ``left`` in all."""
+    """One row per kind of exit of one engine: ``exits``, ``steps``, ``request_ids``, budget ``left``."""
     return timeline.exits.group_by(_EXIT).agg(
         pl.col("count").sum().alias("exits"),
         pl.col("step").n_unique().cast(pl.Int64).alias("steps"),

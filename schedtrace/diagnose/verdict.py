@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.diagnose.engine_shares import quotes_share
+from schedtrace.diagnose.engine_shares import on_engine, quotes_share
 from schedtrace.diagnose.root_causes import is_root
 from schedtrace.diagnose.rules.allowed import threshold
 from schedtrace.model.causes import Cap
@@ -99,17 +99,10 @@ def verdict(engines: Sequence[Unlimited], findings: list[Finding], split: list[T
     also = NOTHING
     if equal:
         also = message("Nearly as much: {title}.", title=_lowered(equal[0].title))
-    said, holder = first.verdict, first.holder
-    if len(engines) > 1 and not first.of_ranks:  # what is no share of all requests' time is about one engine
-        if quotes_share(first):
-            holder = _on(first.engine_rank, holder)
-        else:
-            said = _on(first.engine_rank, said)
-    return [sentence for sentence in (said, holder, also) if sentence]
-
-
-def _on(rank: int, sentence: Message) -> Message:
-    return message("Engine {rank}: {sentence}", rank=Number(rank), sentence=sentence) if sentence else NOTHING
+    holder = first.holder
+    if len(engines) > 1 and not first.of_ranks and quotes_share(first):  # that share is of all engines
+        holder = on_engine(first.engine_rank, holder)
+    return [sentence for sentence in (first.verdict, holder, also) if sentence]
 
 
 HOST, UNEVEN = "scheduler-overhead", "rank-imbalance"

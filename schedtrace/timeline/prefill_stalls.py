@@ -52,7 +52,7 @@ class PrefillStalls:
     """``Ranks.passes`` with a prefill, and ``excess_us``: what they took beyond a pass without one. Noise
     makes an excess too large or too small, so only sums of it say something."""
     stalled: pl.DataFrame
-    """``Ranks.turns`` of ranks that only decoded in such a pass, with its ``excess_us``; in order of passes."""
+    """``Ranks.turns`` of ranks that only decoded in such a pass, with its ``excess_us``, by passes."""
     own: pl.DataFrame
     """``Ranks.turns`` of ranks that prefilled in it, with ``own_us``, what their prefill takes alone: of the
     excess the share that their tokens are of the most that a rank prefilled."""

@@ -13,7 +13,14 @@ from schedtrace.present.phrases import plain
 
 def finding(code, share=None, *, title=NOTHING, **fields):
     unknown = dict.fromkeys(Finding.__struct_fields__)
-    given = {"code": code, "share_frac": share, "title": title, "severity": "critical", "symptoms": []}
+    given = {
+        "code": code,
+        "share_frac": share,
+        "title": title,
+        "verdict": NOTHING,
+        "severity": "critical",
+        "symptoms": [],
+    }
     given |= {"engine_rank": 0, "engine_ranks": []}
     return Finding(**unknown | given | {"leads": False, "advice": []} | fields)
 
@@ -112,9 +119,17 @@ def test_shares_of_several_engines_are_of_all_requests_time():
     assert plain(found.verdict) == "It is 62 %."
 
 
+def test_a_verdict_without_that_share_names_its_engine():
+    """It is half of 0.8, the share of all engines, by chance."""
+    verdict = message("It is {share} of the busy time.", share=Share(0.4))
+    engines = [Judged(100, [root("kv-bound", 0.8, engine_rank=rank)], []) for rank in (0, 1)]
+    engines[0].roots[0].verdict = engines[1].roots[0].verdict = verdict
+    assert [plain(found.verdict) for found in ranked(engines)] == ["Engine 0: It is 40 % of the busy time."]
+
+
 def test_what_one_of_two_engines_shows_is_of_all_requests_time_too():
     engines = [Judged(300, [], []), Judged(100, [root("kv-bound", 0.8, engine_rank=1)], [])]
-    assert [found.share_frac for found in ranked(engines)] == [0.2]
+    assert [found.share_frac for found in ranked(engines)] == [pytest.approx(0.2)]
     assert [found.share_frac for found in ranked(engines[1:])] == [0.8]
 
 
