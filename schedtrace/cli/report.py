@@ -33,7 +33,7 @@ def report(
     Of two runs: both on one time axis, with the first step that was decided differently.
     """
     from schedtrace.cli.runs import one_run
-    from schedtrace.diagnose.analyze import analyze_run, ranks_of
+    from schedtrace.diagnose.analyze import Timelines, analyze_run
     from schedtrace.model import private
     from schedtrace.present.report.page import comparison_html, run_html
 
@@ -47,13 +47,13 @@ def report(
     if file.exists() and not force:
         msg = f"{file} exists already: --force replaces it"
         raise UsageError(msg)
-    ranks = [ranks_of(run, window) for run in found]
     if len(found) == 1:
-        html = run_html(analyze_run(found[0], window, ranks=ranks[0]), ranks[0], found[0])
+        timelines = Timelines(found[0], window)
+        html = run_html(analyze_run(found[0], window, timelines=timelines), found[0], timelines)
     else:
         from schedtrace.compare.compare import compare
 
-        html = comparison_html(compare(base=found[0], new=found[1]), ranks)
+        html = comparison_html(compare(base=found[0], new=found[1]), found)
     try:
         private.replace(file, html.encode(errors="backslashreplace"))
     except OSError as error:

@@ -69,35 +69,38 @@ class StepStories:
         Raises:
             UsageError: there is no such step.
         """
-        return _story(self.run, self.timeline, number, need=self._need, agrees=number not in self._wrong)
-
-
-def _story(run: Run, timeline: Timeline, number: int, *, need: Need | None, agrees: bool) -> StepStory:
-    row = _row(run, timeline, number)
-    waiting = _waiters(timeline, waiting_after(timeline.waits, number), row)
-    scheduled, ended = _scheduled(timeline, number), stops(timeline, number)
-    answers = what_if(
-        timeline, row, need=need, waiting=waiting if agrees else [], scheduled=scheduled, stops=ended
-    )
-    return StepStory(
-        path=str(run.path),
-        label=run.label,
-        engine_rank=timeline.rank,
-        **{name: row[name] for name in set(StepStory.__struct_fields__) & row.keys() - LISTS},
-        seats=timeline.seats,
-        arrived=_arrived(timeline, row),
-        finished=_finished(timeline, row),
-        late=_late(timeline, row),
-        scheduled=scheduled,
-        preempted=victims(timeline, number),
-        stops=ended,
-        waiting=waiting,
-        waiting_agrees=agrees,
-        what_if=answers,
-        what_if_assumes=_assumptions(timeline, answers, waiting),
-        facts=step_facts(timeline, row),
-        ranks=rank_turns(run.traces, row),
-    )
+        run, timeline = self.run, self.timeline
+        row = _row(run, timeline, number)
+        agrees = number not in self._wrong
+        waiting = _waiters(timeline, waiting_after(timeline.waits, number), row)
+        scheduled, ended = _scheduled(timeline, number), stops(timeline, number)
+        answers = what_if(
+            timeline,
+            row,
+            need=self._need,
+            waiting=waiting if agrees else [],
+            scheduled=scheduled,
+            stops=ended,
+        )
+        return StepStory(
+            path=str(run.path),
+            label=run.label,
+            engine_rank=timeline.rank,
+            **{name: row[name] for name in set(StepStory.__struct_fields__) & row.keys() - LISTS},
+            seats=timeline.seats,
+            arrived=_arrived(timeline, row),
+            finished=_finished(timeline, row),
+            late=_late(timeline, row),
+            scheduled=scheduled,
+            preempted=victims(timeline, number),
+            stops=ended,
+            waiting=waiting,
+            waiting_agrees=agrees,
+            what_if=answers,
+            what_if_assumes=_assumptions(timeline, answers, waiting),
+            facts=step_facts(timeline, row),
+            ranks=rank_turns(run.traces, row),
+        )
 
 
 def _trace(run: Run, engine: int) -> Trace:

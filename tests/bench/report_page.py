@@ -1,8 +1,8 @@
 """Size and speed of the report page: ``python tests/bench/report_page.py [STEPS [SEATS [FOLDER]]]``.
 
 Makes a trace of that size (50,000 steps, 256 running), or takes the run in FOLDER. Prints one JSON object:
-the processor's seconds of ``analyze`` and what ``report`` adds, the file's size, when the page is painted, how
-long a redraw takes over 200 zooms, from the whole run to one step. Needs a Chromium.
+the processor's seconds of ``analyze`` and what ``report`` adds, the file's size, when the page is painted, and
+how long a redraw takes over 200 zooms, from the whole run to one step. Needs a Chromium.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from schedtrace.diagnose.analyze import analyze_run, ranks_of
+from schedtrace.diagnose.analyze import Timelines, analyze_run
 from schedtrace.present.report.page import run_html
 from schedtrace.read.run import read_run
 from tests.bench.big_trace import write_big_trace
@@ -40,10 +40,10 @@ def made(folder: Path) -> dict[str, float]:
     """Write ``report.html`` in the folder; the processor's seconds for each part."""
     run = read_run(folder)
     times = [time.process_time()]
-    ranks = ranks_of(run)
-    report = analyze_run(run, ranks=ranks)
+    timelines = Timelines(run)
+    report = analyze_run(run, timelines=timelines)
     times.append(time.process_time())
-    html = run_html(report, ranks, run)
+    html = run_html(report, run, timelines)
     times.append(time.process_time())
     (folder / "report.html").write_text(html)
     return {

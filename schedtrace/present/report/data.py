@@ -4,11 +4,13 @@ A row of ``steps`` is one step or, in a trace of more than ``MOST_ROWS``, severa
 findings stay single steps, and the page says so.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
+from schedtrace.diagnose.analyze import Timelines
 from schedtrace.model.causes import CAUSES
 from schedtrace.model.printable import visible
 from schedtrace.present.report.lives import lives_of
@@ -16,8 +18,9 @@ from schedtrace.present.report.named import Named
 from schedtrace.present.report.packed import Packed
 from schedtrace.present.report.rows import merged
 from schedtrace.present.report.words import add_words
+from schedtrace.read.run import Run
 from schedtrace.timeline.chart import per_step
-from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.clocks import offset
 from schedtrace.timeline.request_states import NEXT_STEP
 from schedtrace.timeline.timeline import Timeline
 
@@ -41,28 +44,20 @@ class Chart:
     notes: list[str] = field(default_factory=list)
     """What is left out, for the reader."""
 
-    def add_run(self, ranks: Ranks, *, run: int, origin_us: int, named: Named) -> None:
-        """Add the engines of a run.
+    def add_engine(
+        self, timeline: Timeline, *, run: int, offset_us: int, named: Named, engines: int = 1
+    ) -> None:
+        """Add an engine.
 
         Args:
-            ranks: Its timelines.
+            timeline: Its.
             run: 0, or 1 for the second of two.
-            origin_us: What the page calls 0, on the clock of the run's first rank.
-            named: What its findings name, which stays in full.
+            offset_us: From its clock to that of the run's first engine.
+            named: What the run's findings name, which stays in full.
+            engines: How many of the run share the page.
         """
-        timelines = ranks.timelines[:MOST_ENGINES]
-        if len(timelines) < len(ranks.timelines):
-            self.notes.append(
-                f"{len(timelines)} of {len(ranks.timelines)} engines are drawn; give one engine's trace "
-                "file to see another."
-            )
-        for timeline in timelines:
-            offset = ranks.offsets_us[timeline.rank] - origin_us
-            self._add_engine(timeline, run, offset, named, len(timelines))
-
-    def _add_engine(self, timeline: Timeline, run: int, offset: int, named: Named, engines: int) -> None:
         name = f"{len(self.engines)}."
-        steps = per_step(timeline, offset)
+        steps = per_step(timeline, offset_us)
         rows = merged(steps, named.steps.get(timeline.rank, ()), MOST_ROWS // engines)
         shown, lives = lives_of(timeline, steps, named.requests, engines)
         if rows.height < steps.height:
@@ -73,7 +68,7 @@ class Chart:
         if shown.height < (requests := lives["request_id"].n_unique()):
             self.notes.append(f"Engine {timeline.rank}: {shown.height:,} of {requests:,} requests are drawn.")
         self._add_steps(name, rows)
-        self._add_lives(name, shown, lives, offset)
+        self._add_lives(name, shown, lives, offset_us)
         words = add_words(self.packed, name, timeline, rows, shown["request_id"])
         self.engines.append(
             {
@@ -86,6 +81,13 @@ class Chart:
                 "words": words,
             }
         )
+
+    def note_engines(self, engines: int) -> None:
+        """Tell the reader where a run has more engines than the page."""
+        if engines > MOST_ENGINES:
+            self.notes.append(
+                f"{MOST_ENGINES} of {engines} engines are drawn; give one engine's trace file to see another."
+            )
 
     def _add_steps(self, name: str, rows: pl.DataFrame) -> None:
         began, ended = rows["begin_us"], rows["end_us"].fill_null(rows["begin_us"])
@@ -117,6 +119,13 @@ class Chart:
             if word not in self.causes:
                 self.causes.append(word)
         return words.replace_strict(self.causes, range(len(self.causes)), default=None, return_dtype=pl.Int64)
+
+
+def engines_of(run: Run, timelines: Timelines) -> Iterator[tuple[Timeline, int]]:
+    """The timelines of the engines that a page has room for, one after the other, and the offset of each."""
+    headers = run.traces.headers[:MOST_ENGINES]
+    for place, header in enumerate(headers):
+        yield timelines.at(place), offset(header, headers[0]).us
 
 
 def words_of_causes(causes: list[str]) -> list[dict[str, str]]:

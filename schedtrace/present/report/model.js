@@ -39,6 +39,19 @@ async function unpacked() {
   return columns;
 }
 
+// Times of each run since its first request or step, whichever was first.
+function fromFirst(columns) {
+  for (const run of DATA.runs.keys()) {
+    const own = [...DATA.engines.keys()].filter(index => DATA.engines[index].run === run);
+    const times = own.flatMap(index => [columns[`${index}.first`], columns[`${index}.gap`]]).filter(column => column.length);
+    const first = Math.min(...times.map(column => column[0]));
+    for (const index of own) {
+      columns[`${index}.first`] = columns[`${index}.first`].map(us => us - first);
+      if (columns[`${index}.gap`].length) columns[`${index}.gap`][0] -= first;
+    }
+  }
+}
+
 // One engine with its columns, running sums for means and pyramids for peaks.
 function engineOf(told, index, columns) {
   const get = name => columns[`${index}.${name}`];

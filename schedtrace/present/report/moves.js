@@ -203,6 +203,7 @@ function trialsOf(e) {
 async function start() {
   const columns = await unpacked();
   stories = { at: columns["stories.at"] ?? [], html: columns["stories.html"] ?? [] };
+  if (DATA.from_first) fromFirst(columns);
   engines = DATA.engines.map((told, index) => engineOf(told, index, columns));
   const moments = engines.flatMap(e => [e.rows ? e.begin[0] : Infinity, e.lives[0]?.begin ?? Infinity]), ends = engines.flatMap(e => [e.rows ? e.until[e.rows - 1] : -Infinity, ...e.lives.slice(-MOST_LANES).map(life => life.end)]);
   whole.begin = Math.min(...moments); whole.end = Math.max(...ends);

@@ -5,13 +5,13 @@ page fetches nothing, and markup in a stranger's text could do nothing even if i
 """
 
 import json
-from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from schedtrace.diagnose.analyze import Timelines
 from schedtrace.model.comparison import Comparison
 from schedtrace.model.message import joined, message
 from schedtrace.model.printable import printable
@@ -20,12 +20,19 @@ from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import html
-from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart, words_of_causes
+from schedtrace.present.report.data import (
+    BY_STEP,
+    FIRST_CAUSE,
+    MOST_ENGINES,
+    STATES,
+    Chart,
+    engines_of,
+    words_of_causes,
+)
 from schedtrace.present.report.named import MOST_STORIES, Named, marked, named
 from schedtrace.present.sections import Note, Page, Section, Style, Styled
 from schedtrace.present.stories import stories
 from schedtrace.read.run import Run
-from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
 SCRIPTS = ("../sentence.js", "model.js", "panels.js", "words.js", "moves.js")
@@ -34,19 +41,25 @@ _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u20
 """What could end the element that holds the data, or a line of it."""
 
 
-def run_html(report: RunReport, ranks: Ranks, run: Run) -> str:
+def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
     """The page of one run.
 
     Args:
         report: Of ``analyze``.
-        ranks: The timelines that it was made from.
-        run: The run itself.
+        run: The run.
+        timelines: Those that the report was made from.
     """
-    chart, names = Chart(), named(report)
-    chart.add_run(ranks, run=0, origin_us=0, named=names)
-    _add_stories(chart, run, names)
+    names, told = named(report), dict[str, str]()
+    chart = Chart()
+    engines = min(len(run.traces), MOST_ENGINES)
+    for timeline, offset in engines_of(run, timelines):
+        chart.add_engine(timeline, run=0, offset_us=offset, named=names, engines=engines)
+        told |= _stories(run, timeline, names)
+    chart.packed.add_texts("stories.at", told.keys())
+    chart.packed.add_texts("stories.html", told.values())
+    chart.note_engines(len(run.traces))
     shown = printable(report)
-    rank = ranks.timelines[0].rank
+    rank = run.traces.headers[0].engine_rank
     verdict = joined(shown.verdict)
     said = Note(Styled(verdict, Style.STRONG))
     short, full = (report_page(Report(runs=[report]), full=full).sections for full in (False, True))
@@ -57,24 +70,29 @@ def run_html(report: RunReport, ranks: Ranks, run: Run) -> str:
         report=_fragment(shown, [section for section in short if section != said], rank),
         details=_fragment(shown, [section for section in full if section not in short], rank),
         zero="the trace's clock",
+        from_first=False,
         runs=[{"label": shown.label, "path": shown.path}],
         findings=marked(shown),
         problems=[plain(problem) for problem in shown.problems],
     )
 
 
-def comparison_html(comparison: Comparison, ranks: list[Ranks]) -> str:
+def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
     """The page of two runs on one time axis, each from its first request.
 
     Args:
         comparison: Of ``diff``.
-        ranks: The timelines of the base and of the new run.
+        runs: The base and the new run.
     """
-    chart = Chart()
-    marks = _first_difference(comparison)
-    for run, of_run in enumerate(ranks):
-        steps = {of_run.timelines[0].rank: [mark["step"] for mark in marks if mark["run"] == run]}
-        chart.add_run(of_run, run=run, origin_us=first_us(of_run), named=Named(steps))
+    chart, marks = Chart(), _first_difference(comparison)
+    for place, run in enumerate(runs):
+        steps = {run.traces.headers[0].engine_rank: [one["step"] for one in marks if one["run"] == place]}
+        engines = min(len(run.traces), MOST_ENGINES)
+        for timeline, offset in engines_of(run, Timelines(run)):
+            chart.add_engine(
+                timeline, run=place, offset_us=offset, named=Named(steps), engines=engines * len(runs)
+            )
+        chart.note_engines(len(run.traces))
     shown = printable(comparison)
     return _document(
         chart,
@@ -83,6 +101,7 @@ def comparison_html(comparison: Comparison, ranks: list[Ranks]) -> str:
         report=_fragment(shown, comparison_page(comparison).sections),
         details="",
         zero="each run's first request",
+        from_first=True,
         runs=[
             {"label": f"base: {shown.base_label}", "path": shown.base_path},
             {"label": f"new: {shown.new_label}", "path": shown.new_path},
@@ -93,28 +112,15 @@ def comparison_html(comparison: Comparison, ranks: list[Ranks]) -> str:
     )
 
 
-def first_us(ranks: Ranks) -> int:
-    """When the first request came to a run, or its first step began, on the clock of its first rank."""
-    return min((moment for timeline in ranks.timelines for moment in _first(timeline, ranks)), default=0)
-
-
-def _first(timeline: Timeline, ranks: Ranks) -> Iterator[int]:
-    arrivals = timeline.arrivals
-    moments = (arrivals["arrived_us"].min(), arrivals["queued_us"].min(), timeline.steps["start_us"].min())
-    known = [int(moment) for moment in moments if isinstance(moment, int)]
-    if known:
-        yield min(known) + ranks.offsets_us[timeline.rank]
-
-
-def _add_stories(chart: Chart, run: Run, names: Named) -> None:
-    """The pages of ``step`` and ``request`` for what findings name."""
-    timelines = [
-        make_timeline(trace, run.manifest, whole=True, front_end=run.front_end) for trace in run.traces
-    ]
+def _stories(run: Run, timeline: Timeline, names: Named) -> dict[str, str]:
+    """The pages of ``step`` and ``request`` for what findings name of an engine, the warm-up included."""
+    place = [header.engine_rank for header in run.traces.headers].index(timeline.rank)
+    trace, whole = run.traces.once(place), timeline
+    if timeline.steps.height < trace.steps.height:
+        whole = make_timeline(trace, run.manifest, whole=True, front_end=run.front_end)
     half = MOST_STORIES // 2
-    told = stories(run, timelines, names.examples[:half], names.requests[:half])
-    chart.packed.add_texts("stories.at", told.keys())
-    chart.packed.add_texts("stories.html", told.values())
+    steps = [(rank, step) for rank, step in names.examples[:half] if rank == timeline.rank]
+    return stories(run, [whole], steps, names.requests[:half])
 
 
 def _fragment(document: Any, sections: list[Section], rank: int | None = None) -> Markup:

@@ -3,6 +3,8 @@
 What a sentence has in common with its step is written as the difference to it, which is mostly 0.
 """
 
+from dataclasses import replace
+
 import polars as pl
 
 from schedtrace.explain.step_words import step_words
@@ -34,12 +36,19 @@ def add_words(
         rows: The page's steps; those that are not rows of their own get no words.
         ids: Requests of the page.
     """
-    words = step_words(timeline)
     single = rows.filter(pl.col("count") == 1).select(
         pl.col("step").cast(pl.Int64),
         of_free=pl.col("kv_total") - pl.col("kv_used"),
         of_left=pl.col("token_budget")
         - pl.sum_horizontal("decode_tokens", "prefill_tokens", "recompute_tokens"),
+    )
+    told = single.select("step")
+    words = step_words(
+        replace(
+            timeline,
+            exits=timeline.exits.join(told, on="step", how="semi", maintain_order="left"),
+            preemptions=timeline.preemptions.join(told, on="step", how="semi", maintain_order="left"),
+        )
     )
     stops = words.stops.rows.join(single, on="step", how="inner", maintain_order="left")
     named = stops["request_ids"].list.head(MOST_NAMED)
@@ -54,7 +63,7 @@ def add_words(
         "request": _places(named.explode(empty_as_null=False), ids),
     }.items():
         packed.add(f"{name}stops.{column}", values, differences=column in {"step", "request"})
-    lost = words.preempted.rows.join(single, on="step", how="semi", maintain_order="left")
+    lost = words.preempted.rows
     for column, values in {
         "step": lost["step"],
         "template": lost["template"],
