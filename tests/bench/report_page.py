@@ -1,8 +1,8 @@
 """Size and speed of the report page: ``python tests/bench/report_page.py [STEPS [SEATS [FOLDER]]]``.
 
 Makes a trace of that size (50,000 steps, 256 running), or takes the run in FOLDER. Prints one JSON object:
-the processor's seconds of ``analyze`` and what ``report`` adds, the file's size, when the page is painted, and
-how long a redraw takes over 200 zooms, from the whole run to one step. Needs a Chromium.
+the processor's seconds of ``analyze`` and what ``report`` adds, the file's size, when the page is painted,
+and how long a redraw takes over 200 zooms, from the whole run to one step. Needs a Chromium.
 """
 
 import json

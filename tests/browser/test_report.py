@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from schedtrace.cli.main import main
@@ -12,6 +13,7 @@ from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit, Preemption
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
+from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, run_folder, step
 
 RECORDED = Path(__file__).parent.parent / "data" / "findings"
@@ -188,9 +190,7 @@ def test_deep_links(by_hand, look):
     assert opened.page.inner_text("#details h2") == "Step 1 of run"
     assert "the KV cache had no room for the next request" in opened.page.inner_text("#details")
     opened = look(by_hand, "#request=b")
-    assert opened.page.inner_text("#details h2") == "Request b"
-    states = opened.js("[...document.querySelectorAll('#details tr')].map(row => row.cells[1].innerText)")
-    assert states == ["waiting (kv_blocks)", "prefill", "preempted (preempted_this_step)"]
+    assert opened.page.inner_text("#details h2") == "Request b of run"
     opened = look(by_hand, "#t=0.010-0.020")
     assert opened.js("[schedtrace.view.begin, schedtrace.view.end]") == [10_000, 20_000]
     assert "not in the picture" in look(by_hand, "#step=99&rank=0").page.inner_text("#details")
@@ -252,6 +252,18 @@ def test_two_runs_lie_on_one_axis_with_their_first_difference(page_of, look):
     assert opened.page.locator(".engine h2").count() == 2
 
 
+def test_a_request_that_no_finding_names_has_its_states(kv_bound, look):
+    opened = look(kv_bound)
+    name = opened.js("schedtrace.engines[0].ids.find(id => !schedtrace.stories.at.includes(`request=${id}`))")
+    opened.page.evaluate("id => { location.hash = `#request=${id}` }", name)
+    opened.page.wait_for_selector("#details h2")
+    timeline = make_timeline(read_run(RECORDED / "kv-bound" / "shows").traces[0])
+    states = timeline.request_states.filter(pl.col("request_id") == name)
+    shown = opened.js("[...document.querySelectorAll('#details tr')].map(row => row.cells[1].innerText)")
+    words = [state.replace("_", " ") for state in states["state"].rle().struct.field("value")]
+    assert list(dict.fromkeys(word.partition(" (")[0] for word in shown)) == list(dict.fromkeys(words))
+
+
 def test_any_step_reads_as_in_schedtrace_step(kv_bound, look):
     run = read_run(RECORDED / "kv-bound" / "shows")
     opened = look(kv_bound)
@@ -261,7 +273,8 @@ def test_any_step_reads_as_in_schedtrace_step(kv_bound, look):
     for number in others[:: len(others) // 8]:
         opened.js(f"location.hash = '#step={number}&rank=0'")
         opened.page.wait_for_function(
-            f"document.querySelector('#details h2')?.textContent.startsWith('Step {number} ')"
+            "number => document.querySelector('#details h2')?.textContent.concat(' ').startsWith(`Step ${number} `)",
+            arg=number,
         )
         story = explain_step(run, number)
         said = opened.js("[...document.querySelectorAll('#details td p')].map(p => p.textContent)")
