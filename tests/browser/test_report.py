@@ -214,6 +214,31 @@ def test_a_narrow_screen_has_nothing_beside_it(kv_bound, look):
     assert opened.js("schedtrace.engines[0].box.left") == 0
 
 
+def test_two_fingers_zoom_and_one_moves(kv_bound, look):
+    opened = look(kv_bound, viewport={"width": 390, "height": 1600}, has_touch=True)
+    box = place_of(opened)
+    session = opened.page.context.new_cdp_session(opened.page)
+
+    def touch(kind, *xs):
+        points = [{"x": box["x"] + x, "y": box["y"], "id": at} for at, x in enumerate(xs)]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    before = opened.js("[schedtrace.view.begin, schedtrace.view.end]")
+    touch("touchStart", 150, 200)
+    touch("touchMove", 125, 225)
+    touch("touchEnd")
+    opened.painted()
+    begin, end = opened.js("[schedtrace.view.begin, schedtrace.view.end]")
+    assert end - begin == pytest.approx((before[1] - before[0]) / 2, rel=0.05)
+    touch("touchStart", 200)
+    for x in (190, 170, 150):
+        touch("touchMove", x)
+    touch("touchEnd")
+    opened.painted()
+    moved = opened.js("schedtrace.view.begin") - begin
+    assert moved == pytest.approx(50 / box["width"] * (end - begin), rel=0.3)
+
+
 def test_strangers_texts_stay_text(tmp_path, look):
     lines = [
         step(
@@ -273,8 +298,8 @@ def test_any_step_reads_as_in_schedtrace_step(kv_bound, look):
     for number in others[:: len(others) // 8]:
         opened.js(f"location.hash = '#step={number}&rank=0'")
         opened.page.wait_for_function(
-            "number => document.querySelector('#details h2')?.textContent.concat(' ').startsWith(`Step ${number} `)",
-            arg=number,
+            "start => `${document.querySelector('#details h2')?.textContent} `.startsWith(start)",
+            arg=f"Step {number} ",
         )
         story = explain_step(run, number)
         said = opened.js("[...document.querySelectorAll('#details td p')].map(p => p.textContent)")

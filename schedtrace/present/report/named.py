@@ -9,7 +9,8 @@ from schedtrace.model.message import Message, Request, Requests
 from schedtrace.model.report import Finding, RunReport
 from schedtrace.present.phrases import plain
 
-MOST_STORIES = 40
+MOST_STORIES, FEWEST_STORIES = 40, 6
+"""Steps and requests told in full; fewer of a long trace, where each takes half a second."""
 
 
 @dataclass

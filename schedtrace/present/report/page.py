@@ -24,18 +24,19 @@ from schedtrace.present.report.data import (
     BY_STEP,
     FIRST_CAUSE,
     MOST_ENGINES,
+    MOST_ROWS,
     STATES,
     Chart,
     engines_of,
     words_of_causes,
 )
-from schedtrace.present.report.named import MOST_STORIES, Named, marked, named
+from schedtrace.present.report.named import FEWEST_STORIES, MOST_STORIES, Named, marked, named
 from schedtrace.present.sections import Note, Page, Section, Style, Styled
 from schedtrace.present.stories import stories
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
-SCRIPTS = ("../sentence.js", "model.js", "panels.js", "words.js", "moves.js")
+SCRIPTS = ("../sentence.js", "model.js", "panels.js", "requests.js", "words.js", "moves.js")
 """The page's one script, in its parts."""
 _ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 """What could end the element that holds the data, or a line of it."""
@@ -118,7 +119,7 @@ def _stories(run: Run, timeline: Timeline, names: Named) -> dict[str, str]:
     trace, whole = run.traces.once(place), timeline
     if timeline.steps.height < trace.steps.height:
         whole = make_timeline(trace, run.manifest, whole=True, front_end=run.front_end)
-    half = MOST_STORIES // 2
+    half = max(FEWEST_STORIES, min(MOST_STORIES, MOST_STORIES * MOST_ROWS // max(1, whole.steps.height))) // 2
     steps = [(rank, step) for rank, step in names.examples[:half] if rank == timeline.rank]
     return stories(run, [whole], steps, names.requests[:half])
 
