@@ -10,7 +10,7 @@ from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
 from schedtrace.present.numbers import number
 from schedtrace.present.pages.engines import whose_figures
-from schedtrace.present.pages.report_details import action, details, finding_sections
+from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import trials_table
 from schedtrace.present.pages.run_header import header, log_figures, not_judged, summary
 from schedtrace.present.pages.settings import noteworthy
@@ -165,6 +165,8 @@ def _cause(place: int, root: Found, engines: int) -> Cause:
         _gain(root),
         paragraphs,
         [*(action(advice) for advice in root.advice[:2]), *root.refuted[:1]],
+        root.engine_rank,
+        step_list(root) if root.steps else "",
     )
 
 
