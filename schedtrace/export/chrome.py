@@ -1,0 +1,94 @@
+"""Traces in the Trace Event Format, in which torch writes its profiles: JSON, compressed by gzip as these are.
+
+Format: "Trace Event Format", Google, 2016. Times are microseconds since ``baseTimeNanoseconds``, as torch
+writes them, so that events of both can stand in one file.
+"""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import schedtrace
+from schedtrace.export.clock import Clock, clock_of
+from schedtrace.export.scene import Process, Track, processes
+from schedtrace.model import private
+from schedtrace.model.printable import json_of
+from schedtrace.read.run import Run
+
+LEVEL = 3
+"""Of gzip: a quarter larger than with 9, in a fifth of the time."""
+
+
+def write_chrome(run: Run, file: Path) -> int:
+    """Write a run; gives the number of events: slices, marks and counters' rows.
+
+    Raises:
+        OSError: the file cannot be written.
+        UsageError: a foreign log has no times (``scene.processes``).
+    """
+    clock = clock_of(run.traces[0].header)
+    count = 0
+    with private.writable(file) as target, gzip.open(target, "wb", LEVEL) as text:
+        head = json_of(_head(run, clock))
+        text.write(head[:-1] + b',"traceEvents":[\n')
+        for number, event in enumerate(event for one in processes(run) for event in _events(one, clock)):
+            text.write((b",\n" if number else b"") + json_of(event))
+            count += event["ph"] in "XiC"
+        text.write(b"\n]}\n")
+    return count
+
+
+def _head(run: Run, clock: Clock) -> dict[str, Any]:
+    header = run.traces[0].header
+    return {
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": clock.torch_base_ns,
+        "otherData": {
+            "run": run.label,
+            "schedtrace_version": schedtrace.__version__,
+            "clock": header.clock,
+            "realtime_ns": clock.wall_ns,
+            "monotonic_ns": clock.monotonic_ns,
+        },
+    }
+
+
+def _events(process: Process, clock: Clock) -> Iterator[dict[str, Any]]:
+    pid = process.number
+
+    def ts(us: int) -> float:
+        return (clock.ns(us) - clock.torch_base_ns) / 1000
+
+    def about(what: str, tid: int = 0, **args: Any) -> dict[str, Any]:
+        return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": args}
+
+    yield about("process_name", name=process.name)
+    yield about("process_labels", labels=", ".join(process.labels))
+    yield about("process_sort_index", sort_index=pid)
+    for track in process.tracks:
+        yield about("thread_name", track.number, name=_name(track))
+        yield about("thread_sort_index", track.number, sort_index=track.number)
+        own = {"ph": "X", "pid": pid, "tid": track.number, "cat": track.group or "engine"}
+        for one in track.slices():
+            took = one.end_us - one.begin_us
+            yield {**own, "ts": ts(one.begin_us), "dur": took, "name": one.name, "args": one.facts}
+    for name, values in process.counters.items():
+        for row in values.iter_rows(named=True):
+            us = row.pop("us")
+            known = {series: value for series, value in row.items() if value is not None}
+            yield {"ph": "C", "pid": pid, "tid": 0, "ts": ts(us), "name": name, "args": known}
+    for number, one in enumerate(process.preemptions):
+        mark = {"pid": pid, "ts": ts(one.us), "cat": "preemption"}
+        to = {**mark, "tid": one.victim}
+        if one.preempter is not None:
+            arrow = {"id": f"{pid}.{number}", "name": "preemption"}
+            of = {**mark, "tid": one.preempter}
+            yield {**of, "ph": "i", "s": "t", "name": "preempts", "args": one.facts}
+            yield {**of, **arrow, "ph": "s"}
+            yield {**to, **arrow, "ph": "f", "bp": "e"}
+        yield {**to, "ph": "i", "s": "t", "name": "preempted", "args": one.facts}
+
+
+def _name(track: Track) -> str:
+    return track.name if track.group is None else f"{track.group}: {track.name}"

@@ -1,0 +1,128 @@
+"""Traces for ``ui.perfetto.dev``: Perfetto's protobuf, written by its own package."""
+
+from pathlib import Path
+from typing import IO, Any
+
+import polars as pl
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+
+from schedtrace.export.clock import Clock, clock_of
+from schedtrace.export.scene import REQUESTS, Facts, Preempted, Process, processes
+from schedtrace.model import private
+from schedtrace.read.run import Run
+
+_SEQUENCE = 1
+"""All packets are of one sequence: those with equal times stay in the order of the file."""
+_PROCESS_BITS, _SERIES_BITS, _GROUPS = 40, 36, 1 << 32
+"""Ids of tracks: the process above 40 bits, the series of a counter above 36, groups from 2^32, others below."""
+
+
+def write_perfetto(run: Run, file: Path) -> int:
+    """Write a run; gives the number of events: slices, marks and values of counters.
+
+    Timestamps are ``CLOCK_REALTIME``; a snapshot at the beginning also has ``CLOCK_MONOTONIC``.
+
+    Raises:
+        OSError: the file cannot be written.
+        UsageError: a foreign log has no times (``scene.processes``).
+    """
+    with private.writable(file) as target:
+        writer = _Writer(target, clock_of(run.traces[0].header))
+        for process in processes(run):
+            writer.process(process)
+    return writer.events
+
+
+class _Writer:
+    def __init__(self, target: IO[bytes], clock: Clock) -> None:
+        self._builder = StreamingTraceProtoBuilder(target)
+        self._clock = clock
+        self._fact_names: dict[str, int] = {}
+        self._flows = 0
+        self.events = 0
+        self._begin()
+
+    def process(self, process: Process) -> None:
+        whole = process.number << _PROCESS_BITS
+        described = pb.ProcessDescriptor(
+            pid=process.number, process_name=process.name, process_labels=process.labels
+        )
+        self._track(whole, process=described)
+        groups = {name: whole + _GROUPS + place for place, name in enumerate((*process.counters, REQUESTS))}
+        below = len(process.tracks) + 1
+        for rank, (name, uuid) in enumerate(groups.items(), below):
+            self._track(uuid, name=name, parent_uuid=whole, sibling_order_rank=rank)
+        for track in process.tracks:
+            parent = whole if track.group is None else groups[track.group]
+            uuid = whole + track.number
+            self._track(uuid, name=track.name, parent_uuid=parent, sibling_order_rank=track.number)
+            for one in track.slices():
+                self._event(one.begin_us, uuid, pb.TrackEvent.TYPE_SLICE_BEGIN, one.name, one.facts)
+                self._event(one.end_us, uuid, pb.TrackEvent.TYPE_SLICE_END)
+                self.events += 1
+        for name, values in process.counters.items():
+            self._counter(name, groups[name], values)
+        for preempted in process.preemptions:
+            self._preempted(whole, preempted)
+
+    def _begin(self) -> None:
+        """The sequence's start, with the clock of all its timestamps."""
+        clocks = [pb.ClockSnapshot.Clock(clock_id=pb.BUILTIN_CLOCK_REALTIME, timestamp=self._clock.wall_ns)]
+        if self._clock.monotonic_ns is not None:
+            monotonic = pb.BUILTIN_CLOCK_MONOTONIC
+            clocks.append(pb.ClockSnapshot.Clock(clock_id=monotonic, timestamp=self._clock.monotonic_ns))
+        packet = pb.TracePacket(
+            sequence_flags=pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED,
+            trace_packet_defaults=pb.TracePacketDefaults(timestamp_clock_id=pb.BUILTIN_CLOCK_REALTIME),
+            clock_snapshot=pb.ClockSnapshot(clocks=clocks, primary_trace_clock=pb.BUILTIN_CLOCK_REALTIME),
+        )
+        self._write(packet)
+
+    def _track(self, uuid: int, **fields: Any) -> None:
+        explicit = pb.TrackDescriptor.EXPLICIT
+        descriptor = pb.TrackDescriptor(uuid=uuid, child_ordering=explicit, **fields)
+        self._write(pb.TracePacket(track_descriptor=descriptor))
+
+    def _counter(self, name: str, group: int, values: pl.DataFrame) -> None:
+        """A track for each series; a value that the record does not tell is left out."""
+        for place, series in enumerate(values.columns[1:], 1):
+            uuid = group + (place << _SERIES_BITS)
+            descriptor = pb.CounterDescriptor()
+            self._track(uuid, name=series, parent_uuid=group, sibling_order_rank=place, counter=descriptor)
+            for us, value in values.select("us", series).drop_nulls().iter_rows():
+                event = pb.TrackEvent(type=pb.TrackEvent.TYPE_COUNTER, track_uuid=uuid, counter_value=value)
+                self._write(pb.TracePacket(timestamp=self._clock.ns(us), track_event=event))
+                self.events += 1
+
+    def _preempted(self, whole: int, one: Preempted) -> None:
+        """A mark on both tracks, joined by an arrow; the earlier one first, as they have one time."""
+        mark = pb.TrackEvent.TYPE_INSTANT
+        flow: dict[str, list[int]] = {}
+        if one.preempter is not None:
+            self._flows += 1
+            self._event(one.us, whole + one.preempter, mark, "preempts", one.facts, flow_ids=[self._flows])
+            flow = {"terminating_flow_ids": [self._flows]}
+        self._event(one.us, whole + one.victim, mark, "preempted", one.facts, **flow)
+        self.events += 1 + bool(flow)
+
+    def _event(
+        self, us: int, track: int, kind: int, name: str | None = None, facts: Facts | None = None, **fields: Any
+    ) -> None:
+        event = pb.TrackEvent(type=kind, track_uuid=track, name=name, **fields)
+        packet = pb.TracePacket(timestamp=self._clock.ns(us), track_event=event)
+        for key, value in (facts or {}).items():
+            if key not in self._fact_names:
+                self._fact_names[key] = len(self._fact_names) + 1
+                packet.interned_data.debug_annotation_names.add(iid=self._fact_names[key], name=key)
+            note = packet.track_event.debug_annotations.add(name_iid=self._fact_names[key])
+            if isinstance(value, str):
+                note.string_value = value
+            else:
+                note.int_value = value
+        self._write(packet)
+
+    def _write(self, packet: pb.TracePacket) -> None:
+        packet.trusted_packet_sequence_id = _SEQUENCE
+        packet.sequence_flags |= pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        self._builder.write_packet(packet)

@@ -1,0 +1,173 @@
+"""What a viewer of traces shows of a run: processes with tracks of slices, counters, and arrows.
+
+Both formats for viewers are written from it. Times are microseconds on the clock of the run's first trace.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import polars as pl
+
+from schedtrace.errors import UsageError
+from schedtrace.export.spans import engine_spans, execution_spans, in_lanes, request_spans, step_spans
+from schedtrace.model.facts import Fact
+from schedtrace.model.printable import encodable
+from schedtrace.model.trace import Header
+from schedtrace.read.run import Run
+from schedtrace.read.trace import Trace
+from schedtrace.timeline.chart import per_step
+from schedtrace.timeline.clocks import offset
+from schedtrace.timeline.timeline import Timeline, make_timeline
+
+REQUESTS = "requests"
+"""Name of the group that has a track per request."""
+COUNTERS = {
+    "token budget": {
+        "decode": "decode_tokens",
+        "prefill": "prefill_tokens",
+        "recompute": "recompute_tokens",
+        "unused": "unused_tokens",
+    },
+    "queue": {"running": "running", "waiting": "waiting"},
+    "KV cache": {"blocks used": "kv_used"},
+}
+"""Counters, each with its series and their columns in ``chart.per_step``."""
+
+Facts = Mapping[str, int | str]
+
+
+class Slice(NamedTuple):
+    """A stretch of time on a track."""
+
+    begin_us: int
+    end_us: int
+    name: str
+    facts: Facts
+
+
+@dataclass
+class Track:
+    """Slices that neither overlap nor nest."""
+
+    number: int
+    """Of its process, from 1, in the order in which tracks stand below each other."""
+    name: str
+    group: str | None
+    spans: pl.DataFrame
+
+    def slices(self) -> Iterator[Slice]:
+        """In order of time."""
+        for row in self.spans.iter_rows(named=True):
+            begin_us, end_us, name = row.pop("begin_us"), row.pop("end_us"), row.pop("name")
+            yield Slice(begin_us, end_us, encodable(name), _known(row))
+
+
+class Preempted(NamedTuple):
+    """A request lost its KV blocks at the beginning of a step."""
+
+    us: int
+    victim: int
+    """Number of its track."""
+    preempter: int | None
+    """Track of the request that they were taken for; None: not known, or the victim itself."""
+    facts: Facts
+
+
+@dataclass
+class Process:
+    """One engine."""
+
+    number: int
+    """From 1. Not the process id: a viewer that shows a profile beside it would mix up the two."""
+    name: str
+    labels: list[str]
+    tracks: list[Track]
+    counters: dict[str, pl.DataFrame]
+    """Name to ``us`` and the series: values from then on, null where the record does not tell."""
+    preemptions: list[Preempted]
+
+
+def processes(run: Run) -> Iterator[Process]:
+    """The engines of a run, one at a time; the warm-up included.
+
+    Raises:
+        UsageError: a foreign log does not have when steps began, so there is nothing to draw.
+    """
+    for number, trace in enumerate(run.traces, 1):
+        if Fact.TIMES not in trace.facts:
+            msg = f"{trace.path}: a {trace.record} does not tell {Fact.TIMES}, so a viewer has nothing to show"
+            raise UsageError(msg)
+        yield _process(run, trace, number)
+
+
+def _process(run: Run, trace: Trace, number: int) -> Process:
+    timeline = make_timeline(trace, run.manifest, whole=True)
+    offset_us = offset(trace.header, run.traces[0].header).us
+    tracks = _tracks(timeline, trace, offset_us)
+    of_request = {track.name: track.number for track in tracks if track.group == REQUESTS}
+    return Process(
+        number=number,
+        name=encodable(f"{run.label}, rank {trace.header.engine_rank}"),
+        labels=_labels(trace.header),
+        tracks=tracks,
+        counters=_counters(timeline, offset_us),
+        preemptions=list(_preemptions(timeline, of_request, offset_us)),
+    )
+
+
+def _labels(head: Header) -> list[str]:
+    own = [f"model {head.model}", f"host {head.host}", f"clock {head.clock}"]
+    return [encodable(label) for label in (*own, *([f"pid {head.pid}"] if head.pid else []))]
+
+
+def _tracks(timeline: Timeline, trace: Trace, offset_us: int) -> list[Track]:
+    """Steps, the engine's thread, the worker, then a track per request in order of arrival."""
+    parts = [
+        (name if lane == 1 else f"{name} {lane}", None, part)
+        for name, spans in (
+            ("steps", step_spans(timeline)),
+            ("engine", engine_spans(timeline, trace)),
+            ("execution", execution_spans(timeline)),
+        )
+        for lane, part in enumerate(in_lanes(spans), 1)
+    ]
+    requests = request_spans(timeline).partition_by("request_id", maintain_order=True)
+    parts += [(encodable(part.item(0, "request_id")), REQUESTS, part.drop("request_id")) for part in requests]
+    later = pl.col("begin_us", "end_us") + offset_us
+    return [
+        Track(number, name, group, part.with_columns(later))
+        for number, (name, group, part) in enumerate(parts, 1)
+    ]
+
+
+def _counters(timeline: Timeline, offset_us: int) -> dict[str, pl.DataFrame]:
+    """From the beginning of each step; zero from when the engine had no request."""
+    steps = per_step(timeline, offset_us).rename({"begin_us": "us"}).drop_nulls("us")
+    idle = timeline.engine_states.filter(pl.col("state") == "idle").select(us=pl.col("begin_us") + offset_us)
+    nothing = [pl.lit(0).alias(column) for column in (*COUNTERS["token budget"].values(), "running", "waiting")]
+    rows = pl.concat([steps, idle.with_columns(nothing)], how="diagonal_relaxed").sort("us", maintain_order=True)
+    return {
+        name: rows.select("us", **series).filter(~pl.all_horizontal(pl.col(*series).is_null()))
+        for name, series in COUNTERS.items()
+    }
+
+
+def _preemptions(timeline: Timeline, of_request: Mapping[str, int], offset_us: int) -> Iterator[Preempted]:
+    facts = ("step", "lost_tokens", "for_request_id", "blocks_needed", "blocks_freed", "policy")
+    for row in timeline.preemptions.select("request_id", "start_us", *facts).iter_rows(named=True):
+        request_id, us = row.pop("request_id"), row.pop("start_us")
+        victim = of_request.get(encodable(request_id))
+        if us is None or victim is None:  # a damaged line, and nothing else of this request
+            continue
+        preempter = of_request.get(encodable(row["for_request_id"] or ""))
+        yield Preempted(us + offset_us, victim, None if preempter == victim else preempter, _known(row))
+
+
+def _known(row: Mapping[str, int | str | None]) -> Facts:
+    """Without what the record does not tell."""
+    return {
+        name: encodable(value) if isinstance(value, str) else int(value)
+        for name, value in row.items()
+        if value is not None
+    }
