@@ -21,7 +21,8 @@ _PROCESS_BITS, _SERIES_BITS, _GROUPS = 40, 36, 1 << 32
 def write_perfetto(run: Run, file: Path) -> int:
     """Write a run; gives the number of events: slices, marks and values of counters.
 
-    Timestamps are ``CLOCK_REALTIME``; a snapshot at the beginning also has ``CLOCK_MONOTONIC``.
+    Timestamps are ``CLOCK_REALTIME``; a snapshot at the beginning has ``CLOCK_MONOTONIC`` beside it, and the
+    time of a torch profile (``Clock.torch_base_ns``).
 
     Raises:
         OSError: the file cannot be written.
@@ -67,15 +68,26 @@ class _Writer:
             self._preempted(whole, preempted)
 
     def _begin(self) -> None:
-        """The sequence's start, with the clock of all its timestamps."""
-        clocks = [pb.ClockSnapshot.Clock(clock_id=pb.BUILTIN_CLOCK_REALTIME, timestamp=self._clock.wall_ns)]
-        if self._clock.monotonic_ns is not None:
-            monotonic = pb.BUILTIN_CLOCK_MONOTONIC
-            clocks.append(pb.ClockSnapshot.Clock(clock_id=monotonic, timestamp=self._clock.monotonic_ns))
+        """The sequence's start, with the clocks.
+
+        A viewer that also gets a torch profile, which is a file without clocks, takes the numbers of both for
+        one time. So this trace's own time has to count from where the profile's does.
+        """
+        clock = self._clock
+        readings = {
+            pb.BUILTIN_CLOCK_REALTIME: clock.wall_ns,
+            pb.BUILTIN_CLOCK_MONOTONIC: clock.monotonic_ns,
+            pb.BUILTIN_CLOCK_TRACE_FILE: clock.wall_ns - clock.torch_base_ns,
+        }
+        clocks = [
+            pb.ClockSnapshot.Clock(clock_id=number, timestamp=ns)
+            for number, ns in readings.items()
+            if ns is not None
+        ]
         packet = pb.TracePacket(
             sequence_flags=pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED,
             trace_packet_defaults=pb.TracePacketDefaults(timestamp_clock_id=pb.BUILTIN_CLOCK_REALTIME),
-            clock_snapshot=pb.ClockSnapshot(clocks=clocks, primary_trace_clock=pb.BUILTIN_CLOCK_REALTIME),
+            clock_snapshot=pb.ClockSnapshot(clocks=clocks, primary_trace_clock=pb.BUILTIN_CLOCK_TRACE_FILE),
         )
         self._write(packet)
 
