@@ -5,7 +5,6 @@ from typing import IO, Any
 
 import polars as pl
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
-from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
 from schedtrace.export.clock import Clock, clock_of
 from schedtrace.export.scene import REQUESTS, Facts, Preempted, Process, processes
@@ -14,6 +13,8 @@ from schedtrace.read.run import Run
 
 _SEQUENCE = 1
 """All packets are of one sequence: those with equal times stay in the order of the file."""
+_CHUNK = 10_000
+"""Packets that are written at a time."""
 _PROCESS_BITS, _SERIES_BITS, _GROUPS = 40, 36, 1 << 32
 """Ids of tracks: the process above 40 bits, the series of a counter above 36, groups from 2^32, others below."""
 
@@ -37,25 +38,34 @@ def write_perfetto(run: Run, file: Path) -> int:
 
 class _Writer:
     def __init__(self, target: IO[bytes], clock: Clock) -> None:
-        self._builder = StreamingTraceProtoBuilder(target)
+        self._target = target
         self._clock = clock
+        self._chunk = pb.Trace()
         self._fact_names: dict[str, int] = {}
         self._flows = 0
         self.events = 0
         self._begin()
 
+    def flush(self) -> None:
+        """Write what is there: traces one after the other are one trace."""
+        self._target.write(self._chunk.SerializeToString())
+        self._chunk = pb.Trace()
+
     def process(self, process: Process) -> None:
+        """All of one engine."""
         whole = process.number << _PROCESS_BITS
         described = pb.ProcessDescriptor(
             pid=process.number, process_name=process.name, process_labels=process.labels
         )
         self._track(whole, process=described)
-        groups = {name: whole + _GROUPS + place for place, name in enumerate((*process.counters, REQUESTS))}
-        below = len(process.tracks) + 1
-        for rank, (name, uuid) in enumerate(groups.items(), below):
-            self._track(uuid, name=name, parent_uuid=whole, sibling_order_rank=rank)
+        # A viewer sorts what stands directly under a process by name.
+        root = whole + _GROUPS
+        self._track(root, name="scheduler", parent_uuid=whole)
+        groups = {name: root + place for place, name in enumerate((*process.counters, REQUESTS), 1)}
+        for rank, (name, uuid) in enumerate(groups.items(), len(process.tracks)):
+            self._track(uuid, name=name, parent_uuid=root, sibling_order_rank=rank)
         for track in process.tracks:
-            parent = whole if track.group is None else groups[track.group]
+            parent = root if track.group is None else groups[track.group]
             uuid = whole + track.number
             self._track(uuid, name=track.name, parent_uuid=parent, sibling_order_rank=track.number)
             for one in track.slices():
@@ -63,9 +73,10 @@ class _Writer:
                 self._event(one.end_us, uuid, pb.TrackEvent.TYPE_SLICE_END)
                 self.events += 1
         for name, values in process.counters.items():
-            self._counter(name, groups[name], values)
+            self._counter(groups[name], values)
         for preempted in process.preemptions:
             self._preempted(whole, preempted)
+        self.flush()
 
     def _begin(self) -> None:
         """The sequence's start, with the clocks.
@@ -79,62 +90,68 @@ class _Writer:
             pb.BUILTIN_CLOCK_MONOTONIC: clock.monotonic_ns,
             pb.BUILTIN_CLOCK_TRACE_FILE: clock.wall_ns - clock.torch_base_ns,
         }
-        clocks = [
-            pb.ClockSnapshot.Clock(clock_id=number, timestamp=ns)
-            for number, ns in readings.items()
-            if ns is not None
-        ]
-        packet = pb.TracePacket(
-            sequence_flags=pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED,
-            trace_packet_defaults=pb.TracePacketDefaults(timestamp_clock_id=pb.BUILTIN_CLOCK_REALTIME),
-            clock_snapshot=pb.ClockSnapshot(clocks=clocks, primary_trace_clock=pb.BUILTIN_CLOCK_TRACE_FILE),
-        )
-        self._write(packet)
+        packet = self._packet()
+        packet.sequence_flags |= pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+        packet.trace_packet_defaults.timestamp_clock_id = pb.BUILTIN_CLOCK_REALTIME
+        packet.clock_snapshot.primary_trace_clock = pb.BUILTIN_CLOCK_TRACE_FILE
+        for clock_id, ns in readings.items():
+            if ns is not None:
+                packet.clock_snapshot.clocks.add(clock_id=clock_id, timestamp=ns)
 
     def _track(self, uuid: int, **fields: Any) -> None:
         explicit = pb.TrackDescriptor.EXPLICIT
-        descriptor = pb.TrackDescriptor(uuid=uuid, child_ordering=explicit, **fields)
-        self._write(pb.TracePacket(track_descriptor=descriptor))
+        self._packet().track_descriptor.MergeFrom(
+            pb.TrackDescriptor(uuid=uuid, child_ordering=explicit, **fields)
+        )
 
-    def _counter(self, name: str, group: int, values: pl.DataFrame) -> None:
+    def _counter(self, group: int, values: pl.DataFrame) -> None:
         """A track for each series; a value that the record does not tell is left out."""
         for place, series in enumerate(values.columns[1:], 1):
             uuid = group + (place << _SERIES_BITS)
-            descriptor = pb.CounterDescriptor()
-            self._track(uuid, name=series, parent_uuid=group, sibling_order_rank=place, counter=descriptor)
+            counter = pb.CounterDescriptor()
+            self._track(uuid, name=series, parent_uuid=group, sibling_order_rank=place, counter=counter)
             for us, value in values.select("us", series).drop_nulls().iter_rows():
-                event = pb.TrackEvent(type=pb.TrackEvent.TYPE_COUNTER, track_uuid=uuid, counter_value=value)
-                self._write(pb.TracePacket(timestamp=self._clock.ns(us), track_event=event))
+                self._event(us, uuid, pb.TrackEvent.TYPE_COUNTER).counter_value = value
                 self.events += 1
 
     def _preempted(self, whole: int, one: Preempted) -> None:
-        """A mark on both tracks, joined by an arrow; the earlier one first, as they have one time."""
+        """A mark on both tracks, joined by an arrow; its origin first, since they have one time."""
         mark = pb.TrackEvent.TYPE_INSTANT
-        flow: dict[str, list[int]] = {}
         if one.preempter is not None:
             self._flows += 1
-            self._event(one.us, whole + one.preempter, mark, "preempts", one.facts, flow_ids=[self._flows])
-            flow = {"terminating_flow_ids": [self._flows]}
-        self._event(one.us, whole + one.victim, mark, "preempted", one.facts, **flow)
-        self.events += 1 + bool(flow)
+            origin = self._event(one.us, whole + one.preempter, mark, "preempts", one.facts)
+            origin.flow_ids.append(self._flows)
+            self.events += 1
+        victim = self._event(one.us, whole + one.victim, mark, "preempted", one.facts)
+        if one.preempter is not None:
+            victim.terminating_flow_ids.append(self._flows)
+        self.events += 1
 
     def _event(
-        self, us: int, track: int, kind: int, name: str | None = None, facts: Facts | None = None, **fields: Any
-    ) -> None:
-        event = pb.TrackEvent(type=kind, track_uuid=track, name=name, **fields)
-        packet = pb.TracePacket(timestamp=self._clock.ns(us), track_event=event)
+        self, us: int, track: int, kind: int, name: str | None = None, facts: Facts | None = None
+    ) -> pb.TrackEvent:
+        packet = self._packet()
+        packet.timestamp = self._clock.ns(us)
+        event = packet.track_event
+        event.type, event.track_uuid = kind, track
+        if name is not None:
+            event.name = name
         for key, value in (facts or {}).items():
             if key not in self._fact_names:
                 self._fact_names[key] = len(self._fact_names) + 1
                 packet.interned_data.debug_annotation_names.add(iid=self._fact_names[key], name=key)
-            note = packet.track_event.debug_annotations.add(name_iid=self._fact_names[key])
+            note = event.debug_annotations.add(name_iid=self._fact_names[key])
             if isinstance(value, str):
                 note.string_value = value
             else:
                 note.int_value = value
-        self._write(packet)
+        return event
 
-    def _write(self, packet: pb.TracePacket) -> None:
+    def _packet(self) -> pb.TracePacket:
+        """An empty one at the end of the trace."""
+        if len(self._chunk.packet) >= _CHUNK:
+            self.flush()
+        packet = self._chunk.packet.add()
         packet.trusted_packet_sequence_id = _SEQUENCE
-        packet.sequence_flags |= pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
-        self._builder.write_packet(packet)
+        packet.sequence_flags = pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        return packet

@@ -60,6 +60,7 @@ class Track:
         """In order of time."""
         for row in self.spans.iter_rows(named=True):
             begin_us, end_us, name = row.pop("begin_us"), row.pop("end_us"), row.pop("name")
+            row.pop("request_id", None)  # the track's name
             yield Slice(begin_us, end_us, encodable(name), _known(row))
 
 
@@ -132,13 +133,14 @@ def _tracks(timeline: Timeline, trace: Trace, offset_us: int) -> list[Track]:
         )
         for lane, part in enumerate(in_lanes(spans), 1)
     ]
-    requests = request_spans(timeline).partition_by("request_id", maintain_order=True)
-    parts += [(encodable(part.item(0, "request_id")), REQUESTS, part.drop("request_id")) for part in requests]
-    later = pl.col("begin_us", "end_us") + offset_us
-    return [
-        Track(number, name, group, part.with_columns(later))
-        for number, (name, group, part) in enumerate(parts, 1)
-    ]
+    parts = [(name, group, _later(part, offset_us)) for name, group, part in parts]
+    requests = _later(request_spans(timeline), offset_us).partition_by("request_id", maintain_order=True)
+    parts += [(encodable(part.item(0, "request_id")), REQUESTS, part) for part in requests]
+    return [Track(number, *part) for number, part in enumerate(parts, 1)]
+
+
+def _later(spans: pl.DataFrame, us: int) -> pl.DataFrame:
+    return spans.with_columns(pl.col("begin_us", "end_us") + us)
 
 
 def _counters(timeline: Timeline, offset_us: int) -> dict[str, pl.DataFrame]:
