@@ -1,4 +1,4 @@
-"""``schedtrace export``: a run's tables as files for one's own notebook, its trace in full, or for a viewer."""
+"""``schedtrace export``: a run's tables for one's own notebook, its trace in full, or one for a viewer."""
 
 from pathlib import Path
 from typing import Annotated

@@ -7,7 +7,7 @@ from pathlib import Path
 from schedtrace.errors import InputError, UsageError
 from schedtrace.export import Kind
 from schedtrace.model import private
-from schedtrace.model.facts import ALL_FACTS
+from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.printable import encodable, visible_json
 from schedtrace.read.expand import expanded
 from schedtrace.read.run import Run
@@ -27,8 +27,8 @@ def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[P
         Each file with its number of rows, lines or events.
 
     Raises:
-        UsageError: a file is there already, a log of another kind has no trace to write, or Polars cannot
-            write to a folder of this name.
+        UsageError: a file is there already, a log of another kind has no trace to write or no times to
+            show, or Polars cannot write to a folder of this name.
         InputError: the folder cannot be written to.
     """
     if encodable(str(folder)) != str(folder):
@@ -53,6 +53,8 @@ def _files(run: Run, folder: Path, kind: Kind) -> dict[Path, Callable[[Path], in
         files = {folder / trace.path.name: partial(_expand, trace) for trace in run.traces}
         _require_traces(run, files)
         return dict(files)
+    if kind in {Kind.PERFETTO, Kind.CHROME}:
+        _require_times(run)
     if kind is Kind.PERFETTO:
         from schedtrace.export.perfetto import write_perfetto  # noqa: PLC0415  # protobuf takes 0.1 s
 
@@ -78,6 +80,14 @@ def _require_traces(run: Run, files: Iterable[Path]) -> None:
     if over := [file for file in files if file.resolve() in sources]:
         msg = f"{over[0]}: --output names the folder of the trace itself, which would be lost"
         raise UsageError(msg)
+
+
+def _require_times(run: Run) -> None:
+    """Raises UsageError for a foreign log that a viewer has nothing to show of."""
+    for trace in run.traces:
+        if Fact.TIMES not in trace.facts:
+            msg = f"{trace.path}: a {trace.record} does not tell {Fact.TIMES}, which a viewer needs"
+            raise UsageError(msg)
 
 
 def _expand(trace: Trace, file: Path) -> int:

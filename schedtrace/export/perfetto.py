@@ -16,7 +16,7 @@ _SEQUENCE = 1
 _CHUNK = 10_000
 """Packets that are written at a time."""
 _PROCESS_BITS, _SERIES_BITS, _GROUPS = 40, 36, 1 << 32
-"""Ids of tracks: the process above 40 bits, the series of a counter above 36, groups from 2^32, others below."""
+"""Ids of tracks: the process above 40 bits, a counter's series above 36, groups from 2^32, others below."""
 
 
 def write_perfetto(run: Run, file: Path) -> int:
@@ -27,7 +27,6 @@ def write_perfetto(run: Run, file: Path) -> int:
 
     Raises:
         OSError: the file cannot be written.
-        UsageError: a foreign log has no times (``scene.processes``).
     """
     with private.writable(file) as target:
         writer = _Writer(target, clock_of(run.traces[0].header))

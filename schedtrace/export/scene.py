@@ -9,9 +9,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from schedtrace.errors import UsageError
 from schedtrace.export.spans import engine_spans, execution_spans, in_lanes, request_spans, step_spans
-from schedtrace.model.facts import Fact
 from schedtrace.model.printable import encodable
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
@@ -55,10 +53,14 @@ class Track:
     name: str
     group: str | None
     spans: pl.DataFrame
+    first: int = 0
+    """Row of ``spans`` with which this track begins: requests share a table, as they may be many."""
+    count: int | None = None
+    """Of its rows; None: all."""
 
     def slices(self) -> Iterator[Slice]:
         """In order of time."""
-        for row in self.spans.iter_rows(named=True):
+        for row in self.spans.slice(self.first, self.count).iter_rows(named=True):
             begin_us, end_us, name = row.pop("begin_us"), row.pop("end_us"), row.pop("name")
             row.pop("request_id", None)  # the track's name
             yield Slice(begin_us, end_us, encodable(name), _known(row))
@@ -90,15 +92,8 @@ class Process:
 
 
 def processes(run: Run) -> Iterator[Process]:
-    """The engines of a run, one at a time; the warm-up included.
-
-    Raises:
-        UsageError: a foreign log does not have when steps began, so there is nothing to draw.
-    """
+    """The engines of a run, one at a time; the warm-up included."""
     for number, trace in enumerate(run.traces, 1):
-        if Fact.TIMES not in trace.facts:
-            msg = f"{trace.path}: a {trace.record} does not tell {Fact.TIMES}, so a viewer has nothing to show"
-            raise UsageError(msg)
         yield _process(run, trace, number)
 
 
@@ -124,19 +119,21 @@ def _labels(head: Header) -> list[str]:
 
 def _tracks(timeline: Timeline, trace: Trace, offset_us: int) -> list[Track]:
     """Steps, the engine's thread, the worker, then a track per request in order of arrival."""
-    parts = [
-        (name if lane == 1 else f"{name} {lane}", None, part)
-        for name, spans in (
-            ("steps", step_spans(timeline)),
-            ("engine", engine_spans(timeline, trace)),
-            ("execution", execution_spans(timeline)),
-        )
-        for lane, part in enumerate(in_lanes(spans), 1)
-    ]
-    parts = [(name, group, _later(part, offset_us)) for name, group, part in parts]
-    requests = _later(request_spans(timeline), offset_us).partition_by("request_id", maintain_order=True)
-    parts += [(encodable(part.item(0, "request_id")), REQUESTS, part) for part in requests]
-    return [Track(number, *part) for number, part in enumerate(parts, 1)]
+    tracks: list[Track] = []
+    for name, spans in (
+        ("steps", step_spans(timeline)),
+        ("engine", engine_spans(timeline, trace)),
+        ("execution", execution_spans(timeline)),
+    ):
+        for lane, part in enumerate(in_lanes(_later(spans, offset_us)), 1):
+            of_lane = name if lane == 1 else f"{name} {lane}"
+            tracks.append(Track(len(tracks) + 1, of_lane, None, part))
+    requests = _later(request_spans(timeline), offset_us)
+    first = 0
+    for request_id, count in requests.group_by("request_id", maintain_order=True).len().iter_rows():
+        tracks.append(Track(len(tracks) + 1, encodable(request_id), REQUESTS, requests, first, count))
+        first += count
+    return tracks
 
 
 def _later(spans: pl.DataFrame, us: int) -> pl.DataFrame:
@@ -146,9 +143,10 @@ def _later(spans: pl.DataFrame, us: int) -> pl.DataFrame:
 def _counters(timeline: Timeline, offset_us: int) -> dict[str, pl.DataFrame]:
     """From the beginning of each step; zero from when the engine had no request."""
     steps = per_step(timeline, offset_us).rename({"begin_us": "us"}).drop_nulls("us")
-    idle = timeline.engine_states.filter(pl.col("state") == "idle").select(us=pl.col("begin_us") + offset_us)
-    nothing = [pl.lit(0).alias(column) for column in (*COUNTERS["token budget"].values(), "running", "waiting")]
-    rows = pl.concat([steps, idle.with_columns(nothing)], how="diagonal_relaxed").sort("us", maintain_order=True)
+    zeros = [pl.lit(0).alias(name) for name in (*COUNTERS["token budget"].values(), "running", "waiting")]
+    idle = timeline.engine_states.filter(pl.col("state") == "idle")
+    idle = idle.select(*zeros, us=pl.col("begin_us") + offset_us)
+    rows = pl.concat([steps, idle], how="diagonal_relaxed").sort("us", maintain_order=True)
     return {
         name: rows.select("us", **series).filter(~pl.all_horizontal(pl.col(*series).is_null()))
         for name, series in COUNTERS.items()

@@ -22,8 +22,8 @@ def step_spans(timeline: Timeline) -> pl.DataFrame:
 def engine_spans(timeline: Timeline, trace: Trace) -> pl.DataFrame:
     """What the thread of vLLM's ``EngineCore`` did, in order of time.
 
-    ``schedule()`` and ``update_from_output()`` of each step; of a rank in lock-step also its dummy batches and
-    the all-reduces in which ranks agree on going on.
+    ``schedule()`` and ``update_from_output()`` of each step; of a rank in lock-step also its dummy batches
+    and the all-reduces in which ranks agree on going on.
     """
     steps = timeline.steps
     passes = ("wave", "step_counter")
