@@ -79,15 +79,19 @@ def _events(process: Process, clock: Clock) -> Iterator[dict[str, Any]]:
             known = {series: value for series, value in row.items() if value is not None}
             yield {"ph": "C", "pid": pid, "tid": 0, "ts": ts(us), "name": name, "args": known}
     for number, preempted in enumerate(process.preemptions):
-        mark = {"pid": pid, "ts": ts(preempted.us), "cat": "preemption", "args": preempted.facts}
-        to = {**mark, "tid": preempted.victim}
-        if preempted.preempter is not None:
-            arrow = {"id": f"{pid}.{number}", "name": "preemption"}
-            of = {**mark, "tid": preempted.preempter}
-            yield {**of, "ph": "i", "s": "t", "name": "preempts"}
-            yield {**of, **arrow, "ph": "s"}
-            yield {**to, **arrow, "ph": "f", "bp": "e"}
-        yield {**to, "ph": "i", "s": "t", "name": "preempted"}
+        at = {"pid": pid, "ts": ts(preempted.us), "cat": "preemption"}
+        mark = {"ph": "i", "s": "t", "args": preempted.facts}
+        victim = {**at, "tid": preempted.victim}
+        if preempted.preempter is None:
+            yield {**victim, **mark, "name": "preempted"}
+            continue
+        preempter = {**at, "tid": preempted.preempter}
+        arrow = {"id": (pid << 32) + number, "name": "preemption"}
+        # An arrow joins what came last on the two tracks.
+        yield {**preempter, **mark, "name": "preempts"}
+        yield {**preempter, **arrow, "ph": "s"}
+        yield {**victim, **mark, "name": "preempted"}
+        yield {**victim, **arrow, "ph": "f", "bp": "e"}
 
 
 def _name(track: Track) -> str:
