@@ -16,6 +16,9 @@ from schedtrace.model import private
 from schedtrace.model.printable import json_of
 from schedtrace.read.run import Run
 
+TIDS = 1000
+"""Threads have numbers above it, processes below: viewers take a thread with its process's number for the
+main one."""
 LEVEL = 3
 """Of gzip: fast."""
 
@@ -67,9 +70,9 @@ def _events(process: Process, clock: Clock) -> Iterator[dict[str, Any]]:
     yield about("process_labels", labels=", ".join(process.labels))
     yield about("process_sort_index", sort_index=pid)
     for track in process.tracks:
-        yield about("thread_name", track.number, name=_name(track))
-        yield about("thread_sort_index", track.number, sort_index=track.number)
-        own = {"ph": "X", "pid": pid, "tid": track.number, "cat": track.group or "engine"}
+        yield about("thread_name", _tid(track.number), name=_name(track))
+        yield about("thread_sort_index", _tid(track.number), sort_index=track.number)
+        own = {"ph": "X", "pid": pid, "tid": _tid(track.number), "cat": track.group or "engine"}
         for one in track.slices():
             took = one.end_us - one.begin_us
             yield {**own, "ts": ts(one.begin_us), "dur": took, "name": one.name, "args": one.facts}
@@ -81,17 +84,21 @@ def _events(process: Process, clock: Clock) -> Iterator[dict[str, Any]]:
     for number, preempted in enumerate(process.preemptions):
         at = {"pid": pid, "ts": ts(preempted.us), "cat": "preemption"}
         mark = {"ph": "i", "s": "t", "args": preempted.facts}
-        victim = {**at, "tid": preempted.victim}
+        victim = {**at, "tid": _tid(preempted.victim)}
         if preempted.preempter is None:
             yield {**victim, **mark, "name": "preempted"}
             continue
-        preempter = {**at, "tid": preempted.preempter}
+        preempter = {**at, "tid": _tid(preempted.preempter)}
         arrow = {"id": (pid << 32) + number, "name": "preemption"}
         # An arrow joins what came last on the two tracks.
         yield {**preempter, **mark, "name": "preempts"}
         yield {**preempter, **arrow, "ph": "s"}
         yield {**victim, **mark, "name": "preempted"}
         yield {**victim, **arrow, "ph": "f", "bp": "e"}
+
+
+def _tid(number: int) -> int:
+    return TIDS + number
 
 
 def _name(track: Track) -> str:

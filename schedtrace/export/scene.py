@@ -63,7 +63,7 @@ class Track:
         for row in self.spans.slice(self.first, self.count).iter_rows(named=True):
             begin_us, end_us, name = row.pop("begin_us"), row.pop("end_us"), row.pop("name")
             row.pop("request_id", None)  # the track's name
-            yield Slice(begin_us, end_us, encodable(name), _known(row))
+            yield Slice(begin_us, end_us, name, _known(row))
 
 
 class Preempted(NamedTuple):
@@ -114,7 +114,7 @@ def _process(run: Run, trace: Trace, number: int) -> Process:
 
 def _labels(head: Header) -> list[str]:
     own = [f"model {head.model}", f"host {head.host}", f"clock {head.clock}"]
-    return [encodable(label) for label in (*own, *([f"pid {head.pid}"] if head.pid else []))]
+    return [*own, *([f"pid {head.pid}"] if head.pid else [])]
 
 
 def _tracks(timeline: Timeline, trace: Trace, offset_us: int) -> list[Track]:
@@ -131,7 +131,7 @@ def _tracks(timeline: Timeline, trace: Trace, offset_us: int) -> list[Track]:
     requests = _later(request_spans(timeline), offset_us)
     first = 0
     for request_id, count in requests.group_by("request_id", maintain_order=True).len().iter_rows():
-        tracks.append(Track(len(tracks) + 1, encodable(request_id), REQUESTS, requests, first, count))
+        tracks.append(Track(len(tracks) + 1, request_id, REQUESTS, requests, first, count))
         first += count
     return tracks
 
@@ -157,17 +157,17 @@ def _preemptions(timeline: Timeline, of_request: Mapping[str, int], offset_us: i
     facts = ("step", "lost_tokens", "for_request_id", "blocks_needed", "blocks_freed", "policy")
     for row in timeline.preemptions.select("request_id", "start_us", *facts).iter_rows(named=True):
         request_id, us = row.pop("request_id"), row.pop("start_us")
-        victim = of_request.get(encodable(request_id))
+        victim = of_request.get(request_id)
         if us is None or victim is None:  # a damaged line, and nothing else of this request
             continue
-        preempter = of_request.get(encodable(row["for_request_id"] or ""))
+        preempter = of_request.get(row["for_request_id"])
         yield Preempted(us + offset_us, victim, None if preempter == victim else preempter, _known(row))
 
 
 def _known(row: Mapping[str, int | str | None]) -> Facts:
     """Without what the record does not tell."""
     return {
-        name: encodable(value) if isinstance(value, str) else int(value)
+        name: value if isinstance(value, str) else int(value)
         for name, value in row.items()
         if value is not None
     }
