@@ -24,8 +24,8 @@ class Clock(NamedTuple):
     def torch_base_ns(self) -> int:
         """``baseTimeNanoseconds`` of a torch profile of the same time.
 
-        Kineto counts from a multiple of three months since 1970 (``ChromeTraceBaseTime`` in its
-        ``output_base.h``), so that microseconds fit into a JSON number and profiles agree.
+        Kineto counts from a multiple of three months since 1970 (its class ``ChromeTraceBaseTime``), so that
+        microseconds fit into a JSON number and profiles agree.
         """
         return self.wall_ns // QUARTER_NS * QUARTER_NS
 
