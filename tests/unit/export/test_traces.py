@@ -79,7 +79,7 @@ def lines(victim):
             start=20_000,
             back=None,
             kv_blocks_free_after=100,
-            dummies=[DummyBatch(15_000, 400, 0, 7)],
+            dummies=[DummyBatch(15_000, 402, 0, 7)],
             syncs=[RankSync(15_401, 50, 0, 7)],
         ),
     ]
@@ -180,7 +180,7 @@ def test_every_slice_of_a_run_by_hand(folder, tmp_path):
             (4000, 4200, "update_from_output()"),
             (6000, 6200, "update_from_output()"),
             (7000, 7100, "schedule()"),
-            (15_000, 15_400, "dummy batch"),
+            (15_000, 15_401, "dummy batch"),
             (15_401, 15_451, "ranks agree"),
             (20_000, 20_100, "schedule()"),
         ],
@@ -348,6 +348,15 @@ def test_a_log_without_times_has_nothing_to_show(tmp_path):
         ):
             export(read_run(log), tmp_path / "out", kind=kind)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_overlaps_on_an_engine_by_more_than_rounding_keeps_its_time(run_of, tmp_path):
+    one = step(0, start=9000, dummies=[DummyBatch(100, 500)], syncs=[RankSync(400, 100, 0, 1)])
+    run = run_of("r", one, wall_anchor_us=WALL_US)
+    read, _ = perfetto(run.path, tmp_path / "out")
+    times = {name[2]: [slice_[:2] for slice_ in told] for name, told in read.slices.items()}
+    assert times["engine"] == [(100, 600), (9000, 9100)]
+    assert times["engine 2"] == [(400, 500)]
 
 
 @pytest.mark.parametrize("preempter", [None, "a", "unknown"])
