@@ -212,7 +212,10 @@ def _others(roots: list[Found]) -> Iterator[Note]:
     """What was found too small to be described."""
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
-    parts = [message("{code} ({share})", code=root.code, share=Share(root.weight)) for root in named]
+    parts = [
+        message("{title} ({code}, {share})", title=root.title, code=root.code, share=Share(root.weight))
+        for root in named
+    ]
     if small:
         parts.append(message("under 1 % each: {codes}", codes=", ".join(small)))
     if parts:
