@@ -304,3 +304,10 @@ def test_any_step_reads_as_in_schedtrace_step(kv_bound, look):
         story = explain_step(run, number)
         said = opened.js("[...document.querySelectorAll('#details td p')].map(p => p.textContent)")
         assert said == [plain(one.message) for one in (*story.preempted, *story.stops)]
+
+
+def test_a_log_without_times_has_no_picture_but_says_so(page_of, look):
+    log = RECORDED.parents[1] / "unit" / "read" / "data" / "iteration-details.log"
+    opened = look(page_of(log))
+    assert not opened.page.is_visible("#timeline")
+    assert "is not drawn: the record has no times of its steps." in opened.page.inner_text(".hint >> nth=-1")

@@ -12,6 +12,7 @@ import polars as pl
 
 from schedtrace.diagnose.analyze import Timelines
 from schedtrace.model.causes import CAUSES
+from schedtrace.model.facts import Fact
 from schedtrace.model.printable import visible
 from schedtrace.present.report.lives import lives_of
 from schedtrace.present.report.named import Named
@@ -56,6 +57,9 @@ class Chart:
             named: What the run's findings name, which stays in full.
             engines: How many of the run share the page.
         """
+        if Fact.TIMES not in timeline.facts:
+            self.notes.append(f"Engine {timeline.rank} is not drawn: the record has no times of its steps.")
+            return
         name = f"{len(self.engines)}."
         steps = per_step(timeline, offset_us)
         rows = merged(steps, named.steps.get(timeline.rank, ()), MOST_ROWS // engines)
@@ -78,6 +82,7 @@ class Chart:
                 "budget": timeline.token_budget,
                 "steps": steps.height,
                 "request_count": requests,
+                "knows": [fact.name for fact in Fact if fact in timeline.facts],
                 "words": words,
             }
         )

@@ -368,7 +368,7 @@ async function start() {
   const moments = engines.flatMap(e => [e.rows ? e.begin[0] : Infinity, e.lives[0]?.begin ?? Infinity]),
     ends = engines.flatMap(e => [
       e.rows ? e.until[e.rows - 1] : -Infinity,
-      ...e.lives.slice(-MOST_LANES).map(life => life.end),
+      ...e.lives.map(life => life.end),
     ]);
   whole.begin = Math.min(...moments);
   whole.end = Math.max(...ends);

@@ -162,6 +162,7 @@ def _document(
         data=Markup(in_script(data)),  # noqa: S704  # escaped for where it stands
         packed=chart.packed.text(),
         notes=chart.notes,
+        engines=chart.engines,
         **told,
     )
 

@@ -155,6 +155,7 @@ function drawAxis(context, box, panel, e) {
   const every = unit * ([1, 2, 5, 10].find(times => times * unit >= about) ?? 10),
     digits = Math.max(0, 6 - Math.floor(Math.log10(every) + 1e-9));
   context.textAlign = "center";
+  context.lineWidth = 1;
   context.fillStyle = colours["dim-text"];
   context.strokeStyle = colours.line;
   for (let us = Math.ceil(view.begin / every) * every; us <= view.end; us += every) {
@@ -165,7 +166,7 @@ function drawAxis(context, box, panel, e) {
     context.moveTo(x, panel.y + panel.height);
     context.lineTo(x, box.height);
     context.stroke();
-    if (x - half >= box.left - 20 && x + half <= box.left + box.width + 8) context.fillText(text, x, panel.y + 9);
+    if (x - half >= box.left - (box.narrow ? 0 : 20) && x + half <= box.left + box.width + (box.narrow ? 0 : 8)) context.fillText(text, x, panel.y + 9);
   }
 }
 
@@ -249,6 +250,7 @@ function drawBudget(context, box, panel, e, columns) {
 
 // Running upwards, waiting downwards in the colours of causes, a tick below where requests were preempted.
 function drawQueue(context, box, panel, e, columns) {
+  if (e.mostRunning < 0) return title(context, box, panel, "running", "not recorded");
   const most = Math.max(1, e.mostRunning, e.seats <= 4 * e.mostRunning ? e.seats : 0),
     waiting = Math.max(1, e.mostWaiting);
   const up = clamp(most / (most + waiting), 0.3, 0.75) * panel.height,

@@ -19,9 +19,14 @@ function sumsOf(e, begin, end) {
 function sentence(e, begin, end) {
   const sums = sumsOf(e, begin, end),
     waits = sums.waiting.filter(([, us]) => us > 0).sort((a, b) => b[1] - a[1]);
+  const parts = [
+    sentences.counted(sums.steps, "step"),
+    e.knows.includes("LIVES") && sentences.counted(e.request_count, "request"),
+    sums.use !== null && `${sentences.percent(sums.use)} of the token budget used`,
+    e.knows.includes("PREEMPTIONS") && sentences.counted(sums.preemptions, "preemption"),
+  ]; // what is not recorded is not said
   return (
-    `${sentences.number(sums.steps)} steps, ${sentences.number(e.request_count)} requests, ${sentences.percent(sums.use)} of the token budget used, ` +
-    `${sentences.number(sums.preemptions)} preemptions` +
+    parts.filter(Boolean).join(", ") +
     (waits.length
       ? `; requests refused for ${waits.map(([word, us]) => `${word} during ${sentences.duration(us)}`).join(", ")}`
       : "")
