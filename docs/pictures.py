@@ -8,6 +8,7 @@ Writes ``analyze.svg``, ``report-light.png`` and ``report-dark.png`` to ``docs/p
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,13 +17,13 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 from rich.ansi import AnsiDecoder
 from rich.console import Console
-from tests.browser.chromium import ARGUMENTS, chromium
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 WIDTH = 80
 LOAD = "--num-gpu-blocks-override 45 --num-prompts 24 --input-len 450 --output-len 200 --trials 3"
 FONT = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace'
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FONT_OF_THE_WEB = re.compile(r"@font-face {.*?}\n", re.DOTALL)
 
 
@@ -53,11 +54,12 @@ def terminal(text: str, title: str) -> str:
 def screenshots(report: Path) -> None:
     """The page in both colour schemes."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
+        found = next(filter(None, map(shutil.which, BROWSERS)))
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         for scheme in ("light", "dark"):
             page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme=scheme)
             page.goto(report.as_uri())
-            page.wait_for_selector("html[data-painted]")
+            page.wait_for_selector("#engines[data-painted]", state="attached")
             page.screenshot(path=PICTURES / f"report-{scheme}.png")
         browser.close()
 
