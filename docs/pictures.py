@@ -21,24 +21,26 @@ from rich.console import Console
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 WIDTH = 80
-LOAD = "--num-gpu-blocks-override 45 --num-prompts 24 --input-len 450 --output-len 200 --trials 3"
+ENGINE = "--load-format dummy --num-gpu-blocks-override 45 --max-model-len 720"
+LOAD = "--num-prompts 24 --input-len 450 --output-len 200 --trials 3"
 FONT = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace'
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FONT_OF_THE_WEB = re.compile(r"@font-face {.*?}\n", re.DOTALL)
 
 
-def schedtrace(folder: Path, *arguments: str) -> str:
-    """What the command prints on a terminal of 80 columns that has colours, started in the folder."""
-    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
+def schedtrace(folder: Path, *arguments: str, **environment: str) -> str:
+    """What the command prints when it is started in the folder."""
     command = [sys.executable, "-m", "schedtrace", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, check=True, text=True, stdout=subprocess.PIPE)
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **environment}, check=True, text=True, stdout=subprocess.PIPE
+    )
     return done.stdout
 
 
 def record(folder: Path) -> str:
     """The run that the README tells about."""
     model = str(ROOT / "examples" / "tiny-qwen3")
-    schedtrace(folder, "run", "--model", model, "--load-format", "dummy", *LOAD.split(), "--label", "kv")
+    schedtrace(folder, "run", "--model", model, *ENGINE.split(), *LOAD.split(), "--label", "kv")
     return "logs/kv"
 
 
@@ -57,7 +59,7 @@ def screenshots(report: Path) -> None:
         found = next(filter(None, map(shutil.which, BROWSERS)))
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         for scheme in ("light", "dark"):
-            page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme=scheme)
+            page = browser.new_page(viewport={"width": 1280, "height": 1150}, color_scheme=scheme)
             page.goto(report.as_uri())
             page.wait_for_selector("#engines[data-painted]", state="attached")
             page.screenshot(path=PICTURES / f"report-{scheme}.png")
@@ -70,7 +72,7 @@ def main(given: str | None) -> None:
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
         run = str(Path(given).resolve()) if given else record(folder)
-        text = schedtrace(folder, "analyze", run)
+        text = schedtrace(folder, "analyze", run, FORCE_COLOR="1", COLUMNS=str(WIDTH), TERM="xterm-256color")
         (PICTURES / "analyze.svg").write_text(terminal(text, "schedtrace analyze logs/kv"))
         schedtrace(folder, "report", run, "-o", "report.html")
         screenshots(folder / "report.html")
