@@ -1,0 +1,82 @@
+# ruff: noqa: INP001  # a script to run, no package
+"""Make the pictures of the README again: ``python docs/pictures.py [RUN]``, about a minute.
+
+Records 24 prompts of 450 + 200 tokens with a small KV cache on vLLM's CPU engine, unless a run is given.
+Writes ``analyze.svg``, ``report-light.png`` and ``report-dark.png`` to ``docs/pictures``. Needs Chromium.
+"""
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+from rich.ansi import AnsiDecoder
+from rich.console import Console
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+WIDTH = 80
+ENGINE = "--load-format dummy --num-gpu-blocks-override 45 --max-model-len 720"
+LOAD = "--num-prompts 24 --input-len 450 --output-len 200 --trials 3"
+FONT = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace'
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FONT_OF_THE_WEB = re.compile(r"@font-face {.*?}\n", re.DOTALL)
+
+
+def schedtrace(folder: Path, *arguments: str, **environment: str) -> str:
+    """What the command prints when it is started in the folder."""
+    command = [sys.executable, "-m", "schedtrace", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **environment}, check=True, text=True, stdout=subprocess.PIPE
+    )
+    return done.stdout
+
+
+def record(folder: Path) -> str:
+    """The run that the README tells about."""
+    model = str(ROOT / "examples" / "tiny-qwen3")
+    schedtrace(folder, "run", "--model", model, *ENGINE.split(), *LOAD.split(), "--label", "kv")
+    return "logs/kv"
+
+
+def terminal(text: str, title: str) -> str:
+    """Text with colours as an SVG picture that refers to nothing."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    for line in AnsiDecoder().decode(text):
+        console.print(line)
+    picture = console.export_svg(title=title, unique_id="schedtrace")
+    return FONT_OF_THE_WEB.sub("", picture).replace("Fira Code, monospace", FONT)
+
+
+def screenshots(report: Path) -> None:
+    """The page in both colour schemes."""
+    with sync_playwright() as playwright:
+        found = next(filter(None, map(shutil.which, BROWSERS)))
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": 1280, "height": 1150}, color_scheme=scheme)
+            page.goto(report.as_uri())
+            page.wait_for_selector("#engines[data-painted]", state="attached")
+            page.screenshot(path=PICTURES / f"report-{scheme}.png")
+        browser.close()
+
+
+def main(given: str | None) -> None:
+    """Record if no run is given, then draw."""
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent)
+        run = str(Path(given).resolve()) if given else record(folder)
+        text = schedtrace(folder, "analyze", run, FORCE_COLOR="1", COLUMNS=str(WIDTH), TERM="xterm-256color")
+        (PICTURES / "analyze.svg").write_text(terminal(text, "schedtrace analyze logs/kv"))
+        schedtrace(folder, "report", run, "-o", "report.html")
+        screenshots(folder / "report.html")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if sys.argv[1:] else None)
