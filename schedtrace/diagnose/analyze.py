@@ -40,30 +40,10 @@ def analyze_run(run: Run, window: Window | None = None, test: Test | None = None
         timelines = [windowed(timeline, window) for timeline in timelines]
     ranks = Ranks(timelines)
     measured = run.manifest if window is None else None  # the front end's figures are of whole trials
-    findings = ranked(
-        [
-            (
-                timeline,
-                [
-                    finding
-                    for rule in RULES.values()
-                    if rule.needs <= timeline.facts
-                    for finding in rule(timeline)
-                ],
-            )
-            for timeline in timelines
-        ],
-        [
-            finding
-            for rule in RANK_RULES.values()
-            if all(rule.needs <= timeline.facts for timeline in timelines)
-            for finding in rule(ranks)
-        ],
-        ranks.prefill_stalls.steps() if ranks.prefill_stalls is not None else {},
-    )
+    findings = judged(timelines, ranks)
     if test is not None:
         findings = test(run, findings)
-    findings = [*(lead := leading(findings)[:1]), *(finding for finding in findings if finding not in lead)]
+    findings = led(findings)
     split = time_split(timelines) if Fact.TIMES in timelines[0].facts else []
     problems = [problem for trace in run.traces for problem in _of_trace(trace)]
     problems += [problem for timeline in timelines for problem in _of_queue(timeline)]
@@ -92,6 +72,41 @@ def analyze_run(run: Run, window: Window | None = None, test: Test | None = None
         warmup_steps=sum(timeline.warmup_steps for timeline in timelines),
         settings=effective_settings(run, timelines),
     )
+
+
+def judged(timelines: list[Timeline], ranks: Ranks) -> list[Finding]:
+    """What all rules find in these engines, ranked.
+
+    Args:
+        timelines: One per engine.
+        ranks: The same.
+    """
+    of_engines = [
+        (
+            timeline,
+            [
+                finding
+                for rule in RULES.values()
+                if rule.needs <= timeline.facts
+                for finding in rule(timeline)
+            ],
+        )
+        for timeline in timelines
+    ]
+    of_ranks = [
+        finding
+        for rule in RANK_RULES.values()
+        if all(rule.needs <= timeline.facts for timeline in timelines)
+        for finding in rule(ranks)
+    ]
+    stalls = ranks.prefill_stalls.steps() if ranks.prefill_stalls is not None else {}
+    return ranked(of_engines, of_ranks, stalls)
+
+
+def led(findings: list[Finding]) -> list[Finding]:
+    """The findings with the one first that the verdict is about."""
+    lead = leading(findings)[:1]
+    return [*lead, *(finding for finding in findings if finding not in lead)]
 
 
 def config_of(run: Run) -> dict[str, Any]:
