@@ -1,5 +1,6 @@
 """One engine while it runs: its figures now, its last seconds, and who waits for what."""
 
+import heapq
 import os
 import socket
 from collections import Counter, defaultdict
@@ -108,10 +109,12 @@ class Engine:
         )
 
     def slowest(self, now_s: float, most: int) -> list[Slow]:
-        """The requests that are here longest, the oldest first."""
-        edge = self.edge_us(now_s)
+        """The requests that wait longest, and those that are here longest."""
+        edge, lives = self.edge_us(now_s), self.following.lives
+        waits = [(live.waits_since_us, at) for at, live in enumerate(lives) if live.waits_since_us is not None]
+        chosen = {at for _, at in heapq.nsmallest(most, waits)} | set(range(min(most, len(lives))))
         found = []
-        for live in self.following.lives[:most]:
+        for live in [lives[at] for at in sorted(chosen)]:
             since, name = live.waits_since_us, live.came.request_id
             came = live.came.arrived_us if live.came.arrived_us is not None else live.came.queued_us
             found.append(
@@ -155,17 +158,16 @@ class Engine:
         if self.following.end is not None:
             return "ended"
         if self._process_is_gone():
-            return "killed: its process is gone, and the trace has no end"
+            return "killed"
         silent = self._silent_s(now_s)
         if silent >= SILENT_FROM_S:
-            return f"nothing written for {silent:,.0f} s"
+            return f"silent for {silent:,.0f} s"
         if self._last_step_us is None:
             return "no step yet"
         still = (self.edge_us(now_s) - self._last_step_us) / 1e6
         if still < IDLE_FROM_S:
             return ""
-        running = self._last.get("running") or 0
-        return f"no step for {still:,.0f} s with {running} running" if running else f"idle for {still:,.0f} s"
+        return f"no step for {still:,.0f} s" if self._last.get("running") else f"idle for {still:,.0f} s"
 
     def silent(self, now_s: float) -> bool:
         """The recorder writes no more."""

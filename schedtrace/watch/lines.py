@@ -7,10 +7,6 @@ from schedtrace.present.numbers import integer, number, percent
 from schedtrace.present.phrases import plain
 from schedtrace.watch.seen import Figures, Seen, Slow, Verdict
 
-ID_WIDTH = 36
-"""Characters of a request id that are shown."""
-
-
 def moment(at_s: float) -> str:
     """The local time."""
     return time.strftime("%H:%M:%S", time.localtime(at_s))
@@ -42,7 +38,8 @@ def name_of(figures: Figures) -> str:
 
 def verdict_text(verdict: Verdict) -> str:
     """All sentences, and the advice."""
-    return visible(" ".join(plain(one) for one in [*verdict.sentences, verdict.advice] if plain(one)))
+    advice = [f"Try: {plain(verdict.advice)}."] if plain(verdict.advice) else []
+    return visible(" ".join([*map(plain, verdict.sentences), *advice]))
 
 
 def span(verdict: Verdict) -> str:
@@ -63,10 +60,17 @@ def state(slow: Slow) -> str:
     return f"waiting {long(slow.waits_us)} for {visible(slow.cause or 'an unknown cause')}"
 
 
-def shown_id(request_id: str) -> str:
+def preempted(slow: Slow) -> str:
+    """``, preempted twice``; empty for a request that never was."""
+    times = {0: "", 1: "once", 2: "twice"}.get(slow.preempted, f"{slow.preempted} times")
+    return f", preempted {times}" if times else ""
+
+
+def shown_id(request_id: str, width: int) -> str:
     """A request id in a bounded width, its end kept: ids often begin alike."""
     text = visible(request_id)
-    return text if len(text) <= ID_WIDTH else f"{text[: ID_WIDTH // 2 - 1]}..{text[1 - ID_WIDTH // 2 :]}"
+    kept = max(1, (width - 2) // 2)
+    return text if len(text) <= width else f"{text[: width - 2 - kept]}..{text[-kept:]}"
 
 
 def line(seen: Seen) -> str:
@@ -76,7 +80,7 @@ def line(seen: Seen) -> str:
         return f"{moment(seen.at_s)} waiting for a trace"
     parts = [moment(seen.at_s)]
     if total.state:
-        parts.append(f"{total.state};")
+        parts.append(f"{total.state}; last step:")
     parts.append(f"running {running(total)} waiting {waiting(total)}")
     parts.append(
         f"KV {percent(total.kv_frac)} budget {percent(total.budget_frac)} "
@@ -104,10 +108,9 @@ def page(seen: Seen) -> str:
             f"{number(figures.preempted_per_s)} preemptions/s, {number(figures.steps_per_s)} steps/s"
             + (f"; {figures.state}" if figures.state else "")
         )
-    lines += ["", "oldest requests"] if seen.slowest else []
+    lines += ["", "requests: those that wait longest, then the oldest"] if seen.slowest else []
     for slow in seen.slowest:
-        lost = f", preempted {slow.preempted} times" if slow.preempted else ""
-        lines.append(f"{long(slow.age_us):>8} {state(slow)}{lost}  {visible(slow.request_id)}")
+        lines.append(f"{long(slow.age_us):>8} {state(slow)}{preempted(slow)}  {visible(slow.request_id)}")
     lines += ["", *(f"{moment(note.at_s)} {visible(note.text)}" for note in seen.notes)] if seen.notes else []
     return "".join(f"{one}\n" for one in lines)
 

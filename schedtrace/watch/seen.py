@@ -94,9 +94,9 @@ class Seen:
     engines: list[Figures]
     verdicts: list[Verdict]
     slowest: list[Slow]
-    """The oldest first."""
-    cells: list[Cell]
-    """Seconds of all engines, the last one last."""
+    """Those that wait first, the longest wait at the top; then the oldest."""
+    cells: dict[int | None, list[Cell]]
+    """Rank to its seconds, the last one last; None: of all engines."""
     notes: list[Note]
     over: bool
     """Nothing more will come."""

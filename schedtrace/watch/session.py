@@ -6,17 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from schedtrace.errors import InputError
+from schedtrace.explain.request import explain_request
 from schedtrace.model import private
 from schedtrace.model.manifest import read_manifest
+from schedtrace.present.pages.request import request_page
+from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.follow import LostError
+from schedtrace.read.options import ReadOptions
+from schedtrace.read.run import read_run
 from schedtrace.watch.engine import SECONDS_KEPT, Engine, chart
 from schedtrace.watch.find import Target, grows
 from schedtrace.watch.judge import Judge
-from schedtrace.watch.seen import Note, Seen
+from schedtrace.watch.seen import Note, Seen, Slow
 
 SHORT_S, LONG_S = 10, 60
 MOST_SLOW = 50
 MOST_NOTES = 100
+LARGEST_READ = 128 * 2**20
+"""Bytes of a trace that are read for one request's life: some seconds of a core."""
 
 
 class Session:
@@ -77,6 +84,24 @@ class Session:
                 file.write(engine.following.saved(begin))
         return folder
 
+    def life(self, slow: Slow, width: int) -> str:
+        """A request's life so far, as ``schedtrace request`` tells it.
+
+        Raises:
+            InputError: the trace cannot be read, or is too large to be read beside the watch.
+            UsageError: it is not in the trace.
+        """
+        path = next(path for path, engine in self.engines.items() if engine.rank == slow.rank)
+        size = path.stat().st_size
+        if size > LARGEST_READ:
+            msg = (
+                f"{path} has {size >> 20:,} MiB, too much to read beside the engine; later: "
+                f"schedtrace request {path} {slow.request_id}"
+            )
+            raise InputError(msg)
+        life = explain_request(read_run(path, ReadOptions(cache=False)), slow.request_id)
+        return renderer(Format.TEXT)(request_page(life), width=width)
+
     def close(self) -> None:
         """Let all files go."""
         for engine in self.engines.values():
@@ -127,8 +152,13 @@ class Session:
             self._note(f"{rank}{notice}", now, once=True)
         if engine.following.garbled:
             self._note(f"{engine.following.path}: some lines were not understood", now, once=True)
-        if engine.over:
-            self._note(f"{rank}the engine {engine.figures(now).state}", now, once=True)
+        if engine.following.end is not None:
+            self._note(f"{rank}the engine ended", now, once=True)
+        elif engine.over:
+            self._note(f"{rank}the engine's process is gone, and its trace has no end: killed?", now, once=True)
+        elif engine.silent(now):
+            why = "the engine was killed or hangs, or its disk is full"
+            self._note(f"{rank}nothing is written any more: {why}", now, once=True)
 
     def _note(self, text: str, now: float, *, once: bool = False) -> None:
         if once and text in self._told:
@@ -150,8 +180,11 @@ class Session:
             name=self._name(),
             engines=[engine.figures(now) for engine in engines],
             verdicts=[one.latest for one in self.judges if one.latest is not None],
-            slowest=sorted(slowest, key=lambda one: -one.age_us)[:MOST_SLOW],
-            cells=chart(engines, edge, SECONDS_KEPT) if engines else [],
+            slowest=sorted(slowest, key=_slowness)[:MOST_SLOW],
+            cells={
+                None: chart(engines, edge, SECONDS_KEPT),
+                **{engine.rank: chart([engine], edge, SECONDS_KEPT) for engine in engines},
+            },
             notes=list(self.notes),
             over=self._over(),
         )
@@ -174,3 +207,8 @@ class Session:
         except InputError:
             manifest = None
         return (manifest and manifest.label) or folder.resolve().name
+
+
+def _slowness(slow: Slow) -> tuple[bool, int]:
+    """Those that wait come first, the longest wait at the top; then the oldest."""
+    return slow.waits_us is None, -(slow.age_us if slow.waits_us is None else slow.waits_us)
