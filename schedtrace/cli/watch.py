@@ -37,11 +37,11 @@ def watch(
     session = Session(found(target, dict(os.environ), Path.cwd()))
     if once:
         sys.stdout.write(page(session.look(judge_now=True)))
-    elif sys.stdout.isatty() and sys.stdin.isatty():
+    elif all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # textual draws on stderr
         from schedtrace.watch.app import WatchApp
 
         WatchApp(session).run()
     else:
-        from schedtrace.watch.stream import stream
+        from schedtrace.watch.stream import stream as print_lines
 
-        stream(session, every, say)
+        print_lines(session, every, say)

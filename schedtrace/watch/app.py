@@ -69,15 +69,22 @@ class Listing(Widget, can_focus=True):
         super().__init__(id=widget_id)
         self._lines: list[tuple[object, Content]] = []
         self._title = Content("")
-        self.key: object = None
+        self._chosen: object = None
 
     def show(self, title: Content, lines: list[tuple[object, Content]]) -> None:
-        """Show these lines, each with its key; the chosen one stays where its key does."""
+        """Show these lines, each with its key.
+
+        Until a line is chosen the first one is, whatever its key; then the chosen one is followed.
+        """
         self._title, self._lines = title, lines
-        keys = [key for key, _ in lines]
-        if self.key not in keys:
-            self.key = keys[0] if keys else None
+        if self._chosen not in [key for key, _ in lines]:
+            self._chosen = None
         self.refresh()
+
+    @property
+    def key(self) -> object:
+        """Of the chosen line; None: there is no line, or its key is None."""
+        return self._lines[self._place()][0] if self._lines else None
 
     def render(self) -> Content:
         """The title and the lines around the chosen one."""
@@ -94,7 +101,7 @@ class Listing(Widget, can_focus=True):
         """Choose another line."""
         if self._lines:
             place = max(0, min(len(self._lines) - 1, self._place() + by))
-            self.key = self._lines[place][0]
+            self._chosen = self._lines[place][0]
             self.refresh()
             self.post_message(self.Moved())
 
@@ -104,7 +111,7 @@ class Listing(Widget, can_focus=True):
             self.post_message(self.Chosen(self.key))
 
     def _place(self) -> int:
-        return next((at for at, (key, _) in enumerate(self._lines) if key == self.key), 0)
+        return next((at for at, (key, _) in enumerate(self._lines) if key == self._chosen), 0)
 
 
 class TextScreen(ModalScreen[None]):
@@ -161,6 +168,7 @@ class WatchApp(App[None]):
         self.seen: Seen | None = None
         self.paused = False
         self._looking = asyncio.Lock()
+        self._heights: dict[str, int] = {}
 
     def compose(self) -> ComposeResult:
         """From above: head, verdicts, engines, chart, requests, notes, keys."""
@@ -181,6 +189,7 @@ class WatchApp(App[None]):
 
     def on_resize(self, _: Resize) -> None:
         """Draw for another size."""
+        self._heights.clear()
         self.call_after_refresh(self.draw)
 
     async def look(self) -> None:
@@ -201,22 +210,28 @@ class WatchApp(App[None]):
             return
         seen, (width, height), dark = self.seen, self.size, self.current_theme.dark
         most = 3 if height < 40 else 8  # noqa: PLR2004  # lines of a screen
-        self._static("head").update(view.head(seen, width, paused=self.paused))
-        self._static("verdicts").update(view.verdicts(seen, width, most))
+        self._show("head", view.head(seen, width, paused=self.paused))
+        self._show("verdicts", view.verdicts(seen, width, most))
         engines = self.query_one("#engines", Listing)
         total = seen.total()
         rows = [total, *seen.engines] if total is not None and len(seen.engines) > 1 else seen.engines
         shown = rows if height >= 40 else rows[:5]  # noqa: PLR2004  # as above
         engines.show(Content(view.HEAD[:width]), [(one.rank, view.engine_line(one, width)) for one in shown])
-        engines.styles.height = 1 + max(1, len(shown))
+        if engines.styles.height is None or engines.styles.height.value != 1 + max(1, len(shown)):
+            engines.styles.height = 1 + max(1, len(shown))
         rank = engines.key if isinstance(engines.key, int) and len(seen.engines) > 1 else None
         tall = 7 if height < 40 else 14  # noqa: PLR2004  # as above
-        self._static("chart").update(view.chart(seen, rank, width, tall, dark=dark))
+        self._show("chart", view.chart(seen, rank, width, tall, dark=dark))
         self._draw_requests(seen, rank, width)
-        notes = seen.notes[-2:]
-        texts = [f"{moment(note.at_s)} {visible(note.text)}"[:width] for note in notes]
-        self._static("notes").update(Content("\n".join(texts)))
-        self._static("notes").display = bool(texts)
+        texts = [f"{moment(note.at_s)} {visible(note.text)}"[:width] for note in seen.notes[-2:]]
+        self._show("notes", Content("\n".join(texts)))
+        self.query_one("#notes").display = bool(texts)
+
+    def _show(self, widget_id: str, content: Content) -> None:
+        """Change a widget; the others move only if it becomes higher or lower."""
+        lines = content.plain.count("\n")
+        self.query_one(f"#{widget_id}", Static).update(content, layout=self._heights.get(widget_id) != lines)
+        self._heights[widget_id] = lines
 
     def _draw_requests(self, seen: Seen, rank: int | None, width: int) -> None:
         ranks = len(seen.engines) > 1 and rank is None
@@ -287,6 +302,3 @@ class WatchApp(App[None]):
 
     def _slowest(self) -> list[Slow]:
         return self.seen.slowest if self.seen is not None else []
-
-    def _static(self, widget_id: str) -> Static:
-        return self.query_one(f"#{widget_id}", Static)

@@ -36,10 +36,10 @@ def name_of(figures: Figures) -> str:
     return "all" if figures.rank is None else f"rank {figures.rank}"
 
 
-def verdict_text(verdict: Verdict) -> str:
-    """All sentences, and the advice."""
+def verdict_text(verdict: Verdict, *, brief: bool = False) -> str:
+    """All sentences, or only the first, and the advice."""
     advice = [f"Try: {plain(verdict.advice)}."] if plain(verdict.advice) else []
-    return visible(" ".join([*map(plain, verdict.sentences), *advice]))
+    return visible(" ".join([*map(plain, verdict.sentences[: 1 if brief else None]), *advice]))
 
 
 def span(verdict: Verdict) -> str:

@@ -37,7 +37,7 @@ class Session:
     def __init__(self, target: Target, clock: Callable[[], float] = time.time) -> None:
         self.target, self._clock = target, clock
         self.engines: dict[Path, Engine] = {}
-        self.judges = [Judge(SHORT_S, 5.0, 0.012), Judge(LONG_S, 15.0, 0.007)]
+        self.judges = [Judge(SHORT_S, 5.0, 0.018), Judge(LONG_S, 15.0, 0.008)]
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self.noted = 0
         """Notes that there were."""

@@ -1,6 +1,7 @@
 """What is seen as styled lines of a screen."""
 
 import textwrap
+from itertools import groupby
 
 from textual.content import Content
 
@@ -22,6 +23,8 @@ from schedtrace.watch.lines import (
 )
 from schedtrace.watch.seen import Figures, Seen, Slow, Verdict
 
+FULL_LINES = 6
+"""Fewer lines have room for a verdict's first sentence and the advice only."""
 LABEL = 7
 """Columns left of the chart, for its scale."""
 HEAD = f"{'':8}{'running':>10}{'waiting':>9}{'KV':>6}{'budget':>8}{'preempt/s':>11}{'steps/s':>9}  "
@@ -51,7 +54,7 @@ def verdicts(seen: Seen, width: int, most: int) -> Content:
 
 def _verdict(verdict: Verdict, now_s: float, width: int, most: int) -> list[Content]:
     title = f"last {span(verdict)} ({age(verdict, now_s)})  "
-    wrapped = textwrap.wrap(title + verdict_text(verdict), width, break_on_hyphens=False) or [title]
+    wrapped = textwrap.wrap(title + verdict_text(verdict, brief=most < FULL_LINES), width, break_on_hyphens=False) or [title]
     if len(wrapped) > most:
         wrapped = [*wrapped[: most - 1], f"{wrapped[most - 1][: width - 4]} ..."]
     first = Content.assemble((wrapped[0][: len(title)], "bold"), wrapped[0][len(title) :])
@@ -73,7 +76,10 @@ def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) 
     lines = [_legend(drawn, rank, width, dark=dark)]
     for at, row in enumerate(drawn.rows):
         scale = number(round(drawn.top, 0 if drawn.top >= 1 else 2)) if at == 0 and drawn.top else "0" if at == len(drawn.rows) - 1 else ""
-        parts = [(drawn.glyph(cause), colour(cause, dark=dark) if cause else "") for cause in row]
+        parts = [
+            (drawn.glyph(cause) * len(list(run)), colour(cause, dark=dark) if cause else "")
+            for cause, run in groupby(row)
+        ]
         lines.append(Content.assemble(f"{scale:>{LABEL - 1}}│", *parts))
     return Content("\n").join(lines)
 
