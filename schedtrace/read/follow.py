@@ -12,7 +12,7 @@ import polars as pl
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, ScheduledRequest, Step
 from schedtrace.read.chain import Chain
-from schedtrace.read.columns import FLAT, between_steps, columns_of, entries_of, frame_of
+from schedtrace.read.columns import FLAT, Columns, between_steps, columns_of, entries_of, frame_of
 from schedtrace.read.cpu_times import cpu_times
 from schedtrace.read.deltas import FIELDS, Values, value
 from schedtrace.read.lines import AS_READ, decode_line, read_header
@@ -24,6 +24,7 @@ from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.trace import Trace
 
 BLOCK = 2**20
+_EMPTY = {name: entries_of(columns_of([]), name) for name in (*LISTS, *EVENTS)}
 _KINDS = {as_read: line for line, as_read in AS_READ.items()}
 
 
@@ -213,14 +214,16 @@ class Following:
                 self._take(line, place, taken)
         self._chain.running.cut()
         columns = columns_of(taken.steps)
-        tables = {name: entries_of(columns, name) for name in LISTS}
+        tables = {name: _entries(columns, name) for name in LISTS}
         tables[STRETCHES] = pl.concat(self._put)
         self._put.clear()
         events, idle = {}, taken.others[Events]
         for name in EVENTS:
             between = [(line.trial, one) for line in idle for one in getattr(line, name)]
-            with_steps = entries_of(columns, name).drop("start_us")
-            events[name] = pl.concat([with_steps, between_steps(name, between)], how="diagonal")
+            with_steps = _entries(columns, name).drop("start_us")
+            events[name] = with_steps
+            if between:
+                events[name] = pl.concat([with_steps, between_steps(name, between)], how="diagonal")
         self.notices += [line.message for line in taken.others[Notice]]
         self._outputs.extend(taken.others[Output])
         steps = frame_of(columns, FLAT)
@@ -265,3 +268,8 @@ class Following:
             rows = [ScheduledRequest(*row) for row in self._chain.running.rows()]
             taken.first = Step(**dict(zip(FIELDS, values, strict=True)), requests=rows)
             taken.first_line = place
+
+
+def _entries(columns: Columns, name: str) -> pl.DataFrame:
+    """``entries_of``; most lists of most chunks are empty, and making a frame of nothing takes as long."""
+    return entries_of(columns, name) if any(columns[name]) else _EMPTY[name]

@@ -25,7 +25,7 @@ from schedtrace.watch.lines import moment, page
 from schedtrace.watch.seen import Seen, Slow
 from schedtrace.watch.session import Session
 
-EVERY_S = 2.0
+EVERY_S = 2.5
 _COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 HELP = """\
 space   pause, and go on
@@ -135,7 +135,7 @@ class TextScreen(ModalScreen[None]):
 
 
 class WatchApp(App[None]):
-    """Looks every two seconds, and shows what is seen.
+    """Looks every few seconds, and shows what is seen.
 
     Args:
         session: Looks.

@@ -57,7 +57,7 @@ def state(slow: Slow) -> str:
     """What a request does."""
     if slow.waits_us is None:
         return "running"
-    return f"waiting {long(slow.waits_us)} for {visible(slow.cause or 'an unknown cause')}"
+    return f"waiting {long(slow.waits_us)}, now for {visible(slow.cause or 'an unknown cause')}"
 
 
 def preempted(slow: Slow) -> str:

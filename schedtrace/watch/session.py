@@ -37,13 +37,13 @@ class Session:
     def __init__(self, target: Target, clock: Callable[[], float] = time.time) -> None:
         self.target, self._clock = target, clock
         self.engines: dict[Path, Engine] = {}
-        self.judges = [Judge(SHORT_S, 5.0, 0.018), Judge(LONG_S, 15.0, 0.008)]
+        self.judges = [Judge(SHORT_S, 5.0, 0.015), Judge(LONG_S, 15.0, 0.007)]
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self.noted = 0
         """Notes that there were."""
         self._refused: set[Path] = set()
         self._told: set[str] = set()
-        self._lost = False
+        self._lost = self._last_words = False
 
     @property
     def folder(self) -> Path | None:
@@ -66,9 +66,11 @@ class Session:
         engines = [engine for engine in self.engines.values() if engine.header is not None]
         for engine in engines:
             self._tell(engine, now)
+        over = bool(engines) and all(engine.over for engine in engines)
         if engines:
             for one in self.judges:
-                one.look(engines, now, at_once=judge_now)
+                one.look(engines, now, at_once=judge_now or (over and not self._last_words))
+        self._last_words = over
         return self._seen(engines, now)
 
     def saved(self, folder: Path) -> Path:
