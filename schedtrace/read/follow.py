@@ -2,6 +2,7 @@
 
 import os
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Following:
         self.garbled = 0
         """Lines that were not understood."""
         self.chunks: deque[Chunk] = deque()
-        self._head = self._begun = b""
+        self._head = b""
         self._at = 0
         self._put: list[pl.DataFrame] = []
         self._chain = Chain(self._put.append)
@@ -117,12 +118,7 @@ class Following:
             size = self._checked_size()
             if self.header is None and not self._begin(size):
                 return []
-            new = []
-            while self._at < size and (block := os.pread(self._file, min(BLOCK, size - self._at), self._at)):
-                self._at += len(block)
-                *lines, self._begun = (self._begun + block).split(b"\n")
-                if lines:
-                    new.append(self._chunk(lines))
+            new = [self._chunk(lines) for lines in self._whole_lines(size)]
         except OSError as error:
             msg = f"{self.path}: cannot be read ({error.strerror})"
             raise InputError(msg) from error
@@ -188,12 +184,22 @@ class Following:
         if (now.st_dev, now.st_ino) != (opened.st_dev, opened.st_ino):
             msg = f"{self.path}: replaced by another file while it was followed"
             raise LostError(msg)
-        if opened.st_size < self._at - len(self._begun):
+        if opened.st_size < self._at:
             msg = f"{self.path}: cut while it was followed"
             raise LostError(msg)
-        if opened.st_size < self._at:  # the recorder takes back what a full disk cut off
-            self._at, self._begun = self._at - len(self._begun), b""
         return opened.st_size
+
+    def _whole_lines(self, size: int) -> Iterator[list[bytes]]:
+        """What is new, up to the last newline: the recorder takes back what a full disk cut off of a line."""
+        begun = b""
+        while left := size - self._at - len(begun):
+            block = os.pread(self._file, min(BLOCK, left), self._at + len(begun))
+            if not block:
+                return
+            *lines, begun = (begun + block).split(b"\n")
+            if lines:
+                self._at += sum(map(len, lines)) + len(lines)
+                yield lines
 
     def _begin(self, size: int) -> bool:
         """Read the header, and skim what is too old; False: the header is not whole yet."""

@@ -70,22 +70,23 @@ def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame
     """Arrivals, stretches and preemptions that lead to these lives before the first step of a window.
 
     Their steps have negative numbers and scheduled nothing. Only what matters later stands in them: who ran,
-    who waited, and how much a preemption threw away.
+    who waited, and how much a preemption threw away. The arrival of one who waits after a preemption is that
+    of an update: as that of a new request it would be a second wait.
     """
-    arrivals = structs_of([one.came for one in lives], Arrival).select(
+    queued_again = [one for one in lives if one.preempted and one.waits_since_us is not None]
+    others = [one for one in lives if not one.preempted or one.waits_since_us is None]
+    came = [one.came for one in others]
+    came += [msgspec.structs.replace(one.came, streaming_update=True) for one in queued_again]
+    arrivals = structs_of(came, Arrival).select(
         pl.lit(CAME, pl.Int64).alias("step"), pl.lit(None, pl.Int64).alias("trial"), pl.all()
     )
-    again = [one for one in lives if one.preempted]
-    first_runs = [one for one in lives if not one.preempted and one.waits_since_us is None]
-    admissions = [(CAME, "new", one) for one in again]
-    admissions += [(RUNS, "new", one) for one in first_runs]
-    admissions += [(RUNS, "resumed", one) for one in again if one.waits_since_us is None]
     rows = [
-        (step, step, None, one.came.request_id, 0, 0, phase, 0, 0) for step, phase, one in sorted(
-            admissions, key=lambda row: row[0]
-        )
+        (RUNS, RUNS, None, one.came.request_id, 0, 0, "resumed" if one.preempted else "new", 0, 0)
+        for one in others
+        if one.waits_since_us is None
     ]
     stretches = pl.DataFrame(rows, schema=SCHEMA, orient="row")
+    again = [*queued_again, *(one for one in others if one.preempted)]
     lost = [Preemption(one.came.request_id, one.lost_tokens) for one in again]
     preempted = structs_of(lost, Preemption).select(
         pl.lit(LOST, pl.Int64).alias("step"),

@@ -42,9 +42,9 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
         keep_us: Microseconds.
         lives: Gets who came and went before that place.
     """
-    full: deque[tuple[int, int]] = deque()
+    full: deque[tuple[int, int, bytes]] = deque()
     told: deque[tuple[int, Any]] = deque()
-    notices, begun, begin = [], b"", at
+    notices, begun, begin, since = [], b"", at, at
     while at + len(begun) < size and (block := os.pread(file, min(BLOCK, size - at - len(begun)), at + len(begun))):
         *lines, begun = (begun + block).split(b"\n")
         for line in lines:
@@ -60,14 +60,16 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
         while told and told[0][0] < begin:
             one = told.popleft()[1]
             lives.step(one.start_us, one.arrived, one.finished, one.preempted)
+    if begin > since and isinstance(first := decode_line(full[0][2]), AS_READ[Step]):
+        lives.scheduled([one.request_id for one in first.requests if one.phase == "running"])  # type: ignore[attr-defined]  # made at run time
     return begin, [text for place, text in notices if place < begin]
 
 
-def _take(line: bytes, at: int, full: deque[tuple[int, int]], told: deque[tuple[int, Any]]) -> None:
+def _take(line: bytes, at: int, full: deque[tuple[int, int, bytes]], told: deque[tuple[int, Any]]) -> None:
     try:
         read: Any = _decode(line)
     except UNREADABLE:
         return
     if line.startswith(FULL):
-        full.append((at, read.start_us))
+        full.append((at, read.start_us, line))
     told.append((at, read))
