@@ -134,12 +134,13 @@ class Following:
             raise InputError(msg)
         arrivals, stretches, preempted = earlier(chunks[0].lives if chunks else [])
         tables = {
-            name: pl.concat([*([before] if before is not None else []), *(one.tables[name] for one in chunks)])
+            name: pl.concat(
+                [*([before] if before is not None else []), *(one.tables[name] for one in chunks)]
+            )
             for name in (STRETCHES, *LISTS)
             for before in [{STRETCHES: stretches, "preempted": preempted}.get(name)]
         }
         events = {name: pl.concat([one.events[name] for one in chunks], how="diagonal") for name in EVENTS}
-        passes = {name: events[name].drop("step", "trial").sort("began_us") for name in ("dummies", "syncs")}
         return Trace(
             path=self.path,
             header=self.header,
@@ -151,7 +152,8 @@ class Following:
             end=self.end,
             problems=Problems(),
             cpu=cpu_times([line for one in chunks for line in one.cpu]),
-            **passes,
+            dummies=events["dummies"].drop("step", "trial").sort("began_us"),
+            syncs=events["syncs"].drop("step", "trial").sort("began_us"),
         )
 
     def since(self, us: int) -> list[Chunk]:
@@ -177,7 +179,7 @@ class Following:
     def _checked_size(self) -> int:
         opened = os.fstat(self._file)
         try:
-            now = os.stat(self.path)
+            now = self.path.stat()
         except FileNotFoundError:
             msg = f"{self.path}: removed while it was followed"
             raise LostError(msg) from None

@@ -101,5 +101,3 @@ def arrivals_of(lives: list[Live]) -> list[Arrival]:
     """The arrivals of those who wait, as the format has them."""
     waiting = [one.came for one in lives if one.waits_since_us is not None]
     return [msgspec.convert(came, Arrival, from_attributes=True) for came in waiting]
-
-

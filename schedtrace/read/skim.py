@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.model.trace import Notice, Step
+from schedtrace.model.trace import Arrival, Finish, Notice, Preemption, Step
 from schedtrace.read.lines import AS_READ, UNREADABLE, decode_line
 from schedtrace.read.lives import Lives
 from schedtrace.read.schema import readable
-from schedtrace.model.trace import Arrival, Finish, Preemption
 
 BLOCK = 2**23
 FULL = b'{"type":"step"'
@@ -21,9 +20,10 @@ TELLING = (b'"arrived":[', b'"finished":[', b'"preempted":[')
 
 def _told() -> type[msgspec.Struct]:
     """What is decoded of a line: the fields of requests' lives."""
-    lists = {"arrived": Arrival, "finished": Finish, "preempted": Preemption}
     fields: list[Any] = [("start_us", int, 0)]
-    fields += [(name, list[readable(kind)], msgspec.field(default_factory=list)) for name, kind in lists.items()]  # type: ignore[misc]  # made at run time
+    for name, kind in (("arrived", Arrival), ("finished", Finish), ("preempted", Preemption)):
+        entry: Any = readable(kind)
+        fields.append((name, list[entry], msgspec.field(default_factory=list)))
     return msgspec.defstruct("Told", fields, kw_only=True, gc=False)
 
 
@@ -45,11 +45,13 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
     full: deque[tuple[int, int, bytes]] = deque()
     told: deque[tuple[int, Any]] = deque()
     notices, begun, begin, since = [], b"", at, at
-    while at + len(begun) < size and (block := os.pread(file, min(BLOCK, size - at - len(begun)), at + len(begun))):
+    while at + len(begun) < size and (
+        block := os.pread(file, min(BLOCK, size - at - len(begun)), at + len(begun))
+    ):
         *lines, begun = (begun + block).split(b"\n")
         for line in lines:
             if line.startswith(NOTICE):
-                notice = decode_line(line)
+                notice: Any = decode_line(line)
                 notices += [(at, notice.message)] if isinstance(notice, AS_READ[Notice]) else []
             elif any(key in line for key in TELLING) or line.startswith(FULL):
                 _take(line, at, full, told)
@@ -60,8 +62,8 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
         while told and told[0][0] < begin:
             one = told.popleft()[1]
             lives.step(one.start_us, one.arrived, one.finished, one.preempted)
-    if begin > since and isinstance(first := decode_line(full[0][2]), AS_READ[Step]):
-        lives.scheduled([one.request_id for one in first.requests if one.phase == "running"])  # type: ignore[attr-defined]  # made at run time
+    if begin > since and type(first := decode_line(full[0][2])) is AS_READ[Step]:
+        lives.scheduled([one.request_id for one in first.requests if one.phase == "running"])
     return begin, [text for place, text in notices if place < begin]
 
 

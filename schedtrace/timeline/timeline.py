@@ -192,7 +192,9 @@ def make_timeline(
         trial_of, on="request_id", how="left", maintain_order="left", suffix="_of_arrival"
     )
     if "trial_of_arrival" in finishes.columns:  # of those that came before the trace began: when they went
-        finishes = finishes.with_columns(trial=pl.coalesce("trial_of_arrival", "trial")).drop("trial_of_arrival")
+        finishes = finishes.with_columns(trial=pl.coalesce("trial_of_arrival", "trial")).drop(
+            "trial_of_arrival"
+        )
     exits = _exits(trace)
     kept = (
         steps.filter(measured)

@@ -91,7 +91,9 @@ class Engine:
     def figures(self, now_s: float) -> Figures:
         """How it is now."""
         recent = [cell for second, cell in self.cells.items() if second > self.edge_s(now_s) - RATES_S]
-        used, budget = (sum(getattr(cell, name) for cell in recent) for name in ("used_tokens", "token_budget"))
+        used, budget = (
+            sum(getattr(cell, name) for cell in recent) for name in ("used_tokens", "token_budget")
+        )
         last = self._last
         waiting = last.get("waiting") or 0
         return Figures(
@@ -111,7 +113,9 @@ class Engine:
     def slowest(self, now_s: float, most: int) -> list[Slow]:
         """The requests that wait longest, and those that are here longest."""
         edge, lives = self.edge_us(now_s), self.following.lives
-        waits = [(live.waits_since_us, at) for at, live in enumerate(lives) if live.waits_since_us is not None]
+        waits = [
+            (live.waits_since_us, at) for at, live in enumerate(lives) if live.waits_since_us is not None
+        ]
         chosen = {at for _, at in heapq.nsmallest(most, waits)} | set(range(min(most, len(lives))))
         found = []
         for live in [lives[at] for at in sorted(chosen)]:

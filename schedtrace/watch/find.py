@@ -39,8 +39,8 @@ def target(given: str | None, environment: dict[str, str], here: Path) -> Target
     """What a person means.
 
     Args:
-        given: A run folder, a folder of runs, a trace, a process id; None: ``SCHEDTRACE_DIR``, else the newest
-            trace below ``here`` that grows.
+        given: A run folder, a folder of runs, a trace, a process id; None: ``SCHEDTRACE_DIR``, else the
+            newest trace below ``here`` that grows.
         environment: With ``SCHEDTRACE_DIR``, where it is set.
         here: The current folder.
 

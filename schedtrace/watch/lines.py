@@ -7,6 +7,7 @@ from schedtrace.present.numbers import integer, number, percent
 from schedtrace.present.phrases import plain
 from schedtrace.watch.seen import Figures, Seen, Slow, Verdict
 
+
 def moment(at_s: float) -> str:
     """The local time."""
     return time.strftime("%H:%M:%S", time.localtime(at_s))
@@ -89,29 +90,38 @@ def line(seen: Seen) -> str:
     if len(seen.engines) > 1:
         each = ", ".join(f"{name_of(one)} {running(one)}+{one.waiting:,}" for one in seen.engines)
         parts.append(f"(running+waiting: {each})")
-    for verdict in seen.verdicts[:1]:
-        parts.append(f"| last {span(verdict)}, {age(verdict, seen.at_s)}: {verdict_text(verdict)}")
+    if seen.verdicts:
+        short = seen.verdicts[0]
+        parts.append(f"| last {span(short)}, {age(short, seen.at_s)}: {verdict_text(short)}")
     return " ".join(parts)
 
 
 def page(seen: Seen) -> str:
     """Everything, as a text of some lines."""
-    lines = [f"{visible(seen.name) or 'no run yet'}, {time.strftime('%Y-%m-%d %H:%M:%S %z', time.localtime(seen.at_s))}"]
-    for verdict in seen.verdicts:
-        lines.append(f"last {span(verdict)} ({age(verdict, seen.at_s)}): {verdict_text(verdict)}")
-    lines.append("")
+    at = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seen.at_s))
     total = seen.total()
-    for figures in [*seen.engines, *([total] if total and len(seen.engines) > 1 else [])]:
-        lines.append(
-            f"{name_of(figures)}: running {running(figures)}, waiting {waiting(figures)}, "
-            f"KV {percent(figures.kv_frac)}, budget {percent(figures.budget_frac)}, "
-            f"{number(figures.preempted_per_s)} preemptions/s, {number(figures.steps_per_s)} steps/s"
-            + (f"; {figures.state}" if figures.state else "")
-        )
-    lines += ["", "requests: those that wait longest, then the oldest"] if seen.slowest else []
-    for slow in seen.slowest:
-        lines.append(f"{long(slow.age_us):>8} {state(slow)}{preempted(slow)}  {visible(slow.request_id)}")
-    lines += ["", *(f"{moment(note.at_s)} {visible(note.text)}" for note in seen.notes)] if seen.notes else []
-    return "".join(f"{one}\n" for one in lines)
+    rows = [*seen.engines, *([total] if total and len(seen.engines) > 1 else [])]
+    parts = [
+        [
+            f"{visible(seen.name) or 'no run yet'}, {at}",
+            *(f"last {span(one)} ({age(one, seen.at_s)}): {verdict_text(one)}" for one in seen.verdicts),
+        ],
+        [_row(figures) for figures in rows],
+        [
+            f"{long(one.age_us):>8} {state(one)}{preempted(one)}  {visible(one.request_id)}"
+            for one in seen.slowest
+        ],
+        [f"{moment(note.at_s)} {visible(note.text)}" for note in seen.notes],
+    ]
+    if seen.slowest:
+        parts[2].insert(0, "requests (age, state): the longest waits, then the oldest")
+    return "\n".join("".join(f"{line}\n" for line in part) for part in parts if part)
 
 
+def _row(figures: Figures) -> str:
+    return (
+        f"{name_of(figures)}: running {running(figures)}, waiting {waiting(figures)}, "
+        f"KV {percent(figures.kv_frac)}, budget {percent(figures.budget_frac)}, "
+        f"{number(figures.preempted_per_s)} preemptions/s, {number(figures.steps_per_s)} steps/s"
+        + (f"; {figures.state}" if figures.state else "")
+    )

@@ -157,7 +157,9 @@ class Session:
         if engine.following.end is not None:
             self._note(f"{rank}the engine ended", now, once=True)
         elif engine.over:
-            self._note(f"{rank}the engine's process is gone, and its trace has no end: killed?", now, once=True)
+            self._note(
+                f"{rank}the engine's process is gone, and its trace has no end: killed?", now, once=True
+            )
         elif engine.silent(now):
             why = "the engine was killed or hangs, or its disk is full"
             self._note(f"{rank}nothing is written any more: {why}", now, once=True)

@@ -13,7 +13,7 @@ def stream(
     say: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Say a line now and then, and at once what happened to the trace, until there is nothing more to come."""
+    """Say a line now and then, and what happened to the trace, until nothing more will come."""
     told = 0
     while True:
         seen = session.look()

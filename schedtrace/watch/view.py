@@ -54,7 +54,9 @@ def verdicts(seen: Seen, width: int, most: int) -> Content:
 
 def _verdict(verdict: Verdict, now_s: float, width: int, most: int) -> list[Content]:
     title = f"last {span(verdict)} ({age(verdict, now_s)})  "
-    wrapped = textwrap.wrap(title + verdict_text(verdict, brief=most < FULL_LINES), width, break_on_hyphens=False) or [title]
+    wrapped = textwrap.wrap(
+        title + verdict_text(verdict, brief=most < FULL_LINES), width, break_on_hyphens=False
+    ) or [title]
     if len(wrapped) > most:
         wrapped = [*wrapped[: most - 1], f"{wrapped[most - 1][: width - 4]} ..."]
     first = Content.assemble((wrapped[0][: len(title)], "bold"), wrapped[0][len(title) :])
@@ -74,8 +76,9 @@ def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) 
     """Who waited for what, over time, with its legend."""
     drawn = waiting_chart(seen.cells.get(rank, []), max(1, width - LABEL), max(1, height - 1))
     lines = [_legend(drawn, rank, width, dark=dark)]
+    top = number(round(drawn.top, 0 if drawn.top >= 1 else 2)) if drawn.top else ""
     for at, row in enumerate(drawn.rows):
-        scale = number(round(drawn.top, 0 if drawn.top >= 1 else 2)) if at == 0 and drawn.top else "0" if at == len(drawn.rows) - 1 else ""
+        scale = top if at == 0 else "0" if at == len(drawn.rows) - 1 else ""
         parts = [
             (drawn.glyph(cause) * len(list(run)), colour(cause, dark=dark) if cause else "")
             for cause, run in groupby(row)

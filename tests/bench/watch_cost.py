@@ -61,7 +61,9 @@ def _watch(folder: Path, *, screen: bool) -> tuple[subprocess.Popen[bytes], bool
         return subprocess.Popen(command, stdout=subprocess.DEVNULL), screen
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (50, 200))
-    started = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm-256color"})
+    started = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm-256color"}
+    )
     threading.Thread(target=_swallow, args=(master,), daemon=True).start()
     return started, screen
 

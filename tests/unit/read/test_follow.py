@@ -60,7 +60,9 @@ def test_the_states_of_a_window_are_those_of_the_whole_trace(growing):
     assert window.steps["step"].to_list() == list(range(61, 75))
     assert mismatches(window).is_empty()
     kind = ["request_id", "state", "cause"]
-    last = [one.request_states.group_by("request_id").last().select(kind).sort(kind) for one in (window, whole)]
+    last = [
+        one.request_states.group_by("request_id").last().select(kind).sort(kind) for one in (window, whole)
+    ]
     assert last[0].equals(last[1])
     assert last[0].rows() == [("a", "decode", None), ("b", "decode", None), ("c", "waiting", "max_num_seqs")]
 
@@ -113,7 +115,9 @@ def test_idle_events_and_late_outputs_count(growing):
     growing.grow(1)
     growing.append(step(1, start=100_000, back=None, got={"a": 1}))
     growing.append(Output(step=1, output_us=150_000, update_us=5, output_tokens=1))
-    growing.append(Events(at_us=200_000, arrived=[arrival("z", 190_000)], finished=[finish("a", finished_us=1)]))
+    growing.append(
+        Events(at_us=200_000, arrived=[arrival("z", 190_000)], finished=[finish("a", finished_us=1)])
+    )
     growing.append(End(at_us=300_000, steps=2))
     follower = followed(growing)
     follower.read()

@@ -93,5 +93,3 @@ def session_of(path: Path, growing: Growing, only: bool = True) -> Session:
         return growing.now_s
 
     return Session(Target(path, only), clock)
-
-

@@ -49,7 +49,7 @@ def test_a_look_has_the_figures_of_the_last_steps(folder):
     assert engine.budget_frac == 0.002  # 2 of 1,000 tokens
     assert (engine.steps_per_s, engine.preempted_per_s) == (10.0, 0.0)
     assert [(slow.request_id, slow.waits_us, slow.cause) for slow in seen.slowest] == [
-        ("c", 19_999_400 - 1000 + 1000, "max_num_seqs"),
+        ("c", 19_999_400, "max_num_seqs"),
         ("a", None, None),
         ("b", None, None),
     ]
@@ -67,10 +67,10 @@ def test_the_verdicts_are_those_of_analyze(folder, cli):
     assert (short.span_s, long.span_s) == (10, 60)
     code, out, _ = cli("analyze", folder, "--last", "60s", "--format", "json")
     assert code == 0
-    expected = [one["text"] for one in json.loads(out)["runs"][0]["verdict"]]
-    assert [text for text in page(session.look()).splitlines() if text.startswith("last 1 min")] == [
-        f"last 1 min (now): {' '.join([*expected])} Try: {json.loads(out)['runs'][0]['findings'][0]['advice'][0]['message']['text']}."
-    ]
+    (run,) = json.loads(out)["runs"]
+    advice = run["findings"][0]["advice"][0]["message"]["text"]
+    sentences = [*(one["text"] for one in run["verdict"]), f"Try: {advice}."]
+    assert f"last 1 min (now): {' '.join(sentences)}" in page(session.look()).splitlines()
 
 
 def test_verdicts_keep_their_pace(folder):
@@ -245,8 +245,6 @@ def test_hostile_ids_are_text(folder):
     assert r"\x1b[31m[bold]<script>\u202e" in text
     assert text.isascii()
     assert "\x1b" not in session.life(session.look().slowest[0], 80)
-
-
 
 
 @pytest.mark.usefixtures("utc")
