@@ -1,12 +1,11 @@
 """``schedtrace watch``: a run while it goes on."""
 
 import os
-import sys
 from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import say
+from schedtrace.cli.options import is_terminal, put, say
 
 
 def watch(
@@ -38,8 +37,8 @@ def watch(
 
     session = Session(found(target, dict(os.environ), Path.cwd()))
     if once:
-        sys.stdout.write(page(session.look(judge_now=True)))
-    elif all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):  # textual draws on stderr
+        put(page(session.look(judge_now=True)))
+    elif is_terminal():
         from schedtrace.watch.app import WatchApp
 
         WatchApp(session).run()

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.model.trace import Arrival, Finish, Notice, Preemption, Step
-from schedtrace.read.lines import AS_READ, UNREADABLE, decode_line
+from schedtrace.model.trace import Arrival, Finish, Preemption
+from schedtrace.read.lines import UNREADABLE, decode_line
 from schedtrace.read.lives import Lives
 from schedtrace.read.schema import readable
 
@@ -51,8 +51,8 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
         *lines, begun = (begun + block).split(b"\n")
         for line in lines:
             if line.startswith(NOTICE):
-                notice: Any = decode_line(line)
-                notices += [(at, notice.message)] if isinstance(notice, AS_READ[Notice]) else []
+                notice = decode_line(line)
+                notices += [(at, notice.message)] if hasattr(notice, "message") else []
             elif any(key in line for key in TELLING) or line.startswith(FULL):
                 _take(line, at, full, told)
             at += len(line) + 1
@@ -62,7 +62,7 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
         while told and told[0][0] < begin:
             one = told.popleft()[1]
             lives.step(one.start_us, one.arrived, one.finished, one.preempted)
-    if begin > since and type(first := decode_line(full[0][2])) is AS_READ[Step]:
+    if begin > since and hasattr(first := decode_line(full[0][2]), "requests"):
         lives.scheduled([one.request_id for one in first.requests if one.phase == "running"])
     return begin, [text for place, text in notices if place < begin]
 

@@ -65,10 +65,15 @@ def _verdict(verdict: Verdict, now_s: float, width: int, most: int) -> list[Cont
 
 def engine_line(figures: Figures, width: int) -> Content:
     """A row below ``HEAD``."""
-    text = (
-        f"{name_of(figures):8}{running(figures):>10}{integer(figures.waiting):>9}{percent(figures.kv_frac):>6}"
-        f"{percent(figures.budget_frac):>8}{number(figures.preempted_per_s):>11}{number(figures.steps_per_s):>9}  "
+    cells = (
+        (running(figures), 10),
+        (integer(figures.waiting), 9),
+        (percent(figures.kv_frac), 6),
+        (percent(figures.budget_frac), 8),
+        (number(figures.preempted_per_s), 11),
+        (number(figures.steps_per_s), 9),
     )
+    text = f"{name_of(figures):8}" + "".join(f"{cell:>{room}}" for cell, room in cells) + "  "
     return Content((text + figures.state)[:width])
 
 
