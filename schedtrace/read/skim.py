@@ -14,16 +14,22 @@ from schedtrace.read.schema import readable
 BLOCK = 2**23
 FULL = b'{"type":"step"'
 NOTICE = b'{"type":"notice"'
-TELLING = (b'"arrived":[', b'"finished":[', b'"preempted":[')
+TELLING = (b'"arrived":[', b'"finished":[', b'"preempted":[', b'"added":[')
 """In lines of any kind; inside an id the quotes would be escaped."""
 
 
 def _told() -> type[msgspec.Struct]:
-    """What is decoded of a line: the fields of requests' lives."""
-    fields: list[Any] = [("start_us", int, 0)]
+    """What is decoded of a line: who came, went, was preempted or scheduled."""
+    named: Any = msgspec.defstruct("Named", [("request_id", str)], gc=False)
+    changes: Any = msgspec.defstruct("Changes", [("added", list[named], [])], gc=False)
+    fields: list[Any] = [
+        ("start_us", int, 0),
+        ("requests", list[named], []),
+        ("changes", changes | None, None),
+    ]
     for name, kind in (("arrived", Arrival), ("finished", Finish), ("preempted", Preemption)):
         entry: Any = readable(kind)
-        fields.append((name, list[entry], msgspec.field(default_factory=list)))
+        fields.append((name, list[entry], []))
     return msgspec.defstruct("Told", fields, kw_only=True, gc=False)
 
 
@@ -42,9 +48,9 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
         keep_us: Microseconds.
         lives: Gets who came and went before that place.
     """
-    full: deque[tuple[int, int, bytes]] = deque()
+    full: deque[tuple[int, int]] = deque()
     told: deque[tuple[int, Any]] = deque()
-    notices, begun, begin, since = [], b"", at, at
+    notices, begun, begin = [], b"", at
     while at + len(begun) < size and (
         block := os.pread(file, min(BLOCK, size - at - len(begun)), at + len(begun))
     ):
@@ -62,16 +68,16 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
         while told and told[0][0] < begin:
             one = told.popleft()[1]
             lives.step(one.start_us, one.arrived, one.finished, one.preempted)
-    if begin > since and hasattr(first := decode_line(full[0][2]), "requests"):
-        lives.scheduled([one.request_id for one in first.requests if one.phase == "running"])
+            admitted = one.changes.added if one.changes else []
+            lives.scheduled([row.request_id for row in (*one.requests, *admitted)])
     return begin, [text for place, text in notices if place < begin]
 
 
-def _take(line: bytes, at: int, full: deque[tuple[int, int, bytes]], told: deque[tuple[int, Any]]) -> None:
+def _take(line: bytes, at: int, full: deque[tuple[int, int]], told: deque[tuple[int, Any]]) -> None:
     try:
         read: Any = _decode(line)
     except UNREADABLE:
         return
     if line.startswith(FULL):
-        full.append((at, read.start_us, line))
+        full.append((at, read.start_us))
     told.append((at, read))

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +24,19 @@ class Target:
     only: bool
     """It is one run or trace; else a folder of runs, of which the newest counts."""
 
-    def files(self) -> list[Path]:
-        """The traces of the run to watch, rank by rank; empty: there is none yet."""
+    def files(self, without: Collection[Path] = ()) -> list[Path]:
+        """The traces of the run to watch, rank by rank; empty: there is none yet.
+
+        Args:
+            without: Folders that are no runs of the engine, such as saved windows.
+        """
         if self.path.is_file():
             return [self.path]
         own = _traces(self.path)
         if own or self.only:
             return own
-        runs = [traces for folder in _folders(self.path) if (traces := _traces(folder))]
+        folders = [folder for folder in _folders(self.path) if folder.absolute() not in without]
+        runs = [traces for folder in folders if (traces := _traces(folder))]
         return max(runs, key=_newest, default=[])
 
 

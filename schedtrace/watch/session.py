@@ -43,6 +43,7 @@ class Session:
         """Notes that there were."""
         self._refused: set[Path] = set()
         self._told: set[str] = set()
+        self._saved: set[Path] = set()
         self._lost = self._last_words = False
 
     @property
@@ -80,6 +81,7 @@ class Session:
             OSError: it cannot be written.
         """
         private.make_folder(folder)
+        self._saved.add(folder.absolute())
         for path, engine in self.engines.items():
             begin = engine.edge_us(self._clock()) - LONG_S * 1_000_000
             with private.writable(folder / path.name) as file:
@@ -112,7 +114,7 @@ class Session:
 
     def _find(self, now: float) -> None:
         """Open the traces of the run, also those of ranks that began later; leave a run for a newer one."""
-        files = self.target.files()
+        files = self.target.files(self._saved)
         if files and self.folder not in {None, files[0].parent} and grows(files):
             name = files[0].parent.name
             if not all(engine.over or engine.silent(now) for engine in self.engines.values()):
@@ -199,7 +201,7 @@ class Session:
             return False
         if self.engines:
             return all(engine.over for engine in self.engines.values())
-        return self._lost and not self.target.files()
+        return self._lost and not self.target.files(self._saved)
 
     def _name(self) -> str:
         """The run's label, or its folder."""

@@ -1,5 +1,7 @@
 """A trace that is read while it grows is the trace that is read when it is done."""
 
+from pathlib import Path
+
 import pytest
 
 from schedtrace.errors import InputError
@@ -13,6 +15,7 @@ from tests.makers import arrival, encoded, finish, header, step, write_trace
 from tests.unit.watch.growing import Growing
 
 ALL = 10**12
+DATA = Path(__file__).parents[2] / "data" / "findings"
 
 
 @pytest.fixture
@@ -208,3 +211,21 @@ def test_a_broken_line_costs_its_steps_and_nothing_more(growing):
     follower.read()
     assert follower.garbled == 1
     assert follower.trace(list(follower.chunks)).steps["step"].to_list() == [0, 1, 2, *range(10, 23)]
+
+
+@pytest.mark.parametrize("code", ["dummy-batches", "kv-bound", "preemption"])
+def test_a_recorded_trace_in_any_pieces_is_the_whole_one(code, tmp_path):
+    recorded = DATA / code / "shows" / "engine-0.jsonl"
+    content, path = recorded.read_bytes(), tmp_path / "engine-0.jsonl"
+    path.touch()
+    follower = Following(path, ALL)
+    for at in range(0, len(content), 7001):
+        with path.open("ab") as file:
+            file.write(content[at : at + 7001])
+        follower.read()
+    trace, whole = follower.trace(list(follower.chunks)), read_trace(recorded)
+    assert len(follower.chunks) > 1
+    assert trace.steps.equals(whole.steps)
+    assert make_timeline(trace).request_states.equals(make_timeline(whole).request_states)
+    assert trace.dummies.equals(whole.dummies)
+    assert trace.cpu.equals(whole.cpu)

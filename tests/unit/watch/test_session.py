@@ -236,6 +236,19 @@ def test_a_saved_window_is_a_run(folder, tmp_path):
     assert (saved / "engine-0.jsonl").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_saved_window_is_no_newer_run(tmp_path):
+    growing = Growing(tmp_path / "first")
+    growing.grow(3)
+    session = session_of(tmp_path, growing, only=False)
+    session.look()
+    growing.append(End(at_us=300_000, steps=3))
+    session.look()
+    session.saved(tmp_path / "watch-1")
+    seen = session.look()
+    assert seen.name == "first"
+    assert notes(seen) == ["the engine ended"]
+
+
 def test_hostile_ids_are_text(folder):
     hostile = "\x1b[31m[bold]<script>\u202e" + "x" * 5000
     growing = Growing(folder, waiting=(hostile,))
