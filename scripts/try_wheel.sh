@@ -51,6 +51,7 @@ expect 0 "$request" request "$sample" "$request"
 expect 0 "." diff "$sample" "$sample"
 expect 0 "." export "$sample" --to parquet --output "$clean/tables"
 ls "$clean"/tables/*.parquet >"$clean/out" || fail "export wrote no tables"
+expect 0 "events" export "$sample" --to perfetto --output "$clean/viewer"
 expect 0 "^arrival-limited" findings
 expect 2 "vLLM" replay "$sample"
 expect 2 "vLLM" run --model anything

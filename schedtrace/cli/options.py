@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from schedtrace.timeline.window import Window
 
 FormatOption = Annotated[
-    Format, typer.Option("--format", help="Output format; markdown is for issues and pull requests.")
+    Format,
+    typer.Option(
+        "--format", help="Output format; markdown is for issues and pull requests, html for a browser."
+    ),
 ]
 
 

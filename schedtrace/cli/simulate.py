@@ -133,12 +133,16 @@ def _show(played: Any, times: Any, options: dict[str, Any]) -> None:
     """The trials' figures, what they rest on, and what to type next."""
     from schedtrace.diagnose.analyze import analyze_run
     from schedtrace.present.pages.report_details import trials_page
+    from schedtrace.present.phrases import plain
     from schedtrace.read.run import read_run
+    from schedtrace.whatif.sweep_engines import gathering_notes
 
     report = analyze_run(read_run(played.folder))
     show(trials_page(report))
     say("")
     say(f"step times: {times.description}")
+    for note in gathering_notes(times, [options]):
+        say(plain(note))
     say(
         f"engine: budget {options['max_num_batched_tokens']:,}, {options['max_num_seqs']:,} seats, "
         f"{options['num_blocks']:,} KV blocks of {options['block_size']} tokens"

@@ -4,24 +4,22 @@ from collections.abc import Callable
 from typing import Any
 
 from schedtrace.diagnose.exit_counts import cap_table, cause_table
-from schedtrace.diagnose.root_causes import ranked
+from schedtrace.diagnose.one_engine import one_engine
+from schedtrace.diagnose.root_causes import Judged, ranked
 from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES
 from schedtrace.diagnose.settings.effective import effective_settings
 from schedtrace.diagnose.statistics import statistics
 from schedtrace.diagnose.time_split import time_split
-from schedtrace.diagnose.times import engine_time, request_time
-from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.verdict import leading, verdict
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Steps, message
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, message
 from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline, make_timeline
-from schedtrace.timeline.waits import mismatches
 from schedtrace.timeline.window import Window, windowed
 
 Test = Callable[[Run, list[Finding]], list[Finding]]
@@ -33,74 +31,95 @@ def analyze(runs: list[Run], window: Window | None = None, test: Test | None = N
     return Report(runs=[analyze_run(run, window, test) for run in runs])
 
 
+class Timelines:
+    """The timelines of a run's engines, of which only the last one that was asked for is kept.
+
+    Args:
+        run: Its traces are read again where need be.
+        window: What is looked at; None: all.
+    """
+
+    def __init__(self, run: Run, window: Window | None = None) -> None:
+        self._run, self._window = run, window
+        self._place: int | None = None
+        self._last: Timeline | None = None
+        self.problems: list[Message] = []
+        """What is wrong with the file that was read last, and the recorder's notices."""
+
+    def at(self, place: int) -> Timeline:
+        """That of the trace at this place."""
+        if self._last is None or self._place != place:
+            self._last = None  # before the next one is made
+            self._place, self._last = place, self._made(self._run.traces.once(place))
+        return self._last
+
+    def of_rank(self, rank: int) -> Timeline:
+        """That of this data-parallel rank."""
+        return self.at([header.engine_rank for header in self._run.traces.headers].index(rank))
+
+    def _made(self, trace: Trace) -> Timeline:
+        self.problems = _of_trace(trace)
+        timeline = make_timeline(trace, self._run.manifest, front_end=self._run.front_end)
+        return timeline if self._window is None else windowed(timeline, self._window)
+
+
+def _of_trace(trace: Trace) -> list[Message]:
+    """What is wrong with the file, and the recorder's notices."""
+    notices = [f"{trace.path}: {notice}" for notice in trace.notices]
+    return [message("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
+
+
 def analyze_run(run: Run, window: Window | None = None, test: Test | None = None) -> RunReport:
-    """Figures and findings of one run; of several engines, rank after rank."""
-    timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for trace in run.traces]
-    if window is not None:
-        timelines = [windowed(timeline, window) for timeline in timelines]
-    ranks = Ranks(timelines)
+    """Figures and findings of one run; its engines one after the other, with one in memory at a time."""
+    timelines = Timelines(run, window)
     measured = run.manifest if window is None else None  # the front end's figures are of whole trials
-    findings = judged(timelines, ranks)
+    engines, of_traces = [], []
+    for place in range(len(run.traces)):
+        engines.append(one_engine(timelines.at(place), measured, engines=run.engines))
+        of_traces += timelines.problems
+    ranks = Ranks([engine.rank for engine in engines], timelines.of_rank)
+    facts = frozenset(ALL_FACTS).intersection(*(engine.rank.facts for engine in engines))
+    findings = of_all([engine.judged for engine in engines], ranks, facts)
     if test is not None:
         findings = test(run, findings)
     findings = led(findings)
-    split = time_split(timelines) if Fact.TIMES in timelines[0].facts else []
-    problems = [problem for trace in run.traces for problem in _of_trace(trace)]
-    problems += [problem for timeline in timelines for problem in _of_queue(timeline)]
-    problems += _of_ranks(ranks)
-    problems += _of_run(run.manifest) if run.manifest else []
+    split = time_split([engine.split for engine in engines]) if Fact.TIMES in engines[0].rank.facts else []
+    of_queues = [problem for engine in engines for problem in engine.problems]
+    of_run = _of_run(run.manifest) if run.manifest else []
     return RunReport(
         path=str(run.path),
         label=run.label,
         config=config_of(run),
-        problems=problems,
-        verdict=verdict(timelines, findings, split),
+        problems=[*of_traces, *of_queues, *_of_ranks(ranks), *of_run],
+        verdict=verdict([engine.unlimited for engine in engines], findings, split),
         time_split=split,
-        trials=[
-            report
-            for timeline in timelines
-            for report in trial_reports(timeline, measured, engines=run.engines)
-        ],
+        trials=[report for engine in engines for report in engine.trials],
         findings=findings,
-        not_judged=_not_judged(timelines),
-        causes=cause_table(timelines),
-        caps=cap_table(timelines),
-        request_time=[share for timeline in timelines for share in request_time(timeline)],
-        engine_time=[share for timeline in timelines for share in engine_time(timeline)],
-        strip=strip(timelines[0]),
-        statistics=statistics(ranks),
-        warmup_steps=sum(timeline.warmup_steps for timeline in timelines),
-        settings=effective_settings(run, timelines),
+        not_judged=_not_judged(facts, len(engines)),
+        causes=cause_table([engine.exits for engine in engines]),
+        caps=cap_table([engine.caps for engine in engines]),
+        request_time=[share for engine in engines for share in engine.request_time],
+        engine_time=[share for engine in engines for share in engine.engine_time],
+        strip=engines[0].strip,
+        statistics=statistics([engine.sums for engine in engines], ranks),
+        warmup_steps=sum(engine.warmup_steps for engine in engines),
+        settings=effective_settings(run, [engine.use for engine in engines if engine.use is not None]),
     )
 
 
-def judged(timelines: list[Timeline], ranks: Ranks) -> list[Finding]:
-    """What all rules find in these engines, ranked.
+def of_all(engines: list[Judged], ranks: Ranks, facts: frozenset[Fact]) -> list[Finding]:
+    """The findings of all engines and those about their ranks, ranked.
 
     Args:
-        timelines: One per engine.
-        ranks: The same.
+        engines: What was found in each.
+        ranks: The same engines.
+        facts: What the records of all of them hold.
     """
-    of_engines = [
-        (
-            timeline,
-            [
-                finding
-                for rule in RULES.values()
-                if rule.needs <= timeline.facts
-                for finding in rule(timeline)
-            ],
-        )
-        for timeline in timelines
-    ]
-    of_ranks = [
-        finding
-        for rule in RANK_RULES.values()
-        if all(rule.needs <= timeline.facts for timeline in timelines)
-        for finding in rule(ranks)
-    ]
-    stalls = ranks.prefill_stalls.steps() if ranks.prefill_stalls is not None else {}
-    return ranked(of_engines, of_ranks, stalls)
+    return ranked(
+        engines,
+        [finding for rule in RANK_RULES.values() if rule.needs <= facts for finding in rule(ranks)],
+        ranks.prefill_stalls.steps() if ranks.prefill_stalls is not None else {},
+    )
 
 
 def led(findings: list[Finding]) -> list[Finding]:
@@ -161,37 +180,9 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
     return lambda finding: Severity[finding.severity.upper()] >= least
 
 
-def _of_trace(trace: Trace) -> list[Message]:
-    """What is wrong with the file, and the recorder's notices."""
-    notices = [f"{trace.path}: {notice}" for notice in trace.notices]
-    return [message("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
-
-
-def _of_queue(timeline: Timeline) -> list[Message]:
-    """Where the queue rebuilt from the trace disagrees with the recorded counts."""
-    if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
-        return []
-    wrong = mismatches(timeline)
-    if wrong.is_empty():
-        return []
-    first = wrong.row(0, named=True)
-    return [
-        message(
-            "The waiting queue rebuilt from the trace disagrees with the recorded count after {wrong} of "
-            "{steps}: after {first} it has {rebuilt}, the record {recorded}. Findings that name waiting "
-            "requests may be wrong.",
-            wrong=Number(wrong.height),
-            steps=Count(timeline.steps.height, "step"),
-            first=Steps(first["step"], first["step"]),
-            rebuilt=Count(first["reconstructed"], "request"),
-            recorded=Number(first["recorded"]),
-        )
-    ]
-
-
 def _of_ranks(ranks: Ranks) -> list[Message]:
     """Ranks in lock-step that have no trace here, and clocks of several hosts."""
-    problems, found = [], len(ranks.timelines)
+    problems, found = [], len(ranks.each)
     if ranks.missing:
         problems.append(
             message(
@@ -241,10 +232,9 @@ def _of_run(manifest: Manifest) -> list[Message]:
     return problems
 
 
-def _not_judged(timelines: list[Timeline]) -> list[NotJudged]:
+def _not_judged(facts: frozenset[Fact], engines: int) -> list[NotJudged]:
     """The rules that need facts which this record lacks."""
-    facts = frozenset(ALL_FACTS).intersection(*(timeline.facts for timeline in timelines))
-    rules = KINDS if len(timelines) > 1 else RULES
+    rules = KINDS if engines > 1 else RULES
     return [
         NotJudged(code=rule.code, missing=[str(fact) for fact in Fact if fact in rule.needs - facts])
         for rule in rules.values()

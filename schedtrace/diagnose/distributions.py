@@ -13,14 +13,7 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
 
     The same as of a list in which each value stands ``weight`` times, linearly interpolated.
     """
-    known = (
-        values.drop_nulls()
-        .filter(pl.col("weight") > 0)
-        .group_by("us")
-        .agg(pl.col("weight").sum())
-        .sort("us")
-        .with_columns(passed=pl.col("weight").cum_sum())
-    )
+    known = counted(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
     if known.is_empty():
         return None
     us, passed = known["us"].cast(pl.Float64), known["passed"]
@@ -40,6 +33,11 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
         p99=quantile(0.99),
         max=float(us[-1]) / 1e3,
     )
+
+
+def counted(values: pl.DataFrame) -> pl.DataFrame:
+    """Each ``us`` once, with its whole ``weight``: the same distribution, without a row for each value."""
+    return values.drop_nulls().filter(pl.col("weight") > 0).group_by("us").agg(pl.col("weight").sum())
 
 
 def single(frame: pl.DataFrame, us: pl.Expr) -> pl.DataFrame:

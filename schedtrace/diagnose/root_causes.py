@@ -1,11 +1,13 @@
 """Findings in order: root causes by gain, each with its symptoms beneath it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.engine_shares import add_shares, of_part
 from schedtrace.diagnose.rules import KINDS, RULES, prefill_stall, rank_imbalance, slow_steps
 from schedtrace.model.report import Finding
 from schedtrace.timeline.timeline import Timeline
@@ -18,35 +20,54 @@ SMALL_FRAC = 0.5
 MOST_OF_IT = 0.5
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What the rules found on one engine."""
+
+    requests_us: int
+    """All its requests' time: what its shares are of."""
+    roots: list[Finding]
+    """With their symptoms; smaller ones are folded under larger ones."""
+    symptoms: list[Finding]
+    """Of none of these."""
+
+
+def judged(timeline: Timeline, findings: Sequence[Finding]) -> Judged:
+    """Put all findings of one engine in order."""
+    roots = sorted((finding for finding in findings if is_root(finding)), key=_order)
+    roots = _folded(timeline, _specific_first(roots))
+    symptoms = _placed(roots, [finding for finding in findings if not is_root(finding)])
+    return Judged(timeline.requests_us, roots, symptoms)
+
+
 def ranked(
-    found: list[tuple[Timeline, list[Finding]]],
+    engines: Sequence[Judged],
     of_ranks: Sequence[Finding] = (),
     stalled: Mapping[int, frozenset[int]] = MappingProxyType({}),
 ) -> list[Finding]:
     """Root causes, those that lead first and then by weight, then symptoms of none.
 
-    What several engines show is one finding: that of the engine with the largest, with the ranks of all.
+    What several engines show is one finding, with the ranks of all. Its shares are of all requests' time on
+    all engines; its other figures are of the engine that has most of it.
 
     Args:
-        found: Of each engine, all findings of its rules.
+        engines: What was found on each.
         of_ranks: Findings about all ranks together.
         stalled: Rank to its steps that waited for another rank's prefill.
     """
     for finding in of_ranks:
         finding.of_ranks = True
-    of_engines = [_of_engine(timeline, findings) for timeline, findings in found]
     run_roots, run_others = _under(of_ranks)
     of_code = {root.code: root for root in run_roots}
     uneven, stall = of_code.get(rank_imbalance.CODE), of_code.get(prefill_stall.CODE)
-    roots = sorted((root for roots, _ in of_engines for root in roots), key=_order)
+    roots, symptoms = _of_run(engines)
     roots = [
         root
-        for root in roots
+        for root in sorted(roots, key=_order)
         if not (uneven is not None and _for_want_of_balance(uneven, root))
         and not (stall is not None and _slow_for_others(stall, root, stalled))
     ]
     roots = _once(sorted([*roots, *run_roots], key=_order))
-    symptoms = [finding for _, others in of_engines for finding in others]
     return [*roots, *_once([*run_others, *symptoms])]
 
 
@@ -82,6 +103,7 @@ def _once(findings: list[Finding]) -> list[Finding]:
         of_kind = [one for one in kept if (one.code, one.cause) == (finding.code, finding.cause)]
         new = next((one for one in of_kind if not {*finding.engine_ranks} <= {*one.engine_ranks}), None)
         if new is not None:
+            add_shares(new, finding)
             new.engine_ranks = sorted({*new.engine_ranks, *finding.engine_ranks})
             new.symptoms = _once([*new.symptoms, *finding.symptoms])
         elif of_kind and is_root(finding):
@@ -89,6 +111,20 @@ def _once(findings: list[Finding]) -> list[Finding]:
         else:
             kept.append(finding)
     return kept
+
+
+def _of_run(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
+    """The root causes and the other symptoms of all engines, with shares of all requests' time."""
+    if len(engines) == 1:
+        return engines[0].roots, engines[0].symptoms
+    total_us = sum(engine.requests_us for engine in engines)
+    roots: list[Finding] = []
+    symptoms: list[Finding] = []
+    for engine in engines:
+        part = engine.requests_us / total_us if total_us else 1.0
+        roots += [of_part(finding, part) for finding in engine.roots]
+        symptoms += [of_part(finding, part) for finding in engine.symptoms]
+    return roots, symptoms
 
 
 def _under(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
@@ -117,13 +153,6 @@ def is_root(finding: Finding) -> bool:
 
 def _order(finding: Finding) -> tuple[bool, float, float, str]:
     return not finding.leads, -finding.weight, -(finding.share_frac or 0.0), finding.code
-
-
-def _of_engine(timeline: Timeline, findings: list[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Root causes with their symptoms, and the symptoms of no root cause that was found."""
-    roots = sorted((finding for finding in findings if is_root(finding)), key=_order)
-    roots = _folded(timeline, _specific_first(roots))
-    return roots, _placed(roots, [finding for finding in findings if not is_root(finding)])
 
 
 def _specific_first(roots: list[Finding]) -> list[Finding]:

@@ -1,10 +1,11 @@
 """Figures beside the findings: latency by class, caches, drafts, outcomes, durations, sums over engines."""
 
+from collections.abc import Sequence
+
 import polars as pl
 
-from schedtrace.diagnose.distributions import distribution, inter_token, single
-from schedtrace.diagnose.rank_figures import kv_used_frac
-from schedtrace.diagnose.trials import FINISHED
+from schedtrace.diagnose.distributions import distribution, single
+from schedtrace.diagnose.engine_sums import EngineSums
 from schedtrace.model.facts import Fact
 from schedtrace.model.statistics import (
     ClassLatency,
@@ -15,32 +16,32 @@ from schedtrace.model.statistics import (
     PrefixCacheUse,
     Statistics,
 )
-from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.rank_loads import RankLoads
 from schedtrace.timeline.ranks import Ranks
-from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.shares import queue_times
-from schedtrace.timeline.timeline import Timeline
 
 
-def statistics(ranks: Ranks) -> Statistics:
-    """Of all engines of a run together."""
-    timelines = ranks.timelines
-    facts = frozenset.intersection(*(timeline.facts for timeline in timelines))
-    lives = Fact.LIVES in facts
-    finishes = pl.concat([timeline.finishes for timeline in timelines], how="diagonal_relaxed")
+def statistics(engines: Sequence[EngineSums], ranks: Ranks) -> Statistics:
+    """Of all engines of a run together.
+
+    Args:
+        engines: What was counted of each, in the order of ranks.
+        ranks: The same engines.
+    """
+    lives = all(Fact.LIVES in engine.facts for engine in engines)
     return Statistics(
-        latency=_latency(timelines) if lives else [],
-        prefix_cache=_prefix_cache(timelines) if {Fact.CACHE, Fact.REQUESTS, Fact.LIVES} <= facts else None,
-        drafts=_drafts(timelines, finishes),
-        outcomes=_outcomes(timelines, finishes) if lives else None,
-        durations=_durations(timelines, each_token={Fact.REQUESTS, Fact.LIVES, Fact.TIMES} <= facts),
-        engines=_engines(ranks),
+        latency=_latency([engine.requests for engine in engines if engine.requests is not None])
+        if lives
+        else [],
+        prefix_cache=_prefix_cache(engines),
+        drafts=_drafts(engines),
+        outcomes=_outcomes(engines) if lives else None,
+        durations=_durations(engines),
+        engines=_engines(engines, ranks),
     )
 
 
-def _latency(timelines: list[Timeline]) -> list[ClassLatency]:
-    requests = pl.concat([_requests(timeline) for timeline in timelines])
+def _latency(each: Sequence[pl.DataFrame]) -> list[ClassLatency]:
+    requests = pl.concat(each)
     rows = [_of_class("all", "", requests)]
     for by in ("priority", "lora"):
         classes = requests.partition_by(by, as_dict=True)
@@ -50,36 +51,9 @@ def _latency(timelines: list[Timeline]) -> list[ClassLatency]:
     return rows
 
 
-def _requests(timeline: Timeline) -> pl.DataFrame:
-    """One row per request that came, with its times and where they went; null: it did not come so far."""
-    own = LENGTH_US.filter(pl.col("state") != "front_end").sum()
-    queued = LENGTH_US.filter(pl.col("state").is_in(QUEUED)).sum()
-    spent = timeline.request_states.group_by("request_id").agg(own_us=own, queued_us=queued)
-    ended = (
-        timeline.finishes.filter(pl.col("status").is_in(FINISHED))
-        .unique("request_id", keep="last")
-        .select("request_id", "first_token_us", "last_token_us", "output_tokens", done=pl.lit(value=True))
-    )
-    return (
-        timeline.arrivals.filter(~pl.col("streaming_update"))
-        .unique("request_id", keep="first", maintain_order=True)
-        .select("request_id", "arrived_us", "priority", "lora")
-        .join(
-            queue_times(timeline).select("request_id", "queue_us"),
-            on="request_id",
-            how="left",
-            maintain_order="left",
-        )
-        .join(spent, on="request_id", how="left", maintain_order="left")
-        .join(ended, on="request_id", how="left", maintain_order="left")
-        .with_columns(pl.col("done").fill_null(value=False))
-    )
-
-
 def _of_class(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
     own_us = int(requests["own_us"].sum())
     done = requests.filter("done")
-    first, last, came = pl.col("first_token_us"), pl.col("last_token_us"), pl.col("arrived_us")
     tokens = pl.col("output_tokens")
     return ClassLatency(
         by=by,
@@ -88,117 +62,81 @@ def _of_class(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
         finished=done.height,
         waiting_frac=int(requests["queued_us"].sum()) / own_us if own_us else None,
         queue_ms=distribution(single(requests, pl.col("queue_us"))),
-        ttft_ms=distribution(single(done, first - came)),
-        tpot_ms=distribution(single(done.filter(tokens > 1), (last - first) / (tokens - 1))),
-        e2e_ms=distribution(single(done, last - came)),
+        ttft_ms=distribution(single(done, pl.col("ttft_us"))),
+        tpot_ms=distribution(single(done.filter(tokens > 1), pl.col("decode_us") / (tokens - 1))),
+        e2e_ms=distribution(single(done, pl.col("e2e_us"))),
     )
 
 
-def _prefix_cache(timelines: list[Timeline]) -> PrefixCacheUse | None:
+def _prefix_cache(engines: Sequence[EngineSums]) -> PrefixCacheUse | None:
     """Every request's first scheduling; a connector may bring tokens without a prefix cache."""
-    known = pl.concat([_first_scheduled(timeline) for timeline in timelines])
-    hits = int(known["hit_tokens"].sum())
-    if not hits and not any(timeline.header.enable_prefix_caching for timeline in timelines):
+    known = [engine.prefix for engine in engines if engine.prefix is not None]
+    if len(known) < len(engines):
         return None
-    lists = [timeline.lists["admitted"] for timeline in timelines if "admitted" in timeline.lists]
-    sources = pl.concat(lists).select("local_tokens", "external_tokens").collect() if lists else None
-    prompt = int(known["prompt_tokens"].sum())
+    hits, prompt = sum(one.hit_tokens for one in known), sum(one.prompt_tokens for one in known)
+    if not hits and not any(one.enabled for one in known):
+        return None
     return PrefixCacheUse(
-        requests=known.height,
-        requests_with_hit=known.filter(pl.col("hit_tokens") > 0).height,
+        requests=sum(one.requests for one in known),
+        requests_with_hit=sum(one.with_hit for one in known),
         prompt_tokens=prompt,
         hit_tokens=hits,
         hit_frac=hits / prompt if prompt else None,
-        local_tokens=_known_sum(sources, "local_tokens"),
-        external_tokens=_known_sum(sources, "external_tokens"),
+        local_tokens=_sum([one.local_tokens for one in known]),
+        external_tokens=_sum([one.external_tokens for one in known]),
     )
 
 
-def _first_scheduled(timeline: Timeline) -> pl.DataFrame:
-    came = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
-    new = timeline.admitted.filter(pl.col("phase") == "new")
-    return came.join(new, on="request_id").select(
-        pl.col("prompt_tokens").cast(pl.Int64), pl.col("computed_tokens").cast(pl.Int64).alias("hit_tokens")
-    )
+def _sum(values: Sequence[int | None]) -> int | None:
+    """None where no value is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
-def _known_sum(frame: pl.DataFrame | None, column: str) -> int | None:
-    """None where no row has a value."""
-    if frame is None or frame[column].null_count() == frame.height:
-        return None
-    return int(frame[column].sum())
-
-
-def _drafts(timelines: list[Timeline], finishes: pl.DataFrame) -> DraftUse | None:
-    drafts = _known_sum(finishes, "drafts") or 0
+def _drafts(engines: Sequence[EngineSums]) -> DraftUse | None:
+    drafts = sum(engine.drafts for engine in engines)
     if not drafts:
         return None
-    accepted = _known_sum(finishes, "drafts_accepted") or 0
+    accepted = sum(engine.drafts_accepted for engine in engines)
     drafted, used = (
-        sum(int(timeline.steps[column].sum()) for timeline in timelines)
-        for column in ("draft_tokens", "used_tokens")
+        sum(engine.draft_tokens for engine in engines),
+        sum(engine.used_tokens for engine in engines),
     )
     return DraftUse(
         drafts=drafts,
         accepted=accepted,
-        invalid=_known_sum(finishes, "drafts_invalid"),
+        invalid=_sum([engine.drafts_invalid for engine in engines]),
         accepted_frac=accepted / drafts,
         wasted_frac=(1 - accepted / drafts) * drafted / used if used else None,
     )
 
 
-def _outcomes(timelines: list[Timeline], finishes: pl.DataFrame) -> Outcomes:
-    arrived = sum(
-        timeline.arrivals.filter(~pl.col("streaming_update"))["request_id"].n_unique()
-        for timeline in timelines
-    )
-    left = finishes.unique("request_id", keep="last")["status"]
-    finished, aborted = left.is_in(FINISHED).sum(), (left == "ABORTED").sum()
-    open_ = sum(
-        timeline.arrivals.filter(~pl.col("streaming_update"))
-        .select("request_id")
-        .unique()
-        .join(timeline.finishes, on="request_id", how="anti")
-        .height
-        for timeline in timelines
-    )
+def _outcomes(engines: Sequence[EngineSums]) -> Outcomes:
+    finished, aborted = sum(one.finished for one in engines), sum(one.aborted for one in engines)
     return Outcomes(
-        arrived=arrived,
-        finished=int(finished),
-        aborted=int(aborted),
-        errored=len(left) - int(finished) - int(aborted),
-        unfinished=open_,
+        arrived=sum(one.arrived for one in engines),
+        finished=finished,
+        aborted=aborted,
+        errored=sum(one.ended for one in engines) - finished - aborted,
+        unfinished=sum(one.unfinished for one in engines),
     )
 
 
-def _durations(timelines: list[Timeline], *, each_token: bool) -> Durations:
-    worked = pl.col("total_requests") > 0
-    busy = (pl.col("num_running_after") > 0) | (pl.col("num_waiting_after") > 0)
-    following = pl.col("start_us").shift(-1).over("trial") - pl.col("start_us")
-    steps = pl.concat(
-        [
-            timeline.steps.select(
-                device_us=pl.when(worked).then("busy_us"), apart_us=pl.when(worked & busy).then(following)
-            )
-            for timeline in timelines
-        ]
-    )
+def _durations(engines: Sequence[EngineSums]) -> Durations:
+    tokens = [engine.inter_token for engine in engines if engine.inter_token is not None]
     return Durations(
-        device_ms=distribution(single(steps, pl.col("device_us"))),
-        start_to_start_ms=distribution(single(steps, pl.col("apart_us"))),
-        inter_token_ms=distribution(pl.concat([inter_token(timeline) for timeline in timelines]))
-        if each_token
-        else None,
+        device_ms=distribution(pl.concat([engine.device for engine in engines])),
+        start_to_start_ms=distribution(pl.concat([engine.apart for engine in engines])),
+        inter_token_ms=distribution(pl.concat(tokens)) if len(tokens) == len(engines) else None,
     )
 
 
-def _engines(ranks: Ranks) -> list[EngineFigures]:
-    timelines = ranks.timelines
-    seconds = _span_s(timelines)
-    figures = [_engine([timeline], timeline.rank, seconds) for timeline in timelines]
-    if len(timelines) > 1:
-        figures.append(_engine(timelines, None, seconds))
-    if len(timelines) > 1 and ranks.loads is not None:
+def _engines(engines: Sequence[EngineSums], ranks: Ranks) -> list[EngineFigures]:
+    seconds = _span_s(engines)
+    figures = [_figures([engine], engine.rank, seconds) for engine in engines]
+    if len(engines) > 1:
+        figures.append(_figures(engines, None, seconds))
+    if len(engines) > 1 and ranks.loads is not None:
         _at_the_same_time(ranks.loads, figures)
     if ranks.lockstep:
         _of_lockstep(ranks, figures)
@@ -223,65 +161,53 @@ def _of_lockstep(ranks: Ranks, figures: list[EngineFigures]) -> None:
         each = stalls.stalled.group_by("rank").agg(pl.col("excess_us").sum())
         stalled = {rank: max(0.0, us) for rank, us in each.iter_rows()}
     for row in figures:
-        own = [timeline.rank for timeline in ranks.timelines if row.engine_rank in {None, timeline.rank}]
+        own = [rank.number for rank in ranks.each if row.engine_rank in {None, rank.number}]
         row.dummy_batches = sum(dummies[rank][0] for rank in own)
         row.dummy_ms = sum(dummies[rank][1] for rank in own) / 1e3
         if stalls is not None:
             row.stalled_ms = sum(stalled.get(rank, 0.0) for rank in own) / 1e3
 
 
-def _engine(timelines: list[Timeline], rank: int | None, seconds: float) -> EngineFigures:
+def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) -> EngineFigures:
     """Sums over these engines; ``seconds`` are those of all engines' trials."""
-    lives = all(Fact.LIVES in timeline.facts for timeline in timelines)
-    recorded = all(timeline.header.preemptions_recorded for timeline in timelines)
-    done = [timeline.finishes.filter(pl.col("status").is_in(FINISHED)) for timeline in timelines]
+    lives = all(Fact.LIVES in engine.facts for engine in engines)
     outputs, prompts = (
-        sum(int(finishes[column].sum()) for finishes in done) for column in ("output_tokens", "prompt_tokens")
+        sum(engine.output_tokens for engine in engines),
+        sum(engine.prompt_tokens for engine in engines),
     )
     known = lives and seconds > 0
-    steps = [timeline.steps for timeline in timelines]
+    preemptions = [engine.preemptions for engine in engines if engine.preemptions is not None]
     return EngineFigures(
         engine_rank=rank,
-        steps=sum(each.height for each in steps),
-        requests_finished=sum(finishes.height for finishes in done) if lives else None,
+        steps=sum(engine.steps for engine in engines),
+        requests_finished=sum(engine.finished_in_steps for engine in engines) if lives else None,
         output_tokens_per_s=outputs / seconds if known else None,
         total_tokens_per_s=(outputs + prompts) / seconds if known else None,
-        preemptions=sum(timeline.preemptions.filter("in_schedule").height for timeline in timelines)
-        if recorded
-        else None,
-        mean_running=_at_a_time(timelines, queued=False) if lives else None,
-        mean_waiting=_at_a_time(timelines, queued=True) if lives else None,
-        dummy_batches=sum(int(each["dummy_batches"].sum()) for each in steps),
-        dummy_ms=sum(int(each["dummy_us"].sum()) for each in steps) / 1e3,
-        kv_used_frac=_mean(pl.concat([each.select(kv_used_frac()).to_series() for each in steps])),
+        preemptions=sum(preemptions) if len(preemptions) == len(engines) else None,
+        mean_running=_at_a_time([(one.running_us, one.busy_us) for one in engines]) if lives else None,
+        mean_waiting=_at_a_time([(one.queued_us, one.busy_us) for one in engines]) if lives else None,
+        dummy_batches=sum(engine.dummy_batches for engine in engines),
+        dummy_ms=sum(engine.dummy_us for engine in engines) / 1e3,
+        kv_used_frac=_mean([engine.kv_used for engine in engines if engine.kv_used is not None]),
     )
 
 
-def _mean(values: pl.Series) -> float | None:
-    mean = values.drop_nulls().mean()
-    return float(mean) if isinstance(mean, int | float) else None
+def _mean(parts: Sequence[tuple[float, int]]) -> float | None:
+    """Of means, each of so many values."""
+    if len(parts) == 1:  # no rounding
+        return parts[0][0]
+    count = sum(count for _, count in parts)
+    return sum(mean * count for mean, count in parts) / count if count else None
 
 
-def _span_s(timelines: list[Timeline]) -> float:
+def _span_s(engines: Sequence[EngineSums]) -> float:
     """From the first start to the last output of each trial, on one clock, added up."""
-    spans = pl.concat(
-        [
-            timeline.steps.select(
-                "trial",
-                begin=pl.col("start_us") + timeline.header.wall_anchor_us,
-                end=pl.col("output_us") + timeline.header.wall_anchor_us,
-            )
-            for timeline in timelines
-        ]
-    )
+    spans = pl.concat([engine.spans for engine in engines])
     lengths = spans.group_by("trial").agg(us=pl.col("end").max() - pl.col("begin").min())
     return float(lengths["us"].sum()) / 1e6
 
 
-def _at_a_time(timelines: list[Timeline], *, queued: bool) -> float | None:
-    """Mean number of requests in the queue, or running, over each engine's busy time."""
-    there = pl.col("state").is_in(QUEUED)
-    wanted = there if queued else ~there & (pl.col("state") != "front_end")
-    spent = [int(one.request_states.filter(wanted).select(LENGTH_US.sum()).item()) for one in timelines]
-    busy = [timeline.busy_us for timeline in timelines]
-    return sum(us / whole for us, whole in zip(spent, busy, strict=True) if whole) if any(busy) else None
+def _at_a_time(engines: Sequence[tuple[int, int]]) -> float | None:
+    """Mean number of requests over each engine's busy time, from the sum of their times and that time."""
+    known = [us / busy for us, busy in engines if busy]
+    return sum(known) if known else None

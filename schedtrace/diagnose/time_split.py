@@ -1,5 +1,7 @@
 """Where the requests' time went, as parts that add up: what a report shows first."""
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from schedtrace.model.causes import Cause
@@ -13,9 +15,13 @@ from schedtrace.timeline.timeline import Timeline
 COMPUTING = ("prefill", "decode", "recompute")
 
 
-def time_split(timelines: list[Timeline]) -> list[TimePart]:
-    """The parts of all requests' time over all engines, the largest first; none without requests."""
-    rows = pl.concat([_parts(timeline) for timeline in timelines])
+def time_split(engines: Sequence[pl.DataFrame]) -> list[TimePart]:
+    """The parts of all requests' time, the largest first; none without requests.
+
+    Args:
+        engines: ``engine_split`` of each engine.
+    """
+    rows = pl.concat(engines)
     total = int(rows["us"].sum())
     if not total:
         return []
@@ -27,8 +33,11 @@ def time_split(timelines: list[Timeline]) -> list[TimePart]:
     ]
 
 
-def _parts(timeline: Timeline) -> pl.DataFrame:
-    """``part``, ``cause`` and ``us``: waits by what they are charged to, the rest without the host's time."""
+def engine_split(timeline: Timeline) -> pl.DataFrame:
+    """One row per ``part`` and ``cause`` with its ``us``: waits by what they are charged to.
+
+    The rest is without the host's time, which is a part of its own.
+    """
     states = with_engine_time(timeline.request_states, timeline.engine_states)
     host = pl.when(pl.col("state").is_in(COMPUTING)).then("host_us").otherwise(0)
     next_step = pl.col("cause").eq_missing(pl.lit(NEXT_STEP))
@@ -48,4 +57,5 @@ def _parts(timeline: Timeline) -> pl.DataFrame:
         ),
         states.select(part=pl.lit("between_steps"), cause=none, us=host),
     ]
-    return pl.concat([part.cast({"us": pl.Int64}) for part in parts])
+    rows = pl.concat([part.cast({"us": pl.Int64}) for part in parts])
+    return rows.group_by("part", "cause").agg(pl.col("us").sum())

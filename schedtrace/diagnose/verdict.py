@@ -1,7 +1,11 @@
 """What is said first of a run: what limited it, by how much, and who held it; or that nothing did."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import polars as pl
 
+from schedtrace.diagnose.engine_shares import on_engine, quotes_share
 from schedtrace.diagnose.root_causes import is_root
 from schedtrace.diagnose.rules.allowed import threshold
 from schedtrace.model.causes import Cap
@@ -48,28 +52,57 @@ def leading(findings: list[Finding]) -> list[Finding]:
     return found or [root for code in QUIETLY for root in roots if root.code == code][:1]
 
 
-def verdict(timelines: list[Timeline], findings: list[Finding], split: list[TimePart]) -> list[Message]:
+@dataclass(frozen=True)
+class Unlimited:
+    """What is said of an engine that nothing limits."""
+
+    steps: int
+    requests_us: int
+    busy_us: int
+    idle_us: int
+    capped: Message
+    """A threshold that held long prompts back, as it is meant to; empty: none did."""
+    nothing: Message
+
+
+def unlimited(timeline: Timeline) -> Unlimited:
+    """Take from a timeline what the verdict may need."""
+    idle = timeline.engine_states.filter(pl.col("state") == "idle")
+    return Unlimited(
+        steps=timeline.steps.height,
+        requests_us=timeline.requests_us,
+        busy_us=timeline.busy_us,
+        idle_us=int(idle.select(LENGTH_US.sum()).item()),
+        capped=_capped(timeline),
+        nothing=_nothing(timeline),
+    )
+
+
+def verdict(engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart]) -> list[Message]:
     """At most three sentences.
 
     Args:
-        timelines: One per engine.
+        engines: ``unlimited`` of each.
         findings: Of all engines, ranked.
         split: ``time_split`` of them.
     """
-    if not any(timeline.steps.height for timeline in timelines):
+    if not any(engine.steps for engine in engines):
         return [message("No step was recorded: nothing to judge.")]
-    main = max(timelines, key=lambda timeline: timeline.requests_us)
+    main = max(engines, key=lambda engine: engine.requests_us)
     found = leading(findings)
     if not found or found[0].code in {*QUIETLY} - {UNEVEN}:
-        explained = _capped(main) or (found[0].verdict if found else NOTHING)
-        sentences = (explained,) if explained else (_nothing(main), _split(split))
-        return [sentence for sentence in (*sentences, _idle(timelines)) if sentence]
+        explained = main.capped or (found[0].verdict if found else NOTHING)
+        sentences = (explained,) if explained else (main.nothing, _split(split))
+        return [sentence for sentence in (*sentences, _idle(engines)) if sentence]
     first, *others = found
     equal = [root for root in others if root.weight >= NEARLY * first.weight and not first.leads]
     also = NOTHING
     if equal:
         also = message("Nearly as much: {title}.", title=_lowered(equal[0].title))
-    return [sentence for sentence in (first.verdict, first.holder, also) if sentence]
+    holder = first.holder
+    if len(engines) > 1 and not first.of_ranks and quotes_share(first):  # that share is of all engines
+        holder = on_engine(first.engine_rank, holder)
+    return [sentence for sentence in (first.verdict, holder, also) if sentence]
 
 
 HOST, UNEVEN = "scheduler-overhead", "rank-imbalance"
@@ -111,7 +144,6 @@ def _nothing(timeline: Timeline) -> Message:
 
 
 def _capped(timeline: Timeline) -> Message:
-    """A threshold that held long prompts back, as it is meant to."""
     capped = timeline.caps.filter(pl.col("cap") == Cap.LONG_PREFILL)
     if capped.is_empty() or not threshold(timeline):
         return NOTHING
@@ -151,12 +183,9 @@ def _split(split: list[TimePart]) -> Message:
     return message("The requests' time: {parts}.", parts=joined(parts, ", "))
 
 
-def _idle(timelines: list[Timeline]) -> Message:
-    idle = sum(
-        int(timeline.engine_states.filter(pl.col("state") == "idle").select(LENGTH_US.sum()).item())
-        for timeline in timelines
-    )
-    whole = idle + sum(timeline.busy_us for timeline in timelines)
+def _idle(engines: Sequence[Unlimited]) -> Message:
+    idle = sum(engine.idle_us for engine in engines)
+    whole = idle + sum(engine.busy_us for engine in engines)
     if not whole or idle / whole < EXPLAINS_FROM_FRAC:
         return NOTHING
     return message("Idle {idle} of {whole}.", idle=Duration(idle), whole=Duration(whole))

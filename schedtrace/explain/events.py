@@ -19,6 +19,7 @@ from schedtrace.model.message import (
     Duration,
     Message,
     Number,
+    Request,
     joined,
     message,
 )
@@ -190,7 +191,7 @@ def _preemptions(rows: RequestRows) -> Iterator[LifeEvent]:
     for row in rows.preemptions:
         sentence = message(
             "preempted {reason}: {lost} lost",
-            reason=preempted_for(row),
+            reason=preempted_for(row, Request(row["for_request_id"] or "")),
             lost=Count(row["lost_tokens"], "computed token"),
         )
         yield rows.event(row["start_us"], "preempted", sentence, row["step"])

@@ -1,84 +1,102 @@
 """The exits and preemptions of a step, with a sentence for each."""
 
-from itertools import groupby
 from typing import Any
 
 import polars as pl
 
-from schedtrace.model.message import NOTHING, Code, Count, Message, Number, Request, Requests, message
+from schedtrace.model.message import NOTHING, Code, Count, Message, Number, Request, Requests, Value, message
 from schedtrace.model.story import Stop, Victim
+from schedtrace.model.trace import Header
 from schedtrace.model.vocabulary import reason
 from schedtrace.timeline.timeline import Timeline
 
 SAME_STOP = ("loop", "kind", "cause", "detail", "location", "guard", "via")
 
 Row = dict[str, Any]
+Values = dict[str, Value]
 
 
 def stops(timeline: Timeline, number: int) -> list[Stop]:
     """A step's exits in order; successive exits of the same kind are one entry."""
-    exits = timeline.exits.filter(pl.col("step") == number).to_dicts()
-    own = set(Stop.__struct_fields__) - {"count", "request_ids", "message"}
-    found = []
-    for _, alike in groupby(exits, key=lambda exit_: [exit_[name] for name in SAME_STOP]):
-        group = list(alike)
-        first, count = group[0], sum(exit_["count"] for exit_ in group)
-        named = list(dict.fromkeys(exit_["request_id"] for exit_ in group if exit_["request_id"]))
-        found.append(
-            Stop(
-                **{name: first[name] for name in own},
-                count=count,
-                request_ids=named,
-                message=_stopped(timeline, first, Requests(named, count)),
-            )
-        )
-    return found
+    rows = stop_rows(timeline.exits.filter(pl.col("step") == number)).to_dicts()
+    own = set(Stop.__struct_fields__) - {"message"}
+    return [
+        Stop(**{name: row[name] for name in own}, message=stopped(timeline.header, row, stop_values(row)))
+        for row in rows
+    ]
 
 
-def _stopped(timeline: Timeline, exit_: Row, requests: Requests) -> Message:
-    """One exit, or several alike.
+def stop_rows(exits: pl.DataFrame) -> pl.DataFrame:
+    """Exits with successive ones of the same kind as one: the columns of ``Stop``, ``step`` and ``guard``.
 
     Args:
-        timeline: The engine's trace.
-        exit_: With the columns of ``model.trace.Exit``.
-        requests: Those that it skipped, or that were next.
+        exits: Of ``timeline.exits``, in their order.
     """
-    loop, place = exit_["loop"], exit_["location"]
-    return message(
-        "The {loop} loop {action}{place}{inferred}: {reason}{evidence}; {next}{left} of budget left.",
-        loop=loop,
-        action=_action(exit_, requests),
-        place=message(" at {place}", place=Code(place)) if place else NOTHING,
-        inferred=" (inferred)" if exit_["via"] == "inferred" else "",
-        reason=reason(timeline.header, loop=loop, cause=exit_["cause"], detail=exit_["detail"]),
-        evidence=_evidence(exit_),
-        next=_next(exit_, requests),
-        left=Count(exit_["budget_left"], "token"),
+    named = pl.col("request_id").filter(pl.col("request_id").is_not_null() & (pl.col("request_id") != ""))
+    return (
+        exits.group_by(pl.struct("step", *SAME_STOP).rle_id().alias("run"), maintain_order=True)
+        .agg(
+            pl.col("step", *SAME_STOP, "budget_left", "blocks_needed", "blocks_free").first(),
+            pl.col("count").sum(),
+            request_ids=named.unique(maintain_order=True),
+        )
+        .drop("run")
     )
 
 
-def _action(exit_: Row, requests: Requests) -> Message:
-    if exit_["kind"] != "continue":
-        return message("was not entered" if exit_["kind"] == "gate" else "ended")
-    if requests.request_ids or requests.count > 1:
-        return message("skipped {requests}", requests=requests)
+def stop_values(row: Row) -> Values:
+    """What differs between two exits of one kind; ``row`` is of ``stop_rows``."""
+    return {
+        "requests": Requests(row["request_ids"], row["count"]),
+        "needed": Count(row["blocks_needed"] or 0, "block"),
+        "free": Number(row["blocks_free"]),
+        "left": Count(row["budget_left"], "token"),
+    }
+
+
+def stopped(header: Header, row: Row, values: Values) -> Message:
+    """One exit, or several alike, in a sentence.
+
+    Args:
+        header: Of the trace.
+        row: Of ``stop_rows``: it decides what the sentence says.
+        values: ``stop_values`` of a row, or slots for them.
+    """
+    loop, place = row["loop"], row["location"]
+    return message(
+        "The {loop} loop {action}{place}{inferred}: {reason}{evidence}; {next}{left} of budget left.",
+        loop=loop,
+        action=_action(row, values),
+        place=message(" at {place}", place=Code(place)) if place else NOTHING,
+        inferred=" (inferred)" if row["via"] == "inferred" else "",
+        reason=reason(header, loop=loop, cause=row["cause"], detail=row["detail"]),
+        evidence=_evidence(row, values),
+        next=_next(row, values),
+        left=values["left"],
+    )
+
+
+def _action(row: Row, values: Values) -> Message:
+    if row["kind"] != "continue":
+        return message("was not entered" if row["kind"] == "gate" else "ended")
+    if row["request_ids"] or row["count"] > 1:
+        return message("skipped {requests}", requests=values["requests"])
     return message("skipped a request")
 
 
-def _next(exit_: Row, requests: Requests) -> Message:
+def _next(row: Row, values: Values) -> Message:
     """The request at which a loop ended."""
-    if exit_["kind"] == "continue" or not requests.request_ids:
+    if row["kind"] == "continue" or not row["request_ids"]:
         return NOTHING
-    template = "{requests} next in line, " if exit_["loop"] == "waiting" else "at {requests}, "
-    return message(template, requests=requests)
+    template = "{requests} next in line, " if row["loop"] == "waiting" else "at {requests}, "
+    return message(template, requests=values["requests"])
 
 
-def _evidence(exit_: Row) -> Message:
+def _evidence(row: Row, values: Values) -> Message:
     """The blocks that an allocation lacked, and a guard that no rule knows."""
-    needed, free, guard = exit_["blocks_needed"], exit_["blocks_free"], exit_["guard"]
-    blocks = NOTHING
-    if needed is not None and free is not None:
-        blocks = message(" ({needed} needed, {free} free)", needed=Count(needed, "block"), free=Number(free))
+    guard, blocks = row["guard"], NOTHING
+    if row["blocks_needed"] is not None and row["blocks_free"] is not None:
+        blocks = message(" ({needed} needed, {free} free)", needed=values["needed"], free=values["free"])
     return message(
         "{blocks}{guard}", blocks=blocks, guard=message(" ({guard})", guard=Code(guard)) if guard else NOTHING
     )
@@ -88,40 +106,56 @@ def victims(timeline: Timeline, number: int) -> list[Victim]:
     """The requests that lost their blocks in a step."""
     own = set(Victim.__struct_fields__) - {"message"}
     lost = timeline.preemptions.filter(pl.col("step") == number).to_dicts()
-    return [Victim(**{name: row[name] for name in own}, message=_preempted(row)) for row in lost]
+    return [
+        Victim(**{name: row[name] for name in own}, message=preempted(row, victim_values(row)))
+        for row in lost
+    ]
 
 
-def _preempted(row: Row) -> Message:
+def victim_values(row: Row) -> Values:
+    """What differs between two preemptions of one kind; ``row`` is of ``timeline.preemptions``."""
+    return {
+        "victim": Request(row["request_id"]),
+        "for": Request(row["for_request_id"] or ""),
+        "lost": Count(row["lost_tokens"], "computed token"),
+        "needed": Count(row["blocks_needed"] or 0, "more KV block"),
+        "freed": Count(row["blocks_freed"] or 0, "block"),
+        "times": Number(row["num_preemptions"]),
+    }
+
+
+def preempted(row: Row, values: Values) -> Message:
+    """One preemption in a sentence.
+
+    Args:
+        row: Of ``timeline.preemptions``: it decides what the sentence says.
+        values: ``victim_values`` of a row, or slots for them.
+    """
     freed, times = row["blocks_freed"], row["num_preemptions"] or 0
     return message(
         "vLLM preempted {victim} {reason}: {victim} lost {lost}{freed}{again}.",
-        victim=Request(row["request_id"]),
-        reason=_preemption_reason(row),
-        lost=Count(row["lost_tokens"], "computed token"),
-        freed=NOTHING
-        if freed is None
-        else message(" and freed {blocks} at once", blocks=Count(freed, "block")),
-        again=message(" (preempted {times} times so far)", times=Number(times)) if times > 1 else NOTHING,
+        victim=values["victim"],
+        reason=_preemption_reason(row, values),
+        lost=values["lost"],
+        freed=NOTHING if freed is None else message(" and freed {blocks} at once", blocks=values["freed"]),
+        again=message(" (preempted {times} times so far)", times=values["times"]) if times > 1 else NOTHING,
     )
 
 
-def _preemption_reason(row: Row) -> Message:
-    needed = row["blocks_needed"]
-    if needed is None or row["for_request_id"] == row["request_id"]:
-        return preempted_for(row)
+def _preemption_reason(row: Row, values: Values) -> Message:
+    if row["blocks_needed"] is None or row["for_request_id"] == row["request_id"]:
+        return preempted_for(row, values["for"])
     return message(
-        "{reason}, which needed {needed}",
-        reason=preempted_for(row),
-        needed=Count(needed, "more KV block"),
+        "{reason}, which needed {needed}", reason=preempted_for(row, values["for"]), needed=values["needed"]
     )
 
 
-def preempted_for(row: Row) -> Message:
+def preempted_for(row: Row, request: Value) -> Message:
     """The request that a preemption made room for; ``row`` is of ``timeline.preemptions``."""
     if not row["in_schedule"]:
         return message("outside schedule(), in a reset of the prefix cache")
     if row["for_request_id"] == row["request_id"]:
         return message("because it needed blocks itself and no other request was left to preempt")
     if row["for_request_id"]:
-        return message("for {request}", request=Request(row["for_request_id"]))
+        return message("for {request}", request=request)
     return message("for a request that is not recorded")

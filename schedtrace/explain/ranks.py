@@ -1,5 +1,6 @@
 """What all ranks in lock-step did in one common step."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
@@ -12,7 +13,7 @@ from schedtrace.timeline.ranks import PASS
 Row = dict[str, Any]
 
 
-def rank_turns(traces: list[Trace], row: Row) -> list[RankTurn]:
+def rank_turns(traces: Sequence[Trace], row: Row) -> list[RankTurn]:
     """One entry per rank, in their order; none where there is one rank, or no common step.
 
     Args:

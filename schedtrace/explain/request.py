@@ -8,7 +8,7 @@ from schedtrace.explain.rows import RequestRows, request_rows
 from schedtrace.explain.waits import waits
 from schedtrace.model.life import MOST_GAPS, Gap, Life
 from schedtrace.read.run import Run
-from schedtrace.timeline.timeline import make_timeline
+from schedtrace.timeline.timeline import Timeline, make_timeline
 
 
 def explain_request(run: Run, text: str) -> Life:
@@ -22,7 +22,11 @@ def explain_request(run: Run, text: str) -> Life:
         UsageError: no request matches, or several do.
     """
     trace, request_id = find_request(run, text)
-    timeline = make_timeline(trace, run.manifest, whole=True)
+    return request_life(run, make_timeline(trace, run.manifest, whole=True), request_id)
+
+
+def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
+    """The same from a timeline of the whole trace, which many lives can share, by the whole id."""
     rows = request_rows(timeline, request_id)
     states, gaps = rows.life_states(), _gaps(rows)
     came, gone = rows.arrival or {}, rows.finish or {}

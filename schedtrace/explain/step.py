@@ -1,10 +1,13 @@
 """One step: who arrived, what each request got, who was refused and why, what else would have fitted."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import polars as pl
 
 from schedtrace.errors import UsageError
+from schedtrace.explain.admission import known_need
 from schedtrace.explain.exits import stops, victims
 from schedtrace.explain.facts import step_facts
 from schedtrace.explain.ranks import rank_turns
@@ -13,6 +16,7 @@ from schedtrace.model.message import Message, message
 from schedtrace.model.story import Leaver, Newcomer, Scheduled, StepStory, Waiter, WhatIf
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.admission import Need
 from schedtrace.timeline.shares import since_us
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.waits import mismatches, waiting_after
@@ -39,31 +43,64 @@ def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
     Raises:
         UsageError: there is no such step or engine.
     """
-    timeline = make_timeline(_trace(run, engine), run.manifest, whole=True)
-    row = _row(run, timeline, number)
-    agrees = mismatches(timeline).filter(pl.col("step") == number).is_empty()
-    waiting = _waiters(timeline, waiting_after(timeline.waits, number), row)
-    scheduled, ended = _scheduled(timeline, number), stops(timeline, number)
-    answers = what_if(timeline, row, waiting=waiting if agrees else [], scheduled=scheduled, stops=ended)
-    return StepStory(
-        path=str(run.path),
-        label=run.label,
-        engine_rank=timeline.rank,
-        **{name: row[name] for name in set(StepStory.__struct_fields__) & row.keys() - LISTS},
-        seats=timeline.seats,
-        arrived=_arrived(timeline, row),
-        finished=_finished(timeline, row),
-        late=_late(timeline, row),
-        scheduled=scheduled,
-        preempted=victims(timeline, number),
-        stops=ended,
-        waiting=waiting,
-        waiting_agrees=agrees,
-        what_if=answers,
-        what_if_assumes=_assumptions(timeline, answers, waiting),
-        facts=step_facts(timeline, row),
-        ranks=rank_turns(run.traces, row),
-    )
+    return StepStories(run, make_timeline(_trace(run, engine), run.manifest, whole=True)).story(number)
+
+
+@dataclass
+class StepStories:
+    """The stories of one engine's steps; what they share is computed once."""
+
+    run: Run
+    timeline: Timeline
+    """Of a whole trace."""
+
+    @cached_property
+    def _need(self) -> Need | None:
+        return known_need(self.timeline)
+
+    @cached_property
+    def _wrong(self) -> frozenset[int]:
+        """Steps whose queue could not be rebuilt as it was recorded."""
+        return frozenset(mismatches(self.timeline)["step"])
+
+    def story(self, number: int) -> StepStory:
+        """The story of one step.
+
+        Raises:
+            UsageError: there is no such step.
+        """
+        run, timeline = self.run, self.timeline
+        row = _row(run, timeline, number)
+        agrees = number not in self._wrong
+        waiting = _waiters(timeline, waiting_after(timeline.waits, number), row)
+        scheduled, ended = _scheduled(timeline, number), stops(timeline, number)
+        answers = what_if(
+            timeline,
+            row,
+            need=self._need,
+            waiting=waiting if agrees else [],
+            scheduled=scheduled,
+            stops=ended,
+        )
+        return StepStory(
+            path=str(run.path),
+            label=run.label,
+            engine_rank=timeline.rank,
+            **{name: row[name] for name in set(StepStory.__struct_fields__) & row.keys() - LISTS},
+            seats=timeline.seats,
+            arrived=_arrived(timeline, row),
+            finished=_finished(timeline, row),
+            late=_late(timeline, row),
+            scheduled=scheduled,
+            preempted=victims(timeline, number),
+            stops=ended,
+            waiting=waiting,
+            waiting_agrees=agrees,
+            what_if=answers,
+            what_if_assumes=_assumptions(timeline, answers, waiting),
+            facts=step_facts(timeline, row),
+            ranks=rank_turns(run.traces, row),
+        )
 
 
 def _trace(run: Run, engine: int) -> Trace:
@@ -140,7 +177,7 @@ def _scheduled(timeline: Timeline, number: int) -> list[Scheduled]:
 
 def _waiters(timeline: Timeline, queue: pl.DataFrame, row: Row) -> list[Waiter]:
     """The requests of ``queue`` that waited after the step, with their waiting time when it ended."""
-    since = since_us(timeline, row["end_us"])
+    since = since_us(timeline, row["end_us"], queue["request_id"])
     rows = queue.join(since, on="request_id", how="left", maintain_order="left").with_columns(
         waited_ms=(row["end_us"] - pl.col("since_us")) / 1e3
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schedtrace.explain.admission import Left, admit, known_need
+from schedtrace.explain.admission import Left, admit
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.message import Count, Message, Number, Request, Requests, Setting, joined, message
 from schedtrace.model.story import Scheduled, Stop, Waiter, WhatIf
@@ -56,6 +56,7 @@ def what_if(
     timeline: Timeline,
     row: dict[str, Any],
     *,
+    need: Need | None,
     waiting: list[Waiter],
     scheduled: list[Scheduled],
     stops: list[Stop],
@@ -65,11 +66,12 @@ def what_if(
     Args:
         timeline: The engine's trace.
         row: The step's row of ``timeline.steps``.
+        need: The room that a request needs (``admission.known_need``).
         waiting: Who waited after it, in order; empty where that is not known for certain.
         scheduled: What each scheduled request got.
         stops: The step's exits.
     """
-    need, free = known_need(timeline), row["kv_blocks_free_after"]
+    free = row["kv_blocks_free_after"]
     if need is None or free is None:
         return []
     left = Left(row["remaining_budget"], free - need.kept_free, timeline.seats - row["num_running_after"])

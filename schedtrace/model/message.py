@@ -33,6 +33,15 @@ class Steps(msgspec.Struct, frozen=True, tag_field="is", tag="steps"):
     trial: int | None = None
 
 
+class StepList(msgspec.Struct, frozen=True, tag_field="is", tag="step_list"):
+    """Several steps of one engine, at the start of a sentence: ``Steps 3-5, 7 and 9-12``."""
+
+    steps: list[int]
+    """In ascending order."""
+    whole: bool
+    """These are all of them."""
+
+
 class CauseWord(msgspec.Struct, frozen=True, tag_field="is", tag="cause"):
     """A cause, by its word: a ``Cause``, or one that a newer version or another package names."""
 
@@ -79,7 +88,32 @@ class Code(msgspec.Struct, frozen=True, tag_field="is", tag="code"):
     text: str
 
 
-Value = Request | Requests | Steps | CauseWord | Setting | Duration | Share | Count | Number | Code
+class Slot(msgspec.Struct, frozen=True, tag_field="is", tag="slot"):
+    """The place of an argument in a sentence that is filled in later, many times."""
+
+    name: str
+    kind: str
+    """What goes there: ``number``, ``count``, ``request``, ``requests`` (some ids and how many there are)."""
+    noun: str = ""
+    """Of a count."""
+    plural: str | None = None
+    """Likewise, where it is not the noun with an s."""
+
+
+Value = (
+    Request
+    | Requests
+    | Steps
+    | StepList
+    | CauseWord
+    | Setting
+    | Duration
+    | Share
+    | Count
+    | Number
+    | Code
+    | Slot
+)
 """What an argument can be, beside plain words and other messages."""
 
 
@@ -122,6 +156,31 @@ def message(template: str, **arguments: "Value | Message | str") -> Message:
 
 
 NOTHING = Message("")
+
+
+def with_slots(values: "dict[str, Value]") -> "dict[str, Value]":
+    """The slots for such values, by the same names."""
+    return {
+        name: Slot(name, "count", value.noun, value.plural)
+        if isinstance(value, Count)
+        else Slot(name, str(value.__struct_config__.tag))
+        for name, value in values.items()
+    }
+
+
+def filled(template: Message, values: "dict[str, Value]") -> Message:
+    """A sentence with values in its slots.
+
+    Raises:
+        KeyError: a slot has no value.
+    """
+
+    def of(argument: Any) -> Any:
+        if isinstance(argument, Message):
+            return filled(argument, values)
+        return values[argument.name] if isinstance(argument, Slot) else argument
+
+    return Message(template.template, {name: of(argument) for name, argument in template.arguments.items()})
 
 
 def joined(messages: "list[Message]", between: str = " ") -> Message:

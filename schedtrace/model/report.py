@@ -55,7 +55,7 @@ class Gain(msgspec.Struct, kw_only=True):
     after: float | None = None
     """The metric itself, in its unit."""
     saved_frac: float
-    """Share of the requests' time that it saves: what findings are ranked by."""
+    """Share of the requests' time on all engines that it saves: what findings are ranked by."""
     method: str
     """How it was estimated: ``step_time`` (the model of step times), ``waits`` (the waits it would cut) or
     ``replay`` (the load was replayed with it)."""
@@ -73,7 +73,7 @@ class Finding(msgspec.Struct, kw_only=True):
     verdict: Message = NOTHING
     """What is said first of the run if this finding leads: what limited it, and by how much."""
     share_frac: float | None = None
-    """Share of the requests' time that it explains; None: it is about something else than their time."""
+    """Share of the requests' time on all engines that it explains; None: it is about something else."""
     holder: Message = NOTHING
     """Who or what holds the resource."""
     gain: Gain | None = None
@@ -87,7 +87,7 @@ class Finding(msgspec.Struct, kw_only=True):
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM, where all that count were taken at one place."""
     engine_rank: int
-    """Data-parallel rank that the figures are of, and whose steps are listed."""
+    """Data-parallel rank that all figures but shares are of, and whose steps are listed."""
     engine_ranks: list[int] = []
     """All ranks that show it."""
     of_ranks: bool = False

@@ -13,6 +13,8 @@ from schedtrace.model.message import (
     Requests,
     Setting,
     Share,
+    Slot,
+    StepList,
     Steps,
     Value,
 )
@@ -34,17 +36,21 @@ def pieces(text: str | Message) -> Iterator[tuple[str, Value | None]]:
             yield part, None
         elif isinstance(part, Requests):
             yield from _requests(part)
+        elif isinstance(part, StepList):
+            yield from _step_list(part)
         else:
             yield phrase(part), part
 
 
-def phrase(value: Value) -> str:  # noqa: PLR0911  # one kind of argument a line
+def phrase(value: Value) -> str:  # noqa: C901, PLR0911  # one kind of argument a line
     """One argument."""
     match value:
         case Request(request_id):
             return request_id
         case Requests():
             return "".join(words for words, _ in _requests(value))
+        case StepList():
+            return "".join(words for words, _ in _step_list(value))
         case Steps(first, last, trial):
             of_trial = "" if trial is None else f" of trial {trial}"
             return (f"step {first}" if first == last else f"steps {first}-{last}") + of_trial
@@ -58,6 +64,8 @@ def phrase(value: Value) -> str:  # noqa: PLR0911  # one kind of argument a line
             return f"{integer(count)} {plural}" if plural and count != 1 else counted(count, noun)
         case Number(known):
             return number(known)
+        case Slot(name):
+            return f"{{{name}}}"
 
 
 def duration(us: float) -> str:
@@ -65,21 +73,6 @@ def duration(us: float) -> str:
     if us >= 10_000_000:  # noqa: PLR2004  # ten seconds
         return f"{number(us / 1e6)} s"
     return f"{number(us / 1e3)} ms"
-
-
-def step_ranges(steps: list[int], *, whole: bool) -> str:
-    """``Steps 3-5, 7 and 9-12``; ``Step 7``; ``Steps 1, 3, 5 and more`` where the list is not ``whole``."""
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and ranges[-1][1] + 1 == step:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:MOST_RANGES]]
-    if len(ranges) > MOST_RANGES or not whole:
-        shown.append("more")
-    listed = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
-    return f"Step{'' if shown == [str(steps[0])] else 's'} {listed}"
 
 
 def _requests(value: Requests) -> Iterator[tuple[str, Value | None]]:
@@ -95,3 +88,22 @@ def _requests(value: Requests) -> Iterator[tuple[str, Value | None]]:
         yield request_id, Request(request_id)
     if shown and rest:
         yield f" and {counted(rest, 'other')}", None
+
+
+def _step_list(value: StepList) -> Iterator[tuple[str, Value | None]]:
+    """``Steps 3-5, 7 and 9-12``; ``Step 7``; ``Steps 1, 3, 5 and more`` where the list is not whole."""
+    ranges: list[tuple[int, int]] = []
+    for step in value.steps:
+        if ranges and ranges[-1][1] + 1 == step:
+            ranges[-1] = (ranges[-1][0], step)
+        else:
+            ranges.append((step, step))
+    more = len(ranges) > MOST_RANGES or not value.whole
+    shown = ranges[:MOST_RANGES]
+    yield "Step " if len(value.steps) == 1 and not more else "Steps ", None
+    for at, (first, last) in enumerate(shown):
+        if at:
+            yield " and " if at == len(shown) - 1 and not more else ", ", None
+        yield str(first) if first == last else f"{first}-{last}", Steps(first, last)
+    if more:
+        yield " and more", None

@@ -1,5 +1,6 @@
 """How far the reading of large traces is. On stderr, and only on a terminal."""
 
+import atexit
 import time
 from types import TracebackType
 from typing import Self
@@ -29,11 +30,10 @@ class ReadingBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """Tell how far a file is."""
+        """Tell how far a file is; at its end the bar goes, since what follows may be printed."""
         if not self._console.is_terminal or time.monotonic() - self._began < SOON_S:
             return
         if self._bar is None:
@@ -41,4 +41,12 @@ class ReadingBar:
             self._bar = Progress("reading", *columns, console=self._console, transient=True)
             self._bar.add_task("")
             self._bar.start()
+            atexit.register(self._stop)  # a terminal whose reading was interrupted wants its cursor back
         self._bar.update(self._bar.task_ids[0], completed=done, total=total, refresh=True)
+        if done >= total:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -82,6 +82,8 @@ class Column:
     """Line breaks in it are where a narrow column may break it."""
     numeric: bool = False
     """Figures: to the right, never broken."""
+    of_steps: bool = False
+    """Its cells are numbers of steps or ranges of them, of the engine that the page is about."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class Strip:
 
     bands: list[Band]
     legend: Text
+    """A renderer adds the key of the states."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,8 @@ class Finding:
     about: Text
     paragraphs: list[Content]
     action: Text = ""
+    engine_rank: int = 0
+    """The engine whose steps the texts name."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,10 @@ class Cause:
     paragraphs: list[Content]
     actions: list[Text]
     """Alternatives, the best first."""
+    engine_rank: int = 0
+    """The engine whose steps the texts name."""
+    steps: Text = ""
+    """The steps that show it, for a renderer that can lead there."""
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,21 @@
 from collections import Counter
 from typing import TypeVar
 
+from schedtrace.model.message import message
 from schedtrace.present.numbers import bar
-from schedtrace.present.sections import Bars, State, States
+from schedtrace.present.sections import Bars, State, States, Strip, Text
 
 _T = TypeVar("_T")
 
 
 def bar_characters(bars: Bars, width: int) -> str:
     """A character for each height; the highest of several where there is not room for all."""
-    return "".join(bar(max(part)) for part in _parts(bars.heights, width))
+    return "".join(bar(height) for height in highest(bars, width))
+
+
+def highest(bars: Bars, width: int) -> list[float]:
+    """At most this many heights: the highest of several where there are more."""
+    return [max(part) for part in _parts(bars.heights, width)]
 
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -33,6 +39,18 @@ def state_characters(states: States, width: int) -> list[State]:
         next((state for state in part if state.prominent), Counter(part).most_common(1)[0][0])
         for part in _parts(steps, width)
     ]
+
+
+def states_of(strip: Strip) -> list[State]:
+    """Every state that is drawn in it, in the order of their first runs."""
+    drawn = [band.drawn for band in strip.bands]
+    return list(dict.fromkeys(state for one in drawn if isinstance(one, States) for state, _ in one.runs))
+
+
+def legend_with_key(strip: Strip) -> Text:
+    """What its pictures mean, with the character of each state: ``steps 3-9: P prefill, = decode``."""
+    key = ", ".join(f"{state.character} {state.word}" for state in states_of(strip))
+    return message("{legend}: {key}", legend=strip.legend, key=key) if key else strip.legend
 
 
 def _parts(values: list[_T], width: int) -> list[list[_T]]:

@@ -21,7 +21,7 @@ class FrontEnd:
     refused: list[Refused] = field(default_factory=list)
     """In order of time."""
     arrived: int = 0
-    """Requests that reached an engine, warm-up included."""
+    """Requests that reached an engine, warm-up included; counted only where some were refused."""
 
 
 def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEnd | None:

@@ -5,22 +5,22 @@ from pathlib import Path
 
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import FILE_NAME, Manifest, read_manifest
-from schedtrace.read.detect import foreign_reader, read_record
+from schedtrace.read.detect import foreign_reader
 from schedtrace.read.front_end import FrontEnd, read_front_end
 from schedtrace.read.options import READ, ReadOptions
 from schedtrace.read.profile_name import ProfileName, profile_name
-from schedtrace.read.trace import Trace
+from schedtrace.read.traces import Traces, traces_of
 
 TRACE_PATTERN = "engine-*.jsonl"
 
 
 @dataclass
 class Run:
-    """One run, read."""
+    """One run; its traces are read when they are asked for."""
 
     path: Path
     manifest: Manifest | None
-    traces: list[Trace]
+    traces: Traces
     """One per data-parallel rank, in their order."""
     engines: int
     """Ranks that the run had, though only one of them may have been asked for."""
@@ -72,7 +72,7 @@ def read_run(path: Path, options: ReadOptions = READ) -> Run:
         InputError: nothing was recorded, or it cannot be understood.
     """
     if path.is_file() and (reader := foreign_reader(path)):
-        traces = reader(path)
+        traces = Traces(reader(path))
         return Run(path, None, traces, len(traces), named=profile_name(path))
     folder = path if path.is_dir() else path.parent
     manifest = read_manifest(folder)
@@ -82,11 +82,12 @@ def read_run(path: Path, options: ReadOptions = READ) -> Run:
         msg = f"{path}: no trace in this run{why}; expected {TRACE_PATTERN}"
         raise InputError(msg)
     engines = len(list(folder.glob(TRACE_PATTERN))) if manifest else len(files)
-    traces = [trace for file in files for trace in read_record(file, options)]
-    began = min((trace.header.wall_anchor_us for trace in traces), default=0)
+    traces = traces_of(files, options)
+    began = min((header.wall_anchor_us for header in traces.headers), default=0)
     front_end = read_front_end(folder, began)
-    if front_end is not None:
-        arrived = sum(trace.arrivals["request_id"].n_unique() for trace in traces)
+    if front_end is not None and front_end.refused:
+        each = (traces.once(place).arrivals for place in range(len(traces)))
+        arrived = sum(arrivals["request_id"].n_unique() for arrivals in each)
         front_end = replace(front_end, arrived=arrived)
     return Run(path, manifest, traces, engines, front_end=front_end)
 

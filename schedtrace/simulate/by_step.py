@@ -59,7 +59,7 @@ class _Feed:
 
     def __init__(self, ranks: Ranks, player: Player) -> None:
         self._ranks, self._player = ranks, player
-        self._coming = [deque(self._events(rank)) for rank in ranks.ranks]
+        self._coming = [deque(sorted(events, key=lambda event: event.at)) for events in self._events()]
         self._first = [_steps(rank) for rank in ranks.ranks]
         self._began, self._stands_for = (0, 0), (0, 0)
         """A pass of the simulation, and that of the record whose place it takes."""
@@ -107,20 +107,19 @@ class _Feed:
     def _by_rank(self) -> list[tuple[Rank, deque[_Event]]]:
         return list(zip(self._ranks.ranks, self._coming, strict=True))
 
-    def _events(self, rank: Rank) -> list[_Event]:
-        """Of one rank; those who enter keep their order."""
-        events = []
+    def _events(self) -> list[list[_Event]]:
+        """Of each rank, from one pass over the load; those who enter keep their order."""
+        of_ranks: list[list[_Event]] = [[] for _ in self._ranks.ranks]
         for request in self._player.load:
-            if (request.data_parallel_rank or 0) != rank.number:
-                continue
             came, left = request.queued_pass, request.abort_pass
             if not self._ranks.lockstep:
                 came = 0, request.queued_step or 0
                 left = (0, request.abort_step) if request.abort_step else None
+            events = of_ranks[request.data_parallel_rank or 0]
             events.append(_Event(came or (0, 0), request.request_id, request))
             if left:
                 events.append(_Event(left, request.request_id, None))
-        return sorted(events, key=lambda event: event.at)
+        return of_ranks
 
 
 def _steps(rank: Rank) -> int:

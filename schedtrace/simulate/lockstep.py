@@ -71,8 +71,8 @@ class Group:
         self._ranks = ranks
         self._meeting = Meeting(ranks)
 
-    def gather(self, rank: Waits, value: Any) -> list[Any]:
-        """Every rank's value, in the order of ranks."""
+    def gather(self, rank: Waits, value: Any, us: float = 0.0) -> list[Any]:
+        """Every rank's value, in the order of ranks, ``us`` after the last one has come."""
         meeting = self._meeting
         if meeting.join(rank, value):
             self._meeting = Meeting(self._ranks)
@@ -80,7 +80,7 @@ class Group:
                 other.wake(meeting.latest_us)
         while not meeting.complete:
             rank.wait(NEVER)
-        rank.wait(meeting.latest_us)
+        rank.wait(meeting.latest_us + us)
         return [meeting.values[number] for number in range(self._ranks)]
 
 
@@ -90,9 +90,9 @@ class Member:
     def __init__(self, group: Group, rank: Waits) -> None:
         self._group, self._rank = group, rank
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, us: float = 0.0) -> list[Any]:
         """As ``Group.gather``."""
-        return self._group.gather(self._rank, value)
+        return self._group.gather(self._rank, value, us)
 
 
 class Forward(Meeting):

@@ -63,6 +63,7 @@ class Rank(Engine):
         self.number, self._around, self._times, self._together = number, around, times, together
         self._clock = clock = around.clock
         self.inputs, self.outputs = _Inputs(self), _Outputs(partial(around.told, self))
+        self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
         """When it goes on; infinite: once something happens."""
         self.idle_steps = 0

@@ -26,6 +26,8 @@ class Around(Protocol):
     """vLLM's input queue."""
     outputs: Any
     """vLLM's output queue."""
+    gathering_us: float
+    """What it takes the ranks to gather their counts, for balance scheduling."""
 
     def loop_begins(self) -> None:
         """Before the input queue is read."""
@@ -71,7 +73,7 @@ class _Rank:
         self.has_coordinator = self.publish_dp_lb_stats = True
         self.last_counts = (0, 0)
         self.process_input_queue_block = True
-        self.enable_fault_tolerance = False
+        self.enable_fault_tolerance = self.reject_new_requests = False
         if group is not None:
             parallel = config.parallel_config
             self.dp_rank, self.dp_size, self.dp_group = around.number, parallel.data_parallel_size, group
@@ -108,7 +110,7 @@ class _Lockstep(_Recorded):
         """Every rank comes here once a loop: ``schedtrace.balance`` gathers counts here in an engine."""
         unfinished = super()._has_global_unfinished_reqs(local_unfinished)
         if (observe := getattr(self.scheduler, "observe_ranks", None)) is not None:
-            observe(self.dp_group.gather(len(self.scheduler.running)))
+            observe(self.dp_group.gather(len(self.scheduler.running), self._around.gathering_us))
         return unfinished
 
 

@@ -90,6 +90,7 @@ class Vllm:
     def __init__(self, ranks: int) -> None:
         self._client = SimpleNamespace(
             reqs_in_flight={},
+            streaming_reqs=set(),
             engine_inflight=Counter(),
             core_engines=list(range(ranks)),
             lb_engines=[[0, 0, 0.0] for _ in range(ranks)],
@@ -100,7 +101,9 @@ class Vllm:
 
     def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:  # noqa: ARG002
         """As vLLM chooses."""
-        request = SimpleNamespace(request_id=request_id, data_parallel_rank=rank, pooling_params=None)
+        request = SimpleNamespace(
+            request_id=request_id, data_parallel_rank=rank, pooling_params=None, resumable=False
+        )
         return int(DPLBAsyncMPClient.get_core_engine_for_request(self._client, request))
 
     def done(self, request_id: str) -> None:

@@ -22,6 +22,8 @@ class HostTimes:
     gap_per_arrival_us: float = 50.0
     wake_us: float = 0.0
     """Of an idle engine; no assumption is made."""
+    gathering_us: float | None = None
+    """Of ranks in lock-step; not known."""
 
     def schedule_us(self, batch: Batch) -> float:
         """``schedule()``."""
@@ -82,3 +84,7 @@ class Constants:
     def wake_us(self) -> float:
         """From the input queue into an idle engine."""
         return self.host.wake_us
+
+    def gathering_us(self) -> float | None:
+        """Of ranks in lock-step."""
+        return self.host.gathering_us

@@ -64,6 +64,10 @@ class Fitted:
         """From the input queue into an idle engine: the median of those recorded."""
         return self.fit.wake_us
 
+    def gathering_us(self) -> float | None:
+        """Of ranks in lock-step: as their recorded all-reduces (``lockstep.gathering_us``)."""
+        return self.fit.gathering_us
+
     def outside(self, batch: Batch) -> bool:
         """Whether a batch lies outside what was recorded, so that its device time is extrapolated."""
         return bool(batch.tokens) and self.fit.device.outside(_device_columns(batch))
@@ -124,7 +128,7 @@ def load(path: Path) -> Fitted:
         raise InputError(msg) from error
 
 
-def fit(timelines: Sequence[Timeline], runs: Sequence[str]) -> Fitted:
+def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float | None = None) -> Fitted:
     """Fit the times of traces: one engine's, those of several ranks, or of several runs of one engine.
 
     Ranks in lock-step wait for the slowest one in each pass: the device's time of a pass is fitted to the
@@ -133,6 +137,7 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str]) -> Fitted:
     Args:
         timelines: Of one model on one device.
         runs: What to call where they came from, for instance the run folder's name.
+        gathering_us: Of ranks in lock-step (``lockstep.gathering_us``); None: not known.
 
     Raises:
         InputError: too few steps have an output and requests that are known.
@@ -154,7 +159,7 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str]) -> Fitted:
     rows = rows.filter(blocks % max(1, -(-rows.height // MOST_STEPS)) == 0)
     if len(timelines) > 1 and rows["wave"].is_not_null().any():
         rows = of_slowest(rows, source)
-    return Fitted(fit_rows(rows, source), rows)
+    return Fitted(msgspec.structs.replace(fit_rows(rows, source), gathering_us=gathering_us), rows)
 
 
 def _device_columns(batch: Batch) -> dict[str, float]:

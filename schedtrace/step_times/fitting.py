@@ -57,6 +57,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     gap: Linear
     wake_us: float = 0.0
     """What an idle engine took to take a request in, median; 0 where it is not recorded."""
+    gathering_us: float | None = None
+    """What gathering a number of each rank in lock-step adds to ``gap``; null where that is not recorded."""
     missing: list[str]
     """Of ``schedule``, ``update`` and ``gap``: not recorded, taken as 0."""
     first_step_us: float | None
@@ -75,7 +77,8 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
     Args:
         rows: Of one model on one device.
         source: Of the rows.
-        like: Fit the same sums, instead of looking for the form that suits the rows best.
+        like: Fit the same sums, instead of looking for the form that suits the rows best; what rows do not
+            tell is taken from it.
 
     Raises:
         InputError: too few steps have an output and requests that are known.
@@ -105,6 +108,7 @@ def fit_rows(rows: pl.DataFrame, source: Source, like: Fit | None = None) -> Fit
         device=device,
         **{name: part or NO_TIME for name, part in host.items()},
         wake_us=rows["wake_us"].median() or 0.0,  # type: ignore[arg-type]  # a column of numbers
+        gathering_us=like.gathering_us if like else None,
         missing=[name for name, part in host.items() if part is None],
         first_step_us=first,
         error=_error(priced),

@@ -1,7 +1,10 @@
-"""Whose batch a pass of ranks in lock-step waited for."""
+"""Of ranks in lock-step: whose batch a pass waited for, and what it takes them to agree."""
+
+from collections.abc import Sequence
 
 import polars as pl
 
+from schedtrace.read.trace import Trace
 from schedtrace.step_times.fitting import Source, fit_rows
 
 ROUNDS = 4
@@ -40,6 +43,25 @@ def of_slowest(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
             break
         chosen = following
     return chosen
+
+
+def gathering_us(traces: Sequence[Trace]) -> float | None:
+    """What it would add to each loop of recorded ranks to gather a number of each (``schedtrace.balance``).
+
+    The recorded ranks agree in all-reduces of the same kind, on the same threads and hosts. Of each, the rank
+    that came last waited for nobody: the median over all-reduces of what it took that rank.
+
+    Returns:
+        Microseconds; 0.0 where the recorded ranks did gather, so that the gaps between their steps have it;
+        None where no all-reduce of several ranks is recorded.
+    """
+    if traces[0].header.scheduler_class.startswith("schedtrace.balance."):
+        return 0.0
+    met = pl.concat(trace.syncs for trace in traces).group_by("wave", "step_counter").agg(
+        pl.len(), pl.col("took_us").min()
+    )  # fmt: skip
+    whole = met.filter((pl.col("len") == len(traces)) & (pl.col("len") > 1))
+    return None if whole.is_empty() else float(whole.select(pl.col("took_us").median()).item())
 
 
 def _slowest(rows: pl.DataFrame, cost: pl.Expr) -> pl.Series:

@@ -26,3 +26,6 @@ class StepTimes(Protocol):
 
     def wake_us(self) -> float:
         """From when a request is in the input queue of an idle engine until the engine takes it in."""
+
+    def gathering_us(self) -> float | None:
+        """What it adds to a loop that ranks in lock-step gather a number each; None: not known."""

@@ -60,3 +60,7 @@ class Noisy:
     def wake_us(self) -> float:
         """From the input queue into an idle engine."""
         return self._times.wake_us()
+
+    def gathering_us(self) -> float | None:
+        """Of ranks in lock-step."""
+        return self._times.gathering_us()

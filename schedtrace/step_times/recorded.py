@@ -65,6 +65,10 @@ class Recorded:
         recorded = _at(self._wake, self._scheduled)
         return self._fitted.wake_us() if recorded is None else recorded
 
+    def gathering_us(self) -> float | None:
+        """Of ranks in lock-step."""
+        return self._fitted.gathering_us()
+
 
 def _at(times: list[float | None], place: int) -> float | None:
     return times[place] if 0 <= place < len(times) else None

@@ -105,6 +105,10 @@ class Roofline:
         """From the input queue into an idle engine."""
         return self.host.wake_us
 
+    def gathering_us(self) -> float | None:
+        """Of ranks in lock-step."""
+        return self.host.gathering_us
+
     @cached_property
     def _kv_bytes(self) -> float:
         return kv_bytes_per_token(self.shape, self.kv_dtype, self.tensor_parallel_size)

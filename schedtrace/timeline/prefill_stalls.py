@@ -32,7 +32,9 @@ def pass_time(passes: pl.DataFrame) -> PassTime | None:
     plain = passes.filter(pl.col("prefilling") == 0)
     if plain.height < FEWEST_PASSES:
         return None
-    lengths = plain.group_by("largest").agg(pl.col("length_us").median(), weight=pl.len().sqrt())
+    lengths = (
+        plain.group_by("largest").agg(pl.col("length_us").median(), weight=pl.len().sqrt()).sort("largest")
+    )
     if lengths.height > 1:
         import numpy as np  # noqa: PLC0415  # most runs have one rank
 
@@ -50,7 +52,7 @@ class PrefillStalls:
     """``Ranks.passes`` with a prefill, and ``excess_us``: what they took beyond a pass without one. Noise
     makes an excess too large or too small, so only sums of it say something."""
     stalled: pl.DataFrame
-    """``Ranks.turns`` of ranks that only decoded in such a pass, with its ``excess_us``."""
+    """``Ranks.turns`` of ranks that only decoded in such a pass, with its ``excess_us``, by passes."""
     own: pl.DataFrame
     """``Ranks.turns`` of ranks that prefilled in it, with ``own_us``, what their prefill takes alone: of the
     excess the share that their tokens are of the most that a rank prefilled."""
@@ -91,7 +93,7 @@ def prefill_stalls(ranks: Ranks) -> PrefillStalls | None:
     prefills = passes.filter(pl.col("prefilling") > 0).with_columns(excess_us=excess)
     turns = ranks.turns.join(
         prefills.select(*PASS, "excess_us", "most_prefill"), on=PASS, maintain_order="left"
-    )
+    ).sort(*PASS, "rank")
     own = pl.col("excess_us") * pl.col("prefill_tokens") / pl.col("most_prefill")
     return PrefillStalls(
         passes=prefills,

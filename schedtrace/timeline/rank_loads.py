@@ -7,38 +7,9 @@ import polars as pl
 from schedtrace.timeline.overlap import time_within
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.ranks import Ranks
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
-from schedtrace.timeline.timeline import Timeline
 
 PARTS = 60
 """Equal parts that a run's time is looked at in."""
-
-
-def presence(timeline: Timeline, offset_us: int = 0) -> pl.DataFrame:
-    """Spans of one rank with ``begin_us``, ``end_us``, ``running`` and ``waiting`` requests, without gaps.
-
-    ``waiting`` requests were refused, so one that no step could see yet is in neither.
-    """
-    refused = pl.col("state").is_in(QUEUED) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
-    runs = ~pl.col("state").is_in([*QUEUED, "front_end"])
-    states = timeline.request_states.filter(refused | runs).select(
-        "begin_us", "end_us", running=runs.cast(pl.Int64), waiting=refused.cast(pl.Int64)
-    )
-    counts = ("running", "waiting")
-    changes = pl.concat(
-        [
-            states.select(pl.col("begin_us").alias("us"), *counts),
-            states.select(pl.col("end_us").alias("us"), *(-pl.col(name) for name in counts)),
-        ]
-    )
-    return (
-        changes.group_by("us")
-        .agg(pl.col(*counts).sum())
-        .sort("us")
-        .with_columns(pl.col(*counts).cum_sum(), end_us=pl.col("us").shift(-1))
-        .drop_nulls("end_us")
-        .select(pl.col("us").alias("begin_us") + offset_us, pl.col("end_us") + offset_us, *counts)
-    )
 
 
 @dataclass
@@ -62,7 +33,8 @@ class RankLoads:
 def rank_loads(ranks: Ranks) -> RankLoads | None:
     """The loads of all ranks; None where none has a request."""
     spans = {
-        timeline.rank: presence(timeline, ranks.offsets_us[timeline.rank]) for timeline in ranks.timelines
+        rank.number: rank.presence.with_columns(pl.col("begin_us", "end_us") + ranks.offsets_us[rank.number])
+        for rank in ranks.each
     }
     every = [one for one in spans.values() if one.height]
     if not every:
@@ -102,27 +74,26 @@ def _means(parts: pl.DataFrame, spans: pl.DataFrame, rank: int) -> pl.DataFrame:
 
 def _tokens(ranks: Ranks, parts: pl.DataFrame) -> pl.DataFrame:
     """``part``, ``rank`` and ``tokens`` that its steps computed."""
-    steps = pl.concat(
-        [
-            timeline.steps.select(
-                pl.col("start_us").cast(pl.Int64) + ranks.offsets_us[timeline.rank],
-                pl.lit(timeline.rank, pl.Int64).alias("rank"),
-                tokens=pl.col("used_tokens").cast(pl.Int64),
-            )
-            for timeline in ranks.timelines
-        ]
-    ).sort("start_us")
     begins = parts.select("part", pl.col("begin_us").cast(pl.Int64)).sort("begin_us")
-    placed = steps.join_asof(begins, left_on="start_us", right_on="begin_us")
-    return placed.drop_nulls("part").group_by("part", "rank").agg(pl.col("tokens").sum())
+    return pl.concat(
+        [
+            rank.steps.select(pl.col("start_us") + ranks.offsets_us[rank.number], tokens="used_tokens")
+            .sort("start_us")
+            .join_asof(begins, left_on="start_us", right_on="begin_us")
+            .drop_nulls("part")
+            .group_by("part", rank=pl.lit(rank.number, pl.Int64))
+            .agg(pl.col("tokens").sum())
+            for rank in ranks.each
+        ]
+    )
 
 
 def _with_room(ranks: Ranks, spans: dict[int, pl.DataFrame], begin: int, end: int) -> pl.DataFrame:
     """Spans in which at least one rank has a free seat and refuses nobody."""
     changes = []
-    for timeline in ranks.timelines:
-        one = spans[timeline.rank]
-        full = (pl.col("waiting") > 0) | ((pl.col("running") >= timeline.seats) if timeline.seats else False)
+    for rank in ranks.each:
+        one = spans[rank.number]
+        full = (pl.col("waiting") > 0) | ((pl.col("running") >= rank.seats) if rank.seats else False)
         closed = one.filter(full)
         changes += [
             pl.DataFrame({"us": [begin, end], "change": [1, -1]}),

@@ -5,13 +5,16 @@ step counter, a dummy batch where it has nothing to compute, and no rank begins 
 the one before. Ranks of a dense model are independent engines (vLLM 0.14 and newer) and have no counter.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import polars as pl
 
+from schedtrace.model.trace import Header
 from schedtrace.timeline.clocks import Offset, offset
+from schedtrace.timeline.rank import Rank, rank_of
 from schedtrace.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -36,9 +39,28 @@ SCHEMA = {
 
 @dataclass
 class Ranks:
-    """The timelines of one run, one a rank."""
+    """What is known of all ranks of one run together; none of their timelines is kept."""
 
-    timelines: list[Timeline]
+    each: list[Rank]
+    """In their order."""
+    timeline: Callable[[int], Timeline]
+    """The timeline of a rank, made again: for what only one rank in question has to tell."""
+
+    @classmethod
+    def of(cls, timelines: Iterable[Timeline]) -> Self:
+        """Of timelines that are there anyway."""
+        known = {timeline.rank: timeline for timeline in timelines}
+        return cls([rank_of(timeline) for timeline in known.values()], known.__getitem__)
+
+    @property
+    def header(self) -> Header:
+        """Of the first rank; settings are the same for all."""
+        return self.each[0].header
+
+    @property
+    def seats(self) -> int:
+        """How many requests may run at once on one rank."""
+        return self.each[0].seats
 
     @cached_property
     def offsets_us(self) -> dict[int, int]:
@@ -47,13 +69,12 @@ class Ranks:
 
     @cached_property
     def _offsets(self) -> dict[int, Offset]:
-        first = self.timelines[0].header
-        return {timeline.rank: offset(timeline.header, first) for timeline in self.timelines}
+        return {rank.number: offset(rank.header, self.header) for rank in self.each}
 
     @cached_property
     def hosts(self) -> int:
         """On how many the ranks ran."""
-        return len({timeline.header.host for timeline in self.timelines})
+        return len({rank.header.host for rank in self.each})
 
     @cached_property
     def uncertainty_us(self) -> int | None:
@@ -64,59 +85,51 @@ class Ranks:
     @cached_property
     def lockstep(self) -> bool:
         """Whether the ranks step together. False for one rank, and where no counter was recorded."""
-        return len(self.timelines) > 1 and any(
-            timeline.steps["wave"].count() for timeline in self.timelines if "wave" in timeline.steps.columns
-        )
+        return len(self.each) > 1 and any(rank.in_lockstep for rank in self.each)
 
     @cached_property
     def missing(self) -> int:
         """Ranks of a lock-step run without a trace here: what they made others wait for is not known."""
-        size = max(timeline.header.data_parallel_size or 1 for timeline in self.timelines)
-        return max(0, size - len(self.timelines)) if self.lockstep else 0
+        size = max(rank.header.data_parallel_size or 1 for rank in self.each)
+        return max(0, size - len(self.each)) if self.lockstep else 0
 
     @cached_property
     def requests_us(self) -> int:
         """All requests' time on all ranks."""
-        return sum(timeline.requests_us for timeline in self.timelines)
+        return sum(rank.requests_us for rank in self.each)
 
     @property
     def most_running(self) -> int:
         """Requests that ran at a time on one rank, at most."""
-        most = [timeline.steps["num_running_after"].max() for timeline in self.timelines]
-        return max((running for running in most if isinstance(running, int)), default=0)
+        return max(rank.most_running for rank in self.each)
 
     @cached_property
     def turns(self) -> pl.DataFrame:
         """One row per rank and pass in which it computed something; a rank without a row ran a dummy batch.
 
-        Columns, in order of passes and ranks: ``wave``, ``step_counter``, ``rank``, ``trial``, ``step``;
+        Columns, in order of ranks and their steps: ``wave``, ``step_counter``, ``rank``, ``trial``, ``step``;
         ``start_us`` and ``output_us`` on the common clock; ``requests``; ``prefill_tokens`` (with those
         that a preemption had thrown away) and ``decode_tokens``. Empty for independent ranks.
         """
         if not self.lockstep:
             return pl.DataFrame(schema=SCHEMA)
-        return pl.concat([self._turns(timeline) for timeline in self.timelines]).sort(*PASS, "rank")
+        return pl.concat([self._turns(rank) for rank in self.each])
 
-    def _turns(self, timeline: Timeline) -> pl.DataFrame:
-        offset = self.offsets_us[timeline.rank]
+    def _turns(self, rank: Rank) -> pl.DataFrame:
+        later = self.offsets_us[rank.number]
         return (
-            timeline.steps.filter((pl.col("total_requests") > 0) & pl.col("wave").is_not_null())
-            .select(
-                *PASS,
-                "trial",
-                "step",
-                pl.lit(timeline.rank).alias("rank"),
-                pl.col("start_us", "output_us") + offset,
-                requests="total_requests",
+            rank.steps.filter(pl.col("wave").is_not_null())
+            .with_columns(
+                pl.col("start_us", "output_us") + later,
+                rank=pl.lit(rank.number, pl.Int64),
                 prefill_tokens=pl.col("used_tokens") - pl.col("decode_tokens"),
-                decode_tokens="decode_tokens",
             )
-            .select([pl.col(name).cast(kind) for name, kind in SCHEMA.items()])
+            .select(*SCHEMA)
         )
 
     @cached_property
     def passes(self) -> pl.DataFrame:
-        """One row per pass in which a rank computed something.
+        """One row per pass in which a rank computed something, in their order.
 
         Columns: ``wave``, ``step_counter``, ``trial``; ``begin_us`` and ``end_us``: from when the last rank
         was through the pass before to when the last one is through this (before the first of a wave, or
@@ -129,7 +142,7 @@ class Ranks:
             pl.col("step_counter") == pl.col("step_counter").shift(1) + 1
         )
         return (
-            self.turns.group_by(*PASS, maintain_order=True)
+            self.turns.group_by(*PASS)
             .agg(
                 pl.col("trial").first(),
                 first_us=pl.col("start_us").min(),
@@ -141,6 +154,7 @@ class Ranks:
                 requests=pl.col("requests").sum(),
                 most_prefill=pl.col("prefill_tokens").max(),
             )
+            .sort(*PASS)
             .with_columns(begin_us=pl.when(follows).then(pl.col("end_us").shift(1)).otherwise("first_us"))
             .with_columns(length_us=pl.col("end_us") - pl.col("begin_us"))
             .filter(pl.col("length_us") > 0)
@@ -174,9 +188,9 @@ class Ranks:
         A dummy batch lasts as long as its pass.
         """
         whole, whole_us = int(self.waves["passes"].sum()), self.lockstep_us
-        took = self.turns.join(self.passes.select(*PASS, "length_us"), on=PASS)
+        took = self.turns.select(*PASS, "rank").join(self.passes.select(*PASS, "length_us"), on=PASS)
         each = took.group_by("rank").agg(turns=pl.len(), own_us=pl.col("length_us").sum())
-        ranks = pl.DataFrame({"rank": [timeline.rank for timeline in self.timelines]}).join(
+        ranks = pl.DataFrame({"rank": [rank.number for rank in self.each]}).join(
             each, on="rank", how="left", maintain_order="left"
         )
         return ranks.select(

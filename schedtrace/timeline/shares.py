@@ -25,10 +25,12 @@ def refused(timeline: Timeline) -> pl.DataFrame:
     return timeline.request_states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
 
 
-def since_us(timeline: Timeline, moment: int) -> pl.DataFrame:
-    """``request_id`` and ``since_us``: when each request last entered the waiting queue before a moment."""
+def since_us(timeline: Timeline, moment: int, request_ids: pl.Series) -> pl.DataFrame:
+    """``request_id`` and ``since_us``: when each of these last entered the waiting queue before a moment."""
     queued = pl.col("state").is_in(QUEUED)
-    states = timeline.request_states.filter(pl.col("begin_us") < moment)
+    states = timeline.request_states.filter(
+        (pl.col("begin_us") < moment) & pl.col("request_id").is_in(request_ids.implode())
+    )
     enters = queued & ~queued.shift(1).over("request_id").fill_null(value=False)
     return states.filter(enters).group_by("request_id").agg(since_us=pl.col("begin_us").last())
 

@@ -12,16 +12,18 @@ def with_work(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null where the trace began
     after the request had come.
     """
+    its = pl.col("request_id").is_in(rows["request_id"].unique().implode())
     lost = (
-        timeline.preemptions.select("request_id", pl.col("step").cast(pl.Int64), "lost_tokens")
+        timeline.preemptions.filter(its)
+        .select("request_id", pl.col("step").cast(pl.Int64), "lost_tokens")
         .sort("step", maintain_order=True)
         .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
         .unique(["request_id", "step"], keep="last", maintain_order=True)
     )
     known = pl.concat(
         [
-            timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id", "prompt_tokens"),
-            timeline.finishes.select("request_id", "prompt_tokens"),
+            timeline.arrivals.filter(its & ~pl.col("streaming_update")).select("request_id", "prompt_tokens"),
+            timeline.finishes.filter(its).select("request_id", "prompt_tokens"),
         ]
     )
     computed = pl.col("computed_tokens")

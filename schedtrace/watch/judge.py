@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedtrace.diagnose.analyze import judged, led
-from schedtrace.diagnose.time_split import time_split
-from schedtrace.diagnose.verdict import leading, verdict
+from schedtrace.diagnose.analyze import led, of_all
+from schedtrace.diagnose.one_engine import judge as judge_engine
+from schedtrace.diagnose.time_split import engine_split, time_split
+from schedtrace.diagnose.verdict import leading, unlimited, verdict
+from schedtrace.model.facts import ALL_FACTS
 from schedtrace.model.message import NOTHING, message
 from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
@@ -53,8 +55,9 @@ def judge(engines: list[Engine], now_s: float, span_s: int) -> Verdict:
     windows = [one for engine in engines if (one := _window(engine, now_s, span_s)) is not None]
     if not windows:
         return Verdict(span_s, now_s, [message("No step in this time: nothing to judge.")], NOTHING)
-    findings = led(judged(windows, Ranks(windows)))
-    sentences = verdict(windows, findings, time_split(windows))
+    findings = led(of_all([judge_engine(one) for one in windows], Ranks.of(windows), ALL_FACTS))
+    split = time_split([engine_split(one) for one in windows])
+    sentences = verdict([unlimited(one) for one in windows], findings, split)
     lead = leading(findings)[:1]
     advice = lead[0].advice[0].message if lead and lead[0].advice else NOTHING
     return Verdict(span_s, now_s, sentences, advice)

@@ -18,10 +18,11 @@ from schedtrace.model.trace import Header
 from schedtrace.read.run import Run, read_run
 from schedtrace.step_times.counted import Counted
 from schedtrace.step_times.fitted import Fitted, fit
+from schedtrace.step_times.lockstep import gathering_us
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, trials_of, values
 from schedtrace.whatif.installed import vllm_version
-from schedtrace.whatif.sweep_engines import ALONE
+from schedtrace.whatif.sweep_engines import ALONE, gathering_notes
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
@@ -77,7 +78,7 @@ def recorded(run: Run, times: Fitted | None = None) -> Recorded:
         raise InputError(msg)
     timelines = [make_timeline(trace, run.manifest) for trace in traces]
     loads = loads_of_run(traces, manifest=run.manifest)
-    made = Recorded(run, timelines, loads, times or fit(timelines, [run.label]))
+    made = Recorded(run, timelines, loads, times or fit(timelines, [run.label], gathering_us(traces)))
     if made.keep_prefix_cache and any(timeline.warmup_steps for timeline in timelines):
         warm = load_of_ranks(
             traces, WARMUP_TRIAL, manifest=run.manifest
@@ -170,7 +171,8 @@ class Predictor:
             ),
             by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
             outside_frac=changed.outside_frac if changes else None,
-            notes=[note for load in base.loads[:1] for note in load.notes],
+            notes=[note for load in base.loads[:1] for note in load.notes]
+            + gathering_notes(base.times, [changes]),
             folders=[str(one.folder) for one in (replayed, changed)][: 1 + bool(changes)]
             if self._output
             else [],

@@ -13,7 +13,7 @@ from schedtrace.errors import EngineError, UsageError
 from schedtrace.model.message import Message
 from schedtrace.model.sweep import Bound, Sweep
 from schedtrace.whatif.installed import vllm_version
-from schedtrace.whatif.sweep_engines import RecordedEngine
+from schedtrace.whatif.sweep_engines import RecordedEngine, gathering_notes
 from schedtrace.whatif.sweep_log import SweepLog, digest, key
 from schedtrace.whatif.sweep_play import Work, base_settings, outcome_of
 from schedtrace.whatif.sweep_pools import Pool
@@ -130,7 +130,8 @@ def sweep(
         slo=list(slo),
         objectives=objectives(slo),
         rows=sweep_rows(outcomes, base, slo, recorded=recorded),
-        notes=_once(note for load in work.measured for note in load.notes),
+        notes=_once(note for load in work.measured for note in load.notes)
+        + gathering_notes(work.engine.times, changes),
     )
 
 

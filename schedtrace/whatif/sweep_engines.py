@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from schedtrace.model.message import Duration, Message, message
 from schedtrace.model.trace import Header
 from schedtrace.step_times.gpus import Gpu
 from schedtrace.step_times.model import StepTimes
@@ -13,6 +14,14 @@ from schedtrace.step_times.shape import Shape
 BLOCKS = "num_gpu_blocks_override"
 ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}
 """What an engine has that is no rank."""
+NOT_KNOWN = message(
+    "balance_ranks: what gathering the ranks' counts costs is not known, since no all-reduce of theirs is "
+    "recorded; it takes no time here."
+)
+AS_RECORDED = (
+    "balance_ranks: gathering the ranks' counts takes {time} in every loop, the median of their recorded "
+    "all-reduces."
+)
 AUTO = ("kv_cache_dtype", "auto")
 """As if it was not given."""
 
@@ -108,3 +117,13 @@ class ModelledEngine:
 
 
 Engine = RecordedEngine | ModelledEngine
+
+
+def gathering_notes(times: StepTimes | None, changes: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """What a replay takes the gathering of balance scheduling to cost; empty if no change has it."""
+    if not any(of_one.get("balance_ranks") for of_one in changes):
+        return []
+    took_us = times.gathering_us() if times else None
+    if took_us is None:
+        return [NOT_KNOWN]
+    return [message(AS_RECORDED, time=Duration(took_us))] if took_us else []

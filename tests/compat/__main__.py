@@ -13,7 +13,7 @@ RELEASES = [
     *("0.33.0", "0.32.0+cpu", "0.30.0", "0.27.1", "0.24.0", "0.20.2", "0.14.1"),
     *("0.13.0", "0.12.0", "0.11.0", "0.10.2", "0.10.0"),
 ]
-TESTS = ["release", "plugin", "same_decisions", "oracle", "recorded_facts", "never_raises"]
+TESTS = ["release", "plugin", "oracle", "recorded_facts", "never_raises"]
 """Of ``tests/contract``."""
 
 
@@ -47,8 +47,9 @@ def attempt(release: str) -> dict[str, object] | None:
             *options,
             *(f"tests/contract/test_{name}.py" for name in TESTS),
         ]
-        subprocess.run(command, cwd=ROOT, env=variables, check=False)
-        found: dict[str, object] | None = json.loads(told.read_text()) if told.exists() else None
+        ended = subprocess.run(command, cwd=ROOT, env=variables, check=False)
+        ran = ended.returncode in (0, 1) and told.exists()  # passed or failed; else pytest found no tests
+        found: dict[str, object] | None = json.loads(told.read_text()) if ran else None
     return found
 
 

@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from schedtrace.diagnose.engine_sums import engine_sums
 from schedtrace.diagnose.statistics import statistics
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
@@ -32,7 +33,8 @@ class Counting(Driver):
 
 
 def counted(recording):
-    return statistics(Ranks([make_timeline(trace) for trace in read_run(recording).traces]))
+    timelines = [make_timeline(trace) for trace in read_run(recording).traces]
+    return statistics([engine_sums(one) for one in timelines], Ranks.of(timelines))
 
 
 PLAIN = (

@@ -1,12 +1,12 @@
 """``balance-candidate``: what it could save at most that ranks in lock-step prefill at the same time."""
 
-import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rank_settings import balanced, prefill_interval
+from schedtrace.diagnose.rules.common import StepExample
 from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Duration, Number, Share, Steps, message
+from schedtrace.model.message import Count, Duration, Number, Share, message
 from schedtrace.model.report import MAX_STEPS, Evidence, Finding
 from schedtrace.timeline.ranks import PASS, Ranks
 
@@ -19,12 +19,9 @@ WARNING_FRAC = 0.05
 """Of the time of all passes, saved at most."""
 
 
-class AlonePrefill(msgspec.Struct, kw_only=True):
-    """One common step in which one rank alone prefilled."""
+class AlonePrefill(StepExample, kw_only=True):
+    """One common step in which one rank alone prefilled, with that rank's step."""
 
-    step: int
-    """Of that rank."""
-    trial: int | None
     rank: int
     prefill_tokens: int
     excess_us: int
@@ -54,7 +51,7 @@ class BalanceCandidate(Evidence, kw_only=True):
 
 def find(ranks: Ranks) -> list[Finding]:
     """See ``docs/findings/balance-candidate.md``."""
-    stalls, header = ranks.prefill_stalls, ranks.timelines[0].header
+    stalls, header = ranks.prefill_stalls, ranks.header
     if stalls is None or balanced(header) or (prefill_interval(header) or 1) > 1:
         return []
     saved_us, prefill_us = stalls.saved_us(), float(stalls.passes["excess_us"].sum())
@@ -74,14 +71,8 @@ def find(ranks: Ranks) -> list[Finding]:
         saved_ms=saved_us / 1e3,
         most_gain_frac=gain,
         most_running=ranks.most_running,
-        seats=ranks.timelines[0].seats,
-        examples=[
-            AlonePrefill(**row)
-            for row in longest.head(3)
-            .with_columns(pl.col("excess_us").round().cast(pl.Int64))
-            .select(AlonePrefill.__struct_fields__)
-            .to_dicts()
-        ],
+        seats=ranks.seats,
+        examples=AlonePrefill.first(longest.with_columns(pl.col("excess_us").round().cast(pl.Int64))),
     )
     first = evidence.examples[0]
     return [
@@ -112,7 +103,7 @@ def find(ranks: Ranks) -> list[Finding]:
             example=message(
                 "{step} of rank {rank} prefilled {tokens} alone, for which the common step took {excess} "
                 "longer.",
-                step=Steps(first.step, first.step, first.trial),
+                step=first.at,
                 rank=Number(first.rank),
                 tokens=Count(first.prefill_tokens, "token"),
                 excess=Duration(first.excess_us),

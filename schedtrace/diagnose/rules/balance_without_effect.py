@@ -1,26 +1,24 @@
 """``balance-without-effect``: balance scheduling is on where no rank waits for another one."""
 
-import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rank_settings import CAUSE, balanced
-from schedtrace.diagnose.rules.common import severity_by_weight
+from schedtrace.diagnose.rules.common import StepExample, severity_by_weight
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import CauseWord, Code, Count, Duration, Message, Number, Share, Steps, message
+from schedtrace.model.message import CauseWord, Code, Count, Duration, Message, Number, Share, message
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.timeline import Timeline
 
 CODE = "balance-without-effect"
 SUMMARY = "balance scheduling is on where there are no ranks in lock-step to balance: it can only cost a seat"
 NEEDS = (Fact.CONFIG, Fact.EXITS)
 
 
-class GateExample(msgspec.Struct, kw_only=True):
+class GateExample(StepExample, kw_only=True):
     """A step in which the gate was closed."""
 
-    step: int
-    trial: int | None
     rank: int
     running: int
     waiting: int
@@ -44,39 +42,20 @@ class BalanceWithoutEffect(Evidence, kw_only=True):
 
 def find(ranks: Ranks) -> list[Finding]:
     """See ``docs/findings/balance-without-effect.md``."""
-    header = ranks.timelines[0].header
+    header = ranks.header
     if not balanced(header) or ranks.lockstep or header.data_parallel_size != 1:
         return []
-    steps = pl.concat(
-        [
-            timeline.steps.join(
-                timeline.exits.filter(_by_gate()).select("step").unique(),
-                on="step",
-                how="semi",
-                maintain_order="left",
-            ).select(
-                "step",
-                "trial",
-                pl.lit(timeline.rank).alias("rank"),
-                running="num_running_after",
-                waiting="num_waiting_after",
-            )
-            for timeline in ranks.timelines
-        ]
-    )
-    waited_us = sum(
-        int(one.request_states.filter(pl.col("cause") == CAUSE).select(LENGTH_US.sum()).item())
-        for one in ranks.timelines
-    )
+    closed = [_closed(ranks.timeline(rank.number)) for rank in ranks.each]
+    steps, waited_us = pl.concat([rows for rows, _ in closed]), sum(us for _, us in closed)
     share = waited_us / ranks.requests_us if ranks.requests_us else None
     evidence = BalanceWithoutEffect(
         scheduler_class=header.scheduler_class,
-        ranks=len(ranks.timelines),
-        seats=ranks.timelines[0].seats,
+        ranks=len(ranks.each),
+        seats=ranks.seats,
         most_running=ranks.most_running,
         closed_steps=steps.height,
         waited_ms=waited_us / 1e3,
-        examples=[GateExample(**row) for row in steps.head(3).to_dicts()],
+        examples=GateExample.first(steps),
     )
     return [
         Finding(
@@ -92,7 +71,7 @@ def find(ranks: Ranks) -> list[Finding]:
             share_frac=share,
             cause=CAUSE if steps.height else None,
             via="source",
-            engine_rank=steps["rank"][0] if steps.height else ranks.timelines[0].rank,
+            engine_rank=steps["rank"][0] if steps.height else ranks.each[0].number,
             engine_ranks=sorted(steps["rank"].unique().to_list()),
             count=steps.height,
             trials=steps["trial"].drop_nulls().unique().sort().to_list(),
@@ -112,6 +91,20 @@ def find(ranks: Ranks) -> list[Finding]:
             example=_described(evidence.examples[0]) if evidence.examples else None,
         )
     ]
+
+
+def _closed(timeline: Timeline) -> tuple[pl.DataFrame, int]:
+    """The steps of one engine in which the gate refused requests, and how long these waited for it."""
+    by_gate = timeline.exits.filter(_by_gate()).select("step").unique()
+    steps = timeline.steps.join(by_gate, on="step", how="semi", maintain_order="left")
+    waited = timeline.request_states.filter(pl.col("cause") == CAUSE).select(LENGTH_US.sum()).item()
+    return steps.select(
+        "step",
+        "trial",
+        pl.lit(timeline.rank).alias("rank"),
+        running="num_running_after",
+        waiting="num_waiting_after",
+    ), int(waited)
 
 
 def _by_gate() -> pl.Expr:
@@ -142,7 +135,7 @@ def _message(evidence: BalanceWithoutEffect) -> Message:
 def _described(example: GateExample) -> Message:
     return message(
         "In {step} {running} ran and {waiting} waited for {cause}.",
-        step=Steps(example.step, example.step, example.trial),
+        step=example.at,
         running=Number(example.running),
         waiting=Count(example.waiting, "request"),
         cause=CauseWord(CAUSE),

@@ -3,8 +3,9 @@
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.rules.common import StepExample
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Message, Number, Share, Steps, message
+from schedtrace.model.message import Count, Message, Number, Share, message
 from schedtrace.model.report import MAX_STEPS, Evidence, Finding
 from schedtrace.timeline.ranks import Ranks
 
@@ -30,12 +31,9 @@ class RankDummies(msgspec.Struct, kw_only=True):
     """Of the time of its batches."""
 
 
-class DummyExample(msgspec.Struct, kw_only=True):
-    """Dummy batches between two steps of a rank."""
+class DummyExample(StepExample, kw_only=True):
+    """Dummy batches between two steps of a rank, with the step after them."""
 
-    step: int
-    """The step after them."""
-    trial: int | None
     rank: int
     batches: int
 
@@ -82,13 +80,7 @@ def find(ranks: Ranks) -> list[Finding]:
         time_ms=time_ms,
         time_frac=frac,
         ranks=each,
-        examples=[
-            DummyExample(**row)
-            for row in gaps.sort("batches", "step", descending=[True, False])
-            .head(3)
-            .select(DummyExample.__struct_fields__)
-            .to_dicts()
-        ],
+        examples=DummyExample.first(gaps.sort("batches", "step", descending=[True, False])),
     )
     after = gaps.filter(pl.col("rank") == most.rank)
     return [
@@ -114,7 +106,8 @@ def _gaps(ranks: Ranks) -> pl.DataFrame:
     """Dummy batches between two turns of a rank, with the step after them."""
     between = pl.col("step_counter").diff().over("rank", "wave", "trial") - 1
     return (
-        ranks.turns.sort("rank", "wave", "step_counter")
+        ranks.turns.select("rank", "wave", "step_counter", "trial", "step")
+        .sort("rank", "wave", "step_counter")
         .with_columns(batches=between)
         .filter(pl.col("batches") > 0)
     )
@@ -136,7 +129,7 @@ def _message(evidence: DummyBatches, most: RankDummies) -> Message:
 def _described(example: DummyExample) -> Message:
     return message(
         "Before {step} rank {rank} ran {batches} in a row.",
-        step=Steps(example.step, example.step, example.trial),
+        step=example.at,
         rank=Number(example.rank),
         batches=Count(example.batches, "dummy batch", "dummy batches"),
     )

@@ -4,9 +4,9 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rank_settings import SCHEDULER_CLASS, balanced, prefill_interval
-from schedtrace.diagnose.rules.common import severity_by_weight
+from schedtrace.diagnose.rules.common import StepExample, severity_by_weight
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Duration, Message, Number, Setting, Share, Steps, message
+from schedtrace.model.message import Count, Duration, Message, Number, Setting, Share, message
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.timeline.prefill_stalls import PrefillStalls
 from schedtrace.timeline.ranks import PASS, Ranks
@@ -37,12 +37,9 @@ class RankStall(msgspec.Struct, kw_only=True):
     """Of the stalls of other ranks: those in passes in which its prefill was the largest."""
 
 
-class StallExample(msgspec.Struct, kw_only=True):
-    """A long stall."""
+class StallExample(StepExample, kw_only=True):
+    """A long stall, with the step of the rank that prefilled."""
 
-    step: int
-    """Of the rank that prefilled."""
-    trial: int | None
     rank: int
     wave: int
     step_counter: int
@@ -50,11 +47,6 @@ class StallExample(msgspec.Struct, kw_only=True):
     stalled_ranks: int
     pass_us: int
     excess_us: int
-
-    @property
-    def at(self) -> Steps:
-        """The step as an argument of a message."""
-        return Steps(self.step, self.step, self.trial)
 
 
 class PrefillStall(Evidence, kw_only=True):
@@ -167,13 +159,13 @@ def _ranks(ranks: Ranks, stalls: PrefillStalls, blamed: pl.DataFrame) -> list[Ra
     prefills_of, caused_of = dict(prefilled.iter_rows()), dict(caused.iter_rows())
     return [
         RankStall(
-            rank=one.rank,
-            stalled_passes=passes_of.get(one.rank, 0),
-            stalled_ms=us_of.get(one.rank, 0.0) / 1e3,
-            prefill_passes=prefills_of.get(one.rank, 0),
-            stalled_others_ms=caused_of.get(one.rank, 0.0) / 1e3,
+            rank=rank,
+            stalled_passes=passes_of.get(rank, 0),
+            stalled_ms=us_of.get(rank, 0.0) / 1e3,
+            prefill_passes=prefills_of.get(rank, 0),
+            stalled_others_ms=caused_of.get(rank, 0.0) / 1e3,
         )
-        for one in ranks.timelines
+        for rank in (one.number for one in ranks.each)
     ]
 
 
@@ -184,11 +176,10 @@ def _examples(stalls: PrefillStalls, blamed: pl.DataFrame) -> list[StallExample]
         blamed.join(beside, on=PASS)
         .join(lengths, on=PASS)
         .sort("excess_us", "step", descending=[True, False])
-        .head(3)
         .with_columns(pl.col("excess_us").round().cast(pl.Int64))
         .rename({"length_us": "pass_us"})
     )
-    return [StallExample(**row) for row in rows.select(StallExample.__struct_fields__).to_dicts()]
+    return StallExample.first(rows)
 
 
 def _share(ranks: Ranks, stalls: PrefillStalls) -> float | None:
@@ -207,14 +198,14 @@ def _message(ranks: Ranks, evidence: PrefillStall) -> Message:
         prefills=Number(evidence.prefill_passes),
         passes=Count(evidence.passes, "common step"),
         together=Number(round(evidence.mean_prefilling, 1)),
-        ranks=Count(len(ranks.timelines), "rank"),
+        ranks=Count(len(ranks.each), "rank"),
         stalled=Number(evidence.stalled_passes),
         mean=Duration(1e3 * evidence.stalled_ms / evidence.stalled_passes),
     )
 
 
 def _advice(ranks: Ranks, stalls: PrefillStalls) -> list[Advice]:
-    header = ranks.timelines[0].header
+    header = ranks.header
     interval = prefill_interval(header)
     if balanced(header) or (interval or 1) > 1:
         return []
@@ -239,7 +230,7 @@ def _advice(ranks: Ranks, stalls: PrefillStalls) -> list[Advice]:
                 ),
             )
         )
-    seats = ranks.timelines[0].seats
+    seats = ranks.seats
     if 1 < seats <= ranks.most_running + 1:  # else the gate would never have closed
         advice.append(
             Advice(
@@ -260,7 +251,7 @@ def _advice(ranks: Ranks, stalls: PrefillStalls) -> list[Advice]:
 
 def _interval(ranks: Ranks, stalls: PrefillStalls) -> int:
     """Steps from one prefill of a rank to its next, on average; at most ``MOST_INTERVAL``."""
-    turns = stalls.own.height / len(ranks.timelines)
+    turns = stalls.own.height / len(ranks.each)
     return min(MOST_INTERVAL, max(2, round(ranks.passes.height / max(1.0, turns))))
 
 

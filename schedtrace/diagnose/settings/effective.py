@@ -1,25 +1,25 @@
 """The settings that decided scheduling, with their origin: what was given is not always what runs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from schedtrace.diagnose.settings.inert import why_inert
 from schedtrace.diagnose.settings.origin import configured_by, with_origin
-from schedtrace.diagnose.settings.used import used
+from schedtrace.diagnose.settings.used import Use, used
 from schedtrace.diagnose.settings.values import VALUES
 from schedtrace.model.message import joined
 from schedtrace.model.settings import EffectiveSetting
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
-from schedtrace.timeline.timeline import Timeline
 
 
-def effective_settings(run: Run, timelines: list[Timeline] | None = None) -> list[EffectiveSetting]:
+def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveSetting]:
     """The settings of a run's engines, which are the same for all ranks, in the order of ``VALUES``.
 
     Args:
         run: With the front end's record, or without: then the origin is known only of what the manifest says
             was given.
-        timelines: Of its engines, to say how much of a limit was used; none: only where it comes from.
+        engines: What each used, to say it of a limit; none: only where it comes from.
     """
     header = run.traces[0].header
     found = []
@@ -32,7 +32,7 @@ def effective_settings(run: Run, timelines: list[Timeline] | None = None) -> lis
     for setting in found:
         inert = why_inert(setting, header, configured_by(run))
         setting.inert = bool(inert)
-        setting.explanation = joined([setting.explanation, inert, used(setting, timelines or [])], "; ")
+        setting.explanation = joined([setting.explanation, inert, used(setting, engines)], "; ")
     return [setting for setting in found if _says_something(setting, header)]
 
 

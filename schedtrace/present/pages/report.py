@@ -10,7 +10,7 @@ from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
 from schedtrace.present.numbers import number
 from schedtrace.present.pages.engines import whose_figures
-from schedtrace.present.pages.report_details import action, details, finding_sections
+from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import trials_table
 from schedtrace.present.pages.run_header import header, log_figures, not_judged, summary
 from schedtrace.present.pages.settings import noteworthy
@@ -165,6 +165,8 @@ def _cause(place: int, root: Found, engines: int) -> Cause:
         _gain(root),
         paragraphs,
         [*(action(advice) for advice in root.advice[:2]), *root.refuted[:1]],
+        root.engine_rank,
+        step_list(root) if root.steps else "",
     )
 
 
@@ -205,7 +207,10 @@ def _others(roots: list[Found]) -> Iterator[Note]:
     """What was found too small to be described."""
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
-    parts = [message("{code} ({share})", code=root.code, share=Share(root.weight)) for root in named]
+    parts = [
+        message("{title} ({code}, {share})", title=root.title, code=root.code, share=Share(root.weight))
+        for root in named
+    ]
     if small:
         parts.append(message("under 1 % each: {codes}", codes=", ".join(small)))
     if parts:

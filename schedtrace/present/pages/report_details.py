@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from schedtrace.model.message import CauseWord, Code, Duration, Message, Share, joined, message
+from schedtrace.model.message import CauseWord, Code, Duration, Message, Share, StepList, joined, message
 from schedtrace.model.report import MAX_STEPS, Advice, RunReport
 from schedtrace.model.report import Finding as Found
 from schedtrace.present.pages.engines import on_engines
@@ -16,7 +16,7 @@ from schedtrace.present.pages.report_tables import (
 from schedtrace.present.pages.run_header import log_figures, not_judged
 from schedtrace.present.pages.settings import settings_table
 from schedtrace.present.pages.statistics import statistics_sections
-from schedtrace.present.phrases import plain, step_ranges
+from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
     Band,
     Bars,
@@ -98,6 +98,7 @@ def _finding(found: Found, engines: int) -> Finding:
         message("  ".join(f"{{{name}}}" for name in names), **names),
         paragraphs,
         joined([action(advice) for advice in found.advice]),
+        found.engine_rank,
     )
 
 
@@ -117,12 +118,20 @@ def _cost(found: Found) -> Text:
 
 def _where(found: Found, engines: int = 1) -> Text:
     place = message("At {location}. ", location=Code(found.location)) if found.location else ""
-    steps = step_ranges(found.steps, whole=len(found.steps) < MAX_STEPS)
     instance = message(" For instance {example}", example=found.example) if found.example else ""
     engine = f" of engine {found.engine_rank}" if engines > 1 else ""
     return message(
-        "{place}{steps}{engine}.{instance}", place=place, steps=steps, engine=engine, instance=instance
+        "{place}{steps}{engine}.{instance}",
+        place=place,
+        steps=step_list(found),
+        engine=engine,
+        instance=instance,
     )
+
+
+def step_list(found: Found) -> Message:
+    """The steps that show it, as far as they are listed; at the start of a sentence."""
+    return message("{steps}", steps=StepList(found.steps, whole=len(found.steps) < MAX_STEPS))
 
 
 def action(advice: Advice) -> Message:

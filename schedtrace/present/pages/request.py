@@ -78,7 +78,7 @@ def _after(ms: float | None) -> Text:
 def _event_table(events: list[LifeEvent]) -> Table:
     columns = [
         Column("ms", numeric=True),
-        Column("step", numeric=True),
+        Column("step", numeric=True, of_steps=True),
         Column("what happened (times since its arrival)"),
     ]
     chunks = [at for at, event in enumerate(events) if event.what == "chunk"]
@@ -126,8 +126,7 @@ def _steps_strip(life: Life) -> Strip:
     runs = [(state(piece.state), piece.steps) for piece in known]
     first, last = known[0].first_step or 0, known[-1].last_step or 0
     steps = plain(message("{steps}", steps=Steps(first, last)))
-    key = ", ".join(f"{shown.character} {shown.word}" for shown in dict.fromkeys(run[0] for run in runs))
-    return Strip([Band("", States(runs))], f"{steps}, left to right: {key}")
+    return Strip([Band("", States(runs))], f"{steps}, left to right")
 
 
 def _gaps(life: Life) -> Message:

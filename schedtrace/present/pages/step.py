@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from schedtrace.model.message import Code, Duration, Message, Request, message
+from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, Request, Value, message
 from schedtrace.model.story import Leaver, Newcomer, StepStory, Waiter
 from schedtrace.present.numbers import counted, integer, milliseconds
 from schedtrace.present.pages.names import of_trial, some
@@ -63,8 +63,10 @@ def _times(story: StepStory) -> Text:
 
 
 def _before(story: StepStory, *, everything: bool) -> Iterator[Fact]:
-    blocks = _blocks(story, story.kv_blocks_free_before)
-    yield Fact("before", [_crowd(story.num_running_before, story.num_waiting_before, blocks)])
+    yield Fact(
+        "before",
+        [_crowd(story, story.num_running_before, story.num_waiting_before, story.kv_blocks_free_before)],
+    )
     if story.arrived:
         yield Fact("arrived", [_arrived(story.arrived, everything=everything)])
     if story.finished:
@@ -72,10 +74,12 @@ def _before(story: StepStory, *, everything: bool) -> Iterator[Fact]:
 
 
 def _decided(story: StepStory, *, everything: bool) -> Iterator[Fact]:
-    used = integer(story.token_budget - story.remaining_budget)
-    left = integer(story.remaining_budget)
-    by = f", by {counted(len(story.scheduled), 'request')}" if story.scheduled else ""
-    text = f"{used} of {counted(story.token_budget, 'token')} of budget, {left} left{by}"
+    text = used(
+        Number(story.token_budget - story.remaining_budget),
+        Count(story.token_budget, "token"),
+        Number(story.remaining_budget),
+        Count(len(story.scheduled), "request") if story.scheduled else None,
+    )
     yield Fact("used", [text, *scheduled_parts(story.scheduled, everything=everything)])
     if story.preempted:
         lost: list[Content] = [Styled(victim.message, Style.WARNING) for victim in story.preempted]
@@ -86,8 +90,9 @@ def _decided(story: StepStory, *, everything: bool) -> Iterator[Fact]:
 def _after(story: StepStory, *, everything: bool) -> Iterator[Fact]:
     if story.late:
         yield Fact("too late", [_late(story, everything=everything)])
-    blocks = _blocks(story, story.kv_blocks_free_after)
-    yield Fact("after", [_crowd(story.num_running_after, story.num_waiting_after, blocks)])
+    yield Fact(
+        "after", [_crowd(story, story.num_running_after, story.num_waiting_after, story.kv_blocks_free_after)]
+    )
     if story.waiting or not story.waiting_agrees:
         yield Fact("waiting", [*_waiting(story, everything=everything)])
     if story.facts:
@@ -136,15 +141,31 @@ def _assumed(story: StepStory) -> Message:
     return message(f"Note: {'; '.join(f'{{{name}}}' for name in names)}.", **names)
 
 
-def _crowd(running: int, waiting: int, blocks: str) -> str:
-    return f"{integer(running)} running, {integer(waiting)} waiting{blocks}"
+def _crowd(story: StepStory, running: int, waiting: int, free: int | None) -> Message:
+    total = story.kv_blocks_total
+    return crowd(
+        Number(running),
+        Number(waiting),
+        None if free is None else Number(free),
+        None if total is None else Number(total),
+    )
 
 
-def _blocks(story: StepStory, free: int | None) -> str:
-    if free is None:
-        return ""
-    total = "" if story.kv_blocks_total is None else f" of {integer(story.kv_blocks_total)}"
-    return f", {integer(free)}{total} KV blocks free"
+def crowd(running: Value, waiting: Value, free: Value | None, total: Value | None) -> Message:
+    """Requests and KV blocks before or after a step; without a value where it is not known, or with slots."""
+    of = NOTHING if total is None else message(" of {total}", total=total)
+    blocks = NOTHING if free is None else message(", {free}{of} KV blocks free", free=free, of=of)
+    return message(
+        "{running} running, {waiting} waiting{blocks}", running=running, waiting=waiting, blocks=blocks
+    )
+
+
+def used(tokens: Value, budget: Value, left: Value, requests: Value | None) -> Message:
+    """What a step scheduled; ``requests`` is None where it scheduled nobody."""
+    by = NOTHING if requests is None else message(", by {requests}", requests=requests)
+    return message(
+        "{used} of {budget} of budget, {left} left{by}", used=tokens, budget=budget, left=left, by=by
+    )
 
 
 def _arrived(newcomers: list[Newcomer], *, everything: bool) -> Message:
@@ -218,7 +239,7 @@ def _queue_table(waiting: list[Waiter], most: int) -> Table:
     columns = [
         Column("next in line"),
         Column("tokens\nwanted", numeric=True),
-        Column("waits since\nstep", numeric=True),
+        Column("waits since\nstep", numeric=True, of_steps=True),
         Column("for ms", numeric=True),
         Column(""),
     ]

@@ -18,6 +18,7 @@ class Format(StrEnum):
     TEXT = "text"
     MARKDOWN = "markdown"
     JSON = "json"
+    HTML = "html"
 
 
 class Renderer(Protocol):

@@ -24,7 +24,7 @@ from schedtrace.present.sections import (
     Styled,
     Table,
 )
-from schedtrace.present.strips import bar_characters, state_characters
+from schedtrace.present.strips import bar_characters, legend_with_key, state_characters
 
 WIDTH = 60
 """Of pictures, in characters."""
@@ -46,9 +46,9 @@ def _blocks(section: Section) -> Iterator[str]:  # noqa: C901  # one kind of sec
                 yield from _fact(fact)
         case Table():
             yield from _table(section)
-        case Strip(bands, legend):
+        case Strip(bands, _):
             pictures = [f"* {band.label} {_text(band.drawn)}".replace("*  ", "* ") for band in bands]
-            yield "\n".join([*pictures, f"* {_text(legend)}"])
+            yield "\n".join([*pictures, f"* {_text(legend_with_key(section))}"])
         case Finding(level, name, about, paragraphs, action):
             yield f"**{prose(level.text)}: {prose(name)}** {prose(about).strip()}".rstrip()
             yield from (_text(text) for text in paragraphs)

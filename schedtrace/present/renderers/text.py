@@ -27,7 +27,7 @@ from schedtrace.present.sections import (
     Styled,
     Table,
 )
-from schedtrace.present.strips import horizontal_bar
+from schedtrace.present.strips import horizontal_bar, legend_with_key
 from schedtrace.present.styled import STYLES, drawn, longest_word, written
 from schedtrace.present.tables import least_width, table_view
 
@@ -104,8 +104,8 @@ def _least(part: Content | Table | Strip) -> int:
     match part:
         case Table():
             return least_width(part)
-        case Strip(_, legend):
-            return longest_word(written(legend))
+        case Strip():
+            return longest_word(written(legend_with_key(part)))
         case _:
             return longest_word(written(part))
 
@@ -124,7 +124,7 @@ def _strip(strip: Strip, width: int) -> Iterator[RenderableType]:
     for band in strip.bands:
         label = Text(f"{band.label:<{indent}}", style=STYLES[Style.STRONG])
         yield Text.assemble(label, drawn(band.drawn, width - indent))
-    yield Padding(written(Styled(strip.legend, Style.DIM)), (0, 0, 0, indent), expand=False)
+    yield Padding(written(Styled(legend_with_key(strip), Style.DIM)), (0, 0, 0, indent), expand=False)
 
 
 def _finding(finding: Finding, width: int) -> Iterator[RenderableType]:

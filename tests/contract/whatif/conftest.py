@@ -1,6 +1,7 @@
 """Recorded loads in virtual time, whose truth under other settings can be had by simulating them again."""
 
 import os
+from concurrent.futures import Future
 
 import pytest
 
@@ -23,6 +24,21 @@ LOADS = {
     "prefix": {"enable_prefix_caching": True, "max_num_seqs": 8, "max_model_len": 512},
     "threshold": {"long_prefill_token_threshold": 32, "max_num_batched_tokens": 128, "max_model_len": 512},
 }
+
+
+class Here:
+    """A pool without processes."""
+
+    def __init__(self, work):
+        self._work = work
+
+    def submit(self, function, *arguments):
+        future = Future()
+        future.set_result(function(self._work, *arguments))
+        return future
+
+    def close(self):
+        """Nothing to end."""
 
 
 def drive(folder, monkeypatch, **options):

@@ -1,7 +1,5 @@
 """Configurations proposed for an objective."""
 
-from concurrent.futures import Future
-
 import pytest
 
 pytest.importorskip("vllm")
@@ -12,24 +10,9 @@ from schedtrace.whatif.advise import advise, candidates
 from schedtrace.whatif.objective import parse_slo
 from schedtrace.whatif.prediction import recorded
 from schedtrace.whatif.sweep_sources import recorded_work
-from tests.contract.whatif.conftest import LOADS, drive
+from tests.contract.whatif.conftest import LOADS, Here, drive
 
 pytestmark = pytest.mark.vllm
-
-
-class Here:
-    """A pool without processes."""
-
-    def __init__(self, work):
-        self._work = work
-
-    def submit(self, function, *arguments):
-        future = Future()
-        future.set_result(function(self._work, *arguments))
-        return future
-
-    def close(self):
-        """Nothing to end."""
 
 
 @pytest.fixture

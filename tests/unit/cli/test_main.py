@@ -48,7 +48,7 @@ def test_every_command_explains_itself_on_stdout(cli, arguments):
 
 @pytest.mark.parametrize(
     ("words", "completions"),
-    [("schedtrace an", ["analyze"]), ("schedtrace analyze --format ", ["text", "markdown", "json"])],
+    [("schedtrace an", ["analyze"]), ("schedtrace analyze --format ", ["text", "markdown", "json", "html"])],
 )
 def test_the_shell_completes_commands_and_formats(words, completions):
     asked = {"_SCHEDTRACE_COMPLETE": "complete_bash", "COMP_WORDS": words}
@@ -63,7 +63,7 @@ def test_the_shell_completes_commands_and_formats(words, completions):
     assert (ended.returncode, ended.stdout.split()) == (0, completions)
 
 
-@pytest.mark.parametrize("output_format", ["text", "markdown", "json"])
+@pytest.mark.parametrize("output_format", ["text", "markdown", "json", "html"])
 @pytest.mark.parametrize("command", ["analyze", "step", "request", "diff", "findings"])
 def test_every_command_takes_every_format(cli, quiet, command, output_format):
     arguments = {
@@ -76,6 +76,7 @@ def test_every_command_takes_every_format(cli, quiet, command, output_format):
     code, out, err = cli(command, *arguments[command], "--format", output_format)
     assert (code, err) == (0, "")
     assert out.startswith("{") is (output_format == "json")
+    assert out.startswith("<!doctype html>") is (output_format == "html")
     assert out.endswith("\n")
 
 

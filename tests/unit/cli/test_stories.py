@@ -78,6 +78,15 @@ def test_export_says_what_it_wrote(cli, quiet, kind, read):
     assert read(quiet / "export" / f"requests.{kind}")["request_id"].to_list() == ["a"]
 
 
+@pytest.mark.parametrize(("kind", "file"), [("perfetto", "trace.pftrace"), ("chrome", "trace.json.gz")])
+def test_export_for_a_viewer_counts_events(cli, quiet, kind, file):
+    code, out, err = cli("export", quiet, "--to", kind)
+    assert (code, err) == (0, "")
+    words = out.split()
+    assert (words[0], words[2]) == (str(quiet / "export" / file), "events")
+    assert int(words[1]) > 0
+
+
 def test_export_replaces_only_when_forced(cli, quiet, tmp_path):
     again = ["export", quiet, "--output", tmp_path / "out"]
     assert cli(*again)[0] == 0

@@ -15,7 +15,14 @@ def test_p_of_separated_sides_is_the_smallest_that_so_many_trials_allow():
     assert statistics.rank_test([4, 5, 6], [1, 2, 3]) == (-1.0, pytest.approx(0.1))
 
 
-def test_p_with_ties_is_never_below_it():
+def test_p_with_ties_is_exact_for_few_trials():
+    """Steps of two runs of six trials: all of one side lie above all of the other."""
+    base, new = [1065, 1071, 1066, 1060, 1070, 1065], [1190, 1173, 1173, 1175, 1203, 1173]
+    assert statistics.rank_test(base, new) == (1.0, pytest.approx(2 / 924))
+    assert statistics.rank_test([1, 2, 2], [2, 3, 3])[1] == pytest.approx(0.3)  # 3 of 20 ways on each side
+
+
+def test_p_with_ties_is_never_below_what_so_many_trials_allow():
     assert statistics.rank_test([1, 1, 1], [5, 5, 6])[1] >= statistics.smallest_p(3, 3)
 
 

@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 
 from schedtrace.diagnose.analyze import analyze, analyze_run, at_or_above
@@ -7,7 +9,10 @@ from schedtrace.model.report import Finding, Severity
 from schedtrace.model.trace import Preemption
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
+from schedtrace.timeline import timeline
+from schedtrace.timeline.timeline import Timeline
 from tests.makers import arrival, finish, manifest, result, run_folder, step, workload
+from tests.rank_traces import write_ranks
 
 BLOCKED = step(0, trial=1, got={"a": 1}, waiting=1, waiting_tokens_after=9, ended=Cause.KV_BLOCKS)
 PAUSED = step(1, trial=1, got={"a": 1}, waiting=1, waiting_tokens_after=9, ended=Cause.PAUSED)
@@ -127,3 +132,28 @@ def test_a_severity_that_does_not_exist_is_refused_with_those_that_do():
     with pytest.raises(UsageError) as refused:
         at_or_above("dire")
     assert all(name.lower() in str(refused.value) for name in ("dire", *Severity.__members__))
+
+
+def test_one_timeline_of_a_run_is_in_memory_at_a_time(tmp_path, monkeypatch):
+    """What all ranks together need is taken from each before it goes."""
+    made, alive = [], []
+
+    class Watched(Timeline):
+        def __init__(self, **fields):
+            alive.append(sum(one() is not None for one in made))
+            made.append(weakref.ref(self))
+            super().__init__(**fields)
+
+    monkeypatch.setattr(timeline, "Timeline", Watched)
+    run = read_run(write_ranks(tmp_path / "run", [[(2, 0), (2, 0), (14, 0)]] * 40, lockstep=False))
+    findings = analyze_run(run).findings
+    assert "rank-imbalance" in {finding.code for finding in findings}
+    assert alive == [0, 0, 0]  # the last one is the uneven one, which needs no second look
+
+
+def test_a_trace_that_is_read_once_is_not_kept(tmp_path):
+    run = read_run(write_ranks(tmp_path / "run", [[(2, 0), (2, 0)]] * 3))
+    assert [header.engine_rank for header in run.traces.headers] == [0, 1]
+    assert run.traces.once(1) is not run.traces.once(1)
+    assert run.traces.once(0) is run.traces[0]
+    assert run.traces[1] is run.traces.once(1)

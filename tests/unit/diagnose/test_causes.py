@@ -1,7 +1,7 @@
 """Exits and caps, counted."""
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.exit_counts import cap_table, cause_table
+from schedtrace.diagnose.exit_counts import cap_counts, cap_table, cause_table, exit_counts
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.report import CapRow, CauseRow
 from schedtrace.model.trace import ChunkCap, Exit
@@ -22,7 +22,7 @@ def test_exits_of_one_place_are_one_row(view_of):
         step(1, waiting=1, ended=exact(Cause.MAX_NUM_SEQS, "a", 300)),
         step(2, waiting=1, ended=exact(Cause.MAX_NUM_SEQS, "b", 500)),
     ]
-    assert cause_table([view_of(*lines)]) == [
+    assert cause_table([exit_counts(view_of(*lines))]) == [
         CauseRow(
             loop="waiting",
             kind="break",
@@ -44,30 +44,32 @@ def test_an_exit_line_that_stands_for_many_counts_as_many(view_of):
         exact(Cause.LORA_CAP, "a", kind="continue"),
         exact(Cause.LORA_CAP, None, kind="continue", count=9),
     ]
-    [row] = cause_table([view_of(step(0, waiting=10, exits=skips))])
+    [row] = cause_table([exit_counts(view_of(step(0, waiting=10, exits=skips)))])
     assert (row.exits, row.steps, row.requests) == (10, 1, 1)
 
 
 def test_the_end_of_the_loop_is_a_refusal_only_if_somebody_is_left(view_of):
     spent = exact(Cause.TOKEN_BUDGET, kind="condition")
-    rows = cause_table([view_of(step(0, waiting=0, ended=spent), step(1, waiting=2, ended=spent))])
+    rows = cause_table(
+        [exit_counts(view_of(step(0, waiting=0, ended=spent), step(1, waiting=2, ended=spent)))]
+    )
     assert [(row.refusal, row.exits) for row in rows] == [(True, 1), (False, 1)]
 
 
 def test_a_running_request_left_out_is_refused_though_nobody_waits(view_of):
     left_out = exact(Cause.TOKEN_BUDGET, "a", loop="running", kind="condition")
-    [row] = cause_table([view_of(step(0, waiting=0, ended=left_out))])
+    [row] = cause_table([exit_counts(view_of(step(0, waiting=0, ended=left_out)))])
     assert row.refusal
 
 
 def test_an_empty_queue_and_a_load_that_begins_are_no_refusals(view_of):
     exits = [exact(Cause.KV_LOAD_STARTED, "a", kind="continue"), exact(Cause.QUEUE_EMPTY)]
-    rows = cause_table([view_of(step(0, waiting=1, exits=exits))])
+    rows = cause_table([exit_counts(view_of(step(0, waiting=1, exits=exits)))])
     assert {row.cause: row.refusal for row in rows} == {"kv_load_started": False, "queue_empty": False}
 
 
 def test_inferred_exits_are_rows_of_their_own(view_of):
-    rows = cause_table([view_of(step(0, waiting=1, ended=Cause.KV_BLOCKS))])
+    rows = cause_table([exit_counts(view_of(step(0, waiting=1, ended=Cause.KV_BLOCKS)))])
     assert [(row.cause, row.via, row.location) for row in rows] == [("kv_blocks", "inferred", None)]
 
 
@@ -77,7 +79,7 @@ def test_caps_are_added_up(view_of):
         ChunkCap("b", Cap.LONG_PREFILL, 300, 100, f"{LINE}:5"),
     ]
     lines = [step(0, got={"a": 100, "b": 100}, caps=caps), step(1, got={"a": 500}, caps=caps[:1])]
-    assert cap_table([view_of(*lines)]) == [
+    assert cap_table([cap_counts(view_of(*lines))]) == [
         CapRow(
             cap="long_prefill_token_threshold",
             location=f"{LINE}:5",
@@ -93,7 +95,7 @@ def test_caps_are_added_up(view_of):
 def test_steps_with_equal_budgets_left_count_each(view_of):
     cap = ChunkCap("a", Cap.TOKEN_BUDGET, 200, 100)
     lines = [step(n, got={"a": used}, caps=[cap]) for n, used in enumerate([1000, 1000, 400])]
-    [row] = cap_table([view_of(*lines)])
+    [row] = cap_table([cap_counts(view_of(*lines))])
     assert row.mean_budget_left == 200
 
 

@@ -5,14 +5,22 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.root_causes import ranked
-from schedtrace.model.message import NOTHING, message
+from schedtrace.diagnose.root_causes import Judged, judged, ranked
+from schedtrace.model.message import NOTHING, Share, message
 from schedtrace.model.report import Advice, Finding, Gain
+from schedtrace.present.phrases import plain
 
 
 def finding(code, share=None, *, title=NOTHING, **fields):
     unknown = dict.fromkeys(Finding.__struct_fields__)
-    given = {"code": code, "share_frac": share, "title": title, "severity": "critical", "symptoms": []}
+    given = {
+        "code": code,
+        "share_frac": share,
+        "title": title,
+        "verdict": NOTHING,
+        "severity": "critical",
+        "symptoms": [],
+    }
     given |= {"engine_rank": 0, "engine_ranks": []}
     return Finding(**unknown | given | {"leads": False, "advice": []} | fields)
 
@@ -30,7 +38,7 @@ def timeline(**charges):
     """Of whose charges only these are known: a request's microseconds by what they are charged to."""
     rows = [(name, cause, us) for cause, times in charges.items() for name, us in times.items()]
     schema = {"request_id": pl.String, "charge": pl.String, "time_us": pl.Int64}
-    return SimpleNamespace(charges=pl.DataFrame(rows, schema=schema, orient="row"))
+    return SimpleNamespace(requests_us=100, charges=pl.DataFrame(rows, schema=schema, orient="row"))
 
 
 def codes(findings):
@@ -44,17 +52,20 @@ def test_what_leads_is_first_then_what_weighs_most():
         root("token-budget-bound", 0.1, gain=saving(0.5)),
         root("other-limit", 0.01, leads=True),
     ]
-    order = [one.code for one in ranked([(timeline(), found)])]
+    order = [one.code for one in ranked([judged(timeline(), found)])]
     assert order == ["other-limit", "token-budget-bound", "kv-bound", "max-num-seqs-bound"]
 
 
 def test_a_symptom_stands_beneath_the_largest_of_its_root_causes():
     found = [finding("blocked-budget"), root("kv-bound", 0.3), root("max-num-seqs-bound", 0.4)]
-    assert codes(ranked([(timeline(), found)])) == {"max-num-seqs-bound": ["blocked-budget"], "kv-bound": []}
+    assert codes(ranked([judged(timeline(), found)])) == {
+        "max-num-seqs-bound": ["blocked-budget"],
+        "kv-bound": [],
+    }
 
 
 def test_a_symptom_of_no_root_cause_held_nobody_up():
-    [alone] = ranked([(timeline(), [finding("preemption")])])
+    [alone] = ranked([judged(timeline(), [finding("preemption")])])
     assert (alone.code, alone.severity) == ("preemption", "info")
 
 
@@ -66,7 +77,7 @@ def test_a_smaller_wait_of_the_same_requests_is_a_symptom(share, waits_longer, f
     """a and b wait 10 us for a seat, each; these as long for KV blocks, c all the rest."""
     waits = {"c": 100, **dict.fromkeys(waits_longer, 10)}
     view = timeline(kv_blocks=waits, max_num_seqs={"a": 10, "b": 10})
-    found = ranked([(view, [root("kv-bound", 0.6), root("max-num-seqs-bound", share)])])
+    found = ranked([judged(view, [root("kv-bound", 0.6), root("max-num-seqs-bound", share)])])
     assert [one.code for one in found] == ["kv-bound", *([] if folded else ["max-num-seqs-bound"])]
     if folded:
         [symptom] = found[0].symptoms
@@ -76,18 +87,53 @@ def test_a_smaller_wait_of_the_same_requests_is_a_symptom(share, waits_longer, f
 def test_symptoms_of_what_was_folded_go_with_it():
     view = timeline(kv_blocks={"a": 10}, max_num_seqs={"a": 5})
     found = [root("kv-bound", 0.6), root("max-num-seqs-bound", 0.2), finding("decode-starves-prefill")]
-    assert codes(ranked([(view, found)])) == {"kv-bound": ["max-num-seqs-bound", "decode-starves-prefill"]}
+    assert codes(ranked([judged(view, found)])) == {
+        "kv-bound": ["max-num-seqs-bound", "decode-starves-prefill"]
+    }
 
 
 def test_the_same_root_cause_on_another_engine_is_no_second_one():
     engines = [
-        (timeline(), [root("kv-bound", share, engine_rank=rank)]) for rank, share in enumerate((0.2, 0.4))
+        judged(timeline(), [root("kv-bound", share, engine_rank=rank)])
+        for rank, share in enumerate((0.2, 0.4))
     ]
     [found] = ranked(engines)
     assert (found.engine_rank, found.engine_ranks, found.symptoms) == (1, [0, 1], [])
 
 
+def test_shares_of_several_engines_are_of_all_requests_time():
+    """Engine 0 has 3 of 4 parts of that time, and half of it waits; all of engine 1's saves nothing."""
+    verdict = message(
+        "It is {share}{free}.", share=Share(0.5), free=message(" and {x} is free", x=Share(0.9))
+    )
+    known = {"title": message("A limit"), "symptoms": [finding("preemption", 0.2)]}
+    engines = [
+        Judged(300, [finding("kv-bound", 0.5, verdict=verdict, gain=saving(0.4), **known)], []),
+        Judged(100, [root("kv-bound", 1.0, engine_rank=1, gain=saving(0.8))], []),
+    ]
+    engines[1].roots[0].cause = None
+    [found] = ranked(engines)
+    assert found.share_frac == 0.5 * 0.75 + 0.25
+    assert found.gain.saved_frac == pytest.approx(0.4 * 0.75 + 0.8 * 0.25)
+    assert found.symptoms[0].share_frac == pytest.approx(0.15)
+    assert plain(found.verdict) == "It is 62 %."
+
+
+def test_a_verdict_without_that_share_names_its_engine():
+    """It is half of 0.8, the share of all engines, by chance."""
+    verdict = message("It is {share} of the busy time.", share=Share(0.4))
+    engines = [Judged(100, [root("kv-bound", 0.8, engine_rank=rank)], []) for rank in (0, 1)]
+    engines[0].roots[0].verdict = engines[1].roots[0].verdict = verdict
+    assert [plain(found.verdict) for found in ranked(engines)] == ["Engine 0: It is 40 % of the busy time."]
+
+
+def test_what_one_of_two_engines_shows_is_of_all_requests_time_too():
+    engines = [Judged(300, [], []), Judged(100, [root("kv-bound", 0.8, engine_rank=1)], [])]
+    assert [found.share_frac for found in ranked(engines)] == [pytest.approx(0.2)]
+    assert [found.share_frac for found in ranked(engines[1:])] == [0.8]
+
+
 def test_causes_differ_although_the_code_is_the_same():
     found = [root("other-limit", 0.4), root("other-limit", 0.3)]
     found[1].cause = "lora_cap"
-    assert len(ranked([(timeline(), found)])) == 2
+    assert len(ranked([judged(timeline(), found)])) == 2

@@ -3,6 +3,7 @@
 import pytest
 
 from schedtrace.diagnose.settings.effective import effective_settings
+from schedtrace.diagnose.settings.used import use_of
 from schedtrace.model.front_end import Configured
 from schedtrace.present.phrases import plain
 from schedtrace.read.front_end import FrontEnd
@@ -27,8 +28,8 @@ def settings_of(run_of):
                 context_defaults=DEFAULTS,
             )
             run.front_end = FrontEnd(front_end)
-        timelines = [make_timeline(trace) for trace in run.traces] if lines else None
-        return {setting.name: setting for setting in effective_settings(run, timelines)}
+        uses = [use_of(make_timeline(trace)) for trace in run.traces] if lines else []
+        return {setting.name: setting for setting in effective_settings(run, uses)}
 
     return found
 

@@ -1,5 +1,6 @@
 import pytest
 
+from schedtrace.diagnose.engine_sums import engine_sums
 from schedtrace.diagnose.statistics import statistics
 from schedtrace.model.causes import Cause
 from schedtrace.model.statistics import DraftUse, Outcomes, PrefixCacheUse
@@ -13,7 +14,11 @@ from tests.makers import arrival, finish, run_folder, step
 
 @pytest.fixture
 def counted(view_of):
-    return lambda *lines, **header: statistics(Ranks([view_of(*lines, **header)]))
+    return lambda *lines, **header: of_engines(view_of(*lines, **header))
+
+
+def of_engines(*timelines):
+    return statistics([engine_sums(timeline) for timeline in timelines], Ranks.of(timelines))
 
 
 def done(name, first, last, **fields):
@@ -117,7 +122,7 @@ def test_sums_over_engines(tmp_path):
             steps.append(step(1, got={"x": 1}, back=44_000, dummy_batches=2, dummy_us=700))
         run_folder(tmp_path, *steps, engine_rank=rank, wall_anchor_us=anchor + 1000 * rank)
     run = read_run(tmp_path)
-    first, second, both = statistics(Ranks([make_timeline(trace) for trace in run.traces])).engines
+    first, second, both = of_engines(*map(make_timeline, run.traces)).engines
     assert (first.engine_rank, first.steps, first.requests_finished) == (0, 7, 2)
     assert (second.engine_rank, second.dummy_batches, second.dummy_ms) == (1, 2, 0.7)
     assert (both.engine_rank, both.steps, both.requests_finished, both.dummy_batches) == (None, 9, 2, 2)

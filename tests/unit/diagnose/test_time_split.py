@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.time_split import time_split
+from schedtrace.diagnose.time_split import engine_split, time_split
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
 from tests.makers import arrival, finish, step
@@ -14,7 +14,10 @@ def at(number, **fields):
 
 
 def parts(*views):
-    return {(part.part, part.cause): (part.time_ms, part.share_frac) for part in time_split([*views])}
+    return {
+        (part.part, part.cause): (part.time_ms, part.share_frac)
+        for part in time_split([*map(engine_split, views)])
+    }
 
 
 WAITS = [
@@ -55,11 +58,11 @@ def test_what_follows_from_a_preemption_is_waiting_for_kv_blocks(view_of):
 
 
 def test_the_parts_add_up_to_1_the_largest_first(view_of):
-    split = time_split([view_of(*WAITS)])
+    split = time_split([engine_split(view_of(*WAITS))])
     shares = [part.share_frac for part in split]
     assert sum(shares) == pytest.approx(1)
     assert shares == sorted(shares, reverse=True)
 
 
 def test_without_requests_there_are_no_parts(view_of):
-    assert time_split([view_of(step(0))]) == []
+    assert time_split([engine_split(view_of(step(0)))]) == []

@@ -2,10 +2,10 @@
 
 import pytest
 
-from schedtrace.diagnose.time_split import time_split
-from schedtrace.diagnose.verdict import verdict
+from schedtrace.diagnose.time_split import engine_split, time_split
+from schedtrace.diagnose.verdict import unlimited, verdict
 from schedtrace.model.causes import Cap
-from schedtrace.model.message import NOTHING, message
+from schedtrace.model.message import NOTHING, Share, message
 from schedtrace.model.report import Finding, Gain
 from schedtrace.model.trace import ChunkCap
 from schedtrace.present.phrases import plain
@@ -30,7 +30,9 @@ def said(view_of):
 
     def sentences(*findings, lines=WORKS, **header):
         view = view_of(*lines, **header)
-        return [plain(one) for one in verdict([view], list(findings), time_split([view]))]
+        return [
+            plain(one) for one in verdict([unlimited(view)], list(findings), time_split([engine_split(view)]))
+        ]
 
     return sentences
 
@@ -118,3 +120,16 @@ def test_a_threshold_that_held_a_long_prompt_back_is_nothing_to_fix(said):
         "Nothing to fix: 1 other request had their first token after 1 ms (p50). "
         "--long-prefill-token-threshold held long to 100 tokens in 2 steps; its first token came after 9 ms."
     )
+
+
+def test_of_several_engines_the_holder_on_one_names_it(view_of):
+    view = view_of(*WORKS)
+    engines = [unlimited(view)] * 2
+    quoting = root("kv-bound", 0.5, engine_rank=1, of_ranks=False)
+    quoting.verdict = message("It took {share}.", share=Share(0.5))
+    other = root("kv-bound", 0.5, engine_rank=1, of_ranks=False)
+    said = [[plain(one) for one in verdict(engines, [found], [])] for found in (quoting, other)]
+    assert said == [
+        ["It took 50 %.", "Engine 1: Somebody has it."],
+        ["It is kv-bound.", "Somebody has it."],
+    ]

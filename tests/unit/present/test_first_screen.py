@@ -72,7 +72,7 @@ def test_root_causes_are_described_from_a_twentieth_on_named_from_a_hundredth_on
     found = [root(0.05, words=3), root(0.049, code="long-prompt"), root(0.009, code="other-limit")]
     lines = text_of(page(*found)).splitlines()
     assert "1. KV cache too small" + "5 % of requests' time".rjust(80 - 21) in lines
-    assert "Also found: long-prompt (5 %); under 1 % each: other-limit." in lines
+    assert "Also found: KV cache too small (long-prompt, 5 %); under 1 % each: other-limit." in lines
     assert not any(line.startswith("2. ") for line in lines)
 
 

@@ -10,11 +10,12 @@ from schedtrace.model.message import (
     Requests,
     Setting,
     Share,
+    StepList,
     Steps,
     joined,
     message,
 )
-from schedtrace.present.phrases import phrase, pieces, plain, step_ranges
+from schedtrace.present.phrases import phrase, pieces, plain
 
 
 @pytest.mark.parametrize(
@@ -71,8 +72,24 @@ def test_pieces_name_the_argument_that_they_are():
     ],
 )
 def test_steps_are_ranges(steps, text):
-    assert step_ranges(steps, whole=True) == text
+    assert (
+        plain(message("{steps}", steps=StepList(steps, whole=True)))
+        == phrase(StepList(steps, whole=True))
+        == text
+    )
 
 
 def test_a_list_that_was_cut_says_so():
-    assert step_ranges([1, 2], whole=False) == "Steps 1-2 and more"
+    assert phrase(StepList([1, 2], whole=False)) == "Steps 1-2 and more"
+    assert phrase(StepList([1], whole=False)) == "Steps 1 and more"
+
+
+def test_each_range_of_a_list_is_steps_of_its_own():
+    parts = list(pieces(message("{steps}.", steps=StepList([3, 4, 9], whole=True))))
+    assert parts == [
+        ("Steps ", None),
+        ("3-4", Steps(3, 4)),
+        (" and ", None),
+        ("9", Steps(9, 9)),
+        (".", None),
+    ]

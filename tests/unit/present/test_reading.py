@@ -35,3 +35,14 @@ def test_elsewhere_there_is_none(shown, monkeypatch):
 
 def test_what_is_quick_has_none(shown):
     assert shown(terminal=True) == ""
+
+
+def test_a_file_that_is_read_whole_has_no_bar_any_more(monkeypatch):
+    """What comes next may print, while other files are still to be read."""
+    monkeypatch.setattr(reading, "SOON_S", 0)
+    out = io.StringIO()
+    bar = ReadingBar(Console(file=out, force_terminal=True, width=80, _environ={"TERM": "xterm"}))
+    bar(10**9, 10**9)
+    shown = out.getvalue()
+    assert "1.0/1.0 GB" in shown
+    assert shown.rstrip().endswith("\x1b[2K")  # the line is erased

@@ -191,13 +191,15 @@ def test_a_strip_is_as_wide_as_there_is_room_and_keeps_what_is_rare_or_high():
             Band("states", States([(USUAL, 5), (RARE, 1), (USUAL, 2)])),
             Band("waiting", "no request"),
         ],
-        "= usual",
+        "time",
     )
     assert drawn(Format.TEXT, strip, width=22).splitlines() == [
         "use          ▄█    ▁",
         "states      =====R==",
         "waiting     no request",
-        "            = usual",
+        "            time: =",
+        "            usual, R",
+        "            rare",
     ]
     assert drawn(Format.TEXT, strip, width=16).splitlines()[:2] == ["use         ▄█ ▁", "states      ==R="]
     assert drawn(Format.MARKDOWN, strip).splitlines()[:2] == ["* use `·▄█····▁`", "* states `=====R==`"]

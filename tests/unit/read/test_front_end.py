@@ -61,7 +61,8 @@ def test_a_run_has_its_front_ends_and_counts_the_requests_of_all_its_engines(tmp
         tmp_path / "run", step(0, arrived=[arrival("a", 0), arrival("b", 0)]), wall_anchor_us=50
     )
     run_folder(folder, step(0, arrived=[arrival("c", 0)]), engine_rank=1, wall_anchor_us=BEGAN)
-    written(folder, 7, configured(40, policy="priority"), configured(60))
+    lines = (configured(40, policy="priority"), configured(60), Refused(at_unix_us=90, reason="x"))
+    written(folder, 7, *lines)
     front_end = read_run(folder).front_end
     assert (front_end.configured.given, front_end.arrived) == ({"policy": "priority"}, 3)
     assert read_run(run_folder(tmp_path / "other", step(0))).front_end is None

@@ -227,10 +227,11 @@ def test_of_many_steps_whole_blocks_are_fitted(run, monkeypatch):
 
 
 def test_a_saved_fit_is_the_same(run, tmp_path):
-    model = fit([run], ["base"])
+    model = fit([run], ["base"], gathering_us=400.0)
     model.save(tmp_path / "times.json")
     loaded = load(tmp_path / "times.json")
     assert loaded.fit == model.fit
+    assert loaded.gathering_us() == model.resampled(1).gathering_us() == 400.0
     with pytest.raises(UsageError, match="fit the trace again"):
         loaded.resampled(1)
 

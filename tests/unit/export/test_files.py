@@ -6,8 +6,10 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from schedtrace.diagnose.export import Kind, export, tables
 from schedtrace.errors import InputError, UsageError
+from schedtrace.export import Kind
+from schedtrace.export.files import export
+from schedtrace.export.tables import tables
 from schedtrace.model.causes import Cap
 from schedtrace.model.trace import ChunkCap, Events, Notice, Output, Preemption
 from schedtrace.read.run import read_run

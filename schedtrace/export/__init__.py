@@ -1,0 +1,15 @@
+"""A run in formats of other tools: tables, the trace in full, traces for viewers."""
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """Formats of the files."""
+
+    PARQUET = "parquet"
+    CSV = "csv"
+    JSONL = "jsonl"
+    """The trace itself, every step in full."""
+    PERFETTO = "perfetto"
+    CHROME = "chrome"
+    """The Trace Event Format of ``chrome://tracing``, in which torch writes its profiles."""

@@ -1,0 +1,105 @@
+"""Traces in the Trace Event Format, in which torch writes its profiles: JSON, compressed by gzip.
+
+Format: "Trace Event Format", Google, 2016. Times are microseconds since ``baseTimeNanoseconds``, as torch
+writes them, so that events of both can stand in one file.
+"""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import schedtrace
+from schedtrace.export.clock import Clock, clock_of
+from schedtrace.export.scene import Process, Track, processes
+from schedtrace.model import private
+from schedtrace.model.printable import json_of
+from schedtrace.read.run import Run
+
+TIDS = 1000
+"""Threads have numbers above it, processes below: viewers take a thread with its process's number for the
+main one."""
+LEVEL = 3
+"""Of gzip: fast."""
+
+
+def write_chrome(run: Run, file: Path) -> int:
+    """Write a run; gives the number of events: slices, marks and counters' rows.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    clock = clock_of(run.traces[0].header)
+    count = 0
+    with private.writable(file) as target, gzip.open(target, "wb", LEVEL) as text:
+        head = json_of(_head(run, clock))
+        text.write(head[:-1] + b',"traceEvents":[\n')
+        for number, event in enumerate(event for one in processes(run) for event in _events(one, clock)):
+            text.write((b",\n" if number else b"") + json_of(event))
+            count += event["ph"] in "XiC"
+        text.write(b"\n]}\n")
+    return count
+
+
+def _head(run: Run, clock: Clock) -> dict[str, Any]:
+    header = run.traces[0].header
+    return {
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": clock.torch_base_ns,
+        "otherData": {
+            "run": run.label,
+            "schedtrace_version": schedtrace.__version__,
+            "clock": header.clock,
+            "realtime_ns": clock.wall_ns,
+            "monotonic_ns": clock.monotonic_ns,
+            "realtime_uncertainty_us": header.wall_uncertainty_us,
+        },
+    }
+
+
+def _events(process: Process, clock: Clock) -> Iterator[dict[str, Any]]:
+    pid = process.number
+
+    def ts(us: int) -> float:
+        return (clock.ns(us) - clock.torch_base_ns) / 1000
+
+    def about(what: str, tid: int = 0, **args: Any) -> dict[str, Any]:
+        return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": args}
+
+    yield about("process_name", name=process.name)
+    yield about("process_labels", labels=", ".join(process.labels))
+    yield about("process_sort_index", sort_index=pid)
+    for track in process.tracks:
+        yield about("thread_name", _tid(track.number), name=_name(track))
+        yield about("thread_sort_index", _tid(track.number), sort_index=track.number)
+        own = {"ph": "X", "pid": pid, "tid": _tid(track.number), "cat": track.group or "engine"}
+        for one in track.slices():
+            took = one.end_us - one.begin_us
+            yield {**own, "ts": ts(one.begin_us), "dur": took, "name": one.name, "args": one.facts}
+    for name, values in process.counters.items():
+        for row in values.iter_rows(named=True):
+            us = row.pop("us")
+            known = {series: value for series, value in row.items() if value is not None}
+            yield {"ph": "C", "pid": pid, "tid": 0, "ts": ts(us), "name": name, "args": known}
+    for number, preempted in enumerate(process.preemptions):
+        at = {"pid": pid, "ts": ts(preempted.us), "cat": "preemption"}
+        mark = {"ph": "i", "s": "t", "args": preempted.facts}
+        victim = {**at, "tid": _tid(preempted.victim)}
+        if preempted.preempter is None:
+            yield {**victim, **mark, "name": "preempted"}
+            continue
+        preempter = {**at, "tid": _tid(preempted.preempter)}
+        arrow = {"id": (pid << 32) + number, "name": "preemption"}
+        # An arrow joins what came last on the two tracks.
+        yield {**preempter, **mark, "name": "preempts"}
+        yield {**preempter, **arrow, "ph": "s"}
+        yield {**victim, **mark, "name": "preempted"}
+        yield {**victim, **arrow, "ph": "f", "bp": "e"}
+
+
+def _tid(number: int) -> int:
+    return TIDS + number
+
+
+def _name(track: Track) -> str:
+    return track.name if track.group is None else f"{track.group}: {track.name}"

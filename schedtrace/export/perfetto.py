@@ -1,0 +1,156 @@
+"""Traces for ``ui.perfetto.dev``: Perfetto's protobuf, written by its own package."""
+
+from pathlib import Path
+from typing import IO, Any
+
+import polars as pl
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+
+from schedtrace.export.clock import Clock, clock_of
+from schedtrace.export.scene import REQUESTS, Facts, Preempted, Process, processes
+from schedtrace.model import private
+from schedtrace.read.run import Run
+
+_SEQUENCE = 1
+"""All packets are of one sequence: those with equal times stay in the order of the file."""
+_CHUNK = 10_000
+"""Packets that are written at a time."""
+_PROCESS_BITS, _SERIES_BITS, _GROUPS = 40, 36, 1 << 32
+"""Ids of tracks: the process above 40 bits, a counter's series above 36, groups from 2^32, others below."""
+
+
+def write_perfetto(run: Run, file: Path) -> int:
+    """Write a run; gives the number of events: slices, marks and values of counters.
+
+    Timestamps are ``CLOCK_REALTIME``; a snapshot at the beginning has ``CLOCK_MONOTONIC`` beside it, and the
+    time of a torch profile (``Clock.torch_base_ns``).
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with private.writable(file) as target:
+        writer = _Writer(target, clock_of(run.traces[0].header))
+        for process in processes(run):
+            writer.process(process)
+    return writer.events
+
+
+class _Writer:
+    def __init__(self, target: IO[bytes], clock: Clock) -> None:
+        self._target = target
+        self._clock = clock
+        self._chunk = pb.Trace()
+        self._fact_names: dict[str, int] = {}
+        self._flows = 0
+        self.events = 0
+        self._begin()
+
+    def flush(self) -> None:
+        """Write what is there: traces one after the other are one trace."""
+        self._target.write(self._chunk.SerializeToString())
+        self._chunk = pb.Trace()
+
+    def process(self, process: Process) -> None:
+        """All of one engine."""
+        whole = process.number << _PROCESS_BITS
+        described = pb.ProcessDescriptor(
+            pid=process.number, process_name=process.name, process_labels=process.labels
+        )
+        self._track(whole, process=described)
+        # A viewer sorts what stands directly under a process by name.
+        root = whole + _GROUPS
+        self._track(root, name="scheduler", parent_uuid=whole)
+        groups = {name: root + place for place, name in enumerate((*process.counters, REQUESTS), 1)}
+        for rank, (name, uuid) in enumerate(groups.items(), len(process.tracks)):
+            self._track(uuid, name=name, parent_uuid=root, sibling_order_rank=rank)
+        for track in process.tracks:
+            parent = root if track.group is None else groups[track.group]
+            uuid = whole + track.number
+            self._track(uuid, name=track.name, parent_uuid=parent, sibling_order_rank=track.number)
+            for one in track.slices():
+                self._event(one.begin_us, uuid, pb.TrackEvent.TYPE_SLICE_BEGIN, one.name, one.facts)
+                self._event(one.end_us, uuid, pb.TrackEvent.TYPE_SLICE_END)
+                self.events += 1
+        for name, values in process.counters.items():
+            self._counter(groups[name], values)
+        for preempted in process.preemptions:
+            self._preempted(whole, preempted)
+        self.flush()
+
+    def _begin(self) -> None:
+        """The sequence's start, with the clocks.
+
+        A viewer that also gets a torch profile, which is a file without clocks, takes the numbers of both for
+        one time. So this trace's own time has to count from where the profile's does.
+        """
+        clock = self._clock
+        readings = {
+            pb.BUILTIN_CLOCK_REALTIME: clock.wall_ns,
+            pb.BUILTIN_CLOCK_MONOTONIC: clock.monotonic_ns,
+            pb.BUILTIN_CLOCK_TRACE_FILE: clock.wall_ns - clock.torch_base_ns,
+        }
+        packet = self._packet()
+        packet.sequence_flags |= pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+        packet.trace_packet_defaults.timestamp_clock_id = pb.BUILTIN_CLOCK_REALTIME
+        packet.clock_snapshot.primary_trace_clock = pb.BUILTIN_CLOCK_TRACE_FILE
+        for clock_id, ns in readings.items():
+            if ns is not None:
+                packet.clock_snapshot.clocks.add(clock_id=clock_id, timestamp=ns)
+
+    def _track(self, uuid: int, **fields: Any) -> None:
+        explicit = pb.TrackDescriptor.EXPLICIT
+        self._packet().track_descriptor.MergeFrom(
+            pb.TrackDescriptor(uuid=uuid, child_ordering=explicit, **fields)
+        )
+
+    def _counter(self, group: int, values: pl.DataFrame) -> None:
+        """A track for each series; a value that the record does not tell is left out."""
+        for place, series in enumerate(values.columns[1:], 1):
+            uuid = group + (place << _SERIES_BITS)
+            counter = pb.CounterDescriptor()
+            self._track(uuid, name=series, parent_uuid=group, sibling_order_rank=place, counter=counter)
+            for us, value in values.select("us", series).drop_nulls().iter_rows():
+                self._event(us, uuid, pb.TrackEvent.TYPE_COUNTER).counter_value = value
+                self.events += 1
+
+    def _preempted(self, whole: int, one: Preempted) -> None:
+        """A mark on both tracks, joined by an arrow; its origin first, since they have one time."""
+        mark = pb.TrackEvent.TYPE_INSTANT
+        if one.preempter is not None:
+            self._flows += 1
+            origin = self._event(one.us, whole + one.preempter, mark, "preempts", one.facts)
+            origin.flow_ids.append(self._flows)
+            self.events += 1
+        victim = self._event(one.us, whole + one.victim, mark, "preempted", one.facts)
+        if one.preempter is not None:
+            victim.terminating_flow_ids.append(self._flows)
+        self.events += 1
+
+    def _event(
+        self, us: int, track: int, kind: int, name: str | None = None, facts: Facts | None = None
+    ) -> pb.TrackEvent:
+        packet = self._packet()
+        packet.timestamp = self._clock.ns(us)
+        event = packet.track_event
+        event.type, event.track_uuid = kind, track
+        if name is not None:
+            event.name = name
+        for key, value in (facts or {}).items():
+            if key not in self._fact_names:
+                self._fact_names[key] = len(self._fact_names) + 1
+                packet.interned_data.debug_annotation_names.add(iid=self._fact_names[key], name=key)
+            note = event.debug_annotations.add(name_iid=self._fact_names[key])
+            if isinstance(value, str):
+                note.string_value = value
+            else:
+                note.int_value = value
+        return event
+
+    def _packet(self) -> pb.TracePacket:
+        """An empty one at the end of the trace."""
+        if len(self._chunk.packet) >= _CHUNK:
+            self.flush()
+        packet = self._chunk.packet.add()
+        packet.trusted_packet_sequence_id = _SEQUENCE
+        packet.sequence_flags = pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        return packet

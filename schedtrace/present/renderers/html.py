@@ -1,0 +1,174 @@
+"""A page as HTML: a fragment for a larger document, or a document by itself.
+
+Everything is escaped by Jinja2. There is no inline style and no event handler, so the document's policy
+allows its one style sheet, by its hash, and nothing else.
+"""
+
+from base64 import b64encode
+from collections import Counter
+from functools import cache
+from hashlib import sha256
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from schedtrace.model.message import CauseWord, Code, Duration, Request, Setting, Share, Steps, Value
+from schedtrace.present.numbers import counted, percent
+from schedtrace.present.phrases import pieces, plain
+from schedtrace.present.sections import Bars, Headline, Page, States, Style, Styled, Text
+from schedtrace.present.strips import highest, state_characters, states_of
+
+HERE = Path(__file__).parent
+MOST_BARS = 120
+MOST_RUNS = 240
+"""Of a picture; more could not be told apart."""
+LEAST_BAR = 3
+"""In percent of the height: anything above 0 is visible."""
+
+
+def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a browser breaks the lines
+    """A document that loads nothing: its policy forbids it."""
+    head = next((section for section in page.sections if isinstance(section, Headline)), None)
+    document = _environment().get_template("html.jinja")
+    return document.render(
+        title=f"{plain(head.title)} - schedtrace" if head else "schedtrace",
+        css=Markup(style_sheet()),  # noqa: S704  # ours; the template reader would take "{#" for a comment
+        style_source=source_of(style_sheet()),
+        body=Markup(fragment(page)),  # noqa: S704  # escaped by the same templates
+    )
+
+
+def fragment(page: Page[Any], *, rank: int | None = None, level: int = 1) -> str:
+    """A page's sections; ``html.css`` draws them.
+
+    Args:
+        page: What is shown.
+        rank: Steps and requests become links such as ``#step=264&rank=0`` and ``#request=t1-3``. Steps
+            without an engine of their own are those of this one. None: no links.
+        level: Of the headline; headings below it are one level lower.
+    """
+    module = (
+        _environment()
+        .get_template("sections.jinja")
+        .make_module({"level": level, "linked": rank is not None})
+    )
+    return "".join(str(module.section(section, rank)) for section in page.sections)  # type: ignore[attr-defined]
+
+
+def style_sheet() -> str:
+    """The CSS of the sections: custom properties for both colour schemes, and what is made of them."""
+    return (HERE / "html.css").read_text(encoding="utf-8")
+
+
+def source_of(text: str) -> str:
+    """What allows an inline style or script of this text in a Content-Security-Policy."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def step_link(step: int, rank: int) -> str:
+    """The part of an address that names a step: ``step=264&rank=0``."""
+    return f"step={step}&rank={rank}"
+
+
+def request_link(request_id: str) -> str:
+    """The part of an address that names a request, by its printable id: ``request=t1%2F3``."""
+    return f"request={quote(request_id, safe='')}"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"text": _text, "percent": percent}
+    environment.globals |= {
+        "kind": lambda value: type(value).__name__,
+        "tops": _tops,
+        "runs": _runs,
+        "spoken": _spoken,
+        "states_of": states_of,
+        "steps_cell": _steps_cell,
+    }
+    return environment
+
+
+def _text(content: Text | Styled, rank: int | None) -> Markup:
+    """A text with its names marked and, with a rank, linked."""
+    if isinstance(content, Styled):
+        tag = "strong" if content.style is Style.STRONG else "span"
+        inner = _text(content.text, rank)
+        if not content.style or not inner:
+            return inner
+        return Markup('<{tag} class="{style}">{inner}</{tag}>').format(
+            tag=tag, style=content.style, inner=inner
+        )
+    return Markup().join(_piece(words, value, rank) for words, value in pieces(content))
+
+
+def _piece(words: str, value: Value | None, rank: int | None) -> Markup:  # noqa: PLR0911  # one kind a line
+    match value:
+        case Request(request_id):
+            name = Markup('<bdi class="request">{}</bdi>').format(words)
+            if rank is None:
+                return name
+            return Markup('<a href="#{}">{}</a>').format(request_link(request_id), name)
+        case Steps(first, last) if rank is not None:
+            return _steps_link(words, first, last, rank)
+        case CauseWord(cause):
+            return Markup('<code class="cause" data-cause="{}">{}</code>').format(cause, words)
+        case Setting():
+            return Markup('<code class="setting">{}</code>').format(words)
+        case Code():
+            return Markup("<code>{}</code>").format(words)
+        case Duration() | Share():
+            return Markup('<span class="figure">{}</span>').format(words)
+        case _:
+            return escape(words)
+
+
+def _steps_link(words: str, first: int, last: int, rank: int) -> Markup:
+    link = Markup('<a href="#{}" data-step="{}" data-last-step="{}" data-rank="{}">{}</a>')
+    return link.format(step_link(first, rank), first, last, rank, words)
+
+
+def _steps_cell(cell: str, rank: int | None) -> Markup:
+    """A cell with a step's number or ``3-5``; empty, or anything else, where there is none."""
+    first, _, last = cell.partition("-")
+    if rank is None or not first.isdecimal():
+        return escape(cell)
+    return _steps_link(cell, int(first), int(last or first), rank)
+
+
+def _tops(bars: Bars) -> list[int]:
+    """Where each bar ends, in percent from the top."""
+    heights = highest(bars, MOST_BARS)
+    return [100 - max(LEAST_BAR, round(100 * height)) if height > 0 else 100 for height in heights]
+
+
+def _runs(states: States) -> list[tuple[str, str, int, int]]:
+    """Word, style, first cell and number of cells of each run that is drawn."""
+    found, at = [], 0
+    for state, group in groupby(state_characters(states, MOST_RUNS)):
+        cells = len(list(group))
+        found.append((state.word, str(state.style), at, cells))
+        at += cells
+    return found
+
+
+def _spoken(drawn: Bars | States) -> str:
+    """A picture for those who do not see it."""
+    if isinstance(drawn, Bars):
+        return f"highest {percent(max(drawn.heights, default=None))}"
+    steps: Counter[str] = Counter()
+    for state, count in drawn.runs:
+        steps[state.word] += count
+    return ", ".join(f"{word} {counted(count, 'step')}" for word, count in steps.items())

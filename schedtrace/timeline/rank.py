@@ -1,0 +1,115 @@
+"""What all ranks of a run together need of one: a few numbers a step, so that its timeline may be let go."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from schedtrace.model.facts import Fact
+from schedtrace.model.trace import Header
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.timeline import Timeline
+
+STEPS = ("wave", "step_counter", "trial", "step", "start_us", "output_us")
+"""Columns of ``Timeline.steps`` that ``Rank.steps`` has as they are; null where a record lacks them."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank, on its own clock."""
+
+    header: Header
+    facts: frozenset[Fact]
+    seats: int
+    """As ``Timeline.seats``."""
+    requests_us: int
+    """All its requests' time."""
+    most_running: int
+    """Requests that ran at a time, at most."""
+    steps: pl.DataFrame
+    """One row per step that computed something: ``STEPS``, ``requests``, ``used_tokens``, ``decode_tokens``.
+    All are integers of 64 bits."""
+    presence: pl.DataFrame
+    """Spans with ``begin_us``, ``end_us``, ``running`` and ``waiting`` requests, without gaps."""
+    arrived: int
+    """Requests that reached its scheduler."""
+    pinned: int
+    """Of these: the client asked for this rank."""
+    mean_prompt_tokens: float | None
+    """Of those that arrived; None: none did."""
+    mean_output_tokens: float | None
+    """Of those that ended; None: none did."""
+    kv_used_frac: float | None
+    """Mean share of the KV blocks in use after its steps; None: not recorded."""
+
+    @property
+    def number(self) -> int:
+        """Data-parallel rank."""
+        return self.header.engine_rank
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether its steps have the counter that ranks in lock-step share."""
+        return self.steps["wave"].count() > 0
+
+
+def rank_of(timeline: Timeline) -> Rank:
+    """Take from a timeline what all ranks together need."""
+    steps = timeline.steps
+    came = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
+    most = steps["num_running_after"].max()
+    return Rank(
+        header=timeline.header,
+        facts=timeline.facts,
+        seats=timeline.seats,
+        requests_us=timeline.requests_us,
+        most_running=most if isinstance(most, int) else 0,
+        steps=_steps(steps),
+        presence=_presence(timeline),
+        arrived=came.height,
+        pinned=came["pinned_rank"].count() if "pinned_rank" in came.columns else 0,
+        mean_prompt_tokens=_mean(came["prompt_tokens"]),
+        mean_output_tokens=_mean(timeline.finishes["output_tokens"]),
+        kv_used_frac=_mean(steps.select(kv_used_frac()).to_series()),
+    )
+
+
+def kv_used_frac() -> pl.Expr:
+    """Share of the KV blocks that are in use after a step: a block less than vLLM has is the null block."""
+    return 1 - pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")
+
+
+def _steps(steps: pl.DataFrame) -> pl.DataFrame:
+    known = [pl.col(name) if name in steps.columns else pl.lit(None).alias(name) for name in STEPS]
+    computing = steps.filter(pl.col("total_requests") > 0)
+    return computing.select(*known, "used_tokens", "decode_tokens", requests=pl.col("total_requests")).cast(
+        pl.Int64
+    )
+
+
+def _presence(timeline: Timeline) -> pl.DataFrame:
+    """``waiting`` requests were refused, so one that no step could see yet is neither running nor waiting."""
+    refused = pl.col("state").is_in(QUEUED) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
+    runs = ~pl.col("state").is_in([*QUEUED, "front_end"])
+    states = timeline.request_states.filter(refused | runs).select(
+        "begin_us", "end_us", running=runs.cast(pl.Int64), waiting=refused.cast(pl.Int64)
+    )
+    counts = ("running", "waiting")
+    changes = pl.concat(
+        [
+            states.select(pl.col("begin_us").alias("us"), *counts),
+            states.select(pl.col("end_us").alias("us"), *(-pl.col(name) for name in counts)),
+        ]
+    )
+    return (
+        changes.group_by("us")
+        .agg(pl.col(*counts).sum())
+        .sort("us")
+        .with_columns(pl.col(*counts).cum_sum(), end_us=pl.col("us").shift(-1))
+        .drop_nulls("end_us")
+        .select(pl.col("us").alias("begin_us"), "end_us", *counts)
+    )
+
+
+def _mean(values: pl.Series) -> float | None:
+    mean = values.drop_nulls().mean()
+    return float(mean) if isinstance(mean, int | float) else None

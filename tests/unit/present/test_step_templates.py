@@ -1,0 +1,178 @@
+"""The sentences that JavaScript fills are those of ``schedtrace step``."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from random import Random
+
+import polars as pl
+import pytest
+
+import schedtrace.present
+from schedtrace.explain.exits import stop_values, victim_values
+from schedtrace.explain.step import StepStories
+from schedtrace.explain.step_words import StepWords, Words, step_words
+from schedtrace.model.message import (
+    CauseWord,
+    Code,
+    Count,
+    Message,
+    Number,
+    Request,
+    Requests,
+    Slot,
+    Steps,
+    filled,
+    message,
+    with_slots,
+)
+from schedtrace.present import numbers
+from schedtrace.present.pages.step import crowd, used
+from schedtrace.present.phrases import duration, pieces, plain
+from schedtrace.present.step_templates import parts, step_templates
+from schedtrace.read.run import read_run
+from schedtrace.timeline.timeline import make_timeline
+
+SCRIPT = Path(schedtrace.present.__file__).parent / "sentence.js"
+WRITE = """
+const cases = JSON.parse(require("fs").readFileSync(0, "utf8"));
+console.log(JSON.stringify(cases.map(([name, ...values]) => sentences[name](...values))));
+"""
+
+
+def node():
+    """The one of the system, else that of playwright."""
+    found = shutil.which("node")
+    driver = pytest.importorskip("playwright").__file__
+    return found or str(Path(driver).parent / "driver" / "node")
+
+
+def in_javascript(calls):
+    """What functions of ``sentence.js`` return: names with their arguments."""
+    ended = subprocess.run(
+        [node(), "-e", SCRIPT.read_text(encoding="utf-8") + WRITE],
+        input=json.dumps(calls),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(ended.stdout)
+
+
+def filled_in_javascript(cases):
+    """Templates with the values of their slots."""
+    calls = [
+        ["pieces", parts(template), {name: raw(value) for name, value in values.items()}]
+        for template, values in cases
+    ]
+    return [[(piece["text"], piece.get("is")) for piece in found] for found in in_javascript(calls)]
+
+
+def raw(value):
+    match value:
+        case Requests(ids, count):
+            return {"ids": ids, "count": count}
+        case Request(request_id):
+            return request_id
+        case Count(count):
+            return count
+        case Number(known):
+            return known
+
+
+def merged(sentence):
+    """Words, and what they are; plain words that follow each other as one."""
+    found = []
+    for words, kind in sentence:
+        if found and kind is found[-1][1] is None:
+            found[-1] = (found[-1][0] + words, None)
+        else:
+            found.append((words, kind))
+    return found
+
+
+def in_python(template, values):
+    kinds = (Request, CauseWord, Code, Steps)
+    return [
+        (words, value.__struct_config__.tag if isinstance(value, kinds) else None)
+        for words, value in pieces(filled(template, values))
+    ]
+
+
+def test_javascript_writes_every_argument_as_python_does():
+    names = ["a", "b", "c", "d", "e"]
+    lists = [Requests(names[:some], some + more) for some in range(6) for more in (0, 1, 2, 1234)]
+    counts = [Count(n, "entry", "entries") for n in (0, 1, 2)] + [Count(n, "step") for n in (0, 1, 1234567)]
+    values = [*lists, *counts, Number(0), Number(1234), Number(None), Request("<b>&")]
+    cases = [
+        (message("<{x}> {c}", c=Code("k"), **with_slots({"x": value})), {"x": value}) for value in values
+    ]
+    written = [merged(in_python(*case)) for case in cases]
+    assert [merged(sentence) for sentence in filled_in_javascript(cases)] == written
+
+
+@pytest.mark.parametrize("name", ["preemption-storm", "kv-bound"])
+def test_the_words_of_recorded_steps_are_those_of_the_page(name):
+    run = read_run(Path("tests/data/findings") / name / "shows")
+    timeline = make_timeline(run.traces[0], run.manifest, whole=True)
+    words, stories = step_words(timeline), StepStories(run, timeline)
+    steps = [*words.preempted.rows["step"].unique(maintain_order=True)[:3], *timeline.steps["step"][-2:]]
+    cases, expected = [], []
+    for number in steps:
+        for some, values in ((words.stops, stop_values), (words.preempted, victim_values)):
+            rows = some.rows.filter(pl.col("step") == number).to_dicts()
+            cases += [(some.templates[row["template"]], values(row)) for row in rows]
+        story = stories.story(number)
+        expected += [plain(one.message) for one in [*story.stops, *story.preempted]]
+    assert ["".join(text for text, _ in sentence) for sentence in filled_in_javascript(cases)] == expected
+
+
+def test_javascript_rounds_as_python_does():
+    chance = Random(1)  # noqa: S311  # no secret
+    figures = [
+        *(n / 8 for n in range(900)),
+        *(n / 1000 for n in range(0, 3000, 7)),
+        99.95,
+        1234.5,
+        1235.5,
+        None,
+    ]
+    figures += [chance.uniform(0.001, 10 ** chance.randint(-2, 5)) for _ in range(2000)]
+    times = [1000 * figure for figure in figures if figure is not None] + [9_999_999, 10_000_000, 1e9]
+    shares = [n / 1000 for n in range(1001)] + [n / 800 for n in range(801)] + [0.0049, 0.9951, None]
+    assert in_javascript([["number", figure] for figure in figures]) == [*map(numbers.number, figures)]
+    assert in_javascript([["duration", us] for us in times]) == [*map(duration, times)]
+    assert in_javascript([["percent", share] for share in shares]) == [*map(numbers.percent, shares)]
+
+
+def test_a_template_is_printable_words_and_slots():
+    template = message("{code}: {x} {{}}{more}", code=Code("\u202e"), x=Slot("n", "number"), more="\x1b")
+    assert parts(template) == [
+        {"is": "code", "text": "\\u202e"},
+        ": ",
+        {"is": "slot", "name": "n", "kind": "number", "noun": "", "plural": None},
+        " {}\\x1b",
+    ]
+
+
+def test_what_is_known_of_every_step_has_its_templates():
+    words = Words([Message("a")], None)
+    templates = step_templates(StepWords(words, Words([], None)))
+    assert templates["stops"] == [["a"]]
+    assert templates["preempted"] == []
+    written = [
+        "".join(part if isinstance(part, str) else f"<{part['name']}>" for part in parts_)
+        for parts_ in templates["used"] + templates["crowd"]
+    ]
+    assert written == [
+        "<tokens> of <budget> of budget, <left> left, by <requests>",
+        "<tokens> of <budget> of budget, <left> left",
+        "<running> running, <waiting> waiting, <free> of <total> KV blocks free",
+        "<running> running, <waiting> waiting, <free> KV blocks free",
+        "<running> running, <waiting> waiting",
+    ]
+    assert plain(used(Number(1200), Count(1, "token"), Number(0), Count(2, "request"))) == (
+        "1,200 of 1 token of budget, 0 left, by 2 requests"
+    )
+    assert plain(crowd(Number(1), Number(2), None, Number(9))) == "1 running, 2 waiting"
