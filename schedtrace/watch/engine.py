@@ -3,16 +3,15 @@
 import heapq
 import os
 import socket
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
-
-import polars as pl
 
 from schedtrace.model.trace import Header
 from schedtrace.read.follow import Chunk, Following
 from schedtrace.timeline.chart import per_step
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.waiting import waits_for
+from schedtrace.watch.cells import UNNAMED, added, seconds
 from schedtrace.watch.seen import Cell, Figures, Slow
 
 KEEP_S = 75
@@ -25,7 +24,6 @@ LAG_S = 1.5
 IDLE_FROM_S = 3.0
 SILENT_FROM_S = 10.0
 """The recorder writes a line every second while it lives."""
-UNNAMED = "other"
 
 
 class Engine:
@@ -185,70 +183,3 @@ class Engine:
         if header is None or header.pid is None or header.host != socket.gethostname():
             return False
         return not os.path.exists(f"/proc/{header.pid}") and os.path.exists("/proc/self")  # noqa: PTH110  # one call
-
-
-def seconds(rows: pl.DataFrame) -> dict[int, Cell]:
-    """Second to what happened in it.
-
-    Args:
-        rows: ``per_step``, in Unix time.
-    """
-    found: dict[int, Cell] = {}
-    sums: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    columns = ("begin_us", "running", "waiting", "cause", "unused_tokens", "token_budget", "preempted")
-    for begin_us, running, waiting, cause, unused, budget, preempted in rows.select(columns).iter_rows():
-        second = begin_us // 1_000_000
-        cell = found.setdefault(second, Cell())
-        cell.steps += 1
-        cell.running += running or 0
-        cell.used_tokens += (budget or 0) - (unused or 0)
-        cell.token_budget += budget or 0
-        cell.preempted += preempted
-        if waiting:
-            sums[second][cause or UNNAMED] += waiting
-    for second, cell in found.items():
-        cell.running /= cell.steps
-        cell.waiting = {cause: count / cell.steps for cause, count in sums[second].items()}
-    return found
-
-
-def added(one: Cell, other: Cell) -> Cell:
-    """Two parts of a second of one engine."""
-    steps = one.steps + other.steps
-    causes = [*one.waiting, *(cause for cause in other.waiting if cause not in one.waiting)]
-    return Cell(
-        steps=steps,
-        running=_mean(one.running, one.steps, other.running, other.steps),
-        waiting={
-            cause: _mean(one.waiting.get(cause, 0.0), one.steps, other.waiting.get(cause, 0.0), other.steps)
-            for cause in causes
-        },
-        used_tokens=one.used_tokens + other.used_tokens,
-        token_budget=one.token_budget + other.token_budget,
-        preempted=one.preempted + other.preempted,
-    )
-
-
-def _mean(one: float, of: int, other: float, others: int) -> float:
-    return (one * of + other * others) / (of + others) if of + others else 0.0
-
-
-def chart(engines: list[Engine], edge_s: int, seconds_shown: int) -> list[Cell]:
-    """The last seconds of all engines together; one in which an engine began no step is as the one before."""
-    shown = [Cell() for _ in range(seconds_shown)]
-    for engine in engines:
-        before = Cell()
-        for place, second in enumerate(range(edge_s - seconds_shown + 1, edge_s + 1)):
-            cell = engine.cells.get(second)
-            if cell is None:
-                cell = Cell(running=before.running, waiting=before.waiting if before.running else {})
-            before = cell
-            whole = shown[place]
-            whole.steps += cell.steps
-            whole.running += cell.running
-            whole.used_tokens += cell.used_tokens
-            whole.token_budget += cell.token_budget
-            whole.preempted += cell.preempted
-            for cause, count in cell.waiting.items():
-                whole.waiting[cause] = whole.waiting.get(cause, 0.0) + count
-    return shown

@@ -14,7 +14,8 @@ from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.follow import LostError
 from schedtrace.read.options import ReadOptions
 from schedtrace.read.run import read_run
-from schedtrace.watch.engine import SECONDS_KEPT, Engine, chart
+from schedtrace.watch.cells import together
+from schedtrace.watch.engine import SECONDS_KEPT, Engine
 from schedtrace.watch.find import Target, grows
 from schedtrace.watch.judge import Judge
 from schedtrace.watch.seen import Note, Seen, Slow
@@ -188,8 +189,8 @@ class Session:
             verdicts=[one.latest for one in self.judges if one.latest is not None],
             slowest=sorted(slowest, key=_slowness)[:MOST_SLOW],
             cells={
-                None: chart(engines, edge, SECONDS_KEPT),
-                **{engine.rank: chart([engine], edge, SECONDS_KEPT) for engine in engines},
+                None: together([engine.cells for engine in engines], edge, SECONDS_KEPT),
+                **{engine.rank: together([engine.cells], edge, SECONDS_KEPT) for engine in engines},
             },
             notes=list(self.notes),
             over=self._over(),
