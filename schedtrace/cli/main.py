@@ -15,6 +15,7 @@ from schedtrace.cli import (
     export,
     findings,
     replay,
+    report,
     request,
     run,
     simulate,
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
 app.command("analyze")(analyze.analyze)
 app.command("advise")(advise.advise)
+app.command("report")(report.report)
 app.command("step")(step.step)
 app.command("request")(request.request)
 app.command("findings")(findings.findings)

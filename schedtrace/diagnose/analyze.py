@@ -69,9 +69,18 @@ def _of_trace(trace: Trace) -> list[Message]:
     return [message("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
 
 
-def analyze_run(run: Run, window: Window | None = None, test: Test | None = None) -> RunReport:
-    """Figures and findings of one run; its engines one after the other, with one in memory at a time."""
-    timelines = Timelines(run, window)
+def analyze_run(
+    run: Run, window: Window | None = None, test: Test | None = None, timelines: Timelines | None = None
+) -> RunReport:
+    """Figures and findings of one run; its engines one after the other, with one in memory at a time.
+
+    Args:
+        run: A run.
+        window: Only this part of each trace.
+        test: Of the advice.
+        timelines: The run's in that window, for who needs them afterwards.
+    """
+    timelines = timelines or Timelines(run, window)
     measured = run.manifest if window is None else None  # the front end's figures are of whole trials
     engines, of_traces = [], []
     for place in range(len(run.traces)):

@@ -160,6 +160,8 @@ class Part:
     label: Text
     share_frac: float
     style: Style
+    kind: str = ""
+    """The word of the part or, of a wait, of its cause: pictures give each a colour."""
 
 
 @dataclass(frozen=True)

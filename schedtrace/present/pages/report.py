@@ -130,7 +130,12 @@ def _parts(split: list[TimePart], most: int) -> list[Part]:
     """The largest parts; the others as one."""
     shown = [part for part in split if part.share_frac >= NAMED_FROM_FRAC][:most]
     parts = [
-        Part(*time_part(part.part, part.cause)[:1], part.share_frac, time_part(part.part, part.cause)[1])
+        Part(
+            *time_part(part.part, part.cause)[:1],
+            part.share_frac,
+            time_part(part.part, part.cause)[1],
+            part.cause or part.part,
+        )
         for part in shown
     ]
     rest = sum(part.share_frac for part in split) - sum(part.share_frac for part in shown)

@@ -1,0 +1,62 @@
+"""``schedtrace report``: a run, or two, as a page to look at."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedtrace.cli.options import say, window_of
+from schedtrace.errors import InputError, UsageError
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folder or trace file; two to compare them.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="HTML file (default: report.html beside the run's trace)."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    begin: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="Leave out what was before: 90s, 5m, 1h.")
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option("--to", metavar="TIME", help="Leave out what was after, since the first step."),
+    ] = None,
+    last: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only so much before the trace's end.")
+    ] = None,
+) -> None:
+    """Write a page with a timeline to zoom into.
+
+    One HTML file that fetches nothing: the verdict, every step and request over time, and the whole report.
+    Of two runs: both on one time axis, with the first step that was decided differently.
+    """
+    from schedtrace.cli.runs import one_run
+    from schedtrace.diagnose.analyze import Timelines, analyze_run
+    from schedtrace.model import private
+    from schedtrace.present.report.page import comparison_html, run_html
+
+    window = window_of(begin=begin, end=end, last=last)
+    if len(runs) > 2 or (len(runs) == 2 and window is not None):  # noqa: PLR2004  # base and new
+        msg = "give one run, or two without --from, --to and --last"
+        raise UsageError(msg)
+    found = [one_run(path) for path in runs]
+    beside = found[-1].path if found[-1].path.is_dir() else found[-1].path.parent
+    file = output or beside / "report.html"
+    if file.exists() and not force:
+        msg = f"{file} exists already: --force replaces it"
+        raise UsageError(msg)
+    if len(found) == 1:
+        timelines = Timelines(found[0], window)
+        html = run_html(analyze_run(found[0], window, timelines=timelines), found[0], timelines)
+    else:
+        from schedtrace.compare.compare import compare
+
+        html = comparison_html(compare(base=found[0], new=found[1]), found)
+    try:
+        private.replace(file, html.encode(errors="backslashreplace"))
+    except OSError as error:
+        msg = f"{file}: {error.strerror}"
+        raise InputError(msg) from error
+    say(f"{file}  {len(html) / 1e6:,.1f} MB")

@@ -1,0 +1,182 @@
+"""The document: the verdict, the timeline with its data, and the report's sections, in one HTML file.
+
+Its policy allows the one style and the one script that stand in it, by their hashes, and nothing else: the
+page fetches nothing, and markup in a stranger's text could do nothing even if it were not escaped.
+"""
+
+import json
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from schedtrace.diagnose.analyze import Timelines
+from schedtrace.model.comparison import Comparison
+from schedtrace.model.message import joined, message
+from schedtrace.model.printable import printable
+from schedtrace.model.report import Report, RunReport
+from schedtrace.present.pages.comparison import comparison_page
+from schedtrace.present.pages.report import report_page
+from schedtrace.present.phrases import plain
+from schedtrace.present.renderers import html
+from schedtrace.present.report.data import (
+    BY_STEP,
+    FIRST_CAUSE,
+    MOST_ENGINES,
+    MOST_ROWS,
+    STATES,
+    Chart,
+    engines_of,
+    words_of_causes,
+)
+from schedtrace.present.report.named import FEWEST_STORIES, MOST_STORIES, Named, marked, named
+from schedtrace.present.sections import Note, Page, Section, Style, Styled
+from schedtrace.present.stories import stories
+from schedtrace.read.run import Run
+from schedtrace.timeline.timeline import Timeline, make_timeline
+
+SCRIPTS = ("../sentence.js", "model.js", "panels.js", "requests.js", "words.js", "moves.js")
+"""The page's one script, in its parts."""
+_ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+"""What could end the element that holds the data, or a line of it."""
+
+
+def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
+    """The page of one run.
+
+    Args:
+        report: Of ``analyze``.
+        run: The run.
+        timelines: Those that the report was made from.
+    """
+    names, told = named(report), dict[str, str]()
+    chart = Chart()
+    engines = min(len(run.traces), MOST_ENGINES)
+    for timeline, offset in engines_of(run, timelines):
+        chart.add_engine(timeline, run=0, offset_us=offset, named=names, engines=engines)
+        told |= _stories(run, timeline, names)
+    chart.packed.add_texts("stories.at", told.keys())
+    chart.packed.add_texts("stories.html", told.values())
+    chart.note_engines(len(run.traces))
+    shown = printable(report)
+    rank = run.traces.headers[0].engine_rank
+    verdict = joined(shown.verdict)
+    said = Note(Styled(verdict, Style.STRONG))
+    short, full = (report_page(Report(runs=[report]), full=full).sections for full in (False, True))
+    return _document(
+        chart,
+        title=shown.label,
+        verdict=_fragment(shown, [Note(verdict)], rank),
+        report=_fragment(shown, [section for section in short if section != said], rank),
+        details=_fragment(shown, [section for section in full if section not in short], rank),
+        zero="the trace's clock",
+        from_first=False,
+        runs=[{"label": shown.label, "path": shown.path}],
+        findings=marked(shown),
+        problems=[plain(problem) for problem in shown.problems],
+    )
+
+
+def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
+    """The page of two runs on one time axis, each from its first request.
+
+    Args:
+        comparison: Of ``diff``.
+        runs: The base and the new run.
+    """
+    chart, marks = Chart(), _first_difference(comparison)
+    for place, run in enumerate(runs):
+        steps = {run.traces.headers[0].engine_rank: [one["step"] for one in marks if one["run"] == place]}
+        engines = min(len(run.traces), MOST_ENGINES)
+        for timeline, offset in engines_of(run, Timelines(run)):
+            chart.add_engine(
+                timeline, run=place, offset_us=offset, named=Named(steps), engines=engines * len(runs)
+            )
+        chart.note_engines(len(run.traces))
+    shown = printable(comparison)
+    return _document(
+        chart,
+        title=f"{shown.base_label} and {shown.new_label}",
+        verdict=_fragment(shown, [Note(message("Verdict: {verdict}", verdict=shown.verdict))]),
+        report=_fragment(shown, comparison_page(comparison).sections),
+        details="",
+        zero="each run's first request",
+        from_first=True,
+        runs=[
+            {"label": f"base: {shown.base_label}", "path": shown.base_path},
+            {"label": f"new: {shown.new_label}", "path": shown.new_path},
+        ],
+        findings=[],
+        marks=marks,
+        problems=[plain(note) for note in shown.notes],
+    )
+
+
+def _stories(run: Run, timeline: Timeline, names: Named) -> dict[str, str]:
+    """The pages of ``step`` and ``request`` for what findings name of an engine, the warm-up included."""
+    place = [header.engine_rank for header in run.traces.headers].index(timeline.rank)
+    trace, whole = run.traces.once(place), timeline
+    if timeline.steps.height < trace.steps.height:
+        whole = make_timeline(trace, run.manifest, whole=True, front_end=run.front_end)
+    half = max(FEWEST_STORIES, min(MOST_STORIES, MOST_STORIES * MOST_ROWS // max(1, whole.steps.height))) // 2
+    steps = [(rank, step) for rank, step in names.examples[:half] if rank == timeline.rank]
+    return stories(run, [whole], steps, names.requests[:half])
+
+
+def _fragment(document: Any, sections: list[Section], rank: int | None = None) -> Markup:
+    """Sections as HTML, which the renderer has escaped."""
+    return Markup(html.fragment(Page(document, lambda _: sections), rank=rank, level=2))  # noqa: S704
+
+
+def _document(
+    chart: Chart, *, title: str, verdict: Markup, report: Markup, details: Markup | str, **told: Any
+) -> str:
+    here = files("schedtrace.present.report")
+    own, template, *scripts = (
+        here.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "template.html", *SCRIPTS)
+    )
+    style = html.style_sheet() + own
+    script = '"use strict";\n(() => {\n' + "\n".join(scripts) + "})();\n"
+    data = {
+        "columns": chart.packed.directory,
+        "engines": chart.engines,
+        "causes": words_of_causes(chart.causes),
+        "states": STATES,
+        "by_step": BY_STEP,
+        "first_cause": FIRST_CAUSE,
+        **told,
+    }
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(template).render(
+        title=title,
+        verdict=verdict,
+        report=report,
+        details=details,
+        policy=f"default-src 'none'; style-src {html.source_of(style)}; "
+        f"script-src {html.source_of(script)}; base-uri 'none'; form-action 'none'",
+        style=Markup(style),  # noqa: S704  # our own file
+        script=Markup(script),  # noqa: S704  # our own file
+        data=Markup(in_script(data)),  # noqa: S704  # escaped for where it stands
+        packed=chart.packed.text(),
+        notes=chart.notes,
+        engines=chart.engines,
+        **told,
+    )
+
+
+def in_script(data: Any) -> str:
+    """JSON that can stand in a script element: nothing in it ends the element.
+
+    Raises:
+        ValueError: a number in it is not finite.
+    """
+    return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPED)
+
+
+def _first_difference(comparison: Comparison) -> list[dict[str, Any]]:
+    first = comparison.decisions.first
+    sides = (first.base, first.new) if first else ()
+    return [{"run": run, "step": side.step} for run, side in enumerate(sides) if side is not None]

@@ -1,0 +1,69 @@
+import json
+from html import unescape
+
+import pytest
+
+from schedtrace.present.report.named import ranges
+from schedtrace.present.report.page import in_script
+from tests.makers import arrival, manifest, run_folder, step
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"), [([], []), ([3], [[3, 3]]), ([5, 3, 4, 9, 3], [[3, 5], [9, 9]])], ids=str
+)
+def test_ranges(steps, found):
+    assert ranges(steps) == found
+
+
+def test_data_cannot_end_its_element():
+    text = "</script><!--\u2028&\u2029"
+    written = in_script({"a": text})
+    assert not set(written) & set("<>&\u2028\u2029")
+    assert json.loads(written) == {"a": text}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        in_script({"a": float("nan")})
+
+
+@pytest.fixture
+def run(tmp_path):
+    return run_folder(
+        tmp_path / "run", step(0, got={"a": 1}, new="a", arrived=[arrival("a", 0, 0)]), about=manifest()
+    )
+
+
+def test_the_command_writes_one_private_file_that_allows_only_what_stands_in_it(cli, run):
+    code, out, err = cli("report", run)
+    file = run / "report.html"
+    assert (code, err) == (0, "")
+    assert out.split() == [str(file), "0.1", "MB"]
+    assert file.stat().st_mode & 0o777 == 0o600
+    html = file.read_text()
+    assert html.count("<style>") == html.count("<script>") == 1
+    assert "default-src 'none'; style-src 'sha256-" in unescape(html)
+    assert " style=" not in html.partition("<script>")[0]
+
+
+def test_an_existing_file_is_replaced_only_when_asked(cli, run):
+    assert cli("report", run)[0] == 0
+    code, out, err = cli("report", run)
+    assert (code, out) == (2, "")
+    assert err == f"schedtrace: {run / 'report.html'} exists already: --force replaces it\n"
+    assert cli("report", run, "--force")[0] == 0
+
+
+def test_what_cannot_be_is_one_line(cli, run, tmp_path):
+    assert cli("report", run, run, run)[0] == 2
+    assert cli("report", run, run, "--last", "1s")[0] == 2
+    code, _, err = cli("report", run, "-o", tmp_path / "none" / "x.html")
+    assert (code, err.count("\n")) == (3, 1)
+
+
+def test_two_runs(cli, run, tmp_path):
+    code, out, _ = cli("report", run, run, "-o", tmp_path / "two.html")
+    assert code == 0
+    assert "Verdict: " in (tmp_path / "two.html").read_text()
+    assert out.startswith(str(tmp_path / "two.html"))
+
+
+def test_an_empty_window_is_a_page_without_steps(cli, run):
+    assert cli("report", run, "--from", "5s")[0] == 0
