@@ -21,6 +21,7 @@ from schedtrace.cli import (
     simulate,
     step,
     sweep,
+    watch,
 )
 from schedtrace.cli.options import say
 from schedtrace.errors import ExitCode, SchedtraceError
@@ -43,6 +44,7 @@ app.command("export")(export.export)
 app.command("simulate", context_settings=simulate.CONTEXT_SETTINGS)(simulate.simulate)
 app.command("replay")(replay.replay)
 app.command("sweep")(sweep.sweep)
+app.command("watch")(watch.watch)
 app.command("diff", context_settings=diff.CONTEXT_SETTINGS)(diff.diff)
 
 

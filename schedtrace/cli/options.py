@@ -43,8 +43,18 @@ def show(page: "Page[Any]", output_format: Format = Format.TEXT) -> None:
     It is written by ourselves: rich would turn a closed pipe into exit code 1.
     """
     width = None if sys.stdout.isatty() else _pipe_width()
-    sys.stdout.write(renderer(output_format)(page, width=width))
+    put(renderer(output_format)(page, width=width))
+
+
+def put(text: str) -> None:
+    """Print text whose parts are visible already, on stdout."""
+    sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def is_terminal() -> bool:
+    """Whether a person sits at all three streams: a full screen reads stdin and draws on stderr."""
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def require_vllm() -> None:

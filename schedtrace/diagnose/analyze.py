@@ -5,7 +5,7 @@ from typing import Any
 
 from schedtrace.diagnose.exit_counts import cap_table, cause_table
 from schedtrace.diagnose.one_engine import one_engine
-from schedtrace.diagnose.root_causes import ranked
+from schedtrace.diagnose.root_causes import Judged, ranked
 from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES
 from schedtrace.diagnose.settings.effective import effective_settings
 from schedtrace.diagnose.statistics import statistics
@@ -88,14 +88,10 @@ def analyze_run(
         of_traces += timelines.problems
     ranks = Ranks([engine.rank for engine in engines], timelines.of_rank)
     facts = frozenset(ALL_FACTS).intersection(*(engine.rank.facts for engine in engines))
-    findings = ranked(
-        [engine.judged for engine in engines],
-        [finding for rule in RANK_RULES.values() if rule.needs <= facts for finding in rule(ranks)],
-        ranks.prefill_stalls.steps() if ranks.prefill_stalls is not None else {},
-    )
+    findings = of_all([engine.judged for engine in engines], ranks, facts)
     if test is not None:
         findings = test(run, findings)
-    findings = [*(lead := leading(findings)[:1]), *(finding for finding in findings if finding not in lead)]
+    findings = led(findings)
     split = time_split([engine.split for engine in engines]) if Fact.TIMES in engines[0].rank.facts else []
     of_queues = [problem for engine in engines for problem in engine.problems]
     of_run = _of_run(run.manifest) if run.manifest else []
@@ -118,6 +114,27 @@ def analyze_run(
         warmup_steps=sum(engine.warmup_steps for engine in engines),
         settings=effective_settings(run, [engine.use for engine in engines if engine.use is not None]),
     )
+
+
+def of_all(engines: list[Judged], ranks: Ranks, facts: frozenset[Fact]) -> list[Finding]:
+    """The findings of all engines and those about their ranks, ranked.
+
+    Args:
+        engines: What was found in each.
+        ranks: The same engines.
+        facts: What the records of all of them hold.
+    """
+    return ranked(
+        engines,
+        [finding for rule in RANK_RULES.values() if rule.needs <= facts for finding in rule(ranks)],
+        ranks.prefill_stalls.steps() if ranks.prefill_stalls is not None else {},
+    )
+
+
+def led(findings: list[Finding]) -> list[Finding]:
+    """The findings with the one first that the verdict is about."""
+    lead = leading(findings)[:1]
+    return [*lead, *(finding for finding in findings if finding not in lead)]
 
 
 def config_of(run: Run) -> dict[str, Any]:

@@ -51,10 +51,9 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         manifest: Has the front end's figures; None: they are of something else.
         engines: Of the run.
     """
-    found = [finding for rule in RULES.values() if rule.needs <= timeline.facts for finding in rule(timeline)]
     return OneEngine(
         rank=rank_of(timeline),
-        judged=judged(timeline, found),
+        judged=judge(timeline),
         unlimited=unlimited(timeline),
         problems=_of_queue(timeline),
         trials=trial_reports(timeline, manifest, engines=engines),
@@ -68,6 +67,12 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         use=use_of(timeline),
         warmup_steps=timeline.warmup_steps,
     )
+
+
+def judge(timeline: Timeline) -> Judged:
+    """What all rules find in one engine."""
+    found = [finding for rule in RULES.values() if rule.needs <= timeline.facts for finding in rule(timeline)]
+    return judged(timeline, found)
 
 
 def _of_queue(timeline: Timeline) -> list[Message]:

@@ -30,7 +30,7 @@ class Chain:
         self.doubtful: list[tuple[int, int]] = []
         """First and last of steps that were rebuilt, and do not lead to the full line after them."""
         self._numbers: set[int] = set()
-        self._latest = -LARGEST
+        self._latest = self._forgotten = -LARGEST
         self._before: Values = ()
         self._deltas = 0
         """Rebuilt since the last full line."""
@@ -43,7 +43,7 @@ class Chain:
         Args:
             line: A step or delta as read; None: a broken line, which may have been one.
         """
-        if line is None or line.step in self._numbers:
+        if line is None or line.step <= self._forgotten or line.step in self._numbers:
             self.in_order &= line is None
             self.running.lose()
             return None
@@ -54,6 +54,11 @@ class Chain:
             self._latest = max(self._latest, line.step)
             self._numbers.add(line.step)
         return values
+
+    def forget(self) -> None:
+        """Forget the numbers of the steps so far, of which none may come again: a trace may have no end."""
+        self._forgotten = self._latest
+        self._numbers = set()
 
     def _full(self, line: Any) -> Values:
         running, number = self.running, line.step

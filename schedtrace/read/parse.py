@@ -91,7 +91,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         .sort("began_us")
         for name in ("dummies", "syncs")
     }
-    all_steps = _merge_outputs(steps.frame(), others[Output])
+    all_steps = merge_outputs(steps.frame(), others[Output])
     problems.garbled_lines.sort()
     problems.truncated = lines.cut_off
     problems.unclosed = end is None
@@ -120,7 +120,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     )
 
 
-def _merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:
+def merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:
     """Put what ``output`` lines tell into the steps that were written before."""
     if not late:
         return steps

@@ -27,6 +27,8 @@ class Running:
         self._line: Got | None = None
         """What a full line told of them, as far as the rows do not have it yet."""
         self._orders = 0
+        self._cut = False
+        """All stretches have ended; the next step begins new ones."""
 
     @property
     def step(self) -> int | None:
@@ -56,6 +58,13 @@ class Running:
         self.lose()
         self._ended.flush()
 
+    def cut(self) -> None:
+        """End all stretches with the last step, and put them; the next step may still continue it."""
+        self._take_over()
+        self._end(self._rows)
+        self._cut = True
+        self._ended.flush()
+
     def full(self, step: int, trial: int | None, requests: Sequence[Any]) -> None:
         """A step with all its requests."""
         if self.step != step - 1:
@@ -77,7 +86,7 @@ class Running:
             alone = list(compress(self._rows, now.alone))
             self._end(alone)
             self._ended.add_single(step, trial, [*now.columns_alone(), [row.order for row in alone]])
-        self._at, self._line, self._unsteady = (step, trial), now, None
+        self._at, self._line, self._unsteady, self._cut = (step, trial), now, None, False
 
     def can_follow(self, changes: Any, total: int, tokens: int | None = None) -> bool:
         """Whether these changes can be those to the next step.
@@ -121,7 +130,7 @@ class Running:
         for one in changes.added:
             changed.append(self._add(one.request_id))
             changed[-1].begin(step, one.computed_tokens, one.scheduled_tokens, _others(one))
-        self._at = (step, trial)
+        self._at, self._cut = (step, trial), False
         self._unsteady = [row for row in changed if row.scheduled != 1 or row.others is not ORDINARY]
         self._ended.count(len(self._rows))
 
@@ -139,7 +148,7 @@ class Running:
 
     def _is_cut(self, trial: int | None, rows: int) -> bool:
         """Whether all stretches end before the next step, which has so many rows."""
-        return (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
+        return self._cut or (self._at is not None and self._at[1] != trial) or self._ended.is_due(rows)
 
     def _kept(self, step: int, ids: tuple[str, ...]) -> Got:
         """What those got in the last step who are still there.

@@ -188,9 +188,13 @@ def make_timeline(
     elif trace.header.trial_ids:  # steps before the first request belong to no trial
         measured = pl.col("trial").is_not_null() & (pl.col("trial") != WARMUP_TRIAL)
     trial_of = trace.arrivals.select("request_id", "trial").unique("request_id")
-    finishes = trace.finishes.drop("trial", strict=False).join(
-        trial_of, on="request_id", how="left", maintain_order="left"
+    finishes = trace.finishes.join(
+        trial_of, on="request_id", how="left", maintain_order="left", suffix="_of_arrival"
     )
+    if "trial_of_arrival" in finishes.columns:  # of those that came before the trace began: when they went
+        finishes = finishes.with_columns(trial=pl.coalesce("trial_of_arrival", "trial")).drop(
+            "trial_of_arrival"
+        )
     exits = _exits(trace)
     kept = (
         steps.filter(measured)

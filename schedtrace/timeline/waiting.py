@@ -21,8 +21,7 @@ def waiting_pieces(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
     """
     waits = timeline.waits.select("request_id", "since_step", "left_step", "preempted")
     waits = place_of(place_of(waits, steps, "since_step", "first"), steps, "left_step", "left")
-    skips = (pl.col("loop") == "waiting") & (pl.col("kind") == "continue")
-    named = timeline.exits.filter(skips).select("step", "request_id", "cause")
+    named = timeline.exits.filter(_skips()).select("step", "request_id", "cause")
     runs = cause_runs(waits, _ends(timeline), named, steps)
     number = steps["step"]
     return pieces(
@@ -35,6 +34,23 @@ def waiting_pieces(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
         state=pl.when("preempted").then(pl.lit("preempted")).otherwise(pl.lit("waiting")),
         **{name: pl.col(name) for name in ("cause", "begin_step", "end_step")},
     )
+
+
+def waits_for(timeline: Timeline) -> tuple[str | None, dict[str, str]]:
+    """What those wait for who are in the queue after the last step, and requests that wait for another cause.
+
+    None: there is no step.
+    """
+    if timeline.steps.is_empty():
+        return None, {}
+    named = timeline.exits.filter(_skips() & (pl.col("step") == timeline.steps["step"][-1]))
+    causes = named.select("request_id", "cause").drop_nulls().iter_rows()
+    return str(_ends(timeline)[-1]), dict(causes)
+
+
+def _skips() -> pl.Expr:
+    """Exits that pass over a request and go on with the next."""
+    return (pl.col("loop") == "waiting") & (pl.col("kind") == "continue")
 
 
 def _ends(timeline: Timeline) -> pl.Series:

@@ -1,0 +1,48 @@
+"""``schedtrace watch``: a run while it goes on."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from schedtrace.cli.options import is_terminal, put, say
+
+
+def watch(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DIR|PID]",
+            help="Run folder, folder of runs (the newest), trace file, or process id of a recording server. "
+            "Default: SCHEDTRACE_DIR, else the newest trace that grows below the current folder.",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print what is seen once, as text, and end.")] = False,
+    every: Annotated[
+        float, typer.Option(min=0.5, metavar="S", help="Seconds between two lines of text.")
+    ] = 5.0,
+) -> None:
+    """Follow a running engine: what limits it now, who waits for what.
+
+    A full screen in a terminal, else a line of text every few seconds. Reads the trace and nothing else, so
+    the engine does not notice.
+    """
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")  # before it is imported: leave the engine its cores
+
+    from pathlib import Path
+
+    from schedtrace.watch.find import target as found
+    from schedtrace.watch.lines import page
+    from schedtrace.watch.session import Session
+
+    session = Session(found(target, dict(os.environ), Path.cwd()))
+    if once:
+        put(page(session.look(judge_now=True)))
+    elif is_terminal():
+        from schedtrace.watch.app import WatchApp
+
+        WatchApp(session).run()
+    else:
+        from schedtrace.watch.stream import stream as print_lines
+
+        print_lines(session, every, say)

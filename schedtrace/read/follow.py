@@ -1,0 +1,283 @@
+"""A trace that grows: its last minutes, of which only what is new is read. The file is never locked."""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from schedtrace.errors import InputError
+from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, ScheduledRequest, Step
+from schedtrace.read.chain import Chain
+from schedtrace.read.columns import FLAT, Columns, between_steps, columns_of, entries_of, frame_of
+from schedtrace.read.cpu_times import cpu_times
+from schedtrace.read.deltas import FIELDS, Values, value
+from schedtrace.read.lines import AS_READ, decode_line, read_header
+from schedtrace.read.lives import Live, Lives, arrivals_of, earlier
+from schedtrace.read.parse import merge_outputs
+from schedtrace.read.problems import Problems
+from schedtrace.read.skim import skim
+from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
+from schedtrace.read.trace import Trace
+
+BLOCK = 2**20
+_EMPTY = {name: entries_of(columns_of([]), name) for name in (*LISTS, *EVENTS)}
+_KINDS = {as_read: line for line, as_read in AS_READ.items()}
+
+
+class LostError(InputError):
+    """The file was removed, replaced or cut: nothing can be read on."""
+
+
+@dataclass
+class Chunk:
+    """What was read at once."""
+
+    lives: list[Live]
+    """Those alive before it."""
+    steps: pl.DataFrame
+    tables: dict[str, pl.DataFrame]
+    """``read.tables.LARGE``."""
+    events: dict[str, pl.DataFrame]
+    """``read.tables.EVENTS``."""
+    cpu: list[Any]
+    lines: list[bytes]
+    first: Step | None
+    """Its first step, in full."""
+    first_line: int
+    """Its place in ``lines``."""
+    last_us: int
+
+
+@dataclass
+class _Taken:
+    """What stands in some lines."""
+
+    steps: list[Values] = field(default_factory=list)
+    others: dict[type, list[Any]] = field(default_factory=lambda: {kind: [] for kind in AS_READ})
+    first: Step | None = None
+    first_line: int = 0
+
+
+class Following:
+    """One ``engine-<rank>.jsonl`` that may still grow.
+
+    Args:
+        path: The file.
+        keep_us: At least the steps of so many microseconds before the last one are kept.
+
+    Raises:
+        InputError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, keep_us: int) -> None:
+        self.path, self._keep_us = path, keep_us
+        self.header: Header | None = None
+        """None: its first line is not there yet."""
+        self.notices: list[str] = []
+        self.end: End | None = None
+        """The engine was shut down in order."""
+        self.newest_us = 0
+        """The latest time that any line tells."""
+        self.garbled = 0
+        """Lines that were not understood."""
+        self.chunks: deque[Chunk] = deque()
+        self._head = b""
+        self._at = 0
+        self._put: list[pl.DataFrame] = []
+        self._chain = Chain(self._put.append)
+        self._lives = Lives()
+        self._outputs: deque[Any] = deque(maxlen=4096)
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            msg = f"{path}: cannot be read ({error.strerror})"
+            raise InputError(msg) from error
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._file)
+
+    @property
+    def lives(self) -> list[Live]:
+        """Those alive now, in the order of their arrival."""
+        return self._lives.snapshot()
+
+    def read(self) -> list[Chunk]:
+        """Read what is new, in chunks.
+
+        Raises:
+            LostError: the file was removed, replaced or cut.
+            InputError: it is no trace, or cannot be read.
+        """
+        try:
+            size = self._checked_size()
+            if self.header is None and not self._begin(size):
+                return []
+            new = [self._chunk(lines) for lines in self._whole_lines(size)]
+        except OSError as error:
+            msg = f"{self.path}: cannot be read ({error.strerror})"
+            raise InputError(msg) from error
+        self.chunks.extend(new)
+        while len(self.chunks) > 1 and self.chunks[0].last_us < self.newest_us - self._keep_us:
+            self.chunks.popleft()
+        return new
+
+    def trace(self, chunks: list[Chunk]) -> Trace:
+        """The trace of some chunks that follow each other, with those who were there before."""
+        if self.header is None:
+            msg = f"{self.path}: no header"
+            raise InputError(msg)
+        arrivals, stretches, preempted = earlier(chunks[0].lives if chunks else [])
+        tables = {
+            name: pl.concat(
+                [*([before] if before is not None else []), *(one.tables[name] for one in chunks)]
+            )
+            for name in (STRETCHES, *LISTS)
+            for before in [{STRETCHES: stretches, "preempted": preempted}.get(name)]
+        }
+        events = {name: pl.concat([one.events[name] for one in chunks], how="diagonal") for name in EVENTS}
+        return Trace(
+            path=self.path,
+            header=self.header,
+            steps=merge_outputs(pl.concat([one.steps for one in chunks]), list(self._outputs)),
+            large={name: table.lazy().set_sorted("step") for name, table in tables.items()},
+            arrivals=pl.concat([arrivals, events["arrived"]], how="diagonal"),
+            finishes=events["finished"],
+            notices=self.notices,
+            end=self.end,
+            problems=Problems(),
+            cpu=cpu_times([line for one in chunks for line in one.cpu]),
+            dummies=events["dummies"].drop("step", "trial").sort("began_us"),
+            syncs=events["syncs"].drop("step", "trial").sort("began_us"),
+        )
+
+    def since(self, us: int) -> list[Chunk]:
+        """The chunks with steps that began at this time or later; the last one if none has."""
+        found = [one for one in self.chunks if one.last_us >= us]
+        return found or list(self.chunks)[-1:]
+
+    def saved(self, us: int) -> bytes:
+        """A trace of the steps since then, with those who waited before; a little more at its begin."""
+        chunks = [one for one in self.since(us) if one.first is not None]
+        if not chunks or chunks[0].first is None:
+            return self._head + b"\n"
+        began, *later = chunks
+        first = chunks[0].first
+        before = Events(at_us=first.start_us, trial=first.trial, arrived=arrivals_of(began.lives))
+        after = began.lines[began.first_line + 1 :] + [line for one in later for line in one.lines]
+        encode = msgspec.json.encode
+        head = msgspec.json.decode(self._head)
+        head["notices"] = [*self.notices, f"saved by schedtrace watch: it begins at step {first.step}"]
+        lines = [encode(head), *([encode(before)] if before.arrived else []), encode(first), *after]
+        return b"".join(line + b"\n" for line in lines if line)
+
+    def _checked_size(self) -> int:
+        opened = os.fstat(self._file)
+        try:
+            now = self.path.stat()
+        except FileNotFoundError:
+            msg = f"{self.path}: removed while it was followed"
+            raise LostError(msg) from None
+        if (now.st_dev, now.st_ino) != (opened.st_dev, opened.st_ino):
+            msg = f"{self.path}: replaced by another file while it was followed"
+            raise LostError(msg)
+        if opened.st_size < self._at:
+            msg = f"{self.path}: cut while it was followed"
+            raise LostError(msg)
+        return opened.st_size
+
+    def _whole_lines(self, size: int) -> Iterator[list[bytes]]:
+        """What is new, up to the last newline: the recorder takes back what a full disk cut off of a line."""
+        begun = b""
+        while left := size - self._at - len(begun):
+            block = os.pread(self._file, min(BLOCK, left), self._at + len(begun))
+            if not block:
+                return
+            *lines, begun = (begun + block).split(b"\n")
+            if lines:
+                self._at += sum(map(len, lines)) + len(lines)
+                yield lines
+
+    def _begin(self, size: int) -> bool:
+        """Read the header, and skim what is too old; False: the header is not whole yet."""
+        head, found, _ = os.pread(self._file, BLOCK, 0).partition(b"\n")
+        if not found:
+            return False
+        self.header, self._head = read_header(self.path, [head]), head
+        self._at, earlier_notices = skim(self._file, len(head) + 1, size, self._keep_us, self._lives)
+        self.notices = [*self.header.notices, *earlier_notices]
+        return True
+
+    def _chunk(self, lines: list[bytes]) -> Chunk:
+        lives = self._lives.snapshot()
+        taken = _Taken()
+        self._chain.forget()
+        for place, line in enumerate(lines):
+            if line:
+                self._take(line, place, taken)
+        self._chain.running.cut()
+        columns = columns_of(taken.steps)
+        tables = {name: _entries(columns, name) for name in LISTS}
+        tables[STRETCHES] = pl.concat(self._put)
+        self._put.clear()
+        events, idle = {}, taken.others[Events]
+        for name in EVENTS:
+            between = [(line.trial, one) for line in idle for one in getattr(line, name)]
+            with_steps = _entries(columns, name).drop("start_us")
+            events[name] = with_steps
+            if between:
+                events[name] = pl.concat([with_steps, between_steps(name, between)], how="diagonal")
+        self.notices += [line.message for line in taken.others[Notice]]
+        self._outputs.extend(taken.others[Output])
+        steps = frame_of(columns, FLAT)
+        return Chunk(
+            lives=lives,
+            steps=steps,
+            tables=tables,
+            events=events,
+            cpu=taken.others[Cpu],
+            lines=lines,
+            first=taken.first,
+            first_line=taken.first_line,
+            last_us=self.newest_us,
+        )
+
+    def _take(self, line: bytes, place: int, taken: _Taken) -> None:
+        read = decode_line(line)
+        kind = None if read is None else _KINDS[type(read)]
+        if kind in {None, Header}:
+            self.garbled += 1
+            self._chain.take(None)
+        elif kind in {Step, Delta}:
+            self._step(read, place, taken)
+        elif kind is not None:
+            taken.others[kind].append(read)
+            self.newest_us = max(self.newest_us, getattr(read, "at_us", 0))
+            if kind is Events:
+                self._lives.events(read.arrived, read.finished)
+            if kind is End:
+                self.end = msgspec.convert(read, End, from_attributes=True)
+
+    def _step(self, read: Any, place: int, taken: _Taken) -> None:
+        values = self._chain.take(read)
+        if values is None:
+            return
+        self._lives.step(read.start_us, read.arrived, read.finished, read.preempted)
+        rows = read.requests if hasattr(read, "requests") else read.changes.added if read.changes else ()
+        self._lives.scheduled([one.request_id for one in rows])
+        self.newest_us = max(self.newest_us, read.start_us, value(values, "output_us") or 0)
+        taken.steps.append(values)
+        if taken.first is None:
+            rows = [ScheduledRequest(*row) for row in self._chain.running.rows()]
+            taken.first = Step(**dict(zip(FIELDS, values, strict=True)), requests=rows)
+            taken.first_line = place
+
+
+def _entries(columns: Columns, name: str) -> pl.DataFrame:
+    """``entries_of``; most lists of most chunks are empty, and making a frame of nothing takes as long."""
+    return entries_of(columns, name) if any(columns[name]) else _EMPTY[name]

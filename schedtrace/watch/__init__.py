@@ -1,0 +1,1 @@
+"""``schedtrace watch``: a run while it goes on."""

@@ -1,0 +1,209 @@
+"""The screen of ``schedtrace watch``."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.events import Resize
+from textual.widgets import Footer, Static
+
+from schedtrace.errors import SchedtraceError
+from schedtrace.model import private
+from schedtrace.model.printable import visible
+from schedtrace.watch import view
+from schedtrace.watch.lines import moment, page
+from schedtrace.watch.seen import Seen, Slow
+from schedtrace.watch.session import Session
+from schedtrace.watch.widgets import Listing, TextScreen
+
+EVERY_S = 2.5
+_COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
+HELP = """\
+space   pause, and go on
+up/down choose a request; enter: its life so far
+tab     between engines and requests; on engines, up/down choose one for chart and list
+v       all that is seen, as text, with the verdicts in full
+s       save that text here
+w       save the last minute as a run folder that every command reads
+q       quit
+
+The verdicts are those of `schedtrace analyze --last 10s` and `--last 1m`; they are renewed at a pace
+that keeps their cost low, and each says how old it is. Running, waiting and KV are after the last
+step; budget, preemptions and steps per second are of the last 10 s. Waiting requests are drawn by
+what they wait for: docs/causes.md says what each word means."""
+
+
+class WatchApp(App[None]):
+    """Looks every few seconds, and shows what is seen.
+
+    Args:
+        session: Looks.
+        every_s: Seconds between two looks; None: only when a test says so.
+        folder: Where is saved.
+    """
+
+    CSS = """
+    Screen { layout: vertical; overflow: hidden; }
+    #head, #chart, #engines, #requests, #notes { text-wrap: nowrap; text-overflow: clip; }
+    TextScreen { background: $background; }
+    TextScreen VerticalScroll { height: 1fr; padding: 0 1; }
+    #head { height: 1; background: $panel; }
+    #verdicts, #chart, #notes { height: auto; }
+    #requests { height: 1fr; min-height: 2; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,ctrl+c", "quit", "Quit", priority=False),
+        Binding("space", "pause", "Pause"),
+        Binding("v", "text", "Verdicts in full"),
+        Binding("s", "save_text", "Save text"),
+        Binding("w", "save_window", "Save trace"),
+        Binding("question_mark", "keys", "Help", key_display="?"),
+    ]
+
+    def __init__(self, session: Session, every_s: float | None = EVERY_S, folder: Path | None = None) -> None:
+        super().__init__()
+        self.session, self._every_s, self._folder = session, every_s, folder or Path.cwd()
+        self.seen: Seen | None = None
+        self.paused = False
+        self._looking = asyncio.Lock()
+        self._heights: dict[str, int] = {}
+
+    def compose(self) -> ComposeResult:
+        """From above: head, verdicts, engines, chart, requests, notes, keys."""
+        yield Static(id="head", markup=False)
+        yield Static("Reading the trace ...", id="verdicts", markup=False)
+        yield Listing("engines")
+        yield Static(id="chart", markup=False)
+        yield Listing("requests")
+        yield Static(id="notes", markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Look at once, then now and then."""
+        self.query_one("#requests").focus()
+        if self._every_s is not None:
+            self.call_later(self.look)
+            self.set_interval(self._every_s, self.look)
+
+    def on_resize(self, _: Resize) -> None:
+        """Draw for another size."""
+        self._heights.clear()
+        self.call_after_refresh(self.draw)
+
+    async def look(self) -> None:
+        """Read and judge beside the screen, unless that still goes on."""
+        if self.paused or self._looking.locked():
+            return
+        async with self._looking:
+            try:
+                self.seen = await asyncio.to_thread(self.session.look)
+            except (SchedtraceError, OSError) as error:
+                self.notify(visible(str(error)), severity="error", markup=False)
+                return
+        self.draw()
+
+    def draw(self) -> None:
+        """Show what was seen last."""
+        if self.seen is None or len(self.screen_stack) > 1:
+            return
+        seen, (width, height), dark = self.seen, self.size, self.current_theme.dark
+        most = 3 if height < 40 else 8  # noqa: PLR2004  # lines of a screen
+        self._show("head", view.head(seen, width, paused=self.paused))
+        self._show("verdicts", view.verdicts(seen, width, most))
+        engines = self.query_one("#engines", Listing)
+        total = seen.total()
+        rows = [total, *seen.engines] if total is not None and len(seen.engines) > 1 else seen.engines
+        shown = rows if height >= 40 else rows[:5]  # noqa: PLR2004  # as above
+        engines.show(Content(view.HEAD[:width]), [(one.rank, view.engine_line(one, width)) for one in shown])
+        if engines.styles.height is None or engines.styles.height.value != 1 + max(1, len(shown)):
+            engines.styles.height = 1 + max(1, len(shown))
+        rank = engines.key if isinstance(engines.key, int) and len(seen.engines) > 1 else None
+        tall = 7 if height < 40 else 14  # noqa: PLR2004  # as above
+        self._show("chart", view.chart(seen, rank, width, tall, dark=dark))
+        self._draw_requests(seen, rank, width)
+        texts = [f"{moment(note.at_s)} {visible(note.text)}"[:width] for note in seen.notes[-2:]]
+        self._show("notes", Content("\n".join(texts)))
+        self.query_one("#notes").display = bool(texts)
+
+    def _show(self, widget_id: str, content: Content) -> None:
+        """Change a widget; the others move only if it becomes higher or lower."""
+        lines = content.plain.count("\n")
+        self.query_one(f"#{widget_id}", Static).update(content, layout=self._heights.get(widget_id) != lines)
+        self._heights[widget_id] = lines
+
+    def _draw_requests(self, seen: Seen, rank: int | None, width: int) -> None:
+        ranks = len(seen.engines) > 1 and rank is None
+        title = Content("     age  requests: the longest waits, then the oldest"[:width])
+        chosen = [slow for slow in seen.slowest if rank is None or slow.rank == rank]
+        lines: list[tuple[object, Content]] = [
+            ((slow.rank, slow.request_id), view.request_line(slow, width, ranks=ranks)) for slow in chosen
+        ]
+        self.query_one("#requests", Listing).show(title, lines)
+
+    def on_listing_moved(self) -> None:
+        """Another engine may be chosen."""
+        self.draw()
+
+    async def on_listing_chosen(self, chosen: Listing.Chosen) -> None:
+        """Show a request's life."""
+        slow = next((one for one in self._slowest() if (one.rank, one.request_id) == chosen.key), None)
+        if slow is None:
+            return
+        try:
+            async with self._looking:
+                text = await asyncio.to_thread(self.session.life, slow, max(40, self.size.width - 4))
+        except (SchedtraceError, OSError, StopIteration) as error:
+            text = visible(str(error))
+        self.push_screen(TextScreen(_COLOUR_CODES.sub("", text)), self._back)
+
+    def _back(self, _: None) -> None:
+        self.draw()
+
+    def action_pause(self) -> None:
+        """Stop looking, or go on."""
+        self.paused = not self.paused
+        self.draw()
+
+    def action_text(self) -> None:
+        """All that is seen."""
+        if self.seen is not None:
+            self.push_screen(TextScreen(page(self.seen)), self._back)
+
+    def action_keys(self) -> None:
+        """The keys."""
+        self.push_screen(TextScreen(HELP), self._back)
+
+    def action_save_text(self) -> None:
+        """Save what is seen as text."""
+        if self.seen is not None:
+            path = self._folder / f"{self._file_name()}.txt"
+            self._save(lambda seen: private.replace(path, page(seen).encode()), path)
+
+    def action_save_window(self) -> None:
+        """Save the last minute as a run folder."""
+        path = self._folder / self._file_name()
+        self._save(lambda _: self.session.saved(path), path)
+
+    def _save(self, write: Callable[[Seen], object], path: Path) -> None:
+        if self.seen is None:
+            return
+        try:
+            write(self.seen)
+        except OSError as error:
+            self.notify(visible(f"not saved: {error.strerror}: {path}"), severity="error", markup=False)
+        else:
+            self.notify(visible(f"saved {path}"), markup=False)
+
+    def _file_name(self) -> str:
+        at_s = self.seen.at_s if self.seen is not None else time.time()
+        return f"watch-{time.strftime('%Y%m%d-%H%M%S', time.localtime(at_s))}"
+
+    def _slowest(self) -> list[Slow]:
+        return self.seen.slowest if self.seen is not None else []

@@ -1,0 +1,170 @@
+"""Which trace to watch: from a path, a process, or nothing."""
+
+import os
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.read.run import TRACE_PATTERN
+
+DIR = "SCHEDTRACE_DIR"
+GROWING_S = 30.0
+"""The recorder writes every second: a file that is older does not grow."""
+DEPTH = 4
+"""Folders below the current one that are searched."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where traces are."""
+
+    path: Path
+    only: bool
+    """It is one run or trace; else a folder of runs, of which the newest counts."""
+
+    def files(self, without: Collection[Path] = ()) -> list[Path]:
+        """The traces of the run to watch, rank by rank; empty: there is none yet.
+
+        Args:
+            without: Folders that are no runs of the engine, such as saved windows.
+        """
+        if self.path.is_file():
+            return [self.path]
+        own = _traces(self.path)
+        if own or self.only:
+            return own
+        folders = [folder for folder in _folders(self.path) if folder.absolute() not in without]
+        runs = [traces for folder in folders if (traces := _traces(folder))]
+        return max(runs, key=_newest, default=[])
+
+
+def target(given: str | None, environment: dict[str, str], here: Path) -> Target:
+    """What a person means.
+
+    Args:
+        given: A run folder, a folder of runs, a trace, a process id; None: ``SCHEDTRACE_DIR``, else the
+            newest trace below ``here`` that grows.
+        environment: With ``SCHEDTRACE_DIR``, where it is set.
+        here: The current folder.
+
+    Raises:
+        InputError: there is no such path or process, or it records nothing.
+        UsageError: nothing was given, and nothing is found.
+    """
+    if given is not None:
+        path = Path(given)
+        if path.exists():
+            return Target(path, only=path.is_file() or bool(_traces(path)))
+        if given.isdecimal():
+            return of_process(int(given))
+        msg = f"{given}: no such file or folder, and no process id"
+        raise InputError(msg)
+    if folder := environment.get(DIR):
+        return Target(Path(folder).expanduser(), only=False)
+    growing = [path for path in _below(here, DEPTH) if grows([path])]
+    if growing:
+        return Target(max(growing, key=_modified_s).parent, only=True)
+    msg = (
+        f"no trace grows below {here} and {DIR} is not set: name a run folder or the server's process id "
+        f"(schedtrace watch DIR), and start the server with {DIR}=DIR"
+    )
+    raise UsageError(msg)
+
+
+def of_process(pid: int) -> Target:
+    """The run that a process or one of its descendants records.
+
+    Raises:
+        InputError: there is no such process, it may not be looked at, or it records nothing.
+    """
+    if not Path(f"/proc/{pid}").exists():
+        msg = f"{pid}: no such process, file or folder"
+        raise InputError(msg)
+    family = [pid, *_descendants(pid)]
+    for one in family:
+        for path in _open_traces(one):
+            return Target(path.parent, only=True)
+    try:
+        folder = next((found for one in family if (found := _environment(one).get(DIR))), None)
+    except PermissionError:
+        msg = f"process {pid}: its environment cannot be read; name the run folder instead"
+        raise InputError(msg) from None
+    if folder is None:
+        msg = f"process {pid} records nothing: start it with {DIR}=DIR in its environment"
+        raise InputError(msg)
+    return Target(Path(folder).expanduser(), only=False)
+
+
+def _traces(folder: Path) -> list[Path]:
+    return sorted(folder.glob(TRACE_PATTERN), key=lambda path: (len(path.name), path.name))
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return [child for child in folder.iterdir() if child.is_dir()]
+    except OSError:
+        return []
+
+
+def _newest(traces: list[Path]) -> tuple[bool, float]:
+    """To order runs by: those that grow come last, and of these the one that began last."""
+    return grows(traces), _modified_s(traces[0].parent)
+
+
+def grows(traces: list[Path]) -> bool:
+    """Whether something was written to one of them lately."""
+    return any(time.time() - _modified_s(path) < GROWING_S for path in traces)
+
+
+def _modified_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    yield from folder.glob(TRACE_PATTERN)
+    if depth:
+        for child in _folders(folder):
+            if not child.is_symlink() and not child.name.startswith("."):
+                yield from _below(child, depth - 1)
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in _listed(Path(f"/proc/{pid}/task")):
+        try:
+            children = [int(one) for one in (task / "children").read_text().split()]
+        except OSError:
+            continue
+        for child in children:
+            found += [child, *_descendants(child)]
+    return found
+
+
+def _open_traces(pid: int) -> Iterator[Path]:
+    for link in _listed(Path(f"/proc/{pid}/fd")):
+        try:
+            path = Path(os.readlink(link))  # noqa: PTH115  # a deleted file's text is no path
+        except OSError:
+            continue
+        if path.match(TRACE_PATTERN) and path.exists():
+            yield path
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        texts = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
+    except FileNotFoundError:
+        return {}
+    return dict(text.split("=", 1) for text in texts if "=" in text)

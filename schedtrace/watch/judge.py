@@ -1,0 +1,73 @@
+"""The verdicts over the last seconds, at a pace that keeps their cost within a share of a core."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from schedtrace.diagnose.analyze import led, of_all
+from schedtrace.diagnose.one_engine import judge as judge_engine
+from schedtrace.diagnose.time_split import engine_split, time_split
+from schedtrace.diagnose.verdict import leading, unlimited, verdict
+from schedtrace.model.facts import ALL_FACTS
+from schedtrace.model.message import NOTHING, message
+from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.window import Window, windowed
+from schedtrace.watch.engine import Engine
+from schedtrace.watch.seen import Verdict
+
+
+@dataclass
+class Judge:
+    """Judges one span, now and then.
+
+    Args:
+        span_s: Seconds up to now.
+        every_s: At least so long passes between two verdicts.
+        share: Of one core that the verdicts may take.
+        spent: Processor seconds of this process.
+    """
+
+    span_s: int
+    every_s: float
+    share: float
+    spent: Callable[[], float] = time.process_time
+    latest: Verdict | None = None
+    _due_s: float = 0.0
+
+    def look(self, engines: list[Engine], now_s: float, *, at_once: bool = False) -> None:
+        """Judge again if it is time to, or ``at_once``."""
+        if now_s < self._due_s and not at_once:
+            return
+        began, first = self.spent(), self.latest is None
+        self.latest = judge(engines, now_s, self.span_s)
+        # The first one also imports and compiles, which no other does.
+        cost = 0.0 if first else self.spent() - began
+        self._due_s = now_s + max(self.every_s, cost / self.share)
+
+    def reset(self) -> None:
+        """Another run is judged next."""
+        self.latest, self._due_s = None, 0.0
+
+
+def judge(engines: list[Engine], now_s: float, span_s: int) -> Verdict:
+    """What ``analyze`` says of the last ``span_s`` seconds of these engines."""
+    windows = [one for engine in engines if (one := _window(engine, now_s, span_s)) is not None]
+    if not windows:
+        return Verdict(span_s, now_s, [message("No step in this time: nothing to judge.")], NOTHING)
+    findings = led(of_all([judge_engine(one) for one in windows], Ranks.of(windows), ALL_FACTS))
+    split = time_split([engine_split(one) for one in windows])
+    sentences = verdict([unlimited(one) for one in windows], findings, split)
+    lead = leading(findings)[:1]
+    advice = lead[0].advice[0].message if lead and lead[0].advice else NOTHING
+    return Verdict(span_s, now_s, sentences, advice)
+
+
+def _window(engine: Engine, now_s: float, span_s: int) -> Timeline | None:
+    begin_us = engine.edge_us(now_s) - span_s * 1_000_000
+    timeline = engine.timeline(begin_us)
+    if timeline is None:
+        return None
+    since_first = begin_us - int(timeline.steps["start_us"][0])
+    cut = windowed(timeline, Window(begin_us=max(0, since_first)))
+    return None if cut.steps.is_empty() else cut

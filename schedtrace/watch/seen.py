@@ -1,0 +1,135 @@
+"""What a look at a running engine shows: data for the screen and for lines of text."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from schedtrace.model.message import Message
+
+
+@dataclass
+class Cell:
+    """A second of an engine, or of all engines: sums over the steps that began in it."""
+
+    steps: int = 0
+    running: float = 0.0
+    """Mean after a step."""
+    waiting: dict[str, float] = field(default_factory=dict)
+    """Cause to the mean number of requests that a step left waiting for it."""
+    used_tokens: int = 0
+    token_budget: int = 0
+    preempted: int = 0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One engine, or all of them."""
+
+    rank: int | None
+    """Data-parallel rank; None: the sum of all."""
+    state: str
+    """Empty while it steps; else why it does not, or that it ended."""
+    running: int
+    seats: int | None
+    waiting: int
+    waiting_for: dict[str, int]
+    """Cause to the number of requests that wait for it after the last step."""
+    kv_used: int | None
+    kv_total: int | None
+    budget_frac: float | None
+    """Share of the token budget that the steps of the last 10 s used; None: there was none."""
+    preempted_per_s: float
+    """In the last 10 s, as the next."""
+    steps_per_s: float
+
+    @property
+    def kv_frac(self) -> float | None:
+        """Share of the KV blocks in use."""
+        return None if self.kv_used is None or not self.kv_total else self.kv_used / self.kv_total
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A request that is not done."""
+
+    rank: int
+    request_id: str
+    age_us: int
+    """Since it came."""
+    waits_us: int | None
+    """Since when it is in the waiting queue; None: it runs."""
+    cause: str | None
+    """What it waits for."""
+    preempted: int
+    """Times."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limited the engines in the last seconds."""
+
+    span_s: int
+    at_s: float
+    """Up to when (Unix time)."""
+    sentences: list[Message]
+    advice: Message
+    """The first thing to do about it; empty: nothing."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that happened to the trace."""
+
+    at_s: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look."""
+
+    at_s: float
+    """Unix time."""
+    name: str
+    """Of the run; empty: there is none yet."""
+    engines: list[Figures]
+    verdicts: list[Verdict]
+    slowest: list[Slow]
+    """Those that wait first, the longest wait at the top; then the oldest."""
+    cells: dict[int | None, list[Cell]]
+    """Rank to its seconds, the last one last; None: of all engines."""
+    notes: list[Note]
+    over: bool
+    """Nothing more will come."""
+
+    def total(self) -> Figures | None:
+        """All engines; None: there is none yet."""
+        if len(self.engines) <= 1:
+            return self.engines[0] if self.engines else None
+        return summed(self.engines)
+
+
+def summed(engines: list[Figures]) -> Figures:
+    """All of them as one; a state only where all have one."""
+    causes: Counter[str] = Counter()
+    for one in engines:
+        causes.update(one.waiting_for)
+    budgets = [one.budget_frac for one in engines if one.budget_frac is not None]
+    states = [one.state for one in engines]
+    return Figures(
+        rank=None,
+        state=states[0] if all(states) else "",
+        running=sum(one.running for one in engines),
+        seats=_sum([one.seats for one in engines]),
+        waiting=sum(one.waiting for one in engines),
+        waiting_for=dict(causes),
+        kv_used=_sum([one.kv_used for one in engines]),
+        kv_total=_sum([one.kv_total for one in engines]),
+        budget_frac=sum(budgets) / len(budgets) if budgets else None,
+        preempted_per_s=sum(one.preempted_per_s for one in engines),
+        steps_per_s=sum(one.steps_per_s for one in engines),
+    )
+
+
+def _sum(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None

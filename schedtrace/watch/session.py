@@ -1,0 +1,221 @@
+"""Looks at a run again and again: finds it, reads what is new, judges, and notes what happened to it."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from schedtrace.errors import InputError
+from schedtrace.explain.request import explain_request
+from schedtrace.model import private
+from schedtrace.model.manifest import read_manifest
+from schedtrace.present.pages.request import request_page
+from schedtrace.present.renderers import Format, renderer
+from schedtrace.read.follow import LostError
+from schedtrace.read.options import ReadOptions
+from schedtrace.read.run import read_run
+from schedtrace.watch.cells import together
+from schedtrace.watch.engine import SECONDS_KEPT, Engine
+from schedtrace.watch.find import Target, grows
+from schedtrace.watch.judge import Judge
+from schedtrace.watch.seen import Note, Seen, Slow
+
+SHORT_S, LONG_S = 10, 60
+MOST_SLOW = 50
+MOST_NOTES = 100
+LARGEST_READ = 128 * 2**20
+"""Bytes of a trace that are read for one request's life: some seconds of a core."""
+
+
+class Session:
+    """One person's view of one target.
+
+    Args:
+        target: What to watch.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(self, target: Target, clock: Callable[[], float] = time.time) -> None:
+        self.target, self._clock = target, clock
+        self.engines: dict[Path, Engine] = {}
+        self.judges = [Judge(SHORT_S, 5.0, 0.015), Judge(LONG_S, 15.0, 0.007)]
+        self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
+        self.noted = 0
+        """Notes that there were."""
+        self._refused: set[Path] = set()
+        self._told: set[str] = set()
+        self._saved: set[Path] = set()
+        self._lost = self._last_words = False
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder; None: there is no run yet."""
+        return next((path.parent for path in self.engines), None)
+
+    def look(self, *, judge_now: bool = False) -> Seen:
+        """Read what is new, and show how it is now.
+
+        Args:
+            judge_now: Judge even if the last verdict is young.
+        """
+        now = self._clock()
+        self._find(now)
+        for path, engine in list(self.engines.items()):
+            try:
+                engine.read()
+            except (InputError, OSError) as error:
+                self._lose(path, engine, error, now)
+        engines = [engine for engine in self.engines.values() if engine.header is not None]
+        for engine in engines:
+            self._tell(engine, now)
+        over = bool(engines) and all(engine.over for engine in engines)
+        if engines:
+            for one in self.judges:
+                one.look(engines, now, at_once=judge_now or (over and not self._last_words))
+        self._last_words = over
+        return self._seen(engines, now)
+
+    def saved(self, folder: Path) -> Path:
+        """Write the last minute as a run folder that every command reads.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        private.make_folder(folder)
+        self._saved.add(folder.absolute())
+        for path, engine in self.engines.items():
+            begin = engine.edge_us(self._clock()) - LONG_S * 1_000_000
+            with private.writable(folder / path.name) as file:
+                file.write(engine.following.saved(begin))
+        return folder
+
+    def life(self, slow: Slow, width: int) -> str:
+        """A request's life so far, as ``schedtrace request`` tells it.
+
+        Raises:
+            InputError: the trace cannot be read, or is too large to be read beside the watch.
+            UsageError: it is not in the trace.
+        """
+        path = next(path for path, engine in self.engines.items() if engine.rank == slow.rank)
+        size = path.stat().st_size
+        if size > LARGEST_READ:
+            msg = (
+                f"{path} has {size >> 20:,} MiB, too much to read beside the engine; later: "
+                f"schedtrace request {path} {slow.request_id}"
+            )
+            raise InputError(msg)
+        life = explain_request(read_run(path, ReadOptions(cache=False)), slow.request_id)
+        return renderer(Format.TEXT)(request_page(life), width=width)
+
+    def close(self) -> None:
+        """Let all files go."""
+        for engine in self.engines.values():
+            engine.following.close()
+        self.engines.clear()
+
+    def _find(self, now: float) -> None:
+        """Open the traces of the run, also those of ranks that began later; leave a run for a newer one."""
+        files = self.target.files(self._saved)
+        if files and self.folder not in {None, files[0].parent} and grows(files):
+            name = files[0].parent.name
+            if not all(engine.over or engine.silent(now) for engine in self.engines.values()):
+                self._note(f"a newer run began, {name}; the one shown still runs", now, once=True)
+                files = []
+            else:
+                self._note(f"a newer run began: {name}", now)
+                self.close()
+                self._reset()
+        elif files and self.folder not in {None, files[0].parent}:
+            files = []
+        for path in files:
+            if path not in self.engines and path not in self._refused:
+                try:
+                    self.engines[path] = Engine(path)
+                except InputError as error:
+                    self._refused.add(path)
+                    self._note(str(error), now)
+        self.engines = dict(sorted(self.engines.items(), key=lambda item: (len(item[0].name), item[0].name)))
+
+    def _lose(self, path: Path, engine: Engine, error: Exception, now: float) -> None:
+        self._note(str(error), now)
+        engine.following.close()
+        del self.engines[path]
+        self._lost = True
+        if not isinstance(error, LostError):
+            self._refused.add(path)  # it is no trace, and will not become one
+        if not self.engines:
+            self._reset()
+
+    def _reset(self) -> None:
+        for one in self.judges:
+            one.reset()
+
+    def _tell(self, engine: Engine, now: float) -> None:
+        """Note the recorder's notices and the end, once each."""
+        rank = f"rank {engine.rank}: " if len(self.engines) > 1 else ""
+        for notice in engine.following.notices:
+            self._note(f"{rank}{notice}", now, once=True)
+        if engine.following.garbled:
+            self._note(f"{engine.following.path}: some lines were not understood", now, once=True)
+        if engine.following.end is not None:
+            self._note(f"{rank}the engine ended", now, once=True)
+        elif engine.over:
+            self._note(
+                f"{rank}the engine's process is gone, and its trace has no end: killed?", now, once=True
+            )
+        elif engine.silent(now):
+            why = "the engine was killed or hangs, or its disk is full"
+            self._note(f"{rank}nothing is written any more: {why}", now, once=True)
+
+    def _note(self, text: str, now: float, *, once: bool = False) -> None:
+        if once and text in self._told:
+            return
+        self._told.add(text)
+        self.notes.append(Note(now, text))
+        self.noted += 1
+
+    def notes_since(self, count: int) -> list[Note]:
+        """The notes after the first ``count`` ones, as far as they are kept."""
+        new = self.noted - count
+        return list(self.notes)[-new:] if new else []
+
+    def _seen(self, engines: list[Engine], now: float) -> Seen:
+        slowest = [one for engine in engines for one in engine.slowest(now, MOST_SLOW)]
+        edge = max((engine.edge_s(now) for engine in engines), default=0)
+        return Seen(
+            at_s=now,
+            name=self._name(),
+            engines=[engine.figures(now) for engine in engines],
+            verdicts=[one.latest for one in self.judges if one.latest is not None],
+            slowest=sorted(slowest, key=_slowness)[:MOST_SLOW],
+            cells={
+                None: together([engine.cells for engine in engines], edge, SECONDS_KEPT),
+                **{engine.rank: together([engine.cells], edge, SECONDS_KEPT) for engine in engines},
+            },
+            notes=list(self.notes),
+            over=self._over(),
+        )
+
+    def _over(self) -> bool:
+        """Whether nothing more will come: its engines are over, or its traces are gone."""
+        if not self.target.only:
+            return False
+        if self.engines:
+            return all(engine.over for engine in self.engines.values())
+        return self._lost and not self.target.files(self._saved)
+
+    def _name(self) -> str:
+        """The run's label, or its folder."""
+        folder = self.folder
+        if folder is None:
+            return ""
+        try:
+            manifest = read_manifest(folder)
+        except InputError:
+            manifest = None
+        return (manifest and manifest.label) or folder.resolve().name
+
+
+def _slowness(slow: Slow) -> tuple[bool, int]:
+    """Those that wait come first, the longest wait at the top; then the oldest."""
+    return slow.waits_us is None, -(slow.age_us if slow.waits_us is None else slow.waits_us)

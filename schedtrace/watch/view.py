@@ -1,0 +1,112 @@
+"""What is seen as styled lines of a screen."""
+
+import textwrap
+from itertools import groupby
+
+from textual.content import Content
+
+from schedtrace.model.printable import visible
+from schedtrace.present.colours import COLOURS
+from schedtrace.present.numbers import integer, number, percent
+from schedtrace.watch.chart import Chart, waiting_chart
+from schedtrace.watch.lines import (
+    age,
+    long,
+    moment,
+    name_of,
+    preempted,
+    running,
+    shown_id,
+    span,
+    state,
+    verdict_text,
+)
+from schedtrace.watch.seen import Figures, Seen, Slow, Verdict
+
+FULL_LINES = 6
+"""Fewer lines have room for a verdict's first sentence and the advice only."""
+LABEL = 7
+"""Columns left of the chart, for its scale."""
+HEAD = f"{'':8}{'running':>10}{'waiting':>9}{'KV':>6}{'budget':>8}{'preempt/s':>11}{'steps/s':>9}  "
+
+
+def colour(cause: str, *, dark: bool) -> str:
+    """Of a cause, on this ground."""
+    return COLOURS.get(cause, COLOURS["other"])[dark]
+
+
+def head(seen: Seen, width: int, *, paused: bool) -> Content:
+    """The run, and when."""
+    total = seen.total()
+    how = "paused" if paused else "waiting for a trace" if total is None else total.state or "live"
+    right = f"{how}  {moment(seen.at_s)}"
+    left = shown_id(seen.name or "schedtrace watch", max(8, width - len(right) - 2))
+    return Content.assemble((left, "bold"), " " * max(2, width - len(left) - len(right)), (right, "bold"))
+
+
+def verdicts(seen: Seen, width: int, most: int) -> Content:
+    """Each verdict in at most so many lines."""
+    lines: list[Content] = []
+    for verdict in seen.verdicts:
+        lines += _verdict(verdict, seen.at_s, width, most)
+    return Content("\n").join(lines)
+
+
+def _verdict(verdict: Verdict, now_s: float, width: int, most: int) -> list[Content]:
+    title = f"last {span(verdict)} ({age(verdict, now_s)})  "
+    wrapped = textwrap.wrap(
+        title + verdict_text(verdict, brief=most < FULL_LINES), width, break_on_hyphens=False
+    ) or [title]
+    if len(wrapped) > most:
+        wrapped = [*wrapped[: most - 1], f"{wrapped[most - 1][: width - 4]} ..."]
+    first = Content.assemble((wrapped[0][: len(title)], "bold"), wrapped[0][len(title) :])
+    return [first, *map(Content, wrapped[1:])]
+
+
+def engine_line(figures: Figures, width: int) -> Content:
+    """A row below ``HEAD``."""
+    cells = (
+        (running(figures), 10),
+        (integer(figures.waiting), 9),
+        (percent(figures.kv_frac), 6),
+        (percent(figures.budget_frac), 8),
+        (number(figures.preempted_per_s), 11),
+        (number(figures.steps_per_s), 9),
+    )
+    text = f"{name_of(figures):8}" + "".join(f"{cell:>{room}}" for cell, room in cells) + "  "
+    return Content((text + figures.state)[:width])
+
+
+def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) -> Content:
+    """Who waited for what, over time, with its legend."""
+    drawn = waiting_chart(seen.cells.get(rank, []), max(1, width - LABEL), max(1, height - 1))
+    lines = [_legend(drawn, rank, width, dark=dark)]
+    top = number(round(drawn.top, 0 if drawn.top >= 1 else 2)) if drawn.top else ""
+    for at, row in enumerate(drawn.rows):
+        scale = top if at == 0 else "0" if at == len(drawn.rows) - 1 else ""
+        parts = [
+            (drawn.glyph(cause) * len(list(run)), colour(cause, dark=dark) if cause else "")
+            for cause, run in groupby(row)
+        ]
+        lines.append(Content.assemble(f"{scale:>{LABEL - 1}}│", *parts))
+    return Content("\n").join(lines)
+
+
+def _legend(drawn: Chart, rank: int | None, width: int, *, dark: bool) -> Content:
+    whose = "" if rank is None else f", rank {rank}"
+    title = f"Waiting requests{whose}, last {drawn.seconds} s: "
+    if not drawn.causes:
+        return Content(f"{title}none"[:width])
+    parts: list[str | tuple[str, str]] = [title]
+    for cause in drawn.causes:
+        parts += [(drawn.glyph(cause), colour(cause, dark=dark)), f" {visible(cause)}  "]
+    return Content.assemble(*parts).truncate(width, ellipsis=True)
+
+
+def request_line(slow: Slow, width: int, *, ranks: bool) -> Content:
+    """One request."""
+    rank = f"rank {slow.rank}  " if ranks else ""
+    before = f"{long(slow.age_us):>8}  {rank}"
+    does = state(slow) + preempted(slow)
+    room = max(12, width - len(before) - len(does) - 2)
+    return Content(f"{before}{shown_id(slow.request_id, room)}  {does}"[:width])

@@ -1,0 +1,165 @@
+"""The screen, at the sizes of a small and a large terminal."""
+
+import asyncio
+
+import pytest
+
+from schedtrace.model.trace import End
+from schedtrace.read.run import read_run
+from schedtrace.watch.app import WatchApp
+from tests.unit.watch.growing import Growing, session_of
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+def screen_of(app):
+    strips = app.screen._compositor.render_strips(app.size)
+    return ["".join(segment.text for segment in strip).rstrip() for strip in strips]
+
+
+def shown(session, folder, *actions, size=(80, 24)):
+    """The screen after each of these: keys to press, or functions to call before a look."""
+
+    async def show():
+        app = WatchApp(session, every_s=None, folder=folder.parent)
+        screens = []
+        async with app.run_test(size=size) as pilot:
+            await app.look()
+            await pilot.pause()
+            screens.append(screen_of(app))
+            for action in actions:
+                if isinstance(action, str):
+                    await pilot.press(action)
+                else:
+                    action()
+                    await app.look()
+                await app.workers.wait_for_complete()
+                await pilot.pause()
+                screens.append(screen_of(app))
+        return screens
+
+    return asyncio.run(show())
+
+
+def test_a_small_screen_has_everything(folder):
+    growing = Growing(folder)
+    growing.grow(100)
+    session = session_of(folder, growing)
+    (screen,) = shown(session, folder)
+    assert len(screen) == 24
+    assert screen[0].startswith("run  ")
+    assert "  live  " in screen[0]
+    text = "\n".join(screen)
+    assert "last 10 s (now)  2 seats (--max-num-seqs) limit this run" in text
+    assert "last 1 min (now)  2 seats (--max-num-seqs) limit this run" in text
+    at = screen.index("           running  waiting    KV  budget  preempt/s  steps/s")
+    assert screen[at + 1] == "rank 0         2/2        1  40 %    <1 %          0       10"
+    assert screen[at + 2] == "Waiting requests, last 146 s: █ max_num_seqs"
+    assert [line[:7] for line in screen[at + 3 : at + 9]] == ["     1│", *["      │"] * 4, "     0│"]
+    assert all(line.endswith("█████") and len(line) == 80 for line in screen[at + 3 : at + 9])
+    assert screen[at + 9] == "     age  requests: the longest waits, then the oldest"
+    assert screen[at + 10] == "    10 s  c  waiting 10 s, now for max_num_seqs"
+    assert screen[at + 11 : at + 13] == ["    10 s  a  running", "    10 s  b  running"]
+    assert screen[-1].startswith(" q Quit  space Pause")
+
+
+def test_a_large_screen_has_the_verdicts_in_full(folder):
+    growing = Growing(folder)
+    growing.grow(100)
+    (screen,) = shown(session_of(folder, growing), folder, size=(200, 50))
+    assert len(screen) == 50
+    assert any("Of the 2 seats" in line for line in screen)
+    assert sum("│" in line for line in screen) == 13
+
+
+def test_ranks_can_be_chosen(folder):
+    one, two = Growing(folder, 0, waiting=("c",)), Growing(folder, 1, waiting=("d",))
+    one.grow(50)
+    two.grow(50)
+    whole, _, first, second = shown(session_of(folder, one), folder, "shift+tab", "down", "down")
+    assert [line.split()[:2] for line in whole if line.startswith(("all", "rank"))] == [
+        ["all", "4/4"],
+        ["rank", "0"],
+        ["rank", "1"],
+    ]
+    assert any("rank 1  d  waiting" in line for line in whole)
+    assert any(line.startswith("Waiting requests, rank 0, last 146 s") for line in first)
+    assert any(line.startswith("Waiting requests, rank 1, last 146 s") for line in second)
+    assert any(" d  waiting" in line for line in second)
+    assert not any(" c  waiting" in line for line in second)
+
+
+def test_a_request_can_be_looked_at_while_the_list_moves(folder):
+    growing = Growing(folder)
+    growing.grow(30)
+
+    def later():
+        growing.grow(30)
+
+    _, _, moved, life, back = shown(session_of(folder, growing), folder, "down", later, "enter", "escape")
+    assert any("   6.0 s  a  running" in line for line in moved)
+    assert life[0].startswith(" Request a ")
+    assert any("scheduled" in line or "prefill" in line for line in life)
+    assert back[0].startswith("run ")
+
+
+def test_pause_stops_and_goes_on(folder):
+    growing = Growing(folder)
+    growing.grow(30)
+
+    def later():
+        growing.grow(30)
+
+    first, paused, still, again = shown(session_of(folder, growing), folder, "space", later, "space")
+    assert "  paused  " in paused[0]
+    assert still == paused
+    assert "  live  " in first[0]
+    assert "  live  " in again[0]
+
+
+def test_what_is_seen_can_be_saved_as_text_and_as_a_trace(folder):
+    growing = Growing(folder)
+    growing.grow(30)
+    shown(session_of(folder, growing), folder, "s", "w")
+    (text,) = folder.parent.glob("watch-*.txt")
+    assert text.read_text().startswith("run, 2023-11-1")
+    (saved,) = [path for path in folder.parent.glob("watch-*") if path.is_dir()]
+    assert read_run(saved).traces[0].steps.height == 30
+
+
+def test_help_and_the_whole_text_can_be_read(folder):
+    growing = Growing(folder)
+    growing.grow(30)
+    _, keys, _, text, _ = shown(session_of(folder, growing), folder, "question_mark", "escape", "v", "escape")
+    assert any("save the last minute as a run folder" in line for line in keys)
+    assert any("Of the 2 seats" in line for line in text)
+
+
+def test_what_happens_to_the_trace_is_one_line_and_no_traceback(folder):
+    growing = Growing(folder)
+    growing.grow(30)
+
+    def end():
+        growing.append(End(at_us=3_000_000, steps=30))
+
+    def remove():
+        growing.path.unlink()
+
+    _, ended, removed = shown(session_of(folder, growing), folder, end, remove, size=(200, 50))
+    assert any(line.endswith("the engine ended") for line in ended)
+    assert "  ended  " in ended[0]
+    assert any(line.endswith("engine-0.jsonl: removed while it was followed") for line in removed)
+    assert "  waiting for a trace  " in removed[0]
+
+
+def test_hostile_ids_stay_text(folder):
+    hostile = "\x1b]0;x\x07[bold]<script>\u202e" + "x" * 9000
+    growing = Growing(folder, waiting=(hostile,))
+    growing.grow(30)
+    listed, life, _ = shown(session_of(folder, growing), folder, "enter", "escape")
+    assert any(r"\x1b]0;x\x" in line and "waiting 3.0 s, now for max_num_seqs" in line for line in listed)
+    assert all(len(line) <= 80 for line in listed)
+    assert any(r"\x1b]0;x\x07[bold]<script>\u202exxx" in line for line in life)

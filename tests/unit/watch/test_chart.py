@@ -1,0 +1,39 @@
+"""Waiting by cause in characters: each place of a small chart, exactly."""
+
+from schedtrace.watch.chart import waiting_chart
+from schedtrace.watch.seen import Cell
+
+
+def drawn(cells, width, height):
+    chart = waiting_chart(cells, width, height)
+    return ["".join(chart.glyph(cause) for cause in row) for row in chart.rows], chart
+
+
+def test_causes_are_stacked_from_below_and_the_last_second_is_on_the_right():
+    cells = [Cell(waiting={"kv_blocks": 4.0}), Cell(), Cell(waiting={"kv_blocks": 2.0, "max_num_seqs": 1.0})]
+    rows, chart = drawn(cells, 4, 4)
+    assert rows == [
+        " █  ",
+        " █ ▓",
+        " █ █",
+        " █ █",
+    ]
+    assert (chart.causes, chart.top, chart.seconds) == (["kv_blocks", "max_num_seqs"], 4.0, 4)
+
+
+def test_a_column_is_the_mean_of_two_seconds_where_there_is_no_room_for_all():
+    cells = [Cell(waiting={"kv_blocks": count}) for count in (8.0, 2.0, 4.0, 0.0)]
+    rows, chart = drawn(cells, 2, 5)
+    assert rows == ["█ ", "█ ", "█ ", "██", "██"]
+    assert (chart.top, chart.seconds) == (5.0, 4)
+
+
+def test_whoever_waits_is_seen_however_few():
+    rows, _ = drawn([Cell(waiting={"kv_blocks": 1000.0}), Cell(waiting={"kv_blocks": 1.0})], 2, 3)
+    assert rows == ["█ ", "█ ", "██"]
+
+
+def test_nobody_waits():
+    rows, chart = drawn([Cell(), Cell()], 2, 2)
+    assert rows == ["  ", "  "]
+    assert chart.causes == []

@@ -1,0 +1,330 @@
+"""What a look shows, exactly; and what happens to a trace under it."""
+
+import os
+import shutil
+
+import pytest
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model.trace import End
+from schedtrace.read.run import read_run
+from schedtrace.watch.find import Target, target
+from schedtrace.watch.lines import line, page
+from schedtrace.watch.session import Session
+from schedtrace.watch.stream import stream
+from tests.unit.watch.growing import ANCHOR_S, Growing, session_of
+
+
+@pytest.fixture
+def utc(monkeypatch):
+    import time
+
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+def notes(seen):
+    return [note.text for note in seen.notes]
+
+
+def test_a_look_has_the_figures_of_the_last_steps(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    growing.grow(100)
+    session.look()
+    growing.grow(100)
+    seen = session.look()
+    (engine,) = seen.engines
+    assert (engine.rank, engine.state, engine.running, engine.seats, engine.waiting) == (0, "", 2, 2, 1)
+    assert engine.waiting_for == {"max_num_seqs": 1}
+    assert engine.kv_frac == 0.4
+    assert engine.budget_frac == 0.002  # 2 of 1,000 tokens
+    assert (engine.steps_per_s, engine.preempted_per_s) == (10.0, 0.0)
+    assert [(slow.request_id, slow.waits_us, slow.cause) for slow in seen.slowest] == [
+        ("c", 19_999_400, "max_num_seqs"),
+        ("a", None, None),
+        ("b", None, None),
+    ]
+    assert [cell.waiting for cell in seen.cells[None][-20:]] == [{"max_num_seqs": 1.0}] * 20
+    assert seen.cells[None][-21].steps == 0
+
+
+def test_the_verdicts_are_those_of_analyze(folder, cli):
+    import json
+
+    growing = Growing(folder)
+    growing.grow(200)
+    session = session_of(folder, growing)
+    short, long = session.look().verdicts
+    assert (short.span_s, long.span_s) == (10, 60)
+    code, out, _ = cli("analyze", folder, "--last", "60s", "--format", "json")
+    assert code == 0
+    (run,) = json.loads(out)["runs"]
+    advice = run["findings"][0]["advice"][0]["message"]["text"]
+    sentences = [*(one["text"] for one in run["verdict"]), f"Try: {advice}."]
+    assert f"last 1 min (now): {' '.join(sentences)}" in page(session.look()).splitlines()
+
+
+def test_verdicts_keep_their_pace(folder):
+    growing = Growing(folder)
+    growing.grow(20)
+    session = session_of(folder, growing)
+    for judge in session.judges:
+        judge.spent = iter(range(0, 1000, 3)).__next__  # three seconds of a core each
+    first = session.look().verdicts
+    growing.grow(51)
+    second = session.look().verdicts
+    assert second[0] is not first[0]  # the first one is not counted: it imports
+    assert second[1] is first[1]
+    growing.grow(100)
+    assert session.look().verdicts[0] is second[0]
+    growing.grow(2000)
+    assert session.look().verdicts[0] is not second[0]
+
+
+def test_two_ranks_have_a_row_each_and_their_sum(folder):
+    one, two = Growing(folder, 0), Growing(folder, 1, waiting=())
+    session = session_of(folder, one)
+    one.grow(30)
+    two.grow(30)
+    seen = session.look()
+    total = seen.total()
+    assert [engine.rank for engine in seen.engines] == [0, 1]
+    assert (total.running, total.seats, total.waiting, total.kv_total) == (4, 4, 1, 200)
+    assert total.waiting_for == {"max_num_seqs": 1}
+    assert seen.cells[0][-1].waiting == {"max_num_seqs": 1.0}
+    assert seen.cells[1][-1].waiting == {}
+    assert seen.cells[None][-1].running == 4.0
+
+
+def test_a_rank_that_begins_later_is_found(folder):
+    one = Growing(folder, 0)
+    session = session_of(folder, one)
+    one.grow(3)
+    assert len(session.look().engines) == 1
+    Growing(folder, 1).grow(3)
+    assert len(session.look().engines) == 2
+
+
+def test_an_engine_that_ends_is_over(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    growing.grow(30)
+    assert not session.look().over
+    growing.append(End(at_us=3_000_000, steps=30))
+    seen = session.look()
+    assert seen.over
+    assert seen.engines[0].state == "ended"
+    assert notes(seen) == ["the engine ended"]
+    assert seen.verdicts[0].at_s == seen.at_s
+
+
+def test_idle_long_steps_and_silence_are_told_apart(folder):
+    growing = Growing(folder)
+    growing.grow(30)
+    later = [growing.now_s]
+    session = Session(Target(folder, only=True), lambda: later[0])
+
+    def state(after_s, written_s):
+        later[0] = growing.now_s + after_s
+        os.utime(growing.path, (later[0] - written_s,) * 2)
+        return session.look().engines[0].state
+
+    assert state(2, 0) == ""
+    assert state(21.5, 0) == "no step for 20 s"
+    assert state(21.5, 15) == "silent for 15 s"
+    assert notes(session.look())[-1].startswith("nothing is written any more")
+    growing.waiting = ()
+    last = growing.one(30, first=False)
+    last.num_running_after = 0
+    growing.append(last)
+    assert state(21.6, 0) == "idle for 20 s"
+
+
+def test_a_killed_engine_is_over(folder):
+    import socket
+
+    growing = Growing(folder, host=socket.gethostname(), pid=2**22 + 1)  # above what Linux hands out
+    growing.grow(3)
+    seen = session_of(folder, growing).look()
+    assert seen.over
+    assert seen.engines[0].state == "killed"
+    assert notes(seen) == ["the engine's process is gone, and its trace has no end: killed?"]
+
+
+def test_a_removed_trace_is_noted_and_over(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    growing.grow(3)
+    session.look()
+    shutil.rmtree(folder)
+    seen = session.look()
+    assert notes(seen) == [f"{growing.path}: removed while it was followed"]
+    assert seen.over
+    assert line(seen).endswith("waiting for a trace")
+
+
+def test_a_replaced_trace_is_noted_and_read_from_its_begin(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    growing.grow(30)
+    session.look()
+    growing.path.rename(growing.path.with_suffix(".1"))
+    Growing(folder).grow(5)
+    assert notes(session.look()) == [f"{growing.path}: replaced by another file while it was followed"]
+    seen = session.look()
+    assert not seen.over
+    assert [slow.request_id for slow in seen.slowest] == ["c", "a", "b"]
+
+
+def test_a_cut_trace_is_noted_and_read_from_its_begin(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    growing.grow(30)
+    session.look()
+    Growing(folder)  # truncates
+    assert notes(session.look()) == [f"{growing.path}: cut while it was followed"]
+    assert len(session.look().engines) == 1
+
+
+def test_what_is_no_trace_is_noted_once(folder):
+    folder.mkdir()
+    (folder / "engine-0.jsonl").write_bytes(b"hello\n")
+    session = Session(Target(folder, only=True))
+    session.look()
+    assert notes(session.look()) == [
+        f"{folder}/engine-0.jsonl:1: not a schedtrace trace, the first line is no header"
+    ]
+
+
+def test_a_newer_run_is_shown_once_the_one_before_is_over(tmp_path):
+    first = Growing(tmp_path / "first")
+    first.grow(3)
+    later = [first.now_s]
+    session = Session(Target(tmp_path, only=False), lambda: later[0])
+    os.utime(first.path, (later[0], later[0]))
+    assert session.look().name == "first"
+    second = Growing(tmp_path / "second")
+    second.grow(5)  # written now, by the real clock: it grows
+    seen = session.look()
+    assert (seen.name, notes(seen)) == ("first", ["a newer run began, second; the one shown still runs"])
+    first.append(End(at_us=400_000, steps=3))
+    session.look()
+    os.utime(first.path, (ANCHOR_S, ANCHOR_S))
+    seen = session.look()
+    assert (seen.name, notes(seen)[-1]) == ("second", "a newer run began: second")
+    assert not seen.over
+
+
+def test_a_saved_window_is_a_run(folder, tmp_path):
+    growing = Growing(folder)
+    growing.grow(30)
+    session = session_of(folder, growing)
+    session.look()
+    saved = session.saved(tmp_path / "saved")
+    (trace,) = read_run(saved).traces
+    assert trace.steps.height == 30
+    assert saved.stat().st_mode & 0o777 == 0o700
+    assert (saved / "engine-0.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_saved_window_is_no_newer_run(tmp_path):
+    growing = Growing(tmp_path / "first")
+    growing.grow(3)
+    session = session_of(tmp_path, growing, only=False)
+    session.look()
+    growing.append(End(at_us=300_000, steps=3))
+    session.look()
+    session.saved(tmp_path / "watch-1")
+    seen = session.look()
+    assert seen.name == "first"
+    assert notes(seen) == ["the engine ended"]
+
+
+def test_hostile_ids_are_text(folder):
+    hostile = "\x1b[31m[bold]<script>\u202e" + "x" * 5000
+    growing = Growing(folder, waiting=(hostile,))
+    growing.grow(5)
+    session = session_of(folder, growing)
+    text = page(session.look())
+    assert r"\x1b[31m[bold]<script>\u202e" in text
+    assert text.isascii()
+    assert "\x1b" not in session.life(session.look().slowest[0], 80)
+
+
+@pytest.mark.usefixtures("utc")
+def test_a_pipe_gets_lines_until_the_engine_ends(folder):
+    growing = Growing(folder)
+    growing.grow(30)
+    said = []
+
+    def later(_):
+        growing.append(End(at_us=3_000_000, steps=30))
+
+    stream(session_of(folder, growing), 5.0, said.append, later)
+    assert len(said) == 3
+    assert said[0].split(" | ")[0] == (
+        "22:13:23 running 2/2 waiting 1 (max_num_seqs 1) KV 40 % budget 1 % preemptions 0/s steps 3/s"
+    )
+    assert said[0].split(" | ")[1].startswith("last 10 s, now: 2 seats (--max-num-seqs) limit this run: ")
+    assert said[1] == "22:13:23 the engine ended"
+    assert said[2].startswith("22:13:23 ended; last step: running 2/2 waiting 1 ")
+
+
+def test_what_is_meant_is_found(tmp_path, folder):
+    growing = Growing(folder)
+    assert target(str(folder), {}, tmp_path) == Target(folder, only=True)
+    assert target(str(growing.path), {}, tmp_path) == Target(growing.path, only=True)
+    assert target(str(tmp_path), {}, tmp_path) == Target(tmp_path, only=False)
+    assert target(None, {"SCHEDTRACE_DIR": str(tmp_path)}, tmp_path) == Target(tmp_path, only=False)
+    assert target(None, {}, tmp_path) == Target(folder, only=True)
+    os.utime(growing.path, (1, 1))
+    with pytest.raises(UsageError, match=r"no trace grows below .* and SCHEDTRACE_DIR is not set"):
+        target(None, {}, tmp_path)
+    with pytest.raises(InputError, match=r"nowhere: no such file or folder, and no process id"):
+        target("nowhere", {}, tmp_path)
+
+
+def test_a_process_is_found_by_its_open_trace_its_child_s_and_its_environment(tmp_path, folder):
+    import subprocess
+    import sys
+
+    path = Growing(folder).path
+    holds = f"import sys; file = open({str(path)!r}); print(); sys.stdin.read()"
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {holds!r}])"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDTRACE_")}
+
+    def found(code, **more):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-c", code], env=clean | more, **pipes) as process:
+            process.stdout.readline()
+            try:
+                return target(str(process.pid), {}, tmp_path)
+            finally:
+                process.stdin.close()
+
+    assert found(starts) == Target(folder, only=True)
+    idle = "import sys; print(flush=True); sys.stdin.read()"
+    assert found(idle, SCHEDTRACE_DIR=str(tmp_path)) == Target(tmp_path, only=False)
+    with pytest.raises(InputError, match="records nothing: start it with SCHEDTRACE_DIR=DIR"):
+        found(idle)
+    with pytest.raises(InputError, match="no such process, file or folder"):
+        target(str(2**22 + 1), {}, tmp_path)
+
+
+def test_once_prints_the_page(folder, cli):
+    growing = Growing(folder)
+    growing.grow(30)
+    growing.append(End(at_us=3_000_000, steps=30))
+    code, out, err = cli("watch", folder, "--once")
+    assert (code, err) == (0, "")
+    assert "rank 0: running 2/2, waiting 1 (max_num_seqs 1), KV 40 %, budget 1 %, 0 preemptions/s" in out
+    assert "waiting 3.0 s, now for max_num_seqs  c" in out
