@@ -8,8 +8,8 @@ from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from schedtrace.simulate import Driver
 from schedtrace.simulate.config import engine_config
+from schedtrace.simulate.engine import Engine
 from tests.contract.families import FAMILIES, Family
 
 ABOUT = {
@@ -79,7 +79,7 @@ def _unknown_events() -> dict[str, str]:
 def _refusal(family: Family) -> str | None:
     """Why vLLM does not accept the engine's options."""
     options = {
-        name: value for name, value in family.engine.items() if name not in _parameters(Driver.__init__)
+        name: value for name, value in family.engine.items() if name not in _parameters(Engine.__init__)
     }
     known = _parameters(EngineArgs.__init__) | _parameters(engine_config)
     if missing := sorted(options.keys() - known):
