@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from schedtrace.model.message import CauseWord, Code, Duration, Request, Setting, Share, Steps, Value
+from schedtrace.present.colours import COLOURS
 from schedtrace.present.numbers import counted, percent
 from schedtrace.present.phrases import pieces, plain
 from schedtrace.present.sections import Bars, Headline, Page, States, Style, Styled, Text
@@ -60,8 +61,11 @@ def fragment(page: Page[Any], *, rank: int | None = None, level: int = 1) -> str
 
 
 def style_sheet() -> str:
-    """The CSS of the sections: custom properties for both colour schemes, and what is made of them."""
-    return (HERE / "html.css").read_text(encoding="utf-8")
+    """The CSS of the sections: colours of both schemes as custom properties, and what is made of them."""
+    colours = "".join(
+        f"  --{name}: light-dark({light}, {dark});\n" for name, (light, dark) in COLOURS.items()
+    )
+    return f":root {{\n{colours}}}\n" + (HERE / "html.css").read_text(encoding="utf-8")
 
 
 def source_of(text: str) -> str:

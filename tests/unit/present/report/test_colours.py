@@ -1,14 +1,11 @@
 """The colours of the timeline can be told apart, also with a colour vision deficiency."""
 
 import math
-import re
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 
-from schedtrace.present import report
-from schedtrace.present.renderers.html import style_sheet
+from schedtrace.present.colours import COLOURS
 
 NAMES = (
     *("decode", "prefill", "recompute", "preempted"),
@@ -37,15 +34,7 @@ LEAST = 13
 
 def palettes():
     """Name to colour, for light and for dark."""
-    own = (Path(report.__file__).parent / "report.css").read_text()
-    both = {
-        name: (light, dark) for name, light, dark in re.findall(r"--(\w+): light-dark\((#\w+), (#\w+)\)", own)
-    }
-    for name in NAMES:
-        if name not in both:
-            first, *_, last = re.findall(rf"--{name}: (#\w+);", style_sheet())
-            both[name] = (first, last)
-    return [{name: both[name][at] for name in NAMES} for at in (0, 1)]
+    return [{name: COLOURS[name][at] for name in NAMES} for at in (0, 1)]
 
 
 def lab(colour, vision):
