@@ -83,8 +83,8 @@ class Following:
         """The engine was shut down in order."""
         self.newest_us = 0
         """The latest time that any line tells."""
-        self.garbled = 0
-        """Lines that were not understood."""
+        self.garbled_us: int | None = None
+        """Time of the last line before the latest that was not understood; None: all were."""
         self.chunks: deque[Chunk] = deque()
         self._head = b""
         self._at = 0
@@ -251,7 +251,7 @@ class Following:
         read = decode_line(line)
         kind = None if read is None else _KINDS[type(read)]
         if kind in {None, Header}:
-            self.garbled += 1
+            self.garbled_us = self.newest_us
             self._chain.take(None)
         elif kind in {Step, Delta}:
             self._step(read, place, taken)

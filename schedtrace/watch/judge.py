@@ -16,6 +16,8 @@ from schedtrace.timeline.window import Window, windowed
 from schedtrace.watch.engine import Engine
 from schedtrace.watch.seen import Verdict
 
+LINES_LOST = message("Lines of the trace in this time could not be read, so this may be wrong:")
+
 
 @dataclass
 class Judge:
@@ -43,7 +45,8 @@ class Judge:
         self.latest = judge(engines, now_s, self.span_s)
         # The first one also imports and compiles, which no other does.
         cost = 0.0 if first else self.spent() - began
-        self._due_s = now_s + max(self.every_s, cost / self.share)
+        if self.latest.judged:
+            self._due_s = now_s + max(self.every_s, cost / self.share)
 
     def reset(self) -> None:
         """Another run is judged next."""
@@ -54,13 +57,23 @@ def judge(engines: list[Engine], now_s: float, span_s: int) -> Verdict:
     """What ``analyze`` says of the last ``span_s`` seconds of these engines."""
     windows = [one for engine in engines if (one := _window(engine, now_s, span_s)) is not None]
     if not windows:
-        return Verdict(span_s, now_s, [message("No step in this time: nothing to judge.")], NOTHING)
+        return Verdict(
+            span_s, now_s, [message("No step in this time: nothing to judge.")], NOTHING, judged=False
+        )
     findings = led(of_all([judge_engine(one) for one in windows], Ranks.of(windows), ALL_FACTS))
     split = time_split([engine_split(one) for one in windows])
     sentences = verdict([unlimited(one) for one in windows], findings, split)
+    if any(_lost(engine, now_s, span_s) for engine in engines):
+        sentences = [LINES_LOST, *sentences]
     lead = leading(findings)[:1]
     advice = lead[0].advice[0].message if lead and lead[0].advice else NOTHING
     return Verdict(span_s, now_s, sentences, advice)
+
+
+def _lost(engine: Engine, now_s: float, span_s: int) -> bool:
+    """Lines of this time could not be read, as of a file that was cut while the recorder held it open."""
+    lost_us = engine.following.garbled_us
+    return lost_us is not None and lost_us >= engine.edge_us(now_s) - span_s * 1_000_000
 
 
 def _window(engine: Engine, now_s: float, span_s: int) -> Timeline | None:

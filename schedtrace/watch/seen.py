@@ -73,6 +73,8 @@ class Verdict:
     sentences: list[Message]
     advice: Message
     """The first thing to do about it; empty: nothing."""
+    judged: bool = True
+    """False: there was no step."""
 
 
 @dataclass(frozen=True)

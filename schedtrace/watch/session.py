@@ -155,7 +155,7 @@ class Session:
         rank = f"rank {engine.rank}: " if len(self.engines) > 1 else ""
         for notice in engine.following.notices:
             self._note(f"{rank}{notice}", now, once=True)
-        if engine.following.garbled:
+        if engine.following.garbled_us is not None:
             self._note(f"{engine.following.path}: some lines were not understood", now, once=True)
         if engine.following.end is not None:
             self._note(f"{rank}the engine ended", now, once=True)

@@ -7,8 +7,10 @@ import pytest
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.trace import End
+from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, target
+from schedtrace.watch.judge import LINES_LOST
 from schedtrace.watch.lines import line, page
 from schedtrace.watch.session import Session
 from schedtrace.watch.stream import stream
@@ -88,6 +90,28 @@ def test_verdicts_keep_their_pace(folder):
     assert session.look().verdicts[0] is second[0]
     growing.grow(2000)
     assert session.look().verdicts[0] is not second[0]
+
+
+def test_what_had_no_step_is_judged_again_at_the_next_look(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    assert "nothing to judge" in plain(session.look().verdicts[1].sentences[0])
+    growing.grow(3)
+    assert "nothing to judge" not in plain(session.look().verdicts[1].sentences[0])
+
+
+def test_a_verdict_says_that_lines_of_its_time_were_lost(folder):
+    growing = Growing(folder)
+    growing.grow(20)
+    session = session_of(folder, growing)
+    growing.append(b"no line")
+    growing.grow(20)
+    short, long = session.look().verdicts
+    assert plain(short.sentences[0]) == plain(LINES_LOST)
+    growing.grow(300)
+    short, long = session.look().verdicts
+    assert plain(short.sentences[0]) != plain(LINES_LOST)
+    assert plain(long.sentences[0]) == plain(LINES_LOST)
 
 
 def test_two_ranks_have_a_row_each_and_their_sum(folder):
