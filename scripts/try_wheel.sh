@@ -52,6 +52,9 @@ expect 0 "." diff "$sample" "$sample"
 expect 0 "." export "$sample" --to parquet --output "$clean/tables"
 ls "$clean"/tables/*.parquet >"$clean/out" || fail "export wrote no tables"
 expect 0 "events" export "$sample" --to perfetto --output "$clean/viewer"
+expect 0 "report.html" report "$sample" --output "$clean/report.html"
+expect 0 "<!doctype html>" analyze "$sample" --format html
+expect 0 "rank 0" watch "$sample" --once
 expect 0 "^arrival-limited" findings
 expect 2 "vLLM" replay "$sample"
 expect 2 "vLLM" run --model anything
