@@ -11,8 +11,9 @@ DETAIL = 500
 def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
     """Steps as at most about ``most`` rows, with ``count``: how many each stands for.
 
-    ``offered_tokens`` is the token budget of those that scheduled anything. Rows of several steps have the sum of their tokens and preemptions, the most running, waiting, KV blocks
-    and requests, and the cause that the most of them had. Rows do not reach over the end of a trial.
+    ``offered_tokens`` is the token budget of those that scheduled anything. Rows of several steps have the
+    sum of their tokens and preemptions, the most running, waiting, KV blocks and requests, and the cause
+    that the most of them had. Rows do not reach over the end of a trial.
 
     Args:
         steps: Of ``timeline.chart.per_step``.
