@@ -2,13 +2,16 @@
 
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.trace import End
 from schedtrace.read.run import read_run
-from schedtrace.watch.find import Target, target
+from schedtrace.watch.find import Target, of_process, target
 from schedtrace.watch.lines import line, page
 from schedtrace.watch.session import Session
 from schedtrace.watch.stream import stream
@@ -293,10 +296,30 @@ def test_what_is_meant_is_found(tmp_path, folder):
         target("nowhere", {}, tmp_path)
 
 
-def test_a_process_is_found_by_its_open_trace_its_child_s_and_its_environment(tmp_path, folder):
-    import subprocess
-    import sys
+def test_a_file_that_is_no_trace_is_refused_and_one_that_only_begins_is_not(tmp_path):
+    log, begun, pipe = (tmp_path / name for name in ("log", "begun", "pipe"))
+    log.write_text("INFO server\n")
+    begun.write_text('{"type":"header"')
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="log:1: not a schedtrace trace"):
+        target(str(log), {}, tmp_path)
+    with pytest.raises(InputError, match="pipe: no regular file"):
+        target(str(pipe), {}, tmp_path)
+    assert target(str(begun), {}, tmp_path) == Target(begun, only=True)
 
+
+def test_a_process_without_a_readable_environment_records_nothing(monkeypatch):
+    def gone(_):
+        raise ProcessLookupError
+
+    monkeypatch.setattr(Path, "read_bytes", gone)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(InputError, match="records nothing"):
+            of_process(process.pid)
+        process.communicate(b"\n")
+
+
+def test_a_process_is_found_by_its_open_trace_its_child_s_and_its_environment(tmp_path, folder):
     path = Growing(folder).path
     holds = f"import sys; file = open({str(path)!r}); print(); sys.stdin.read()"
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {holds!r}])"
