@@ -15,6 +15,7 @@ from schedtrace.watch.find import Target, of_process, target
 from schedtrace.watch.lines import line, page
 from schedtrace.watch.session import Session
 from schedtrace.watch.stream import stream
+from tests.makers import step
 from tests.unit.watch.growing import ANCHOR_S, Growing, session_of
 
 
@@ -58,6 +59,17 @@ def test_a_look_has_the_figures_of_the_last_steps(folder):
     ]
     assert [cell.waiting for cell in seen.cells[None][-20:]] == [{"max_num_seqs": 1.0}] * 20
     assert seen.cells[None][-21].steps == 0
+
+
+def test_rates_are_of_ten_seconds_and_the_budget_of_steps_that_scheduled_anything(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    growing.grow(205)
+    idle = [step(number, start=number * 100_000, running=2, waiting=1) for number in range(205, 255)]
+    growing.append(*idle)
+    growing.at = 255
+    (engine,) = session.look().engines
+    assert (engine.steps_per_s, engine.budget_frac) == (10.0, 0.002)
 
 
 def test_the_verdicts_are_those_of_analyze(folder, cli):
