@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.read.follow import require_header
 from schedtrace.read.run import TRACE_PATTERN
 
 DIR = "SCHEDTRACE_DIR"
@@ -50,13 +51,16 @@ def target(given: str | None, environment: dict[str, str], here: Path) -> Target
         here: The current folder.
 
     Raises:
-        InputError: there is no such path or process, or it records nothing.
+        InputError: there is no such path or process, the file is no trace, or the process records nothing.
         UsageError: nothing was given, and nothing is found.
     """
     if given is not None:
         path = Path(given)
+        if path.is_dir():
+            return Target(path, only=bool(_traces(path)))
         if path.exists():
-            return Target(path, only=path.is_file() or bool(_traces(path)))
+            require_header(path)
+            return Target(path, only=True)
         if given.isdecimal():
             return of_process(int(given))
         msg = f"{given}: no such file or folder, and no process id"
@@ -165,6 +169,6 @@ def _listed(folder: Path) -> list[Path]:
 def _environment(pid: int) -> dict[str, str]:
     try:
         texts = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it is gone, or is a thread of the kernel
         return {}
     return dict(text.split("=", 1) for text in texts if "=" in text)

@@ -88,12 +88,13 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
     chart, marks = Chart(), _first_difference(comparison)
     for place, run in enumerate(runs):
         steps = {run.traces.headers[0].engine_rank: [one["step"] for one in marks if one["run"] == place]}
-        engines = min(len(run.traces), MOST_ENGINES)
+        engines, said = min(len(run.traces), MOST_ENGINES), len(chart.notes)
         for timeline, offset in engines_of(run, Timelines(run)):
             chart.add_engine(
                 timeline, run=place, offset_us=offset, named=Named(steps), engines=engines * len(runs)
             )
         chart.note_engines(len(run.traces))
+        chart.notes[said:] = [f"{('Base', 'New')[place]} run: {note}" for note in chart.notes[said:]]
     shown = printable(comparison)
     return _document(
         chart,

@@ -67,3 +67,10 @@ def test_two_runs(cli, run, tmp_path):
 
 def test_an_empty_window_is_a_page_without_steps(cli, run):
     assert cli("report", run, "--from", "5s")[0] == 0
+
+
+def test_of_two_runs_a_note_says_which_it_is_about(cli, run, tmp_path):
+    for rank in range(17):
+        run_folder(tmp_path / "many", step(0, got={"a": 1}, new="a"), engine_rank=rank)
+    assert cli("report", run, tmp_path / "many", "-o", tmp_path / "both.html")[0] == 0
+    assert '<p class="hint">New run: 16 of 17 engines are drawn;' in (tmp_path / "both.html").read_text()
