@@ -16,7 +16,7 @@ def report(
         typer.Option(
             "--output",
             "-o",
-            help="HTML file (default: report.html, of two runs comparison.html, beside the trace of the last one).",
+            help="HTML file (default: report.html beside the run's trace; of two, comparison.html).",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
