@@ -1,5 +1,6 @@
 """Files and folders that only their owner may read, whatever the umask: traces name clients' requests."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -32,8 +33,11 @@ def replace(path: Path, content: bytes) -> None:
     """Write a private file so that a reader sees the old or the new one, never a part.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written, or it is a device or a pipe: a file in the place of ``/dev/null`` would
+            break the machine.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     file, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # with mode 0600
     try:
         with os.fdopen(file, "wb") as stream:

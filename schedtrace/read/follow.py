@@ -63,6 +63,21 @@ class _Taken:
     first_line: int = 0
 
 
+def require_header(path: Path) -> None:
+    """Raises InputError for a file that is no trace and will not become one by growing."""
+    if not path.is_file():
+        msg = f"{path}: no regular file"
+        raise InputError(msg)
+    try:
+        with path.open("rb") as file:
+            head, whole, _ = file.read(BLOCK).partition(b"\n")
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(msg) from error
+    if whole or len(head) == BLOCK:
+        read_header(path, [head])
+
+
 class Following:
     """One ``engine-<rank>.jsonl`` that may still grow.
 

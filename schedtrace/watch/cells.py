@@ -18,15 +18,12 @@ def seconds(rows: pl.DataFrame) -> dict[int, Cell]:
     """
     found: dict[int, Cell] = {}
     sums: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    columns = ("begin_us", "running", "waiting", "cause", "unused_tokens", "token_budget", "preempted")
-    for begin_us, running, waiting, cause, unused, budget, preempted in rows.select(columns).iter_rows():
+    columns = ("begin_us", "running", "waiting", "cause")
+    for begin_us, running, waiting, cause in rows.select(columns).iter_rows():
         second = begin_us // 1_000_000
         cell = found.setdefault(second, Cell())
         cell.steps += 1
         cell.running += running or 0
-        cell.used_tokens += (budget or 0) - (unused or 0)
-        cell.token_budget += budget or 0
-        cell.preempted += preempted
         if waiting:
             sums[second][cause or UNNAMED] += waiting
     for second, cell in found.items():
@@ -46,9 +43,6 @@ def added(one: Cell, other: Cell) -> Cell:
             cause: _mean(one.waiting.get(cause, 0.0), one.steps, other.waiting.get(cause, 0.0), other.steps)
             for cause in causes
         },
-        used_tokens=one.used_tokens + other.used_tokens,
-        token_budget=one.token_budget + other.token_budget,
-        preempted=one.preempted + other.preempted,
     )
 
 
@@ -75,9 +69,6 @@ def together(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int) ->
             whole = shown[place]
             whole.steps += cell.steps
             whole.running += cell.running
-            whole.used_tokens += cell.used_tokens
-            whole.token_budget += cell.token_budget
-            whole.preempted += cell.preempted
             for cause, count in cell.waiting.items():
                 whole.waiting[cause] = whole.waiting.get(cause, 0.0) + count
     return shown

@@ -6,6 +6,8 @@ import socket
 from collections import Counter
 from pathlib import Path
 
+import polars as pl
+
 from schedtrace.model.trace import Header
 from schedtrace.read.follow import Chunk, Following
 from schedtrace.timeline.chart import per_step
@@ -17,6 +19,7 @@ from schedtrace.watch.seen import Cell, Figures, Slow
 KEEP_S = 75
 """What is in memory: the longer verdict's minute, and what its first steps need from before."""
 RATES_S = 10
+RECENT = ("start_us", "requests", "token_budget", "unused_tokens", "preempted")
 SECONDS_KEPT = 300
 """Of the chart."""
 LAG_S = 1.5
@@ -40,6 +43,8 @@ class Engine:
         self.following = Following(path, KEEP_S * 1_000_000)
         self.cells: dict[int, Cell] = {}
         """Second (Unix time) to what happened in it."""
+        self._recent = pl.DataFrame(schema=dict.fromkeys(RECENT, pl.Int64))
+        """The steps of the last ``RATES_S``."""
         self._last: dict[str, int | None] = {}
         self._last_step_us: int | None = None
         self._usual: str | None = None
@@ -88,9 +93,9 @@ class Engine:
 
     def figures(self, now_s: float) -> Figures:
         """How it is now."""
-        recent = [cell for second, cell in self.cells.items() if second > self.edge_s(now_s) - RATES_S]
-        used, budget = (
-            sum(getattr(cell, name) for cell in recent) for name in ("used_tokens", "token_budget")
+        recent = self._recent.filter(pl.col("start_us") > self.edge_us(now_s) - RATES_S * 1_000_000)
+        budget, unused = (
+            recent.filter(pl.col("requests") > 0).select("token_budget", "unused_tokens").sum().row(0)
         )
         last = self._last
         waiting = last.get("waiting") or 0
@@ -103,9 +108,9 @@ class Engine:
             waiting_for=self._waiting_for(waiting),
             kv_used=last.get("kv_used"),
             kv_total=last.get("kv_total"),
-            budget_frac=used / budget if budget else None,
-            preempted_per_s=sum(cell.preempted for cell in recent) / RATES_S,
-            steps_per_s=sum(cell.steps for cell in recent) / RATES_S,
+            budget_frac=(budget - unused) / budget if budget else None,
+            preempted_per_s=int(recent["preempted"].sum()) / RATES_S,
+            steps_per_s=recent.height / RATES_S,
         )
 
     def slowest(self, now_s: float, most: int) -> list[Slow]:
@@ -137,6 +142,10 @@ class Engine:
         self._usual, self._named = waits_for(timeline)
         self._last = rows.select("running", "waiting", "kv_used", "kv_total").row(-1, named=True)
         self._last_step_us = int(timeline.steps["start_us"][-1])
+        starts = pl.col("begin_us") - timeline.header.wall_anchor_us
+        self._recent = pl.concat([self._recent, rows.select(starts.alias("start_us"), *RECENT[1:])]).filter(
+            pl.col("start_us") > self._last_step_us - RATES_S * 1_000_000
+        )
         for second, of_second in seconds(rows).items():
             self.cells[second] = added(self.cells.get(second, Cell()), of_second)
         for second in [one for one in self.cells if one < max(self.cells) - SECONDS_KEPT]:

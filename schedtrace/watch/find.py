@@ -1,12 +1,14 @@
 """Which trace to watch: from a path, a process, or nothing."""
 
 import os
+import stat
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.read.follow import require_header
 from schedtrace.read.run import TRACE_PATTERN
 
 DIR = "SCHEDTRACE_DIR"
@@ -50,13 +52,16 @@ def target(given: str | None, environment: dict[str, str], here: Path) -> Target
         here: The current folder.
 
     Raises:
-        InputError: there is no such path or process, or it records nothing.
+        InputError: there is no such path or process, the file is no trace, or the process records nothing.
         UsageError: nothing was given, and nothing is found.
     """
     if given is not None:
         path = Path(given)
+        if path.is_dir():
+            return Target(path, only=bool(_traces(path)))
         if path.exists():
-            return Target(path, only=path.is_file() or bool(_traces(path)))
+            require_header(path)
+            return Target(path, only=True)
         if given.isdecimal():
             return of_process(int(given))
         msg = f"{given}: no such file or folder, and no process id"
@@ -146,12 +151,14 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _open_traces(pid: int) -> Iterator[Path]:
+    """Those that it writes: one that is only read may be watched or analysed by it."""
     for link in _listed(Path(f"/proc/{pid}/fd")):
         try:
             path = Path(os.readlink(link))  # noqa: PTH115  # a deleted file's text is no path
+            written = stat.S_IMODE(link.lstat().st_mode) & stat.S_IWUSR
         except OSError:
             continue
-        if path.match(TRACE_PATTERN) and path.exists():
+        if written and path.match(TRACE_PATTERN) and path.exists():
             yield path
 
 
@@ -165,6 +172,6 @@ def _listed(folder: Path) -> list[Path]:
 def _environment(pid: int) -> dict[str, str]:
     try:
         texts = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it is gone, or is a thread of the kernel
         return {}
     return dict(text.split("=", 1) for text in texts if "=" in text)

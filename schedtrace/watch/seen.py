@@ -8,16 +8,13 @@ from schedtrace.model.message import Message
 
 @dataclass
 class Cell:
-    """A second of an engine, or of all engines: sums over the steps that began in it."""
+    """A second of an engine, or of all engines: the steps that began in it."""
 
     steps: int = 0
     running: float = 0.0
     """Mean after a step."""
     waiting: dict[str, float] = field(default_factory=dict)
     """Cause to the mean number of requests that a step left waiting for it."""
-    used_tokens: int = 0
-    token_budget: int = 0
-    preempted: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,8 @@ class Figures:
     kv_used: int | None
     kv_total: int | None
     budget_frac: float | None
-    """Share of the token budget that the steps of the last 10 s used; None: there was none."""
+    """Share of the token budget used by the steps of the last 10 s that scheduled anything; None: there was
+    none."""
     preempted_per_s: float
     """In the last 10 s, as the next."""
     steps_per_s: float

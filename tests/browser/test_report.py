@@ -172,6 +172,14 @@ def test_zoom_with_the_mouse_the_wheel_the_keys_and_the_map(kv_bound, look):
     assert opened.js(span) == pytest.approx(whole)
 
 
+def test_hours_without_a_step_do_not_keep_from_zooming_to_one(tmp_path, page_of, look):
+    hours = 3_600_000_000
+    steps = [step(number, start=number * 10_000 + number // 20 * hours, got={"a": 1}) for number in range(60)]
+    opened = look(page_of(run_folder(tmp_path / "run", *steps)))
+    opened.js("schedtrace.zoomTo(200_000, 200_001)")
+    assert opened.js("schedtrace.view.end - schedtrace.view.begin") == pytest.approx(5_000)
+
+
 def test_a_finding_shows_its_steps(kv_bound, look):
     opened = look(kv_bound)
     opened.page.focus("#findings button")
@@ -183,6 +191,11 @@ def test_a_finding_shows_its_steps(kv_bound, look):
     opened.painted()
     assert opened.js("location.hash").startswith("#step=")
     assert opened.page.inner_text("#details h2").startswith("Step ")
+
+
+def test_a_deep_link_shows_the_picture_on_a_phone(by_hand, look):
+    opened = look(by_hand, "#step=1&rank=0", viewport={"width": 390, "height": 844})
+    assert abs(opened.js("document.querySelector('#tools').getBoundingClientRect().top")) < 2
 
 
 def test_deep_links(by_hand, look):
@@ -310,4 +323,5 @@ def test_a_log_without_times_has_no_picture_but_says_so(page_of, look):
     log = RECORDED.parents[1] / "unit" / "read" / "data" / "iteration-details.log"
     opened = look(page_of(log))
     assert not opened.page.is_visible("#timeline")
+    opened.page.keyboard.press("]")
     assert "is not drawn: the record has no times of its steps." in opened.page.inner_text(".hint >> nth=-1")

@@ -100,7 +100,16 @@ class Chart:
         self.packed.add(f"{name}length", ended - began, differences=False)
         for column in ("step", "count", "trial", "decode_tokens", "prefill_tokens", "recompute_tokens"):
             self.packed.add(f"{name}{column}", rows[column])
-        for column in ("token_budget", "requests", "running", "waiting", "kv_used", "kv_total", "preempted"):
+        for column in (
+            "token_budget",
+            "offered_tokens",
+            "requests",
+            "running",
+            "waiting",
+            "kv_used",
+            "kv_total",
+            "preempted",
+        ):
             self.packed.add(f"{name}{column}", rows[column])
         self.packed.add(f"{name}cause", self._codes(rows["cause"]))
 

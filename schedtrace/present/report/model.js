@@ -109,7 +109,7 @@ function engineOf(told, index, columns) {
   e.used = i => known(e.decode, i) + known(e.prefill, i) + known(e.recompute, i);
   for (const name of WORK) e.sums[name] = sum(i => known(e[name], i));
   e.sums.budget = sum(i => known(e.budget, i));
-  e.sums.scheduling = sum(i => (e.requests[i] > 0 ? known(e.budget, i) : 0));
+  e.sums.scheduling = sum(i => known(get("offered_tokens"), i));
   e.sums.count = sum(i => e.count[i]);
   e.sums.preempted = sum(i => known(e.preempted, i));
   e.causes = [...new Set(e.cause)].sort((a, b) => a - b);

@@ -83,10 +83,10 @@ function choose(e, what) {
 }
 
 function nextStep(by) {
-  const e = chosen?.e ?? engines[0],
-    middle = rowAt(e, (view.begin + view.end) / 2);
-  const row = clamp(chosen?.row === undefined ? middle : chosen.row + by, 0, e.rows - 1);
-  if (!e.rows) return;
+  const e = chosen?.e ?? engines[0];
+  if (!e?.rows) return;
+  const middle = rowAt(e, (view.begin + view.end) / 2),
+    row = clamp(chosen?.row === undefined ? middle : chosen.row + by, 0, e.rows - 1);
   chosen = { e, row };
   if (e.begin[row] < view.begin || e.until[row] > view.end) {
     const half = (view.end - view.begin) / 2;
@@ -360,6 +360,9 @@ function trialsOf(e) {
   return found.length > 1 ? found : [];
 }
 
+// The median time from a row's begin to the next: the mean would count hours in which the engine was idle.
+const usualStep = e => e.until.map((us, i) => us - e.begin[i]).sort()[e.rows >> 1];
+
 async function start() {
   const columns = await unpacked();
   stories = { at: columns["stories.at"] ?? [], html: columns["stories.html"] ?? [] };
@@ -380,7 +383,7 @@ async function start() {
   leastSpan = Math.max(
     20,
     engines.reduce(
-      (least, e) => Math.min(least, e.rows ? (e.until[e.rows - 1] - e.begin[0]) / e.rows / 2 : Infinity),
+      (least, e) => Math.min(least, e.rows ? usualStep(e) / 2 : Infinity),
       (whole.end - whole.begin) / 10,
     ),
   );
@@ -396,6 +399,7 @@ async function start() {
   follow();
   document.querySelector("[data-finding]")?.setAttribute("aria-pressed", "true");
   draw();
+  if (chosen) byId("tools").scrollIntoView({ block: "start" }); // whoever follows an address wants to see it
   byId("engines").dataset.painted = String(Math.round(performance.now()));
   window.schedtrace = { engines, stories, view, whole, zoomTo, draw, sumsOf };
 }

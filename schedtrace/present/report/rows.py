@@ -11,8 +11,9 @@ DETAIL = 500
 def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
     """Steps as at most about ``most`` rows, with ``count``: how many each stands for.
 
-    Rows of several steps have the sum of their tokens and preemptions, the most running, waiting, KV blocks
-    and requests, and the cause that the most of them had. Rows do not reach over the end of a trial.
+    ``offered_tokens`` is the token budget of those that scheduled anything. Rows of several steps have the
+    sum of their tokens and preemptions, the most running, waiting, KV blocks and requests, and the cause
+    that the most of them had. Rows do not reach over the end of a trial.
 
     Args:
         steps: Of ``timeline.chart.per_step``.
@@ -20,6 +21,9 @@ def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFra
             suffice for them.
         most: Rows.
     """
+    steps = steps.with_columns(
+        offered_tokens=pl.when(pl.col("requests") > 0).then("token_budget").otherwise(0)
+    )
     if steps.height <= most:
         return steps.with_columns(count=pl.lit(1))
     near = steps["step"].is_in(list(named))
@@ -37,6 +41,7 @@ def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFra
         "recompute_tokens",
         "unused_tokens",
         "token_budget",
+        "offered_tokens",
         "preempted",
     )
     most_of = ("requests", "running", "waiting", "kv_used", "kv_total")

@@ -44,3 +44,11 @@ def test_nothing_is_left_behind_where_replacing_fails(tmp_path):
     with pytest.raises(OSError, match="Is a directory"):
         private.replace(tmp_path / "folder", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        private.replace(tmp_path / "pipe", b"x")
+    assert (tmp_path / "pipe").is_fifo()
+    assert len(list(tmp_path.iterdir())) == 1

@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,11 +12,12 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.trace import End
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
-from schedtrace.watch.find import Target, target
+from schedtrace.watch.find import Target, of_process, target
 from schedtrace.watch.judge import LINES_LOST
 from schedtrace.watch.lines import line, page
 from schedtrace.watch.session import Session
 from schedtrace.watch.stream import stream
+from tests.makers import step
 from tests.unit.watch.growing import ANCHOR_S, Growing, session_of
 
 
@@ -57,6 +61,17 @@ def test_a_look_has_the_figures_of_the_last_steps(folder):
     ]
     assert [cell.waiting for cell in seen.cells[None][-20:]] == [{"max_num_seqs": 1.0}] * 20
     assert seen.cells[None][-21].steps == 0
+
+
+def test_rates_are_of_ten_seconds_and_the_budget_of_steps_that_scheduled_anything(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    growing.grow(205)
+    idle = [step(number, start=number * 100_000, running=2, waiting=1) for number in range(205, 255)]
+    growing.append(*idle)
+    growing.at = 255
+    (engine,) = session.look().engines
+    assert (engine.steps_per_s, engine.budget_frac) == (10.0, 0.002)
 
 
 def test_the_verdicts_are_those_of_analyze(folder, cli):
@@ -317,12 +332,33 @@ def test_what_is_meant_is_found(tmp_path, folder):
         target("nowhere", {}, tmp_path)
 
 
-def test_a_process_is_found_by_its_open_trace_its_child_s_and_its_environment(tmp_path, folder):
-    import subprocess
-    import sys
+def test_a_file_that_is_no_trace_is_refused_and_one_that_only_begins_is_not(tmp_path):
+    log, begun, pipe = (tmp_path / name for name in ("log", "begun", "pipe"))
+    log.write_text("INFO server\n")
+    begun.write_text('{"type":"header"')
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="log:1: not a schedtrace trace"):
+        target(str(log), {}, tmp_path)
+    with pytest.raises(InputError, match="pipe: no regular file"):
+        target(str(pipe), {}, tmp_path)
+    assert target(str(begun), {}, tmp_path) == Target(begun, only=True)
 
+
+def test_a_process_without_a_readable_environment_records_nothing(monkeypatch):
+    def gone(_):
+        raise ProcessLookupError
+
+    monkeypatch.setattr(Path, "read_bytes", gone)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(InputError, match="records nothing"):
+            of_process(process.pid)
+        process.communicate(b"\n")
+
+
+def test_a_process_is_found_by_its_open_trace_its_child_s_and_its_environment(tmp_path, folder):
     path = Growing(folder).path
-    holds = f"import sys; file = open({str(path)!r}); print(); sys.stdin.read()"
+    holds = f"import sys; file = open({str(path)!r}, 'ab'); print(); sys.stdin.read()"
+    reads = holds.replace("'ab'", "'rb'")
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {holds!r}])"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDTRACE_")}
 
@@ -340,6 +376,8 @@ def test_a_process_is_found_by_its_open_trace_its_child_s_and_its_environment(tm
     assert found(idle, SCHEDTRACE_DIR=str(tmp_path)) == Target(tmp_path, only=False)
     with pytest.raises(InputError, match="records nothing: start it with SCHEDTRACE_DIR=DIR"):
         found(idle)
+    with pytest.raises(InputError, match="records nothing"):
+        found(reads)
     with pytest.raises(InputError, match="no such process, file or folder"):
         target(str(2**22 + 1), {}, tmp_path)
 

@@ -22,7 +22,7 @@ def steps(count, **columns):
 def test_few_steps_stay_single():
     found = merged(steps(4), [], 4)
     assert found["count"].to_list() == [1, 1, 1, 1]
-    assert found.columns == [*SCHEMA, "count"]
+    assert found.columns == [*SCHEMA, "offered_tokens", "count"]
 
 
 def test_many_steps_are_summed_and_peaks_kept():
@@ -33,6 +33,12 @@ def test_many_steps_are_summed_and_peaks_kept():
         (0, 3, 0, 29, 3, 5, "a"),
         (3, 3, 30, 59, 3, 2, "b"),
     ]
+
+
+def test_the_budget_of_steps_that_scheduled_nothing_was_not_offered():
+    given = steps(4, requests=[1, 0, 0, 2], token_budget=[10, 10, 10, 7])
+    assert merged(given, [], 4)["offered_tokens"].to_list() == [10, 0, 0, 7]
+    assert merged(given, [], 2).select("token_budget", "offered_tokens").rows() == [(20, 10), (17, 7)]
 
 
 def test_a_row_ends_with_its_trial():
