@@ -97,7 +97,7 @@ def _finding(found: Found, engines: int) -> Finding:
         found.code,
         message("  ".join(f"{{{name}}}" for name in names), **names),
         paragraphs,
-        joined([action(advice) for advice in found.advice]),
+        joined([*(action(advice) for advice in found.advice), *found.refuted]),
         found.engine_rank,
     )
 
