@@ -89,6 +89,7 @@ def _finding(found: Found, engines: int) -> Finding:
     paragraphs: list[Content] = [found.message]
     if cost := _cost(found):
         paragraphs.append(cost)
+    paragraphs += found.refuted
     if found.steps:
         paragraphs.append(Styled(_where(found, engines), Style.DIM))
     names = {f"a{at}": part for at, part in enumerate(about)}
@@ -97,7 +98,7 @@ def _finding(found: Found, engines: int) -> Finding:
         found.code,
         message("  ".join(f"{{{name}}}" for name in names), **names),
         paragraphs,
-        joined([*(action(advice) for advice in found.advice), *found.refuted]),
+        joined([action(advice) for advice in found.advice]),
         found.engine_rank,
     )
 
