@@ -43,3 +43,5 @@ def export(
     what = {Kind.JSONL: "lines", Kind.PERFETTO: "events", Kind.CHROME: "events"}.get(to, "rows")
     for file, count in written.items():
         say(f"{file!s:<{width}}  {count:>9,} {what}")
+    if to in {Kind.PERFETTO, Kind.CHROME}:
+        say("next: open it in Perfetto UI, https://ui.perfetto.dev (the file stays in your browser)")

@@ -13,7 +13,11 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folder or trace file; two to compare them.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="HTML file (default: report.html beside the run's trace)."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="HTML file (default: report.html beside the run's trace; of two, comparison.html).",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     begin: Annotated[
@@ -43,7 +47,7 @@ def report(
         raise UsageError(msg)
     found = [one_run(path) for path in runs]
     beside = found[-1].path if found[-1].path.is_dir() else found[-1].path.parent
-    file = output or beside / "report.html"
+    file = output or beside / ("report.html" if len(found) == 1 else "comparison.html")
     if file.exists() and not force:
         msg = f"{file} exists already: --force replaces it"
         raise UsageError(msg)

@@ -3,12 +3,13 @@
 from schedtrace.compare.decisions import compare_decisions
 from schedtrace.compare.fairness import fairness_notes, taken_in_turn
 from schedtrace.compare.findings import finding_changes, refusal_changes
+from schedtrace.compare.loads import Load, load_notes
 from schedtrace.compare.metric_changes import metric_changes, number_of_tests
 from schedtrace.compare.metrics import trials_used
 from schedtrace.compare.power import fewest_trials
 from schedtrace.compare.settings import changed_settings
 from schedtrace.compare.verdict import verdict
-from schedtrace.compare.work import same_work, workload
+from schedtrace.compare.work import records_work, same_work, workload
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError
 from schedtrace.model.comparison import Comparison
@@ -36,13 +37,16 @@ def compare(*, base: Run, new: Run) -> Comparison:
         "base": make_timeline(base.traces[0], base.manifest),
         "new": make_timeline(new.traces[0], new.manifest),
     }
+    loads = []
+    if not all(records_work(report) for report in reports.values()):
+        loads = load_notes(**{side: Load.of(reports[side], timelines[side]) for side in reports})
     return Comparison(
         verdict=verdict(metrics, findings, same_work=alike, least=least, in_turn=taken_in_turn(**timelines)),
         base_path=reports["base"].path,
         new_path=reports["new"].path,
         base_label=reports["base"].label,
         new_label=reports["new"].label,
-        notes=_notes(**reports, alike=alike) + fairness_notes(**timelines, metrics=metrics),
+        notes=[*_notes(**reports, alike=alike), *loads, *fairness_notes(**timelines, metrics=metrics)],
         config=changed_settings(base=base, new=new),
         metrics=metrics,
         causes=refusal_changes(**reports) if refusals_known else None,

@@ -17,6 +17,11 @@ def same_work(*, base: RunReport, new: RunReport) -> bool:
     return before is None or after is None or before == after
 
 
+def records_work(report: RunReport) -> bool:
+    """Whether the run's manifest or name says what it had to do."""
+    return _work(report) is not None
+
+
 def workload(report: RunReport) -> Message:
     """``16 prompts (random, 8,192 + 512 tokens, 4 per second, burstiness 1)``."""
     if named := report.config.get("named"):

@@ -8,6 +8,7 @@ from schedtrace.diagnose.one_engine import one_engine
 from schedtrace.diagnose.root_causes import Judged, ranked
 from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES
 from schedtrace.diagnose.settings.effective import effective_settings
+from schedtrace.diagnose.settings.kept import without_followed
 from schedtrace.diagnose.statistics import statistics
 from schedtrace.diagnose.time_split import time_split
 from schedtrace.diagnose.verdict import leading, verdict
@@ -88,7 +89,8 @@ def analyze_run(
         of_traces += timelines.problems
     ranks = Ranks([engine.rank for engine in engines], timelines.of_rank)
     facts = frozenset(ALL_FACTS).intersection(*(engine.rank.facts for engine in engines))
-    findings = of_all([engine.judged for engine in engines], ranks, facts)
+    settings = effective_settings(run, [engine.use for engine in engines if engine.use is not None])
+    findings = without_followed(of_all([engine.judged for engine in engines], ranks, facts), settings)
     if test is not None:
         findings = test(run, findings)
     findings = led(findings)
@@ -112,7 +114,7 @@ def analyze_run(
         strip=engines[0].strip,
         statistics=statistics([engine.sums for engine in engines], ranks),
         warmup_steps=sum(engine.warmup_steps for engine in engines),
-        settings=effective_settings(run, [engine.use for engine in engines if engine.use is not None]),
+        settings=settings,
     )
 
 

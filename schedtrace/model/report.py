@@ -105,7 +105,7 @@ class Finding(msgspec.Struct, kw_only=True):
     advice: list[Advice] = []
     """The best first; empty for a symptom: its root cause has it."""
     refuted: list[Message] = []
-    """Advice that was taken back, since it did not help on a replay of this load."""
+    """Advice that was taken back: it did not help on a replay of this load, or vLLM overrode it."""
     evidence: Evidence
     example: Message | None = None
     """One case: the first of the evidence's ``examples``."""

@@ -1,6 +1,7 @@
 """Which trace to watch: from a path, a process, or nothing."""
 
 import os
+import stat
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -159,12 +160,14 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _open_traces(pid: int) -> Iterator[Path]:
+    """Those that it writes: one that is only read may be watched or analysed by it."""
     for link in _listed(Path(f"/proc/{pid}/fd")):
         try:
             path = Path(os.readlink(link))  # noqa: PTH115  # a deleted file's text is no path
+            written = stat.S_IMODE(link.lstat().st_mode) & stat.S_IWUSR
         except OSError:
             continue
-        if path.match(TRACE_PATTERN) and path.exists():
+        if written and path.match(TRACE_PATTERN) and path.exists():
             yield path
 
 

@@ -62,7 +62,7 @@ def _judged(finding: Finding, predictor: Predictor, base: Recorded) -> Finding:
     return msgspec.structs.replace(
         finding,
         advice=kept,
-        refuted=refuted,
+        refuted=[*finding.refuted, *refuted],
         gain=max(gains, key=lambda gain: gain.saved_frac) if gains else None if refuted else finding.gain,
     )
 

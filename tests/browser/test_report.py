@@ -193,6 +193,11 @@ def test_a_finding_shows_its_steps(kv_bound, look):
     assert opened.page.inner_text("#details h2").startswith("Step ")
 
 
+def test_a_deep_link_shows_the_picture_on_a_phone(by_hand, look):
+    opened = look(by_hand, "#step=1&rank=0", viewport={"width": 390, "height": 844})
+    assert abs(opened.js("document.querySelector('#tools').getBoundingClientRect().top")) < 2
+
+
 def test_deep_links(by_hand, look):
     opened = look(by_hand, "#step=1&rank=0")
     assert opened.page.inner_text("#details h2") == "Step 1 of run"

@@ -3,12 +3,22 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import peak_requests, with_more_running
-from schedtrace.diagnose.rules.allowed import batched_tokens, seats_setting
+from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, more_kv_space, seats_setting
 from schedtrace.diagnose.rules.common import by_class, listed, wait_finding
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running_classes, steps_inside
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, Share, message
+from schedtrace.model.message import (
+    NOTHING,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Setting,
+    Share,
+    message,
+)
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
@@ -44,7 +54,10 @@ def find(timeline: Timeline) -> list[Finding]:
     if waits is None:
         return []
     evidence = _evidence(timeline, waits)
-    gain = with_more_running(timeline, waits, at_most=evidence.seats_that_fit)
+    advice = _advice(timeline, evidence)
+    gain = None
+    if any(each.value is not None for each in advice):  # else more seats alone gain nothing
+        gain = with_more_running(timeline, waits, at_most=evidence.seats_that_fit)
     setting = seats_setting(timeline)
     return [
         wait_finding(
@@ -70,7 +83,7 @@ def find(timeline: Timeline) -> list[Finding]:
                 longest=Request(waits.longest_id),
                 wait=Duration(waits.longest_us),
             ),
-            advice=_advice(timeline, evidence),
+            advice=advice,
             evidence=evidence,
         )
     ]
@@ -153,7 +166,7 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
     fit = evidence.seats_that_fit or wanted
     value = min(wanted, most, fit)
     if value <= timeline.seats:
-        return []
+        return _other_limit_first(timeline, setting, fit=fit, most=most)
     limits = message(
         "{wanted} were there at once, the KV cache has room for about {fit}",
         wanted=Count(wanted, "request"),
@@ -173,3 +186,26 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
             costs=message("Longer steps: a longer time per output token."),
         )
     ]
+
+
+def _other_limit_first(timeline: Timeline, setting: Setting, *, fit: int, most: int) -> list[Advice]:
+    """What to widen with the seats where more of them alone do nothing; nothing if no limit is known."""
+    if fit <= timeline.seats:
+        text = message(
+            "{space} together with a larger {setting} (now {seats}): at its fullest the KV cache "
+            "has room for about {fit}",
+            space=more_kv_space(timeline),
+            setting=setting,
+            seats=Number(timeline.seats),
+            fit=Count(fit, "request"),
+        )
+    elif most <= timeline.seats:
+        text = message(
+            "a larger {limit} together with {setting} (both {seats} now): vLLM accepts no more seats",
+            limit=Setting("--max-num-seqs") if timeline.active_limit else BATCHED_TOKENS,
+            setting=setting,
+            seats=Number(timeline.seats),
+        )
+    else:
+        return []
+    return [Advice(message=text, costs=message("Longer steps: a longer time per output token."))]

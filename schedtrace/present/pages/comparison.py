@@ -110,7 +110,10 @@ def _finding(change: FindingChange) -> Finding:
     cause = message("cause {cause}  ", cause=CauseWord(change.cause)) if change.cause else ""
     about = message("{cause}{values}", cause=cause, values=_values(change))
     level = Styled(change.state, CHANGES[change.state])
-    return Finding(level, change.code, about, [Styled(change.message, Style.DIM)])
+    # What is below its threshold now has no words of the new run.
+    of_base = change.state == "stayed" and not change.new_count
+    told = message("base: {told}", told=change.message) if of_base else change.message
+    return Finding(level, change.code, about, [Styled(told, Style.DIM)])
 
 
 def _values(change: FindingChange) -> Text:

@@ -89,6 +89,7 @@ def _finding(found: Found, engines: int) -> Finding:
     paragraphs: list[Content] = [found.message]
     if cost := _cost(found):
         paragraphs.append(cost)
+    paragraphs += found.refuted
     if found.steps:
         paragraphs.append(Styled(_where(found, engines), Style.DIM))
     names = {f"a{at}": part for at, part in enumerate(about)}

@@ -36,7 +36,7 @@ def noteworthy(settings: list[EffectiveSetting]) -> Message:
         for setting in settings
         if setting.inert or setting.origin in NOTEWORTHY_ORIGINS
     ]
-    return message("Settings: {told}.", told=joined(told, "; ")) if told else NOTHING
+    return message("{told}.", told=joined(told, "; ")) if told else NOTHING
 
 
 def _origin(setting: EffectiveSetting) -> Content:

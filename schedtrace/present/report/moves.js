@@ -399,6 +399,7 @@ async function start() {
   follow();
   document.querySelector("[data-finding]")?.setAttribute("aria-pressed", "true");
   draw();
+  if (chosen) byId("tools").scrollIntoView({ block: "start" }); // whoever follows an address wants to see it
   byId("engines").dataset.painted = String(Math.round(performance.now()));
   window.schedtrace = { engines, stories, view, whole, zoomTo, draw, sumsOf };
 }

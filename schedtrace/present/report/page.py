@@ -5,6 +5,8 @@ page fetches nothing, and markup in a stranger's text could do nothing even if i
 """
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -12,6 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from schedtrace.diagnose.analyze import Timelines
+from schedtrace.diagnose.verdict import leading
 from schedtrace.model.comparison import Comparison
 from schedtrace.model.message import joined, message
 from schedtrace.model.printable import printable
@@ -31,7 +34,7 @@ from schedtrace.present.report.data import (
     words_of_causes,
 )
 from schedtrace.present.report.named import FEWEST_STORIES, MOST_STORIES, Named, marked, named
-from schedtrace.present.sections import Note, Page, Section, Style, Styled
+from schedtrace.present.sections import Headline, Note, Page, Section, Style, Styled
 from schedtrace.present.stories import stories
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import Timeline, make_timeline
@@ -68,6 +71,7 @@ def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
         chart,
         title=shown.label,
         verdict=_fragment(shown, [Note(verdict)], rank),
+        level=lead[0].severity if (lead := leading(shown.findings)) else "",
         report=_fragment(shown, [section for section in short if section != said], rank),
         details=_fragment(shown, [section for section in full if section not in short], rank),
         zero="the trace's clock",
@@ -100,7 +104,8 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
         chart,
         title=f"{shown.base_label} and {shown.new_label}",
         verdict=_fragment(shown, [Note(message("Verdict: {verdict}", verdict=shown.verdict))]),
-        report=_fragment(shown, comparison_page(comparison).sections),
+        level="",
+        report=_fragment(shown, list(_unrepeated(comparison_page(comparison).sections))),
         details="",
         zero="each run's first request",
         from_first=True,
@@ -112,6 +117,15 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
         marks=marks,
         problems=[plain(note) for note in shown.notes],
     )
+
+
+def _unrepeated(sections: list[Section]) -> Iterator[Section]:
+    """Without the verdict and its warnings, which stand above the timeline."""
+    for section in sections:
+        if isinstance(section, Headline):
+            yield replace(section, title="Comparison", about="", warnings=[])
+        else:
+            yield section
 
 
 def _stories(run: Run, timeline: Timeline, names: Named) -> dict[str, str]:
@@ -131,7 +145,14 @@ def _fragment(document: Any, sections: list[Section], rank: int | None = None) -
 
 
 def _document(
-    chart: Chart, *, title: str, verdict: Markup, report: Markup, details: Markup | str, **told: Any
+    chart: Chart,
+    *,
+    title: str,
+    verdict: Markup,
+    level: str,
+    report: Markup,
+    details: Markup | str,
+    **told: Any,
 ) -> str:
     here = files("schedtrace.present.report")
     own, template, *scripts = (
@@ -154,6 +175,7 @@ def _document(
     return environment.from_string(template).render(
         title=title,
         verdict=verdict,
+        level=level,
         report=report,
         details=details,
         policy=f"default-src 'none'; style-src {html.source_of(style)}; "

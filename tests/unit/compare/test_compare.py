@@ -176,3 +176,34 @@ def test_an_engine_without_a_step_leaves_it_to_the_others(tmp_path):
     run_folder(tmp_path, step(0, got={"a": 1}))
     run = read_run(run_folder(tmp_path, engine_rank=1))
     assert metrics_of(compare(base=run, new=run))["steps"].base.mean == 1
+
+
+def served(count, prompt=100, output=10):
+    """A server's trace: so many requests that came and finished."""
+    names = [f"r{n}" for n in range(count)]
+    came = [arrival(name, 0, prompt_tokens=prompt) for name in names]
+    got = dict.fromkeys(names, prompt)
+    done = [finish(n, arrived_us=0, first_token_us=1, last_token_us=900, output_tokens=output) for n in names]
+    return [step(0, got=got, new=names, arrived=came, budget=100_000), step(1, finished=done)]
+
+
+@pytest.mark.parametrize(
+    ("load", "says"),
+    [
+        ({"count": 30}, "new 30 requests (100 + 10 tokens on average)"),
+        ({"count": 20, "prompt": 106}, "new 20 requests (106 + 10 tokens on average)"),
+        ({"count": 20, "output": 20}, "new 20 requests (100 + 20 tokens on average)"),
+        ({"count": 21, "prompt": 105}, None),
+    ],
+)
+def test_loads_of_servers_that_differ_by_more_than_a_twentieth_are_noted(run_of, load, says):
+    notes = notes_of(base=run_of("a", *served(20)), new=run_of("b", *served(**load)))
+    told = [note for note in notes if note.startswith("the loads differ")]
+    base = "the loads differ: base 20 requests (100 + 10 tokens on average)"
+    assert told == ([] if says is None else [f"{base}, {says}: that alone changes the figures"])
+
+
+def test_where_both_workloads_are_recorded_these_are_compared(run_of):
+    about = manifest(workload=workload())
+    base, new = run_of("a", *served(20), about=about), run_of("b", *served(30), about=about)
+    assert not any("the loads differ" in note for note in notes_of(base=base, new=new))

@@ -2,9 +2,14 @@
 
 import pytest
 
+from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.settings.effective import effective_settings
+from schedtrace.diagnose.settings.kept import without_followed
 from schedtrace.diagnose.settings.used import use_of
 from schedtrace.model.front_end import Configured
+from schedtrace.model.message import message
+from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.settings import EffectiveSetting
 from schedtrace.present.phrases import plain
 from schedtrace.read.front_end import FrontEnd
 from schedtrace.timeline.timeline import make_timeline
@@ -206,3 +211,65 @@ def test_a_limit_says_how_little_of_it_was_used(settings_of):
     assert plain(found["max_num_batched_tokens"].explanation) == "for LLM_CLASS"
     assert "at once" not in plain(found["max_num_seqs"].explanation)
     assert plain(found["enable_prefix_caching"].explanation) == ""
+
+
+def advised(setting, value):
+    return Advice(message=message("try it"), setting=setting, value=value)
+
+
+def finding_with(*advice, code="scheduler-overhead", saved=0.1):
+    about = {"cause": None, "via": "recorded", "engine_rank": 0, "count": 1, "trials": [], "steps": []}
+    gain = Gain(metric="output_tokens_per_s", change_frac=0.1, saved_frac=saved, method="waits")
+    words = {"title": message("It"), "message": message("It is so."), "severity": "info", "share_frac": 0.09}
+    return Finding(code=code, gain=gain, advice=[*advice], evidence=Evidence(), tokens=0, **words, **about)
+
+
+def overridden(name, given, value):
+    return EffectiveSetting(name=name, value=value, origin="overridden", given=given)
+
+
+@pytest.mark.parametrize(
+    ("setting", "advice", "why"),
+    [
+        (
+            ("async_scheduling", True, False),
+            True,
+            "--async-scheduling was given, and vLLM keeps it off here.",
+        ),
+        (("prefix", False, True), False, "--no-prefix was given, and vLLM keeps it on here."),
+        (("max_num_seqs", 512, 256), 512, "--max-num-seqs 512 was given, and vLLM keeps 256 here."),
+    ],
+)
+def test_advice_that_was_followed_and_overridden_is_left_out_with_its_gain(setting, advice, why):
+    """What is left is ranked by its share: below a finding whose gain lay between."""
+    other = finding_with(code="kv-bound", saved=0.095)
+    found = without_followed([finding_with(advised(setting[0], advice)), other], [overridden(*setting)])
+    assert [one.code for one in found] == ["kv-bound", "scheduler-overhead"]
+    assert (found[1].advice, found[1].gain, [plain(text) for text in found[1].refuted]) == ([], None, [why])
+
+
+def test_where_other_advice_is_left_nothing_is_said_of_what_was_given():
+    first, second = advised("max_num_seqs", 512), advised(None, None)
+    settings = [overridden("max_num_seqs", 512, 256)]
+    [found] = without_followed([finding_with(first, second)], settings)
+    assert (found.advice, found.gain, found.refuted) == ([second], None, [])
+    [found] = without_followed([finding_with(second, first)], settings)
+    assert (found.advice, found.gain.saved_frac, found.refuted) == ([second], 0.1, [])
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_num_seqs", 400), ("max_num_seqs", None), ("other", 512)])
+def test_advice_that_was_not_given_as_it_stands_is_kept(name, value):
+    finding = finding_with(advised(name, value))
+    assert without_followed([finding], [overridden("max_num_seqs", 512, 256)]) == [finding]
+
+
+def test_async_scheduling_that_vllm_keeps_off_is_not_advised_again(run_of):
+    """The engine's own trace, with 10 % of its time between steps."""
+    lines = [
+        step(n, start=n * 1100, took=30, back=1030, got={"a": 1}, running=1, update_us=20) for n in range(5)
+    ]
+    run = run_of("run", *lines, async_scheduling=False)
+    for given, advice in (({}, 1), ({"async_scheduling": True}, 0)):
+        run.front_end = FrontEnd(Configured(at_unix_us=0, usage_context="LLM_CLASS", given=given))
+        [found] = [one for one in analyze_run(run).every_finding() if one.code == "scheduler-overhead"]
+        assert (len(found.advice), len(found.refuted)) == (advice, 1 - advice)

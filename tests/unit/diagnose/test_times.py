@@ -94,6 +94,29 @@ def test_seats_are_named_by_the_limit_that_counts(found):
     assert plain(finding.verdict).startswith("5 seats (--max-num-active-seqs) limit this run: ")
 
 
+def test_more_seats_alone_are_no_advice_where_the_kv_cache_or_vllm_has_no_room_for_them(found):
+    full = {"kv_blocks_free_after": 0}
+    for fields, about, words in (
+        (
+            full,
+            {},
+            "together with a larger --max-num-seqs (now 8): at its fullest the KV cache has room for about",
+        ),
+        (
+            {},
+            {"scheduler_config": {"max_num_batched_tokens": 8}},
+            "a larger --max-num-batched-tokens together with",
+        ),
+    ):
+        came_too = [*came("a"), *came("b")]
+        first = waits(0, "ab", Cause.MAX_NUM_SEQS, arrived=came_too, **{"running": 8, **fields})
+        lines = [first, step(1, start=100, got={"a": 1, "b": 1}, new="ab")]
+        [finding] = found("max-num-seqs-bound", *lines, **about)
+        [advice] = finding.advice
+        assert words in plain(advice.message)
+        assert (finding.gain, advice.setting, advice.value) == (None, None, None)
+
+
 def test_a_spent_budget_is_a_limit_too(found):
     lines = [
         waits(0, "a", Cause.TOKEN_BUDGET, arrived=came("a"), got={"x": 1000}),

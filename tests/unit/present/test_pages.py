@@ -1,5 +1,7 @@
 """What pages say of documents, where that is more than their fields."""
 
+import pytest
+
 from schedtrace.explain.request import explain_request
 from schedtrace.model.comparison import Comparison, Decisions, FindingChange
 from schedtrace.model.message import message
@@ -75,6 +77,19 @@ def test_a_share_that_crossed_its_threshold_is_shown_for_both_sides():
     )
     assert first_finding("stayed", (3, 4), (0.6, 0.7)).endswith(f"{cause}3 -> 4")
     assert first_finding("went", (3, 0), (0.9, 0.1)).endswith(f"went     {cause}3 -> 0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("stayed", (3, 0), (0.52, 0.48)), "base: They waited."),
+        (("stayed", (0, 3), (None, 0.06), 0.05), "They waited."),
+        (("went", (3, 0), (0.9, 0.1)), "They waited."),
+    ],
+)
+def test_words_of_the_base_for_a_finding_that_stayed_are_marked(arguments, words):
+    lines = text_of(comparison_page(comparison(change(*arguments))), 120).splitlines()
+    assert next(line.strip() for line in lines if "They waited." in line) == words
 
 
 def test_documents_texts_may_be_words_or_messages():

@@ -34,6 +34,6 @@ def test_every_setting_is_a_row_with_value_origin_and_note():
 
 def test_only_inert_and_overridden_settings_are_worth_a_line():
     assert plain(noteworthy(SETTINGS)) == (
-        "Settings: async_scheduling False: True was given; watermark 1e-05: no effect."
+        "async_scheduling False: True was given; watermark 1e-05: no effect."
     )
     assert not noteworthy([SETTINGS[0], SETTINGS[3]])

@@ -443,7 +443,8 @@ def test_a_process_without_a_readable_environment_records_nothing(monkeypatch):
 
 def test_a_process_is_found_by_its_open_trace_its_child_s_and_its_environment(tmp_path, folder):
     path = Growing(folder).path
-    holds = f"import sys; file = open({str(path)!r}); print(); sys.stdin.read()"
+    holds = f"import sys; file = open({str(path)!r}, 'ab'); print(); sys.stdin.read()"
+    reads = holds.replace("'ab'", "'rb'")
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {holds!r}])"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDTRACE_")}
 
@@ -461,6 +462,8 @@ def test_a_process_is_found_by_its_open_trace_its_child_s_and_its_environment(tm
     assert found(idle, SCHEDTRACE_DIR=str(tmp_path)) == Target(tmp_path, only=False)
     with pytest.raises(InputError, match="records nothing: start it with SCHEDTRACE_DIR=DIR"):
         found(idle)
+    with pytest.raises(InputError, match="records nothing"):
+        found(reads)
     with pytest.raises(InputError, match="no such process, file or folder"):
         target(str(2**22 + 1), {}, tmp_path)
 

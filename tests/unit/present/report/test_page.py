@@ -1,11 +1,14 @@
 import json
 from html import unescape
+from pathlib import Path
 
 import pytest
 
 from schedtrace.present.report.named import ranges
 from schedtrace.present.report.page import in_script
 from tests.makers import arrival, manifest, run_folder, step
+
+RECORDED = Path(__file__).parents[3] / "data" / "findings"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,23 @@ def test_an_existing_file_is_replaced_only_when_asked(cli, run):
     assert (code, out) == (2, "")
     assert err == f"schedtrace: {run / 'report.html'} exists already: --force replaces it\n"
     assert cli("report", run, "--force")[0] == 0
+
+
+def test_the_verdict_is_marked_by_how_bad_it_is(cli, run):
+    assert cli("report", run)[0] == 0
+    assert '<div id="verdict">' in (run / "report.html").read_text()  # nothing limited it
+    kv = RECORDED / "kv-bound" / "shows"
+    file = run / "kv.html"
+    assert cli("report", kv, "-o", file)[0] == 0
+    severity = json.loads(cli("analyze", kv, "--format", "json")[1])["runs"][0]["findings"][0]["severity"]
+    assert f'<div id="verdict" class="{severity}">' in file.read_text()
+
+
+def test_two_runs_have_their_verdict_once(cli, run):
+    assert cli("report", run, run)[0] == 0
+    html = (run / "comparison.html").read_text().partition("<script")[0]
+    assert html.count("Verdict: ") == 1
+    assert html.count("one trial on a side") == 1
 
 
 def test_what_cannot_be_is_one_line(cli, run, tmp_path):
