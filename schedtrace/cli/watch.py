@@ -35,7 +35,7 @@ def watch(
     from schedtrace.watch.lines import page
     from schedtrace.watch.session import Session
 
-    session = Session(found(target, dict(os.environ), Path.cwd()))
+    session = Session(found(target, dict(os.environ), Path.cwd(), wait=not once))
     if once:
         put(page(session.look(judge_now=True)))
     elif is_terminal():

@@ -27,14 +27,15 @@ _COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 HELP = """\
 space   pause, and go on
 up/down choose a request; enter: its life so far
-tab     between engines and requests; on engines, up/down choose one for chart and list
+tab     between several engines and requests; on engines, up/down choose one for chart and list
 v       all that is seen, as text, with the verdicts in full
 s       save that text here
 w       save the last minute as a run folder that every command reads
 q       quit
 
 The verdicts are those of `schedtrace analyze --last 10s` and `--last 1m`; they are renewed at a pace
-that keeps their cost low, and each says how old it is. Running, waiting and KV are after the last
+that keeps their cost low, and sooner if what is seen changes in kind. Each says how old it is; an old
+one is dim. Running, waiting and KV are after the last
 step; budget, preemptions and steps per second are of the last 10 s. Waiting requests are drawn by
 what they wait for: docs/causes.md says what each word means."""
 
@@ -58,6 +59,7 @@ class WatchApp(App[None]):
     #requests { height: 1fr; min-height: 2; }
     """
     ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = "#requests"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c", "quit", "Quit", priority=False),
         Binding("space", "pause", "Pause"),
@@ -65,6 +67,10 @@ class WatchApp(App[None]):
         Binding("s", "save_text", "Save text"),
         Binding("w", "save_window", "Save trace"),
         Binding("question_mark", "keys", "Help", key_display="?"),
+        # Where nothing has the focus, as in a terminal that says it lost its own.
+        Binding("up", "request(-1)", show=False),
+        Binding("down", "request(1)", show=False),
+        Binding("enter", "request(0)", show=False),
     ]
 
     def __init__(self, session: Session, every_s: float | None = EVERY_S, folder: Path | None = None) -> None:
@@ -87,7 +93,6 @@ class WatchApp(App[None]):
 
     def on_mount(self) -> None:
         """Look at once, then now and then."""
-        self.query_one("#requests").focus()
         if self._every_s is not None:
             self.call_later(self.look)
             self.set_interval(self._every_s, self.look)
@@ -122,6 +127,9 @@ class WatchApp(App[None]):
         rows = [total, *seen.engines] if total is not None and len(seen.engines) > 1 else seen.engines
         shown = rows if height >= 40 else rows[:5]  # noqa: PLR2004  # as above
         engines.show(Content(view.HEAD[:width]), [(one.rank, view.engine_line(one, width)) for one in shown])
+        engines.can_focus = len(seen.engines) > 1
+        if engines.has_focus and not engines.can_focus:
+            self.query_one("#requests").focus()
         if engines.styles.height is None or engines.styles.height.value != 1 + max(1, len(shown)):
             engines.styles.height = 1 + max(1, len(shown))
         rank = engines.key if isinstance(engines.key, int) and len(seen.engines) > 1 else None
@@ -165,6 +173,14 @@ class WatchApp(App[None]):
 
     def _back(self, _: None) -> None:
         self.draw()
+
+    def action_request(self, by: int) -> None:
+        """Give the list of requests the focus, and move in it; 0: choose."""
+        requests = self.query_one("#requests", Listing).focus()
+        if by:
+            requests.action_move(by)
+        else:
+            requests.action_choose()
 
     def action_pause(self) -> None:
         """Stop looking, or go on."""

@@ -23,26 +23,25 @@ def seconds(rows: pl.DataFrame) -> dict[int, Cell]:
         second = begin_us // 1_000_000
         cell = found.setdefault(second, Cell())
         cell.steps += 1
-        cell.running += running or 0
+        cell.left = {cause or UNNAMED: waiting} if waiting and running else {}
         if waiting:
             sums[second][cause or UNNAMED] += waiting
     for second, cell in found.items():
-        cell.running /= cell.steps
         cell.waiting = {cause: count / cell.steps for cause, count in sums[second].items()}
     return found
 
 
 def added(one: Cell, other: Cell) -> Cell:
-    """Two parts of a second of one engine."""
+    """Two parts of a second of one engine, the later one last."""
     steps = one.steps + other.steps
     causes = [*one.waiting, *(cause for cause in other.waiting if cause not in one.waiting)]
     return Cell(
         steps=steps,
-        running=_mean(one.running, one.steps, other.running, other.steps),
         waiting={
             cause: _mean(one.waiting.get(cause, 0.0), one.steps, other.waiting.get(cause, 0.0), other.steps)
             for cause in causes
         },
+        left=other.left if other.steps else one.left,
     )
 
 
@@ -51,7 +50,7 @@ def _mean(one: float, of: int, other: float, others: int) -> float:
 
 
 def together(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int) -> list[Cell]:
-    """The last seconds of all engines; one in which an engine began no step is as the one before.
+    """The last seconds of all engines; in one without a step those wait whom the last step before left.
 
     Args:
         engines: Of each, second to what happened in it.
@@ -64,11 +63,10 @@ def together(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int) ->
         for place, second in enumerate(range(edge_s - seconds_shown + 1, edge_s + 1)):
             cell = engine.get(second)
             if cell is None:
-                cell = Cell(running=before.running, waiting=before.waiting if before.running else {})
+                cell = Cell(waiting=before.left, left=before.left)
             before = cell
             whole = shown[place]
             whole.steps += cell.steps
-            whole.running += cell.running
             for cause, count in cell.waiting.items():
                 whole.waiting[cause] = whole.waiting.get(cause, 0.0) + count
     return shown

@@ -17,35 +17,40 @@ class Chart:
     """Of each place the cause that is drawn there; empty: none."""
     causes: list[str]
     """Those that are drawn, the most frequent first."""
+    order: list[str]
+    """Causes by their character, which is also from below."""
     top: float
     """Requests at the upper end."""
     seconds: int
-    """That all columns stand for."""
+    """That all columns stand for, also if the last one's second one is still to come."""
 
     def glyph(self, cause: str) -> str:
         """How a cause is drawn."""
-        return GLYPHS[min(self.causes.index(cause), len(GLYPHS) - 1)] if cause else " "
+        return GLYPHS[min(self.order.index(cause), len(GLYPHS) - 1)] if cause else " "
 
 
-def waiting_chart(cells: list[Cell], width: int, height: int) -> Chart:
+def waiting_chart(cells: list[Cell], width: int, height: int, order: list[str], edge_s: int) -> Chart:
     """The last seconds, the last one on the right.
 
     Args:
         cells: A second each; what is missing at their begin stays empty.
         width: Columns; each is two seconds, or one where there is room for all of that.
         height: Rows.
+        order: All causes; each keeps its place in it, so that its character does not change between looks.
+        edge_s: The last second (Unix time): two seconds are the same two at each look, and so is their mean.
     """
     each = 2 if 2 * width <= len(cells) else 1
-    shown = [Cell()] * max(0, each * width - len(cells)) + cells[-each * width :]
+    seconds = each * width - (edge_s + 1) % each
+    shown = [Cell()] * max(0, seconds - len(cells)) + cells[-seconds:]
     means = [_mean(shown[at : at + each]) for at in range(0, len(shown), each)]
     totals: Counter[str] = Counter()
     for mean in means:
         totals.update(mean)
     causes = [cause for cause, _ in totals.most_common()]
     top = max((sum(mean.values()) for mean in means), default=0.0)
-    columns = [_column(mean, causes, top, height) for mean in means]
+    columns = [_column(mean, order, top, height) for mean in means]
     rows = [[column[height - 1 - row] for column in columns] for row in range(height)]
-    return Chart(rows, causes, top, each * width)
+    return Chart(rows, causes, order, top, each * width)
 
 
 def _mean(cells: list[Cell]) -> Counter[str]:

@@ -26,6 +26,12 @@ class Target:
     only: bool
     """It is one run or trace; else a folder of runs, of which the newest counts."""
 
+    def awaited(self) -> str:
+        """What is waited for where ``files`` finds nothing."""
+        if self.path.exists():
+            return f"waiting for a trace in {self.path}"
+        return f"waiting for {self.path} to appear: no such file or folder yet"
+
     def files(self, without: Collection[Path] = ()) -> list[Path]:
         """The traces of the run to watch, rank by rank; empty: there is none yet.
 
@@ -42,7 +48,7 @@ class Target:
         return max(runs, key=_newest, default=[])
 
 
-def target(given: str | None, environment: dict[str, str], here: Path) -> Target:
+def target(given: str | None, environment: dict[str, str], here: Path, *, wait: bool = True) -> Target:
     """What a person means.
 
     Args:
@@ -50,6 +56,7 @@ def target(given: str | None, environment: dict[str, str], here: Path) -> Target
             newest trace below ``here`` that grows.
         environment: With ``SCHEDTRACE_DIR``, where it is set.
         here: The current folder.
+        wait: A path need not exist yet if its parent folder does: a server that starts makes it.
 
     Raises:
         InputError: there is no such path or process, the file is no trace, or the process records nothing.
@@ -64,6 +71,8 @@ def target(given: str | None, environment: dict[str, str], here: Path) -> Target
             return Target(path, only=True)
         if given.isdecimal():
             return of_process(int(given))
+        if wait and path.parent.is_dir():
+            return Target(path, only=path.match(TRACE_PATTERN))
         msg = f"{given}: no such file or folder, and no process id"
         raise InputError(msg)
     if folder := environment.get(DIR):

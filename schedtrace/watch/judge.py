@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schedtrace.diagnose.analyze import led, of_all
 from schedtrace.diagnose.one_engine import judge as judge_engine
@@ -14,6 +14,7 @@ from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.window import Window, windowed
 from schedtrace.watch.engine import Engine
+from schedtrace.watch.picture import Picture
 from schedtrace.watch.seen import Verdict
 
 LINES_LOST = message("Lines of the trace in this time could not be read, so this may be wrong:")
@@ -26,7 +27,7 @@ class Judge:
     Args:
         span_s: Seconds up to now.
         every_s: At least so long passes between two verdicts.
-        share: Of one core that the verdicts may take.
+        share: Of one core that the verdicts may take while the engines look alike.
         spent: Processor seconds of this process.
     """
 
@@ -35,22 +36,29 @@ class Judge:
     share: float
     spent: Callable[[], float] = time.process_time
     latest: Verdict | None = None
+    _soonest_s: float = 0.0
     _due_s: float = 0.0
+    _judged: Picture | None = None
+    """What the engines looked like when they were judged."""
 
-    def look(self, engines: list[Engine], now_s: float, *, at_once: bool = False) -> None:
-        """Judge again if it is time to, or ``at_once``."""
-        if now_s < self._due_s and not at_once:
+    def look(self, engines: list[Engine], now: Picture, now_s: float, *, at_once: bool = False) -> None:
+        """Judge again if it is time to, if they look different in kind by ``now``, or ``at_once``."""
+        changed = now.changed(self._judged) if self._judged and self.latest else ""
+        if not (at_once or now_s >= (self._soonest_s if changed else self._due_s)):
+            if self.latest and self.latest.changed != changed:
+                self.latest = replace(self.latest, changed=changed)
             return
         began, first = self.spent(), self.latest is None
-        self.latest = judge(engines, now_s, self.span_s)
+        self.latest, self._judged = judge(engines, now_s, self.span_s), now
         # The first one also imports and compiles, which no other does.
         cost = 0.0 if first else self.spent() - began
         if self.latest.judged:
+            self._soonest_s = now_s + self.every_s
             self._due_s = now_s + max(self.every_s, cost / self.share)
 
     def reset(self) -> None:
         """Another run is judged next."""
-        self.latest, self._due_s = None, 0.0
+        self.latest, self._judged, self._soonest_s, self._due_s = None, None, 0.0, 0.0
 
 
 def judge(engines: list[Engine], now_s: float, span_s: int) -> Verdict:

@@ -49,9 +49,10 @@ def span(verdict: Verdict) -> str:
 
 
 def age(verdict: Verdict, now_s: float) -> str:
-    """``now``, ``4 s ago``."""
+    """``now``, ``4 s ago``, ``12 s ago, before requests waited``."""
     seconds = now_s - verdict.at_s
-    return "now" if seconds < 1 else f"{seconds:.0f} s ago"
+    since = f", before {visible(verdict.changed)}" if verdict.changed else ""
+    return ("now" if seconds < 1 else f"{seconds:.0f} s ago") + since
 
 
 def state(slow: Slow) -> str:
@@ -78,7 +79,7 @@ def line(seen: Seen) -> str:
     """One line with everything but the requests."""
     total = seen.total()
     if total is None:
-        return f"{moment(seen.at_s)} waiting for a trace"
+        return f"{moment(seen.at_s)} {visible(seen.awaited)}"
     parts = [moment(seen.at_s)]
     if total.state:
         parts.append(f"{total.state}; last step:")
@@ -103,7 +104,7 @@ def page(seen: Seen) -> str:
     rows = [*seen.engines, *([total] if total and len(seen.engines) > 1 else [])]
     parts = [
         [
-            f"{visible(seen.name) or 'no run yet'}, {at}",
+            f"{visible(seen.name or f'no run yet, {seen.awaited}')}, {at}",
             *(f"last {span(one)} ({age(one, seen.at_s)}): {verdict_text(one)}" for one in seen.verdicts),
         ],
         [_row(figures) for figures in rows],

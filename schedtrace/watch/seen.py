@@ -5,14 +5,17 @@ from dataclasses import dataclass, field
 
 from schedtrace.model.message import Message
 
+OLD_S = 20
+"""Of a verdict."""
+
 
 @dataclass
 class Cell:
     """A second of an engine, or of all engines: the steps that began in it."""
 
     steps: int = 0
-    running: float = 0.0
-    """Mean after a step."""
+    left: dict[str, float] = field(default_factory=dict)
+    """As ``waiting`` by the last step alone; empty also where that one left nothing running."""
     waiting: dict[str, float] = field(default_factory=dict)
     """Cause to the mean number of requests that a step left waiting for it."""
 
@@ -73,6 +76,12 @@ class Verdict:
     """The first thing to do about it; empty: nothing."""
     judged: bool = True
     """False: there was no step."""
+    changed: str = ""
+    """What is different since, to be read after "before"; empty: nothing in kind."""
+
+    def old(self, now_s: float) -> bool:
+        """It may no longer be true: something changed, or it is older than its span or ``OLD_S``."""
+        return bool(self.changed) or now_s - self.at_s > min(self.span_s, OLD_S)
 
 
 @dataclass(frozen=True)
@@ -91,12 +100,18 @@ class Seen:
     """Unix time."""
     name: str
     """Of the run; empty: there is none yet."""
+    awaited: str
+    """What is waited for where there is no engine."""
     engines: list[Figures]
     verdicts: list[Verdict]
     slowest: list[Slow]
     """Those that wait first, the longest wait at the top; then the oldest."""
     cells: dict[int | None, list[Cell]]
     """Rank to its seconds, the last one last; None: of all engines."""
+    edge_s: int
+    """The last of these seconds (Unix time)."""
+    causes: list[str]
+    """All that were waited for since the watch began, the first one first."""
     notes: list[Note]
     over: bool
     """Nothing more will come."""

@@ -18,7 +18,8 @@ from schedtrace.watch.cells import together
 from schedtrace.watch.engine import SECONDS_KEPT, Engine
 from schedtrace.watch.find import Target, grows
 from schedtrace.watch.judge import Judge
-from schedtrace.watch.seen import Note, Seen, Slow
+from schedtrace.watch.picture import picture
+from schedtrace.watch.seen import Cell, Figures, Note, Seen, Slow
 
 SHORT_S, LONG_S = 10, 60
 MOST_SLOW = 50
@@ -44,6 +45,7 @@ class Session:
         """Notes that there were."""
         self._refused: set[Path] = set()
         self._told: set[str] = set()
+        self._causes: list[str] = []
         self._saved: set[Path] = set()
         self._lost = self._last_words = False
 
@@ -69,11 +71,14 @@ class Session:
         for engine in engines:
             self._tell(engine, now)
         over = bool(engines) and all(engine.over for engine in engines)
+        figures = [engine.figures(now) for engine in engines]
+        slowest = [one for engine in engines for one in engine.slowest(now, MOST_SLOW)]
         if engines:
+            shape = picture(figures, slowest)
             for one in self.judges:
-                one.look(engines, now, at_once=judge_now or (over and not self._last_words))
+                one.look(engines, shape, now, at_once=judge_now or (over and not self._last_words))
         self._last_words = over
-        return self._seen(engines, now)
+        return self._seen(engines, figures, slowest, now)
 
     def saved(self, folder: Path) -> Path:
         """Write the last minute as a run folder that every command reads.
@@ -179,19 +184,24 @@ class Session:
         new = self.noted - count
         return list(self.notes)[-new:] if new else []
 
-    def _seen(self, engines: list[Engine], now: float) -> Seen:
-        slowest = [one for engine in engines for one in engine.slowest(now, MOST_SLOW)]
+    def _seen(self, engines: list[Engine], figures: list[Figures], slowest: list[Slow], now: float) -> Seen:
         edge = max((engine.edge_s(now) for engine in engines), default=0)
+        cells: dict[int | None, list[Cell]] = {
+            None: together([engine.cells for engine in engines], edge, SECONDS_KEPT),
+            **{engine.rank: together([engine.cells], edge, SECONDS_KEPT) for engine in engines},
+        }
+        here = dict.fromkeys(cause for cell in cells[None] for cause in cell.waiting)
+        self._causes += [cause for cause in here if cause not in self._causes]
         return Seen(
             at_s=now,
             name=self._name(),
-            engines=[engine.figures(now) for engine in engines],
+            awaited=self.target.awaited(),
+            engines=figures,
             verdicts=[one.latest for one in self.judges if one.latest is not None],
             slowest=sorted(slowest, key=_slowness)[:MOST_SLOW],
-            cells={
-                None: together([engine.cells for engine in engines], edge, SECONDS_KEPT),
-                **{engine.rank: together([engine.cells], edge, SECONDS_KEPT) for engine in engines},
-            },
+            cells=cells,
+            edge_s=edge,
+            causes=list(self._causes),
             notes=list(self.notes),
             over=self._over(),
         )

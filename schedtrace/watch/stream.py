@@ -14,13 +14,15 @@ def stream(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Say a line now and then, and what happened to the trace, until nothing more will come."""
-    told = 0
+    told, awaited = 0, ""
     while True:
         seen = session.look()
         for note in session.notes_since(told):
             say(f"{moment(note.at_s)} {note.text}")
         told = session.noted
-        say(line(seen))
+        if seen.engines or seen.awaited != awaited:  # what is waited for is one line
+            say(line(seen))
+        awaited = "" if seen.engines else seen.awaited
         if seen.over:
             return
         sleep(every_s)

@@ -45,7 +45,9 @@ def head(seen: Seen, width: int, *, paused: bool) -> Content:
 
 
 def verdicts(seen: Seen, width: int, most: int) -> Content:
-    """Each verdict in at most so many lines."""
+    """Each verdict in at most so many lines, dim if it is old; without an engine, what is waited for."""
+    if not seen.engines:
+        return Content("\n".join(textwrap.wrap(visible(seen.awaited), width)[:most]))
     lines: list[Content] = []
     for verdict in seen.verdicts:
         lines += _verdict(verdict, seen.at_s, width, most)
@@ -60,7 +62,8 @@ def _verdict(verdict: Verdict, now_s: float, width: int, most: int) -> list[Cont
     if len(wrapped) > most:
         wrapped = [*wrapped[: most - 1], f"{wrapped[most - 1][: width - 4]} ..."]
     first = Content.assemble((wrapped[0][: len(title)], "bold"), wrapped[0][len(title) :])
-    return [first, *map(Content, wrapped[1:])]
+    lines = [first, *map(Content, wrapped[1:])]
+    return [line.stylize("dim") for line in lines] if verdict.old(now_s) else lines
 
 
 def engine_line(figures: Figures, width: int) -> Content:
@@ -79,7 +82,9 @@ def engine_line(figures: Figures, width: int) -> Content:
 
 def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) -> Content:
     """Who waited for what, over time, with its legend."""
-    drawn = waiting_chart(seen.cells.get(rank, []), max(1, width - LABEL), max(1, height - 1))
+    drawn = waiting_chart(
+        seen.cells.get(rank, []), max(1, width - LABEL), max(1, height - 1), seen.causes, seen.edge_s
+    )
     lines = [_legend(drawn, rank, width, dark=dark)]
     top = number(round(drawn.top, 0 if drawn.top >= 1 else 2)) if drawn.top else ""
     for at, row in enumerate(drawn.rows):

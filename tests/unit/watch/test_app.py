@@ -1,11 +1,13 @@
 """The screen, at the sizes of a small and a large terminal."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from schedtrace.model.trace import End
 from schedtrace.read.run import read_run
+from schedtrace.watch import view
 from schedtrace.watch.app import WatchApp
 from tests.unit.watch.growing import Growing, session_of
 
@@ -90,6 +92,50 @@ def test_ranks_can_be_chosen(folder):
     assert any(line.startswith("Waiting requests, rank 1, last 146 s") for line in second)
     assert any(" d  waiting" in line for line in second)
     assert not any(" c  waiting" in line for line in second)
+
+
+def test_one_engine_leaves_the_focus_to_the_requests(folder):
+    growing = Growing(folder)
+    growing.grow(30)
+    *_, life, _ = shown(session_of(folder, growing), folder, "tab", "shift+tab", "down", "enter", "escape")
+    assert life[0].startswith(" Request a ")
+
+
+def test_keys_reach_the_requests_when_nothing_has_the_focus(folder):
+    growing = Growing(folder)
+    growing.grow(30)
+
+    async def without_focus():
+        app = WatchApp(session_of(folder, growing), every_s=None, folder=folder.parent)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await app.look()
+            assert app.focused.id == "requests"
+            app.screen.set_focus(None)
+            await pilot.press("down", "enter")
+            await pilot.pause()
+            return screen_of(app)
+
+    assert asyncio.run(without_focus())[0].startswith(" Request a ")
+
+
+def test_what_is_waited_for_is_on_the_screen(folder):
+    growing = Growing(folder)
+    growing.path.unlink()
+    folder.rmdir()
+    (screen,) = shown(session_of(folder, growing), folder, size=(200, 50))
+    assert screen[1] == f"waiting for {folder} to appear: no such file or folder yet"
+
+
+def test_an_old_verdict_is_dim(folder):
+    growing = Growing(folder)
+    growing.grow(30)
+    seen = session_of(folder, growing).look()
+
+    def dim(at_s):
+        return any(span.style == "dim" for span in view.verdicts(replace(seen, at_s=at_s), 80, 3).spans)
+
+    assert not dim(seen.at_s + 10)
+    assert dim(seen.at_s + 11)
 
 
 def test_a_request_can_be_looked_at_while_the_list_moves(folder):

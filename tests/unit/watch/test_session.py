@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model.message import NOTHING
 from schedtrace.model.trace import End
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, of_process, target
 from schedtrace.watch.judge import LINES_LOST
-from schedtrace.watch.lines import line, page
+from schedtrace.watch.lines import age, line, page
+from schedtrace.watch.seen import Verdict
 from schedtrace.watch.session import Session
 from schedtrace.watch.stream import stream
-from tests.makers import step
-from tests.unit.watch.growing import ANCHOR_S, Growing, session_of
+from tests.makers import arrival, step
+from tests.unit.watch.growing import ANCHOR_S, STEP_US, Growing, session_of
 
 
 @pytest.fixture
@@ -107,6 +109,64 @@ def test_verdicts_keep_their_pace(folder):
     assert session.look().verdicts[0] is not second[0]
 
 
+def test_a_verdict_is_renewed_when_what_is_seen_differs_in_kind(folder):
+    growing = Growing(folder, waiting=())
+    growing.grow(100)
+    session = session_of(folder, growing)
+    for judge in session.judges:
+        judge.spent = iter(range(0, 1000, 3)).__next__  # three seconds of a core each
+    session.look()
+    growing.grow(150)
+    calm = session.look().verdicts
+    growing.waiting = ("c",)
+    came = growing.one(growing.at, first=False)
+    came.arrived = [arrival("c", growing.at * STEP_US - 500, growing.at * STEP_US - 400)]
+    growing.append(growing.deltas.line_of(came))
+    growing.at += 1
+    growing.grow(30)
+    short, long = session.look().verdicts
+    assert (short.sentences, short.changed) == (calm[0].sentences, "requests waited")
+    assert age(short, session.look().at_s) == "3 s ago, before requests waited"
+    assert short.old(growing.now_s)
+    assert not calm[0].old(growing.now_s)
+    growing.grow(20)
+    short, long = session.look().verdicts
+    assert (short.at_s, short.changed) == (growing.now_s, "")
+    assert (long.at_s, long.changed) == (calm[1].at_s, "requests waited")
+    growing.grow(100)
+    again = session.look().verdicts
+    assert again[0] is short  # nothing changed since: the usual pace
+    assert (again[1].at_s, again[1].changed) == (growing.now_s, "")
+
+
+def test_a_verdict_is_old_after_its_span_or_20_s():
+    short, long = (Verdict(span_s, 100.0, [], NOTHING) for span_s in (10, 60))
+    assert [short.old(at_s) for at_s in (110.0, 110.5)] == [False, True]
+    assert [long.old(at_s) for at_s in (120.0, 120.5)] == [False, True]
+
+
+def test_who_waited_is_not_carried_into_the_seconds_after_the_last_request_ended(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    growing.grow(19)
+    growing.waiting = ()
+    last = growing.one(19, first=False)
+    last.num_running_after = 0
+    growing.append(growing.deltas.line_of(last))
+    growing.at = 100
+    cells = session.look().cells[None]
+    assert [cell.waiting for cell in cells[-9:-7]] == [{"max_num_seqs": 1.0}, {"max_num_seqs": 0.9}]
+    assert [cell.waiting for cell in cells[-7:]] == [{}] * 7
+
+
+def test_who_waits_during_a_long_step_is_carried(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    growing.grow(20)
+    growing.at = 50
+    assert [cell.waiting for cell in session.look().cells[None][-3:]] == [{"max_num_seqs": 1.0}] * 3
+
+
 def test_what_had_no_step_is_judged_again_at_the_next_look(folder):
     growing = Growing(folder)
     session = session_of(folder, growing)
@@ -141,7 +201,6 @@ def test_two_ranks_have_a_row_each_and_their_sum(folder):
     assert total.waiting_for == {"max_num_seqs": 1}
     assert seen.cells[0][-1].waiting == {"max_num_seqs": 1.0}
     assert seen.cells[1][-1].waiting == {}
-    assert seen.cells[None][-1].running == 4.0
 
 
 def test_a_rank_that_begins_later_is_found(folder):
@@ -208,7 +267,7 @@ def test_a_removed_trace_is_noted_and_over(folder):
     seen = session.look()
     assert notes(seen) == [f"{growing.path}: removed while it was followed"]
     assert seen.over
-    assert line(seen).endswith("waiting for a trace")
+    assert line(seen).endswith(f"waiting for {folder} to appear: no such file or folder yet")
 
 
 def test_a_replaced_trace_is_noted_and_read_from_its_begin(folder):
@@ -329,7 +388,34 @@ def test_what_is_meant_is_found(tmp_path, folder):
     with pytest.raises(UsageError, match=r"no trace grows below .* and SCHEDTRACE_DIR is not set"):
         target(None, {}, tmp_path)
     with pytest.raises(InputError, match=r"nowhere: no such file or folder, and no process id"):
-        target("nowhere", {}, tmp_path)
+        target("nowhere", {}, tmp_path, wait=False)
+    with pytest.raises(InputError, match=r"nowhere/logs: no such file or folder, and no process id"):
+        target("nowhere/logs", {}, tmp_path)
+
+
+def test_a_folder_that_a_starting_server_makes_is_waited_for_in_one_line(tmp_path):
+    logs = tmp_path / "logs"
+    said, sleeps = [], []
+
+    def later(_):
+        sleeps.append(1)
+        if len(sleeps) == 2:
+            logs.mkdir()
+        elif len(sleeps) == 3:
+            growing = Growing(logs / "run")
+            growing.grow(3)
+            os.utime(growing.path, (growing.now_s, growing.now_s))
+        elif len(sleeps) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stream(Session(target(str(logs), {}, tmp_path), lambda: ANCHOR_S + 1.0), 5.0, said.append, later)
+    assert [text.split(" ", 1)[1] for text in said[:2]] == [
+        f"waiting for {logs} to appear: no such file or folder yet",
+        f"waiting for a trace in {logs}",
+    ]
+    assert "running 2/2" in said[2]
+    assert len(said) == 3
 
 
 def test_a_file_that_is_no_trace_is_refused_and_one_that_only_begins_is_not(tmp_path):
