@@ -39,7 +39,8 @@ def name_of(figures: Figures) -> str:
 
 def verdict_text(verdict: Verdict, *, brief: bool = False) -> str:
     """All sentences, or only the first, and the advice."""
-    advice = [f"Try: {plain(verdict.advice)}."] if plain(verdict.advice) else []
+    told = plain(verdict.advice).rstrip(".")
+    advice = [f"Try: {told}."] if told else []
     return visible(" ".join([*map(plain, verdict.sentences[: 1 if brief else None]), *advice]))
 
 

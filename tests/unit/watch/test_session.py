@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.model.message import NOTHING
+from schedtrace.model.message import NOTHING, message
 from schedtrace.model.trace import End
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, of_process, target
 from schedtrace.watch.judge import LINES_LOST
-from schedtrace.watch.lines import age, line, page
+from schedtrace.watch.lines import age, line, page, verdict_text
 from schedtrace.watch.seen import Verdict
 from schedtrace.watch.session import Session
 from schedtrace.watch.stream import stream
@@ -187,6 +187,14 @@ def test_a_verdict_says_that_lines_of_its_time_were_lost(folder):
     short, long = session.look().verdicts
     assert plain(short.sentences[0]) != plain(LINES_LOST)
     assert plain(long.sentences[0]) == plain(LINES_LOST)
+
+
+@pytest.mark.parametrize(
+    ("advice", "shown"),
+    [("Use less.", "A. Try: Use less."), ("--x 8 (now 4)", "A. Try: --x 8 (now 4)."), ("", "A.")],
+)
+def test_advice_ends_with_one_full_stop(advice, shown):
+    assert verdict_text(Verdict(10, 0.0, [message("A.")], message(advice))) == shown
 
 
 def test_two_ranks_have_a_row_each_and_their_sum(folder):
