@@ -225,7 +225,7 @@ def _others(roots: list[Found]) -> Iterator[Note]:
 
 
 def _commands(run: RunReport, roots: list[Found]) -> Content:
-    """What to run next: all details, one step, one request."""
+    """What to run next: all details, one step, one request, the page to look at."""
     commands = [f"schedtrace analyze {run.path} --details"]
     first = next((root for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC), None)
     if first is not None:
@@ -234,6 +234,7 @@ def _commands(run: RunReport, roots: list[Found]) -> Content:
     names = [getattr(root.evidence, "longest_request", None) for root in roots]
     if known := next((name for name in names if name), None):
         commands.append(f"schedtrace request {run.path} {known}")
+    commands.append(f"schedtrace report {run.path}")
     return Styled(
         message("More: {commands}", commands=joined([message("{c}", c=Code(c)) for c in commands], " | ")),
         Style.DIM,

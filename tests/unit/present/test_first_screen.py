@@ -101,7 +101,7 @@ def test_the_gain_stands_at_the_end_of_the_title(figures, says):
 
 def test_what_to_run_next_names_the_run_and_a_step():
     last = text_of(page(root(0.5, words=2))).splitlines()[-1]
-    assert last == "More: schedtrace analyze r --details | schedtrace step r 7"
+    assert last == "More: schedtrace analyze r --details | schedtrace step r 7 | schedtrace report r"
 
 
 SECTIONS = [
