@@ -234,7 +234,8 @@ def _commands(run: RunReport, roots: list[Found]) -> Content:
     names = [getattr(root.evidence, "longest_request", None) for root in roots]
     if known := next((name for name in names if name), None):
         commands.append(f"schedtrace request {run.path} {known}")
-    commands.append(f"schedtrace report {run.path}")
+    if run.config["engines"] == 1:  # the table of several needs the line
+        commands.append(f"schedtrace report {run.path}")
     return Styled(
         message("More: {commands}", commands=joined([message("{c}", c=Code(c)) for c in commands], " | ")),
         Style.DIM,
