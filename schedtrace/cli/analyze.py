@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedtrace.cli.options import FormatOption, say, show, window_of
+from schedtrace.cli.options import FormatOption, FromOption, LastOption, ToOption, say, show, window_of
 from schedtrace.errors import ExitCode, SchedtraceError
 from schedtrace.present.renderers import Format
 
@@ -26,16 +26,9 @@ def analyze(
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="CODE", help="Leave out this finding; may be repeated.")
     ] = None,
-    begin: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help="Leave out what was before: 90s, 5m, 1h.")
-    ] = None,
-    end: Annotated[
-        str | None,
-        typer.Option("--to", metavar="TIME", help="Leave out what was after, since the first step."),
-    ] = None,
-    last: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only so much before the trace's end.")
-    ] = None,
+    begin: FromOption = None,
+    end: ToOption = None,
+    last: LastOption = None,
     details: Annotated[
         bool, typer.Option("--details", help="Show every table and every finding with its symptoms.")
     ] = False,

@@ -28,6 +28,15 @@ FormatOption = Annotated[
         "--format", help="Output format; markdown is for issues and pull requests, html for a browser."
     ),
 ]
+FromOption = Annotated[
+    str | None, typer.Option("--from", metavar="TIME", help="Leave out what was before: 90s, 5m, 1h.")
+]
+ToOption = Annotated[
+    str | None, typer.Option("--to", metavar="TIME", help="Leave out what was after, since the first step.")
+]
+LastOption = Annotated[
+    str | None, typer.Option("--last", metavar="TIME", help="Only so much before the trace's end.")
+]
 
 
 def stderr_console() -> "Console":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import say, window_of
+from schedtrace.cli.options import FromOption, LastOption, ToOption, say, window_of
 from schedtrace.errors import InputError, UsageError
 
 
@@ -20,16 +20,9 @@ def report(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-    begin: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help="Leave out what was before: 90s, 5m, 1h.")
-    ] = None,
-    end: Annotated[
-        str | None,
-        typer.Option("--to", metavar="TIME", help="Leave out what was after, since the first step."),
-    ] = None,
-    last: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only so much before the trace's end.")
-    ] = None,
+    begin: FromOption = None,
+    end: ToOption = None,
+    last: LastOption = None,
 ) -> None:
     """Write a page with a timeline to zoom into.
 
