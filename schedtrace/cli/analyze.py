@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedtrace.cli.options import FormatOption, FromOption, LastOption, ToOption, say, show, window_of
+from schedtrace.cli.options import (
+    FormatOption,
+    FromOption,
+    LastOption,
+    ToOption,
+    say,
+    show,
+    stderr_console,
+    window_of,
+)
 from schedtrace.errors import ExitCode, SchedtraceError
 from schedtrace.present.renderers import Format
 
@@ -49,12 +58,15 @@ def analyze(
     from schedtrace.diagnose.analyze import at_or_above
     from schedtrace.diagnose.catalogue import choose, keep
     from schedtrace.present.pages.report import report_page
+    from schedtrace.present.progress import CountBar
     from schedtrace.read.run import find_runs, runs_without_trace
 
     window = window_of(begin=begin, end=end, last=last)
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
     test = _replay if predict else None
-    report = keep(analyze_runs(read_runs(find_runs(paths), cache=cache), window, test), codes)
+    runs = read_runs(find_runs(paths), cache=cache)
+    with CountBar(stderr_console(), "replaying each advice" if predict else "analyzing", counted=False):
+        report = keep(analyze_runs(runs, window, test), codes)
     for folder in runs_without_trace(paths):
         say(f"schedtrace: skipped {folder}: it contains no trace", err=True)
     show(report_page(report, full=details), output_format)

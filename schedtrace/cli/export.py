@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import say
+from schedtrace.cli.options import say, stderr_console
 from schedtrace.export import Kind
 
 
@@ -31,6 +31,7 @@ def export(
     from schedtrace.cli.runs import one_run
     from schedtrace.export.files import export as write_files
     from schedtrace.present.phrases import plain
+    from schedtrace.present.progress import CountBar
 
     found = one_run(run)
     beside = found.path if found.path.is_dir() else found.path.parent
@@ -38,7 +39,8 @@ def export(
         for trace in found.traces:
             for problem in trace.problems.sentences(trace.path):
                 say(f"schedtrace: {plain(problem)}", err=True)
-    written = write_files(found, output or beside / "export", kind=to, force=force)
+    with CountBar(stderr_console(), "exporting", counted=False):
+        written = write_files(found, output or beside / "export", kind=to, force=force)
     width = max(len(str(file)) for file in written)
     what = {Kind.JSONL: "lines", Kind.PERFETTO: "events", Kind.CHROME: "events"}.get(to, "rows")
     for file, count in written.items():

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import FormatOption, show
+from schedtrace.cli.options import FormatOption, show, stderr_console
 from schedtrace.cli.ranks import DataParallelSize, Router, changes_of_ranks
 from schedtrace.present.renderers import Format
 
@@ -39,6 +39,7 @@ def replay(
     from schedtrace.cli.options import require_vllm
     from schedtrace.cli.runs import one_run
     from schedtrace.present.pages.prediction import prediction_page
+    from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
     from schedtrace.whatif.prediction import predict, recorded
     from schedtrace.whatif.sweep import parse_changes
@@ -49,4 +50,6 @@ def replay(
     base = recorded(one_run(run), load(step_times) if step_times else None)
     if save_step_times:
         base.times.save(save_step_times)
-    show(prediction_page(predict(base, changed, output=output)), output_format)
+    with CountBar(stderr_console(), "replaying", counted=False):
+        prediction = predict(base, changed, output=output)
+    show(prediction_page(prediction), output_format)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import FromOption, LastOption, ToOption, say, window_of
+from schedtrace.cli.options import FromOption, LastOption, ToOption, say, stderr_console, window_of
 from schedtrace.errors import InputError, UsageError
 
 
@@ -32,6 +32,7 @@ def report(
     from schedtrace.cli.runs import one_run
     from schedtrace.diagnose.analyze import Timelines, analyze_run
     from schedtrace.model import private
+    from schedtrace.present.progress import CountBar
     from schedtrace.present.report.page import comparison_html, run_html
 
     window = window_of(begin=begin, end=end, last=last)
@@ -44,13 +45,14 @@ def report(
     if file.exists() and not force:
         msg = f"{file} exists already: --force replaces it"
         raise UsageError(msg)
-    if len(found) == 1:
-        timelines = Timelines(found[0], window)
-        html = run_html(analyze_run(found[0], window, timelines=timelines), found[0], timelines)
-    else:
-        from schedtrace.compare.compare import compare
+    with CountBar(stderr_console(), "writing the page", counted=False):
+        if len(found) == 1:
+            timelines = Timelines(found[0], window)
+            html = run_html(analyze_run(found[0], window, timelines=timelines), found[0], timelines)
+        else:
+            from schedtrace.compare.compare import compare
 
-        html = comparison_html(compare(base=found[0], new=found[1]), found)
+            html = comparison_html(compare(base=found[0], new=found[1]), found)
     try:
         private.replace(file, html.encode(errors="backslashreplace"))
     except OSError as error:

@@ -19,7 +19,7 @@ from schedtrace.cli.loads import (
     Speedup,
     load_of,
 )
-from schedtrace.cli.options import say, show
+from schedtrace.cli.options import say, show, stderr_console
 from schedtrace.cli.ranks import Router, changes_of_ranks
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def simulate(
     """
     from schedtrace.cli.options import require_vllm
     from schedtrace.engine.folder import folder_of, make_folders
+    from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
     from schedtrace.step_times.gpus import gpu as gpu_of
     from schedtrace.step_times.roofline import Roofline
@@ -93,7 +94,9 @@ def simulate(
     times = load(step_times) if step_times else roofline
     folder = folder_of(output, label or f"{shape.name}-{device.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     make_folders([folder], force=force)
-    played = play(loads, options, times, folder, trial_ids=True, manifest=_manifest(folder, shape, device))
+    about = _manifest(folder, shape, device)
+    with CountBar(stderr_console(), "simulating", counted=False):
+        played = play(loads, options, times, folder, trial_ids=True, manifest=about)
     for request_id in played.refused[:3]:
         say(f"! {request_id}: refused, its prompt fills max_model_len {options['max_model_len']:,}")
     _show(played, times, options)

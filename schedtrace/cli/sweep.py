@@ -70,12 +70,13 @@ def sweep(
     on: Annotated[
         Literal["local", "ray"], typer.Option(help="Where the processes run: this machine or a Ray cluster.")
     ] = "local",
-    out: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER", help="Keeps what is finished, to go on from (default: logs/sweep-NAME)."
         ),
     ] = None,
+    out: Annotated[Path | None, typer.Option("--out", hidden=True)] = None,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
     """Replay one load under every combination of settings.
@@ -96,7 +97,7 @@ def sweep(
     changes = combinations(_varied(vary or []), changed)
     require_vllm()
     label, work = _work(context, source, model=model, gpu=gpu, step_times=step_times)
-    log = SweepLog(out or Path("logs") / re.sub(r"[^\w.-]+", "-", f"sweep-{label}"))
+    log = SweepLog(output or out or Path("logs") / re.sub(r"[^\w.-]+", "-", f"sweep-{label}"))
     most = min(jobs or os.cpu_count() or 1, len(changes) + 1)
     pool = LocalPool if on == "local" else RayPool
     try:

@@ -1,19 +1,32 @@
 """What a run is doing, while it does it: bars on a terminal, plain lines elsewhere. On stderr."""
 
+import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
-from schedtrace.engine.execute import Observer
-from schedtrace.engine.plan import Plan
-from schedtrace.model.manifest import TrialResult
 from schedtrace.model.printable import visible
 
+if TYPE_CHECKING:  # reading a trace needs no engine
+    from schedtrace.engine.plan import Plan
+    from schedtrace.model.manifest import TrialResult
 
-class RunProgress(Observer):
+
+EVERY_S = 10.0
+"""Where there is no terminal, a line so often says how far it is."""
+
+
+class RunProgress:
     """An ``engine.execute.Observer`` for a person.
 
     Args:
@@ -24,7 +37,7 @@ class RunProgress(Observer):
     def __init__(self, console: Console, *, several: bool) -> None:
         self._console = console
         self._several = several
-        self._start = time.monotonic()
+        self._start = self._said = time.monotonic()
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
@@ -45,18 +58,20 @@ class RunProgress(Observer):
     ) -> None:
         self._bars.stop()
 
-    def phase(self, plan: Plan, name: str) -> None:
+    def phase(self, plan: "Plan", name: str) -> None:
         self._say(plan, name)
 
-    def progress(self, plan: Plan, trial: int, finished: int, total: int) -> None:
+    def progress(self, plan: "Plan", trial: int, finished: int, total: int) -> None:
         task = self._tasks.get(plan.label)
         text = visible(self._which(plan) + self._trial(plan, trial))
         if task is None:
             self._tasks[plan.label] = self._bars.add_task(text, total=total, completed=finished)
         else:
             self._bars.update(task, description=text, total=total, completed=finished)
+        if not self._console.is_terminal and time.monotonic() - self._said >= EVERY_S:
+            self._say(plan, f"{self._trial(plan, trial)}: {finished} of {total} requests")
 
-    def trial_done(self, plan: Plan, result: TrialResult) -> None:
+    def trial_done(self, plan: "Plan", result: "TrialResult") -> None:
         elapsed = max(result.elapsed_s, 1e-9)
         rate = result.num_requests / elapsed
         total = (result.input_tokens + result.output_tokens) / elapsed
@@ -67,39 +82,60 @@ class RunProgress(Observer):
             f"{rate:.2f} requests/s, {total:,.0f} total tokens/s, {output:,.0f} output tokens/s",
         )
 
-    def _say(self, plan: Plan, text: str) -> None:
-        elapsed = time.monotonic() - self._start
-        self._console.print(f"[{elapsed:6.1f} s] {visible(self._which(plan) + text)}", soft_wrap=True)
+    def _say(self, plan: "Plan", text: str) -> None:
+        self._said = time.monotonic()
+        print_elapsed(self._console, self._said - self._start, self._which(plan) + text)
 
-    def _which(self, plan: Plan) -> str:
+    def _which(self, plan: "Plan") -> str:
         return f"{plan.label}: " if self._several else ""
 
     @staticmethod
-    def _trial(plan: Plan, trial: int) -> str:
+    def _trial(plan: "Plan", trial: int) -> str:
         return "warm-up" if trial == 0 else f"trial {trial}/{plan.spec.trials}"
 
 
 class CountBar:
     """How many of several things are done, with the time that took: called with these and how many there are.
 
+    A bar on a terminal; elsewhere a line every ``EVERY_S``, also while nothing is done.
+
     Args:
-        console: Where to; nothing is shown if it is no terminal.
+        console: Where to.
         text: What is done.
+        counted: False: it is never called, only the time is known, and there is no bar.
     """
 
-    def __init__(self, console: Console, text: str) -> None:
+    def __init__(self, console: Console, text: str, *, counted: bool = True) -> None:
         columns = (TextColumn(text, markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        disable = not (counted and console.is_terminal)
+        self._console, self._text, self._count = console, text, ""
+        self._bar = Progress(*columns, console=console, transient=True, disable=disable)
         self._task = self._bar.add_task("", total=None)
+        self._start = time.monotonic()
+        self._over = threading.Event()
+        self._lines = threading.Thread(target=self._say, daemon=True)
 
     def __enter__(self) -> Self:
         self._bar.start()
+        if not self._console.is_terminal:
+            self._lines.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        self._over.set()
         self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
+        self._count = f": {done} of {total}"
         self._bar.update(self._task, completed=done, total=total, refresh=True)
+
+    def _say(self) -> None:
+        while not self._over.wait(EVERY_S):
+            print_elapsed(self._console, time.monotonic() - self._start, self._text + self._count)
+
+
+def print_elapsed(console: Console, elapsed_s: float, text: str) -> None:
+    """One line with the time that it took so far: ``[  10.0 s] reading: 512 of 1,024 MB``."""
+    console.print(f"[{elapsed_s:6.1f} s] {visible(text)}", soft_wrap=True)

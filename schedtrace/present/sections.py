@@ -197,7 +197,15 @@ class Note:
     label: str = ""
 
 
-Section = Headline | Facts | Table | Strip | Finding | Shares | Cause | Note
+@dataclass(frozen=True)
+class Commands:
+    """Commands to run next, after a label: a line each, never broken, so that each can be pasted."""
+
+    label: str
+    commands: list[str]
+
+
+Section = Headline | Facts | Table | Strip | Finding | Shares | Cause | Note | Commands
 
 
 class Page(Generic[_D]):

@@ -1,5 +1,6 @@
 """Searches configurations for a recorded load: what findings advise, and the neighbours of what was set."""
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -8,11 +9,15 @@ from types import MappingProxyType
 from typing import Any
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.settings.origin import GIVEN
 from schedtrace.model.manifest import Manifest
+from schedtrace.model.message import Code, Message, message
 from schedtrace.model.proposals import Proposal, Proposals, as_options
+from schedtrace.model.redact import HIDDEN
 from schedtrace.model.report import Finding
 from schedtrace.model.sweep import Bound, SweepRow
 from schedtrace.read.run import read_run
+from schedtrace.timeline.front_end import OFFLINE_CONTEXT
 from schedtrace.whatif.advice import ONE_MACHINE
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.sweep import sweep
@@ -91,7 +96,7 @@ def advise(
         proposals=proposals,
         commands=_commands(base, proposals[0]) if proposals else [],
         step_times=both.step_times,
-        notes=both.notes,
+        notes=[*both.notes, *(_not_in_commands(base) if proposals else [])],
     )
 
 
@@ -183,16 +188,43 @@ def _roots(folder: Path) -> list[str]:
 
 
 def _commands(base: Recorded, proposal: Proposal) -> list[str]:
-    """A run with the proposal, as the recorded one was made where that is known, and their comparison."""
-    options = as_options({change.name: change.value for change in proposal.changes})
+    """The recorded command, as far as it is known, with the proposal's settings; then what compares them."""
+    changes = {change.name: change.value for change in proposal.changes}
+    options = as_options(changes)
     manifest: Manifest | None = base.run.manifest
     label = f"{base.run.label}-advised"
-    if manifest is None or manifest.command[1:2] != ["run"]:
-        return [f"vllm serve ... {' '.join(options)}", f"schedtrace diff {base.run.path} RUN"]
-    names = {option for option in options if option.startswith("--")} | {"--label"}
-    given = _without(manifest.command[1:], names)
-    run = " ".join(["schedtrace", *given, *options, "--label", label])
-    return [run, f"schedtrace diff {base.run.path} {base.run.path.parent / label}"]
+    folder = str(base.run.path.parent / label)
+    compare = shlex.join(["schedtrace", "diff", str(base.run.path), folder])
+    if manifest is not None and manifest.command[1:2] == ["run"]:
+        names = {option for option in options if option.startswith("--")} | {"--label"}
+        command = _without(manifest.command[1:], names)
+        return [shlex.join(["schedtrace", *command, *options, "--label", label]), compare]
+    configured = base.run.front_end.configured if base.run.front_end else None
+    if configured is not None and configured.usage_context == OFFLINE_CONTEXT:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        return [f"SCHEDTRACE_RUN_DIR={shlex.quote(folder)} python ... with LLM(..., {arguments})", compare]
+    given = dict(configured.given) if configured is not None else {}
+    model = str(given.pop("model", base.header.model))
+    kept = {
+        name: value for name, value in given.items() if name not in changes and value not in (GIVEN, HIDDEN)
+    }
+    serve = shlex.join(["vllm", "serve", model, *as_options(kept), *options])
+    return [f"SCHEDTRACE_RUN_DIR={shlex.quote(folder)} {serve}", compare]
+
+
+def _not_in_commands(base: Recorded) -> list[Message]:
+    """Which options the recorded server may have had beside those in the command that tries a proposal."""
+    manifest = base.run.manifest
+    if manifest is not None and manifest.command[1:2] == ["run"]:
+        return []
+    configured = base.run.front_end.configured if base.run.front_end else None
+    if configured is None:
+        return [message("Add the server's other options to the command: they were not recorded.")]
+    hidden = [name for name, value in configured.given.items() if value in (GIVEN, HIDDEN)]
+    if not hidden or configured.usage_context == OFFLINE_CONTEXT:
+        return []
+    names = ", ".join(f"--{name.replace('_', '-')}" for name in hidden)
+    return [message("Add {names} as given: the trace does not keep their values.", names=Code(names))]
 
 
 def _without(command: Sequence[str], names: set[str]) -> list[str]:

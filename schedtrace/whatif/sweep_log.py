@@ -46,7 +46,8 @@ class SweepLog:
                 outcome = msgspec.json.decode(line, type=Outcome)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 msg = (
-                    f"{self.path}:{number}: not a line of a sweep ({error}); remove it or name another --out"
+                    f"{self.path}:{number}: not a line of a sweep ({error}); remove it, "
+                    "or name another --output"
                 )
                 raise InputError(msg) from error
             self.finished[outcome.key] = outcome

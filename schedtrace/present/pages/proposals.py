@@ -7,7 +7,18 @@ from schedtrace.model.prediction import Figure
 from schedtrace.model.proposals import Proposal, Proposals
 from schedtrace.model.sweep import Bound
 from schedtrace.present.numbers import number, percent
-from schedtrace.present.sections import Cause, Content, Headline, Note, Page, Section, Style, Styled, Text
+from schedtrace.present.sections import (
+    Cause,
+    Commands,
+    Content,
+    Headline,
+    Note,
+    Page,
+    Section,
+    Style,
+    Styled,
+    Text,
+)
 
 WORSE_FRAC = 0.02
 """A figure that gets worse by less is no cost."""
@@ -33,8 +44,8 @@ def _sections(proposals: Proposals) -> Iterator[Section]:
         yield Note("The objective is met: nothing to change." if proposals.meets_slo else tried)
     for place, proposal in enumerate(proposals.proposals, 1):
         yield _proposal(place, proposal, proposals.slo)
-    for command in proposals.commands:
-        yield Note(message("{command}", command=Code(command)), "Try:")
+    if proposals.commands:
+        yield Commands("Try:", proposals.commands)
     yield Note(
         Styled(
             f"{proposals.tried} configurations replayed with vLLM's scheduler. {proposals.step_times}",

@@ -1,5 +1,6 @@
 """A report of runs on one screen: the verdict, where the requests' time went, and the root causes by gain."""
 
+import shlex
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from schedtrace.present.pages.statistics import engines_table
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
     Cause,
+    Commands,
     Content,
     Headline,
     Note,
@@ -72,7 +74,7 @@ def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
             )
         )
     roots = [finding for finding in run.findings if finding.title]
-    commands = Note(_commands(run, roots))
+    commands = _commands(run, roots)
     room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, commands]))
     if several:
         few = len(engines) - 1 <= MOST_ENGINES
@@ -224,25 +226,22 @@ def _others(roots: list[Found]) -> Iterator[Note]:
         yield Note(message("{found}.", found=joined(parts, "; ")), "Also found:")
 
 
-def _commands(run: RunReport, roots: list[Found]) -> Content:
-    """What to run next: all details, one step, one request, the page to look at."""
-    commands = [f"schedtrace analyze {run.path} --details"]
+def _commands(run: RunReport, roots: list[Found]) -> Commands:
+    """What to run next: all details, one step, one request, the page; names come from strangers."""
+    commands = [["analyze", run.path, "--details"]]
     first = next((root for root in roots if root.steps and root.weight >= NAMED_FROM_FRAC), None)
     if first is not None:
-        engine = f" --engine {first.engine_rank}" if first.engine_rank else ""
-        commands.append(f"schedtrace step {run.path} {first.steps[len(first.steps) // 2]}{engine}")
+        engine = ["--engine", str(first.engine_rank)] if first.engine_rank else []
+        commands.append(["step", run.path, str(first.steps[len(first.steps) // 2]), *engine])
     names = [getattr(root.evidence, "longest_request", None) for root in roots]
     if known := next((name for name in names if name), None):
-        commands.append(f"schedtrace request {run.path} {known}")
+        commands.append(["request", run.path, known])
     if run.config["engines"] == 1:  # the table of several needs the line
-        commands.append(f"schedtrace report {run.path}")
-    return Styled(
-        message("More: {commands}", commands=joined([message("{c}", c=Code(c)) for c in commands], " | ")),
-        Style.DIM,
-    )
+        commands.append(["report", run.path])
+    return Commands("More:", [shlex.join(["schedtrace", *words]) for words in commands])
 
 
-def _height(section: Section) -> int:
+def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a line
     """Lines of a section at 80 columns, the blank one before it included."""
 
     def lines(*texts: Content, indent: int = 0) -> int:
@@ -263,5 +262,7 @@ def _height(section: Section) -> int:
             return 1 + max(column.heading.count("\n") + 1 for column in columns) + len(rows) + bool(more)
         case Note(text):
             return 1 + lines(text)
+        case Commands(label, commands):
+            return 1 + lines(label) + sum(-(-(len(one) + 2) // WIDTH) for one in commands)
         case _:
             return 1

@@ -10,6 +10,7 @@ from schedtrace.present.sections import (
     Bars,
     Cause,
     Cell,
+    Commands,
     Fact,
     Facts,
     Finding,
@@ -35,7 +36,7 @@ def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001
     return "\n\n".join("\n\n".join(_blocks(section)) for section in page.sections) + "\n"
 
 
-def _blocks(section: Section) -> Iterator[str]:  # noqa: C901  # one kind of section after the other
+def _blocks(section: Section) -> Iterator[str]:  # noqa: C901, PLR0912  # one kind of section after the other
     match section:
         case Headline(title, about, lines, warnings):
             yield f"**{paragraph(title)}** {prose(about).strip()}".rstrip()
@@ -70,6 +71,8 @@ def _blocks(section: Section) -> Iterator[str]:  # noqa: C901  # one kind of sec
                 yield "\n".join(f"* Try: {_text(action)}" for action in actions)
         case Note(text, label):
             yield f"**{_text(label)}** {_text(text)}" if label else _text(text)
+        case Commands(label, commands):
+            yield "\n".join([f"**{_text(label)}**", "", *(f"* {code(one)}" for one in commands)])
 
 
 def _fact(fact: Fact) -> Iterator[str]:

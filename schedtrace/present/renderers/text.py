@@ -13,6 +13,7 @@ from schedtrace.present.numbers import percent
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
     Cause,
+    Commands,
     Content,
     Fact,
     Facts,
@@ -44,7 +45,7 @@ def render(page: Page[Any], *, width: int | None = None) -> str:
     console = make_console(width=width)
     with console.capture() as captured:
         for at, section in enumerate(page.sections):
-            console.print(*([Text()] if at else []), view(section, console.width), sep="\n")
+            console.print(*([Text()] if at else []), view(section, console.width), sep="\n", crop=False)
     return "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
 
 
@@ -67,6 +68,9 @@ def view(section: Section, width: int) -> RenderableType:  # noqa: PLR0911  # on
             return Group(*_cause(section, width))
         case Note(text, label):
             return _labelled(label, written(text)) if label else written(text)
+        case Commands(label, commands):
+            lines = [Text(f"{' ' * INDENT}{one}", no_wrap=True, overflow="ignore") for one in commands]
+            return Group(Text(label, style=STYLES[Style.STRONG]), *lines)
 
 
 def _headline(headline: Headline) -> Iterator[RenderableType]:

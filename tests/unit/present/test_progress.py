@@ -1,12 +1,16 @@
 """What a run prints while it runs: one line per event, one bar per run."""
 
+import io
 import re
+import time
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from schedtrace.present import progress as progress_module
 from schedtrace.present.console import make_console
-from schedtrace.present.progress import RunProgress
+from schedtrace.present.progress import CountBar, RunProgress
 from tests.makers import result
 
 BASE, NEW = (SimpleNamespace(label=label, spec=SimpleNamespace(trials=2)) for label in ("base", "new"))
@@ -57,3 +61,53 @@ def test_trial_0_is_the_warm_up(console):
     progress = RunProgress(console, several=False)
     progress.progress(BASE, 0, 0, 1)
     assert [bar.description for bar in progress._bars.tasks] == ["warm-up"]
+
+
+def wait_for(condition):
+    """Until it holds, ten seconds at most."""
+    ends = time.monotonic() + 10
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert condition()
+
+
+@pytest.fixture
+def piped(monkeypatch):
+    """A console that is no terminal, lines every 50 ms on it, and what was written."""
+    monkeypatch.setattr(progress_module, "EVERY_S", 0.05)
+    out = io.StringIO()
+    return Console(file=out, width=80), out
+
+
+def test_where_there_is_no_terminal_a_line_now_and_then_says_how_far_it_is(piped):
+    console, out = piped
+    with CountBar(console, "configurations") as bar:
+        bar(3, 12)
+        wait_for(lambda: out.getvalue().count("\n") >= 2)
+    assert re.fullmatch(r"(\[ {3}\d\.\d s\] configurations: 3 of 12\n)+", out.getvalue())
+
+
+def test_what_cannot_be_counted_says_that_it_still_goes_on(piped):
+    console, out = piped
+    with CountBar(console, "replaying", counted=False):
+        wait_for(lambda: "\n" in out.getvalue())
+    assert re.fullmatch(r"(\[ {3}\d\.\d s\] replaying\n)+", out.getvalue())
+
+
+def test_what_is_quick_says_nothing(piped, monkeypatch):
+    console, out = piped
+    monkeypatch.setattr(progress_module, "EVERY_S", 60)
+    with CountBar(console, "configurations") as bar:
+        bar(12, 12)
+    assert out.getvalue() == ""
+
+
+def test_a_long_trial_says_how_far_it_is(piped):
+    console, out = piped
+    progress = RunProgress(console, several=False)
+    progress.progress(BASE, 1, 1, 4)
+    assert out.getvalue() == ""
+    time.sleep(0.06)
+    progress.progress(BASE, 1, 2, 4)
+    progress.progress(BASE, 1, 3, 4)
+    assert re.fullmatch(r"\[ {3}\d\.\d s\] trial 1/2: 2 of 4 requests\n", out.getvalue())

@@ -28,9 +28,11 @@ def test_what_takes_long_has_a_bar_on_a_terminal(shown, monkeypatch):
     assert "0.5/1.0 GB" in shown(terminal=True)
 
 
-def test_elsewhere_there_is_none(shown, monkeypatch):
+def test_elsewhere_a_line_now_and_then_says_how_far_it_is(shown, monkeypatch):
     monkeypatch.setattr(reading, "SOON_S", 0)
     assert shown(terminal=False) == ""
+    monkeypatch.setattr(reading, "EVERY_S", 0)
+    assert shown(terminal=False).splitlines()[1] == "[   0.0 s] reading: 500 of 1,000 MB"
 
 
 def test_what_is_quick_has_none(shown):
