@@ -11,12 +11,15 @@ from schedtrace.timeline.timeline import Timeline
 
 @dataclass(frozen=True)
 class Need:
-    """Medians over the steps that refused a request for KV blocks; None: not recorded."""
+    """KV blocks at one refusal: all of one step, so that they add up. None: not recorded."""
 
-    running: float | None
-    blocks_held: float | None
-    blocks_free: float | None
-    blocks_needed: float | None
+    held_step: int | None
+    """That step: of the refusal that lasted longest, where holders are recorded; else one that holds as many
+    blocks as the median of the refused ones."""
+    running: int | None
+    blocks_held: int | None
+    blocks_free: int | None
+    blocks_needed: int | None
     blocks_total: int | None
     blocks_for_all: int | None
     """For the most requests that were there at once, as far as seats allow; None: the cache has these."""
@@ -28,26 +31,35 @@ class Need:
         return vars(self)
 
 
-def kv_need(timeline: Timeline) -> Need:
-    """From the refusals in the waiting loop; where there are none, from all steps."""
+def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
+    """From the refusals in the waiting loop; where there are none, from all steps.
+
+    Args:
+        timeline: The engine's.
+        request_id: Only of this request; None: of all.
+    """
     refused = timeline.exits.filter(
         (pl.col("loop") == "waiting") & (pl.col("cause") == Cause.KV_BLOCKS) & pl.col("refusal")
     )
-    steps = timeline.steps
-    if refused.height:
-        steps = steps.join(refused.select("step").unique(), on="step", how="semi")
-    total, free = pl.col("kv_blocks_total"), pl.col("kv_blocks_free_after")
-    middle = steps.select(
-        running=pl.col("num_running_after").median(),
-        blocks_held=(total - free).median(),
-        blocks_free=free.median(),
-    ).row(0, named=True)
-    holder, blocks = _largest_holder(timeline)
-    held, ran = middle["blocks_held"], middle["running"]
-    held_each = held / ran if held is not None and ran else None
+    if request_id is not None:
+        refused = refused.filter(pl.col("request_id") == request_id)
+    of_step = timeline.steps.select("step", "kv_blocks_total", "kv_blocks_free_after", "num_running_after")
+    seen = refused.select("step", "blocks_needed", "blocks_free").join(of_step, on="step", how="inner")
+    if seen.is_empty():
+        seen = of_step.with_columns(blocks_needed=pl.lit(None, pl.Int64), blocks_free=pl.lit(None, pl.Int64))
+    free = pl.coalesce("blocks_free", "kv_blocks_free_after")
+    seen = seen.with_columns(free=free, held=pl.col("kv_blocks_total") - 1 - free)  # 1: the null block
+    held_each = seen.select((pl.col("held") / pl.col("num_running_after")).median()).item()
+    step, holder, blocks = _longest_refusal(timeline, seen["step"])
+    at = seen if step is None else seen.filter(pl.col("step") == step)
+    at = at.drop_nulls("held").sort("held", "blocks_needed", "step")
+    one = at.row((at.height - 1) // 2, named=True) if at.height else {}
     return Need(
-        **middle,
-        blocks_needed=refused["blocks_needed"].median(),  # type: ignore[arg-type]  # a column of integers
+        held_step=one.get("step"),
+        running=one.get("num_running_after"),
+        blocks_held=one.get("held"),
+        blocks_free=one.get("free"),
+        blocks_needed=one.get("blocks_needed"),
         blocks_total=timeline.header.kv_blocks_total,
         blocks_for_all=_for_all(timeline, held_each),
         largest_holder=holder,
@@ -76,14 +88,16 @@ def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
     return wanted if wanted > (timeline.header.kv_blocks_total or 0) else None
 
 
-def _largest_holder(timeline: Timeline) -> tuple[str | None, int | None]:
-    """Who held the most blocks during the refusal that lasted longest."""
+def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, str | None, int | None]:
+    """Of the refusal that lasted longest, of these steps: the step, who held the most blocks, how many."""
     if "refusals" not in timeline.lists:
-        return None, None
+        return None, None, None
     rows = timeline.lists["refusals"].select("step", "holders", "held").collect()
     lasted = pl.col("step").shift(-1).fill_null(timeline.steps["step"].max()) - pl.col("step")
-    known = rows.with_columns(lasted=lasted).filter(pl.col("holders").list.len() > 0)
+    known = rows.with_columns(lasted=lasted).filter(
+        (pl.col("holders").list.len() > 0) & pl.col("step").is_in(steps.implode())
+    )
     if known.is_empty():
-        return None, None
+        return None, None, None
     longest = known.sort("lasted", "step", descending=[True, False]).row(0, named=True)
-    return longest["holders"][0], sum(group[0] for group in longest["held"] if group)
+    return longest["step"], longest["holders"][0], sum(group[0] for group in longest["held"] if group)

@@ -8,6 +8,7 @@ from schedtrace.diagnose.engine_sums import EngineSums, engine_sums
 from schedtrace.diagnose.exit_counts import cap_counts, exit_counts
 from schedtrace.diagnose.root_causes import Judged, judged
 from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.rules.allowed import allowed
 from schedtrace.diagnose.settings.used import Use, use_of
 from schedtrace.diagnose.time_split import engine_split
 from schedtrace.diagnose.times import engine_time, request_time
@@ -72,7 +73,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
 def judge(timeline: Timeline) -> Judged:
     """What all rules find in one engine."""
     found = [finding for rule in RULES.values() if rule.needs <= timeline.facts for finding in rule(timeline)]
-    return judged(timeline, found)
+    return judged(timeline, [allowed(timeline, finding) for finding in found])
 
 
 def _of_queue(timeline: Timeline) -> list[Message]:

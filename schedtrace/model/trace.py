@@ -78,6 +78,10 @@ class Header(Line, tag="header", kw_only=True):
     max_num_running_reqs: int | None
     block_size: int | None = None
     kv_blocks_total: int | None = None
+    kv_block_bytes: int | None = None
+    """Memory of one KV block on each device, all layers of a pipeline's first stage together."""
+    device_memory_bytes: int | None = None
+    """Of one GPU, as vLLM's platform knows it; null on a CPU and for a simulated device."""
     enable_prefix_caching: bool | None = None
     scheduler_config: dict[str, Any] = {}
     """Every field of vLLM's ``SchedulerConfig``."""

@@ -3,6 +3,7 @@
 Only what is listed here is read, so that no path, host or name of a layer gets into a trace.
 """
 
+import os
 from typing import Any
 
 from schedtrace.model.trace_facts import CacheGroup
@@ -49,6 +50,8 @@ SETTINGS = {
     ),
 }
 """Part of vLLM's configuration to the settings taken from it."""
+ENVIRONMENT = ("VLLM_CPU_KVCACHE_SPACE",)
+"""Variables by which vLLM overrules a setting of the above."""
 OF_CONFIG = ("num_lookahead_tokens", "num_speculative_tokens", "use_v2_model_runner")
 OF_SCHEDULER = (
     "num_lookahead_tokens",
@@ -65,6 +68,7 @@ def engine_facts(scheduler: Any) -> dict[str, Any]:
     parallel = getattr(config, "parallel_config", None)
     return {
         "cache_groups": cache_groups(scheduler),
+        "kv_block_bytes": kv_block_bytes(scheduler),
         "batches_in_flight": batches_in_flight(config),
         "pipeline_parallel_size": getattr(parallel, "pipeline_parallel_size", None),
         "data_parallel_size": getattr(parallel, "data_parallel_size", None),
@@ -106,6 +110,22 @@ def cache_groups(scheduler: Any) -> list[CacheGroup]:
     return told
 
 
+def kv_block_bytes(scheduler: Any) -> int | None:
+    """Memory of one KV block on each device, as ``vllm/v1/core/kv_cache_utils.py`` has divided it up.
+
+    Since vLLM 0.32 all tensors are views of one allocation; before, each was one of its own, but for a packed
+    layout, whose tensors name the stride of a whole block.
+    """
+    config = getattr(scheduler, "kv_cache_config", None)
+    tensors, blocks = getattr(config, "kv_cache_tensors", None), getattr(config, "num_blocks", 0)
+    if not tensors or not blocks:
+        return None
+    if hasattr(tensors[0], "layer_stride"):
+        return int(max(tensor.size for tensor in tensors) // blocks)
+    packed = max(getattr(tensor, "block_stride", 0) for tensor in tensors)
+    return int(packed or sum(tensor.size for tensor in tensors) // blocks)
+
+
 def settings(scheduler: Any) -> dict[str, Any]:
     """The settings that are on the list and known to this release, ``part.name`` to value."""
     config = scheduler.vllm_config
@@ -114,6 +134,7 @@ def settings(scheduler: Any) -> dict[str, Any]:
         if (owner := getattr(config, part, None)) is not None:
             found |= _values(owner, f"{part}.", names)
     found |= _values(config, "", OF_CONFIG) | _values(scheduler, "scheduler.", OF_SCHEDULER)
+    found |= {f"environment.{name}": os.environ.get(name) or None for name in ENVIRONMENT}
     return {name: value for name, value in found.items() if value is not None}
 
 

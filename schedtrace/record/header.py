@@ -70,6 +70,7 @@ def make_header(scheduler: Any, chosen: Settings, anchor: Anchor) -> Header:
         hashed_ids=chosen.hash_ids,
         preemptions_recorded=_preemptions_recorded(scheduler, instrumented),
         notices=_notices(scheduler, instrumented) + failed,
+        device_memory_bytes=device_memory_bytes(config),
         **facts,
     )
 
@@ -133,6 +134,18 @@ def device_name(config: Any) -> str:
         return str(current_platform.get_device_name())
     except Exception:
         return str(getattr(current_platform, "device_type", "unknown"))
+
+
+def device_memory_bytes(config: Any) -> int | None:
+    """Memory of one GPU; None on a CPU, for a simulated device, and where the platform does not tell."""
+    from vllm.platforms import current_platform
+
+    try:
+        if current_platform.device_type == "cpu" or "schedtrace" in (config.additional_config or {}):
+            return None
+        return int(current_platform.get_device_total_memory())
+    except Exception:
+        return None
 
 
 def _class_name(traced: type) -> str:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.rules.allowed import why_no_async_scheduling
 from schedtrace.diagnose.settings.origin import GIVEN
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Code, Message, message
@@ -18,7 +19,6 @@ from schedtrace.model.report import Finding
 from schedtrace.model.sweep import Bound, SweepRow
 from schedtrace.read.run import read_run
 from schedtrace.timeline.front_end import OFFLINE_CONTEXT
-from schedtrace.whatif.advice import ONE_MACHINE
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.sweep import sweep
 from schedtrace.whatif.sweep_engines import RecordedEngine
@@ -105,17 +105,13 @@ def candidates(base: Recorded, findings: Iterable[Finding]) -> list[dict[str, An
     from schedtrace.simulate.recorded_engine import NAMES, OF_MEMORY, is_lockstep  # noqa: PLC0415  # imports vLLM
 
     header = base.header
-    asynchronous = (
-        [] if header.async_scheduling or header.device == ONE_MACHINE else [{"async_scheduling": True}]
-    )
+    may = not header.async_scheduling and not why_no_async_scheduling(base.timelines[0])
+    asynchronous: list[dict[str, Any]] = [{"async_scheduling": True}] if may else []
     made: list[dict[str, Any]] = [
         {advice.setting: advice.value}
         for finding in findings
         for advice in finding.advice
-        if advice.setting in NAMES
-        and advice.setting not in OF_MEMORY
-        and advice.value is not None
-        and (advice.setting != "async_scheduling" or asynchronous)
+        if advice.setting in NAMES and advice.setting not in OF_MEMORY and advice.value is not None
     ]
     made += asynchronous
     if len(base.timelines) > 1 and is_lockstep(header):

@@ -76,7 +76,7 @@ def recorded(run: Run, times: Fitted | None = None) -> Recorded:
     if run.engines != len(traces) and len(traces) > 1:
         msg = f"{run.path}: {len(traces)} traces of {run.engines} engines"
         raise InputError(msg)
-    timelines = [make_timeline(trace, run.manifest) for trace in traces]
+    timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for trace in traces]
     loads = loads_of_run(traces, manifest=run.manifest)
     made = Recorded(run, timelines, loads, times or fit(timelines, [run.label], gathering_us(traces)))
     if made.keep_prefix_cache and any(timeline.warmup_steps for timeline in timelines):

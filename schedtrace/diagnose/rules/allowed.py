@@ -1,22 +1,229 @@
-"""Parts of advice on settings: what vLLM accepts in the recorded configuration, with present values."""
+"""Advice on settings as vLLM takes it: in the option's unit, with the present value, and what vLLM accepts.
 
+What it refuses or overrides was read in its source (``config/``, ``platforms/cpu.py``,
+``engine/arg_utils.py``); ``tests/contract/test_allowed_settings.py`` asks its real configuration.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
 import polars as pl
 
-from schedtrace.model.message import NOTHING, Message, Number, Setting, message
+from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, Setting, message
+from schedtrace.model.report import Advice, Finding
 from schedtrace.timeline.timeline import Timeline
 
+UNITS = {"G": 2**30, "M": 2**20, "K": 2**10}
+"""Suffixes of vLLM's options; a fraction before one of them is refused."""
+LEAST_UNITS = 16
+"""Of a suffix: with fewer, rounding up would ask for much more than is needed."""
+SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
-def more_kv_space(timeline: Timeline) -> Message:
-    """The settings that make this engine's KV cache larger; an override of its blocks rules alone."""
-    settings = timeline.header.settings
-    if settings.get("cache_config.num_gpu_blocks_override"):
-        return message("{override}", override=Setting("--num-gpu-blocks-override"))
-    memory = Setting("--kv-cache-memory-bytes")
-    if timeline.header.device == "cpu":
+
+def allowed(timeline: Timeline, finding: Finding) -> Finding:
+    """The finding without advice that vLLM would refuse or override here, and with why.
+
+    A finding whose first advice goes loses its gain with it, since that is what this advice would gain. Where
+    it is not recorded whether vLLM chose the present value itself, the advice says so.
+    """
+    kept: list[Advice] = []
+    refuted: list[Message] = []
+    for advice in finding.advice:
+        check = _CHECKS.get(advice.setting or "")
+        why = check(timeline, advice.value) if check else NOTHING
+        if why:
+            refuted.append(message("{setting} is no choice here: {why}.", setting=_option(advice), why=why))
+        elif _unsure(timeline, advice):
+            unsure = "{advice}. Not recorded: whether vLLM switched it off by itself, and would again"
+            kept.append(msgspec.structs.replace(advice, message=message(unsure, advice=advice.message)))
+        else:
+            kept.append(advice)
+    if not refuted and kept == finding.advice:
+        return finding
+    gone = not kept or kept[0].setting != finding.advice[0].setting
+    gain = None if gone else finding.gain
+    return msgspec.structs.replace(finding, advice=kept, gain=gain, refuted=[*finding.refuted, *refuted])
+
+
+def chosen_by_vllm(timeline: Timeline, name: str) -> bool | None:
+    """Whether vLLM derived this argument's value because none was given; None: not recorded."""
+    configured = timeline.front_end.configured if timeline.front_end else None
+    return None if configured is None else name in configured.derived
+
+
+def why_no_async_scheduling(timeline: Timeline, value: Any = True) -> Message:  # noqa: PLR0911  # a reason a line
+    """Why vLLM refuses ``--async-scheduling`` or switches it off again; nothing where it does not.
+
+    Where it may, it switches it on by itself: a value that vLLM chose says that it may not.
+    """
+    header, settings = timeline.header, timeline.header.settings
+    drafts = settings.get("speculative_config.method")
+    if value is not True:
+        return NOTHING
+    if header.device == "cpu":
+        return message("vLLM switches it off on a CPU")
+    if drafts in REFUSED_DRAFTS:
+        return message("vLLM refuses it together with {method} drafts", method=Code(str(drafts)))
+    if settings.get("speculative_config.disable_padded_drafter_batch"):
+        option = Setting("disable_padded_drafter_batch")
+        return message("vLLM refuses it together with {option}", option=option)
+    if (header.pipeline_parallel_size or 1) > 1 and settings.get("use_v2_model_runner") is False:
+        return message("vLLM's first model runner does not support it with pipeline parallelism")
+    if chosen_by_vllm(timeline, "async_scheduling"):
+        return message("vLLM itself switched it off for this configuration")
+    return NOTHING
+
+
+REFUSED_DRAFTS = frozenset({"ngram", "medusa", "mlp_speculator", "suffix"})
+"""Ways to draft that no release schedules asynchronously."""
+
+
+def _chunked(timeline: Timeline, value: Any) -> Message:
+    if value is True and chosen_by_vllm(timeline, "enable_chunked_prefill"):
+        return message("vLLM itself switched it off for this model")
+    return NOTHING
+
+
+def _seats(timeline: Timeline, value: Any) -> Message:
+    most = batched_tokens(timeline)
+    if value is None or not most or value <= most:
+        return NOTHING
+    return message("vLLM refuses more seats than {tokens} ({most})", tokens=BATCHED_TOKENS, most=Number(most))
+
+
+def _active(timeline: Timeline, value: Any) -> Message:
+    most = timeline.header.max_num_running_reqs
+    if value is None or most is None or value <= most:
+        return NOTHING
+    option = Setting("--max-num-seqs")
+    return message("vLLM refuses more than {option} ({most})", option=option, most=Number(most))
+
+
+def _tokens(timeline: Timeline, value: Any) -> Message:
+    least = smallest_batched_tokens(timeline)
+    if value is None or least is None or value >= least:
+        return NOTHING
+    return message("vLLM refuses less than {least}", least=Number(least))
+
+
+def _adapters(timeline: Timeline, value: Any) -> Message:
+    """Where ``max_cpu_loras`` is not given, it follows ``max_loras``."""
+    most, now = (timeline.header.settings.get(f"lora_config.max_{name}") for name in ("cpu_loras", "loras"))
+    if value is None or not isinstance(most, int) or value <= most or most == now:
+        return NOTHING
+    option = Setting("--max-cpu-loras")
+    return message("vLLM refuses more than {option} ({most})", option=option, most=Number(most))
+
+
+def _block_size(timeline: Timeline, _: Any) -> Message:
+    if any(group.kind == "Mamba" for group in timeline.header.cache_groups):
+        return message("vLLM derives it from the state of the Mamba layers")
+    return NOTHING
+
+
+_CHECKS: dict[str, Callable[[Timeline, Any], Message]] = {
+    "async_scheduling": why_no_async_scheduling,
+    "enable_chunked_prefill": _chunked,
+    "max_num_seqs": _seats,
+    "max_num_active_seqs": _active,
+    "max_num_batched_tokens": _tokens,
+    "max_loras": _adapters,
+    "block_size": _block_size,
+}
+
+
+def _unsure(timeline: Timeline, advice: Advice) -> bool:
+    """Settings that vLLM switches off by itself where they do not go together with others."""
+    if advice.setting not in {"async_scheduling", "enable_chunked_prefill"} or advice.value is not True:
+        return False
+    return chosen_by_vllm(timeline, advice.setting) is None
+
+
+def _option(advice: Advice) -> Setting:
+    return Setting(f"--{(advice.setting or '').replace('_', '-')}")
+
+
+def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
+    """What to type for a KV cache of so many blocks, the null block included: option, value, present value.
+
+    Args:
+        timeline: The engine's.
+        blocks: None: more than now, no particular number.
+    """
+    settings, cpu = timeline.header.settings, timeline.header.device == "cpu"
+    if now := settings.get("cache_config.num_gpu_blocks_override"):
+        return _typed("--num-gpu-blocks-override", None if blocks is None else str(blocks), str(now))
+    wanted = None if blocks is None else _bytes_of(timeline, blocks)
+    if cpu and (gib := settings.get(f"environment.{SPACE}")):
+        value = None if wanted is None else str(-(-wanted // UNITS["G"]))
+        return message("{space} in GiB", space=_typed(SPACE, value, str(gib)))
+    given = settings.get("cache_config.kv_cache_memory_bytes")
+    memory = _typed(
+        "--kv-cache-memory-bytes",
+        None if wanted is None else typed_bytes(wanted),
+        typed_bytes(given, exact=True) if isinstance(given, int) and given > 0 else None,
+    )
+    if cpu or given:
+        return memory
+    share = settings.get("cache_config.gpu_memory_utilization")
+    more = _more_of_gpu(timeline, blocks)
+    if more is not None and isinstance(share, float) and share + more > 1:
         return message(
-            "{memory} or the variable {space}", memory=memory, space=Setting("VLLM_CPU_KVCACHE_SPACE")
+            "{share}, as far as the GPU's memory goes: {blocks} blocks need {times} times all of it",
+            share=_typed("--gpu-memory-utilization", None, str(share)),
+            blocks=Number(blocks),
+            times=Number(round(share + more, 1)),
         )
-    return message("{memory} or {share}", memory=memory, share=Setting("--gpu-memory-utilization"))
+    value = (
+        None if more is None or not isinstance(share, float) else f"{math.ceil(100 * (share + more)) / 100}"
+    )
+    utilization = _typed("--gpu-memory-utilization", value, None if share is None else str(share))
+    return message("{utilization} or {memory}", utilization=utilization, memory=memory)
+
+
+def _typed(option: str, value: str | None, now: str | None) -> Message:
+    """``--kv-cache-memory-bytes 32M (now 4M)``."""
+    assign = "=" if option == SPACE else " "
+    return message(
+        "{option}{now}",
+        option=Setting(option if value is None else f"{option}{assign}{value}"),
+        now=NOTHING if now is None else message(" (now {now})", now=Code(now)),
+    )
+
+
+def typed_bytes(count: int, *, exact: bool = False) -> str:
+    """So many bytes as vLLM's options take them, rounded up: ``32M``.
+
+    Args:
+        count: More than 0.
+        exact: Do not round: ``4M`` and ``4194305``.
+    """
+    for suffix, unit in UNITS.items():
+        if count % unit == 0 if exact else count >= LEAST_UNITS * unit:
+            return f"{-(-count // unit)}{suffix}"
+    return str(count)
+
+
+def _bytes_of(timeline: Timeline, blocks: int) -> int | None:
+    """Memory of so many blocks on each device; None: not recorded, or the stages of a pipeline differ."""
+    header = timeline.header
+    given, total = header.settings.get("cache_config.kv_cache_memory_bytes"), header.kv_blocks_total
+    if (header.pipeline_parallel_size or 1) > 1:
+        return None
+    if header.kv_block_bytes:
+        return blocks * header.kv_block_bytes
+    if isinstance(given, int) and total:  # an older trace: a block has at most this
+        return -(-blocks * given // total)
+    return None
+
+
+def _more_of_gpu(timeline: Timeline, blocks: int | None) -> float | None:
+    """Share of a GPU's memory that so many blocks need beside those that there are; None: not known."""
+    memory, total = timeline.header.device_memory_bytes, timeline.header.kv_blocks_total
+    more = None if blocks is None or total is None else _bytes_of(timeline, blocks - total)
+    return None if more is None or not memory else more / memory
 
 
 BATCHED_TOKENS = Setting("--max-num-batched-tokens")
@@ -72,3 +279,28 @@ def now(timeline: Timeline, name: str) -> Message:
     """`` (now 256)``; nothing where the header does not record this setting."""
     value = timeline.header.scheduler_config.get(name)
     return NOTHING if value is None else message(" (now {value})", value=Number(value))
+
+
+def seats_cost(timeline: Timeline) -> Message:
+    """What another running request adds to each step, as far as the steps of several sizes show it."""
+    unknown = message("Longer steps: a longer time per output token.")
+    model = timeline.step_time
+    decoding = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))
+    if model is None or decoding.is_empty():
+        return unknown
+    fewest, most, context, step_us = decoding.select(
+        pl.col("total_requests").min().alias("fewest"),
+        pl.col("total_requests").max().alias("most"),
+        (pl.col("context_tokens").sum() / pl.col("total_requests").sum()).alias("context"),
+        pl.col("busy_us").median().alias("step"),
+    ).row(0)
+    each_us = model.per_decode_token_us + model.per_context_token_us * (context or 0.0)
+    if step_us is None or each_us * (most - fewest) <= model.error_frac * step_us:
+        return unknown  # the steps' noise hides it
+    return message(
+        "Longer steps: in those of {fewest} to {most} each further one adds about {each} to the time per "
+        "output token.",
+        fewest=Number(fewest),
+        most=Count(most, "request"),
+        each=Duration(each_us),
+    )

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.kv_need import kv_need
-from schedtrace.diagnose.rules.allowed import more_kv_space
+from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import StepExample, only, wait_finding
 from schedtrace.diagnose.rules.kv_bound import largest_holder
 from schedtrace.diagnose.waits import Charged, charged
@@ -19,6 +19,7 @@ from schedtrace.model.message import (
     Request,
     Setting,
     Share,
+    Steps,
     message,
 )
 from schedtrace.model.report import Advice, Evidence, Finding
@@ -142,25 +143,28 @@ def _holder(timeline: Timeline, evidence: HeadOfLine, cause: str) -> Message:
             tokens=Count(evidence.head_tokens, "token"),
             cause=CauseWord(cause),
         )
-    held = kv_need(timeline)
+    held = kv_need(timeline, evidence.head)
     running = NOTHING
     if held.running and held.blocks_held is not None:
         running = message(
             "; {held} of {total} are held by {running}{largest}",
-            held=Number(round(held.blocks_held)),
+            held=Number(held.blocks_held),
             total=Number(held.blocks_total - 1 if held.blocks_total else None),
-            running=Count(round(held.running), "running request"),
+            running=Count(held.running, "running request"),
             largest=largest_holder(held),
         )
     needs = message("has {tokens}", tokens=Count(evidence.head_tokens, "token"))
-    if evidence.head_blocks is not None:
-        needs = message("needs {blocks}", blocks=Count(evidence.head_blocks, "KV block"))
+    if held.blocks_needed is not None:
+        needs = message("needs {blocks}", blocks=Count(held.blocks_needed, "KV block"))
     return message(
-        "{head} {needs}, {free} are free{running}.",
+        "{head} {needs}, {free} are free{running}{step}.",
         head=Request(evidence.head),
         needs=needs,
-        free=Number(round(evidence.blocks_free)),
+        free=Number(held.blocks_free),
         running=running,
+        step=NOTHING
+        if held.held_step is None
+        else message(" ({step})", step=Steps(held.held_step, held.held_step)),
     )
 
 
@@ -172,9 +176,10 @@ def _advice(timeline: Timeline, cause: str) -> list[Advice]:
         found.append(
             Advice(
                 message=message(
-                    "{space} (now {blocks})",
-                    space=more_kv_space(timeline),
-                    blocks=Count(total, "block"),
+                    "{space}: {blocks} instead of {total}",
+                    space=kv_space(timeline, 2 * total or None),
+                    blocks=Count(2 * total, "block"),
+                    total=Number(total),
                 ),
                 setting="num_gpu_blocks_override",
                 value=2 * total or None,

@@ -5,7 +5,7 @@ import polars as pl
 from schedtrace.diagnose.gains import with_more_running
 from schedtrace.diagnose.kv_groups import group_holdings
 from schedtrace.diagnose.kv_need import Need, kv_need
-from schedtrace.diagnose.rules.allowed import more_kv_space
+from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import Cause
@@ -19,6 +19,7 @@ from schedtrace.model.message import (
     Request,
     Setting,
     Share,
+    Steps,
     joined,
     message,
 )
@@ -62,10 +63,12 @@ class KvSpace(Evidence, kw_only=True):
     recomputed_frac: float
     mean_budget_left_frac: float | None
     mean_seats_free_frac: float | None
-    running: float | None
-    blocks_held: float | None
-    blocks_free: float | None
-    blocks_needed: float | None
+    held_step: int | None
+    """The step that ``running`` and all blocks are of."""
+    running: int | None
+    blocks_held: int | None
+    blocks_free: int | None
+    blocks_needed: int | None
     blocks_total: int | None
     blocks_for_all: int | None
     largest_holder: str | None
@@ -184,22 +187,25 @@ def _holder(evidence: KvSpace) -> Message:
         return NOTHING
     held = message(
         "{held} of {total} usable blocks are held by {running}{largest}",
-        held=Number(round(evidence.blocks_held)),
+        held=Number(evidence.blocks_held),
         total=Number(evidence.blocks_total - 1 if evidence.blocks_total else None),
-        running=Count(round(evidence.running), "running request"),
+        running=Count(evidence.running, "running request"),
         largest=largest_holder(evidence),
     )
     short = NOTHING
     if evidence.blocks_needed is not None and evidence.blocks_free is not None:
         short = message(
             "; the next in line needs {need}, {free} free",
-            need=Number(round(evidence.blocks_needed)),
-            free=message("{blocks} are", blocks=Number(round(evidence.blocks_free))),
+            need=Number(evidence.blocks_needed),
+            free=message("{blocks} are", blocks=Number(evidence.blocks_free))
+            if evidence.blocks_needed > evidence.blocks_free
+            else message("{blocks} are, less vLLM's reserve", blocks=Number(evidence.blocks_free)),
         )
     return message(
-        "{held}{short} (medians of the refused steps).{groups}",
+        "{held}{short} ({step}).{groups}",
         held=held,
         short=short,
+        step=Steps(evidence.held_step, evidence.held_step) if evidence.held_step is not None else "unknown",
         groups=_of_groups(evidence),
     )
 
@@ -209,7 +215,7 @@ def largest_holder(held: Need | KvSpace) -> Message:
     if not held.largest_holder or not held.blocks_held or not held.running:
         return NOTHING
     blocks = held.largest_holder_blocks or 0
-    if round(held.running) == 1:
+    if held.running == 1:
         return message(" ({request})", request=Request(held.largest_holder))
     if blocks <= 2 * held.blocks_held / held.running:
         return NOTHING
@@ -240,13 +246,16 @@ def _preemptions(evidence: KvSpace) -> Message:
 
 
 def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[Advice]:
-    need = evidence.blocks_for_all
+    need, total = evidence.blocks_for_all, Number(evidence.blocks_total)
+    blocks = message("now {total} blocks", total=total)
+    if need is not None:
+        wanted = Number(need)
+        blocks = message("{need} blocks instead of {total} hold all at once", need=wanted, total=total)
     more = Advice(
         message=message(
-            "{space} (now {blocks}{all})",
-            space=more_kv_space(timeline),
-            blocks=Count(evidence.blocks_total or 0, "block"),
-            all=NOTHING if need is None else message("; about {need} hold all at once", need=Number(need)),
+            "{space}: {blocks}",
+            space=kv_space(timeline, need),
+            blocks=blocks,
         ),
         setting="num_gpu_blocks_override",
         value=need,
@@ -256,7 +265,8 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
         found.append(
             Advice(
                 message=message(
-                    "{dtype} (now {now}): twice the blocks in the same memory",
+                    "{dtype} (now {now}), where the GPU's attention backend supports it: twice the blocks in "
+                    "the same memory",
                     dtype=Setting("--kv-cache-dtype fp8"),
                     now=str(timeline.header.settings.get("cache_config.cache_dtype", "auto")),
                 ),

@@ -3,7 +3,13 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import peak_requests, with_more_running
-from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, more_kv_space, seats_setting
+from schedtrace.diagnose.rules.allowed import (
+    BATCHED_TOKENS,
+    batched_tokens,
+    kv_space,
+    seats_cost,
+    seats_setting,
+)
 from schedtrace.diagnose.rules.common import by_class, listed, wait_finding
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running_classes, steps_inside
 from schedtrace.model.causes import Cause
@@ -166,7 +172,7 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
     fit = evidence.seats_that_fit or wanted
     value = min(wanted, most, fit)
     if value <= timeline.seats:
-        return _other_limit_first(timeline, setting, fit=fit, most=most)
+        return _other_limit_first(timeline, setting, fit=fit, most=most, wanted=wanted)
     limits = message(
         "{wanted} were there at once, the KV cache has room for about {fit}",
         wanted=Count(wanted, "request"),
@@ -183,19 +189,24 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
             ),
             setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
             value=value,
-            costs=message("Longer steps: a longer time per output token."),
+            costs=seats_cost(timeline),
         )
     ]
 
 
-def _other_limit_first(timeline: Timeline, setting: Setting, *, fit: int, most: int) -> list[Advice]:
+def _other_limit_first(
+    timeline: Timeline, setting: Setting, *, fit: int, most: int, wanted: int
+) -> list[Advice]:
     """What to widen with the seats where more of them alone do nothing; nothing if no limit is known."""
     if fit <= timeline.seats:
+        total, value = timeline.header.kv_blocks_total, min(wanted, most)
+        blocks = -(-total * value // fit) if total and fit and value > timeline.seats else None
         text = message(
-            "{space} together with a larger {setting} (now {seats}): at its fullest the KV cache "
-            "has room for about {fit}",
-            space=more_kv_space(timeline),
+            "{space} together with {setting}{value} (now {seats}): at its fullest the KV cache has room for "
+            "about {fit}",
+            space=kv_space(timeline, blocks),
             setting=setting,
+            value=NOTHING if blocks is None else message(" {value}", value=Number(value)),
             seats=Number(timeline.seats),
             fit=Count(fit, "request"),
         )
@@ -208,4 +219,4 @@ def _other_limit_first(timeline: Timeline, setting: Setting, *, fit: int, most: 
         )
     else:
         return []
-    return [Advice(message=text, costs=message("Longer steps: a longer time per output token."))]
+    return [Advice(message=text, costs=seats_cost(timeline))]

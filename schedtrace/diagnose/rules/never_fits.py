@@ -7,7 +7,7 @@ import polars as pl
 
 from schedtrace.diagnose.capacity import blocks_needed, longest_sequence, usable_blocks
 from schedtrace.diagnose.queue.alone import never_fitting
-from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens
+from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, kv_space
 from schedtrace.diagnose.rules.common import only, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -263,18 +263,17 @@ def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> list[Advice]:
     ends = [tokens + (most or 0) for tokens, most in rows.select("prompt_tokens", "max_tokens").iter_rows()]
     largest = max(ends) if length is None else min(length, max(ends))
     needed = blocks_needed(timeline.header, max(largest, *rows["tokens"].to_list()))
-    options = {"memory": Setting("--kv-cache-memory-bytes"), "override": Setting("--num-gpu-blocks-override")}
     if needed is None or timeline.header.kv_blocks_total is None:
-        more = message("Give the KV cache more blocks: {memory}, or {override} where it is set.", **options)
+        more = message("Give the KV cache more blocks: {space}.", space=kv_space(timeline))
         return [Advice(message=more, setting="kv_cache_memory_bytes")]
     blocks = sum(needed) + 1
     return [
         Advice(
             message=message(
-                "Give the KV cache {blocks} (now {now}): {memory}, or {override} where it is set.",
+                "Give the KV cache {blocks} (now {now}): {space}.",
                 blocks=Count(blocks, "block"),
                 now=Number(timeline.header.kv_blocks_total),
-                **options,
+                space=kv_space(timeline, blocks),
             ),
             setting="num_gpu_blocks_override",
             value=blocks,

@@ -6,7 +6,7 @@ import polars as pl
 from schedtrace.diagnose.queue.alone import never_fitting
 from schedtrace.diagnose.queue.ready import ready_but_parked
 from schedtrace.diagnose.queue.restarts import no_progress
-from schedtrace.diagnose.rules.allowed import now, seats_setting
+from schedtrace.diagnose.rules.allowed import kv_space, now, seats_setting
 from schedtrace.diagnose.rules.common import trial_numbers
 from schedtrace.model.causes import CAUSES, Cause
 from schedtrace.model.facts import Fact
@@ -210,10 +210,9 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
     advices.append(
         Advice(
             message=message(
-                "Give the KV cache more blocks (now {total}): {memory}, or {override} where it is set.",
+                "Give the KV cache more blocks (now {total}): {space}.",
                 total=Number(timeline.header.kv_blocks_total),
-                memory=Setting("--kv-cache-memory-bytes"),
-                override=Setting("--num-gpu-blocks-override"),
+                space=kv_space(timeline),
             ),
             setting="kv_cache_memory_bytes",
             costs=message("More memory for the KV cache."),

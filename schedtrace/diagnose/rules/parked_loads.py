@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.allowed import more_kv_space
+from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import charged, mean
 from schedtrace.model.causes import Cause
@@ -75,9 +75,10 @@ def find(timeline: Timeline) -> list[Finding]:
                 Advice(message=message("look at the KV connector's other side: its transfers take too long")),
                 Advice(
                     message=message(
-                        "{space} (now {blocks}), as room for parked requests",
-                        space=more_kv_space(timeline),
-                        blocks=Count(evidence.blocks_total or 0, "block"),
+                        "{space}: {blocks} instead of {total}, as room for parked requests",
+                        space=kv_space(timeline, 2 * (evidence.blocks_total or 0) or None),
+                        blocks=Count(2 * (evidence.blocks_total or 0), "block"),
+                        total=Number(evidence.blocks_total or 0),
                     ),
                     setting="num_gpu_blocks_override",
                     value=2 * (evidence.blocks_total or 0) or None,

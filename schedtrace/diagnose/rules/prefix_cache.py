@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.queue.resumptions import resumptions
-from schedtrace.diagnose.rules.allowed import more_kv_space
+from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import (
     StepExample,
     listed,
@@ -321,8 +321,8 @@ def _advice(
         advice.append(
             Advice(
                 message=message(
-                    "{more} (now {blocks})",
-                    more=more_kv_space(timeline),
+                    "{space}: more than {blocks}",
+                    space=kv_space(timeline),
                     blocks=Count(timeline.header.kv_blocks_total or 0, "block"),
                 ),
                 costs=message("Device memory."),

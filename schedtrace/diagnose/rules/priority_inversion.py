@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.queue.priority_inversions import priority_inversions
-from schedtrace.diagnose.rules.allowed import seats_setting
+from schedtrace.diagnose.rules.allowed import batched_tokens, seats_cost, seats_setting
 from schedtrace.diagnose.rules.common import by_class, listed, wait_finding
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, running_classes
 from schedtrace.model.causes import Cause
@@ -113,18 +113,22 @@ def _advice(timeline: Timeline) -> list[Advice]:
             costs=message("Idle capacity while there are few urgent requests."),
         )
     ]
-    if timeline.seats:
+    most = batched_tokens(timeline)
+    if timeline.active_limit:
+        most = timeline.header.max_num_running_reqs or most
+    value = min(2 * timeline.seats, most)
+    if value > timeline.seats:
         found.append(
             Advice(
                 message=message(
                     "{setting} {value} (now {seats}), where the KV cache has room",
                     setting=seats_setting(timeline),
-                    value=Number(2 * timeline.seats),
+                    value=Number(value),
                     seats=Number(timeline.seats),
                 ),
                 setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
-                value=2 * timeline.seats,
-                costs=message("Longer steps for all."),
+                value=value,
+                costs=seats_cost(timeline),
             )
         )
     return found

@@ -5,6 +5,7 @@ from collections import Counter
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.rules.allowed import seats_cost
 from schedtrace.diagnose.rules.common import listed, trial_numbers
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import (
@@ -190,7 +191,7 @@ def _advice(timeline: Timeline, reason: str) -> Advice:
             ),
             setting=reason,
             value=timeline.seats,
-            costs=message("Larger batches lengthen each step."),
+            costs=seats_cost(timeline),
         )
     return Advice(
         message=message(

@@ -135,7 +135,8 @@ def _advice(timeline: Timeline) -> list[Advice]:
                     ),
                     setting="async_scheduling",
                     value=True,
-                )
+                ),
+                core,
             ]
         case True:
             engines = Setting("--data-parallel-size")
