@@ -139,6 +139,7 @@ def ttft_gain(timeline: Timeline, waits: Charged) -> Gain | None:
         change_frac=without / now - 1,
         before=now / 1e3,
         after=without / 1e3,
+        requests=known.height,
         saved_frac=waits.share_frac,
         method="waits",
     )

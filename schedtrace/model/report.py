@@ -54,6 +54,8 @@ class Gain(msgspec.Struct, kw_only=True):
     before: float | None = None
     after: float | None = None
     """The metric itself, in its unit."""
+    requests: int | None = None
+    """How many requests ``before`` and ``after`` are of: those that waited; None: all."""
     saved_frac: float
     """Share of the requests' time on all engines that it saves: what findings are ranked by."""
     method: str

@@ -160,7 +160,10 @@ def one_request_is_slow(engine):
 case(
     "25d-host",
     "scheduler-overhead",
-    engine={"times": replace(MACHINE, host=HostTimes(2500, 0, 0, 0, 2000, 0))},
+    engine={
+        "times": replace(MACHINE, host=HostTimes(2500, 0, 0, 0, 2000, 0)),
+        "additional_config": {"schedtrace": {"device": "a simulated GPU"}},
+    },
     says=(r"host|schedule\(\)|engine", r"async-scheduling"),
 )(partial(together, requests=60, prompt=60, outputs=40, every_us=8000))
 

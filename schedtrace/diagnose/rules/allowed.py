@@ -19,6 +19,8 @@ UNITS = {"G": 2**30, "M": 2**20, "K": 2**10}
 """Suffixes of vLLM's options; a fraction before one of them is refused."""
 LEAST_UNITS = 16
 """Of a suffix: with fewer, rounding up would ask for much more than is needed."""
+LEAST_COST = 0.01
+"""Of a step: what all running requests together add less than this is not seen."""
 SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
 
@@ -158,7 +160,7 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     wanted = None if blocks is None else _bytes_of(timeline, blocks)
     if cpu and (gib := settings.get(f"environment.{SPACE}")):
         value = None if wanted is None else str(-(-wanted // UNITS["G"]))
-        return message("{space} in GiB", space=_typed(SPACE, value, str(gib)))
+        return message("{space}, in GiB", space=_typed(SPACE, value, str(gib)))
     given = settings.get("cache_config.kv_cache_memory_bytes")
     memory = _typed(
         "--kv-cache-memory-bytes",
@@ -171,7 +173,7 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     more = _more_of_gpu(timeline, blocks)
     if more is not None and isinstance(share, float) and share + more > 1:
         return message(
-            "{share}, as far as the GPU's memory goes: {blocks} blocks need {times} times all of it",
+            "{share}, as far as the GPU's memory goes: {blocks} blocks need {times} of it",
             share=_typed("--gpu-memory-utilization", None, str(share)),
             blocks=Number(blocks),
             times=Number(round(share + more, 1)),
@@ -295,7 +297,7 @@ def seats_cost(timeline: Timeline) -> Message:
         pl.col("busy_us").median().alias("step"),
     ).row(0)
     each_us = model.per_decode_token_us + model.per_context_token_us * (context or 0.0)
-    if step_us is None or each_us * (most - fewest) <= model.error_frac * step_us:
+    if step_us is None or each_us * (most - fewest) <= max(model.error_frac, LEAST_COST) * step_us:
         return unknown  # the steps' noise hides it
     return message(
         "Longer steps: in those of {fewest} to {most} each further one adds about {each} to the time per "

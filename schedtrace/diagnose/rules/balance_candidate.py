@@ -89,10 +89,8 @@ def find(ranks: Ranks) -> list[Finding]:
             tokens=int(turns["prefill_tokens"].sum()),
             message=message(
                 "In {alone} of {prefills} with a prefill one rank alone prefilled. If all ranks prefilled "
-                "at the "
-                "same time, the same chunks would take at most {saved} ({frac} of the run) less: at most "
-                "{gain} "
-                "more throughput. Requests would wait longer for their first token.",
+                "at the same time, the same chunks would take at most {saved} ({frac} of the busy time) "
+                "less: at most {gain} more throughput. Requests would wait longer for their first token.",
                 alone=Number(evidence.alone_passes),
                 prefills=Count(evidence.prefill_passes, "common step"),
                 saved=Duration(saved_us),

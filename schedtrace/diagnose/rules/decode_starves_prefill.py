@@ -69,8 +69,8 @@ def find(timeline: Timeline) -> list[Finding]:
             tokens=int(starved["decode_tokens"].sum()),
             message=message(
                 "{steps}{trials} spent {taken} of the token budget on decodes on average and had too little "
-                "left for prefills. These steps took {spent}, {part} of the run; requests waited {wait} in "
-                "total.",
+                "left for prefills. These steps took {spent}, {part} of the busy time; requests waited "
+                "{wait} in total.",
                 steps=Count(starved.height, "step"),
                 trials=in_trials(timeline, trials),
                 taken=Share(evidence.decode_share_frac),

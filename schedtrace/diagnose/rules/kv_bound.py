@@ -238,7 +238,7 @@ def _preemptions(evidence: KvSpace) -> Message:
     if not evidence.preemptions:
         return NOTHING
     return message(
-        "It also caused {preemptions}: vLLM computed {tokens} twice ({share}).",
+        "It also caused {preemptions}: vLLM computed {tokens} twice ({share} of all computed tokens).",
         preemptions=Count(evidence.preemptions, "preemption"),
         tokens=Count(evidence.recomputed_tokens, "token"),
         share=Share(evidence.recomputed_frac),

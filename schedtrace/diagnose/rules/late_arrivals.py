@@ -62,8 +62,9 @@ def find(timeline: Timeline) -> list[Finding]:
             tokens=int(short["remaining_budget"].sum()),
             message=message(
                 "{steps}{trials} ran with tokens and seats to spare and no request waiting, while requests "
-                "of the same trial had not arrived: {spent}, {part} of the run. They used {used} of the "
-                "budget on average. The front end took {handed_over} to hand over the requests of a trial.",
+                "of the same trial had not arrived: {spent}, {part} of the busy time. They used {used} of "
+                "the budget on average. The front end took {handed_over} to hand over the requests of a "
+                "trial.",
                 steps=Count(short.height, "step"),
                 trials=in_trials(timeline, trials),
                 spent=Duration(spent_us),

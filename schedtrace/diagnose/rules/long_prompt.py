@@ -64,7 +64,7 @@ def find(timeline: Timeline) -> list[Finding]:
             title=message("A long prompt monopolizes the token budget"),
             verdict=message(
                 "One prompt took the steps: {request} ({tokens}) used {share} of the prefill tokens of "
-                "{steps} ({time}); {others} waited {wait} each for it.",
+                "{steps} ({time}); {others} waited {wait} on average for it.",
                 request=Request(evidence.request_id),
                 tokens=Count(evidence.prompt_tokens, "token"),
                 share=Share(evidence.prefill_frac),

@@ -106,7 +106,7 @@ def find(ranks: Ranks) -> list[Finding]:
             verdict=message(
                 "Ranks in lock-step wait for each other's prefills: in {stalled} of {passes} a rank only "
                 "decoded "
-                "while another one prefilled, which cost {cost}, {frac} of the run.",
+                "while another one prefilled, which cost {cost}, {frac} of the busy time.",
                 stalled=Number(stalling.height),
                 passes=Count(ranks.passes.height, "common step"),
                 cost=Duration(stalled_us),

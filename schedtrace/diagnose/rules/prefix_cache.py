@@ -75,6 +75,8 @@ class PrefixCache(Evidence, kw_only=True):
     resets: int
     evicted_blocks: int | None
     returned: int
+    """Returns of preempted requests; one may come back several times."""
+    returned_requests: int
     lost_tokens: int
     found_tokens: int
     evicted_tokens: int
@@ -158,6 +160,7 @@ def _evidence(timeline: Timeline, use: pl.DataFrame, back: pl.DataFrame) -> Pref
         resets=resets,
         evicted_blocks=evicted,
         returned=back.height,
+        returned_requests=back["request_id"].n_unique(),
         lost_tokens=int(back["lost_tokens"].sum()),
         found_tokens=int(back["found_tokens"].sum()),
         evicted_tokens=int(back["evicted_tokens"].sum()),
@@ -256,9 +259,12 @@ def _sentences(evidence: PrefixCache, block_size: int, *, missed: bool, nothing:
     if evidence.evicted_tokens:
         said.append(
             message(
-                "{requests} came back for {lost} and found {found} of them; {evicted} of full blocks were "
-                "gone.",
-                requests=Count(evidence.returned, "preempted request"),
+                "{requests} came back{times} for {lost} and found {found} of them; {evicted} of full blocks "
+                "were gone.",
+                requests=Count(evidence.returned_requests, "preempted request"),
+                times=NOTHING
+                if evidence.returned == evidence.returned_requests
+                else message(" {times}", times=Count(evidence.returned, "time")),
                 lost=Count(evidence.lost_tokens, "computed token"),
                 found=Number(evidence.found_tokens),
                 evicted=Count(evidence.evicted_tokens, "token"),

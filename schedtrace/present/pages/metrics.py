@@ -65,10 +65,12 @@ def noise_floors(metrics: list[MetricChange]) -> str:
     floors: dict[str, str] = {}
     for metric in metrics:
         if metric.unit and metric.trials_needed is not None:
-            floor = "unknown" if metric.noise_floor_frac is None else percent(metric.noise_floor_frac)
-            floors.setdefault(f"{floor} ({integer(metric.trials_needed)})", metric.name)
+            floor = "not known" if metric.noise_floor_frac is None else percent(metric.noise_floor_frac)
+            floors.setdefault(
+                f"{floor} (5 % takes {integer(metric.trials_needed)} trials a side)", metric.name
+            )
     listed = ", ".join(f"{name} {floor}" for floor, name in floors.items())
-    return f"Noise floor (trials a side for one of 5 %): {listed}." if listed else ""
+    return f"Noise floor: {listed}." if listed else ""
 
 
 def legend(comparison: Comparison) -> str:

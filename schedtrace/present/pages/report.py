@@ -9,7 +9,7 @@ from statistics import mean
 from schedtrace.model.message import Code, Message, Number, Share, joined, message
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
-from schedtrace.present.numbers import number
+from schedtrace.present.numbers import counted, number
 from schedtrace.present.pages.engines import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import trials_table
@@ -89,7 +89,7 @@ def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
         yield from details(run)
         return
     if run.not_judged:  # a log: little is known, and that little is shown
-        yield trials_table(run.trials)
+        yield trials_table(run.trials, log=True)
         yield from log_figures(run)
         yield from finding_sections([finding for finding in run.findings if not finding.title], engines=1)
         yield from not_judged(run)
@@ -147,13 +147,20 @@ def _parts(split: list[TimePart], most: int) -> list[Part]:
 
 
 def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[Cause], list[Found]]:
-    """The root causes that the screen has room for, and the others."""
+    """The root causes that the screen has room for, and the others.
+
+    The first may weigh less than the next ones: what weighs more than a described one is described, too, in
+    short where there is no room.
+    """
     sections: list[Cause] = []
     worth = [root for root in roots if root.leads or root.weight >= SHOWN_FROM_FRAC][:MOST_CAUSES]
-    for root in worth:
+    for place, root in enumerate(worth):
         section = _cause(len(sections) + 1, root, engines)
-        if not sections and _height(section) > lines:
+        larger = any(root.weight > other.weight for other in worth[:place])
+        if (not sections or larger) and _height(section) > lines:
             section = replace(section, actions=section.actions[:1])
+        if larger and _height(section) > lines:
+            section = replace(section, paragraphs=section.paragraphs[:1])
         lines -= _height(section)
         if lines < 0 and sections:
             break
@@ -190,12 +197,20 @@ def _gain(root: Found) -> Text:
     return _change(gain)
 
 
+def _after(words: str, text: Text) -> Text:
+    return message("{words}{text}", words=words, text=text) if text else ""
+
+
 def _change(gain: Gain) -> Message:
+    """What it is of stands there: a median over some requests, or of a replay, is not the run's."""
     metric = GAINS[gain.metric]
     if gain.before is not None and gain.after is not None:
+        of = "" if gain.requests is None else f" of {counted(gain.requests, 'request')}"
         return message(
-            "{metric} {before} -> ~{after} ms",
+            "{replayed}{metric}{of} {before} -> ~{after} ms",
+            replayed="replayed: " if gain.method == "replay" else "",
             metric=metric,
+            of=of,
             before=Number(round(gain.before)),
             after=Number(round(gain.after)),
         )
@@ -217,7 +232,7 @@ def _others(roots: list[Found]) -> Iterator[Note]:
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
     parts = [
-        message("{title} ({code}, {share})", title=root.title, code=root.code, share=Share(root.weight))
+        message("{title} ({code}{gain})", title=root.title, code=root.code, gain=_after(", ", _gain(root)))
         for root in named
     ]
     if small:

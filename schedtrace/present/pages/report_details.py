@@ -42,7 +42,7 @@ def trials_page(run: RunReport) -> Page[RunReport]:
 
 def details(run: RunReport) -> Iterator[Section]:
     """What stands below the first screen: every table, and every finding with its symptoms."""
-    yield trials_table(run.trials)
+    yield trials_table(run.trials, log=run.config["exits_via"] is None)
     yield from log_figures(run)
     if run.strip:
         yield _strip(run)
@@ -114,7 +114,7 @@ def _cost(found: Found) -> Text:
         off = Share(found.cost_error_frac)
         sure = message("estimated; the model of step times is typically {off} off", off=off)
     cost, share = Duration(1e3 * found.cost_ms), Share(found.cost_frac)
-    return message("cost: about {cost}, {share} of the run ({sure})", cost=cost, share=share, sure=sure)
+    return message("cost: about {cost}, {share} of the busy time ({sure})", cost=cost, share=share, sure=sure)
 
 
 def _where(found: Found, engines: int = 1) -> Text:

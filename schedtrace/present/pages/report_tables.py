@@ -25,14 +25,20 @@ LEAST_SHOWN_FRAC = 0.01
 """A smaller share of the requests' time is left to the JSON form."""
 
 
-def trials_table(trials: list[TrialReport]) -> Table:
-    """One row per trial and engine."""
+def trials_table(trials: list[TrialReport], *, log: bool = False) -> Table:
+    """One row per trial and engine. A server has no trials, and so nothing that is a trial's first step.
+
+    Args:
+        trials: Of one run.
+        log: It is a benchmark's log, which has one trial and does not say so.
+    """
+    of_trials = log or any(trial.trial is not None for trial in trials)
     several = len({trial.engine_rank for trial in trials}) > 1
+    begin = [Column("first step\nreq / tok", numeric=True), Column("new requests\nper step")]
     columns = [
-        Column("trial", numeric=True),
+        Column("trial" if of_trials else "", numeric=True),
         Column("steps", numeric=True),
-        Column("first step\nreq / tok", numeric=True),
-        Column("new requests\nper step"),
+        *(begin if of_trials else []),
         Column("use while\nwaiting", numeric=True),
         Column("preempted", numeric=True),
         Column("output\ntok/s", numeric=True),
@@ -41,17 +47,23 @@ def trials_table(trials: list[TrialReport]) -> Table:
     ]
     engine = [Column("engine", numeric=True)] if several else []
     shown = trials[:MOST_TRIALS] if several else trials
-    rows = [[*([str(trial.engine_rank)] if several else []), *_trial(trial)] for trial in shown]
+    rows = [
+        [*([str(trial.engine_rank)] if several else []), *_trial(trial, of_trials=of_trials)]
+        for trial in shown
+    ]
     return Table([*engine, *columns], rows, left_out(len(trials), MOST_TRIALS) if several else "")
 
 
-def _trial(trial: TrialReport) -> list[Cell]:
+def _trial(trial: TrialReport, *, of_trials: bool) -> list[Cell]:
     ttft, tpot = trial.ttft_ms, trial.tpot_ms
+    begin: list[Cell] = [
+        f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
+        "-" if trial.new_per_step is None else series(trial.new_per_step) or "none",
+    ]
     return [
         "all" if trial.trial is None else str(trial.trial) if trial.complete else f"{trial.trial} cut",
         integer(trial.steps),
-        f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
-        "-" if trial.new_per_step is None else series(trial.new_per_step) or "none",
+        *(begin if of_trials else []),
         percent(trial.budget_use_waiting_frac),
         integer(trial.preemptions),
         integer(trial.output_tokens_per_s),

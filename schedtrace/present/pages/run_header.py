@@ -39,11 +39,12 @@ def summary(run: RunReport) -> Iterator[str]:
     if config["exits_via"] is None:
         yield from _log_header(run)
         return
-    ended = [trial.requests_finished for trial in run.trials if trial.requests_finished is not None]
-    trials = len({trial.trial for trial in run.trials})
     engines = f" on {counted(config['engines'], 'engine')}" if config["engines"] > 1 else ""
     busy = sum(share.time_ms for share in run.engine_time if share.busy_frac is not None)
-    work = f"{counted(sum(ended), 'request')} in {counted(trials, 'trial')}{engines}" if ended else ""
+    work = _requests(run)
+    if trials := len({trial.trial for trial in run.trials} - {None}):
+        work += f" in {counted(trials, 'trial')}"
+    work += engines if work else ""
     inferred = "; causes inferred" if config["exits_via"] == "inferred" else ""
     seats, blocks = integer(config["max_num_running_reqs"]), integer(config["kv_blocks_total"])
     yield (
@@ -51,6 +52,20 @@ def summary(run: RunReport) -> Iterator[str]:
         f"{config['device']}, budget {integer(config['token_budget'])}, "
         f"{seats} seats, {blocks} KV blocks{inferred}"
     )
+
+
+def _requests(run: RunReport) -> str:
+    """``60 requests``; where not all of them finished, ``0 of 60 requests finished``; empty: not recorded."""
+    ended = [trial.requests_finished for trial in run.trials if trial.requests_finished is not None]
+    if not ended:
+        return ""
+    outcomes = run.statistics.outcomes if run.statistics else None
+    arrived = sum(ended) if outcomes is None else outcomes.arrived
+    if arrived == sum(ended):
+        return counted(arrived, "request")
+    if arrived < sum(ended):  # of a window: some came before it
+        return f"{counted(sum(ended), 'request')} finished"
+    return f"{integer(sum(ended))} of {counted(arrived, 'request')} finished"
 
 
 def _workload(workload: dict[str, Any]) -> str:

@@ -29,6 +29,8 @@ sys.path.insert(0, str(HERE.parents[2]))  # for the toy connector, which vLLM im
 from tests.contract.causes.toy_connectors import KV  # noqa: E402  # see the line above
 from tests.unit.diagnose.sentences import write_sentences  # noqa: E402  # likewise
 
+ON_GPU = {"schedtrace": {"device": "a simulated GPU"}}
+"""On a CPU vLLM switches asynchronous scheduling off."""
 STEP_S, PREFILL_TOKEN_S, DECODE_S = 1e-3, 10e-6, 50e-6
 
 
@@ -303,8 +305,8 @@ TRACES: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
         lambda: joined(12, running=6, every=2, max_num_seqs=8, max_num_batched_tokens=128),
     ),
     "scheduler-overhead": (
-        lambda: together(8, 20, 12),
-        lambda: together(8, 20, 12, async_scheduling=True),
+        lambda: together(8, 20, 12, additional_config=ON_GPU),
+        lambda: together(8, 20, 12, async_scheduling=True, additional_config=ON_GPU),
     ),
     "pipeline-bubbles": (lambda: pipeline(4, 1), lambda: pipeline(3, 2)),
     "spec-decode": (lambda: drafted(0), lambda: drafted(3)),
