@@ -114,7 +114,7 @@ class Finding(msgspec.Struct, kw_only=True):
     cost_ms: float | None = None
     """Time that it cost; None where the trace allows no estimate, or one that the model does not resolve."""
     cost_frac: float | None = None
-    """``cost_ms`` as a share of the run."""
+    """``cost_ms`` as a share of the busy time."""
     cost_error_frac: float | None = None
     """Typical relative error of the step-time model that the estimate rests on; None: not from that model."""
     symptoms: "list[Finding]" = []

@@ -40,7 +40,7 @@ class Cost:
     ms: float | None = None
     """None: there is no model, or it does not resolve so little."""
     frac: float | None = None
-    """``ms`` as a share of the run."""
+    """``ms`` as a share of the busy time."""
     error_frac: float | None = None
     """Typical relative error of the model."""
     unresolved: bool = False
@@ -145,8 +145,8 @@ def only(values: pl.Series) -> str | None:
 
 
 def in_trials(timeline: Timeline, trials: list[int]) -> Message:
-    """`` in 7 of 8 trials``, or nothing for a trace without trials."""
-    if not trials:
+    """`` in 7 of 8 trials``, or nothing for a trace without several."""
+    if not trials or len(timeline.trials()) == 1:
         return NOTHING
     of = Count(len(timeline.trials()), "trial")
     return message(" in {trials} of {of}", trials=Number(len(trials)), of=of)
