@@ -35,7 +35,7 @@ def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[P
         msg = f"{folder}: its name is not UTF-8, which Polars needs; --output names another folder"
         raise UsageError(msg)
     files = _files(run, folder, kind)
-    there = [file for file in files if file.exists()]
+    there = [file for file in files if file.exists() or file.is_symlink()]
     if there and not force:
         msg = f"{there[0]} is there already; --force replaces it, --output names another folder"
         raise UsageError(msg)
