@@ -32,7 +32,7 @@ from schedtrace.read.whole_lines import WholeLines
 FOLDER = "traces"
 NOTE = "cache.json"
 SMALL = ("steps", "arrivals", "finishes", "dummies", "syncs", "cpu")
-LAYOUT = 4
+LAYOUT = 5
 """Raised when the content of the files changes without a change of the trace's schema."""
 IN_USE_S = 600
 """For so long another process may still read, or build, a cache that no longer fits the trace."""
