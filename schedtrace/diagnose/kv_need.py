@@ -81,7 +81,8 @@ def _largest_holder(timeline: Timeline) -> tuple[str | None, int | None]:
     if "refusals" not in timeline.lists:
         return None, None
     rows = timeline.lists["refusals"].select("step", "holders", "held").collect()
-    lasted = pl.col("step").shift(-1).fill_null(timeline.steps["step"].max()) - pl.col("step")
+    last = pl.lit(timeline.steps["step"].max())
+    lasted = pl.col("step").shift(-1).fill_null(last) - pl.col("step")
     known = rows.with_columns(lasted=lasted).filter(pl.col("holders").list.len() > 0)
     if known.is_empty():
         return None, None

@@ -34,14 +34,16 @@ def work(first: int, count: int, most: int) -> None:
     """Run some cases; a line before each command, and one after it."""
     _warm_up()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    limited, unlimited = (used + MEMORY, resource.RLIM_INFINITY), (resource.RLIM_INFINITY,) * 2
     for number in range(first, first + count):
         with tempfile.TemporaryDirectory() as home:
             for words, run in reading.runs(Random(number), Path(home), most):  # noqa: S311  # repeatable
                 print(json.dumps([number, words]), flush=True)
+                resource.setrlimit(resource.RLIMIT_AS, limited)
                 signal.setitimer(signal.ITIMER_PROF, CPU_S)  # its signal ends the process, whatever it does
                 ended = run()
                 signal.setitimer(signal.ITIMER_PROF, 0)
+                resource.setrlimit(resource.RLIMIT_AS, unlimited)
                 print(json.dumps([number, words, ended.how, ended.cpu_s, ended.peak_kb]), flush=True)
         print(json.dumps([number]), flush=True)
 
