@@ -15,7 +15,7 @@ def read_runs(paths: list[Path], *, cache: bool = True) -> "list[Run]":
 
     Args:
         paths: Run folders or trace files.
-        cache: Whether what was read of large traces may be kept beside them, and used again.
+        cache: Whether what was read of large traces may be kept in the user's cache, and used again.
 
     Raises:
         InputError: one cannot be read.

@@ -81,7 +81,7 @@ class Timelines:
         if self._window is not None and self._steps and not self._in_window:
             msg = (
                 f"{self._run.path}: no step began in {self._window}; its {self._steps:,} steps began in the "
-                f"first {self._latest_us / 1e6:,.3g} s of {self._length_us / 1e6:,.3g} s"
+                f"first {self._latest_us / 1e6:,.6g} s of {self._length_us / 1e6:,.6g} s"
             )
             raise UsageError(msg)
 

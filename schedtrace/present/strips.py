@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import TypeVar
 
 from schedtrace.model.message import message
@@ -42,8 +42,8 @@ def state_characters(states: States, width: int) -> list[State]:
     found = []
     for cell in range(cells):  # steps are not listed: a damaged trace may count 10^18 of them
         begin, end = cell * steps // cells, (cell + 1) * steps // cells
-        part = Counter[State]()
-        for (state, count), its_end in islice(zip(states.runs, ends, strict=True), bisect_right(ends, begin), None):
+        first, part = bisect_right(ends, begin), Counter[State]()
+        for (state, count), its_end in zip(states.runs[first:], ends[first:], strict=True):
             if its_end - count >= end:
                 break
             part[state] += min(end, its_end) - max(begin, its_end - count)

@@ -207,7 +207,7 @@ def building(path: Path) -> Iterator[Path]:
 
 
 def _remove_unused(path: Path, but: Path) -> None:
-    """Remove what no other process can still use: the trace's other caches, old ones, and what is too much."""
+    """Remove caches that no other process can still use: the trace's others, old ones, and too much."""
     used = []
     for folder in but.parent.iterdir():
         with suppress(OSError):

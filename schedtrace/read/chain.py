@@ -69,8 +69,9 @@ class Chain:
         """Whether its number is new, and its time between those of the steps beside it."""
         if line.step <= self._forgotten or line.step in self._numbers[place : place + 1]:
             return False
+        start: int = line.start_us
         before = self._starts[place - 1] if place else self._began
-        return before <= line.start_us <= (self._starts[place] if place < len(self._starts) else LARGEST)
+        return before <= start <= (self._starts[place] if place < len(self._starts) else LARGEST)
 
     def forget(self) -> None:
         """Forget the numbers of the steps so far, of which none may come again: a trace may have no end."""

@@ -101,7 +101,7 @@ def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
     for trace in traces:
         rank = trace.header.engine_rank
         if rank in files:
-            msg = f"{files[rank]} and {trace.path} are both of rank {rank}: name one of them, or move one away"
+            msg = f"{files[rank]} and {trace.path} are both of rank {rank}: name or keep one of them"
             raise InputError(msg)
         files[rank] = trace.path
 

@@ -18,7 +18,7 @@ class Window:
 
     def __str__(self) -> str:
         given = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
-        return " ".join(f"{name} {us / 1e6:g}s" for name, us in given.items() if us is not None)
+        return " ".join(f"{name} {us / 1e6:.9g}s" for name, us in given.items() if us is not None)
 
     def of(self, timeline: Timeline) -> tuple[int, int]:
         """Both moments on the clock of a trace that has steps."""

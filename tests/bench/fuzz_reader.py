@@ -1,9 +1,11 @@
 """Read many broken runs with every command that reads runs, and count how that ends.
 
 ``python tests/bench/fuzz_reader.py 20000 [first number] [commands a run]``: every command must end with a
-result or one clear error, within 10 s of processor time and 1 GB more memory than the first one needed. Prints
-one JSON object; exits with 1 if one ended otherwise. ``python tests/bench/fuzz_reader.py --one NUMBER`` keeps
-the run of one number in a folder and prints how each command ends.
+result or one clear error, within 10 s of processor time and 1 GB more memory than the first one needed.
+Prints one JSON object; exits with 1 if one ended otherwise.
+
+``python tests/bench/fuzz_reader.py --one NUMBER`` keeps the run of one number in a folder and prints how each
+command ends.
 
 The work is done by one process after the other, which limits of the kernel end; the next one goes on behind
 the run that ended it.
@@ -48,7 +50,7 @@ def work(first: int, count: int, most: int) -> None:
         print(json.dumps([number]), flush=True)
 
 
-def fuzz(count: int, first: int, most: int) -> int:
+def fuzz(count: int, first: int = 0, most: int = 2) -> int:
     """Run the cases, print what came out."""
     ends: Counter[str] = Counter()
     names: Counter[str] = Counter()
@@ -120,4 +122,4 @@ if __name__ == "__main__":
     elif "--one" in sys.argv:
         one(*numbers)
     else:
-        sys.exit(fuzz(numbers[0], numbers[1] if len(numbers) > 1 else 0, numbers[2] if len(numbers) > 2 else 2))
+        sys.exit(fuzz(*numbers))

@@ -14,7 +14,15 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "tests/data/findings"
 SHOWN = (
-    *("preemption", "preemption-storm", "spec-decode", "parked-loads", "kv-bound", "head-of-line", "never-fits"),
+    *(
+        "preemption",
+        "preemption-storm",
+        "spec-decode",
+        "parked-loads",
+        "kv-bound",
+        "head-of-line",
+        "never-fits",
+    ),
     *("pipeline-bubbles", "rank-imbalance", "prefill-stall", "dummy-batches", "front-end", "refused-at-door"),
     *("priority-inversion", "no-progress", "prefix-cache", "budget-saturated", "late-arrivals"),
 )
@@ -27,7 +35,19 @@ Files = dict[str, list[Line]]
 
 NUMBERS = (0, 0, 1, -1, 2, 7, 10**6, -(10**6), 2**31, 2**53, 10**17, -(10**17), 10**18 - 1, None)
 TIMES = (0, -1, 1, 10**6, -(10**6), 10**9, 10**13, 10**17, -(10**17), None)
-WORDS = ("", "r0", "unknown", "queue_empty", "kv_blocks", "other", "running", "new", "resumed", "waiting", "x" * 300)
+WORDS = (
+    "",
+    "r0",
+    "unknown",
+    "queue_empty",
+    "kv_blocks",
+    "other",
+    "running",
+    "new",
+    "resumed",
+    "waiting",
+    "x" * 300,
+)
 EVENTS = ("arrived", "finished", "preempted", "requests", "exits", "caps", "admitted", "refusals", "kv_loads")
 
 
@@ -36,7 +56,9 @@ def case(random: Random) -> dict[str, bytes]:
     files = _some(copy.deepcopy(_base(random.randrange(len(RUNS) + 1))), random)
     for _ in range(random.choice([1, 1, 2, 3, 5, 10])):
         random.choice(MUTATIONS)(files, random)
-    return {name: b"".join(json.dumps(line).encode() + b"\n" for line in lines) for name, lines in files.items()}
+    return {
+        name: b"".join(json.dumps(line).encode() + b"\n" for line in lines) for name, lines in files.items()
+    }
 
 
 def ids(files: dict[str, bytes]) -> list[str]:
@@ -129,7 +151,9 @@ def _is_number(value: Any) -> bool:
 def counts(files: Files, random: Random) -> None:
     """Other numbers that are no times."""
     fields = _fields(files, random, lambda name, value: _is_number(value) and not name.endswith("_us"))
-    _change(fields, lambda old: random.choice([random.choice(NUMBERS), old + 1, old - 1, -old, old * 2]), random)
+    _change(
+        fields, lambda old: random.choice([random.choice(NUMBERS), old + 1, old - 1, -old, old * 2]), random
+    )
 
 
 def times(files: Files, random: Random) -> None:
@@ -138,7 +162,9 @@ def times(files: Files, random: Random) -> None:
 
     def other(old: int) -> int | None:
         step = random.choice(TIMES)
-        return step if step is None or random.random() < 0.3 else max(-(10**18) + 1, min(10**18 - 1, old + step))
+        return (
+            step if step is None or random.random() < 0.3 else max(-(10**18) + 1, min(10**18 - 1, old + step))
+        )
 
     _change(fields, other, random)
 
@@ -156,8 +182,15 @@ def clock(files: Files, random: Random) -> None:
 
 def request_ids(files: Files, random: Random) -> None:
     """An id becomes that of another request, or nobody's."""
-    known = [one["request_id"] for line in _trace(files, random) for _, one in _objects(line) if one.get("request_id")]
-    fields = _fields(files, random, lambda name, value: name.endswith("request_id") and isinstance(value, str))
+    known = [
+        one["request_id"]
+        for line in _trace(files, random)
+        for _, one in _objects(line)
+        if one.get("request_id")
+    ]
+    fields = _fields(
+        files, random, lambda name, value: name.endswith("request_id") and isinstance(value, str)
+    )
     _change(fields, lambda _: random.choice([*known, "", "nobody", "t1-1", "t0-0"]), random)
 
 
@@ -269,7 +302,9 @@ def moved(files: Files, random: Random) -> None:
 
 def words(files: Files, random: Random) -> None:
     """Another word where one of a few stands."""
-    fields = _fields(files, random, lambda name, value: isinstance(value, str) and not name.endswith("request_id"))
+    fields = _fields(
+        files, random, lambda name, value: isinstance(value, str) and not name.endswith("request_id")
+    )
     _change(fields, lambda old: random.choice([*WORDS, old.upper()]), random)
 
 
@@ -310,7 +345,9 @@ def front_end(files: Files, random: Random) -> None:
 
 
 def _other_values(about: Line, random: Random) -> None:
-    fields = [(one, name) for _, one in _objects(about) for name in one if name not in {"type", "schema_version"}]
+    fields = [
+        (one, name) for _, one in _objects(about) for name in one if name not in {"type", "schema_version"}
+    ]
 
     def other(old: Any) -> Any:
         if _is_number(old) and random.random() < 0.8:

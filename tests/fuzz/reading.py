@@ -119,7 +119,7 @@ def _command(words: list[str]) -> str:
 
 
 def _recorded(path: Path) -> str:
-    from schedtrace.whatif.prediction import recorded  # noqa: PLC0415  # takes a second
+    from schedtrace.whatif.prediction import recorded  # takes a second
 
     try:
         recorded(read_run(find_runs([path])[0]))

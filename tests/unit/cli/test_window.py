@@ -47,10 +47,8 @@ def test_a_window_of_a_trace(cli, four_steps, options, steps):
 def test_a_window_without_a_step_is_refused_with_the_span_of_the_trace(
     cli, four_steps, command, options, named
 ):
-    says = (
-        f"schedtrace: {four_steps}: no step began in {named}; its 4 steps began in the first 0.03 s of 0.031 s"
-    )
-    assert cli(command, four_steps, *options) == (2, "", f"{says}\n")
+    says = f"no step began in {named}; its 4 steps began in the first 0.03 s of 0.031 s"
+    assert cli(command, four_steps, *options) == (2, "", f"schedtrace: {four_steps}: {says}\n")
     assert not (four_steps / "report.html").exists()
 
 

@@ -152,7 +152,12 @@ def test_parquet_keeps_the_very_texts_and_csv_shows_them(run_of, tmp_path):
     assert pl.read_csv(tmp_path / "requests.csv")["request_id"].to_list() == [r"'=1\x1b"]
 
 
-FILES = {"jsonl": "engine-0.jsonl", "perfetto": "trace.pftrace", "chrome": "trace.json.gz", "csv": "steps.csv"}
+FILES = {
+    "jsonl": "engine-0.jsonl",
+    "perfetto": "trace.pftrace",
+    "chrome": "trace.json.gz",
+    "csv": "steps.csv",
+}
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["a link to a file", "a link to nothing"])

@@ -193,7 +193,7 @@ def test_a_missing_file_is_an_input_error(tmp_path):
         ([(0, 0), (2, 200), (1, 100), (3, 300)], [0, 1, 2, 3]),
         ([(0, 0), (1, 100), (1, 150), (2, 200)], [0, 1, 2]),  # a number that comes again
         ([(0, 0), (1, 100), (2, 100)], [0, 1, 2]),
-        ([(5, 500), (4, 501), (3, 499), (4, 499)], [3, 4, 5]),
+        ([(2, 200), (1, 201), (0, 199), (1, 199)], [0, 1, 2]),
     ],
 )
 def test_a_step_is_dropped_that_comes_again_or_contradicts_the_time_of_those_beside_it(trace_of, steps, kept):
@@ -206,10 +206,10 @@ def test_a_step_is_dropped_that_comes_again_or_contradicts_the_time_of_those_bes
         dropped.remove(number)
     assert trace.problems.refused == dropped
     if dropped:
-        [said] = [one for one in trace.problems.sentences(trace.path) if "dropped" in one]
+        [said] = trace.problems.sentences(trace.path)
         assert said == (
-            f"{trace.path}: 1 step ({dropped[0]}) dropped: the number had come before, or the step began before "
-            "the one in front of it"
+            f"{trace.path}: 1 step ({dropped[0]}) dropped: the number had come before, or the step began "
+            "before the one in front of it"
         )
 
 

@@ -235,7 +235,9 @@ def test_a_recorded_trace_in_any_pieces_is_the_whole_one(code, tmp_path):
 
 def test_steps_that_stand_in_another_order_are_put_in_order(tmp_path):
     told = [
-        step(number, got={"a": 1 + number}, arrived=[arrival(f"r{number}", 0)], preempted=[Preemption("b", 1)])
+        step(
+            number, got={"a": 1 + number}, arrived=[arrival(f"r{number}", 0)], preempted=[Preemption("b", 1)]
+        )
         for number in (0, 2, 1, 3)
     ]
     path = write_trace(tmp_path / "engine-0.jsonl", header(), *told)

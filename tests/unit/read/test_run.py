@@ -4,7 +4,6 @@ import re
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
-
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import FILE_NAME
 from schedtrace.present.phrases import plain
@@ -114,7 +113,10 @@ def test_fields_that_a_newer_manifest_adds_are_ignored(tmp_path):
     [
         (encoded(header(engine_rank=1, schema_version=3)) + b"\n", ":1: schema version 3"),
         (b"", ": empty"),
-        (encoded(header(engine_rank=1)) + b"\n\xff\n{\n", ": not one of the 2 lines after its header is understood"),
+        (
+            encoded(header(engine_rank=1)) + b"\n\xff\n{\n",
+            ": not one of the 2 lines after its header is understood",
+        ),
         (b"\x00" * 3000, ":1: cut off in its first line"),
     ],
 )
@@ -142,7 +144,9 @@ def test_an_engine_that_recorded_nothing_yet_is_one(tmp_path):
 def test_two_files_of_one_rank_are_refused_by_their_names(tmp_path):
     for name in ("engine-0.jsonl", "engine-1.jsonl"):
         write_trace(tmp_path / name, header(), step(0))
-    with pytest.raises(InputError, match=r"engine-0\.jsonl and .*engine-1\.jsonl are both of rank 0: name one"):
+    with pytest.raises(
+        InputError, match=r"engine-0\.jsonl and .*engine-1\.jsonl are both of rank 0: name one"
+    ):
         read_run(tmp_path)
     assert len(read_run(tmp_path / "engine-1.jsonl").traces) == 1
 
