@@ -47,7 +47,7 @@ def analyze(
             "--predict", help="Replay the load with each advice first, with vLLM's own scheduler (a minute)."
         ),
     ] = False,
-    cache: Annotated[bool, typer.Option(help="Cache a large trace beside it, for the next command.")] = True,
+    cache: Annotated[bool, typer.Option(help="Cache a large trace for the next command.")] = True,
 ) -> None:
     """Show why token budget went unused, and what to try.
 

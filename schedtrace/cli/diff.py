@@ -54,7 +54,7 @@ def diff(
     is_regression = _regression(fail_on)
     folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
 
-    from schedtrace.cli.runs import read_runs
+    from schedtrace.cli.runs import read_runs, say_left_out
     from schedtrace.compare.compare import compare
     from schedtrace.present.pages.comparison import comparison_page
     from schedtrace.read.run import find_runs
@@ -64,7 +64,9 @@ def diff(
         if len(runs) != 1:
             msg = f"{folder}: {len(runs)} runs in it; name one of them, such as {runs[0]}"
             raise InputError(msg)
-    of_base, of_new = read_runs([runs[0] for runs in found])
+    both = read_runs([runs[0] for runs in found])
+    say_left_out(both)
+    of_base, of_new = both
     comparison = compare(base=of_base, new=of_new)
     show(comparison_page(comparison), output_format)
     if fail_on and comparison.undecided:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from schedtrace.cli.options import say, stderr_console
+from schedtrace.errors import UsageError
 from schedtrace.export import Kind
 
 
@@ -39,8 +40,12 @@ def export(
         for trace in found.traces:
             for problem in trace.problems.sentences(trace.path):
                 say(f"schedtrace: {plain(problem)}", err=True)
+    folder = output or beside / "export"
+    if output is None and folder.is_symlink():
+        msg = f"{folder} is a link to {folder.readlink()}; --output names the folder to write to"
+        raise UsageError(msg)
     with CountBar(stderr_console(), "exporting", counted=False):
-        written = write_files(found, output or beside / "export", kind=to, force=force)
+        written = write_files(found, folder, kind=to, force=force)
     width = max(len(str(file)) for file in written)
     what = {Kind.JSONL: "lines", Kind.PERFETTO: "events", Kind.CHROME: "events"}.get(to, "rows")
     for file, count in written.items():

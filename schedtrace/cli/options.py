@@ -101,7 +101,7 @@ def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Windo
     """The part of a trace that ``--from``, ``--to`` and ``--last`` ask for; None: all of it.
 
     Raises:
-        UsageError: a time is none, or the window is empty.
+        UsageError: a time is none.
     """
     from schedtrace.timeline.window import Window
 
@@ -113,9 +113,6 @@ def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Windo
     begin_us, end_us, last_us = (
         _microseconds(option, text) for option, text in (("--from", begin), ("--to", end), ("--last", last))
     )
-    if end_us is not None and end_us <= (begin_us or 0):
-        msg = f"--from {begin or 0} --to {end}: the window is empty"
-        raise UsageError(msg)
     return Window(begin_us, end_us, last_us)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedtrace.cli.options import stderr_console
+from schedtrace.cli.options import say, stderr_console
 from schedtrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ def read_runs(paths: list[Path], *, cache: bool = True) -> "list[Run]":
 
     Args:
         paths: Run folders or trace files.
-        cache: Whether what was read of large traces may be kept beside them, and used again.
+        cache: Whether what was read of large traces may be kept in the user's cache, and used again.
 
     Raises:
         InputError: one cannot be read.
@@ -26,6 +26,12 @@ def read_runs(paths: list[Path], *, cache: bool = True) -> "list[Run]":
 
     with ReadingBar(stderr_console()) as bar:
         return [read_run(path, ReadOptions(cache=cache, progress=bar)) for path in paths]
+
+
+def say_left_out(runs: "list[Run]") -> None:
+    """Name the files of these runs that are left out, on stderr."""
+    for problem in (problem for run in runs for problem in run.problems):
+        say(f"schedtrace: {problem}", err=True)
 
 
 def one_run(path: Path) -> "Run":
@@ -41,4 +47,6 @@ def one_run(path: Path) -> "Run":
     if len(found) > 1:
         msg = f"{path}: {len(found)} runs in it; name one of them, such as {found[0]}"
         raise UsageError(msg)
-    return read_runs(found)[0]
+    runs = read_runs(found)
+    say_left_out(runs)
+    return runs[0]

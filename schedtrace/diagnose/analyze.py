@@ -46,6 +46,9 @@ class Timelines:
         self._last: Timeline | None = None
         self.problems: list[Message] = []
         """What is wrong with the file that was read last, and the recorder's notices."""
+        self._in_window = False
+        self._steps, self._latest_us, self._length_us = 0, 0, 0
+        """Of all engines, whatever the window: steps, the latest start, and the end, since the first step."""
 
     def at(self, place: int) -> Timeline:
         """That of the trace at this place."""
@@ -61,7 +64,26 @@ class Timelines:
     def _made(self, trace: Trace) -> Timeline:
         self.problems = _of_trace(trace)
         timeline = make_timeline(trace, self._run.manifest, front_end=self._run.front_end)
-        return timeline if self._window is None else windowed(timeline, self._window)
+        if self._window is None:
+            return timeline
+        trace.require(Fact.TIMES, str(self._window))
+        cut = windowed(timeline, self._window)
+        self._in_window |= not cut.steps.is_empty()
+        if timeline.steps.height:
+            starts = timeline.steps["start_us"]
+            self._steps += starts.len()
+            self._latest_us = max(self._latest_us, starts[-1] - starts[0])
+            self._length_us = max(self._length_us, timeline.end_us - starts[0])
+        return cut
+
+    def require_steps(self) -> None:
+        """Raises UsageError for a window in which no engine began a step, though there are some."""
+        if self._window is not None and self._steps and not self._in_window:
+            msg = (
+                f"{self._run.path}: no step began in {self._window}; its {self._steps:,} steps began in the "
+                f"first {self._latest_us / 1e6:,.6g} s of {self._length_us / 1e6:,.6g} s"
+            )
+            raise UsageError(msg)
 
 
 def _of_trace(trace: Trace) -> list[Message]:
@@ -80,6 +102,9 @@ def analyze_run(
         window: Only this part of each trace.
         test: Of the advice.
         timelines: The run's in that window, for who needs them afterwards.
+
+    Raises:
+        UsageError: no step began in the window, or the record has no times.
     """
     timelines = timelines or Timelines(run, window)
     measured = run.manifest if window is None else None  # the front end's figures are of whole trials
@@ -87,6 +112,7 @@ def analyze_run(
     for place in range(len(run.traces)):
         engines.append(one_engine(timelines.at(place), measured, engines=run.engines))
         of_traces += timelines.problems
+    timelines.require_steps()
     ranks = Ranks([engine.rank for engine in engines], timelines.of_rank)
     facts = frozenset(ALL_FACTS).intersection(*(engine.rank.facts for engine in engines))
     settings = effective_settings(run, [engine.use for engine in engines if engine.use is not None])
@@ -97,11 +123,12 @@ def analyze_run(
     split = time_split([engine.split for engine in engines]) if Fact.TIMES in engines[0].rank.facts else []
     of_queues = [problem for engine in engines for problem in engine.problems]
     of_run = _of_run(run.manifest) if run.manifest else []
+    of_files = [message("{problem}", problem=text) for text in run.problems]
     return RunReport(
         path=str(run.path),
         label=run.label,
         config=config_of(run),
-        problems=[*of_traces, *of_queues, *_of_ranks(ranks), *of_run],
+        problems=[*of_files, *of_traces, *of_queues, *_of_ranks(ranks), *of_run],
         verdict=verdict([engine.unlimited for engine in engines], findings, split),
         time_split=split,
         trials=[report for engine in engines for report in engine.trials],

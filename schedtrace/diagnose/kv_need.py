@@ -93,7 +93,8 @@ def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, 
     if "refusals" not in timeline.lists:
         return None, None, None
     rows = timeline.lists["refusals"].select("step", "holders", "held").collect()
-    lasted = pl.col("step").shift(-1).fill_null(timeline.steps["step"].max()) - pl.col("step")
+    last = pl.lit(timeline.steps["step"].max())
+    lasted = pl.col("step").shift(-1).fill_null(last) - pl.col("step")
     known = rows.with_columns(lasted=lasted).filter(
         (pl.col("holders").list.len() > 0) & pl.col("step").is_in(steps.implode())
     )

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from schedtrace.engine.vllm_options import Option
+from schedtrace.model import private
 
 FORMAT = 1
 _SHAPES_THE_PARSER = ("VLLM_PLUGINS", "VLLM_TARGET_DEVICE")
@@ -52,15 +52,8 @@ def write_options(options: list[Option]) -> None:
     with contextlib.suppress(OSError):
         if path.exists() and path.read_bytes() == content:
             return
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, part = tempfile.mkstemp(prefix=".options-", dir=path.parent)  # 0600
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            Path(part).replace(path)
-        except OSError:
-            Path(part).unlink(missing_ok=True)
-            raise
+        private.make_folder(path.parent)
+        private.replace(path, content)
 
 
 def cache_path() -> Path | None:
@@ -76,8 +69,8 @@ def cache_path() -> Path | None:
     version = "-".join(_versions())
     try:
         source = (package / "engine" / "arg_utils.py").stat()
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except (OSError, RuntimeError):
+        base = private.user_cache()
+    except OSError:
         return None
     plugins = [plugin for group in _PLUGINS for plugin in metadata.entry_points(group=group)]
     shape = [
@@ -87,7 +80,7 @@ def cache_path() -> Path | None:
         [os.environ.get(name) for name in _SHAPES_THE_PARSER],
     ]
     digest = hashlib.sha256(msgspec.json.encode(shape)).hexdigest()[:16]
-    return Path(base) / "schedtrace" / f"vllm-options-{version}-{digest}.json"
+    return base / f"vllm-options-{version}-{digest}.json"
 
 
 def _versions() -> Iterator[str]:

@@ -6,6 +6,7 @@ from schedtrace.explain.events import life_events
 from schedtrace.explain.find import find_request
 from schedtrace.explain.rows import RequestRows, request_rows
 from schedtrace.explain.waits import waits
+from schedtrace.model.facts import Fact
 from schedtrace.model.life import MOST_GAPS, Gap, Life
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import Timeline, make_timeline
@@ -19,9 +20,10 @@ def explain_request(run: Run, text: str) -> Life:
         text: Its id, or the beginning or end of it.
 
     Raises:
-        UsageError: no request matches, or several do.
+        UsageError: no request matches, or several do, or the record does not tell enough.
     """
     trace, request_id = find_request(run, text)
+    trace.require(Fact.TIMES, "request")
     return request_life(run, make_timeline(trace, run.manifest, whole=True), request_id)
 
 

@@ -12,6 +12,8 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.work import with_work
 
 Row = dict[str, Any]
+_TIMES = ("arrived_us", "queued_us", "scheduled_us", "first_token_us", "last_token_us", "finished_us")
+"""Of a finish."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,16 @@ class RequestRows:
     @property
     def begin_us(self) -> int:
         """Arrival at the front end; where it is not recorded, the first thing that is."""
-        return int(self.states[0]["begin_us"])
+        if self.states:
+            return int(self.states[0]["begin_us"])
+        return min(self._times_us())
 
     @property
     def end_us(self) -> int | None:
         """When it left the scheduler; None: it did not."""
-        return None if self.finish is None else int(self.states[-1]["end_us"])
+        if self.finish is None:
+            return None
+        return int(self.states[-1]["end_us"]) if self.states else max(self._times_us())
 
     @property
     def first_token_us(self) -> int | None:
@@ -48,6 +54,13 @@ class RequestRows:
         recorded = self.finish["first_token_us"] if self.finish else None
         outputs = (row["output_us"] for row in self.scheduled if row["outputs"])
         return recorded if recorded is not None else next(outputs, None)
+
+    def _times_us(self) -> list[int]:
+        """What is known of a request that was in no state for any time."""
+        came, gone = self.arrival or {}, self.finish or {}
+        told = [came.get("arrived_us"), came.get("queued_us"), *(gone.get(name) for name in _TIMES)]
+        told += [row["start_us"] for row in (*self.scheduled, *self.preemptions)]
+        return [int(us) for us in told if us is not None]
 
     def life_states(self) -> list[LifeState]:
         """Its states, in milliseconds since it arrived."""

@@ -12,6 +12,7 @@ from schedtrace.explain.exits import stops, victims
 from schedtrace.explain.facts import step_facts
 from schedtrace.explain.ranks import rank_turns
 from schedtrace.explain.what_if import what_if
+from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, message
 from schedtrace.model.story import Leaver, Newcomer, Scheduled, StepStory, Waiter, WhatIf
 from schedtrace.read.run import Run
@@ -41,9 +42,11 @@ def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:
         engine: Data-parallel rank.
 
     Raises:
-        UsageError: there is no such step or engine.
+        UsageError: there is no such step or engine, or the record does not tell enough.
     """
-    return StepStories(run, make_timeline(_trace(run, engine), run.manifest, whole=True)).story(number)
+    trace = _trace(run, engine)
+    trace.require(Fact.TIMES, "step")
+    return StepStories(run, make_timeline(trace, run.manifest, whole=True)).story(number)
 
 
 @dataclass

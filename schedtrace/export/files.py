@@ -35,7 +35,7 @@ def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[P
         msg = f"{folder}: its name is not UTF-8, which Polars needs; --output names another folder"
         raise UsageError(msg)
     files = _files(run, folder, kind)
-    there = [file for file in files if file.exists()]
+    there = [file for file in files if file.exists() or file.is_symlink()]
     if there and not force:
         msg = f"{there[0]} is there already; --force replaces it, --output names another folder"
         raise UsageError(msg)
@@ -54,7 +54,8 @@ def _files(run: Run, folder: Path, kind: Kind) -> dict[Path, Callable[[Path], in
         _require_traces(run, files)
         return dict(files)
     if kind in {Kind.PERFETTO, Kind.CHROME}:
-        _require_times(run)
+        for trace in run.traces:
+            trace.require(Fact.TIMES, "a viewer")
     if kind is Kind.PERFETTO:
         from schedtrace.export.perfetto import write_perfetto  # noqa: PLC0415  # protobuf takes 0.1 s
 
@@ -80,14 +81,6 @@ def _require_traces(run: Run, files: Iterable[Path]) -> None:
     if over := [file for file in files if file.resolve() in sources]:
         msg = f"{over[0]}: --output names the folder of the trace itself, which would be lost"
         raise UsageError(msg)
-
-
-def _require_times(run: Run) -> None:
-    """Raises UsageError for a foreign log that a viewer has nothing to show of."""
-    for trace in run.traces:
-        if Fact.TIMES not in trace.facts:
-            msg = f"{trace.path}: a {trace.record} does not tell {Fact.TIMES}, which a viewer needs"
-            raise UsageError(msg)
 
 
 def _expand(trace: Trace, file: Path) -> int:

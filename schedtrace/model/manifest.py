@@ -8,11 +8,14 @@ import msgspec
 from schedtrace.errors import InputError
 from schedtrace.model import private
 from schedtrace.model.printable import json_of
+from schedtrace.model.regular import opened
 
 SCHEMA_VERSION = 1
 OFFLINE = "LLMEngine"
 ONLINE = "AsyncLLM"
 FILE_NAME = "run.json"
+LARGEST = 2**26
+"""Bytes of a manifest; what is larger is cut there, and so is none."""
 
 Status = Literal["starting", "running", "finished", "interrupted", "failed", "attached"]
 ENDED_EARLY = frozenset({"running", "interrupted", "failed"})
@@ -101,7 +104,8 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     path = folder / FILE_NAME
     try:
-        content = path.read_bytes()
+        with opened(path) as file:
+            content = file.read(LARGEST)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -1,7 +1,11 @@
-"""Files and folders that only their owner may read, whatever the umask: traces name clients' requests."""
+"""Files and folders that only their owner may read, whatever the umask: traces name clients' requests.
+
+Nothing here follows a symbolic link in the place of the file: a run folder may come from somebody else.
+"""
 
 import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import IO
@@ -11,22 +15,31 @@ FOLDER_MODE = 0o700
 
 
 def writable(path: Path) -> IO[bytes]:
-    """A private file, emptied, open for writing.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE), "wb")
-
-
-def create(path: Path) -> None:
-    """An empty private file, for a library that opens it by its name; replaces one that is there.
+    """A new private file, open for writing; replaces a file or a link that is there.
 
     Raises:
         OSError: it cannot be made.
     """
     path.unlink(missing_ok=True)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb")
+
+
+def create(path: Path) -> None:
+    """The same, empty, for a library that opens it by its name.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    writable(path).close()
+
+
+def appendable(path: Path) -> int:
+    """The descriptor of a private file that is made if need be, and only grows.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -55,3 +68,31 @@ def make_folder(path: Path) -> None:
         OSError: it cannot be made.
     """
     path.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+
+
+def own_folder(name: str) -> Path:
+    """A folder of this name in the user's cache; made if it is not there.
+
+    Raises:
+        OSError: it cannot be made, or others own it or may enter it: what is in it may not be this user's.
+    """
+    make_folder(user_cache())
+    folder = user_cache() / name
+    make_folder(folder)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+        raise OSError(errno.EPERM, "not a folder of this user alone", str(folder))
+    return folder
+
+
+def user_cache() -> Path:
+    """Where schedtrace keeps what it can make again: ``$XDG_CACHE_HOME/schedtrace``, else below ``~/.cache``.
+
+    Raises:
+        OSError: the user has no home.
+    """
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(given).expanduser() if given else Path.home() / ".cache") / "schedtrace"
+    except RuntimeError as error:
+        raise OSError(errno.ENOENT, str(error)) from error

@@ -1,6 +1,8 @@
 """Pictures over time in characters, as many as there is room for."""
 
+from bisect import bisect_right
 from collections import Counter
+from itertools import accumulate
 from typing import TypeVar
 
 from schedtrace.model.message import message
@@ -34,11 +36,19 @@ def horizontal_bar(fraction: float, width: int) -> str:
 
 def state_characters(states: States, width: int) -> list[State]:
     """A state for each step; where there is not room for all, a prominent one, else the most frequent."""
-    steps = [state for state, count in states.runs for _ in range(count)]
-    return [
-        next((state for state in part if state.prominent), Counter(part).most_common(1)[0][0])
-        for part in _parts(steps, width)
-    ]
+    ends = list(accumulate(count for _, count in states.runs))
+    steps = ends[-1] if ends else 0
+    cells = min(width, steps)
+    found = []
+    for cell in range(cells):  # steps are not listed: a damaged trace may count 10^18 of them
+        begin, end = cell * steps // cells, (cell + 1) * steps // cells
+        first, part = bisect_right(ends, begin), Counter[State]()
+        for (state, count), its_end in zip(states.runs[first:], ends[first:], strict=True):
+            if its_end - count >= end:
+                break
+            part[state] += min(end, its_end) - max(begin, its_end - count)
+        found.append(next((state for state in part if state.prominent), part.most_common(1)[0][0]))
+    return found
 
 
 def states_of(strip: Strip) -> list[State]:

@@ -1,11 +1,10 @@
-"""Large traces as Parquet files, kept beside the trace for the next command.
+"""Large traces as Parquet files, kept in the user's cache for the next command.
 
-A cache is ``.schedtrace-cache/<name of the trace>.<random>/``: tables, and a note of what they were made
+A cache is ``traces/<hash of the trace's path>.<random>/`` there: tables, and a note of what they were made
 from. A command uses it only if the trace still has the content that was read, if the same version made it,
-and if every file in it is as it was written.
+and if every file in it is as it was written. Nothing beside the trace is believed: it may come from others.
 """
 
-import glob
 import hashlib
 import os
 import shutil
@@ -30,13 +29,17 @@ from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import CannotWriteError, Tables, scan, write
 from schedtrace.read.whole_lines import WholeLines
 
-FOLDER = ".schedtrace-cache"
+FOLDER = "traces"
 NOTE = "cache.json"
 SMALL = ("steps", "arrivals", "finishes", "dummies", "syncs", "cpu")
-LAYOUT = 4
+LAYOUT = 5
 """Raised when the content of the files changes without a change of the trace's schema."""
 IN_USE_S = 600
 """For so long another process may still read, or build, a cache that no longer fits the trace."""
+KEPT_S = 30 * 24 * 3600
+"""A cache that nobody used for so long is removed: its trace may be gone."""
+KEPT_BYTES = 2**30
+"""All caches together; those that were used last stay."""
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 SETTLED_NS = 2 * 10**9
@@ -84,7 +87,7 @@ def read_by_files(path: Path, options: ReadOptions) -> Content:
         cached = _find(path)
         if cached is not None:
             return cached
-        with suppress(CannotWriteError):  # another user's folder, a full disk: a temporary folder may do
+        with suppress(CannotWriteError):  # no home, a full disk: a temporary folder may do
             return _build(path, options)
     _TEMPORARY.append(tempfile.TemporaryDirectory(prefix="schedtrace-"))
     folder = Path(_TEMPORARY[-1].name)
@@ -104,7 +107,15 @@ def made_by() -> str:
 
 def folders_of(path: Path) -> list[Path]:
     """Cache folders of this trace, those under construction included."""
-    return sorted((path.parent / FOLDER).glob(f"{glob.escape(path.name)}.*"))
+    with suppress(OSError):
+        return sorted(private.own_folder(FOLDER).glob(f"{_prefix(path)}*"))
+    return []
+
+
+def _prefix(path: Path) -> str:
+    """With which the names of a trace's caches begin."""
+    real = os.fsencode(path.resolve())
+    return f"{hashlib.blake2b(real, digest_size=16).hexdigest()}."
 
 
 def _find(path: Path) -> Content | None:
@@ -133,7 +144,7 @@ def _build(path: Path, options: ReadOptions) -> Content:
     """Read the trace into a new folder; a folder is a cache only once its note is written.
 
     Raises:
-        CannotWriteError: not beside the trace.
+        CannotWriteError: not in the user's cache.
     """
     stamp = stamp_of(path)
     with building(path) as folder:
@@ -180,13 +191,10 @@ def building(path: Path) -> Iterator[Path]:
     """A new cache folder for this trace; removed if building it fails.
 
     Raises:
-        CannotWriteError: the trace's folder cannot be written to, or the disk is full.
+        CannotWriteError: the user's cache cannot be written to, or the disk is full.
     """
-    home = path.parent / FOLDER
     try:
-        private.make_folder(home)
-        private.replace(home / ".gitignore", b"*\n")
-        folder = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=home))
+        folder = Path(tempfile.mkdtemp(prefix=_prefix(path), dir=private.own_folder(FOLDER)))
     except OSError as error:
         raise CannotWriteError(str(error)) from error
     try:
@@ -199,11 +207,18 @@ def building(path: Path) -> Iterator[Path]:
 
 
 def _remove_unused(path: Path, but: Path) -> None:
-    """Remove the trace's other caches, unless another process may still use them."""
-    for other in folders_of(path):
+    """Remove caches that no other process can still use: the trace's others, old ones, and too much."""
+    used = []
+    for folder in but.parent.iterdir():
         with suppress(OSError):
-            if other != but and time.time() - other.stat().st_mtime > IN_USE_S:
-                shutil.rmtree(other)
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            used.append((time.time() - folder.stat().st_mtime, folder, size))
+    left = sum(size for _, _, size in used)
+    for age_s, folder, size in sorted(used, reverse=True):
+        is_old = age_s > KEPT_S or left > KEPT_BYTES or folder.name.startswith(_prefix(path))
+        if is_old and folder != but and age_s > IN_USE_S:
+            shutil.rmtree(folder, ignore_errors=True)
+            left -= size
 
 
 def stamp_of(path: Path) -> list[int] | None:

@@ -1,5 +1,6 @@
 """Lines of steps to steps: a delta is rebuilt if the step before it is known, else dropped and counted."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +30,13 @@ class Chain:
         """Numbers of deltas whose step before is unknown."""
         self.doubtful: list[tuple[int, int]] = []
         """First and last of steps that were rebuilt, and do not lead to the full line after them."""
-        self._numbers: set[int] = set()
-        self._latest = self._forgotten = -LARGEST
+        self.refused: list[int] = []
+        """Numbers of steps that came again, or whose start is not between those of the steps beside them."""
+        self._numbers: list[int] = []
+        self._starts: list[int] = []
+        """Of the steps so far, in the order of their numbers."""
+        self._forgotten = self._began = -LARGEST
+        """Number and start of the last step that ``forget`` forgot."""
         self._before: Values = ()
         self._deltas = 0
         """Rebuilt since the last full line."""
@@ -38,27 +44,40 @@ class Chain:
         """The tokens of that line's requests are those that its budget lacks."""
 
     def take(self, line: Any) -> Values | None:
-        """The values of a line's step; None: it is no new one, or cannot be rebuilt.
+        """The values of a line's step; None: it is no new one, contradicts others, or cannot be rebuilt.
 
         Args:
             line: A step or delta as read; None: a broken line, which may have been one.
         """
-        if line is None or line.step <= self._forgotten or line.step in self._numbers:
-            self.in_order &= line is None
+        if line is None:
+            self.running.lose()
+            return None
+        place = bisect_left(self._numbers, line.step)
+        if not self._fits(line, place):
+            self.refused.append(line.step)
             self.running.lose()
             return None
         values = self._full(line) if hasattr(line, "requests") else self._delta(line)
         if values is not None:
             self._before = values
-            self.in_order &= line.step > self._latest
-            self._latest = max(self._latest, line.step)
-            self._numbers.add(line.step)
+            self.in_order &= place == len(self._numbers)
+            self._numbers.insert(place, line.step)
+            self._starts.insert(place, line.start_us)
         return values
+
+    def _fits(self, line: Any, place: int) -> bool:
+        """Whether its number is new, and its time between those of the steps beside it."""
+        if line.step <= self._forgotten or line.step in self._numbers[place : place + 1]:
+            return False
+        start: int = line.start_us
+        before = self._starts[place - 1] if place else self._began
+        return before <= start <= (self._starts[place] if place < len(self._starts) else LARGEST)
 
     def forget(self) -> None:
         """Forget the numbers of the steps so far, of which none may come again: a trace may have no end."""
-        self._forgotten = self._latest
-        self._numbers = set()
+        if self._numbers:
+            self._forgotten, self._began = self._numbers[-1], self._starts[-1]
+            self._numbers, self._starts = [], []
 
     def _full(self, line: Any) -> Values:
         running, number = self.running, line.step

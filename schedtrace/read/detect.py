@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from schedtrace.errors import InputError
+from schedtrace.model.regular import opened
 from schedtrace.read.iteration_log import ITERATION, read_iteration_log
 from schedtrace.read.loguru_log import read_loguru_log
 from schedtrace.read.loguru_record import BEGINS
@@ -51,7 +52,7 @@ def foreign_reader(path: Path) -> Reader | None:
 
 def _head(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             return file.read(HEAD).decode(errors="replace")
     except OSError as error:
         msg = f"{path}: cannot be read ({error.strerror})"

@@ -11,6 +11,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
+from schedtrace.model.regular import descriptor, opened
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, ScheduledRequest, Step
 from schedtrace.read.chain import Chain
 from schedtrace.read.columns import FLAT, Columns, between_steps, columns_of, entries_of, frame_of
@@ -23,6 +24,7 @@ from schedtrace.read.problems import Problems
 from schedtrace.read.skim import skim
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.trace import Trace
+from schedtrace.read.whole_lines import LONGEST_LINE
 
 BLOCK = 2**20
 _EMPTY = {name: entries_of(columns_of([]), name) for name in (*LISTS, *EVENTS)}
@@ -65,11 +67,8 @@ class _Taken:
 
 def require_header(path: Path) -> None:
     """Raises InputError for a file that is no trace and will not become one by growing."""
-    if not path.is_file():
-        msg = f"{path}: no regular file"
-        raise InputError(msg)
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             head, whole, _ = file.read(BLOCK).partition(b"\n")
     except OSError as error:
         msg = f"{path}: cannot be read ({error.strerror})"
@@ -108,7 +107,7 @@ class Following:
         self._lives = Lives()
         self._outputs: deque[Any] = deque(maxlen=4096)
         try:
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = descriptor(path)
         except OSError as error:
             msg = f"{path}: cannot be read ({error.strerror})"
             raise InputError(msg) from error
@@ -192,19 +191,19 @@ class Following:
         return b"".join(line + b"\n" for line in lines if line)
 
     def _checked_size(self) -> int:
-        opened = os.fstat(self._file)
+        ours = os.fstat(self._file)
         try:
             now = self.path.stat()
         except FileNotFoundError:
             msg = f"{self.path}: removed while it was followed"
             raise LostError(msg) from None
-        if (now.st_dev, now.st_ino) != (opened.st_dev, opened.st_ino):
+        if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
             msg = f"{self.path}: replaced by another file while it was followed"
             raise LostError(msg)
-        if opened.st_size < self._at:
+        if ours.st_size < self._at:
             msg = f"{self.path}: cut while it was followed"
             raise LostError(msg)
-        return opened.st_size
+        return ours.st_size
 
     def _whole_lines(self, size: int) -> Iterator[list[bytes]]:
         """What is new, up to the last newline: the recorder takes back what a full disk cut off of a line."""
@@ -214,8 +213,11 @@ class Following:
             if not block:
                 return
             *lines, begun = (begun + block).split(b"\n")
+            self._at += sum(map(len, lines)) + len(lines)
+            if len(begun) > LONGEST_LINE:  # dropped in pieces, each of which is a broken line
+                self._at += len(begun)
+                lines, begun = [*lines, begun[:1]], b""
             if lines:
-                self._at += sum(map(len, lines)) + len(lines)
                 yield lines
 
     def _begin(self, size: int) -> bool:
@@ -236,9 +238,10 @@ class Following:
             if line:
                 self._take(line, place, taken)
         self._chain.running.cut()
-        columns = columns_of(taken.steps)
+        columns = columns_of(sorted(taken.steps, key=lambda values: value(values, "step")))
         tables = {name: _entries(columns, name) for name in LISTS}
-        tables[STRETCHES] = pl.concat(self._put)
+        stretches = pl.concat(self._put)
+        tables[STRETCHES] = stretches if self._chain.in_order else stretches.sort("step", "order")
         self._put.clear()
         events, idle = {}, taken.others[Events]
         for name in EVENTS:
@@ -281,6 +284,7 @@ class Following:
     def _step(self, read: Any, place: int, taken: _Taken) -> None:
         values = self._chain.take(read)
         if values is None:
+            self.garbled_us = self.newest_us
             return
         self._lives.step(read.start_us, read.arrived, read.finished, read.preempted)
         rows = read.requests if hasattr(read, "requests") else read.changes.added if read.changes else ()

@@ -9,6 +9,7 @@ import polars as pl
 
 from schedtrace.errors import InputError
 from schedtrace.model.facts import Fact
+from schedtrace.model.regular import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header, Step
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import schema_of
@@ -34,7 +35,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     number = 0
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             while line := file.readline(LONGEST_LINE):
                 number += 1
                 yield number, _COLOUR.sub("", line.decode(errors="replace").rstrip("\r\n"))

@@ -1,12 +1,16 @@
 """The front ends' files of a run: what was given, what vLLM made of it, whom it turned away."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from schedtrace.errors import InputError
 from schedtrace.model.front_end import Configured, FrontEndLine, Refused
 from schedtrace.read.lines import HUGE_NUMBER, UNREADABLE
+from schedtrace.read.options import READ
+from schedtrace.read.whole_lines import WholeLines
 
 PATTERN = "front-end-*.jsonl"
 _decode = msgspec.json.Decoder(FrontEndLine).decode
@@ -51,16 +55,10 @@ def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEnd | None:
 
 def _lines(file: Path) -> list[Configured | Refused]:
     """The whole lines of one file; none of one that cannot be read."""
-    try:
-        content = file.read_bytes()
-    except OSError:
-        return []
     found = []
-    for line in content.splitlines():
-        if HUGE_NUMBER.search(line):
-            continue
-        try:
-            found.append(_decode(line))
-        except UNREADABLE:
-            continue
+    with suppress(InputError):
+        for _, lines in WholeLines(file, READ.chunk_bytes):
+            for line in lines:
+                with suppress(*UNREADABLE):
+                    found += [] if HUGE_NUMBER.search(line) else [_decode(line)]
     return found

@@ -79,6 +79,7 @@ def read_header(path: Path, lines: list[bytes]) -> Header:
         )
         raise InputError(msg)
     try:
+        msgspec.json.decode(lines[0], type=AS_READ[Header])  # no number is too large
         header = msgspec.json.decode(lines[0], type=Header)
         check_settings(header.scheduler_config)
     except UNREADABLE as error:

@@ -12,7 +12,7 @@ class ReadOptions:
     """Settings that change how long reading takes, never what is read."""
 
     cache: bool = True
-    """Whether a large trace's Parquet files may be kept beside it, and used again."""
+    """Whether a large trace's Parquet files may be kept in the user's cache, and used again."""
     progress: Progress | None = None
     memory_bytes: int = 32 * 2**20
     """Larger traces go by way of Parquet files; parsed, a trace needs up to ten times as much memory."""

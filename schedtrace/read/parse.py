@@ -96,12 +96,14 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     problems.truncated = lines.cut_off
     problems.unclosed = end is None
     in_vain = sorted(set(steps.chain.not_rebuilt).difference(all_steps["step"]))
+    problems.refused = sorted(steps.chain.refused)
     expected = max(
         [*(all_steps["step"].tail(1) + 1), *(one + 1 for one in in_vain[-1:]), end.steps if end else 0]
     )
     problems.not_rebuilt = ranges(in_vain)
     problems.doubtful = steps.chain.doubtful
-    problems.missing_steps = max(0, expected - all_steps.height - len(in_vain))
+    refused = {one for one in problems.refused if 0 <= one < expected}.difference(all_steps["step"], in_vain)
+    problems.missing_steps = max(0, expected - all_steps.height - len(in_vain) - len(refused))
     if problems.unclosed:
         ended = finishes["request_id"].implode()
         unfinished = arrivals.filter(~pl.col("request_id").is_in(ended))

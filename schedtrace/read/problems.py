@@ -22,6 +22,8 @@ class Problems:
     """Steps that the numbering says there were, and that are not in the file."""
     not_rebuilt: list[tuple[int, int]] = field(default_factory=list)
     """First and last of steps whose lines tell changes to a step that is not known; dropped."""
+    refused: list[int] = field(default_factory=list)
+    """Steps whose number had come before, or whose time contradicts the steps beside them; dropped."""
     doubtful: list[tuple[int, int]] = field(default_factory=list)
     """First and last of steps that were rebuilt from changes, and do not lead to the full line after them."""
 
@@ -38,6 +40,11 @@ class Problems:
         if self.missing_steps:
             steps = "1 step is" if self.missing_steps == 1 else f"{self.missing_steps:,} steps are"
             said.append(f"{trace}: {steps} missing")
+        if self.refused:
+            said.append(
+                f"{trace}: {_steps(ranges(self.refused))} dropped: the number had come before, or the step "
+                "began before the one in front of it"
+            )
         if self.not_rebuilt:
             said.append(
                 f"{trace}: {_steps(self.not_rebuilt)} could not be rebuilt: a line that "

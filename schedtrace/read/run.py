@@ -1,6 +1,6 @@
 """Runs, found from what a person typed: run folders with one trace an engine, or single files."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from schedtrace.errors import InputError
@@ -28,6 +28,8 @@ class Run:
     """What the name of a foreign log tells about the workload."""
     front_end: FrontEnd | None = None
     """What the front ends recorded; None: nothing."""
+    problems: list[str] = field(default_factory=list)
+    """Files of the folder that are left out, and why."""
 
     @property
     def label(self) -> str:
@@ -51,6 +53,9 @@ def find_runs(paths: list[Path]) -> list[Path]:
         if path.is_file() or _is_run(path):
             found.append(path)
             continue
+        if not path.is_dir():
+            msg = f"{path}: neither a regular file nor a folder"
+            raise InputError(msg)
         runs = sorted(child for child in path.iterdir() if _has_trace(child) or _is_log(child))
         if not runs:
             msg = f"{path}: no traces in it; expected {TRACE_PATTERN}, folders that have them, or logs"
@@ -81,15 +86,15 @@ def read_run(path: Path, options: ReadOptions = READ) -> Run:
         why = f" (run {manifest.status}: {manifest.error})" if manifest and manifest.error else ""
         msg = f"{path}: no trace in this run{why}; expected {TRACE_PATTERN}"
         raise InputError(msg)
-    engines = len(list(folder.glob(TRACE_PATTERN))) if manifest else len(files)
-    traces = traces_of(files, options)
+    traces, problems = traces_of(files, options)
+    engines = len(list(folder.glob(TRACE_PATTERN))) if manifest else len(traces)
     began = min((header.wall_anchor_us for header in traces.headers), default=0)
     front_end = read_front_end(folder, began)
     if front_end is not None and front_end.refused:
         each = (traces.once(place).arrivals for place in range(len(traces)))
         arrived = sum(arrivals["request_id"].n_unique() for arrivals in each)
         front_end = replace(front_end, arrived=arrived)
-    return Run(path, manifest, traces, engines, front_end=front_end)
+    return Run(path, manifest, traces, engines, front_end=front_end, problems=problems)
 
 
 def _exists(path: Path) -> bool:

@@ -9,6 +9,10 @@ import polars as pl
 
 LARGEST = 10**18
 """Nothing that is counted or timed has so many digits, and Polars' integers hold it."""
+LONGEST_US = 10**15
+"""No time is farther from the begin of its trace: 31 years."""
+ANCHOR_US = msgspec.Meta(ge=0, lt=10**16)
+"""Times of the machine's clocks; viewers count both in nanoseconds, in 64 bits."""
 
 
 def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
@@ -33,7 +37,7 @@ def readable(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """
     fields: list[Any] = []
     for field in msgspec.structs.fields(struct):
-        hint = _readable(field.type)
+        hint = _readable(field.type, _bounds(field.name))
         if field.required:
             fields.append((field.name, hint))
         elif field.default is msgspec.NODEFAULT:
@@ -53,17 +57,24 @@ def readable(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
     )
 
 
-def _readable(hint: Any) -> Any:
+def _bounds(name: str) -> msgspec.Meta:
+    if name.endswith("_anchor_us"):
+        return ANCHOR_US
+    largest = LONGEST_US if name.endswith("_us") else LARGEST
+    return msgspec.Meta(gt=-largest, lt=largest)
+
+
+def _readable(hint: Any, bounds: msgspec.Meta) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in {types.UnionType, Union}:
-        return Union[tuple(_readable(argument) for argument in arguments)]  # noqa: UP007  # made at run time
+        return Union[tuple(_readable(argument, bounds) for argument in arguments)]  # noqa: UP007  # made at run time
     if origin is Literal:
         return str
     if origin is list:
-        return list[_readable(arguments[0])]  # type: ignore[misc]  # made at run time
+        return list[_readable(arguments[0], bounds)]  # type: ignore[misc]  # made at run time
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return readable(hint)
-    return Annotated[int, msgspec.Meta(gt=-LARGEST, lt=LARGEST)] if hint is int else hint
+    return Annotated[int, bounds] if hint is int else hint
 
 
 def _dtype(hint: Any) -> Any:

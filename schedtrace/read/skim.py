@@ -10,6 +10,7 @@ from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.read.lines import UNREADABLE, decode_line
 from schedtrace.read.lives import Lives
 from schedtrace.read.schema import readable
+from schedtrace.read.whole_lines import LONGEST_LINE
 
 BLOCK = 2**23
 FULL = b'{"type":"step"'
@@ -55,6 +56,8 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
         block := os.pread(file, min(BLOCK, size - at - len(begun)), at + len(begun))
     ):
         *lines, begun = (begun + block).split(b"\n")
+        if len(begun) > LONGEST_LINE:  # no line of a trace
+            lines, begun = [*lines, begun], b""
         for line in lines:
             if line.startswith(NOTICE):
                 notice = decode_line(line)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
-from schedtrace.errors import InputError
+from schedtrace.errors import InputError, UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.trace import End, Header
 from schedtrace.model.trace_facts import DummyBatch, RankSync
@@ -46,6 +46,12 @@ class Trace:
     """Dummy batches of a rank in lock-step, in their order; fewer than are counted in older traces."""
     syncs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(RankSync)))
     """All-reduces among ranks in lock-step, in their order."""
+
+    def require(self, fact: Fact, what: str) -> None:
+        """Raises UsageError where the record lacks what somebody needs."""
+        if fact not in self.facts:
+            msg = f"{self.path}: a {self.record} does not tell {fact}, which {what} needs"
+            raise UsageError(msg)
 
     def stretches(self) -> pl.LazyFrame:
         """What every request got, as stretches of steps (``read/stretches.py``)."""

@@ -8,9 +8,13 @@ from typing import overload
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Header
 from schedtrace.read.detect import foreign_reader, read_record
-from schedtrace.read.lines import read_header
+from schedtrace.read.lines import decode_line, read_header
 from schedtrace.read.options import READ, ReadOptions
 from schedtrace.read.trace import Trace, read_trace
+from schedtrace.read.whole_lines import WholeLines
+
+_BYTES = 2**16
+"""Read at once of a file of which one line tells enough."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +71,62 @@ class Traces(Sequence[Trace]):
         return trace
 
 
-def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> Traces:
-    """The traces in these files; of several that schedtrace wrote only the headers are read here.
+def traces_of(files: Sequence[Path], options: ReadOptions = READ) -> tuple[Traces, list[str]]:
+    """The traces in these files, and a sentence for each of several files of which nothing is understood.
+
+    Of several that schedtrace wrote only the headers are read here.
 
     Raises:
-        InputError: one is of no known kind, holds nothing, or cannot be read.
+        InputError: nothing is understood of any of them, or two are of one rank.
     """
+    if len(files) == 1:
+        return Traces(read_record(files[0], options)), []
     found: list[Trace | _Unread] = []
+    left_out: list[InputError] = []
     for file in files:
-        header = _header(file) if len(files) > 1 else None
-        found += read_record(file, options) if header is None else [_Unread(file, header, options)]
-    return Traces(found)
+        try:
+            header = _header(file)
+            found += read_record(file, options) if header is None else [_Unread(file, header, options)]
+        except InputError as error:
+            left_out.append(error)
+    if not found:
+        raise left_out[0]
+    _require_ranks(found)
+    return Traces(found), [f"{error}; this file is left out" for error in left_out]
+
+
+def _require_ranks(traces: Sequence[Trace | _Unread]) -> None:
+    """Raises InputError for two traces of one rank: figures of both cannot be told apart."""
+    files: dict[int, Path] = {}
+    for trace in traces:
+        rank = trace.header.engine_rank
+        if rank in files:
+            msg = f"{files[rank]} and {trace.path} are both of rank {rank}: name or keep one of them"
+            raise InputError(msg)
+        files[rank] = trace.path
 
 
 def _header(file: Path) -> Header | None:
-    """None where the first line is none: who reads the file whole says what is wrong with it."""
+    """The header of a trace; None where there is none: who reads the file whole says what is wrong with it.
+
+    Raises:
+        InputError: of what follows it, not one line is understood.
+    """
     if foreign_reader(file) is not None:
         return None
-    with file.open("rb") as lines:
-        try:
-            return read_header(file, [lines.readline()])
-        except InputError:
-            return None
+    header, broken = None, 0
+    for _, lines in WholeLines(file, _BYTES):
+        for line in filter(bytes.strip, lines):
+            if header is None:
+                try:
+                    header = read_header(file, [line])
+                except InputError:
+                    return None
+            elif decode_line(line) is not None:
+                return header
+            else:
+                broken += 1
+    if broken:
+        msg = f"{file}: not one of the {broken:,} lines after its header is understood"
+        raise InputError(msg)
+    return header

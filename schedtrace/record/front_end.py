@@ -119,9 +119,8 @@ def _write(line: msgspec.Struct) -> None:
     """Append one whole line; the file is this process's own."""
     folder = settings.claim_run_dir()
     private.make_folder(folder)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     with _lock:
-        file = os.open(folder / f"front-end-{os.getpid()}.jsonl", flags, private.FILE_MODE)
+        file = private.appendable(folder / f"front-end-{os.getpid()}.jsonl")
         try:
             os.write(file, msgspec.json.encode(line) + b"\n")
         finally:

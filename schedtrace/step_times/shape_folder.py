@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,9 @@ def shape_folder(known: Shape) -> Path:
         known: One of ``shapes.SHAPES``.
     """
     content = (json.dumps(config_of(known), indent=2) + "\n").encode()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    folder = cache / "schedtrace" / "models" / known.name
-    file = folder / "config.json"
     try:
+        folder = private.user_cache() / "models" / known.name
+        file = folder / "config.json"
         if not (file.is_file() and file.read_bytes() == content):
             private.make_folder(folder)
             private.replace(file, content)

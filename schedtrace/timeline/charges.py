@@ -181,6 +181,8 @@ def _divided(timeline: Timeline, rows: pl.DataFrame, steps: _Steps, cause: str) 
 
 def _by_label(rows: pl.DataFrame, spans: pl.DataFrame, column: str) -> pl.DataFrame:
     words = spans[column].drop_nulls().unique().sort().to_list()
+    if not words:  # no step tells who holds it
+        return rows.with_columns(charge=pl.col("cause"), time_us=LENGTH_US)
     times = time_within(rows, spans, {word: pl.col(column) == word for word in words})
     return pl.concat([rows.with_columns(charge=pl.lit(word), time_us=times[word]) for word in words])
 

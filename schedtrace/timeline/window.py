@@ -16,6 +16,10 @@ class Window:
     last_us: int | None = None
     """Only so much before its end, instead of ``begin_us``."""
 
+    def __str__(self) -> str:
+        given = {"--from": self.begin_us, "--to": self.end_us, "--last": self.last_us}
+        return " ".join(f"{name} {us / 1e6:.9g}s" for name, us in given.items() if us is not None)
+
     def of(self, timeline: Timeline) -> tuple[int, int]:
         """Both moments on the clock of a trace that has steps."""
         first = int(timeline.steps["start_us"][0])

@@ -67,6 +67,7 @@ class Session:
                 engine.read()
             except (InputError, OSError) as error:
                 self._lose(path, engine, error, now)
+        self._lose_twins(now)
         engines = [engine for engine in self.engines.values() if engine.header is not None]
         for engine in engines:
             self._tell(engine, now)
@@ -150,6 +151,14 @@ class Session:
             self._refused.add(path)  # it is no trace, and will not become one
         if not self.engines:
             self._reset()
+
+    def _lose_twins(self, now: float) -> None:
+        """Of two traces of one rank only the first is shown."""
+        first: dict[int, Path] = {}
+        for path, engine in list(self.engines.items()):
+            if engine.header is not None and (other := first.setdefault(engine.rank, path)) != path:
+                what = f"{path} is of rank {engine.rank}, as is {other}, which alone is shown"
+                self._lose(path, engine, InputError(what), now)
 
     def _reset(self) -> None:
         for one in self.judges:

@@ -34,12 +34,13 @@ class SweepLog:
         try:
             private.make_folder(folder)
             content = self.path.read_bytes() if self.path.exists() else b""
+            *lines, cut = content.split(b"\n")
+            if cut:  # the machine went down in the middle of a line: that configuration is done again
+                with os.fdopen(private.appendable(self.path), "ab") as file:
+                    file.truncate(len(content) - len(cut))
         except OSError as error:
             msg = f"{folder}: {error.strerror}"
             raise UsageError(msg) from error
-        *lines, cut = content.split(b"\n")
-        if cut:  # the machine went down in the middle of a line: that configuration is done again
-            os.truncate(self.path, len(content) - len(cut))
         self.finished: dict[str, Outcome] = {}
         for number, line in enumerate(lines, 1):
             try:
@@ -58,8 +59,7 @@ class SweepLog:
             return
         self.finished[outcome.key] = outcome
         line = msgspec.json.encode(outcome) + b"\n"
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, private.FILE_MODE)
-        with os.fdopen(file, "ab", buffering=0) as stream:
+        with os.fdopen(private.appendable(self.path), "ab", buffering=0) as stream:
             stream.write(line)
 
 

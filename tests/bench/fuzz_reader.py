@@ -1,87 +1,125 @@
-"""Read many broken records the way ``schedtrace analyze`` and ``diff`` do, and count how that ends.
+"""Read many broken runs with every command that reads runs, and count how that ends.
 
-``python tests/bench/fuzz_reader.py 20000 [first number]``: every case must end with a result (0) or an input
-error (3), quickly and in little memory. Prints one JSON object; exits with 1 if a case ended otherwise.
+``python tests/bench/fuzz_reader.py 20000 [first number] [commands a run]``: every command must end with a
+result or one clear error, within 10 s of processor time and 1 GB more memory than the first one needed.
+Prints one JSON object; exits with 1 if one ended otherwise.
+
+``python tests/bench/fuzz_reader.py --one NUMBER`` keeps the run of one number in a folder and prints how each
+command ends.
+
+The work is done by one process after the other, which limits of the kernel end; the next one goes on behind
+the run that ended it.
 """
 
-import contextlib
-import io
 import json
 import resource
+import signal
+import subprocess
 import sys
 import tempfile
-import time
-import traceback
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from schedtrace.cli.main import main
-from tests.fuzz.mutate import SAMPLE, case
+from tests.fuzz import reading
 
-COMMANDS = [["analyze"], ["analyze"], ["analyze", "--format", "json"], ["diff"]]
-SHOWN = 20
-
-
-def run(arguments: list[str]) -> tuple[str, str]:
-    """How it ended, and what was said about it."""
-    out, err = io.StringIO(), io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(arguments)
-    except Exception as error:  # noqa: BLE001  # that is what is counted
-        where = traceback.extract_tb(error.__traceback__)
-        ours = [frame for frame in where if "schedtrace" in frame.filename]
-        return "crash", f"{type(error).__name__}: {str(error)[:150]} in {ours[-1].filename}:{ours[-1].lineno}"
-    ended = {0: "result", 3: "input error"}.get(int(code), f"exit code {int(code)}")
-    return (ended, err.getvalue()) if "Traceback" not in err.getvalue() else ("traceback", err.getvalue())
+SHOWN = 40
+CPU_S = 10
+MEMORY = 2**30
+RUNS_A_PROCESS = 400
 
 
-def fuzz(count: int, first: int) -> int:
+def work(first: int, count: int, most: int) -> None:
+    """Run some cases; a line before each command, and one after it."""
+    _warm_up()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limited, unlimited = (used + MEMORY, resource.RLIM_INFINITY), (resource.RLIM_INFINITY,) * 2
+    for number in range(first, first + count):
+        with tempfile.TemporaryDirectory() as home:
+            for words, run in reading.runs(Random(number), Path(home), most):  # noqa: S311  # repeatable
+                print(json.dumps([number, words]), flush=True)
+                resource.setrlimit(resource.RLIMIT_AS, limited)
+                signal.setitimer(signal.ITIMER_PROF, CPU_S)  # its signal ends the process, whatever it does
+                ended = run()
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                resource.setrlimit(resource.RLIMIT_AS, unlimited)
+                print(json.dumps([number, words, ended.how, ended.cpu_s, ended.peak_kb]), flush=True)
+        print(json.dumps([number]), flush=True)
+
+
+def fuzz(count: int, first: int = 0, most: int = 2) -> int:
     """Run the cases, print what came out."""
     ends: Counter[str] = Counter()
-    bad: dict[str, list[int]] = {}
-    slowest, total = (0.0, -1), 0.0
-    for command in ("analyze", "diff"):  # imports are not what is timed
-        run([command, *[str(SAMPLE)] * (2 if command == "diff" else 1)])
-    start_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(first, first + count):
-            random = Random(number)  # noqa: S311  # to be repeatable is the point
-            files = case(random)
-            path = Path(folder) if len(files) > 1 else Path(folder, *files)
-            for name, content in files.items():
-                Path(folder, name).write_bytes(content)
-            command = random.choice(COMMANDS)
-            paths = [str(path)] * (2 if command == ["diff"] else 1)
-            began = time.perf_counter()
-            ended, said = run([command[0], *paths, *command[1:]])
-            took = time.perf_counter() - began
-            slowest, total = max(slowest, (took, number)), total + took
-            ends[ended] += 1
-            if ended not in {"result", "input error"}:
-                bad.setdefault(said, []).append(number)
-            for name in files:
-                Path(folder, name).unlink()
-    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    names: Counter[str] = Counter()
+    bad: dict[str, list[str]] = {}
+    slowest, cpu, peak = (0.0, "none"), 0.0, 0
+    at, last = first, first + count
+    while at < last:
+        size = min(RUNS_A_PROCESS, last - at)
+        command = [sys.executable, __file__, "--work", str(at), str(size), str(most)]
+        begun: Any = None
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                number, *told = json.loads(line)
+                if not told:
+                    at = number + 1
+                begun = told[0] if len(told) == 1 else None
+                if len(told) > 1:
+                    words, how, took, kb = told
+                    name = f"{number} {' '.join(words)}"
+                    slowest, cpu, peak = max(slowest, (took, name)), cpu + took, max(peak, kb)
+                    ends[how if len(how) == 1 else "bad"] += 1
+                    names[words[0]] += 1
+                    if len(how) > 1:
+                        bad.setdefault(how, []).append(name)
+                        print(f"{name}\n    {how}", file=sys.stderr, flush=True)
+        if process.returncode:
+            ended = signal.Signals(-process.returncode).name if process.returncode < 0 else process.returncode
+            bad.setdefault(f"process ended by {ended}", []).append(f"{at} {begun and ' '.join(begun)}")
+            ends["bad"] += 1
+            at += 1
+        print(f"{at - first:,} of {count:,}, bad {sum(map(len, bad.values()))}", file=sys.stderr, flush=True)
     found = {
-        "cases": count,
+        "runs": count,
+        "first": first,
+        "commands": dict(names),
         "ends": dict(ends),
-        "mean_ms": round(1000 * total / count, 1),
-        "slowest_ms": round(1000 * slowest[0]),
-        "slowest_case": slowest[1],
-        "peak_memory_mb": peak_kb // 1024,
-        "memory_before_mb": start_kb // 1024,
+        "mean_cpu_ms": round(1000 * cpu / max(1, ends.total()), 1),
+        "slowest_cpu_ms": round(1000 * slowest[0]),
+        "slowest": slowest[1],
+        "peak_memory_mb": peak // 1024,
         "bad": [
-            {"times": len(numbers), "said": said, "cases": numbers[:5]}
-            for said, numbers in sorted(bad.items(), key=lambda one: -len(one[1]))[:SHOWN]
+            {"times": len(cases), "how": how, "cases": cases[:5]}
+            for how, cases in sorted(bad.items(), key=lambda one: -len(one[1]))[:SHOWN]
         ],
     }
     print(json.dumps(found, indent=2))
     return int(bool(bad))
 
 
+def one(number: int) -> None:
+    """Every command on one case, which stays where it is."""
+    home = Path(tempfile.mkdtemp(prefix=f"fuzz-{number}-"))
+    print(home)
+    for words, run in reading.runs(Random(number), home, 100):  # noqa: S311  # repeatable
+        print(f"{' '.join(words)}\n    {run().how}", flush=True)
+
+
+def _warm_up() -> None:
+    """Imports are neither timed nor counted."""
+    with tempfile.TemporaryDirectory() as home:
+        for words in reading.commands({}, reading.SOUND, Path(home), Random(0)):  # noqa: S311  # repeatable
+            reading.ends(words)
+
+
 if __name__ == "__main__":
-    sys.exit(fuzz(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+    numbers = [int(word) for word in sys.argv[1:] if word.isdigit()]
+    if "--work" in sys.argv:
+        work(*numbers)
+    elif "--one" in sys.argv:
+        one(*numbers)
+    else:
+        sys.exit(fuzz(*numbers))

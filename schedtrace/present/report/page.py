@@ -16,6 +16,7 @@ from markupsafe import Markup
 from schedtrace.diagnose.analyze import Timelines
 from schedtrace.diagnose.verdict import leading
 from schedtrace.model.comparison import Comparison
+from schedtrace.model.facts import Fact
 from schedtrace.model.message import joined, message
 from schedtrace.model.printable import printable
 from schedtrace.model.report import Report, RunReport
@@ -130,6 +131,8 @@ def _unrepeated(sections: list[Section]) -> Iterator[Section]:
 
 def _stories(run: Run, timeline: Timeline, names: Named) -> dict[str, str]:
     """The pages of ``step`` and ``request`` for what findings name of an engine, the warm-up included."""
+    if Fact.TIMES not in timeline.facts:
+        return {}
     place = [header.engine_rank for header in run.traces.headers].index(timeline.rank)
     trace, whole = run.traces.once(place), timeline
     if timeline.steps.height < trace.steps.height:

@@ -7,7 +7,7 @@ import pytest
 from schedtrace.explain.request import explain_request
 from schedtrace.explain.waits import waits
 from schedtrace.model.causes import Cap, Cause
-from schedtrace.model.trace import ChunkCap, Exit, Preemption, ScheduledRequest
+from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
 from schedtrace.present.phrases import plain
 from tests.makers import arrival, finish, step
 
@@ -276,3 +276,18 @@ def test_a_request_from_before_the_trace_is_told_as_far_as_it_is_known(run_of):
 def test_the_warm_up_can_be_asked_about(run_of):
     line = step(0, trial=0, got={"t0-0": 100}, new=["t0-0"], arrived=[arrival("t0-0", 0, 0)])
     assert explain_request(run_of("r", line, trial_ids=True), "t0-0").trial == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "times"),
+    [
+        ([step(0, finished=[finish("a", finished_us=5_000)])], [("finished", 0.0)]),
+        ([step(0, finished=[finish("a", arrived_us=2_000, finished_us=5_000)])], [("finished", 3.0)]),
+        ([step(0), Events(at_us=1, arrived=[arrival("a", None, 20_000)])], [("queued", 0.0)]),
+    ],
+    ids=["only its end", "its end with its arrival", "it came at the very end"],
+)
+def test_a_request_that_was_in_no_state_for_any_time_is_explained(run_of, lines, times):
+    life = explain_request(run_of("r", *lines), "a")
+    assert [(event.what, event.at_ms) for event in life.events] == times
+    assert life.states == []

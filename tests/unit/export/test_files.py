@@ -150,3 +150,43 @@ def test_parquet_keeps_the_very_texts_and_csv_shows_them(run_of, tmp_path):
     export(run, tmp_path, kind=Kind.CSV)
     assert pl.read_parquet(tmp_path / "requests.parquet")["request_id"].to_list() == ["=1\x1b"]
     assert pl.read_csv(tmp_path / "requests.csv")["request_id"].to_list() == [r"'=1\x1b"]
+
+
+FILES = {
+    "jsonl": "engine-0.jsonl",
+    "perfetto": "trace.pftrace",
+    "chrome": "trace.json.gz",
+    "csv": "steps.csv",
+}
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["a link to a file", "a link to nothing"])
+@pytest.mark.parametrize("kind", FILES)
+def test_no_output_goes_through_a_link_that_a_run_folder_contains(cli, run, tmp_path, kind, there):
+    outside = tmp_path / "outside"
+    if there:
+        outside.write_text("mine")
+    link = run.path / "export" / FILES[kind]
+    link.parent.mkdir()
+    link.symlink_to(outside)
+    code, out, err = cli("export", run.path, "--to", kind)
+    assert (code, out) == (2, "")
+    assert f"{link} is there already" in err
+    assert cli("export", run.path, "--to", kind, "--force")[0] == 0
+    assert link.stat().st_size > 4
+    assert not link.is_symlink()
+    assert outside.read_text() == "mine" if there else not outside.exists()
+
+
+def test_a_link_in_the_place_of_the_export_folder_is_followed_only_if_it_is_named(cli, run, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (run.path / "export").symlink_to(outside)
+    code, out, err = cli("export", run.path)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"schedtrace: {run.path / 'export'} is a link to {outside}; --output names the folder to write to\n"
+    )
+    assert list(outside.iterdir()) == []
+    assert cli("export", run.path, "--output", run.path / "export")[0] == 0
+    assert len(list(outside.iterdir())) == len(ROWS)

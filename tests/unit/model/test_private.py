@@ -52,3 +52,27 @@ def test_a_pipe_is_not_replaced(tmp_path):
         private.replace(tmp_path / "pipe", b"x")
     assert (tmp_path / "pipe").is_fifo()
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_that_is_written_anew_is_not_the_one_that_a_link_names(tmp_path):
+    target, link, loose = tmp_path / "mine", tmp_path / "link", tmp_path / "loose"
+    target.write_text("keep")
+    link.symlink_to(target)
+    loose.symlink_to(tmp_path / "outside")
+    for path in (link, loose):
+        with private.writable(path) as file:
+            file.write(b"new")
+        assert (path.is_symlink(), path.read_text(), mode(path)) == (False, "new", 0o600)
+    assert target.read_text() == "keep"
+    assert not (tmp_path / "outside").exists()
+
+
+def test_what_grows_is_no_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match="symbolic links"):
+        private.appendable(tmp_path / "link")
+    for text in (b"a", b"b"):
+        with os.fdopen(private.appendable(tmp_path / "file"), "ab") as file:
+            file.write(text)
+    assert ((tmp_path / "file").read_bytes(), mode(tmp_path / "file")) == (b"ab", 0o600)
+    assert not (tmp_path / "outside").exists()

@@ -183,3 +183,36 @@ def test_a_newer_schema_is_refused_with_both_versions_and_what_to_do(tmp_path):
 def test_a_missing_file_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match=r"gone\.jsonl: cannot be read \(No such file"):
         read_trace(tmp_path / "gone.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"),
+    [
+        ([(0, 0), (1, 900), (2, 200), (3, 1000)], [0, 1, 3]),  # a time that goes back
+        ([(0, 0), (2, 200), (1, 900), (3, 1000)], [0, 2, 3]),  # the same, not in the order of the numbers
+        ([(0, 0), (2, 200), (1, 100), (3, 300)], [0, 1, 2, 3]),
+        ([(0, 0), (1, 100), (1, 150), (2, 200)], [0, 1, 2]),  # a number that comes again
+        ([(0, 0), (1, 100), (2, 100)], [0, 1, 2]),
+        ([(2, 200), (1, 201), (0, 199), (1, 199)], [0, 1, 2]),
+    ],
+)
+def test_a_step_is_dropped_that_comes_again_or_contradicts_the_time_of_those_beside_it(trace_of, steps, kept):
+    trace = trace_of(*(step(number, start=start, got={"a": 1}) for number, start in steps))
+    assert trace.steps["step"].to_list() == kept
+    assert trace.steps["start_us"].is_sorted()
+    assert trace.requests().collect()["step"].to_list() == kept
+    dropped = [number for number, _ in steps]
+    for number in kept:
+        dropped.remove(number)
+    assert trace.problems.refused == dropped
+    if dropped:
+        [said] = trace.problems.sentences(trace.path)
+        assert said == (
+            f"{trace.path}: 1 step ({dropped[0]}) dropped: the number had come before, or the step began "
+            "before the one in front of it"
+        )
+
+
+def test_a_step_that_is_dropped_for_its_time_is_not_also_missing(trace_of):
+    trace = trace_of(step(0, start=10), step(1, start=5), step(2, start=20))
+    assert (trace.problems.refused, trace.problems.missing_steps) == ([1], 0)

@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import tempfile
+import time
 from io import BytesIO
 from stat import S_IMODE
 from unittest.mock import Mock, call
@@ -49,6 +51,14 @@ def lines():
             yield b"garbage"
     yield Events(at_us=9, trial=2, arrived=[arrival("late", 3)], finished=[finish("a", "ABORTED")])
     yield Events(at_us=12, dummies=[DummyBatch(10, 2, 0, 1)], syncs=[RankSync(11, 1, 0, 1)])
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch):
+    """The user's cache."""
+    folder = tmp_path_factory.mktemp("home") / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "schedtrace" / cache.FOLDER
 
 
 @pytest.fixture
@@ -116,15 +126,58 @@ def test_steps_out_of_order_or_told_twice_are_sorted_with_their_entries(tmp_path
         assert trace.preemptions().select("step", "lost_tokens").collect().rows() == first
 
 
-def test_a_small_trace_leaves_nothing_behind(path):
+def test_a_small_trace_leaves_nothing_behind(path, home):
     read_trace(path)
+    assert not home.exists()
+
+
+def test_a_large_one_leaves_nothing_beside_it(path, home):
+    path.parent.chmod(0o500)
+    read_trace(path, TINY)
     assert [child.name for child in path.parent.iterdir()] == ["engine-0.jsonl"]
+    assert [child / cache.NOTE for child in home.iterdir()] == [note_of(path)]
 
 
 @pytest.mark.usefixtures("settled")
-def test_without_a_cache_nothing_is_left_beside_the_trace_and_none_is_used(path, parses):
+def test_a_cache_in_a_received_folder_is_not_believed(path, home, parses):
+    read_trace(path, TINY)
+    [folder] = home.iterdir()
+    for name in (folder.name, "engine-0.jsonl.abc"):  # also where older versions kept theirs
+        shutil.copytree(folder, path.parent / ".schedtrace-cache" / name)
+    shutil.rmtree(home)
+    read_trace(path, TINY)
+    assert len(parses) == 2
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
+def test_a_cache_folder_that_others_may_enter_is_not_used(path, home, parses, mode):
+    read_trace(path, TINY)
+    home.chmod(mode)
+    assert_same(read_trace(path, TINY), read_trace(path))
+    assert len(parses) == 2
+    assert len(list(home.iterdir())) == 1
+
+
+def test_a_cache_folder_of_somebody_else_is_not_used(path, home, parses, monkeypatch):
+    read_trace(path, TINY)
+    monkeypatch.setattr(os, "geteuid", lambda: home.stat().st_uid + 1)
+    read_trace(path, TINY)
+    assert len(parses) == 2
+
+
+def test_a_link_in_the_place_of_the_cache_folder_is_not_used(path, home, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    home.parent.mkdir(parents=True)
+    home.symlink_to(elsewhere)
+    assert_same(read_trace(path, TINY), read_trace(path))
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.usefixtures("settled")
+def test_without_a_cache_nothing_is_left_behind_and_none_is_used(path, home, parses):
     read_trace(path, PASSING)
-    assert [child.name for child in path.parent.iterdir()] == ["engine-0.jsonl"]
+    assert not home.exists()
     read_trace(path, TINY)
     read_trace(path, PASSING)
     assert len(parses) == 3
@@ -233,8 +286,8 @@ def test_a_table_that_polars_does_not_take_is_not_used_even_if_the_note_says_so(
     assert len(parses) == 2
 
 
-def test_where_the_folder_cannot_be_written_to_a_temporary_one_serves(path, monkeypatch):
-    monkeypatch.setattr(tempfile, "mkdtemp", _refusing_in(path.parent))
+def test_where_the_cache_cannot_be_written_to_a_temporary_folder_serves(path, home, monkeypatch):
+    monkeypatch.setattr(tempfile, "mkdtemp", _refusing_in(home))
     assert_same(read_trace(path, TINY), read_trace(path))
     assert cache.folders_of(path) == []
 
@@ -243,17 +296,18 @@ def _refusing_in(folder):
     original = tempfile.mkdtemp
 
     def make(suffix=None, prefix=None, dir=None):  # noqa: A002  # as the original
-        if dir is not None and folder in type(folder)(dir).parents:
+        if dir == folder:
             raise PermissionError(13, "Permission denied")
         return original(suffix, prefix, dir)
 
     return make
 
 
-def test_a_file_in_the_place_of_the_cache_folder_is_left_alone(path):
-    (path.parent / cache.FOLDER).write_text("mine")
+def test_a_file_in_the_place_of_the_cache_folder_is_left_alone(path, home):
+    home.parent.mkdir(parents=True)
+    home.write_text("mine")
     assert_same(read_trace(path, TINY), read_trace(path))
-    assert (path.parent / cache.FOLDER).read_text() == "mine"
+    assert home.read_text() == "mine"
 
 
 def test_a_disk_that_is_full_everywhere_is_told_with_what_to_do(path, monkeypatch):
@@ -302,14 +356,26 @@ def test_progress_is_told_in_bytes_up_to_the_whole(path):
     assert told == [(min(at, size), size) for at in range(2000, size + 2000, 2000)]
 
 
-def test_only_the_owner_may_read_a_cache(path):
+@pytest.mark.usefixtures("settled")
+def test_caches_that_nobody_used_lately_make_room(path, home, monkeypatch):
+    day = 24 * 3600
+    for name, age_s in (("old", 31 * day), ("large", 20 * day), ("small", 10 * day), ("new", 60)):
+        (home / name).mkdir(parents=True, mode=0o700)
+        (home / name / "steps.parquet").write_bytes(b"x" * (900_000 if name in {"large", "new"} else 10))
+        os.utime(home / name, (0, time.time() - age_s))
+    home.chmod(0o700)
+    monkeypatch.setattr(cache, "KEPT_BYTES", 1_000_000)
+    read_trace(path, TINY)
+    assert {"old", "large", "small", "new"} & {one.name for one in home.iterdir()} == {"small", "new"}
+
+
+def test_only_the_owner_may_read_a_cache(path, home):
     before = os.umask(0)
     try:
         read_trace(path, TINY)
     finally:
         os.umask(before)
-    home = path.parent / cache.FOLDER
-    made = [home, *home.rglob("*")]
+    made = [home.parent, home, *home.rglob("*")]
     assert len(made) > 5
     assert {S_IMODE(one.stat().st_mode) for one in made if one.is_dir()} == {0o700}
     assert {S_IMODE(one.stat().st_mode) for one in made if one.is_file()} == {0o600}

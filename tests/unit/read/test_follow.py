@@ -1,12 +1,14 @@
 """A trace that is read while it grows is the trace that is read when it is done."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from schedtrace.errors import InputError
 from schedtrace.model.trace import End, Events, Output, Preemption, ScheduledRequest
-from schedtrace.read.follow import Following, LostError
+from schedtrace.read import follow
+from schedtrace.read.follow import Following, LostError, require_header
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.timeline.waits import mismatches
@@ -229,3 +231,48 @@ def test_a_recorded_trace_in_any_pieces_is_the_whole_one(code, tmp_path):
     assert make_timeline(trace).request_states.equals(make_timeline(whole).request_states)
     assert trace.dummies.equals(whole.dummies)
     assert trace.cpu.equals(whole.cpu)
+
+
+def test_steps_that_stand_in_another_order_are_put_in_order(tmp_path):
+    told = [
+        step(
+            number, got={"a": 1 + number}, arrived=[arrival(f"r{number}", 0)], preempted=[Preemption("b", 1)]
+        )
+        for number in (0, 2, 1, 3)
+    ]
+    path = write_trace(tmp_path / "engine-0.jsonl", header(), *told)
+    follower = Following(path, ALL)
+    trace, whole = follower.trace(follower.read()), read_trace(path)
+    assert trace.steps["step"].to_list() == [0, 1, 2, 3]
+    assert trace.requests().collect().equals(whole.requests().collect())
+    assert trace.preemptions().collect()["step"].to_list() == [0, 1, 2, 3]
+    assert trace.arrivals["step"].to_list() == [0, 1, 2, 3]
+
+
+def test_a_step_that_comes_again_is_noted(growing):
+    follower = followed(growing)
+    growing.grow(3)
+    follower.read()
+    assert follower.garbled_us is None
+    growing.append(step(1))
+    follower.read()
+    assert follower.garbled_us == follower.newest_us
+
+
+def test_a_pipe_is_no_trace_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "engine-0.jsonl")
+    for open_it in (require_header, lambda path: Following(path, ALL)):
+        with pytest.raises(InputError, match="not a regular file"):
+            open_it(tmp_path / "engine-0.jsonl")
+
+
+def test_a_line_without_end_is_dropped_as_it_comes(growing, monkeypatch):
+    monkeypatch.setattr(follow, "LONGEST_LINE", 5000)
+    monkeypatch.setattr(follow, "BLOCK", 1000)
+    follower = followed(growing)
+    growing.append(tail=b'{"type":"step",' + b"x" * 20_000)
+    follower.read()
+    assert follower.garbled_us is not None
+    growing.append(tail=b"\n")
+    growing.grow(2)
+    assert [number for chunk in follower.read() for number in chunk.steps["step"]] == [0, 1]

@@ -1,7 +1,8 @@
-"""Broken records end in a result or in a clear error; ``tests/bench/fuzz_reader.py`` tries many more."""
+"""Broken runs end in a result or in a clear error; ``tests/bench/fuzz_reader.py`` tries many more."""
 
 import contextlib
 import io
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from schedtrace.cli.main import main
 from schedtrace.errors import ExitCode
+from tests.fuzz import reading
 from tests.fuzz.mutate import LOGS, TRACES, case
 
 repeatable = settings(
@@ -60,3 +62,9 @@ def test_any_bytes_in_and_after_a_record_end_in_a_result_or_an_error(folder, nam
     content = source.read_bytes()[:3000]
     ends_well(folder, {name: noise})
     ends_well(folder, {name: content + noise + b"\n" + content})
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_every_command_ends_well_on_a_run_that_says_what_cannot_be(tmp_path, number):
+    for words, run in reading.runs(Random(number), tmp_path, 5):  # noqa: S311  # repeatable
+        assert len(run().how) == 1, words

@@ -1,9 +1,14 @@
+import os
+import re
+
 import pytest
 
+from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import FILE_NAME
+from schedtrace.present.phrases import plain
 from schedtrace.read.run import find_runs, read_run
-from tests.makers import header, manifest, run_folder, step, write_trace
+from tests.makers import encoded, header, manifest, run_folder, step, write_trace
 
 
 def test_a_run_folder_is_one_run_with_its_manifest(tmp_path):
@@ -103,8 +108,58 @@ def test_fields_that_a_newer_manifest_adds_are_ignored(tmp_path):
     assert read_run(tmp_path).label == "x"
 
 
-def test_one_broken_engine_of_a_run_is_refused_by_its_file(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (encoded(header(engine_rank=1, schema_version=3)) + b"\n", ":1: schema version 3"),
+        (b"", ": empty"),
+        (
+            encoded(header(engine_rank=1)) + b"\n\xff\n{\n",
+            ": not one of the 2 lines after its header is understood",
+        ),
+        (b"\x00" * 3000, ":1: cut off in its first line"),
+    ],
+)
+def test_a_file_of_which_nothing_is_understood_is_named_and_no_engine(tmp_path, content, says):
     run_folder(tmp_path, step(0))
-    write_trace(tmp_path / "engine-1.jsonl", header(engine_rank=1, schema_version=3))
-    with pytest.raises(InputError, match=r"engine-1\.jsonl:1: schema version 3"):
+    (tmp_path / "engine-1.jsonl").write_bytes(content)
+    run = read_run(tmp_path)
+    assert [trace.header.engine_rank for trace in run.traces] == [0]
+    [problem] = run.problems
+    assert problem.startswith(f"{tmp_path / 'engine-1.jsonl'}{says}")
+    assert problem.endswith("; this file is left out")
+    assert run.engines == 1
+    assert plain(analyze_run(run).problems[0]) == problem
+    (tmp_path / "engine-0.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(f"engine-0.jsonl{says}")):
         read_run(tmp_path)
+
+
+def test_an_engine_that_recorded_nothing_yet_is_one(tmp_path):
+    for rank in (0, 1):
+        write_trace(tmp_path / f"engine-{rank}.jsonl", header(engine_rank=rank), closed=False)
+    assert len(read_run(tmp_path).traces) == 2
+
+
+def test_two_files_of_one_rank_are_refused_by_their_names(tmp_path):
+    for name in ("engine-0.jsonl", "engine-1.jsonl"):
+        write_trace(tmp_path / name, header(), step(0))
+    with pytest.raises(
+        InputError, match=r"engine-0\.jsonl and .*engine-1\.jsonl are both of rank 0: name one"
+    ):
+        read_run(tmp_path)
+    assert len(read_run(tmp_path / "engine-1.jsonl").traces) == 1
+
+
+@pytest.mark.parametrize("name", ["engine-0.jsonl", FILE_NAME, "front-end-1.jsonl"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path, name):
+    if name != "engine-0.jsonl":
+        run_folder(tmp_path, step(0))
+    os.mkfifo(tmp_path / name)
+    if name.startswith("front-end"):
+        assert read_run(tmp_path).front_end is None
+        return
+    with pytest.raises(InputError, match=rf"{name}: cannot be read \(not a regular file\)"):
+        read_run(tmp_path)
+    with pytest.raises(InputError, match="neither a regular file nor a folder"):
+        find_runs([tmp_path / name])

@@ -3,6 +3,7 @@ import hashlib
 import pytest
 
 from schedtrace.errors import InputError
+from schedtrace.read import whole_lines
 from schedtrace.read.whole_lines import WholeLines
 
 
@@ -22,3 +23,15 @@ def test_chunks_of_any_size_give_the_same_lines_with_their_numbers(tmp_path, con
 def test_a_file_that_cannot_be_read_is_told(tmp_path):
     with pytest.raises(InputError, match=r"gone: cannot be read \(No such file"):
         list(WholeLines(tmp_path / "gone", 10))
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 100])
+def test_a_line_without_end_is_cut_and_those_after_it_stay(tmp_path, monkeypatch, chunk_bytes):
+    monkeypatch.setattr(whole_lines, "LONGEST_LINE", 20)
+    path = tmp_path / "file"
+    path.write_bytes(b"a\n" + b"x" * 1000 + b"\nb\n" + b"y" * 1000)
+    lines = WholeLines(path, chunk_bytes)
+    found = [line for _, chunk in lines for line in chunk]
+    assert [line[:1] for line in found] == [b"a", b"x", b"b"]
+    assert len(found[1]) <= 20 + 2 * chunk_bytes
+    assert lines.cut_off

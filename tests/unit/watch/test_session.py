@@ -484,3 +484,25 @@ def test_once_prints_the_page(folder, cli):
     assert (code, err) == (0, "")
     assert "rank 0: running 2/2, waiting 1 (max_num_seqs 1), KV 40 %, budget 1 %, 0 preemptions/s" in out
     assert "waiting 3.0 s, now for max_num_seqs  c" in out
+
+
+def test_of_two_traces_of_one_rank_the_first_is_shown_and_the_other_named(tmp_path):
+    growing = Growing(tmp_path)
+    growing.grow(3)
+    twin = tmp_path / "engine-1.jsonl"
+    twin.write_bytes(growing.path.read_bytes())
+    session = session_of(tmp_path, growing)
+    for _ in range(2):
+        seen = session.look()
+        assert [figures.rank for figures in seen.engines] == [0]
+        assert [note.text for note in seen.notes] == [
+            f"{twin} is of rank 0, as is {growing.path}, which alone is shown"
+        ]
+
+
+def test_a_pipe_in_the_place_of_a_trace_is_named_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "engine-0.jsonl")
+    seen = Session(Target(tmp_path, only=True)).look()
+    assert seen.engines == []
+    [note] = seen.notes
+    assert note.text == f"{tmp_path / 'engine-0.jsonl'}: cannot be read (not a regular file)"
