@@ -35,18 +35,23 @@ class RequestRows:
     @property
     def begin_us(self) -> int:
         """Arrival at the front end; where it is not recorded, the first thing that is."""
-        return int(self.states[0]["begin_us"])
+        came, gone = self.arrival or {}, self.finish or {}
+        known = (came.get("arrived_us"), came.get("queued_us"), gone.get("finished_us"))
+        times = [us for us in known if us is not None] + [row["begin_us"] for row in self.states[:1]]
+        return int(min(times))
 
     @property
     def end_us(self) -> int | None:
         """When it left the scheduler; None: it did not."""
-        return None if self.finish is None else int(self.states[-1]["end_us"])
+        return None if self.finish is None else int(self.finish["finished_us"])
 
     @property
     def first_token_us(self) -> int | None:
         """When the output with its first token came back."""
         recorded = self.finish["first_token_us"] if self.finish else None
-        outputs = (row["output_us"] for row in self.scheduled if row["outputs"])
+        # Otherwise it may have got tokens in steps that are missing.
+        seen = self.scheduled if self.scheduled and self.scheduled[0]["phase"] == "new" else []
+        outputs = (row["output_us"] for row in seen if row["outputs"])
         return recorded if recorded is not None else next(outputs, None)
 
     def life_states(self) -> list[LifeState]:

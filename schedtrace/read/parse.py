@@ -101,7 +101,15 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     )
     problems.not_rebuilt = ranges(in_vain)
     problems.doubtful = steps.chain.doubtful
-    problems.missing_steps = max(0, expected - all_steps.height - len(in_vain))
+    problems.first_step = header.first_step
+    problems.missing_steps = max(0, expected - header.first_step - all_steps.height - len(in_vain))
+    dropped = sum(line.dropped_steps for line in others[Events])
+    problems.dropped_steps = max(0, min(dropped, problems.missing_steps))
+    if problems.missing_steps or problems.garbled_lines or in_vain:
+        came = arrivals["request_id"].implode()
+        unknown = finishes.filter(~pl.col("request_id").is_in(came))["request_id"].n_unique()
+        problems.missing_arrivals = max(unknown, sum(line.dropped_arrivals for line in others[Events]))
+        problems.missing_finishes = sum(line.dropped_finishes for line in others[Events])
     if problems.unclosed:
         ended = finishes["request_id"].implode()
         unfinished = arrivals.filter(~pl.col("request_id").is_in(ended))

@@ -43,7 +43,8 @@ def summary(run: RunReport) -> Iterator[str]:
     trials = len({trial.trial for trial in run.trials})
     engines = f" on {counted(config['engines'], 'engine')}" if config["engines"] > 1 else ""
     busy = sum(share.time_ms for share in run.engine_time if share.busy_frac is not None)
-    work = f"{counted(sum(ended), 'request')} in {counted(trials, 'trial')}{engines}" if ended else ""
+    least = "at least " if run.requests_missing else ""
+    work = f"{least}{counted(sum(ended), 'request')} in {counted(trials, 'trial')}{engines}" if ended else ""
     inferred = "; causes inferred" if config["exits_via"] == "inferred" else ""
     seats, blocks = integer(config["max_num_running_reqs"]), integer(config["kv_blocks_total"])
     yield (
