@@ -56,7 +56,7 @@ def test_one_garbled_line_and_one_missing_step_are_told_as_one(trace_of):
     trace = trace_of(step(0), b"x", step(2))
     assert trace.problems.sentences(trace.path) == [
         f"{trace.path}: 1 line was not understood and dropped (line 3)",
-        f"{trace.path}: 1 step is missing",
+        f"{trace.path}: 1 step is missing, and so is any request that arrived or ended in it",
     ]
 
 
