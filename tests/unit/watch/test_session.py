@@ -10,7 +10,7 @@ import pytest
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import NOTHING, message
-from schedtrace.model.trace import End
+from schedtrace.model.trace import End, Events
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, of_process, target
@@ -484,3 +484,18 @@ def test_once_prints_the_page(folder, cli):
     assert (code, err) == (0, "")
     assert "rank 0: running 2/2, waiting 1 (max_num_seqs 1), KV 40 %, budget 1 %, 0 preemptions/s" in out
     assert "waiting 3.0 s, now for max_num_seqs  c" in out
+
+
+def test_missing_steps_are_noted_once_with_their_reason(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    growing.grow(3)
+    assert notes(session.look()) == []
+    growing.append(Events(at_us=0, dropped_steps=4), growing.one(7, first=False), growing.one(8, first=False))
+    slow = "steps are missing: the disk was too slow"
+    assert [notes(session.look()) for _ in range(2)] == [[slow]] * 2
+    growing.append(growing.one(10, first=False))
+    assert notes(session.look()) == [
+        slow,
+        "steps are missing, and so is any request that arrived or ended in them",
+    ]
