@@ -1,9 +1,11 @@
 """What holds for every test: the same width and no colour, whatever terminal the tests are run in."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loguru import logger
 
 TERMINAL_SAYS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PY_COLORS")
 OURS = (
@@ -34,3 +36,12 @@ def _plain_terminal(monkeypatch):
     monkeypatch.setenv("LINES", "25")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """What schedtrace warns of, in its log."""
+    heard: list[str] = []
+    sink = logger.add(lambda message: heard.append(message.record["message"]), level="WARNING")
+    yield heard
+    logger.remove(sink)

@@ -25,6 +25,11 @@ from schedtrace.cli import (
 )
 from schedtrace.cli.options import say
 from schedtrace.errors import ExitCode, SchedtraceError
+from schedtrace.model.ids import capped, shortened
+
+LONGEST_ARGUMENT = 1000
+"""Characters of one that is quoted as it is: paths may be long."""
+LONGEST_MESSAGE = 4000
 
 app = typer.Typer(
     name="schedtrace",
@@ -73,16 +78,25 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Exit as end:
         return end.exit_code
     except SchedtraceError as error:
-        return _tell(str(error), error.exit_code, *error.details)
+        return _tell(_cut(str(error), given), error.exit_code, *error.details)
     except typer.TyperException as error:
-        return _tell(error.format_message(), ExitCode.USAGE)
+        return _tell(_cut(error.format_message(), given), ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return _tell("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # a full disk under our own output, most likely
-        return _tell(f"{error.filename or 'output'}: {error.strerror or error}", ExitCode.INPUT)
+        return _tell(_cut(f"{error.filename or 'output'}: {error.strerror or error}", given), ExitCode.INPUT)
     return ExitCode.OK
+
+
+def _cut(message: str, given: list[str]) -> str:
+    """A message that may quote what was given: long arguments and their values are cut as ids are."""
+    parts = {part for argument in given for part in (argument, *argument.split("="))}
+    for part in sorted(parts, key=len, reverse=True):
+        if len(part) > LONGEST_ARGUMENT:
+            message = message.replace(part, capped(part))
+    return shortened(message, LONGEST_MESSAGE)
 
 
 def _tell(message: str, code: int, *details: str) -> int:

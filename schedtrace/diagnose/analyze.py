@@ -141,6 +141,7 @@ def analyze_run(
         strip=engines[0].strip,
         statistics=statistics([engine.sums for engine in engines], ranks),
         warmup_steps=sum(engine.warmup_steps for engine in engines),
+        requests_missing=any(engine.requests_missing for engine in engines),
         settings=settings,
     )
 

@@ -42,6 +42,7 @@ class OneEngine:
     sums: EngineSums
     use: Use | None
     warmup_steps: int
+    requests_missing: bool
 
 
 def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -> OneEngine:
@@ -67,6 +68,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         sums=engine_sums(timeline),
         use=use_of(timeline),
         warmup_steps=timeline.warmup_steps,
+        requests_missing=timeline.requests_missing,
     )
 
 

@@ -36,6 +36,7 @@ def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None
     for path in traces:
         if not path.exists() or _why(path, log):
             raise _stopped(path, manifest, log)
+        _require_begin(path)
 
 
 def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
@@ -45,6 +46,7 @@ def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
         RecordingError: what was recorded, what is missing and what to do.
     """
     for path in traces:
+        _require_begin(path)
         end = _last_line(path)
         if end.get("type") != "end":
             if _why(path, log) is None and _all_finished(traces, manifest):
@@ -53,6 +55,18 @@ def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
         if end.get("dropped_steps"):
             msg = f"{path} lacks {end['dropped_steps']} of {end.get('steps')} steps: the disk was too slow"
             raise RecordingError(msg, f"choose a faster disk with --output and run again; {_see(path)}")
+
+
+def _require_begin(path: Path) -> None:
+    """Raises RecordingError for a trace that its recorder had to begin anew."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+    except (OSError, ValueError):
+        return
+    if isinstance(header, dict) and (first := header.get("first_step")):
+        msg = f"{path} was truncated, replaced or removed during the run: it begins at step {first}"
+        raise RecordingError(msg, f"run it again; {_see(path)}")
 
 
 def _all_finished(traces: list[Path], manifest: Manifest) -> bool:

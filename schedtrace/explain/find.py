@@ -42,10 +42,11 @@ def find_request(run: Run, text: str) -> tuple[Trace, str]:
             return ids[found[0]], found[0]
         if found:
             more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
-            msg = f"request {text}: {len(found)} requests match: {', '.join(found[:MOST_LISTED])}{more}"
+            listed = ", ".join(found[:MOST_LISTED])
+            msg = f"request {capped(text)}: {len(found)} requests match: {listed}{more}"
             raise UsageError(msg)
     listed = f"such as {', '.join(list(ids)[:3])}" if ids else "none at all"
-    msg = f"request {text}: no request of {run.path} matches; it has {len(ids):,} requests, {listed}"
+    msg = f"request {capped(text)}: no request of {run.path} matches; it has {len(ids):,} requests, {listed}"
     raise UsageError(msg)
 
 

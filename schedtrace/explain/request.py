@@ -53,6 +53,7 @@ def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
         outputs=len(gaps) + 1 if first_token is not None else 0,
         mean_gap_ms=sum(gap.gap_ms for gap in gaps) / len(gaps) if gaps else None,
         gaps=sorted(gaps, key=lambda gap: -gap.gap_ms)[:MOST_GAPS],
+        problems=timeline.missing,
     )
 
 

@@ -37,22 +37,22 @@ class RequestRows:
     @property
     def begin_us(self) -> int:
         """Arrival at the front end; where it is not recorded, the first thing that is."""
-        if self.states:
-            return int(self.states[0]["begin_us"])
-        return min(self._times_us())
+        return min(self._times_us() + [int(row["begin_us"]) for row in self.states[:1]])
 
     @property
     def end_us(self) -> int | None:
         """When it left the scheduler; None: it did not."""
         if self.finish is None:
             return None
-        return int(self.states[-1]["end_us"]) if self.states else max(self._times_us())
+        return max([int(self.finish["finished_us"]), *(int(row["end_us"]) for row in self.states[-1:])])
 
     @property
     def first_token_us(self) -> int | None:
         """When the output with its first token came back."""
         recorded = self.finish["first_token_us"] if self.finish else None
-        outputs = (row["output_us"] for row in self.scheduled if row["outputs"])
+        # Otherwise it may have got tokens in steps that are missing.
+        seen = self.scheduled if self.scheduled and self.scheduled[0]["phase"] == "new" else []
+        outputs = (row["output_us"] for row in seen if row["outputs"])
         return recorded if recorded is not None else next(outputs, None)
 
     def _times_us(self) -> list[int]:

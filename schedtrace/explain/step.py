@@ -103,6 +103,7 @@ class StepStories:
             what_if_assumes=_assumptions(timeline, answers, waiting),
             facts=step_facts(timeline, row),
             ranks=rank_turns(run.traces, row),
+            problems=timeline.missing,
         )
 
 

@@ -93,6 +93,8 @@ class Life(msgspec.Struct, kw_only=True):
     """Between these outputs."""
     gaps: list[Gap]
     """The longest of them, at most ``MOST_GAPS``."""
+    problems: list[Message] = []
+    """What the trace lacks: some of it may be about this request."""
 
 
 MOST_GAPS = 5

@@ -312,6 +312,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     """Latency by class, prefix cache, drafts, outcomes, durations, sums over engines."""
     warmup_steps: int
     """Steps of the warm-up: recorded, but in no figure above."""
+    requests_missing: bool = False
+    """There may be requests that the traces do not hold; ``problems`` says why."""
     settings: list[EffectiveSetting] = []
     """Every setting that decides scheduling, with its origin."""
 

@@ -172,6 +172,8 @@ class StepStory(msgspec.Struct, kw_only=True):
     """What a different limit would have allowed; empty where the trace has not enough to compute it."""
     what_if_assumes: list[Message]
     """The assumptions of these answers."""
+    problems: list[Message] = []
+    """What the trace lacks: requests and steps of which nothing is said here."""
     facts: list[Message] = []
     """What the trace records beside the decisions: who holds the KV blocks, what the caches gave, when the
     worker executed the step, which requests are neither running nor waiting."""

@@ -47,6 +47,8 @@ class Header(Line, tag="header", kw_only=True):
     host: str
     device: str
     pid: int | None
+    first_step: int = 0
+    """Steps before it are in another file, or lost: the recorder began this file while it recorded."""
     engine_rank: int
     """Data-parallel rank of this engine."""
     wall_anchor_us: int
@@ -450,7 +452,7 @@ class Output(Line, tag="output", kw_only=True):
 
 
 class Events(Line, tag="events", kw_only=True):
-    """What happened after the last step, when no further step follows soon."""
+    """What happened after the last step, when no further step follows soon or the next ones are dropped."""
 
     at_us: int
     trial: int | None = None
@@ -461,6 +463,13 @@ class Events(Line, tag="events", kw_only=True):
     dummy_us: int = 0
     dummies: list[DummyBatch] = []
     syncs: list[RankSync] = []
+    dropped_steps: int = 0
+    """Steps before this line that have none because the disk was too slow; ``arrived`` and ``finished`` hold
+    the requests that came and went in them."""
+    dropped_arrivals: int = 0
+    """Requests that came in these steps and are not in ``arrived``: they were too many to be held."""
+    dropped_finishes: int = 0
+    """Likewise of ``finished``."""
 
 
 class Cpu(Line, tag="cpu", kw_only=True):

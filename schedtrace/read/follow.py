@@ -99,7 +99,12 @@ class Following:
         """The latest time that any line tells."""
         self.garbled_us: int | None = None
         """Time of the last line before the latest that was not understood; None: all were."""
+        self.dropped = False
+        """The recorder dropped steps."""
+        self.gaps = False
+        """Steps are missing for another reason."""
         self.chunks: deque[Chunk] = deque()
+        self._next_step = 0
         self._head = b""
         self._at = 0
         self._put: list[pl.DataFrame] = []
@@ -187,6 +192,7 @@ class Following:
         encode = msgspec.json.encode
         head = msgspec.json.decode(self._head)
         head["notices"] = [*self.notices, f"saved by schedtrace watch: it begins at step {first.step}"]
+        head["first_step"] = first.step
         lines = [encode(head), *([encode(before)] if before.arrived else []), encode(first), *after]
         return b"".join(line + b"\n" for line in lines if line)
 
@@ -278,11 +284,15 @@ class Following:
             self.newest_us = max(self.newest_us, getattr(read, "at_us", 0))
             if kind is Events:
                 self._lives.events(read.arrived, read.finished)
+                self.dropped |= read.dropped_steps > 0
+                self._next_step += read.dropped_steps if self._next_step else 0
             if kind is End:
                 self.end = msgspec.convert(read, End, from_attributes=True)
 
     def _step(self, read: Any, place: int, taken: _Taken) -> None:
         values = self._chain.take(read)
+        self.gaps |= values is None or read.step > self._next_step > 0
+        self._next_step = max(self._next_step, read.step + 1)
         if values is None:
             self.garbled_us = self.newest_us
             return

@@ -102,8 +102,17 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     )
     problems.not_rebuilt = ranges(in_vain)
     problems.doubtful = steps.chain.doubtful
-    refused = {one for one in problems.refused if 0 <= one < expected}.difference(all_steps["step"], in_vain)
-    problems.missing_steps = max(0, expected - all_steps.height - len(in_vain) - len(refused))
+    first = problems.first_step = header.first_step
+    refused = {one for one in problems.refused if first <= one < expected}
+    refused = refused.difference(all_steps["step"], in_vain)
+    problems.missing_steps = max(0, expected - first - all_steps.height - len(in_vain) - len(refused))
+    dropped = sum(line.dropped_steps for line in others[Events])
+    problems.dropped_steps = max(0, min(dropped, problems.missing_steps))
+    if problems.missing_steps or problems.garbled_lines or in_vain:
+        came = arrivals["request_id"].implode()
+        unknown = finishes.filter(~pl.col("request_id").is_in(came))["request_id"].n_unique()
+        problems.missing_arrivals = max(unknown, sum(line.dropped_arrivals for line in others[Events]))
+        problems.missing_finishes = sum(line.dropped_finishes for line in others[Events])
     if problems.unclosed:
         ended = finishes["request_id"].implode()
         unfinished = arrivals.filter(~pl.col("request_id").is_in(ended))

@@ -20,6 +20,14 @@ class Problems:
     """Requests that had arrived and not ended when an unclosed trace ends."""
     missing_steps: int = 0
     """Steps that the numbering says there were, and that are not in the file."""
+    dropped_steps: int = 0
+    """Of these, steps that the recorder dropped and whose requests it wrote all the same."""
+    first_step: int = 0
+    """Steps before it are in another file, or lost."""
+    missing_arrivals: int = 0
+    """At least so many requests have none in a trace that lacks lines."""
+    missing_finishes: int = 0
+    """Likewise; requests that have not ended are not counted."""
     not_rebuilt: list[tuple[int, int]] = field(default_factory=list)
     """First and last of steps whose lines tell changes to a step that is not known; dropped."""
     refused: list[int] = field(default_factory=list)
@@ -27,19 +35,50 @@ class Problems:
     doubtful: list[tuple[int, int]] = field(default_factory=list)
     """First and last of steps that were rebuilt from changes, and do not lead to the full line after them."""
 
+    @property
+    def requests_missing(self) -> bool:
+        """There may be requests that the file does not hold."""
+        lost = self.missing_steps > self.dropped_steps or self.garbled_lines or self.not_rebuilt
+        return bool(lost or self.first_step or self.missing_arrivals or self.missing_finishes)
+
     def sentences(self, trace: Path) -> list[str]:
         """One sentence a problem."""
+        said = [f"{trace}: the last line is cut off and was dropped"] if self.truncated else []
+        said += self.missing(trace)
+        if self.unclosed:
+            open_ones = (
+                f"; {self.unfinished_requests} requests had not ended" if self.unfinished_requests else ""
+            )
+            said.append(
+                f"{trace}: not closed, the engine was killed or still runs; up to one second before the end "
+                f"may be missing{open_ones}"
+            )
+        return said
+
+    def missing(self, trace: Path) -> list[str]:
+        """Those about what is missing before its end: they concern every answer about the trace."""
         said = []
-        if self.truncated:
-            said.append(f"{trace}: the last line is cut off and was dropped")
+        if self.first_step:
+            said.append(
+                f"{trace}: begins at step {self.first_step:,}; requests that ended before are not in it"
+            )
         if self.garbled_lines:
             count = len(self.garbled_lines)
             lines = ", ".join(str(number) for number in self.garbled_lines[:_NAMED])
             more = ", ..." if count > _NAMED else ""
             said.append(f"{trace}: {_lines(count)} not understood and dropped (line {lines}{more})")
-        if self.missing_steps:
-            steps = "1 step is" if self.missing_steps == 1 else f"{self.missing_steps:,} steps are"
-            said.append(f"{trace}: {steps} missing")
+        if self.dropped_steps:
+            said.append(
+                f"{trace}: {_missing(self.dropped_steps)}, the disk was too slow; requests that arrived or "
+                "ended meanwhile are recorded, what they were given is not"
+            )
+        if lost := self.missing_steps - self.dropped_steps:
+            them = "it" if lost == 1 else "them"
+            said.append(f"{trace}: {_missing(lost)}, and so is any request that arrived or ended in {them}")
+        for what, count in (("arrival", self.missing_arrivals), ("end", self.missing_finishes)):
+            if count:
+                requests = "1 request" if count == 1 else f"{count:,} requests"
+                said.append(f"{trace}: the {what} of at least {requests} is missing")
         if self.refused:
             said.append(
                 f"{trace}: {_steps(ranges(self.refused))} dropped: the number had come before, or the step "
@@ -54,14 +93,6 @@ class Problems:
             said.append(
                 f"{trace}: {_steps(self.doubtful)}, rebuilt from changes, do not lead to the full line after "
                 "them; what each request got in them may be wrong"
-            )
-        if self.unclosed:
-            open_ones = (
-                f"; {self.unfinished_requests} requests had not ended" if self.unfinished_requests else ""
-            )
-            said.append(
-                f"{trace}: not closed, the engine was killed or still runs; up to one second before the end "
-                f"may be missing{open_ones}"
             )
         return said
 
@@ -83,6 +114,10 @@ def _steps(spans: list[tuple[int, int]]) -> str:
     named = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_NAMED])
     more = ", ..." if len(spans) > _NAMED else ""
     return f"{count:,} step{'' if count == 1 else 's'} ({named}{more})"
+
+
+def _missing(steps: int) -> str:
+    return "1 step is missing" if steps == 1 else f"{steps:,} steps are missing"
 
 
 def _lines(count: int) -> str:

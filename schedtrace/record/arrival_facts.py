@@ -62,6 +62,10 @@ class Prefixes:
         if hashes := getattr(request, "block_hashes", None):
             self._blocks[request.request_id] = hashes[:MOST_BLOCKS]
 
+    def forget(self, request_id: str) -> None:
+        """Nobody is going to ask for it."""
+        self._blocks.pop(request_id, None)
+
     def hashes(self, request_id: str) -> str | None:
         """``Arrival.prefix_hashes``, once."""
         blocks = self._blocks.pop(request_id, None)

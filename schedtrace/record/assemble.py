@@ -9,6 +9,7 @@ from schedtrace.model.ids import capped
 from schedtrace.model.trace import (
     Arrival,
     ChunkCap,
+    Events,
     Exit,
     Finish,
     Output,
@@ -19,7 +20,7 @@ from schedtrace.model.trace import (
 )
 from schedtrace.model.trace_facts import DummyBatch, HeadRefusal, RankSync
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.capture import Came, Capture, Result, Rows
+from schedtrace.record.capture import Came, Capture, Dropped, Result, Rows
 from schedtrace.record.delta import Deltas
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.exits import Noted
@@ -76,14 +77,16 @@ class Assembler:
         self._events: list[Noted] = []
         self._exits: tuple[int, list[Exit], list[ChunkCap]] = (-1, [], [])
         """Budget that was left, and the lines made of ``_events``."""
+        self._after_dropped = False
+        self._next_step = 0
 
     def step(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
         """The line of one ``schedule()`` call, with its output where that is back: in full, or a delta."""
         arrived, finished = self.events(capture.came)
-        for preemption, num_tokens in capture.preempted:
-            life = self._lives.get(preemption.request_id)
-            life.lost_tokens = max(life.lost_tokens, preemption.lost_tokens)
-            self._lives.waits(preemption.request_id, num_tokens)
+        self._preempted(capture.preempted)
+        if self._after_dropped and capture.rows is not None:
+            self._seen_again(capture.rows.ids)
+        self._next_step = capture.step + 1
         start_us = self._us(capture.start_ns)
         changes: RowChanges | None = None
         if capture.rows is None:
@@ -143,6 +146,35 @@ class Assembler:
         self._write_ids(step.requests)
         return step
 
+    def dropped(self, dropped: Dropped) -> Events:
+        """The line in place of steps that were dropped; the next step has a line in full."""
+        self.begin_anew()
+        self._after_dropped = True
+        self._next_step = dropped.last_step + 1
+        self._arrive(dropped.arrived)
+        for request_id, computed, start_ns in dropped.started:
+            self._starts(request_id, computed, self._us(start_ns))
+        self._preempted(dropped.preempted)
+        self._lives.unseen()
+        self._leave(dropped.finished)
+        came = Came(dropped.arrived, dropped.finished, dropped.dummies, dropped.synced)
+        self.write_ids(came.arrived, came.finished)
+        return Events(
+            at_us=self._us(dropped.end_ns),
+            trial=self.trial,
+            arrived=dropped.arrived,
+            finished=dropped.finished,
+            **self.passes(came),
+            dropped_steps=dropped.steps,
+            dropped_arrivals=dropped.missing_arrivals,
+            dropped_finishes=dropped.missing_finishes,
+        )
+
+    def begin_anew(self) -> tuple[int, list[Arrival]]:
+        """Have the next step written in full: its number at least, and those who are here, as written."""
+        self._deltas = Deltas()
+        return self._next_step, self._lives.arrivals()
+
     def output(self, capture: Capture, result: Result) -> Output:
         """The line that completes a step whose output came back late."""
         output_us, update_us, output_tokens = self._result(result, capture)
@@ -158,14 +190,33 @@ class Assembler:
 
     def events(self, came: Came) -> tuple[list[Arrival], list[Finish]]:
         """Keep book of who came and went; finished requests get the times of their life."""
-        for arrival in came.arrived:
+        self._arrive(came.arrived)
+        self._leave(came.finished)
+        return list(came.arrived), list(came.finished)
+
+    def _arrive(self, arrived: Sequence[Arrival]) -> None:
+        for arrival in arrived:
             arrival.prefix_hashes = self._prefixes.hashes(arrival.request_id)
             self._lives.arrives(arrival)
             if self._trial_ids and (match := _TRIAL.match(str(arrival.request_id))):
                 self.trial = int(match[1])
-        for finish in came.finished:
+
+    def _leave(self, finished: Sequence[Finish]) -> None:
+        for finish in finished:
             self._lives.leaves(finish)
-        return list(came.arrived), list(came.finished)
+
+    def _preempted(self, preempted: Sequence[tuple[Preemption, int]]) -> None:
+        for preemption, num_tokens in preempted:
+            life = self._lives.get(preemption.request_id)
+            life.lost_tokens = max(life.lost_tokens, preemption.lost_tokens)
+            self._lives.waits(preemption.request_id, num_tokens)
+
+    def _seen_again(self, ids: Sequence[str]) -> None:
+        """Those who run after steps were dropped: these steps may have admitted them."""
+        self._after_dropped = False
+        for request_id in ids:
+            self._lives.get(request_id).unseen = True
+            self._lives.runs(request_id)
 
     def passes(self, came: Came) -> dict[str, Any]:
         """What a data-parallel rank did with the others, as fields of a line."""
@@ -228,15 +279,20 @@ class Assembler:
         """Phase of each request that is not simply running on; what was found in a cache is noted."""
         phases: dict[str, Phase] = dict.fromkeys(rows.resumed, "resumed")
         for request_id, computed in rows.new:
-            life = self._lives.get(request_id)
             # The V2 model runner gets resumed requests as new ones: tell by whether it ran before.
-            phases[request_id] = "new" if life.scheduled_us is None else "resumed"
-            if life.scheduled_us is None:
-                life.scheduled_us = start_us
-                life.cached = computed
-        for request_id in phases:
+            phases[request_id] = "new" if self._starts(request_id, computed, start_us) else "resumed"
+        for request_id in rows.resumed:
             self._lives.runs(request_id)
         return phases
+
+    def _starts(self, request_id: str, computed: int, start_us: int) -> bool:
+        """A request is scheduled that the workers do not know; whether for the first time."""
+        life = self._lives.get(request_id)
+        self._lives.runs(request_id)
+        if life.scheduled_us is not None:
+            return False
+        life.scheduled_us, life.cached = start_us, computed
+        return True
 
     def _count(self, step: Step, rows: Rows | None) -> None:
         """Sums over the rows: phases, prefill, decode, recomputed and cached tokens."""

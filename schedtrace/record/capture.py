@@ -6,7 +6,7 @@ are not steady; vLLM builds new ones for every step and does not change them aft
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ from schedtrace.record.execution import Execution
 from schedtrace.record.exits import Noted
 from schedtrace.record.happened import Happened
 from schedtrace.record.state_facts import State
+
+_T = TypeVar("_T")
 
 ALL = "all"
 """Every request of the step got exactly one token."""
@@ -117,3 +119,48 @@ class Capture(msgspec.Struct, gc=False):
     """The step's requests; set by the writer's thread."""
     result: Result | None = None
     """Set in one assignment by the engine's thread when the output came back."""
+
+
+MOST_KEPT = 10_000
+"""Arrivals, and likewise departures, that are kept of steps dropped in a row."""
+
+
+class Dropped(msgspec.Struct, gc=False):
+    """What is kept of steps that are dropped in a row, because the writer is behind."""
+
+    last_step: int = 0
+    end_ns: int = 0
+    """Of the last one."""
+    steps: int = 0
+    arrived: list[Arrival] = []
+    finished: list[Finish] = []
+    dummies: list[DummyPass] = []
+    synced: list[Synced] = []
+    preempted: list[tuple[Preemption, int]] = []
+    started: list[tuple[str, int, int]] = []
+    """Requests that the workers did not know: id, computed tokens, start of the step."""
+    missing_arrivals: int = 0
+    missing_finishes: int = 0
+
+    def add(self, capture: Capture) -> Sequence[Arrival]:
+        """Another step, which is not going to be written; those of its arrivals that are not kept."""
+        came = capture.came
+        self.last_step, self.end_ns = capture.step, capture.end_ns
+        self.steps += 1
+        missing = _keep(self.arrived, came.arrived)
+        self.missing_arrivals += len(missing)
+        self.missing_finishes += len(_keep(self.finished, came.finished))
+        _keep(self.dummies, came.dummies)
+        _keep(self.synced, came.synced)
+        _keep(self.preempted, capture.preempted)
+        if capture.rows is not None:
+            new = [(request_id, computed, capture.start_ns) for request_id, computed in capture.rows.new]
+            _keep(self.started, new)
+        return missing
+
+
+def _keep(kept: list[_T], more: Sequence[_T]) -> Sequence[_T]:
+    """Keep as many as there is room for; the others."""
+    room = MOST_KEPT - len(kept)
+    kept += more[:room]
+    return more[room:]

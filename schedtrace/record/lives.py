@@ -20,7 +20,7 @@ class Life:
 
     __slots__ = (
         "accepted", "arrival", "cached", "drafts", "first_token_us", "invalid", "last_tokens", "lost_tokens",
-        "prompt_tokens", "scheduled_us",
+        "prompt_tokens", "scheduled_us", "unseen",
     )  # fmt: skip
 
     def __init__(self, arrival: Arrival | None) -> None:
@@ -31,6 +31,8 @@ class Life:
         self.last_tokens: _Tokens | None = None
         self.cached = 0
         self.lost_tokens = 0
+        self.unseen = False
+        """It may have got tokens in steps that were dropped."""
         self.drafts = self.accepted = self.invalid = 0
 
 
@@ -81,9 +83,20 @@ class Lives:
         finish.first_token_us = life.first_token_us
         finish.last_token_us = None if life.last_tokens is None else life.last_tokens.us
         finish.cached_tokens = life.cached
-        if self._drafts:
+        if self._drafts and not life.unseen:
             finish.drafts, finish.drafts_accepted = life.drafts, life.accepted
             finish.drafts_invalid = life.invalid if self._invalid else None
+
+    def unseen(self) -> None:
+        """Steps were dropped: what those who had begun to run got in them is not known."""
+        self._got = ()
+        for life in self._lives.values():
+            if life.scheduled_us is not None:
+                life.unseen, life.last_tokens = True, None
+
+    def arrivals(self) -> list[Arrival]:
+        """Of those who are here, as far as they were seen to arrive."""
+        return [life.arrival for life in self._lives.values() if life.arrival is not None]
 
     def waits(self, request_id: str, tokens: int) -> None:
         """A request is in the queue and wants so many tokens."""
@@ -134,6 +147,6 @@ class Lives:
             if life is None or (lengths is not None and not lengths[place]):
                 continue
             life.last_tokens = self._tokens
-            if life.first_token_us is None:
+            if life.first_token_us is None and not life.unseen:
                 life.first_token_us = back_us
         return len(got) if lengths is None else sum(lengths)

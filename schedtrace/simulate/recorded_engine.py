@@ -5,6 +5,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.config import SchedulerConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from schedtrace.errors import UsageError
@@ -15,7 +16,9 @@ from schedtrace.simulate.rank_options import OF_RANKS, require_values
 RENAMED = {"policy": "scheduling_policy"}
 """Fields of ``SchedulerConfig`` that vLLM's arguments call otherwise."""
 LEFT_OUT = {"scheduler_cls", "async_scheduling", "runner_type"}
-"""Of ``SchedulerConfig``: what a replay chooses by itself."""
+"""Of ``SchedulerConfig``: what a replay chooses by itself. A class that a trace names is never imported."""
+OF_SCHEDULER = {field.name for field in dataclasses.fields(SchedulerConfig)} - LEFT_OUT
+"""Taken from a header, which may be anyone's: other arguments of vLLM can name code that is run."""
 BLOCKS = "num_gpu_blocks_override"
 OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "kv_cache_dtype"}
 """Settings that change the number of blocks by way of a GPU's memory, which a trace does not have."""
@@ -40,12 +43,12 @@ def engine_options(
     changes = dict(changes or {})
     for name in changes:
         require_known(name)
-    configured = {RENAMED.get(name, name): value for name, value in header.scheduler_config.items()}
-    options = {
-        name: value
-        for name, value in configured.items()
-        if name in NAMES and name not in LEFT_OUT and value is not None
+    configured = {
+        RENAMED.get(name, name): value
+        for name, value in header.scheduler_config.items()
+        if name in OF_SCHEDULER and value is not None
     }
+    options = {name: value for name, value in configured.items() if name in NAMES}
     settings = header.settings
     options |= {
         "max_num_batched_tokens": header.token_budget,

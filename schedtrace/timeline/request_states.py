@@ -10,6 +10,7 @@ from schedtrace.timeline.computing import running_pieces
 from schedtrace.timeline.pieces import ARRIVES, WAITS, pieces, placed
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.waiting import waiting_pieces
+from schedtrace.timeline.waits import after_gaps
 
 QUEUED = ("waiting", "preempted")
 """States in which a request is in the waiting queue."""
@@ -65,6 +66,7 @@ def _arrivals(timeline: Timeline) -> pl.DataFrame:
         "request_id", keep="first", maintain_order=True
     )
     first = {"at": pl.lit(-1)}
+    came = _where_known(timeline, came)
     known = came.filter(pl.col("arrived_us") < pl.col("queued_us"))
     return pl.concat(
         [
@@ -78,6 +80,26 @@ def _arrivals(timeline: Timeline) -> pl.DataFrame:
                 **first,
             ),
         ]
+    )
+
+
+def _where_known(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
+    """Arrivals whose next step is missing begin with the next one that is not: before, nothing is known."""
+    gaps = after_gaps(timeline)
+    begins = timeline.steps.select("start_us", next_step=pl.col("step").cast(pl.Int64)).sort("start_us")
+    unknown = pl.col("next_step").is_in(gaps.implode()) & pl.col("step").is_null()
+    since = pl.when(unknown).then(pl.max_horizontal("queued_us", "start_us")).otherwise("queued_us")
+    return (
+        came.sort("queued_us", maintain_order=True)
+        .join_asof(
+            begins,
+            left_on="queued_us",
+            right_on="start_us",
+            strategy="forward",
+            coalesce=False,
+            check_sortedness=False,
+        )
+        .with_columns(queued_us=since, arrived_us=pl.when(unknown).then(None).otherwise("arrived_us"))
     )
 
 

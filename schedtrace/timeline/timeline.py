@@ -8,6 +8,7 @@ import polars as pl
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import OFFLINE, Manifest
+from schedtrace.model.message import Message, message
 from schedtrace.model.trace import Header
 from schedtrace.read.cpu_times import cpu_times
 from schedtrace.read.front_end import FrontEnd
@@ -62,6 +63,10 @@ class Timeline:
     """Processor times of threads (``read/cpu_times.py``)."""
     front_end: FrontEnd | None = None
     """What the front ends of the run recorded, for all its engines."""
+    missing: list[Message] = field(default_factory=list)
+    """What the trace lacks before its end."""
+    requests_missing: bool = False
+    """There may be requests that the trace does not hold."""
 
     @cached_property
     def waits(self) -> pl.DataFrame:
@@ -225,6 +230,8 @@ def make_timeline(
         lists={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
         cpu=trace.cpu,
         front_end=front_end,
+        missing=[message("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
+        requests_missing=trace.problems.requests_missing,
     )
 
 

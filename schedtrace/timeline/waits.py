@@ -25,10 +25,10 @@ def waits(timeline: Timeline) -> pl.DataFrame:
     entries = pl.concat([came, _preemptions(timeline, came)]).sort(
         "request_id", "since_step", maintain_order=True
     )
+    ran = pl.col("step").is_in(after_gaps(timeline).implode())
     scheduled = (
-        timeline.admitted.lazy()
+        pl.concat([timeline.admitted, timeline.requests_of(ran & (pl.col("phase") == "running"))])
         .select("request_id", pl.col("step").cast(pl.Int64).alias("scheduled_step"))
-        .collect()
         .sort("scheduled_step")
     )
     ended = _ends(timeline)
@@ -64,6 +64,13 @@ def waits(timeline: Timeline) -> pl.DataFrame:
             "order",
         )
     )
+
+
+def after_gaps(timeline: Timeline) -> pl.Series:
+    """Numbers of the steps before which one is missing: who runs in them may have been admitted before."""
+    number = timeline.steps["step"].cast(pl.Int64)
+    follows = number == number.shift(1) + 1
+    return number.filter(~follows.fill_null(timeline.header.first_step == 0))
 
 
 def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:

@@ -171,6 +171,11 @@ class Session:
             self._note(f"{rank}{notice}", now, once=True)
         if engine.following.garbled_us is not None:
             self._note(f"{engine.following.path}: some lines were not understood", now, once=True)
+        if engine.following.dropped:
+            self._note(f"{rank}steps are missing: the disk was too slow", now, once=True)
+        if engine.following.gaps:
+            text = f"{rank}steps are missing, and so is any request that arrived or ended in them"
+            self._note(text, now, once=True)
         if engine.following.end is not None:
             self._note(f"{rank}the engine ended", now, once=True)
         elif engine.over:

@@ -7,7 +7,6 @@ from typing import Any
 from weakref import WeakSet
 
 import pytest
-from loguru import logger
 
 from schedtrace.record.writer import Writer
 
@@ -64,15 +63,6 @@ def recording(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Recording is on; the run folder."""
     monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / "run"))
     return tmp_path / "run"
-
-
-@pytest.fixture
-def warnings() -> Iterator[list[str]]:
-    """What schedtrace warns of, in its log."""
-    heard: list[str] = []
-    sink = logger.add(lambda message: heard.append(message.record["message"]), level="WARNING")
-    yield heard
-    logger.remove(sink)
 
 
 def _switch_off() -> None:

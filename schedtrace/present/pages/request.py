@@ -54,7 +54,7 @@ def _headline(life: Life) -> Headline:
         "{trial} of {label}{engine}", trial=of_trial(life.trial), label=Code(life.label), engine=engine
     )
     title = message("Request {request}", request=Request(life.request_id))
-    return Headline(title, about, [joined([*_summary(life)], "; ")])
+    return Headline(title, about, [joined([*_summary(life)], "; ")], list(life.problems))
 
 
 def _summary(life: Life) -> Iterator[Message]:

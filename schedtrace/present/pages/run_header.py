@@ -41,10 +41,11 @@ def summary(run: RunReport) -> Iterator[str]:
         return
     engines = f" on {counted(config['engines'], 'engine')}" if config["engines"] > 1 else ""
     busy = sum(share.time_ms for share in run.engine_time if share.busy_frac is not None)
+    least = "at least " if run.requests_missing else ""
     work = _requests(run)
     if trials := len({trial.trial for trial in run.trials} - {None}):
         work += f" in {counted(trials, 'trial')}"
-    work += engines if work else ""
+    work = f"{least}{work}{engines}" if work else ""
     inferred = "; causes inferred" if config["exits_via"] == "inferred" else ""
     seats, blocks = integer(config["max_num_running_reqs"]), integer(config["kv_blocks_total"])
     yield (

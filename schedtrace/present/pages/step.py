@@ -40,7 +40,7 @@ def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
 def _sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
     engine = f", engine {story.engine_rank}" if story.engine_rank else ""
     about = message(" of {label}{engine}", label=Code(story.label), engine=engine)
-    yield Headline(f"Step {story.step}{of_trial(story.trial)}", about, [_times(story)])
+    yield Headline(f"Step {story.step}{of_trial(story.trial)}", about, [_times(story)], list(story.problems))
     parts = (_before, _decided, _after)
     yield Facts([fact for part in parts for fact in part(story, everything=everything)])
     if story.ranks:

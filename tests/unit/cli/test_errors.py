@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.model.ids import capped
 from schedtrace.model.manifest import FILE_NAME
 from tests.makers import encoded, header, manifest, run_folder, step, workload, write_trace
 
@@ -136,3 +137,51 @@ def test_a_wrong_command_line_ends_with_2_and_names_what_is_wrong_in_one_line(cl
     assert err.startswith("schedtrace: ")
     assert names in err
     assert len(err.splitlines()) == 1
+
+
+LONG = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"request good {LONG}",
+        f"step good {LONG}",
+        f"step {LONG} 0",
+        f"analyze {LONG}",
+        f"analyze good --only {LONG}",
+        f"analyze good --last {LONG}",
+        f"analyze good --fail-on {LONG}",
+        f"analyze good --format {LONG}",
+        f"analyze good --{LONG}",
+        f"findings {LONG}",
+        f"diff good {LONG}",
+        f"diff good good --fail-on {LONG}",
+        f"export good --to {LONG}",
+        f"export good --output {LONG}",
+        f"replay good --set {LONG}",
+        f"replay good --set {LONG}=1",
+        f"replay good --step-times {LONG}",
+        f"sweep good --vary {LONG}",
+        f"run --model tiny --{LONG}",
+        f"run --model tiny --label {LONG}",
+        f"run --config {LONG}",
+        f"simulate --model {LONG} --gpu h100",
+        f"watch {LONG} --once",
+        f"report {LONG}",
+        f"advise {LONG}",
+        LONG,
+    ],
+    ids=lambda command: command.replace(LONG, "LONG"),
+)
+@pytest.mark.usefixtures("bad")
+def test_what_was_given_is_quoted_in_short(cli, command):
+    code, out, err = cli(*command.split(" "))
+    assert code in {USAGE, INPUT}
+    assert len(out) + len(err) < 5_000
+    assert "x" * 1001 not in out + err
+
+
+def test_a_long_id_is_quoted_as_ids_are_written(cli, bad):
+    _, _, err = cli("request", bad / "good", "y" * 1_000_000)
+    assert err.startswith(f"schedtrace: request {capped('y' * 1_000_000)}: no request of ")

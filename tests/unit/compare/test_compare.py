@@ -85,8 +85,9 @@ def test_engines_are_no_trials(tmp_path, run_of):
 
 def test_problems_are_noted_with_the_side_that_has_them(run_of):
     base, new = run_of("a", step(0), step(2)), run_of("b", step(0), about=manifest(status="interrupted"))
+    lacks = "1 step is missing, and so is any request that arrived or ended in it"
     assert notes_of(base=base, new=new)[:2] == [
-        f"base: {base.path}/engine-0.jsonl: 1 step is missing",
+        f"base: {base.path}/engine-0.jsonl: {lacks}",
         "new: The run was interrupted. This report covers what was recorded before.",
     ]
 

@@ -168,3 +168,13 @@ def test_a_trace_without_its_first_line_has_not_begun(tmp_path):
     (tmp_path / "engine-1.jsonl").write_text("{}")
     assert traces_in(tmp_path) == [tmp_path / "engine-1.jsonl"]
     assert traces_in(tmp_path / "gone") == []
+
+
+def test_a_trace_that_was_begun_anew_is_not_whole(tmp_path, log):
+    path = write_trace(tmp_path / "engine-0.jsonl", header(first_step=7), step(7))
+    wanted = [
+        f"{path} was truncated, replaced or removed during the run: it begins at step 7",
+        f"run it again; to see what was recorded: schedtrace analyze {tmp_path}",
+    ]
+    assert said(require_whole, [path], manifest(), log) == wanted
+    assert said(require_recording, [path], manifest(), log) == wanted

@@ -56,7 +56,7 @@ def test_one_garbled_line_and_one_missing_step_are_told_as_one(trace_of):
     trace = trace_of(step(0), b"x", step(2))
     assert trace.problems.sentences(trace.path) == [
         f"{trace.path}: 1 line was not understood and dropped (line 3)",
-        f"{trace.path}: 1 step is missing",
+        f"{trace.path}: 1 step is missing, and so is any request that arrived or ended in it",
     ]
 
 
@@ -216,3 +216,40 @@ def test_a_step_is_dropped_that_comes_again_or_contradicts_the_time_of_those_bes
 def test_a_step_that_is_dropped_for_its_time_is_not_also_missing(trace_of):
     trace = trace_of(step(0, start=10), step(1, start=5), step(2, start=20))
     assert (trace.problems.refused, trace.problems.missing_steps) == ([1], 0)
+
+
+def test_requests_of_steps_that_the_recorder_dropped_are_there_and_the_steps_are_told(trace_of):
+    dropped = Events(at_us=20_000, arrived=[arrival("b", 11_000)], finished=[finish("a")], dropped_steps=2)
+    trace = trace_of(step(0, arrived=[arrival("a", 0)]), dropped, step(3))
+    assert trace.arrivals["request_id"].to_list() == ["a", "b"]
+    assert (trace.problems.missing_steps, trace.problems.requests_missing) == (2, False)
+    lacks = (
+        "2 steps are missing, the disk was too slow; requests that arrived or ended meanwhile are recorded"
+    )
+    assert trace.problems.sentences(trace.path) == [f"{trace.path}: {lacks}, what they were given is not"]
+
+
+def test_requests_that_are_missing_are_told(trace_of):
+    dropped = Events(at_us=20_000, dropped_steps=2, dropped_arrivals=3, dropped_finishes=1)
+    trace = trace_of(step(0), dropped, step(3), step(5, finished=[finish("z")]))
+    assert trace.problems.requests_missing
+    assert trace.problems.sentences(trace.path)[1:] == [
+        f"{trace.path}: 1 step is missing, and so is any request that arrived or ended in it",
+        f"{trace.path}: the arrival of at least 3 requests is missing",
+        f"{trace.path}: the end of at least 1 request is missing",
+    ]
+
+
+def test_a_request_that_ended_without_having_arrived_is_told_where_steps_are_missing(trace_of):
+    trace = trace_of(step(0), step(2, finished=[finish("z"), finish("y")]))
+    assert trace.problems.sentences(trace.path)[1:] == [
+        f"{trace.path}: the arrival of at least 2 requests is missing"
+    ]
+
+
+def test_a_file_that_begins_later_lacks_no_step_of_its_own(trace_of):
+    trace = trace_of(step(7), step(8), End(at_us=1, steps=9), first_step=7, closed=False)
+    assert (trace.problems.missing_steps, trace.problems.requests_missing) == (0, True)
+    assert trace.problems.sentences(trace.path) == [
+        f"{trace.path}: begins at step 7; requests that ended before are not in it"
+    ]

@@ -1,15 +1,20 @@
 """The writer's file, line by line; its thread is asked only where time is the matter."""
 
+import contextlib
 import os
+import shutil
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from schedtrace.model.manifest import FILE_NAME
-from schedtrace.model.trace import Arrival, Finish
+from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import assemble, writer
-from schedtrace.record.capture import ALL, NOBODY, Capture, DummyPass, Result, Rows, Synced
+from schedtrace.record import capture as capture_module
+from schedtrace.record.capture import ALL, NOBODY, Came, Capture, DummyPass, Result, Rows, Synced
 from schedtrace.record.settings import Settings
 from schedtrace.record.writer import Writer
 from tests.makers import header
@@ -119,8 +124,121 @@ def test_steps_beyond_what_is_held_are_dropped_and_counted(writer_of, monkeypatc
     made = writer_of()
     assert [made.put(done(capture(number))) for number in range(4)] == [True, True, False, False]
     made.close()
-    assert lines(made) == [("step", 0), ("step", 1), "end"]
+    assert lines(made) == [("step", 0), ("step", 1), "events", "end"]
     assert (last(made)["steps"], last(made)["dropped_steps"]) == (4, 2)
+
+
+def steady(number):
+    taken = done(capture(number, full=False))
+    taken.rows = None
+    return taken
+
+
+def test_who_came_and_went_in_dropped_steps_is_written_before_the_next_step(writer_of, monkeypatch):
+    monkeypatch.setattr(writer, "MAX_PENDING", 1)
+    made = writer_of(anchor_ns=0)
+    made._last_events_ns = time.monotonic_ns()
+    came = [
+        Came([Arrival(name, 5, 7, 40)], [Finish("g", "STOPPED", 9, 1, 1)] * at)
+        for at, name in enumerate("abc")
+    ]
+    assert made.put(done(capture(0, ids="g")))
+    assert [
+        made.put(done(capture(1 + at, ended_ns=9_000_000 + at, came=one))) for at, one in enumerate(came)
+    ] == [False] * 3
+    made._work(last=False)
+    assert lines(made) == [("step", 0)]
+    assert made.put(done(capture(4, ids="b")))
+    made._work(last=False)
+    assert lines(made) == [("step", 0), "events", ("step", 4)]
+    _, _, events, step = map(msgspec.json.decode, made.path.read_bytes().splitlines())
+    assert (events["dropped_steps"], events["at_us"]) == (3, 9_000)
+    assert [(one["request_id"], one["queued_us"]) for one in events["arrived"]] == [
+        ("a", 7),
+        ("b", 7),
+        ("c", 7),
+    ]
+    assert [(one["request_id"], one["finished_us"]) for one in events["finished"]] == [("g", 9)] * 3
+    assert "dropped_arrivals" not in events
+    assert step["requests"] == [{"request_id": "b", "computed_tokens": 0, "scheduled_tokens": 1}]
+    assert "changes" not in step
+
+
+def test_of_dropped_steps_so_many_requests_are_kept_and_the_others_counted(writer_of, monkeypatch):
+    monkeypatch.setattr(writer, "MAX_PENDING", 0)
+    monkeypatch.setattr(capture_module, "MOST_KEPT", 2)
+    made = writer_of()
+    for at, name in enumerate("abcde"):
+        made.prefixes.note(SimpleNamespace(request_id=name, block_hashes=[b"x"]))
+        gone = Finish(name, "ABORTED", 0, 1, 0)
+        made.put(capture(at, came=Came([Arrival(name, 0, 0, 1)], [gone], [DUMMY], [SYNC])))
+    made.close()
+    _, events, end = map(msgspec.json.decode, made.path.read_bytes().splitlines())
+    assert [one["request_id"] for one in events["arrived"]] == ["a", "b"]
+    assert [one["request_id"] for one in events["finished"]] == ["a", "b"]
+    assert (events["dropped_steps"], events["dropped_arrivals"], events["dropped_finishes"]) == (5, 3, 3)
+    assert (len(events["dummies"]), len(events["syncs"]), end["dropped_steps"]) == (2, 2, 5)
+    assert made.prefixes._blocks == {}
+
+
+def test_what_dropped_steps_gave_is_unknown_and_what_is_known_stays(writer_of, monkeypatch):
+    """``ran`` had its first token before, ``new`` began in a dropped step, ``waits`` begins after it."""
+    monkeypatch.setattr(writer, "MAX_PENDING", 1)
+    made = writer_of(anchor_ns=0)
+    first = done(capture(0, ended_ns=2_000_000, came=Came([Arrival("ran", 1, 1, 1)])))
+    first.rows.new, first.rows.scheduled = [("ran", 0)], {"ran": 1}
+    made.put(first)
+    hidden = done(
+        capture(1, ended_ns=4_001_000, came=Came([Arrival("new", 3, 3, 9), Arrival("waits", 4, 4, 9)]))
+    )
+    hidden.rows.new = [("new", 8)]
+    hidden.preempted = [(Preemption("ran", lost_tokens=3), 4)]
+    made.put(hidden)
+    made._work(last=False)
+    after = done(capture(2, ids=["ran", "new"], ended_ns=6_000_000))
+    after.rows.new, after.rows.scheduled = [("waits", 0)], {"ran": 1, "new": 1, "waits": 9}
+    made.put(after)
+    made._work(last=False)
+    made.put(
+        capture(3, came=Came((), [Finish(name, "STOPPED", 9_000, 9, 2) for name in ("ran", "new", "waits")]))
+    )
+    made.close()
+    line = msgspec.json.decode(made.path.read_bytes().splitlines()[-2])
+    wanted = ("arrived_us", "scheduled_us", "first_token_us", "last_token_us", "cached_tokens")
+    assert {one["request_id"]: tuple(map(one.get, wanted)) for one in line["finished"]} == {
+        "ran": (1, 1_999, 2_000, 6_000, None),
+        "new": (3, 4_000, None, 6_000, 8),
+        "waits": (4, 5_999, 6_000, 6_000, None),
+    }
+    step = msgspec.json.decode(made.path.read_bytes().splitlines()[3])
+    assert (step["step"], step["recomputed_tokens"], step["num_waiting_after"]) == (2, 1, 0)
+
+
+def test_a_request_that_ended_in_dropped_steps_has_no_last_token(writer_of, monkeypatch):
+    monkeypatch.setattr(writer, "MAX_PENDING", 1)
+    made = writer_of(anchor_ns=0)
+    first = done(capture(0, ended_ns=2_000_000, came=Came([Arrival("a", 1, 1, 1)])))
+    first.rows.new, first.rows.scheduled = [("a", 0)], {"a": 1}
+    made.put(first)
+    made.put(capture(1, came=Came((), [Finish("a", "STOPPED", 3_000, 1, 2)])))
+    made.close()
+    [finish] = msgspec.json.decode(made.path.read_bytes().splitlines()[-2])["finished"]
+    assert (finish["first_token_us"], finish.get("last_token_us")) == (2_000, None)
+
+
+def test_dropped_steps_are_written_where_no_step_follows(writer_of, monkeypatch):
+    monkeypatch.setattr(writer, "MAX_PENDING", 1)
+    made = writer_of()
+    made.put(done(capture(0)))
+    made.put(capture(1, came=Came([Arrival("a", 0, 0, 1)])))
+    made._work(last=False)
+    assert lines(made) == [("step", 0)]
+    made._last_events_ns -= writer.WRITE_LATEST_NS
+    made._work(last=False)
+    assert lines(made) == [("step", 0), "events"]
+    assert [one["request_id"] for one in last(made)["arrived"]] == ["a"]
+    made.close()
+    assert lines(made) == [("step", 0), "events", "end"]
 
 
 def test_many_rows_are_written_in_several_goes_and_none_is_lost(writer_of, monkeypatch):
@@ -275,11 +393,140 @@ def test_what_is_written_in_parts_is_whole(writer_of, monkeypatch):
     assert first == second
 
 
-def test_a_removed_file_ends_the_recording(writer_of):
+def truncate(path):
+    os.truncate(path, 0)
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size - 5)
+
+
+def rotate(path):
+    path.rename(path.with_name("old"))
+    path.touch()
+
+
+def unlink_and_touch(path):
+    path.unlink()
+    path.touch()
+
+
+@pytest.mark.parametrize(
+    ("accident", "what"),
+    [
+        (truncate, "truncated"),
+        (cut, "truncated"),
+        (Path.unlink, "removed"),
+        (rotate, "replaced"),
+        (unlink_and_touch, "replaced"),
+    ],
+)
+def test_a_file_that_is_lost_is_begun_anew_as_a_whole(accident, what, writer_of, warnings):
+    made = writer_of()
+    made.notice("earlier")
+    first = done(capture(0, ids="a", came=Came([Arrival("a", 0, 0, 1), Arrival("b", 0, 0, 1)])))
+    for one in (first, steady(1)):
+        made.put(one)
+    made._work(last=False)
+    accident(made.path)
+    made.put(steady(2))
+    made.put(steady(3))
+    made.close()
+    found = [msgspec.json.decode(line) for line in made.path.read_bytes().splitlines()]
+    kinds = ["header", "notice", "notice", "events", "step", "delta", "end"]
+    assert [line["type"] for line in found] == kinds
+    said = f"the file was {what} while it was recorded: it begins at step 2"
+    assert (found[0]["first_step"], [found[1]["message"], found[2]["message"]]) == (2, ["earlier", said])
+    assert [one["request_id"] for one in found[3]["arrived"]] == ["a", "b"]
+    assert [(one["request_id"], one["computed_tokens"]) for one in found[4]["requests"]] == [("a", 2)]
+    assert warnings == [f"schedtrace: {made.path}: {said}"]
+    assert made.path.stat().st_mode & 0o077 == 0 or what == "replaced"
+
+
+def test_a_file_that_is_lost_again_is_begun_anew_again_and_the_log_says_so_once(writer_of, warnings):
+    made = writer_of()
+    for number in range(3):
+        made.put(done(capture(number)))
+        made._work(last=False)
+        truncate(made.path)
+        made._work(last=False)
+    notices = [line for line in made.path.read_bytes().splitlines() if b'"notice"' in line]
+    assert (len(notices), b"it begins at step 3" in notices[0], len(warnings)) == (1, True, 1)
+
+
+def test_a_file_that_is_truncated_while_it_is_written_is_whole_at_the_next_flush(writer_of, monkeypatch):
+    made = writer_of()
+    keep = made._keep_whole
+    made.put(done(capture(0)))
+    monkeypatch.setattr(made, "_keep_whole", lambda: (keep(), truncate(made.path)))
+    made._work(last=False)
+    monkeypatch.setattr(made, "_keep_whole", keep)
+    assert lines(made) == []  # a step where the header should be
+    made.put(done(capture(1)))
+    made._work(last=False)
+    assert lines(made) == ["notice", ("step", 1)]
+
+
+def move(path):
+    path.rename(path.with_name("old"))
+
+
+def move_and_use(path):
+    move(path)
+    path.write_bytes(b"somebody else's\n")
+
+
+def move_folder(path):
+    path.parent.rename(path.parent.with_name("moved"))
+
+
+@pytest.mark.parametrize(
+    ("accident", "now"), [(move, "run/old"), (move_and_use, "run/old"), (move_folder, "moved/engine-0.jsonl")]
+)
+def test_a_file_that_was_moved_is_written_on_where_it_is(accident, now, writer_of, tmp_path, warnings):
+    made = writer_of()
+    accident(made.path)
+    made.put(done(capture(0)))
+    made.close()
+    found = [msgspec.json.decode(line)["type"] for line in (tmp_path / now).read_bytes().splitlines()]
+    assert (found, warnings) == (["header", "step", "end"], [])
+
+
+def test_no_line_goes_into_what_stands_in_the_place_of_a_removed_file(writer_of, warnings):
     made = writer_of()
     made.path.unlink()
-    with pytest.raises(FileNotFoundError, match="removed"):
-        made._write([HEADER])
+    os.mkfifo(made.path)
+    made.put(done(capture(0)))
+    made.close()
+    [warning] = warnings
+    assert "stopped: FileNotFoundError(2, 'the file was removed while it was written')" in warning
+
+
+def test_a_removed_folder_ends_the_recording(writer_of, warnings):
+    made = writer_of()
+    shutil.rmtree(made.path.parent)
+    made.close()
+    [warning] = warnings
+    assert "stopped: FileNotFoundError(2, 'the file was removed while it was written')" in warning
+    assert not made.path.parent.exists()
+
+
+def test_a_forked_child_writes_nothing_into_its_parents_trace(writer_of):
+    made = writer_of()
+    made.arrived.append(Arrival("a", 0, 0, 1))
+    made.put(done(capture(0)))
+    if not (child := os.fork()):
+        status = 1
+        with contextlib.suppress(BaseException):
+            made.put(done(capture(1)))
+            made.close()
+            status = int(made.working)
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert lines(made) == []
+    made.close()
+    assert lines(made) == [("step", 0), "events", "end"]
+    assert last(made)["steps"] == 1
 
 
 def test_giving_up_is_told_in_the_trace_and_nothing_is_held_any_more(writer_of):

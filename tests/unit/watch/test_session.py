@@ -10,7 +10,7 @@ import pytest
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import NOTHING, message
-from schedtrace.model.trace import End
+from schedtrace.model.trace import End, Events
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, of_process, target
@@ -506,3 +506,18 @@ def test_a_pipe_in_the_place_of_a_trace_is_named_and_not_waited_for(tmp_path):
     assert seen.engines == []
     [note] = seen.notes
     assert note.text == f"{tmp_path / 'engine-0.jsonl'}: cannot be read (not a regular file)"
+
+
+def test_missing_steps_are_noted_once_with_their_reason(folder):
+    growing = Growing(folder)
+    session = session_of(folder, growing)
+    growing.grow(3)
+    assert notes(session.look()) == []
+    growing.append(Events(at_us=0, dropped_steps=4), growing.one(7, first=False), growing.one(8, first=False))
+    slow = "steps are missing: the disk was too slow"
+    assert [notes(session.look()) for _ in range(2)] == [[slow]] * 2
+    growing.append(growing.one(10, first=False))
+    assert notes(session.look()) == [
+        slow,
+        "steps are missing, and so is any request that arrived or ended in them",
+    ]
