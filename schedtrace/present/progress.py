@@ -7,6 +7,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from schedtrace.diagnose.throughput import throughput
 from schedtrace.engine.execute import Observer
 from schedtrace.engine.plan import Plan
 from schedtrace.model.manifest import TrialResult
@@ -58,9 +59,9 @@ class RunProgress(Observer):
 
     def trial_done(self, plan: Plan, result: TrialResult) -> None:
         elapsed = max(result.elapsed_s, 1e-9)
-        rate = result.num_requests / elapsed
-        total = (result.input_tokens + result.output_tokens) / elapsed
-        output = result.output_tokens / elapsed
+        rate, total, output = throughput(
+            result.num_requests, result.input_tokens, result.output_tokens, elapsed
+        )
         self._say(
             plan,
             f"{self._trial(plan, result.trial)}: {result.num_requests} requests in {result.elapsed_s:.2f} s, "

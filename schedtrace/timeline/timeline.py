@@ -62,6 +62,8 @@ class Timeline:
     """Processor times of threads (``read/cpu_times.py``)."""
     front_end: FrontEnd | None = None
     """What the front ends of the run recorded, for all its engines."""
+    is_window: bool = False
+    """Cut to a part of its trace (``timeline/window.py``)."""
 
     @cached_property
     def waits(self) -> pl.DataFrame:
@@ -160,6 +162,11 @@ class Timeline:
         """The trials in their order; a trace without trials is one, None."""
         found = self.steps["trial"].unique(maintain_order=True).to_list()
         return [trial for trial in found if trial is not None] or [None]
+
+    @property
+    def whole_trials(self) -> bool:
+        """Whether it has trials, whose begin and end are those of a workload."""
+        return not self.is_window and self.trials() != [None]
 
     def of_trial(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
         """The rows of one trial; all rows for None."""
