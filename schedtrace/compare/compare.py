@@ -11,6 +11,7 @@ from schedtrace.compare.settings import changed_settings
 from schedtrace.compare.verdict import verdict
 from schedtrace.compare.work import records_work, same_work, workload
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.throughput import counted_time
 from schedtrace.errors import InputError
 from schedtrace.model.comparison import Comparison
 from schedtrace.model.message import Code, Count, Message, message
@@ -87,6 +88,11 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
         notes.append(
             message("throughput is the front end's on one side and the trace's on the other: not quite alike")
         )
+    notes += [
+        message("{side}: throughput is {over}", side=side, over=over)
+        for side, run in sides
+        if (over := counted_time(run))
+    ]
     return notes
 
 

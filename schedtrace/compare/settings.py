@@ -1,17 +1,23 @@
-"""The settings of two runs that differ: given ones, and what vLLM resolved them to, with their origin."""
+"""The settings of two runs that differ: those that were given, and what vLLM resolved, with their origin."""
 
+import re
 from typing import Any
 
 from schedtrace.diagnose.settings.effective import effective_settings
+from schedtrace.diagnose.settings.origin import configured_by
 from schedtrace.model.comparison import ConfigChange
+from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import NOTHING, Code, Message, message
 from schedtrace.read.foreign import UNKNOWN
 from schedtrace.read.run import Run
 
-NOISE = {"SCHEDTRACE_RUN_DIR", "SCHEDTRACE_TRIAL_IDS"}
+OWN = "SCHEDTRACE_"
+"""Begins the names of variables that say where and how to record, and nothing about vLLM."""
 OF_A_START = "_port"
 """Ends the names of fields that every start of data-parallel ranks draws anew."""
-"""Variables that tell where a run was written, and nothing about it."""
+ADDRESS = {"port", "host", "uds"}
+"""Options that say where a server listens."""
+OPTION = re.compile(r"--?[A-Za-z]")
 NAMES = {
     "policy": "scheduling_policy",
     "cache_dtype": "kv_cache_dtype",
@@ -22,7 +28,10 @@ NAMES = {
 
 
 def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
-    """Settings that differ: given ones, those that decide scheduling, then what else vLLM resolved."""
+    """Settings that differ: options that were given, workload, environment, then what vLLM resolved.
+
+    Of what vLLM resolved, the settings that decide scheduling come first.
+    """
     before, after = _flat_config(base), _flat_config(new)
     given = _given(base) | _given(new)
     base_origins, new_origins = _origins(base), _origins(new)
@@ -31,14 +40,69 @@ def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
             name=name,
             base=before.get(name),
             new=after.get(name),
-            given=name.rpartition(".")[2] in given or name.startswith(("workload.", "environment.")),
+            given=_setting_of(name) in given or name.startswith(("workload.", "environment.")),
             base_origin=base_origins.get(_setting_of(name), NOTHING),
             new_origin=new_origins.get(_setting_of(name), NOTHING),
         )
         for name in sorted(before.keys() & after.keys() | _variables(base, new))
         if before.get(name) != after.get(name)
     ]
-    return sorted(changes, key=lambda change: (not change.given, not change.base_origin))
+    known = {_setting_of(name) for name in before.keys() & after.keys()}
+    changes = _once(changes) + _options(base, new, known)
+    return sorted(changes, key=lambda one: (_group(one), not one.base_origin))
+
+
+def _group(change: ConfigChange) -> int:
+    """Place in the list: options, the workload, the environment, what vLLM resolved."""
+    if not change.given:
+        return 3
+    return {"workload": 1, "environment": 2}.get(change.name.partition(".")[0], 0)
+
+
+def _once(changes: list[ConfigChange]) -> list[ConfigChange]:
+    """Without second names of one setting that say the same of it."""
+    by_value: dict[tuple[str, str], ConfigChange] = {}
+    for change in changes:
+        by_value.setdefault((_setting_of(change.name), repr((change.base, change.new))), change)
+    return list(by_value.values())
+
+
+def _options(base: Run, new: Run, known: set[str]) -> list[ConfigChange]:
+    """Options of two servers' commands that differ, of settings whose value neither record tells."""
+    before, after = (_command_options(run.manifest) for run in (base, new))
+    if before is None or after is None:
+        return []
+    says = {True: message("given"), False: message("not given")}
+    return [
+        ConfigChange(
+            name=f"--{name.replace('_', '-')}",
+            base=before.get(name),
+            new=after.get(name),
+            given=True,
+            base_origin=says[name in before],
+            new_origin=says[name in after],
+        )
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and name not in known | ADDRESS
+    ]
+
+
+def _command_options(manifest: Manifest | None) -> dict[str, str] | None:
+    """Name to value of the options in a server's command; None: it is no server, or its command is not known.
+
+    The arguments of ``schedtrace run`` are in ``engine_args_given``, and its own options in the workload.
+    """
+    if manifest is None or manifest.status != "attached" or not manifest.command:
+        return None
+    options: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in manifest.command[1:]:
+        if OPTION.match(word):
+            name, equals, value = word.lstrip("-").partition("=")
+            values = options[name.replace("-", "_")] = [value] if equals else []
+        else:
+            values.append(word)
+    return {name: " ".join(words) for name, words in options.items()}
 
 
 def _origins(run: Run) -> dict[str, Message]:
@@ -65,11 +129,14 @@ def _variables(base: Run, new: Run) -> set[str]:
     if not (base.manifest and new.manifest):
         return set()
     names = base.manifest.environment.keys() | new.manifest.environment.keys()
-    return {f"environment.{name}" for name in names - NOISE}
+    return {f"environment.{name}" for name in names if not name.startswith(OWN)}
 
 
 def _given(run: Run) -> set[str]:
-    return set(run.manifest.engine_args_given) if run.manifest else set()
+    """Names of vLLM's arguments that were given."""
+    configured = configured_by(run)
+    of_run = run.manifest.engine_args_given if run.manifest else {}
+    return {_setting_of(name) for name in (*of_run, *(configured.given if configured else ()))}
 
 
 def _flat_config(run: Run) -> dict[str, Any]:
@@ -86,6 +153,7 @@ def _flat_config(run: Run) -> dict[str, Any]:
     }
     flat = {name: value for name, value in flat.items() if value not in {None, UNKNOWN}}
     flat |= {f"scheduler_config.{name}": value for name, value in header.scheduler_config.items()}
+    flat |= {name: value for name, value in header.settings.items() if not name.endswith(OF_A_START)}
     manifest = run.manifest
     if manifest is not None:
         for section, fields in manifest.config_resolved.items():
@@ -95,5 +163,5 @@ def _flat_config(run: Run) -> dict[str, Any]:
         if manifest.workload is not None:
             workload = manifest.workload
             flat |= {f"workload.{name}": getattr(workload, name) for name in workload.__struct_fields__}
-        flat |= {f"environment.{k}": v for k, v in manifest.environment.items() if k not in NOISE}
+        flat |= {f"environment.{k}": v for k, v in manifest.environment.items() if not k.startswith(OWN)}
     return flat

@@ -10,7 +10,9 @@ from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES
 from schedtrace.diagnose.settings.effective import effective_settings
 from schedtrace.diagnose.settings.kept import without_followed
 from schedtrace.diagnose.statistics import statistics
+from schedtrace.diagnose.throughput import counted_s
 from schedtrace.diagnose.time_split import time_split
+from schedtrace.diagnose.trials import over_all_engines
 from schedtrace.diagnose.verdict import leading, verdict
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
@@ -113,6 +115,9 @@ def analyze_run(
         engines.append(one_engine(timelines.at(place), measured, engines=run.engines))
         of_traces += timelines.problems
     timelines.require_steps()
+    trials = [report for engine in engines for report in engine.trials]
+    if run.engines > 1:
+        over_all_engines(trials, counted_s(engine.sums.spans for engine in engines))
     ranks = Ranks([engine.rank for engine in engines], timelines.of_rank)
     facts = frozenset(ALL_FACTS).intersection(*(engine.rank.facts for engine in engines))
     settings = effective_settings(run, [engine.use for engine in engines if engine.use is not None])
@@ -131,7 +136,7 @@ def analyze_run(
         problems=[*of_files, *of_traces, *of_queues, *_of_ranks(ranks), *of_run],
         verdict=verdict([engine.unlimited for engine in engines], findings, split),
         time_split=split,
-        trials=[report for engine in engines for report in engine.trials],
+        trials=trials,
         findings=findings,
         not_judged=_not_judged(facts, len(engines)),
         causes=cause_table([engine.exits for engine in engines]),

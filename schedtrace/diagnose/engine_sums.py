@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.diagnose.distributions import counted, inter_token, single
+from schedtrace.diagnose.throughput import counted_spans, sampled_tokens
 from schedtrace.diagnose.trials import FINISHED
 from schedtrace.model.facts import Fact
 from schedtrace.timeline.pieces import LENGTH_US
@@ -63,7 +64,7 @@ class EngineSums:
     finished_in_steps: int
     output_tokens: int
     prompt_tokens: int
-    """Of requests that ended well, each time that they did."""
+    """Those of its steps, and those of the prompts of requests that ended well, each time that they did."""
     preemptions: int | None
     """None: this scheduler cannot be asked for them."""
     running_us: int
@@ -75,7 +76,7 @@ class EngineSums:
     kv_used: tuple[float, int] | None
     """Mean share of KV blocks in use after its steps, and in how many it is known."""
     spans: pl.DataFrame
-    """One row per trial: ``trial``, and ``begin`` and ``end`` of its steps by the wall clock."""
+    """``throughput.counted_spans``."""
 
 
 def engine_sums(timeline: Timeline) -> EngineSums:
@@ -90,7 +91,6 @@ def engine_sums(timeline: Timeline) -> EngineSums:
     following = pl.col("start_us").shift(-1).over("trial") - pl.col("start_us")
     in_queue = pl.col("state").is_in(QUEUED)
     kv_used = steps.select(kv_used_frac()).to_series().drop_nulls()
-    anchor = timeline.header.wall_anchor_us
     return EngineSums(
         rank=timeline.rank,
         facts=facts,
@@ -113,7 +113,7 @@ def engine_sums(timeline: Timeline) -> EngineSums:
         else None,
         steps=steps.height,
         finished_in_steps=done.height,
-        output_tokens=int(done["output_tokens"].sum()),
+        output_tokens=sampled_tokens(steps, done),
         prompt_tokens=int(done["prompt_tokens"].sum()),
         preemptions=timeline.preemptions.filter("in_schedule").height
         if timeline.header.preemptions_recorded
@@ -124,9 +124,7 @@ def engine_sums(timeline: Timeline) -> EngineSums:
         dummy_batches=int(steps["dummy_batches"].sum()),
         dummy_us=int(steps["dummy_us"].sum()),
         kv_used=(float(kv_used.mean()), len(kv_used)) if len(kv_used) else None,  # type: ignore[arg-type]
-        spans=steps.group_by("trial").agg(
-            begin=(pl.col("start_us") + anchor).min(), end=(pl.col("output_us") + anchor).max()
-        ),
+        spans=counted_spans(timeline),
     )
 
 

@@ -6,6 +6,7 @@ import polars as pl
 
 from schedtrace.diagnose.distributions import distribution, single
 from schedtrace.diagnose.engine_sums import EngineSums
+from schedtrace.diagnose.throughput import counted_s, throughput
 from schedtrace.model.facts import Fact
 from schedtrace.model.statistics import (
     ClassLatency,
@@ -132,7 +133,7 @@ def _durations(engines: Sequence[EngineSums]) -> Durations:
 
 
 def _engines(engines: Sequence[EngineSums], ranks: Ranks) -> list[EngineFigures]:
-    seconds = _span_s(engines)
+    seconds = sum(counted_s(engine.spans for engine in engines).values())
     figures = [_figures([engine], engine.rank, seconds) for engine in engines]
     if len(engines) > 1:
         figures.append(_figures(engines, None, seconds))
@@ -169,20 +170,20 @@ def _of_lockstep(ranks: Ranks, figures: list[EngineFigures]) -> None:
 
 
 def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) -> EngineFigures:
-    """Sums over these engines; ``seconds`` are those of all engines' trials."""
+    """Sums over these engines; ``seconds`` are those that count for the throughput of all."""
     lives = all(Fact.LIVES in engine.facts for engine in engines)
     outputs, prompts = (
         sum(engine.output_tokens for engine in engines),
         sum(engine.prompt_tokens for engine in engines),
     )
-    known = lives and seconds > 0
+    rates = throughput(0, prompts, outputs, seconds) if lives and seconds > 0 else None
     preemptions = [engine.preemptions for engine in engines if engine.preemptions is not None]
     return EngineFigures(
         engine_rank=rank,
         steps=sum(engine.steps for engine in engines),
         requests_finished=sum(engine.finished_in_steps for engine in engines) if lives else None,
-        output_tokens_per_s=outputs / seconds if known else None,
-        total_tokens_per_s=(outputs + prompts) / seconds if known else None,
+        output_tokens_per_s=rates.output_tokens_per_s if rates else None,
+        total_tokens_per_s=rates.total_tokens_per_s if rates else None,
         preemptions=sum(preemptions) if len(preemptions) == len(engines) else None,
         mean_running=_at_a_time([(one.running_us, one.busy_us) for one in engines]) if lives else None,
         mean_waiting=_at_a_time([(one.queued_us, one.busy_us) for one in engines]) if lives else None,
@@ -198,13 +199,6 @@ def _mean(parts: Sequence[tuple[float, int]]) -> float | None:
         return parts[0][0]
     count = sum(count for _, count in parts)
     return sum(mean * count for mean, count in parts) / count if count else None
-
-
-def _span_s(engines: Sequence[EngineSums]) -> float:
-    """From the first start to the last output of each trial, on one clock, added up."""
-    spans = pl.concat([engine.spans for engine in engines])
-    lengths = spans.group_by("trial").agg(us=pl.col("end").max() - pl.col("begin").min())
-    return float(lengths["us"].sum()) / 1e6
 
 
 def _at_a_time(engines: Sequence[tuple[int, int]]) -> float | None:

@@ -1,9 +1,17 @@
 """The figures of each trial."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from schedtrace.diagnose.throughput import (
+    Throughput,
+    counted_s,
+    counted_spans,
+    over,
+    sampled_tokens,
+    throughput,
+)
 from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.report import Percentiles, StripCell, TrialReport
@@ -21,19 +29,39 @@ def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int
     Args:
         timeline: The engine's trace.
         manifest: Has the front end's figures, which are of all ``engines`` together.
-        engines: Of the run; with several, throughput is taken from each one's trace.
+        engines: Of the run; with several, throughput is taken from each one's trace, and then put
+            ``over_all_engines``.
     """
+    counted = counted_s([counted_spans(timeline)])
     measured = {result.trial: result for result in manifest.trials} if manifest else {}
     ended_early = manifest is not None and manifest.status in ENDED_EARLY
     reports = []
     for trial in timeline.trials():
         result = measured.get(trial or 0)
-        report = _report(timeline, trial, result if engines == 1 else None)
+        rows = timeline.of_trial(timeline.steps, trial), timeline.of_trial(timeline.finishes, trial)
+        report = _report(timeline, trial, *rows)
+        _measure(report, timeline, result if engines == 1 else None, counted.get(trial), *rows)
         report.complete = trial is None or not ended_early or result is not None
         if ended_early and engines == 1 and result is not None and report.requests_finished is not None:
             report.complete = report.requests_finished >= result.num_requests  # fewer if the disk was full
         reports.append(report)
     return reports
+
+
+def over_all_engines(reports: Sequence[TrialReport], counted: Mapping[int | None, float]) -> None:
+    """Put the throughput of each engine over the time of all, so that what engines did at a time adds up.
+
+    Args:
+        reports: Of all engines.
+        counted: ``throughput.counted_s`` of them.
+    """
+    for report in reports:
+        whole = counted.get(report.trial)
+        if report.throughput_s is None or not whole:
+            continue
+        for name in Throughput._fields:
+            setattr(report, name, getattr(report, name) * report.throughput_s / whole)
+        report.throughput_s = whole
 
 
 def pooled_reports(timelines: Sequence[Timeline], manifest: Manifest | None) -> list[TrialReport]:
@@ -56,13 +84,15 @@ def pooled_reports(timelines: Sequence[Timeline], manifest: Manifest | None) -> 
 
 def _pooled(timelines: Sequence[Timeline], trial: int | None, result: TrialResult | None) -> TrialReport:
     first = timelines[0]
+    counted = counted_s(counted_spans(timeline) for timeline in timelines)
     steps, finishes = [], []
     for timeline in timelines:
         later = offset(timeline.header, first.header).us
         steps.append(_later(timeline.of_trial(timeline.steps, trial), ("start_us", "output_us"), later))
         finishes.append(timeline.of_trial(timeline.finishes, trial))  # only differences of times are used
-    together = (pl.concat(frames, how="diagonal_relaxed") for frames in (steps, finishes))
-    report = _report(first, trial, result, *together)
+    together = [pl.concat(frames, how="diagonal_relaxed") for frames in (steps, finishes)]
+    report = _report(first, trial, *together)
+    _measure(report, first, result, counted.get(trial), *together)
     report.preemptions = None
     return report
 
@@ -74,23 +104,19 @@ def _later(frame: pl.DataFrame, columns: Sequence[str], us: int) -> pl.DataFrame
 def _report(
     timeline: Timeline,
     trial: int | None,
-    result: TrialResult | None,
-    steps: pl.DataFrame | None = None,
-    finishes: pl.DataFrame | None = None,
+    steps: pl.DataFrame,
+    finishes: pl.DataFrame,
 ) -> TrialReport:
-    steps = timeline.of_trial(timeline.steps, trial) if steps is None else steps
-    finishes = timeline.of_trial(timeline.finishes, trial) if finishes is None else finishes
     working = steps.filter(pl.col("total_requests") > 0)
     waited = working.filter(pl.col("num_waiting_after") > 0)
     first = working.row(0, named=True) if working.height else None
     done = finishes.filter(pl.col("status").is_in(FINISHED))
-    duration_s = _duration_s(steps)
-    report = TrialReport(
+    return TrialReport(
         trial=trial,
         engine_rank=timeline.rank,
         complete=True,
         steps=steps.height,
-        duration_s=duration_s,
+        duration_s=_duration_s(steps),
         first_step_requests=None if first is None else first["total_requests"],
         first_step_tokens=None if first is None else first["used_tokens"],
         new_per_step=_new_per_step(working),
@@ -103,6 +129,8 @@ def _report(
         total_tokens_per_s=None,
         output_tokens_per_s=None,
         throughput_from=None,
+        throughput_over=None,
+        throughput_s=None,
         ttft_ms=_percentiles(done, (pl.col("first_token_us") - pl.col("arrived_us")) / 1e3),
         tpot_ms=_percentiles(
             done.filter(pl.col("output_tokens") > 1),
@@ -114,25 +142,30 @@ def _report(
         else None,
         kv_cache_usage_max_frac=_largest(steps, "kv_cache_usage_frac"),
     )
-    if result is not None and result.elapsed_s > 0:
-        _throughput(report, result.num_requests, result.input_tokens, result.output_tokens, result.elapsed_s)
-        report.throughput_from = "front_end"
-    elif duration_s and done.height:
-        prompt_tokens, output_tokens = (
-            sum(done[name].to_list()) for name in ("prompt_tokens", "output_tokens")
-        )
-        _throughput(report, done.height, prompt_tokens, output_tokens, duration_s)
-        report.throughput_from = "trace"
-    return report
 
 
-def _throughput(
-    report: TrialReport, num_requests: int, input_tokens: int, output_tokens: int, elapsed_s: float
+def _measure(
+    report: TrialReport,
+    timeline: Timeline,
+    result: TrialResult | None,
+    counted_s: float | None,
+    steps: pl.DataFrame,
+    finishes: pl.DataFrame,
 ) -> None:
-    """The three figures that vLLM's throughput benchmark prints."""
-    report.requests_per_s = num_requests / elapsed_s
-    report.total_tokens_per_s = (input_tokens + output_tokens) / elapsed_s
-    report.output_tokens_per_s = output_tokens / elapsed_s
+    """Fill in the throughput: the front end's where it measured, else over the seconds that count."""
+    if result is not None and result.elapsed_s > 0:
+        work = result.num_requests, result.input_tokens, result.output_tokens
+        report.throughput_from, report.throughput_over = "front_end", "trial"
+        report.throughput_s = result.elapsed_s
+    else:
+        done = finishes.filter(pl.col("status").is_in(FINISHED))
+        work = done.height, sum(done["prompt_tokens"].to_list()), sampled_tokens(steps, done)
+        if Fact.LIVES not in timeline.facts or not any(work) or not counted_s or report.duration_s is None:
+            return
+        report.throughput_from, report.throughput_over = "trace", over(timeline)
+        report.throughput_s = counted_s
+    rates = throughput(*work, report.throughput_s)
+    report.requests_per_s, report.total_tokens_per_s, report.output_tokens_per_s = rates
 
 
 def _duration_s(steps: pl.DataFrame) -> float | None:

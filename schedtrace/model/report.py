@@ -1,7 +1,7 @@
 """What ``analyze`` finds; ``docs/report-format.md`` describes its JSON form."""
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -170,6 +170,11 @@ class TrialReport(msgspec.Struct, kw_only=True):
     output_tokens_per_s: float | None
     throughput_from: str | None
     """``front_end``: measured there by ``schedtrace run``; ``trace``: from the engine's times."""
+    throughput_over: Literal["trial", "requests"] | None
+    """``trial``: over all of the trial's time, idle included; ``requests``: over the time in which there were
+    requests, as of a server, and of a part of a trace."""
+    throughput_s: float | None
+    """That time. Of several engines it is the time of all of them together, so their figures add up."""
     ttft_ms: Percentiles | None
     """Arrival at the front end to the first token's output in the engine."""
     tpot_ms: Percentiles | None

@@ -114,7 +114,7 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     requests_finished: int | None
     """With what they asked for; None: not recorded."""
     output_tokens_per_s: float | None
-    """Of finished requests, over the time of the trials on all engines."""
+    """By the trace, over the ``throughput_s`` of all trials, which is that of all engines together."""
     total_tokens_per_s: float | None
     """Prompt tokens included."""
     preemptions: int | None

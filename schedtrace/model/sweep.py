@@ -49,6 +49,8 @@ class Outcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Steps outside the range that the step times were fitted to; None: they were not fitted."""
     duration_s: float = 0.0
     """From the first arrival to the last token, summed over trials."""
+    counted_s: float | None = None
+    """The time of it with requests, which throughput is over where a server's load is replayed; null: all."""
     output_tokens: int = 0
     """Of finished requests."""
     ttft_ms: list[float] = []
@@ -81,7 +83,8 @@ class SweepRow(msgspec.Struct, kw_only=True):
     extrapolated_frac: float | None
     """Share of the steps outside the range that the step times were fitted to; null: not fitted."""
     output_tokens_per_s: float | None
-    """From the first arrival to the last token, summed over trials; null: no request finished."""
+    """From the first arrival to the last token, summed over trials; of a server's load over the time of it in
+    which there were requests. Null: no request finished."""
     requests_per_s: float | None
     """Finished requests over the same time."""
     ttft_ms: Percentiles | None
@@ -95,7 +98,8 @@ class SweepRow(msgspec.Struct, kw_only=True):
     meets_slo: bool | None
     """Whether every bound holds; null without bounds or figures."""
     goodput_requests_per_s: float | None
-    """Requests a second that meet every bound themselves; null without bounds or figures."""
+    """Requests a second that meet every bound themselves, from the first arrival to the last token; null
+    without bounds or figures."""
     pareto: bool
     """No other configuration is better in one of ``objectives`` and at least as good in the others."""
 

@@ -15,6 +15,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from schedtrace.diagnose.throughput import throughput
 from schedtrace.model.printable import visible
 
 if TYPE_CHECKING:  # reading a trace needs no engine
@@ -73,9 +74,9 @@ class RunProgress:
 
     def trial_done(self, plan: "Plan", result: "TrialResult") -> None:
         elapsed = max(result.elapsed_s, 1e-9)
-        rate = result.num_requests / elapsed
-        total = (result.input_tokens + result.output_tokens) / elapsed
-        output = result.output_tokens / elapsed
+        rate, total, output = throughput(
+            result.num_requests, result.input_tokens, result.output_tokens, elapsed
+        )
         self._say(
             plan,
             f"{self._trial(plan, result.trial)}: {result.num_requests} requests in {result.elapsed_s:.2f} s, "

@@ -67,6 +67,8 @@ class Timeline:
     """What the trace lacks before its end."""
     requests_missing: bool = False
     """There may be requests that the trace does not hold."""
+    is_window: bool = False
+    """Cut to a part of its trace (``timeline/window.py``)."""
 
     @cached_property
     def waits(self) -> pl.DataFrame:
@@ -165,6 +167,11 @@ class Timeline:
         """The trials in their order; a trace without trials is one, None."""
         found = self.steps["trial"].unique(maintain_order=True).to_list()
         return [trial for trial in found if trial is not None] or [None]
+
+    @property
+    def whole_trials(self) -> bool:
+        """Whether it has trials, whose begin and end are those of a workload."""
+        return not self.is_window and self.trials() != [None]
 
     def of_trial(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
         """The rows of one trial; all rows for None."""

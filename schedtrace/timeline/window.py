@@ -57,6 +57,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
             for name, rows in timeline.lists.items()
         },
         warmup_steps=0,
+        is_window=True,
     )
     vars(cut).update(
         request_states=states,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
+from schedtrace.diagnose.throughput import SPAN, lives
 from schedtrace.model.trace import Header
 from schedtrace.read.follow import Chunk, Following
 from schedtrace.timeline.chart import per_step
@@ -97,6 +98,7 @@ class Engine:
         budget, unused = (
             recent.filter(pl.col("requests") > 0).select("token_budget", "unused_tokens").sum().row(0)
         )
+        output_tokens, present = self._served(self.edge_us(now_s))
         last = self._last
         waiting = last.get("waiting") or 0
         return Figures(
@@ -111,7 +113,20 @@ class Engine:
             budget_frac=(budget - unused) / budget if budget else None,
             preempted_per_s=int(recent["preempted"].sum()) / RATES_S,
             steps_per_s=recent.height / RATES_S,
+            output_tokens=output_tokens,
+            present=present,
         )
+
+    def _served(self, edge_us: int) -> tuple[int, pl.DataFrame]:
+        """Output tokens of the last ``RATES_S``, and when there were requests, by the wall clock."""
+        begin_us = edge_us - RATES_S * 1_000_000
+        chunks = self.following.since(begin_us)
+        if self.header is None or not chunks:
+            return 0, pl.DataFrame(schema=SPAN)
+        trace = self.following.trace(chunks)
+        back = trace.steps.filter(pl.col("output_us").is_between(begin_us, edge_us, closed="right"))
+        there = lives(trace.arrivals, trace.finishes, begin_us, edge_us)
+        return int(back["output_tokens"].sum()), there.select(pl.all() + self.header.wall_anchor_us)
 
     def slowest(self, now_s: float, most: int) -> list[Slow]:
         """The requests that wait longest, and those that are here longest."""

@@ -87,6 +87,7 @@ def line(seen: Seen) -> str:
     parts.append(f"running {running(total)} waiting {waiting(total)}")
     parts.append(
         f"KV {percent(total.kv_frac)} budget {percent(total.budget_frac)} "
+        f"output {number(total.output_per_s)} tok/s "
         f"preemptions {number(total.preempted_per_s)}/s steps {number(total.steps_per_s)}/s"
     )
     if len(seen.engines) > 1:
@@ -124,6 +125,7 @@ def _row(figures: Figures) -> str:
     return (
         f"{name_of(figures)}: running {running(figures)}, waiting {waiting(figures)}, "
         f"KV {percent(figures.kv_frac)}, budget {percent(figures.budget_frac)}, "
+        f"{number(figures.output_per_s)} output tok/s, "
         f"{number(figures.preempted_per_s)} preemptions/s, {number(figures.steps_per_s)} steps/s"
         + (f"; {figures.state}" if figures.state else "")
     )

@@ -1,8 +1,11 @@
 """What a look at a running engine shows: data for the screen and for lines of text."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import polars as pl
+
+from schedtrace.diagnose.throughput import seconds, throughput
 from schedtrace.model.message import Message
 
 OLD_S = 20
@@ -41,6 +44,16 @@ class Figures:
     preempted_per_s: float
     """In the last 10 s, as the next."""
     steps_per_s: float
+    output_tokens: int
+    """Of steps whose output came back in the last 10 s."""
+    present: pl.DataFrame
+    """Spans of these 10 s in which any engine had a request, by the wall clock: what throughput is over."""
+
+    @property
+    def output_per_s(self) -> float | None:
+        """Output tokens a second while requests were there; None: there were none."""
+        time_s = seconds(self.present)
+        return throughput(0, 0, self.output_tokens, time_s).output_tokens_per_s if time_s else None
 
     @property
     def kv_frac(self) -> float | None:
@@ -142,7 +155,14 @@ def summed(engines: list[Figures]) -> Figures:
         budget_frac=sum(budgets) / len(budgets) if budgets else None,
         preempted_per_s=sum(one.preempted_per_s for one in engines),
         steps_per_s=sum(one.steps_per_s for one in engines),
+        output_tokens=sum(one.output_tokens for one in engines),
+        present=pl.concat([one.present for one in engines]),
     )
+
+
+def at_one_time(engines: list[Figures]) -> list[Figures]:
+    """Engines with their throughput over the time in which any of them had a request, so that it adds up."""
+    return [replace(one, present=pl.concat([other.present for other in engines])) for one in engines]
 
 
 def _sum(values: list[int | None]) -> int | None:

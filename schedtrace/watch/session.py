@@ -19,7 +19,7 @@ from schedtrace.watch.engine import SECONDS_KEPT, Engine
 from schedtrace.watch.find import Target, grows
 from schedtrace.watch.judge import Judge
 from schedtrace.watch.picture import picture
-from schedtrace.watch.seen import Cell, Figures, Note, Seen, Slow
+from schedtrace.watch.seen import Cell, Figures, Note, Seen, Slow, at_one_time
 
 SHORT_S, LONG_S = 10, 60
 MOST_SLOW = 50
@@ -72,7 +72,7 @@ class Session:
         for engine in engines:
             self._tell(engine, now)
         over = bool(engines) and all(engine.over for engine in engines)
-        figures = [engine.figures(now) for engine in engines]
+        figures = at_one_time([engine.figures(now) for engine in engines])
         slowest = [one for engine in engines for one in engine.slowest(now, MOST_SLOW)]
         if engines:
             shape = picture(figures, slowest)

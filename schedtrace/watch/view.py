@@ -27,7 +27,10 @@ FULL_LINES = 6
 """Fewer lines have room for a verdict's first sentence and the advice only."""
 LABEL = 7
 """Columns left of the chart, for its scale."""
-HEAD = f"{'':8}{'running':>10}{'waiting':>9}{'KV':>6}{'budget':>8}{'preempt/s':>11}{'steps/s':>9}  "
+HEAD = (
+    f"{'':8}{'running':>9}{'waiting':>8}{'KV':>6}{'budget':>7}"
+    f"{'out tok/s':>10}{'preempt/s':>10}{'steps/s':>8} "
+)
 
 
 def colour(cause: str, *, dark: bool) -> str:
@@ -69,14 +72,15 @@ def _verdict(verdict: Verdict, now_s: float, width: int, most: int) -> list[Cont
 def engine_line(figures: Figures, width: int) -> Content:
     """A row below ``HEAD``."""
     cells = (
-        (running(figures), 10),
-        (integer(figures.waiting), 9),
+        (running(figures), 9),
+        (integer(figures.waiting), 8),
         (percent(figures.kv_frac), 6),
-        (percent(figures.budget_frac), 8),
-        (number(figures.preempted_per_s), 11),
-        (number(figures.steps_per_s), 9),
+        (percent(figures.budget_frac), 7),
+        (number(figures.output_per_s), 10),
+        (number(figures.preempted_per_s), 10),
+        (number(figures.steps_per_s), 8),
     )
-    text = f"{name_of(figures):8}" + "".join(f"{cell:>{room}}" for cell, room in cells) + "  "
+    text = f"{name_of(figures):8}" + "".join(f"{cell:>{room}}" for cell, room in cells) + " "
     return Content((text + figures.state)[:width])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from schedtrace.diagnose.throughput import seconds
 from schedtrace.diagnose.trials import FINISHED
 from schedtrace.errors import UsageError
 from schedtrace.model.ids import capped
@@ -119,6 +120,8 @@ def _measure(outcome: Outcome, traces: Sequence[Trace], loads: Sequence[Workload
     )
     ended = done.group_by("load").agg(pl.col("last_token_us").max()).join(came, on="load")
     outcome.duration_s = ended.select((pl.col("last_token_us") - pl.col("arrived_us")).sum()).item() / 1e6
+    if any(load.of_server for load in loads):
+        outcome.counted_s = seconds(done.select(begin_us="arrived_us", end_us="last_token_us"))
     outcome.output_tokens = int(done["output_tokens"].sum())
     outcome.ttft_ms, outcome.tpot_ms, outcome.e2e_ms = (
         done[name].to_list() for name in ("ttft", "tpot", "e2e")

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
+from schedtrace.diagnose.throughput import throughput
 from schedtrace.model.report import Percentiles
 from schedtrace.model.sweep import Bound, Outcome, SweepRow
 from schedtrace.whatif.objective import good_requests, latencies, measured, meets, percentile
@@ -46,10 +47,8 @@ def sweep_rows(
 def _row(outcome: Outcome, base: Mapping[str, Any], slo: Sequence[Bound], recorded: str | None) -> SweepRow:
     done, lasted = len(outcome.e2e_ms), outcome.duration_s
     judged = bool(slo) and outcome.refused is None
-
-    def rate(count: int) -> float | None:
-        return count / lasted if lasted else None
-
+    counted_s = outcome.counted_s or lasted
+    rates = throughput(done, 0, outcome.output_tokens, counted_s) if counted_s else None
     steps, outside = outcome.steps, outcome.extrapolated_steps
     return SweepRow(
         settings={**base, **outcome.changes},
@@ -61,14 +60,14 @@ def _row(outcome: Outcome, base: Mapping[str, Any], slo: Sequence[Bound], record
         steps=steps,
         preemptions=outcome.preemptions,
         extrapolated_frac=None if outside is None or not steps else outside / steps,
-        output_tokens_per_s=rate(outcome.output_tokens),
-        requests_per_s=rate(done),
+        output_tokens_per_s=rates.output_tokens_per_s if rates else None,
+        requests_per_s=rates.requests_per_s if rates else None,
         ttft_ms=_percentiles(latencies(outcome, "ttft")),
         tpot_ms=_percentiles(latencies(outcome, "tpot")),
         e2e_ms=_percentiles(latencies(outcome, "e2e")),
         bounds_ms=measured(outcome, slo),
         meets_slo=meets(outcome, slo) if judged else None,
-        goodput_requests_per_s=rate(good_requests(outcome, slo)) if judged else None,
+        goodput_requests_per_s=good_requests(outcome, slo) / lasted if judged and lasted else None,
         pareto=False,
     )
 

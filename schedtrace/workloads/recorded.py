@@ -111,6 +111,7 @@ def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workloa
         prefix_block=block,
         notes=recorded_notes(trace, requests, block, manifest),
         began_us=int(requests.select(_arrived().min()).item()),
+        of_server=trial is None,
     )
 
 

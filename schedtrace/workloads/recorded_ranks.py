@@ -83,6 +83,7 @@ def load_of_ranks(
         prefix_block=next(iter(loads.values())).prefix_block,
         notes=_notes(loads.values(), requests),
         began_us=first_us,
+        of_server=trial is None,
     )
 
 

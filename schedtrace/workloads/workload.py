@@ -32,6 +32,8 @@ class Workload:
     """Reads the requests once."""
     began_us: int | None = None
     """Of a recorded load: when it began, on the trace's clock."""
+    of_server: bool = False
+    """Recorded without trials: when it begins and ends is that of the record, and no part of the load."""
 
     def __iter__(self) -> Iterator[LoadRequest]:
         """Read it once more."""
@@ -66,6 +68,7 @@ def make_workload(
     prefix_block: int | None = None,
     notes: Iterable[Message] = (),
     began_us: int | None = None,
+    of_server: bool = False,
 ) -> Workload:
     """A workload whose totals are those of one pass over ``read()``; ``notes`` are taken after that pass."""
     totals = Totals().through(read())
@@ -80,4 +83,5 @@ def make_workload(
         last_arrival_us=totals.last_arrival_us,
         read=read,
         began_us=began_us,
+        of_server=of_server,
     )

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import mean
 
+from schedtrace.diagnose.throughput import counted_time
 from schedtrace.model.message import Code, Message, Number, Share, joined, message
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
-from schedtrace.present.numbers import counted, number
+from schedtrace.present.numbers import counted
 from schedtrace.present.pages.engines import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import trials_table
@@ -106,14 +107,17 @@ def _figures(run: RunReport) -> Iterator[Text]:
         latency = next(iter(several.latency), None)
         ttft, tpot = (latency.ttft_ms, latency.tpot_ms) if latency else (None, None)
         parts = [
-            (several.engines[-1].output_tokens_per_s or None, "{} output tok/s"),
-            (ttft.p50 if ttft else None, "TTFT p50 {} ms"),
-            (tpot.p50 if tpot else None, "TPOT p50 {} ms"),
+            (several.engines[-1].output_tokens_per_s or None, "{value} output tok/s"),
+            (ttft.p50 if ttft else None, "TTFT p50 {value} ms"),
+            (tpot.p50 if tpot else None, "TPOT p50 {value} ms"),
         ]
     else:
         parts = _over_trials(run.trials)
-    if known := [text.format(number(value)) for value, text in parts if value is not None]:
-        yield ", ".join(known)
+    known = [message(text, value=Number(value)) for value, text in parts if value is not None]
+    if known and parts[0][0] is not None and (over := counted_time(run)):
+        known[0] = message("{figure} {over}", figure=known[0], over=over)
+    if known:
+        yield joined(known, ", ")
 
 
 def _over_trials(trials: list[TrialReport]) -> list[tuple[float | None, str]]:
@@ -122,9 +126,9 @@ def _over_trials(trials: list[TrialReport]) -> list[tuple[float | None, str]]:
         return mean(known) if known else None
 
     return [
-        (over([trial.output_tokens_per_s for trial in trials]), "{} output tok/s"),
-        (over([trial.ttft_ms.p50 if trial.ttft_ms else None for trial in trials]), "TTFT p50 {} ms"),
-        (over([trial.tpot_ms.p50 if trial.tpot_ms else None for trial in trials]), "TPOT p50 {} ms"),
+        (over([trial.output_tokens_per_s for trial in trials]), "{value} output tok/s"),
+        (over([trial.ttft_ms.p50 if trial.ttft_ms else None for trial in trials]), "TTFT p50 {value} ms"),
+        (over([trial.tpot_ms.p50 if trial.tpot_ms else None for trial in trials]), "TPOT p50 {value} ms"),
     ]
 
 

@@ -42,8 +42,8 @@ def test_workload_and_environment_are_given_by_a_person(run_of):
     base = {"workload": workload(prequeue=False), "environment": {"VLLM_X": "1"}}
     new = {"workload": workload(prequeue=True), "environment": {"VLLM_X": "2"}}
     assert changes(run_of, base, new) == [
-        ("environment.VLLM_X", "1", "2", True),
         ("workload.prequeue", False, True, True),
+        ("environment.VLLM_X", "1", "2", True),
     ]
 
 
@@ -73,7 +73,7 @@ def test_a_setting_that_is_known_to_be_none_is_known(run_of):
 
 
 def test_where_a_run_was_recorded_to_is_no_setting(run_of):
-    for name in ("SCHEDTRACE_RUN_DIR", "SCHEDTRACE_TRIAL_IDS"):
+    for name in ("SCHEDTRACE_DIR", "SCHEDTRACE_RUN_DIR", "SCHEDTRACE_TRIAL_IDS", "SCHEDTRACE_LINES"):
         base, new = ({"environment": {name: value}} for value in "ab")
         assert changes(run_of, base, new) == changes(run_of, base, {}) == []
 
@@ -134,3 +134,56 @@ def test_a_port_that_each_start_draws_is_no_setting(run_of):
         {"config_resolved": {"parallel_config": {"data_parallel_master_port": port}}} for port in (1, 2)
     )
     assert changes(run_of, base, new) == []
+
+
+def server(run_of, name, *options, given=None, **settings):
+    """A server that was started with these options, and what its header and its front end recorded."""
+    about = manifest(status="attached", command=["vllm", "serve", "tiny", *options])
+    about.environment = {"SCHEDTRACE_DIR": f"/logs/{name}", "VLLM_X": name}
+    run = run_of(
+        name, step(0), about=about, settings=settings, kv_blocks_total=int(settings.pop("blocks", 9))
+    )
+    run.front_end = None if given is None else FrontEnd(Configured(at_unix_us=0, given=given))
+    return run
+
+
+def test_the_option_that_was_changed_comes_first_and_where_it_was_recorded_to_is_no_setting(run_of):
+    option, field = "--kv-cache-memory-bytes", "cache_config.kv_cache_memory_bytes"
+    sides = [
+        server(
+            run_of,
+            name,
+            "--port",
+            port,
+            option,
+            size,
+            given={"kv_cache_memory_bytes": value, "scheduling_policy": "fcfs"},
+            **{field: value},
+        )
+        for name, port, size, value in (("a", "8000", "4M", 4_000_000), ("b", "8001", "31M", 31_000_000))
+    ]
+    assert told(*sides) == [
+        (field, 4_000_000, 31_000_000, True),
+        ("environment.VLLM_X", "a", "b", True),
+    ]
+    [change, _] = changed_settings(base=sides[0], new=sides[1])
+    assert (plain(change.base_origin), plain(change.new_origin)) == ("given", "given")
+
+
+def test_an_option_of_which_only_the_command_tells_is_compared_as_it_was_typed(run_of):
+    base = server(run_of, "a", "--api-server-count", "2", "--enable-x")
+    new = server(run_of, "a", "--api-server-count=3", "--hf-overrides", '{"a": 1}')
+    assert told(base, new) == [
+        ("--api-server-count", "2", "3", True),
+        ("--enable-x", "", None, True),
+        ("--hf-overrides", None, '{"a": 1}', True),
+    ]
+    [_, switch, _] = changed_settings(base=base, new=new)
+    assert (plain(switch.base_origin), plain(switch.new_origin)) == ("given", "not given")
+    assert told(base, base) == []
+
+
+def test_an_option_says_nothing_beside_a_run_of_which_the_command_is_another(run_of):
+    served = server(run_of, "a", "--api-server-count", "2")
+    made = run_of("b", step(0), about=manifest(command=["schedtrace", "run", "--trials", "3"]))
+    assert not [name for name, *_ in told(served, made) if name.startswith("--")]

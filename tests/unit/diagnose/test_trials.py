@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from schedtrace.diagnose.trials import FINISHED, STRIP_CELLS, strip, trial_reports
@@ -11,6 +12,15 @@ def ran(request_id, first_ms, last_ms, **fields):
     """A request that came at 0 and had its first and last token after so many milliseconds."""
     times = {"arrived_us": 0, "first_token_us": 1000 * first_ms, "last_token_us": 1000 * last_ms}
     return finish(request_id, **{**times, **fields})
+
+
+def there(*finished, **fields):
+    """A step that all of them were there for, from its start to its output."""
+    at = {"start": 0, "back": 1_000_000, **fields}
+    names = [one.request_id for one in finished]
+    came = [arrival(name, 0, queued=0) for name in names]
+    gone = [msgspec.structs.replace(one, finished_us=at["back"]) for one in finished]
+    return step(0, **at, got=dict.fromkeys(names, 1), new=names, arrived=came, finished=gone)
 
 
 def test_the_shape_of_a_trial_is_told_by_its_steps(view_of):
@@ -64,7 +74,7 @@ def test_a_request_whose_times_are_unknown_is_in_no_percentile(view_of):
 
 def test_aborted_requests_are_counted_apart_and_in_no_other_figure(view_of):
     finished = [ran("a", 10, 20), ran("b", 500, 900, status="ABORTED"), ran("c", 10, 20, status="STOPPED")]
-    [report] = trial_reports(view_of(step(0, back=1_000_000, finished=finished)), None)
+    [report] = trial_reports(view_of(there(*finished)), None)
     assert (report.requests_finished, report.requests_aborted) == (2, 1)
     assert (report.ttft_ms.count, report.ttft_ms.p99, report.e2e_ms.p99) == (2, 10, 20)
     assert report.requests_per_s == pytest.approx(2)
@@ -73,7 +83,7 @@ def test_aborted_requests_are_counted_apart_and_in_no_other_figure(view_of):
 @pytest.mark.parametrize("status", ["ABORTED", "ERROR", "IGNORED", "of a newer version"])
 def test_only_requests_that_got_what_they_asked_for_are_finished(view_of, status):
     finished = [*(ran(name, 10, 20, status=name) for name in FINISHED), ran("z", 500, 900, status=status)]
-    [report] = trial_reports(view_of(step(0, back=1_000_000, finished=finished)), None)
+    [report] = trial_reports(view_of(there(*finished)), None)
     assert FINISHED == ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
     assert (report.requests_finished, report.requests_aborted, report.requests_per_s) == (3, 1, 3)
 
@@ -132,7 +142,7 @@ def test_throughput_is_the_traces_without_a_front_end(view_of):
         finish("a", prompt_tokens=100, output_tokens=20),
         finish("b", prompt_tokens=60, output_tokens=20),
     ]
-    [report] = trial_reports(view_of(step(0, start=0, back=500_000, finished=finished)), None)
+    [report] = trial_reports(view_of(there(*finished, back=500_000)), None)
     assert report.throughput_from == "trace"
     assert (report.requests_per_s, report.total_tokens_per_s, report.output_tokens_per_s) == (4, 400, 80)
 

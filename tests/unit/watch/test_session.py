@@ -19,7 +19,7 @@ from schedtrace.watch.lines import age, line, page, verdict_text
 from schedtrace.watch.seen import Verdict
 from schedtrace.watch.session import Session
 from schedtrace.watch.stream import stream
-from tests.makers import arrival, step
+from tests.makers import arrival, finish, step
 from tests.unit.watch.growing import ANCHOR_S, STEP_US, Growing, session_of
 
 
@@ -74,6 +74,23 @@ def test_rates_are_of_ten_seconds_and_the_budget_of_steps_that_scheduled_anythin
     growing.at = 255
     (engine,) = session.look().engines
     assert (engine.steps_per_s, engine.budget_frac) == (10.0, 0.002)
+
+
+def test_throughput_is_over_the_time_with_requests_of_all_engines(folder):
+    """Rank 0 has requests for 4 s of the last 10 and rank 1 for 2 of the same; each gives 20 tokens a second."""
+    of_rank = [Growing(folder, rank, waiting=(), clock="virtual") for rank in (0, 1)]
+    for growing, steps in zip(of_rank, (40, 20), strict=True):
+        growing.grow(steps)
+        at_us = steps * STEP_US
+        done = [finish(name, finished_us=at_us) for name in "ab"]
+        growing.append(step(steps, start=at_us, back=0, output_tokens=0, finished=done))
+        growing.append(step(steps + 1, start=9_000_000, back=0, output_tokens=0))
+        growing.at = 100
+    seen = session_of(folder, growing).look()
+    assert [one.output_tokens for one in seen.engines] == [80, 40]
+    # the requests came 0.4 ms before the first step
+    assert [one.output_per_s for one in seen.engines] == pytest.approx([80 / 4.0004, 40 / 4.0004])
+    assert seen.total().output_per_s == pytest.approx(120 / 4.0004)
 
 
 def test_the_verdicts_are_those_of_analyze(folder, cli):
@@ -378,7 +395,8 @@ def test_a_pipe_gets_lines_until_the_engine_ends(folder):
     stream(session_of(folder, growing), 5.0, said.append, later)
     assert len(said) == 3
     assert said[0].split(" | ")[0] == (
-        "22:13:23 running 2/2 waiting 1 (max_num_seqs 1) KV 40 % budget 1 % preemptions 0/s steps 3/s"
+        "22:13:23 running 2/2 waiting 1 (max_num_seqs 1) KV 40 % budget 1 % output 20.0 tok/s preemptions 0/s "
+        "steps 3/s"
     )
     assert said[0].split(" | ")[1].startswith("last 10 s, now: 2 seats (--max-num-seqs) limit this run: ")
     assert said[1] == "22:13:23 the engine ended"
@@ -482,7 +500,7 @@ def test_once_prints_the_page(folder, cli):
     growing.append(End(at_us=3_000_000, steps=30))
     code, out, err = cli("watch", folder, "--once")
     assert (code, err) == (0, "")
-    assert "rank 0: running 2/2, waiting 1 (max_num_seqs 1), KV 40 %, budget 1 %, 0 preemptions/s" in out
+    assert "rank 0: running 2/2, waiting 1 (max_num_seqs 1), KV 40 %, budget 1 %, 20.0 output tok/s, " in out
     assert "waiting 3.0 s, now for max_num_seqs  c" in out
 
 

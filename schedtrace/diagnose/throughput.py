@@ -1,0 +1,146 @@
+"""Requests and tokens per second, and the time that they are over: the one home of throughput.
+
+A trial of ``schedtrace run`` has a beginning and an end, so its throughput is over all of its time, as in
+vLLM's benchmarks. Nobody tells when the load of a server begins or ends. Its throughput is over the time in
+which it had a request: an hour in which nobody asked anything says nothing about the engine.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import polars as pl
+
+from schedtrace.model.message import NOTHING, Message, Number, message
+from schedtrace.model.report import RunReport
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.timeline import Timeline
+
+Over = Literal["trial", "requests"]
+"""The whole trial, or the time in which there were requests."""
+NOT_IDLE_FRAC = 0.99
+"""Of the time: which part of it counts is said where it makes a difference."""
+SPAN = {"begin_us": pl.Int64, "end_us": pl.Int64}
+"""Columns of a table of spans of time."""
+
+
+class Throughput(NamedTuple):
+    """What vLLM's benchmarks print."""
+
+    requests_per_s: float
+    total_tokens_per_s: float
+    output_tokens_per_s: float
+
+
+def throughput(requests: int, prompt_tokens: int, output_tokens: int, seconds: float) -> Throughput:
+    """So many finished requests, tokens of their prompts, and output tokens, in a time above 0."""
+    return Throughput(requests / seconds, (prompt_tokens + output_tokens) / seconds, output_tokens / seconds)
+
+
+def over(timeline: Timeline) -> Over:
+    """Which time counts: that of whole trials where the trace has them and is not cut to a window."""
+    return "trial" if timeline.whole_trials else "requests"
+
+
+def counted_spans(timeline: Timeline) -> pl.DataFrame:
+    """The time that counts of each trial, by the wall clock: ``trial``, ``begin_us`` and ``end_us``.
+
+    One row for a whole trial: from the start of its first step to its last output. Otherwise one for every
+    maximal time in which the engine had a request.
+    """
+    anchor = timeline.header.wall_anchor_us
+    if timeline.whole_trials:
+        spans = timeline.steps.group_by("trial", maintain_order=True).agg(
+            begin_us=pl.col("start_us").min(), end_us=pl.col("output_us").max()
+        )
+    else:
+        busy = timeline.engine_states.filter(pl.col("state") != "idle")
+        spans = pl.concat(
+            [
+                united(of_trial).with_columns(trial=pl.lit(trial, pl.Int64))
+                for (trial,), of_trial in busy.partition_by("trial", as_dict=True).items()
+            ]
+            or [pl.DataFrame(schema={**SPAN, "trial": pl.Int64})]
+        )
+    return spans.select(
+        pl.col("trial").cast(pl.Int64), pl.col("begin_us", "end_us").cast(pl.Int64) + anchor
+    ).drop_nulls(["begin_us", "end_us"])
+
+
+def counted_s(engines: Iterable[pl.DataFrame]) -> dict[int | None, float]:
+    """The seconds that count of each trial: those of any engine, each moment once.
+
+    Args:
+        engines: ``counted_spans`` of each.
+    """
+    spans = pl.concat(engines).partition_by("trial", as_dict=True)
+    return {trial: seconds(of_trial) for (trial,), of_trial in spans.items()}
+
+
+def lives(arrivals: pl.DataFrame, finishes: pl.DataFrame, begin_us: int, end_us: int) -> pl.DataFrame:
+    """When each request was in the scheduler, as much of it as lies between two moments."""
+    ended = finishes.group_by("request_id").agg(end_us=pl.col("finished_us").max())
+    return (
+        arrivals.group_by("request_id")
+        .agg(begin_us=pl.col("queued_us").min())
+        .join(ended, on="request_id", how="left")
+        .select(begin_us="begin_us", end_us=pl.col("end_us").fill_null(end_us))
+        .select(pl.col(name).cast(kind).clip(begin_us, end_us) for name, kind in SPAN.items())
+        .filter(LENGTH_US > 0)
+    )
+
+
+def counted_time(run: RunReport) -> Message:
+    """Which time the throughput of a run is over, where it was idle for a part of it; else nothing.
+
+    ``while requests were there (38 of 57 s)``, ``over whole trials (57 s, requests for 38 s)``.
+    """
+    trials = [trial for trial in run.trials if trial.throughput_s]
+    counted = sum({trial.trial: trial.throughput_s or 0.0 for trial in trials}.values())
+    lasted = sum(
+        max((one.duration_s or 0.0 for one in trials if one.trial == number), default=0.0)
+        for number in {trial.trial for trial in trials}
+    )
+    busy = max((_busy_s(run, rank) for rank in {trial.engine_rank for trial in trials}), default=0.0)
+    if {trial.throughput_over for trial in trials} == {"requests"} and counted < NOT_IDLE_FRAC * lasted:
+        return message(
+            "while requests were there ({counted} of {lasted} s)",
+            counted=Number(round(counted, 1)),
+            lasted=Number(round(lasted, 1)),
+        )
+    if {trial.throughput_over for trial in trials} == {"trial"} and busy < NOT_IDLE_FRAC * counted:
+        return message(
+            "over whole trials ({counted} s, requests for {busy} s)",
+            counted=Number(round(counted, 1)),
+            busy=Number(round(busy, 1)),
+        )
+    return NOTHING
+
+
+def _busy_s(run: RunReport, rank: int) -> float:
+    states = [part for part in run.engine_time if part.engine_rank == rank]
+    return sum(part.time_ms for part in states if part.state != "idle") / 1e3
+
+
+def united(spans: pl.DataFrame) -> pl.DataFrame:
+    """The moments of any span, as spans that do not touch: ``begin_us`` and ``end_us``, in their order."""
+    latest = pl.col("end_us").cum_max()
+    return (
+        spans.select(pl.col(name).cast(kind) for name, kind in SPAN.items())
+        .sort("begin_us")
+        .with_columns(part=(pl.col("begin_us") > latest.shift(1)).fill_null(value=True).cum_sum())
+        .group_by("part", maintain_order=True)
+        .agg(pl.col("begin_us").min(), pl.col("end_us").max())
+        .select(*SPAN)
+    )
+
+
+def seconds(spans: pl.DataFrame) -> float:
+    """How long any of these spans was, each moment once."""
+    return int(united(spans).select(LENGTH_US.sum()).item()) / 1e6
+
+
+def sampled_tokens(steps: pl.DataFrame, finished: pl.DataFrame) -> int:
+    """Output tokens of these steps; where the record does not tell them, those of requests that finished."""
+    if "output_tokens" in steps.columns and steps["output_tokens"].count():
+        return int(steps["output_tokens"].sum())
+    return int(finished["output_tokens"].sum())
