@@ -13,6 +13,7 @@ from schedtrace.model.proposals import Proposal, Proposals, as_options
 from schedtrace.model.report import Finding
 from schedtrace.model.sweep import Bound, SweepRow
 from schedtrace.read.run import read_run
+from schedtrace.step_times.memory import OF_MEMORY
 from schedtrace.whatif.advice import ONE_MACHINE
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.sweep import sweep
@@ -97,7 +98,7 @@ def advise(
 
 def candidates(base: Recorded, findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Single changes worth a replay: values that findings advise, and halves and doubles of what is set."""
-    from schedtrace.simulate.recorded_engine import NAMES, OF_MEMORY, is_lockstep  # noqa: PLC0415  # imports vLLM
+    from schedtrace.simulate.recorded_engine import NAMES, is_lockstep  # noqa: PLC0415  # imports vLLM
 
     header = base.header
     asynchronous = (
