@@ -7,8 +7,8 @@ from schedtrace.simulate.no_gpu import stand_in
 
 stand_in()
 
-from schedtrace.simulate.clock import VirtualClock  # vLLM must know the platform first
-from schedtrace.simulate.driver import Driver  # vLLM must know the platform first
-from schedtrace.simulate.simulation import Simulation  # vLLM must know the platform first
+from schedtrace.simulate.clock import VirtualClock  # noqa: E402  # vLLM must know the platform first
+from schedtrace.simulate.driver import Driver  # noqa: E402  # vLLM must know the platform first
+from schedtrace.simulate.simulation import Simulation  # noqa: E402  # vLLM must know the platform first
 
 __all__ = ["Driver", "Simulation", "VirtualClock"]

@@ -84,7 +84,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         return self._last if non_block else self._last.result()
 
     def take_draft_token_ids(self) -> Any:
-        """What is proposed for the next step, vLLM's ``DraftTokenIds`` (0.10.2 and newer ask); None: nothing."""
+        """What is proposed for the next step, vLLM's ``DraftTokenIds``; 0.10.0 has none and does not ask."""
         if not self._proposed:
             return None
         return outputs.DraftTokenIds(list(self._proposed), list(self._proposed.values()))

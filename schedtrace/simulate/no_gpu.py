@@ -8,8 +8,8 @@ from vllm import platforms
 def stand_in() -> None:
     """Give vLLM a platform if it finds none: without one it configures nothing.
 
-    Newer releases also ask ``VLLM_TARGET_DEVICE``, in the processes that they start, too; older ones, to 0.26 at
-    least, ask whether their own package is a CPU build.
+    Newer releases also ask ``VLLM_TARGET_DEVICE``, in the processes that they start, too; 0.26 and older only
+    ask whether their package is a CPU build.
     """
     if not platforms.resolve_current_platform_cls_qualname().endswith(".UnspecifiedPlatform"):
         return

@@ -39,7 +39,7 @@ def shaped_options(
     """Options of ``Engine`` for a model on GPUs.
 
     What is not given is vLLM's default on that GPU. ``num_blocks`` follows from the memory, unless
-    ``num_gpu_blocks_override`` is given. ``max_model_len``, if it is not given or ``auto`` (-1), is the model's own
+    ``num_gpu_blocks_override`` is given. ``max_model_len``, not given or ``auto`` (-1), is the model's own
     or, where the KV cache holds less, as much as it holds.
 
     Args:
@@ -85,7 +85,8 @@ def shaped_options(
     elif longest > room:
         msg = (
             f"{shape.name} on {gpu.name}: {options['num_blocks']:,} KV blocks hold no request of "
-            f"max_model_len {longest:,}, so vLLM would not start: --max-model-len {room} is the largest that fits"
+            f"max_model_len {longest:,}, so vLLM would not start: the largest that fits is {room:,} "
+            f"(--max-model-len {room}, or auto)"
         )
         raise UsageError(msg)
     return options

@@ -158,8 +158,8 @@ def _lengths(outcomes: Iterable[Outcome]) -> list[Message]:
         return []
     return [
         message(
-            "In {rows} max_model_len is all that the KV cache holds, as with vLLM's --max-model-len auto: {tokens} "
-            "or more.",
+            "In {rows} max_model_len is all that the KV cache holds, as with vLLM's --max-model-len auto: "
+            "{tokens} or more.",
             rows=Count(len(fitted), "configuration"),
             tokens=Count(min(fitted), "token"),
         )

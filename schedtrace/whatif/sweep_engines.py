@@ -120,7 +120,7 @@ Engine = RecordedEngine | ModelledEngine
 
 
 def fitted_length(shape: Shape, given: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
-    """``max_model_len`` of a modelled engine if the KV cache decided it; None: it was given, or is the model's.
+    """``max_model_len`` of a modelled engine if the KV cache decided it; None: as given, or the model's own.
 
     Args:
         shape: The model's.
