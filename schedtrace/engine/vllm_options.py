@@ -118,7 +118,12 @@ def refuse_setting(
     Raises:
         UsageError: no such name, or a value that vLLM would refuse.
     """
-    named = {long[2:].replace("-", "_"): option for option in options for long in option.names}
+    longs = ((long, option) for option in options for long in option.names)
+    named = {
+        long[2:].replace("-", "_"): option
+        for long, option in longs
+        if long.startswith("--") and not long.startswith("--no-")
+    }
     if name not in named:
         msg = f"{where}{name}: not an argument of vLLM{meant(name, [*named, *own])}"
         raise UsageError(msg)

@@ -8,6 +8,7 @@ from vllm.engine import arg_utils
 from vllm.usage.usage_lib import UsageContext
 
 from schedtrace.errors import UsageError
+from schedtrace.simulate import releases
 from schedtrace.simulate.rank_options import require_values
 from schedtrace.step_times.gpus import Gpu, GpuPlatform
 from schedtrace.step_times.memory import kv_cache_blocks
@@ -96,5 +97,4 @@ def _batch_defaults(gpu: Gpu, *, online: bool) -> tuple[int, int]:
     """vLLM's ``max_num_batched_tokens`` and ``max_num_seqs`` on that GPU."""
     context = UsageContext.OPENAI_API_SERVER if online else UsageContext.LLM_CLASS
     with patch.object(arg_utils, "current_platform", GpuPlatform(gpu)):
-        tokens, seqs = arg_utils.EngineArgs.get_batch_defaults(1)
-    return tokens[context], seqs[context]
+        return releases.batch_defaults(context)
