@@ -91,10 +91,9 @@ def test_what_cannot_be_set_is_told_in_one_line(given, told):
         ({"max_num_batched_tokens": 4, "max_num_seqs": 8}, "max_num_batched_tokens (4)"),
     ],
 )
-def test_what_vllm_refuses_has_its_whole_reason(changes, why, load, tmp_path):
-    _, base = load
+def test_what_vllm_refuses_has_its_whole_reason(changes, why, tmp_path):
     with pytest.raises(UsageError) as raised:
-        play(base.loads, engine_options(base.header, changes), base.times, tmp_path / "refused")
+        play([], changes, TIMES, tmp_path / "refused")
     assert str(raised.value).startswith("vLLM refuses this configuration: ")
     assert why in str(raised.value)
     assert "validation error" not in str(raised.value)
