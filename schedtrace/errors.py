@@ -23,6 +23,16 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def reason_of(error: Exception) -> str:
+    """What an exception says in one line; of pydantic's, each reason with the setting that it is about."""
+    if not hasattr(error, "errors"):
+        return " ".join(str(error).split()) or type(error).__name__
+    found = [
+        (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()
+    ]
+    return "; ".join(f"{place}: {said}" if place else said for place, said in found)
+
+
 class SchedtraceError(Exception):
     """Base of all errors raised on purpose; ``str(error)`` is the line for the person.
 

@@ -41,13 +41,17 @@ def replay(
     from schedtrace.present.pages.prediction import prediction_page
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
+    from schedtrace.whatif.installed import import_vllm, require_settings
     from schedtrace.whatif.prediction import predict, recorded
     from schedtrace.whatif.sweep import parse_changes
 
-    changed = parse_changes(changes or []) | changes_of_ranks(data_parallel_size, router)
+    changed = parse_changes(changes or [])
+    require_settings("--set", {name: [value] for name, value in changed.items()}, recorded=True)
+    changed |= changes_of_ranks(data_parallel_size, router)
     require_vllm()
 
     base = recorded(one_run(run), load(step_times) if step_times else None)
+    import_vllm()
     if save_step_times:
         base.times.save(save_step_times)
     with CountBar(stderr_console(), "replaying", counted=False):

@@ -70,16 +70,19 @@ def simulate(
     vLLM's own scheduler decides every step; step times and KV cache follow from the model's shape and the
     GPU. Every other option is vLLM's own, as for 'vllm serve'.
     """
-    from schedtrace.cli.options import require_vllm
+    from schedtrace.cli.options import option_names, require_vllm
     from schedtrace.engine.folder import folder_of, make_folders
+    from schedtrace.engine.plan import Given, check_arguments
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
     from schedtrace.step_times.gpus import gpu as gpu_of
     from schedtrace.step_times.roofline import Roofline
     from schedtrace.step_times.shapes import shape as shape_of
+    from schedtrace.whatif.sweep_engines import fitted_length
 
     shape, device = shape_of(model), gpu_of(gpu)
     loads = _loads(context, dataset, arrivals_of)
+    check_arguments([Given(context.args)], own=option_names(context))
     require_vllm()
     from schedtrace.engine.args import parse_engine_args
     from schedtrace.simulate.config import tiny_model
@@ -99,7 +102,7 @@ def simulate(
         played = play(loads, options, times, folder, trial_ids=True, manifest=about)
     for request_id in played.refused[:3]:
         say(f"! {request_id}: refused, its prompt fills max_model_len {options['max_model_len']:,}")
-    _show(played, times, options)
+    _show(played, times, options, fitted_length(shape, given, options))
 
 
 def _loads(context: typer.Context, dataset: str, arrivals_of: Path | None) -> "list[Workload]":
@@ -132,12 +135,13 @@ def _manifest(folder: Path, shape: Any, device: Any) -> Any:
     )
 
 
-def _show(played: Any, times: Any, options: dict[str, Any]) -> None:
+def _show(played: Any, times: Any, options: dict[str, Any], fitted: int | None) -> None:
     """The trials' figures, what they rest on, and what to type next."""
     from schedtrace.diagnose.analyze import analyze_run
     from schedtrace.present.pages.report_details import trials_page
     from schedtrace.present.phrases import plain
     from schedtrace.read.run import read_run
+    from schedtrace.step_times.memory import MOST_BLOCKS
     from schedtrace.whatif.sweep_engines import gathering_notes
 
     report = analyze_run(read_run(played.folder))
@@ -150,5 +154,9 @@ def _show(played: Any, times: Any, options: dict[str, Any]) -> None:
         f"engine: budget {options['max_num_batched_tokens']:,}, {options['max_num_seqs']:,} seats, "
         f"{options['num_blocks']:,} KV blocks of {options['block_size']} tokens"
     )
+    if options["num_blocks"] == MOST_BLOCKS:
+        say("KV cache cut to that many blocks: more would only slow vLLM")
+    if fitted:
+        say(f"max-model-len {fitted:,}: all that the KV cache holds, as with vLLM's --max-model-len auto")
     say(f"simulated {played.virtual_s:,.1f} s in {played.wall_s:.1f} s; recorded to {played.folder}")
     say(f"next: schedtrace analyze {played.folder}")

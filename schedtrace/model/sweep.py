@@ -47,6 +47,8 @@ class Outcome(msgspec.Struct, kw_only=True, omit_defaults=True):
     """In ``schedule()``; None: not recorded."""
     extrapolated_steps: int | None = None
     """Steps outside the range that the step times were fitted to; None: they were not fitted."""
+    fitted_max_model_len: int | None = None
+    """Tokens that the KV cache holds, where that decided ``max_model_len``; None: it did not."""
     duration_s: float = 0.0
     """From the first arrival to the last token, summed over trials."""
     counted_s: float | None = None

@@ -7,8 +7,9 @@ whichever clock it is given. vLLM takes it through ``distributed_executor_backen
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from vllm.v1 import outputs
 from vllm.v1.executor.abstract import Executor
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from schedtrace.record.execution import NAME, machine
 from schedtrace.simulate import releases
@@ -82,11 +83,11 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         """The tokens of the batch begun last (vLLM 0.12 and newer ask for them apart)."""
         return self._last if non_block else self._last.result()
 
-    def take_draft_token_ids(self) -> DraftTokenIds | None:
-        """What is proposed for the next step."""
+    def take_draft_token_ids(self) -> Any:
+        """What is proposed for the next step, vLLM's ``DraftTokenIds``; 0.10.0 has none and does not ask."""
         if not self._proposed:
             return None
-        return DraftTokenIds(list(self._proposed), list(self._proposed.values()))
+        return outputs.DraftTokenIds(list(self._proposed), list(self._proposed.values()))
 
     def execute_dummy_batch(self) -> None:
         """A batch of one token, as a data-parallel rank with nothing to do runs it."""

@@ -12,6 +12,7 @@ from schedtrace.errors import UsageError
 from schedtrace.model.trace import Header
 from schedtrace.simulate.parts import recorded_groups
 from schedtrace.simulate.rank_options import OF_RANKS, require_values
+from schedtrace.step_times.memory import refuse_of_memory
 
 RENAMED = {"policy": "scheduling_policy"}
 """Fields of ``SchedulerConfig`` that vLLM's arguments call otherwise."""
@@ -20,8 +21,6 @@ LEFT_OUT = {"scheduler_cls", "async_scheduling", "runner_type"}
 OF_SCHEDULER = {field.name for field in dataclasses.fields(SchedulerConfig)} - LEFT_OUT
 """Taken from a header, which may be anyone's: other arguments of vLLM can name code that is run."""
 BLOCKS = "num_gpu_blocks_override"
-OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "kv_cache_dtype"}
-"""Settings that change the number of blocks by way of a GPU's memory, which a trace does not have."""
 NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
 
 
@@ -103,9 +102,7 @@ def require_known(name: str) -> None:
     Raises:
         UsageError: no argument of vLLM, or one that a replay cannot change.
     """
-    if name in OF_MEMORY:
-        msg = f"--set {name}: it acts by way of the GPU's memory, which a replay lacks: --set {BLOCKS}=N"
-        raise UsageError(msg)
+    refuse_of_memory(name)
     if name not in NAMES and name not in OF_RANKS:
         near = difflib.get_close_matches(name, [*NAMES, *OF_RANKS], n=1)
         msg = f"--set {name}: not an argument of vLLM{f'; {near[0]}?' if near else ''}"

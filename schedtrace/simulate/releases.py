@@ -4,10 +4,12 @@ import inspect
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import vllm.utils as hashing
 from vllm import SamplingParams
+from vllm.engine import arg_utils
 from vllm.v1 import outputs
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.request import Request
@@ -41,6 +43,21 @@ def structured_request(params: Any) -> dict[str, Any]:
     if "structured_output_request" not in inspect.signature(Request.__init__).parameters:
         return {}
     return {"structured_output_request": StructuredOutputRequest(sampling_params=params)}
+
+
+def batch_defaults(context: Any) -> tuple[int, int]:
+    """``max_num_batched_tokens`` and ``max_num_seqs`` that ``EngineArgs`` takes on the current platform.
+
+    Args:
+        context: vLLM's ``UsageContext``.
+    """
+    engine_args = arg_utils.EngineArgs
+    if hasattr(engine_args, "get_batch_defaults"):
+        tokens, seqs = engine_args.get_batch_defaults(1)
+        return tokens[context], seqs[context]
+    empty = engine_args(model="")  # to 0.11 it sets them on itself, with what the model decides
+    empty._set_default_args_v1(context, SimpleNamespace(runner_type="generate"))  # noqa: SLF001
+    return empty.max_num_batched_tokens, empty.max_num_seqs
 
 
 def block_hasher(block_size: int) -> Any:

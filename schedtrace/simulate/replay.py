@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.errors import NeverEndsError, UsageError
+from schedtrace.errors import NeverEndsError, UsageError, reason_of
 from schedtrace.model import private
 from schedtrace.model.manifest import Manifest, write_manifest
 from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRIAL_IDS
@@ -65,7 +65,7 @@ def play(
         try:
             engine = _engine(clock, times, options)
         except (ValueError, TypeError) as error:
-            msg = f"vLLM refuses this configuration: {_reason(error)}"
+            msg = f"vLLM refuses this configuration: {reason_of(error)}"
             raise UsageError(msg) from error
         try:
             for number, load in enumerate(loads):
@@ -119,10 +119,3 @@ def _recording_to(folder: Path, *, trial_ids: bool) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _reason(error: Exception) -> str:
-    """The last line of what vLLM says that is not about pydantic."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("Value error")]
-    return (told or lines or [repr(error)])[0].removeprefix("Value error, ").split(" [type=")[0]

@@ -4,6 +4,7 @@ vLLM takes it by its path (``--distributed-executor-backend schedtrace.simulate.
 makes it from its configuration alone, in the engine's process. No weights are loaded and no memory is taken.
 """
 
+import os
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,7 +20,9 @@ from schedtrace.simulate.executor import DUMMY, Clock, SimulatedExecutor
 from schedtrace.simulate.kv_specs import kv_cache_specs, kv_dtype
 from schedtrace.simulate.machine_clock import MachineClock
 from schedtrace.simulate.model_runner import ModelRunner
-from schedtrace.step_times.simulated import KEY, MOST_BLOCKS, simulated_device
+from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE
+from schedtrace.step_times.memory import MOST_BLOCKS
+from schedtrace.step_times.simulated import KEY, simulated_device
 
 
 class ServedExecutor(SimulatedExecutor):
@@ -93,12 +96,14 @@ class ServedExecutor(SimulatedExecutor):
         """Bytes for the KV cache on one GPU of each stage.
 
         ``--kv-cache-memory-bytes`` or what ``--num-gpu-blocks-override`` takes; else what the model leaves of
-        the GPU's memory, as ``step_times.memory`` estimates it.
+        the GPU's memory, as ``step_times.memory`` estimates it. ``VLLM_CPU_KVCACHE_SPACE``, which vLLM's CPU
+        platform puts in place of the first, is no GPU's.
         """
         config = self.vllm_config
         cache, parallel, scheduler = config.cache_config, config.parallel_config, config.scheduler_config
-        if cache.kv_cache_memory_bytes:
-            return [cache.kv_cache_memory_bytes] * len(self._specs)
+        given = getattr(cache, "kv_cache_memory_bytes", None)  # vLLM 0.11 and newer
+        if given and not os.environ.get(CPU_CACHE_SPACE):
+            return [given] * len(self._specs)
         blocks = cache.num_gpu_blocks_override or self._device.blocks(
             config.model_config.model,
             pipeline_parallel_size=parallel.pipeline_parallel_size,
@@ -112,6 +117,9 @@ class ServedExecutor(SimulatedExecutor):
         if blocks == MOST_BLOCKS:
             logger.warning("schedtrace: KV cache cut to {} blocks, more would only slow vLLM", MOST_BLOCKS)
         return [blocks * sum(spec.page_size_bytes for spec in specs.values()) for specs in self._specs]
+
+    def initialize_from_config(self, kv_cache_configs: Any) -> None:
+        """There is no cache to make, and to 0.26 nothing to compile."""
 
     def compile_or_warm_up_model(self) -> None:
         """There is nothing to compile."""

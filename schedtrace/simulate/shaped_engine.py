@@ -8,6 +8,7 @@ from vllm.engine import arg_utils
 from vllm.usage.usage_lib import UsageContext
 
 from schedtrace.errors import UsageError
+from schedtrace.simulate import releases
 from schedtrace.simulate.rank_options import require_values
 from schedtrace.step_times.gpus import Gpu, GpuPlatform
 from schedtrace.step_times.memory import kv_cache_blocks
@@ -17,6 +18,10 @@ BLOCK_SIZE = 16
 """vLLM's on CUDA."""
 UTILIZATION = 0.92
 """vLLM's default of ``gpu_memory_utilization`` since 0.20."""
+AUTO = -1
+"""``max_model_len`` of which vLLM makes the largest that fits."""
+DEFAULT_LENGTH = 2048
+"""vLLM's for a model whose ``config.json`` names none."""
 OF_MODEL = {
     "model",
     "load_format",
@@ -35,7 +40,8 @@ def shaped_options(
     """Options of ``Engine`` for a model on GPUs.
 
     What is not given is vLLM's default on that GPU. ``num_blocks`` follows from the memory, unless
-    ``num_gpu_blocks_override`` is given.
+    ``num_gpu_blocks_override`` is given. ``max_model_len``, not given or ``auto`` (-1), is the model's own
+    or, where the KV cache holds less, as much as it holds.
 
     Args:
         shape: The model's.
@@ -58,7 +64,6 @@ def shaped_options(
     options.setdefault("max_num_batched_tokens", budget)
     options.setdefault("max_num_seqs", min(seats, options["max_num_batched_tokens"]))
     options.setdefault("block_size", BLOCK_SIZE)
-    options.setdefault("max_model_len", shape.positions)
     options.setdefault("enable_prefix_caching", True)
     ranks = options.get("data_parallel_size", 1)
     require_values(options, ranks=ranks, lockstep=bool(shape.experts))
@@ -75,11 +80,14 @@ def shaped_options(
         max_num_batched_tokens=options["max_num_batched_tokens"],
         max_num_seqs=options["max_num_seqs"],
     )
-    needed = -(-options["max_model_len"] // options["block_size"])
-    if options["num_blocks"] < needed:
+    room, longest = options["num_blocks"] * options["block_size"], options.get("max_model_len")
+    if longest in {None, AUTO}:
+        options["max_model_len"] = min(room, shape.positions or DEFAULT_LENGTH)
+    elif longest > room:
         msg = (
             f"{shape.name} on {gpu.name}: {options['num_blocks']:,} KV blocks hold no request of "
-            f"max_model_len {options['max_model_len']:,}; vLLM would not start: lower --max-model-len"
+            f"max_model_len {longest:,}, so vLLM would not start: the largest that fits is {room:,} "
+            f"(--max-model-len {room}, or auto)"
         )
         raise UsageError(msg)
     return options
@@ -89,5 +97,4 @@ def _batch_defaults(gpu: Gpu, *, online: bool) -> tuple[int, int]:
     """vLLM's ``max_num_batched_tokens`` and ``max_num_seqs`` on that GPU."""
     context = UsageContext.OPENAI_API_SERVER if online else UsageContext.LLM_CLASS
     with patch.object(arg_utils, "current_platform", GpuPlatform(gpu)):
-        tokens, seqs = arg_utils.EngineArgs.get_batch_defaults(1)
-    return tokens[context], seqs[context]
+        return releases.batch_defaults(context)

@@ -13,6 +13,24 @@ LIVE_HIDDEN, LIVE_INTERMEDIATE = 4, 2
 """Assumed: activations of a layer that live at once, in widths of the model and of its MLP."""
 LOGITS_BYTES = 4
 """vLLM samples from logits in float32."""
+OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "kv_cache_dtype"}
+"""Settings that change the number of KV cache blocks by way of a GPU's memory."""
+MOST_BLOCKS = 2**18
+"""KV cache blocks of an engine whose model is tiny: each is an object in vLLM's memory."""
+
+
+def refuse_of_memory(name: str, option: str = "--set") -> None:
+    """Refuse to change a setting of ``OF_MEMORY`` in a replay.
+
+    Raises:
+        UsageError: what to give instead.
+    """
+    if name in OF_MEMORY:
+        msg = (
+            f"{option} {name}: it acts by way of the GPU's memory, which a replay lacks: "
+            "--set num_gpu_blocks_override=N"
+        )
+        raise UsageError(msg)
 
 
 def dtype_bytes(dtype: str) -> float:
@@ -74,6 +92,8 @@ def kv_cache_blocks(
 ) -> int:
     """KV cache blocks: what is left of vLLM's share of the memory, in blocks of ``block_size`` tokens.
 
+    At most ``MOST_BLOCKS``.
+
     Raises:
         UsageError: the weights do not fit, or nothing is left for the cache.
     """
@@ -89,4 +109,4 @@ def kv_cache_blocks(
             f"raise --tensor-parallel-size"
         )
         raise UsageError(msg)
-    return blocks
+    return min(blocks, MOST_BLOCKS)

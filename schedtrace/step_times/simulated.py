@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from schedtrace.step_times.fitted import Fitted
 
 KEY = "schedtrace"
-MOST_BLOCKS = 2**18
-"""KV cache blocks of an engine whose model is tiny: each is an object in vLLM's memory."""
 
 
 class SimulatedDevice(
@@ -96,7 +94,7 @@ class SimulatedDevice(
         return Noisy(times, self.noise, self.seed) if self.noise else times
 
     def blocks(self, model: str, *, pipeline_parallel_size: int = 1, **options: Any) -> int:
-        """KV cache blocks in the GPU's memory, at most ``MOST_BLOCKS``.
+        """KV cache blocks in the GPU's memory.
 
         Args:
             model: As in ``times``.
@@ -112,7 +110,7 @@ class SimulatedDevice(
             msg = "without a GPU the KV cache's size is unknown: give --gpu or --num-gpu-blocks-override"
             raise UsageError(msg)
         part = _part(shape_of(model), pipeline_parallel_size)
-        return min(MOST_BLOCKS, kv_cache_blocks(part, device, **options))
+        return kv_cache_blocks(part, device, **options)
 
     def _given_gpu(self) -> Gpu:
         device = self.gpu_of()

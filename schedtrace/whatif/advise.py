@@ -18,6 +18,7 @@ from schedtrace.model.redact import HIDDEN
 from schedtrace.model.report import Finding
 from schedtrace.model.sweep import Bound, SweepRow
 from schedtrace.read.run import read_run
+from schedtrace.step_times.memory import OF_MEMORY
 from schedtrace.timeline.front_end import OFFLINE_CONTEXT
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.sweep import sweep
@@ -102,7 +103,7 @@ def advise(
 
 def candidates(base: Recorded, findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Single changes worth a replay: values that findings advise, and halves and doubles of what is set."""
-    from schedtrace.simulate.recorded_engine import NAMES, OF_MEMORY, is_lockstep  # noqa: PLC0415  # imports vLLM
+    from schedtrace.simulate.recorded_engine import NAMES, is_lockstep  # noqa: PLC0415  # imports vLLM
 
     header = base.header
     may = not header.async_scheduling and not why_no_async_scheduling(base.timelines[0])

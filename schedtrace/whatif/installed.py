@@ -1,8 +1,19 @@
 """Which vLLM decides in a replay: the one that is installed."""
 
+from collections.abc import Mapping, Sequence
 from importlib import metadata
+from typing import Any
 
+from schedtrace.engine.options_cache import read_options
+from schedtrace.engine.vllm_options import refuse_setting
 from schedtrace.errors import UsageError
+from schedtrace.step_times.memory import refuse_of_memory
+
+OURS: dict[str, tuple[Any, ...]] = {
+    "router": ("vllm", "round-robin", "least-running", "least-tokens"),
+    "balance_ranks": (True, False),
+}
+"""Settings that a replay takes beside vLLM's, and their values."""
 
 
 def vllm_version() -> str:
@@ -18,3 +29,37 @@ def vllm_version() -> str:
             continue
     msg = "a replay runs vLLM's own scheduler, and vLLM is not installed here: pip install 'schedtrace[vllm]'"
     raise UsageError(msg)
+
+
+def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, recorded: bool) -> None:
+    """Refuse at once what a replay would refuse, as far as it is known without importing vLLM.
+
+    Args:
+        option: With which they were given.
+        settings: Names, each with its values.
+        recorded: Of a recorded engine, not of a model's on a GPU.
+
+    Raises:
+        UsageError: a name or a value, with the option.
+    """
+    options = read_options()
+    for name, values in settings.items():
+        if recorded:
+            refuse_of_memory(name, option)
+        if name in OURS:
+            if wrong := [value for value in values if value not in OURS[name]]:
+                msg = (
+                    f"{option} {name}={wrong[0]}: one of {', '.join(str(one).lower() for one in OURS[name])}"
+                )
+                raise UsageError(msg)
+        elif options is not None:
+            refuse_setting(name, values, options, own=OURS, where=f"{option} ")
+
+
+def import_vllm() -> None:
+    """Import it, which takes seconds, and keep its options, so that ``require_settings`` knows them."""
+    import schedtrace.simulate.replay  # noqa: F401, PLC0415
+    from schedtrace.engine.args import keep_options  # noqa: PLC0415
+
+    if read_options() is None:
+        keep_options()

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from schedtrace.errors import EngineError, UsageError
-from schedtrace.model.message import Message
-from schedtrace.model.sweep import Bound, Sweep
+from schedtrace.model.message import Count, Message, message
+from schedtrace.model.sweep import Bound, Outcome, Sweep
 from schedtrace.whatif.installed import vllm_version
 from schedtrace.whatif.sweep_engines import RecordedEngine, gathering_notes
 from schedtrace.whatif.sweep_log import SweepLog, digest, key
@@ -131,7 +131,8 @@ def sweep(
         objectives=objectives(slo),
         rows=sweep_rows(outcomes, base, slo, recorded=recorded),
         notes=_once(note for load in work.measured for note in load.notes)
-        + gathering_notes(work.engine.times, changes),
+        + gathering_notes(work.engine.times, changes)
+        + _lengths(outcomes),
     )
 
 
@@ -148,6 +149,21 @@ def _finished(pool: Pool, wanted: Mapping[str, Mapping[str, Any]], log: SweepLog
         for future in futures:
             if future.done() and not future.cancelled() and future.exception() is None:
                 log.add(future.result())
+
+
+def _lengths(outcomes: Iterable[Outcome]) -> list[Message]:
+    """Where the KV cache, and not the model, decided the longest request."""
+    fitted = [one.fitted_max_model_len for one in outcomes if one.fitted_max_model_len is not None]
+    if not fitted:
+        return []
+    return [
+        message(
+            "In {rows} max_model_len is all that the KV cache holds, as with vLLM's --max-model-len auto: "
+            "{tokens} or more.",
+            rows=Count(len(fitted), "configuration"),
+            tokens=Count(min(fitted), "token"),
+        )
+    ]
 
 
 def _once(notes: Iterable[Message]) -> list[Message]:

@@ -119,6 +119,18 @@ class ModelledEngine:
 Engine = RecordedEngine | ModelledEngine
 
 
+def fitted_length(shape: Shape, given: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
+    """``max_model_len`` of a modelled engine if the KV cache decided it; None: as given, or the model's own.
+
+    Args:
+        shape: The model's.
+        given: vLLM's arguments.
+        options: Of ``simulate.replay.play``, made of them.
+    """
+    length: int = options["max_model_len"]
+    return length if given.get("max_model_len") in {None, -1} and length < (shape.positions or 0) else None
+
+
 def gathering_notes(times: StepTimes | None, changes: Iterable[Mapping[str, Any]]) -> list[Message]:
     """What a replay takes the gathering of balance scheduling to cost; empty if no change has it."""
     if not any(of_one.get("balance_ranks") for of_one in changes):

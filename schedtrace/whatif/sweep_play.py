@@ -18,7 +18,7 @@ from schedtrace.read.run import read_run
 from schedtrace.read.trace import Trace
 from schedtrace.step_times.counted import Counted
 from schedtrace.step_times.fitted import Fitted
-from schedtrace.whatif.sweep_engines import Engine
+from schedtrace.whatif.sweep_engines import Engine, ModelledEngine, fitted_length
 from schedtrace.workloads.workload import Workload
 
 DIGITS = 3
@@ -85,6 +85,8 @@ def _play(work: Work, outcome: Outcome, folder: Path) -> None:
     from schedtrace.simulate.replay import play  # noqa: PLC0415  # imports vLLM
 
     options, times = work.engine.configured(outcome.changes)
+    if isinstance(work.engine, ModelledEngine):
+        outcome.fitted_max_model_len = fitted_length(work.engine.shape, outcome.changes, options)
     counted = Counted(times) if isinstance(times, Fitted) else None
     played = play(work.loads, options, counted or times, folder, keep_prefix_cache=work.keep_prefix_cache)
     outcome.steps, outcome.too_long = played.steps, len(played.refused)

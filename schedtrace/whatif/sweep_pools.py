@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from loguru import logger
 
 from schedtrace.errors import UsageError
+from schedtrace.whatif.installed import import_vllm
 from schedtrace.whatif.sweep_play import Work
 
 _T = TypeVar("_T")
@@ -47,7 +48,7 @@ class LocalPool:
         )
         with _children_ignore_interrupts():  # a process is started with each of the first calls
             for _ in range(jobs):
-                self._executor.submit(_import_vllm)
+                self._executor.submit(import_vllm)
         self._processes = set(multiprocessing.active_children()) - before
 
     def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
@@ -125,10 +126,6 @@ def _make_quiet() -> None:
 
 def _warn(line: str) -> None:
     os.write(2, line.encode())
-
-
-def _import_vllm() -> None:
-    import schedtrace.simulate.replay  # noqa: F401, PLC0415  # takes seconds, before there is anything to do
 
 
 def _call(function: Callable[..., _T], *arguments: Any) -> _T:

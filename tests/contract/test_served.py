@@ -156,6 +156,18 @@ def test_a_size_that_is_given_is_taken(config):
     assert ServedExecutor(counted).determine_available_memory() == [40 * 2 * 16 * 2 * 2 * 32 * 2]
 
 
+def test_the_space_of_a_cpus_cache_is_not_a_gpus(config, cached, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    made = config(cached("Qwen3-8B"), {"gpu": "a100"}, max_num_seqs=8, max_num_batched_tokens=512)
+    [available] = ServedExecutor(made).determine_available_memory()
+    assert available > 40 << 30
+
+
+def test_a_cache_is_begun_without_workers_answers(config):
+    """vLLM 0.24 to 0.26 ask them for times of compilation."""
+    assert ServedExecutor(config({}, {"gpu": "h100"})).initialize_from_config([None]) is None
+
+
 def test_adapters_are_kept_by_their_number(config):
     executor = ServedExecutor(config({}, {"gpu": "h100"}))
     adapter = SimpleNamespace(lora_int_id=3)

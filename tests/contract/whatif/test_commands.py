@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.cli.main import main
+from schedtrace.read.run import read_run
 from tests.contract.whatif.conftest import LOADS, drive
 
 pytestmark = pytest.mark.vllm
@@ -55,12 +56,34 @@ def test_a_simulation_of_a_gpu_is_a_run_like_any_other(tmp_path, capsys):
     assert one["config"]["status"] == "finished"
 
 
+@pytest.mark.parametrize("given", [[], ["--max-model-len", "auto"]])
+def test_a_model_longer_than_the_cache_is_cut_to_it(given, tmp_path, capsys):
+    """Qwen3-32B has 40,960 positions; an H100 has 2,452 blocks left for it."""
+    load = ["--num-prompts", "2", "--input-len", "16", "--output-len", "2", "--label", "fit"]
+    asked = ["simulate", "--model", "Qwen3-32B", "--gpu", "h100", *load, *given, "--output", str(tmp_path)]
+    assert main(asked) == 0
+    told = "max-model-len 39,232: all that the KV cache holds, as with vLLM's --max-model-len auto\n"
+    assert told in capsys.readouterr().out
+    [trace] = read_run(tmp_path / "fit").traces
+    assert (trace.header.max_model_len, trace.header.kv_blocks_total) == (39_232, 2452)
+
+
+def test_a_sweep_says_where_the_cache_decides_the_longest_request(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    load = ["--num-prompts", "2", "--input-len", "16", "--output-len", "2"]
+    asked = ["sweep", "random", *load, "--model", "Qwen3-32B", "--gpu", "h100", "--jobs", "1"]
+    assert main([*asked, "--vary", "tensor_parallel_size=1,2"]) == 0
+    told = "In 1 configuration max_model_len is all that the KV cache holds"
+    why = "as with vLLM's --max-model-len auto: 39,232 tokens or more."
+    assert f"{told}, {why}" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--gpu", "h1000"], "h1000"),
         (["--gpu", "h100", "--max-num-seq", "4"], "--max-num-seq"),
-        (["--gpu", "h100", "--max-model-len", "100000"], "--max-model-len"),
+        (["--gpu", "h100", "--max-model-len", "100000"], "is 39,232 (--max-model-len 39232, or auto)"),
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(arguments, told, capsys, tmp_path):

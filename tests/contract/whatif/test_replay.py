@@ -6,11 +6,13 @@ pytest.importorskip("vllm")
 
 from schedtrace.errors import UsageError
 from schedtrace.read.run import read_run
+from schedtrace.simulate.rank_options import OF_RANKS
 from schedtrace.simulate.recorded_engine import engine_options, require_known
 from schedtrace.simulate.replay import play
 from schedtrace.step_times.recorded import Recorded as RecordedTimes
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.whatif.figures import compositions
+from schedtrace.whatif.installed import OURS
 from schedtrace.whatif.prediction import recorded
 from schedtrace.whatif.sweep import parse_changes
 from tests.contract.whatif.conftest import LOADS, TIMES, drive
@@ -80,6 +82,27 @@ def test_what_cannot_be_set_is_told_in_one_line(given, told):
     with pytest.raises(UsageError) as raised:
         accept()
     assert str(raised.value) == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"max_num_seqs": "lots"}, "max_num_seqs: Input should be a valid integer"),
+        ({"max_num_batched_tokens": 4, "max_num_seqs": 8}, "max_num_batched_tokens (4)"),
+    ],
+)
+def test_what_vllm_refuses_has_its_whole_reason(changes, why, tmp_path):
+    with pytest.raises(UsageError) as raised:
+        play([], changes, TIMES, tmp_path / "refused")
+    assert str(raised.value).startswith("vLLM refuses this configuration: ")
+    assert why in str(raised.value)
+    assert "validation error" not in str(raised.value)
+
+
+def test_settings_that_are_not_vllms_have_the_same_values_before_it_is_imported():
+    assert {name: set(values) for name, values in OURS.items()} == {
+        name: set(values) for name, values in OF_RANKS.items()
+    }
 
 
 def test_values_are_numbers_words_and_truths():

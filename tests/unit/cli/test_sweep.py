@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from schedtrace.engine.vllm_options import Option
 from schedtrace.errors import ExitCode
 from tests import makers
 from tests.unit.whatif.conftest import a_fit
@@ -16,6 +17,16 @@ MODEL = ["--model", "Qwen3-8B", "--gpu", "h100"]
 def _in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("schedtrace.cli.sweep.require_vllm", lambda: None)
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """vLLM's options are in the cache."""
+    options = [
+        Option(names=["--max-num-seqs"], refuses=["word", "decimal"]),
+        Option(names=["--gpu-memory-utilization"], refuses=["word"]),
+    ]
+    monkeypatch.setattr("schedtrace.whatif.installed.read_options", lambda: options)
 
 
 @pytest.fixture
@@ -109,3 +120,45 @@ def test_a_recorded_load_on_another_model(cli, asked, quiet, monkeypatch):
     assert on_model.engine.shape.name == "Qwen3-8B"
     assert (as_recorded.engine.header.model, as_recorded.engine.times) == ("tiny", saved)
     assert [load.requests for load in (*on_model.loads, *as_recorded.loads)] == [1, 1]
+
+
+MEMORY = "it acts by way of the GPU's memory, which a replay lacks: --set num_gpu_blocks_override=N"
+UNKNOWN = "--set max_num_seq: not an argument of vLLM; did you mean max_num_seqs?"
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize(
+    ("command", "given", "why"),
+    [
+        ("replay", "--set max_num_seqs=lots", "--set max_num_seqs=lots: 'lots' is not a whole number"),
+        ("replay", "--set max-num-seq=4", UNKNOWN),
+        ("replay", "--set gpu-memory-utilization=0.5", f"--set gpu_memory_utilization: {MEMORY}"),
+        ("replay", "--set router=x", "--set router=x: one of vllm, round-robin, least-running, least-tokens"),
+        ("sweep", "--vary max_num_seqs=4,lots", "--vary max_num_seqs=lots: 'lots' is not a whole number"),
+        ("sweep", "--vary balance_ranks=1,2", "--vary balance_ranks=2: one of true, false"),
+        ("sweep", "--vary max_num_seqs=4,8 --set max_num_seq=1", UNKNOWN),
+        ("sweep", "--vary gpu_memory_utilization=0.5", f"--vary gpu_memory_utilization: {MEMORY}"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_vllm_is_imported(cli, quiet, monkeypatch, command, given, why):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: pytest.fail("vLLM is looked for"))
+    code, out, err = cli(command, quiet, *given.split())
+    assert (code, out, err) == (ExitCode.USAGE, "", f"schedtrace: {why}\n")
+
+
+@pytest.mark.usefixtures("known")
+def test_a_models_memory_may_be_swept(cli, asked):
+    cli("sweep", "random", "--vary", "gpu_memory_utilization=0.5,0.8", *MODEL)
+    assert asked
+
+
+def test_a_wrong_option_of_simulate_is_refused_before_vllm_is_imported(cli, monkeypatch):
+    options = [Option(names=["--max-num-seqs"], refuses=["word", "decimal"])]
+    monkeypatch.setattr("schedtrace.engine.plan.read_options", lambda: options)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: pytest.fail("vLLM is looked for"))
+    code, out, err = cli("simulate", *MODEL, "--max-num-seqs", "lots")
+    assert (code, out, err) == (
+        ExitCode.USAGE,
+        "",
+        "schedtrace: --max-num-seqs: 'lots' is not a whole number\n",
+    )

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from schedtrace.engine.vllm_options import meant, options_of, refuse
+from schedtrace.engine.vllm_options import meant, options_of, refuse, refuse_setting
 from schedtrace.errors import UsageError
 
 
@@ -122,3 +122,40 @@ def test_a_long_list_of_choices_is_cut():
 def test_nothing_close_means_no_guess():
     assert meant("--zzz", ["--model"]) == ""
     assert meant("--MODEL", ["--model"]) == "; did you mean --model?"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_num_seqs", 4),
+        ("max_num_seqs", None),
+        ("enforce_eager", False),
+        ("kv_cache_dtype", "FP8"),
+        ("max_num_batched_tokens", "16k"),
+        ("watermark", 0.05),
+    ],
+)
+def test_a_setting_that_vllm_may_take_passes(name, value):
+    refuse_setting(name, [value], OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("max_num_seqs", "lots", "--set max_num_seqs=lots: 'lots' is not a whole number"),
+        ("max_num_seqs", 1.5, "--set max_num_seqs=1.5: '1.5' is not a whole number"),
+        ("max_num_seq", 4, f"--set max_num_seq: not an argument of vLLM{MEANT} max_num_seqs?"),
+        ("rooter", "vllm", f"--set rooter: not an argument of vLLM{MEANT} router?"),
+        ("no_enforce_eager", True, f"--set no_enforce_eager: not an argument of vLLM{MEANT} enforce_eager?"),
+        ("enforce_eager", 1, "--set enforce_eager=1: expected true or false"),
+        (
+            "kv_cache_dtype",
+            "fp9",
+            f"--set kv_cache_dtype=fp9: 'fp9' is none of auto, fp8, bfloat16{MEANT} fp8?",
+        ),
+    ],
+)
+def test_a_setting_that_vllm_would_refuse_is_named_with_its_option(name, value, told):
+    with pytest.raises(UsageError) as raised:
+        refuse_setting(name, [value], OPTIONS, own=["router"], where="--set ")
+    assert str(raised.value) == told

@@ -129,6 +129,10 @@ def test_kv_cache_blocks_are_what_is_left():
     assert kv_cache_blocks(llama, h100, kv_dtype="fp8", block_size=32) == 28_116
 
 
+def test_a_tiny_model_has_no_more_blocks_than_vllm_can_make_in_a_second_or_two():
+    assert kv_cache_blocks(shape("examples/tiny-qwen3"), gpu("h200")) == 2**18
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(UsageError, match=r"Llama-3.1-70B does not fit: 14\d\.\d GB on each of 1 H100 SXM"):
         kv_cache_blocks(shape("Llama-3.1-70B"), gpu("h100"))

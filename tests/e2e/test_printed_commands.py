@@ -1,0 +1,143 @@
+"""Every ``schedtrace`` command that README and docs print runs, on a simulated device or a CPU.
+
+Sizes are cut, since 300 prompts show no more than 8. What is not run stands in ``NOT_RUN``, with its reason.
+"""
+
+import json
+import re
+import shlex
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from schedtrace.cli.main import main
+from schedtrace.step_times.shape_folder import config_of
+from schedtrace.step_times.shapes import SHAPES
+from tests.e2e.conftest import MODEL, REPO, schedtrace
+
+BALANCED = "--data-parallel-size 4 --scheduler-cls schedtrace.balance.BalanceScheduler"
+NOT_RUN = {
+    "schedtrace watch logs": "follows a run until a person ends it; --once is run",
+    f"schedtrace run --model MODEL {BALANCED}": "four engines; tests/e2e/test_ranks.py starts two",
+}
+INSTEAD = {"--model MODEL": "--model Qwen3-8B --executor simulated --gpu h100"}
+MOST = {"--num-prompts": 8, "--trials": 2}
+FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+LOAD = ["--model", "Qwen3-8B", "--gpu", "h100", "--num-prompts", "40", "--request-rate", "40"]
+
+
+def printed(text):
+    """The commands in a page's fenced blocks; where lines begin with a prompt, the others are output."""
+    for block in FENCE.findall(text):
+        lines = block.replace("\\\n", " ").splitlines()
+        prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        for line in prompted or lines:
+            if re.match(r"(\w+=\S+ )*schedtrace ", line):
+                yield shlex.join(shlex.split(line, comments=True))
+
+
+COMMANDS = list(dict.fromkeys(command for page in PAGES for command in printed(page.read_text())))
+RUN = [command for command in COMMANDS if command not in NOT_RUN]
+
+
+def arguments(command):
+    """What is run for a command: as printed, but for a reader's model and for sizes."""
+    for placeholder, real in INSTEAD.items():
+        command = command.replace(placeholder, real)
+    schedtrace, *words = shlex.split(command)
+    assert schedtrace == "schedtrace", "a variable before a command: nothing here sets it"
+    for place, word in enumerate(words[:-1]):
+        if word in MOST:
+            words[place + 1] = str(min(MOST[word], int(words[place + 1])))
+    return words
+
+
+def starts_engines(command):
+    return re.match(r"schedtrace (run|diff --run) ", command) is not None
+
+
+class Here:
+    """A pool of one process: this one, which has imported vLLM."""
+
+    def __init__(self, work, _jobs):
+        self._work = work
+
+    def submit(self, function, *given):
+        future = Future()
+        future.set_result(function(self._work, *given))
+        return future
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with everything that commands name: runs, configurations, loads, a model."""
+    home = tmp_path_factory.mktemp("printed")
+    shutil.copytree(REPO / "examples", home / "examples")
+    shutil.copytree(REPO / "tests" / "data" / "findings", home / "tests" / "data" / "findings")
+    shutil.copy(REPO / "examples" / "workloads" / "mooncake.jsonl", home / "trace.jsonl")
+    (home / "config.json").write_text(json.dumps(config_of(SHAPES["Qwen3-8B"])))
+    (home / "loads.jsonl").write_text(
+        "".join(f'{{"input_len": 64, "output_len": 8, "data_parallel_rank": {rank}}}\n' for rank in (0, 1, 0))
+    )
+    engine = f"model: {MODEL}\nexecutor: simulated\ngpu: h100\nmax-model-len: 512\n"
+    load = "num-prompts: 4\ninput-len: 64\noutput-len: 4\n"
+    for name, seats in (("base", 4), ("new", 8)):
+        (home / f"{name}.yaml").write_text(f"{engine}{load}max-num-seqs: {seats}\n")
+        recorded = ["simulate", *LOAD, "--max-num-seqs", str(seats), "--label", name]
+        assert main([*recorded, "--output", str(home / "logs")]) == 0
+    return home
+
+
+@pytest.fixture(scope="module")
+def engines(place):
+    """Commands that start engines, in processes of their own, two at a time while others run here."""
+    elsewhere = {command: place / f"of-{at}" for at, command in enumerate(RUN) if starts_engines(command)}
+    with ThreadPoolExecutor(2) as pool:
+        yield {command: pool.submit(_elsewhere, command, place, home) for command, home in elsewhere.items()}
+
+
+def _elsewhere(command, place, home):
+    """In a folder of its own, since runs of one name may be made at the same time."""
+    shutil.copytree(place, home, ignore=shutil.ignore_patterns("of-*", "logs"))
+    ended = schedtrace(*arguments(command), cwd=home)
+    (label,) = re.findall(r"--label (\S+)", command) or [None]
+    if label and ended.code == 0:
+        shutil.copytree(home / "logs" / label, place / "logs" / label)
+    return ended
+
+
+@pytest.mark.parametrize("command", RUN, ids=str)
+def test_a_printed_command_runs(command, place, engines, monkeypatch, capsys):
+    if command in engines:
+        ended = engines[command].result()
+        assert ended.code == 0, ended.err
+        return
+    for made, ended in engines.items():
+        if re.search(rf"logs/{_label(made)}\b", command):
+            assert ended.result().code == 0, ended.result().err
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("schedtrace.whatif.sweep_pools.LocalPool", Here)
+    code = main(arguments(command))
+    assert code == 0, capsys.readouterr().err
+
+
+def _label(command):
+    (label,) = re.findall(r"--label (\S+)", command) or ["none"]
+    return label
+
+
+def test_what_is_not_run_is_printed():
+    assert NOT_RUN.keys() <= set(COMMANDS)
+
+
+def test_commands_are_found_in_fenced_blocks_only():
+    page = (
+        "schedtrace not-this\n```\nschedtrace analyze \\\n  logs # why\nA=1 schedtrace step\n"
+        "schedtrace: output\n```\n```text\n$ schedtrace request x\nschedtrace output\n```\n"
+    )
+    assert list(printed(page)) == ["schedtrace analyze logs", "A=1 schedtrace step", "schedtrace request x"]
