@@ -25,7 +25,7 @@ from typing import NoReturn
 from schedtrace.record import settings
 from schedtrace.record.cpu_times import children
 
-GRACE_S = 2.0
+GRACE_S = 1.0
 """Between SIGTERM and SIGKILL: for the engine process to end in order, then for what it left."""
 LOOK_EVERY_S = 0.02
 NAME = "VLLM::Guard"

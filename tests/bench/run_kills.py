@@ -7,6 +7,7 @@ the run folder in its environment. Ends with 1 if one is left 5 s after the kill
 """
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -142,7 +143,8 @@ def _kill(home: Path, at: int, draw: random.Random) -> int:
     gone = "not gone" if took is None else f"gone after {took:.1f} s"
     print(f"{at + 1:>3} {what:<20} {gone}, {len(still)} left; {_told(run.folder)}", flush=True)
     for pid in still:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     run.command.wait()
     return len(still)
 
