@@ -154,7 +154,9 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
     from schedtrace.engine.recorded import traces_in
     from schedtrace.present.progress import RunProgress
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end in order, as with Ctrl-C
+    for end in (signal.SIGTERM, signal.SIGHUP):  # in order, as with Ctrl-C
+        if signal.getsignal(end) != signal.SIG_IGN:  # as under nohup
+            signal.signal(end, signal.default_int_handler)
     try:
         with RunProgress(stderr_console(), several=len(plans) > 1) as progress:
             execute(plans, progress, interleave=interleave)

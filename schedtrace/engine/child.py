@@ -1,6 +1,6 @@
 """The engine process of ``schedtrace run``: commands come in on stdin, events go out on a pipe.
 
-stdout and stderr belong to vLLM's log. Started by ``supervise`` as ``python -m schedtrace.engine.child FD``.
+stdout and stderr belong to vLLM's log. Started by ``supervise`` below its guards (``guard``).
 """
 
 import contextlib
@@ -29,9 +29,13 @@ class _Stopped(BaseException):
     """Somebody asked this process to end."""
 
 
-def main() -> None:
-    """Start the engine as told by the first command, then do as told until the end."""
-    events = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
+def main(pipe: int) -> None:
+    """Start the engine as told by the first command, then do as told until the end.
+
+    Args:
+        pipe: Of the events.
+    """
+    events = os.fdopen(pipe, "wb", buffering=0)
 
     def send(event: spec.Event) -> None:
         with contextlib.suppress(BrokenPipeError):  # the supervisor is gone; stdin will end, too
@@ -207,7 +211,3 @@ def _in_one_line(error: Exception) -> str:
             "or take --executor simulated)"
         )
     return text
-
-
-if __name__ == "__main__":
-    main()

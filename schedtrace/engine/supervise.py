@@ -29,7 +29,7 @@ _ROOT_CAUSE = re.compile(r"\((?:EngineCore|Worker)\S* pid=\d+\).*?((?:\w+\.)*\w+
 
 
 class EngineProcess:
-    """vLLM in a child process and session of its own, so that Ctrl-C reaches it only through us.
+    """vLLM below its guards in a session of its own, so that Ctrl-C reaches it only through us.
 
     Args:
         run: What it is to do.
@@ -52,7 +52,7 @@ class EngineProcess:
         self._events = read_end
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "schedtrace.engine.child", str(write_end)],
+                [sys.executable, "-m", "schedtrace.engine.guard", str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
@@ -63,11 +63,6 @@ class EngineProcess:
         finally:
             os.close(write_end)
         self.send(spec.Start(run))
-
-    @property
-    def pid(self) -> int:
-        """The process that holds vLLM's front end; the engine core is its child."""
-        return self._process.pid
 
     def send(self, command: spec.Command) -> None:
         """Give a command; a dead process is found out by ``events``."""
@@ -98,27 +93,30 @@ class EngineProcess:
         raise self._failure(self._how_it_died())
 
     def stop(self) -> None:
-        """Ask for an orderly end, wait for it, and take the process group down if it does not come."""
+        """Ask for an orderly end, wait for it, and end all processes if it does not come."""
         if self._process.poll() is None:
             self._process.terminate()
         self._wait()
 
     def kill(self) -> None:
-        """End it at once, engine core included."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """End all its processes within seconds."""
+        self._hang_up()
         self._wait()
 
     def _wait(self) -> None:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        self._hang_up()
+        if self._process.wait() == -signal.SIGKILL:  # maybe both guards at once
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._log.close()
+
+    def _hang_up(self) -> None:
+        """To the guards this is as if we were gone."""
+        assert self._process.stdin is not None  # noqa: S101  # as in ``send``
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def _next_line(self) -> bytes | None:
         """The next event's line; None once the process is dead and has said everything.

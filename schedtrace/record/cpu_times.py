@@ -7,6 +7,7 @@ was ready and had to wait. The engine's thread, the main threads of its workers,
 import multiprocessing
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from schedtrace.model.trace import Cpu
@@ -33,20 +34,19 @@ class CpuTimes:
     def _threads(self) -> list[tuple[Role, int, int]]:
         pid = os.getpid()
         threads: list[tuple[Role, int, int]] = [("engine", pid, self._engine)]
-        threads += [("worker", child, child) for child in _children(pid)]
+        threads += [("worker", child, child) for child in children(pid)]
         if multiprocessing.parent_process() is not None:
             threads.append(("front_end", os.getppid(), os.getppid()))
         return threads
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     """Processes that any thread of this one has started."""
     found: list[int] = []
-    try:
+    with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    except (OSError, ValueError):
-        return []
+            with suppress(OSError):  # a thread that has ended
+                found += map(int, (task / "children").read_text().split())
     return sorted(found)
 
 

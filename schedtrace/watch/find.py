@@ -10,6 +10,7 @@ from pathlib import Path
 from schedtrace.errors import InputError, UsageError
 from schedtrace.read.follow import require_header
 from schedtrace.read.run import TRACE_PATTERN
+from schedtrace.record.cpu_times import children
 
 DIR = "SCHEDTRACE_DIR"
 GROWING_S = 30.0
@@ -148,15 +149,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in _listed(Path(f"/proc/{pid}/task")):
-        try:
-            children = [int(one) for one in (task / "children").read_text().split()]
-        except OSError:
-            continue
-        for child in children:
-            found += [child, *_descendants(child)]
-    return found
+    return [one for child in children(pid) for one in (child, *_descendants(child))]
 
 
 def _open_traces(pid: int) -> Iterator[Path]:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -108,11 +109,20 @@ _work: list[Work] = []
 
 def _begin(work: Work, scratch: str) -> None:
     """In a new process: no line of vLLM's may get between those of the command."""
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
     tempfile.tempdir = scratch
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)
     _make_quiet()
     _work[:] = [work]
+
+
+def _end_with_the_command() -> None:
+    """One that is killed cannot end its processes, and the queue that they wait at does not show it."""
+    command = multiprocessing.parent_process()
+    assert command is not None  # noqa: S101  # a process of a pool has one
+    command.join()
+    os._exit(1)
 
 
 def _make_quiet() -> None:

@@ -1,7 +1,13 @@
 """Configurations replayed by vLLM's real scheduler, in processes of their own."""
 
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +72,32 @@ def test_a_pool_that_is_closed_early_leaves_no_process_and_no_file(work, made, t
     pool.close()
     assert set(multiprocessing.active_children()) == before
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal
+from schedtrace.whatif.sweep_pools import LocalPool
+pool = LocalPool(None, 2)
+pool.submit(print).exception()  # they are past their start
+print(*[process.pid for process in pool._processes], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_no_process_of_a_pool_outlives_a_command_that_is_killed(tmp_path):
+    said = tmp_path / "said"  # what is left would hold a pipe open
+    with said.open("w") as file:
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        ended = subprocess.run(
+            [sys.executable, "-c", KILLED], env=environment, stdout=file, stderr=file, check=False
+        )
+    assert ended.returncode == -signal.SIGKILL
+    processes = [Path(f"/proc/{pid}") for pid in said.read_text().splitlines()[-1].split()]
+    assert len(processes) == 2
+    until = time.monotonic() + 60
+    while any(process.exists() for process in processes) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert [process for process in processes if process.exists()] == []
 
 
 def test_what_vllm_refuses_is_an_outcome_that_says_so(work, made):

@@ -9,7 +9,9 @@ import time
 
 import pytest
 
+from schedtrace.model.manifest import read_manifest
 from schedtrace.read.trace import read_trace
+from tests.bench.run_kills import KINDS, Run
 from tests.e2e.conftest import environment, run_options, schedtrace
 
 SHORT = {"input_len": 64, "output_len": 4}
@@ -61,6 +63,34 @@ def test_sigkill_of_the_engine_loses_at_most_a_second_and_says_so(workplace):
     assert "not closed" in problems
     assert "4 requests" in problems
     assert "The run failed: vLLM's engine core was killed" in problems
+
+
+@pytest.mark.parametrize(
+    ("victim", "error"),
+    [
+        ("command", "the schedtrace command was killed"),
+        ("outer guard", "the engine process was ended by SIGKILL (out of memory?)"),
+        ("engine process", "the engine process was ended by SIGKILL (out of memory?)"),
+        ("engine core", "vLLM's engine core was killed (SIGKILL; out of memory?)"),
+    ],
+)
+def test_no_process_of_a_run_is_left_whichever_is_killed(workplace, victim, error):
+    run = Run(workplace, f"kill-{victim.replace(' ', '-')}")
+    trace = run.folder / "engine-0.jsonl"
+    until = time.monotonic() + 120
+    while not (trace.exists() and trace.read_bytes().count(b"\n") > 20) and time.monotonic() < until:
+        time.sleep(0.1)
+    line = run.look()
+    assert len(line) == len(KINDS), "command, guards, engine process, engine core, worker"
+    os.kill(line[KINDS.index(victim)], signal.SIGKILL)
+    assert run.gone_after(60) is not None, run.left()
+    run.command.wait()
+    manifest = read_manifest(run.folder)
+    assert (manifest.status, manifest.error) == ("failed", error)
+    assert read_trace(trace).problems.garbled_lines == []
+    steps = trace.read_bytes()
+    time.sleep(1)
+    assert trace.read_bytes() == steps
 
 
 def test_ctrl_c_ends_the_engine_in_order_and_keeps_the_trace(workplace):

@@ -1,0 +1,146 @@
+"""No process of a run outlives it: two guards above the engine process end what it leaves.
+
+``supervise`` starts ``python -m schedtrace.engine.guard FD``, which forks twice before vLLM is imported:
+
+    command -> outer guard -> inner guard -> engine process (``child``) -> all that vLLM starts
+
+Linux gives orphans to their next ancestor that takes them (``PR_SET_CHILD_SUBREAPER``), whatever thread,
+fork, exec or session they come from. So every process of the run is below a guard, and vLLM takes no part.
+Each guard waits for the process below it. The inner one also sees the command and the outer one end, by pipes
+that only these hold open. Whichever process is killed, a guard is left.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from schedtrace.record import settings
+from schedtrace.record.cpu_times import children
+
+GRACE_S = 1.0
+"""Between SIGTERM and SIGKILL: for the engine process to end in order, then for what it left."""
+LOOK_EVERY_S = 0.02
+NAME = "VLLM::Guard"
+"""Like vLLM's processes: to kill those of schedtrace by name leaves the guards, which then end vLLM's."""
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    """Become both guards and the engine process."""
+    events, ends = int(sys.argv[1]), [sys.stdin.fileno()]
+    for watched in ([], ends):
+        _take_orphans()
+        end, held = os.pipe()
+        if child := os.fork():
+            os.close(events)
+            _guard(child, watched)
+        os.close(held)
+        ends.append(end)
+    for end in ends[1:]:
+        os.close(end)
+
+    from schedtrace.engine import child as engine_process
+
+    engine_process.main(events)
+
+
+def _take_orphans() -> None:
+    """A fork does not inherit this."""
+    with contextlib.suppress(AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _guard(child: int, watched: Sequence[int]) -> NoReturn:
+    """Wait for the process below, end what it leaves, and end as it did.
+
+    Args:
+        child: The process below.
+        watched: Pipes, one end of which only the processes above hold: with one of these, the child must end.
+    """
+    ended = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: _send(child, signal.SIGTERM))
+    with contextlib.suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle(NAME)
+    with contextlib.suppress(OSError, KeyError):  # the folder of this run, even if another takes its name
+        os.chdir(os.environ[settings.RUN_DIR])
+    if watched:
+        threading.Thread(target=_end_when_left, args=(child, watched, ended), daemon=True).start()
+    _, status = os.waitpid(child, 0)
+    ended.set()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_children()
+    if _hung_up([sys.stdin.fileno()], timeout_ms=0):
+        _note_that_the_command_is_gone()
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:  # so that the command sees by which signal
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _end_when_left(child: int, watched: Sequence[int], ended: threading.Event) -> None:
+    """End the child in order, and if it does not, at once."""
+    _hung_up(watched, timeout_ms=None)
+    if not ended.is_set():
+        _send(child, signal.SIGTERM)
+        if not ended.wait(GRACE_S):
+            _send(child, signal.SIGKILL)
+
+
+def _end_children() -> None:
+    """End all processes below, generation by generation: the children of those that end become ours."""
+    asked: set[int] = set()
+    until = time.monotonic() + GRACE_S
+    with contextlib.suppress(ChildProcessError):  # none is left
+        while True:
+            late = time.monotonic() > until
+            below = children(os.getpid())
+            for pid in below if late else set(below) - asked:
+                _send(pid, signal.SIGKILL if late else signal.SIGTERM)
+            asked.update(below)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            if late and not below:  # a kernel that does not say who they are
+                os.killpg(0, signal.SIGKILL)
+            time.sleep(LOOK_EVERY_S)
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _hung_up(ends: Sequence[int], *, timeout_ms: int | None) -> bool:
+    """Whether the other end of one of these pipes is closed."""
+    poll = select.poll()
+    for end in ends:
+        poll.register(end, 0)
+    return bool(poll.poll(timeout_ms))
+
+
+def _note_that_the_command_is_gone() -> None:
+    """Say in ``run.json`` how the run ended, unless the command did."""
+    from schedtrace.errors import InputError
+    from schedtrace.model.manifest import read_manifest, write_manifest
+
+    with contextlib.suppress(InputError, OSError):
+        manifest = read_manifest(Path())
+        if manifest is not None and manifest.status in {"starting", "running"}:
+            manifest.status, manifest.error = "failed", "the schedtrace command was killed"
+            write_manifest(Path(), manifest)
+
+
+if __name__ == "__main__":
+    main()
