@@ -84,6 +84,8 @@ class Assembler:
             life = self._lives.get(preemption.request_id)
             life.lost_tokens = max(life.lost_tokens, preemption.lost_tokens)
             self._lives.waits(preemption.request_id, num_tokens)
+        for one in capture.happened.set_aside if capture.happened else ():
+            self._lives.waits(one.request_id, one.wanted_tokens)
         start_us = self._us(capture.start_ns)
         changes: RowChanges | None = None
         if capture.rows is None:
@@ -124,7 +126,7 @@ class Assembler:
         for preemption in step.preempted:
             if preemption.for_request_id is not None:
                 preemption.for_request_id = self._ids[preemption.for_request_id]
-        self._write_ids(step.admitted, step.kv_loads, step.grammars, step.refusals)
+        self._write_ids(step.admitted, step.kv_loads, step.grammars, step.refusals, step.set_aside)
         self._write_holders(step.refusals)
         line = self._line(capture, step, changes)
         self.write_ids(step.arrived, step.finished, step.preempted)
