@@ -74,6 +74,9 @@ def told(owner: type, *given: Any, budget: int = 0, **facts: Any) -> tuple[Any, 
     marked, _ = _with_marks(owner)
     assert marked is not None
     scheduler: Any = marked.__new__(marked)
-    vars(scheduler).update({"waiting": Queue()} | facts, _schedtrace_events=[], _schedtrace_queued=True)
+    facts_noted = SimpleNamespace(head_refused=lambda *_: None)
+    recorder = SimpleNamespace(num_waiting=lambda scheduler: len(scheduler.waiting), facts=facts_noted)
+    given_facts = {"waiting": Queue(), "_schedtrace_recorder": recorder} | facts
+    vars(scheduler).update(given_facts, _schedtrace_events=[], _schedtrace_queued=True)
     returned = scheduler.schedule(*given)
     return returned, *to_lines(scheduler._schedtrace_events, budget, 0)

@@ -208,6 +208,8 @@ def _with_queue(scheduler: Any, events: list[Noted], noted: Noted) -> Noted:
 
 
 def _with_values(noted: Noted, values: tuple[Any, ...]) -> Noted:
+    if len(values) == 1 and isinstance(values[0], bool):
+        return noted  # what was true of it says as much
     whole = (*noted, *_DEFAULTS[len(noted) :])
     place = Event.__struct_fields__.index("values")
     return (*whole[:place], tuple(map(plain_text, values)), *whole[place + 1 :])

@@ -12,7 +12,7 @@ from schedtrace import __version__
 from schedtrace.model.redact import hide_secrets
 from schedtrace.model.trace import SCHEMA_VERSION, Header
 from schedtrace.record import clocks
-from schedtrace.record.allocation import stand_in
+from schedtrace.record.allocation import not_own, stand_in
 from schedtrace.record.clocks import Anchor
 from schedtrace.record.engine_facts import engine_facts
 from schedtrace.record.exit_lines import places, sees_preemptions, unknown_guards
@@ -83,7 +83,8 @@ def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
     notices += [f"exits cannot be recorded from {refused}" for refused in instrumented.refused]
     notices += [f"guards of another package cannot be loaded: {why}" for why in registered_guards().failed]
     manager: Any = type(scheduler.kv_cache_manager)  # hashable, as every class
-    if refused := stand_in(manager).refused:
+    foreign = not_own(scheduler.kv_cache_manager)
+    if refused := stand_in(manager).refused or (foreign and f"{foreign}: it is not vLLM's own"):
         notices.append(f"which limit makes an allocation fail cannot be told from {refused}")
     pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
     if pool is not None and not is_own(pool):
