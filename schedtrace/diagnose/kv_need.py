@@ -22,6 +22,8 @@ class Need:
     """For the most requests that were there at once, as far as seats allow; None: the cache has these."""
     largest_holder: str | None
     largest_holder_blocks: int | None
+    set_aside: float
+    """Requests that hold blocks and do not run."""
 
     def holdings(self) -> dict[str, Any]:
         """The fields by name."""
@@ -44,7 +46,8 @@ def kv_need(timeline: Timeline) -> Need:
     ).row(0, named=True)
     holder, blocks = _largest_holder(timeline)
     held, ran = middle["blocks_held"], middle["running"]
-    held_each = held / ran if held is not None and ran else None
+    holders = (ran or 0) + _set_aside(timeline, steps)
+    held_each = held / holders if held is not None and ran else None
     return Need(
         **middle,
         blocks_needed=refused["blocks_needed"].median(),  # type: ignore[arg-type]  # a column of integers
@@ -52,7 +55,18 @@ def kv_need(timeline: Timeline) -> Need:
         blocks_for_all=_for_all(timeline, held_each),
         largest_holder=holder,
         largest_holder_blocks=blocks,
+        set_aside=_set_aside(timeline, steps),
     )
+
+
+def _set_aside(timeline: Timeline, steps: pl.DataFrame) -> float:
+    """How many were set aside after these steps, in the median."""
+    aside = timeline.waits.filter(pl.col("set_aside"))
+    changes = pl.concat(
+        [aside.select(step="since_step", change=1), aside.select(step="left_step", change=-1)],
+    ).group_by("step").agg(pl.col("change").sum()).sort("step").with_columns(pl.col("change").cum_sum())
+    counts = steps.select(pl.col("step").cast(pl.Int64)).sort("step").join_asof(changes, on="step")
+    return float(counts["change"].fill_null(0).median() or 0)  # type: ignore[arg-type]  # integers
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:

@@ -200,7 +200,7 @@ def _with_queue(scheduler: Any, events: list[Noted], noted: Noted) -> Noted:
     done, nor was skipped in this call.
     """
     left = 0
-    if scheduler._schedtrace_queued and queues.head(scheduler) is None:
+    if scheduler._schedtrace_queued and not queues.readable(scheduler):
         skips = (SITES[one[0]] for one in events)
         skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in skips)
         left = max(0, scheduler._schedtrace_recorder.num_waiting(scheduler) - skipped)

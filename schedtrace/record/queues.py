@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
 
-from schedtrace.record.own import is_own, is_own_function
+from schedtrace.record.own import is_own, is_own_class, is_own_function
 
 
 class Reader(NamedTuple):
@@ -25,6 +25,8 @@ class Reader(NamedTuple):
 
 READERS: dict[type, Reader] = {}
 """Of the classes that are known; ``know_queues`` puts vLLM's here."""
+_NAMES = ("kv_holding_waiting", "skipped_waiting", "waiting")
+"""The waiting queues, in the order in which vLLM looks at them; each release has one or two."""
 _SIZED = (deque, set, frozenset, list, dict)
 
 
@@ -60,6 +62,12 @@ def seats(scheduler: Any) -> int:
     return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
 
 
+def readable(scheduler: Any) -> bool:
+    """Whether all its waiting queues can be read."""
+    queues = (getattr(scheduler, name, None) for name in _NAMES)
+    return all(type(queue) in READERS for queue in queues if queue is not None)
+
+
 def held_back(scheduler: Any) -> bool:
     """Whether balance scheduling keeps requests out of free seats (``schedtrace.balance``) in this call."""
     return getattr(scheduler, "held_back_by_ranks", False) is True
@@ -74,13 +82,13 @@ class Queues:
 
     def __init__(self, scheduler: Any) -> None:
         know_queues()
-        names = ("skipped_waiting", "kv_holding_waiting")
-        self._names = ["waiting", *(name for name in names if hasattr(scheduler, name))]
+        self._names = [name for name in _NAMES if hasattr(scheduler, name)]
         aside = ("deferred_waiting", "skipped_waiting")
         self._aside = next((name for name in aside if hasattr(scheduler, name)), None)
-        self._readable = not self.foreign(scheduler)
+        self._tells_all = readable(scheduler) and is_own_class(type(scheduler))
+        """All that wait are in the queues."""
         self._freed: set[str] = set()
-        """Ids of requests that are done; only where a queue cannot be read."""
+        """Ids of requests that are done; only where the queues do not tell all."""
 
     def foreign(self, scheduler: Any) -> list[str]:
         """The classes of those that cannot be read."""
@@ -89,19 +97,23 @@ class Queues:
 
     def freed(self, request_id: str) -> None:
         """A request is done, but vLLM may keep it while somebody reads its blocks."""
-        if not self._readable:
+        if not self._tells_all:
             self._freed.add(request_id)
 
     def num_waiting(self, scheduler: Any) -> int:
         """Requests in all waiting queues; ``deferred_waiting`` is a subset of them and not added.
 
-        Where a queue cannot be read: all that neither run nor are done, wherever their scheduler keeps them.
+        Where a queue cannot be read, or the scheduler is not vLLM's: all that neither run nor are done,
+        wherever it keeps them.
         """
+        if not self._tells_all:
+            return self._neither_running_nor_done(scheduler)
         total = 0
         for name in self._names:
             queue = getattr(scheduler, name)
             reader = READERS.get(type(queue))
-            if reader is None:
+            if reader is None:  # somebody has put in another queue
+                self._tells_all = False
                 return self._neither_running_nor_done(scheduler)
             total += reader.length(queue)
         return total
@@ -113,7 +125,6 @@ class Queues:
         return _length(getattr(scheduler, self._aside))
 
     def _neither_running_nor_done(self, scheduler: Any) -> int:
-        self._readable = False
         requests = scheduler.requests
         self._freed.intersection_update(dict.keys(requests))
         return dict.__len__(requests) - len(scheduler.running) - len(self._freed)
@@ -132,7 +143,7 @@ def head(scheduler: Any) -> Any:
 
     vLLM 0.18 to 0.30 looks at those set aside first, but by priority where that is the policy.
     """
-    queues = [getattr(scheduler, name, None) for name in ("kv_holding_waiting", "skipped_waiting", "waiting")]
+    queues = [getattr(scheduler, name, None) for name in _NAMES]
     readers = [(READERS.get(type(queue)), queue) for queue in queues if queue is not None]
     heads = []
     for reader, queue in readers:

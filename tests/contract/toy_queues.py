@@ -132,22 +132,34 @@ def with_queue(base: type, queue: type[Asked]) -> Any:
 
 
 def sets_aside(base: type) -> Any:
-    """Every fifth step it takes a request out of those that run; its blocks stay, and it waits again."""
+    """Every fifth step it takes a request out of those that run, for three steps; its blocks stay."""
 
     class SetsAside(base):
-        aside: frozenset[str] = frozenset()
-        """Those of the latest step."""
         calls = 0
 
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.aside: list[Any] = []
+            self.seen: list[tuple[int, str]] = []
+            """Number of the call that took it out, and who it was."""
+
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
-            self.calls += 1
-            chosen = [one for one in self.running if one.num_computed_tokens][:1] if not self.calls % 5 else []
-            for request in chosen:
+            if self.calls % 5 == 3:
+                for request in self.aside:
+                    if not request.is_finished():
+                        self.kv_holding_waiting.add_request(request)
+                self.aside = []
+            if not self.calls % 5:
+                self.aside = [one for one in self.running if one.num_computed_tokens][:1]
+            for request in self.aside if not self.calls % 5 else ():
                 self.running.remove(request)
                 request.status = RequestStatus.PREEMPTED
-                self.kv_holding_waiting.add_request(request)
-            self.aside = frozenset(request.request_id for request in chosen)
+                self.seen.append((self.calls, request.request_id))
+            self.calls += 1
             return super().schedule(*args, **kwargs)
+
+        def get_num_unfinished_requests(self) -> int:
+            return int(super().get_num_unfinished_requests()) + len(self.aside)
 
     return SetsAside
 
