@@ -10,6 +10,7 @@ from typing import Any
 
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.instrument import _with_marks
+from schedtrace.record.queues import READERS, Reader
 
 TOY = """
 class Toy:
@@ -44,13 +45,16 @@ def module_of(folder: Path, source: str | bytes) -> Iterator[ModuleType]:
 
 
 class Queue(list):
-    """vLLM's request queue, as far as anybody here needs it."""
+    """vLLM's request queue, as far as anybody here needs it; one that the recorder can read."""
 
     def peek_request(self) -> Any:
         return self[0]
 
     def pop_request(self) -> Any:
         return self.pop(0)
+
+
+READERS[Queue] = Reader(len, lambda queue: queue[0])
 
 
 def request(request_id: str, **facts: Any) -> Any:
@@ -70,6 +74,9 @@ def told(owner: type, *given: Any, budget: int = 0, **facts: Any) -> tuple[Any, 
     marked, _ = _with_marks(owner)
     assert marked is not None
     scheduler: Any = marked.__new__(marked)
-    vars(scheduler).update({"waiting": Queue()} | facts, _schedtrace_events=[], _schedtrace_queued=True)
+    facts_noted = SimpleNamespace(head_refused=lambda *_: None)
+    recorder = SimpleNamespace(num_waiting=lambda scheduler: len(scheduler.waiting), facts=facts_noted)
+    given_facts = {"waiting": Queue(), "_schedtrace_recorder": recorder} | facts
+    vars(scheduler).update(given_facts, _schedtrace_events=[], _schedtrace_queued=True)
     returned = scheduler.schedule(*given)
     return returned, *to_lines(scheduler._schedtrace_events, budget, 0)

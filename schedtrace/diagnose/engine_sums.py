@@ -52,6 +52,7 @@ class EngineSums:
     arrived: int
     finished: int
     aborted: int
+    by_scheduler: int
     ended: int
     unfinished: int
     """Requests; ``ended`` in any way."""
@@ -84,7 +85,8 @@ def engine_sums(timeline: Timeline) -> EngineSums:
     steps, finishes, facts = timeline.steps, timeline.finishes, timeline.facts
     lives = Fact.LIVES in facts
     came = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id").unique()
-    left = finishes.unique("request_id", keep="last")["status"]
+    last = finishes.unique("request_id", keep="last")
+    left, itself = last["status"], (last["in_schedule"] & last["abort_us"].is_null()).fill_null(value=False)
     done = finishes.filter(pl.col("status").is_in(FINISHED))
     worked = pl.col("total_requests") > 0
     busy = (pl.col("num_running_after") > 0) | (pl.col("num_waiting_after") > 0)
@@ -103,7 +105,8 @@ def engine_sums(timeline: Timeline) -> EngineSums:
         used_tokens=int(steps["used_tokens"].sum()),
         arrived=came.height,
         finished=int(left.is_in(FINISHED).sum()),
-        aborted=int((left == "ABORTED").sum()),
+        aborted=int(((left == "ABORTED") & ~itself).sum()),
+        by_scheduler=int((~left.is_in(FINISHED) & itself).sum()),
         ended=len(left),
         unfinished=came.join(finishes, on="request_id", how="anti").height,
         device=counted(single(steps, pl.when(worked).then("busy_us"))),

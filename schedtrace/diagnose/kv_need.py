@@ -25,6 +25,8 @@ class Need:
     """For the most requests that were there at once, as far as seats allow; None: the cache has these."""
     largest_holder: str | None
     largest_holder_blocks: int | None
+    set_aside: int
+    """Requests that hold blocks and do not run."""
 
     def holdings(self) -> dict[str, Any]:
         """The fields by name."""
@@ -43,13 +45,19 @@ def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
     )
     if request_id is not None:
         refused = refused.filter(pl.col("request_id") == request_id)
-    of_step = timeline.steps.select("step", "kv_blocks_total", "kv_blocks_free_after", "num_running_after")
+    of_step = _with_set_aside(
+        timeline,
+        timeline.steps.select("step", "kv_blocks_total", "kv_blocks_free_after", "num_running_after"),
+    )
     seen = refused.select("step", "blocks_needed", "blocks_free").join(of_step, on="step", how="inner")
     if seen.is_empty():
         seen = of_step.with_columns(blocks_needed=pl.lit(None, pl.Int64), blocks_free=pl.lit(None, pl.Int64))
     free = pl.coalesce("blocks_free", "kv_blocks_free_after")
     seen = seen.with_columns(free=free, held=pl.col("kv_blocks_total") - 1 - free)  # 1: the null block
-    held_each = seen.select((pl.col("held") / pl.col("num_running_after")).median()).item()
+    holders = pl.col("num_running_after") + pl.col("set_aside")
+    held_each = (
+        seen.filter(pl.col("num_running_after") > 0).select((pl.col("held") / holders).median()).item()
+    )
     step, holder, blocks = _longest_refusal(timeline, seen["step"])
     at = seen if step is None else seen.filter(pl.col("step") == step)
     at = at.drop_nulls("held").sort("held", "blocks_needed", "step")
@@ -64,7 +72,22 @@ def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
         blocks_for_all=_for_all(timeline, held_each),
         largest_holder=holder,
         largest_holder_blocks=blocks,
+        set_aside=one.get("set_aside", 0),
     )
+
+
+def _with_set_aside(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
+    """Steps with how many requests were ``set_aside`` after each."""
+    aside = timeline.waits.filter(pl.col("set_aside"))
+    changes = (
+        pl.concat([aside.select(step="since_step", change=1), aside.select(step="left_step", change=-1)])
+        .group_by("step")
+        .agg(pl.col("change").sum())
+        .sort("step")
+        .select("step", set_aside=pl.col("change").cum_sum())
+    )
+    of_steps = steps.with_columns(pl.col("step").cast(pl.Int64)).sort("step")
+    return of_steps.join_asof(changes, on="step").with_columns(pl.col("set_aside").fill_null(0))
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:

@@ -16,11 +16,11 @@ from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.verdict import Unlimited, unlimited
 from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import Count, Message, Number, Steps, message
+from schedtrace.model.message import Code, Count, Message, Number, Steps, message
 from schedtrace.model.report import EngineTime, RequestTime, StripCell, TrialReport
 from schedtrace.timeline.rank import Rank, rank_of
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.waits import mismatches
+from schedtrace.timeline.waits import mismatches, overtakings
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,25 @@ def judge(timeline: Timeline) -> Judged:
 
 
 def _of_queue(timeline: Timeline) -> list[Message]:
-    """Where the queue rebuilt from the trace disagrees with the recorded counts."""
+    """Whose queue it is where it is not vLLM's, and where the one rebuilt from the trace has another length."""
     if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
         return []
     wrong = mismatches(timeline)
+    foreign = [
+        message(
+            "Requests wait in {queue}, which is not vLLM's: whom it gives out next is not known. {overtook} of "
+            "{arrived} were admitted before an earlier one that waited.",
+            queue=Code(", ".join(timeline.header.foreign_queues)),
+            overtook=Number(overtakings(timeline)),
+            arrived=Count(timeline.arrivals.filter(~pl.col("streaming_update")).height, "request"),
+        )
+        for _ in timeline.header.foreign_queues[:1]
+    ]
     if wrong.is_empty():
-        return []
+        return foreign
     first = wrong.row(0, named=True)
     return [
+        *foreign,
         message(
             "The waiting queue rebuilt from the trace disagrees with the recorded count after {wrong} of "
             "{steps}: after {first} it has {rebuilt}, the record {recorded}. Findings that name waiting "
@@ -96,5 +107,5 @@ def _of_queue(timeline: Timeline) -> list[Message]:
             first=Steps(first["step"], first["step"]),
             rebuilt=Count(first["reconstructed"], "request"),
             recorded=Number(first["recorded"]),
-        )
+        ),
     ]

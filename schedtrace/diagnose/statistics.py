@@ -120,6 +120,7 @@ def _outcomes(engines: Sequence[EngineSums]) -> Outcomes:
         aborted=aborted,
         errored=sum(one.ended for one in engines) - finished - aborted,
         unfinished=sum(one.unfinished for one in engines),
+        by_scheduler=sum(one.by_scheduler for one in engines),
     )
 
 

@@ -35,6 +35,7 @@ def life_events(rows: RequestRows, waited: list[Wait]) -> list[LifeEvent]:
         *request_facts(rows),
         *_computing(rows, waited),
         *_preemptions(rows),
+        *_set_aside(rows),
         *_waits_in_vain(rows, waited),
         *_end(rows),
     ]
@@ -195,6 +196,16 @@ def _preemptions(rows: RequestRows) -> Iterator[LifeEvent]:
             lost=Count(row["lost_tokens"], "computed token"),
         )
         yield rows.event(row["start_us"], "preempted", sentence, row["step"])
+
+
+def _set_aside(rows: RequestRows) -> Iterator[LifeEvent]:
+    for row in rows.set_aside:
+        held = row["blocks_held"]
+        sentence = message(
+            "set aside by its scheduler{held}",
+            held=NOTHING if held is None else message(": it keeps {blocks}", blocks=Count(held, "KV block")),
+        )
+        yield rows.event(row["start_us"], "set_aside", sentence, row["step"])
 
 
 def _waits_in_vain(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:

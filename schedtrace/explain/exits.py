@@ -38,6 +38,7 @@ def stop_rows(exits: pl.DataFrame) -> pl.DataFrame:
         .agg(
             pl.col("step", *SAME_STOP, "budget_left", "blocks_needed", "blocks_free").first(),
             pl.col("count").sum(),
+            values=pl.when(pl.col("values").n_unique() == 1).then(pl.col("values").first()),
             request_ids=named.unique(maintain_order=True),
         )
         .drop("run")
@@ -93,12 +94,15 @@ def _next(row: Row, values: Values) -> Message:
 
 
 def _evidence(row: Row, values: Values) -> Message:
-    """The blocks that an allocation lacked, and a guard that no rule knows."""
+    """The blocks that an allocation lacked, and a guard that no rule knows with what it compared."""
     guard, blocks = row["guard"], NOTHING
+    compared = message(", where {values}", values=Code(row["values"])) if row["values"] else NOTHING
     if row["blocks_needed"] is not None and row["blocks_free"] is not None:
         blocks = message(" ({needed} needed, {free} free)", needed=values["needed"], free=values["free"])
     return message(
-        "{blocks}{guard}", blocks=blocks, guard=message(" ({guard})", guard=Code(guard)) if guard else NOTHING
+        "{blocks}{guard}",
+        blocks=blocks,
+        guard=message(" ({guard}{compared})", guard=Code(guard), compared=compared) if guard else NOTHING,
     )
 
 

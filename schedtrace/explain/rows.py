@@ -29,6 +29,8 @@ class RequestRows:
     ``outputs``: the step gave it a token, since it reached the end of what it had to compute."""
     preemptions: list[Row]
     """With ``start_us`` of their step."""
+    set_aside: list[Row]
+    """Likewise."""
     states: list[Row]
     """Of ``timeline.request_states``, in their order in time, with the engine's time in each."""
     caps: dict[int, list[str]]
@@ -87,6 +89,12 @@ class RequestRows:
         return LifeEvent(at_ms=self.since_us(us), what=what, step=step, last_step=step, message=sentence)
 
 
+def ending() -> pl.Expr:
+    """How a request of ``timeline.finishes`` ended: an abort that no client asked for is its scheduler's."""
+    by_scheduler = pl.col("in_schedule") & pl.col("abort_us").is_null()
+    return pl.when(by_scheduler).then(pl.col("status") + " by the scheduler").otherwise("status")
+
+
 def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
     """Gather a request's rows from a timeline of the whole trace."""
     its = pl.col("request_id") == request_id
@@ -101,7 +109,7 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
     for cap in timeline.caps.filter(its).to_dicts():
         caps.setdefault(cap["step"], []).append(cap["cap"])
     came = timeline.arrivals.filter(its & ~pl.col("streaming_update")).to_dicts()
-    went = timeline.finishes.filter(its).to_dicts()
+    went = timeline.finishes.filter(its).with_columns(status=ending()).to_dicts()
     return RequestRows(
         timeline=timeline,
         request_id=request_id,
@@ -109,6 +117,7 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
         finish=went[-1] if went else None,
         scheduled=scheduled.to_dicts(),
         preemptions=timeline.preemptions.filter(its).sort("step").to_dicts(),
+        set_aside=timeline.set_aside.filter(its).join(times, on="step").sort("step").to_dicts(),
         states=with_engine_time(timeline.request_states.filter(its), timeline.engine_states).to_dicts(),
         caps=caps,
     )

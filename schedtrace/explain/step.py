@@ -11,6 +11,7 @@ from schedtrace.explain.admission import known_need
 from schedtrace.explain.exits import stops, victims
 from schedtrace.explain.facts import step_facts
 from schedtrace.explain.ranks import rank_turns
+from schedtrace.explain.rows import ending
 from schedtrace.explain.what_if import what_if
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, message
@@ -81,7 +82,7 @@ class StepStories:
             timeline,
             row,
             need=self._need,
-            waiting=waiting if agrees else [],
+            waiting=waiting if agrees and not timeline.header.foreign_queues else [],
             scheduled=scheduled,
             stops=ended,
         )
@@ -139,7 +140,8 @@ def _arrived(timeline: Timeline, row: Row) -> list[Newcomer]:
 def _finished(timeline: Timeline, row: Row) -> list[Leaver]:
     """Requests that left the scheduler since then."""
     gone = _since_last(timeline, row, timeline.finishes, "finished_us")
-    return [Leaver(**request) for request in gone.select(*Leaver.__struct_fields__).to_dicts()]
+    rows = gone.with_columns(status=ending()).select(*Leaver.__struct_fields__)
+    return [Leaver(**request) for request in rows.to_dicts()]
 
 
 def _late(timeline: Timeline, row: Row) -> list[Newcomer]:

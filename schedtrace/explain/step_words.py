@@ -49,6 +49,7 @@ def step_words(timeline: Timeline) -> StepWords:
     """The sentences of every step of a timeline; work of the number of exits, not of templates."""
     header = timeline.header
     stops = stop_rows(timeline.exits.sort("step", maintain_order=True)).with_columns(
+        values=pl.lit(None, pl.String),  # they differ from exit to exit of one kind
         named=pl.col("request_ids").list.len() > 0,
         several=pl.col("count") > 1,
         lacked=pl.col("blocks_needed").is_not_null() & pl.col("blocks_free").is_not_null(),

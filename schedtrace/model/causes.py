@@ -420,10 +420,10 @@ class Cause(_Word):
         "other",
         Entry(
             title="A limit that this version does not know",
-            meaning="Not known; `guard` has the text that stands there",
+            meaning="Not known; `guard` has what was true of the condition, `values` what it compared",
             waiting="this version does not know the reason",
             running="this version does not know the reason",
-            advice="Read the guard, if there is one, in the evidence; docs/causes.md shows how to name it.",
+            advice="The author of the scheduler can name the condition: docs/causes.md shows how.",
         ),
     )
 

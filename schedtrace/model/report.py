@@ -241,7 +241,8 @@ class RequestTime(msgspec.Struct, kw_only=True):
 
     engine_rank: int
     state: str
-    """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted`` or ``stalled``."""
+    """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted``, ``set_aside`` or
+    ``stalled``."""
     cause: str | None
     """A word of ``docs/causes.md``, or ``next_step``: no step could see them yet. None: not kept from it."""
     time_ms: float

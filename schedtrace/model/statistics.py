@@ -90,6 +90,8 @@ class Outcomes(msgspec.Struct, kw_only=True):
     """Any other end, such as an error."""
     unfinished: int
     """Still in the scheduler when the trace ended."""
+    by_scheduler: int = 0
+    """Of ``errored``: the scheduler itself ended them, which vLLM's own does not."""
 
 
 class Durations(msgspec.Struct, kw_only=True):

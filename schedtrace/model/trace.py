@@ -17,6 +17,7 @@ from schedtrace.model.trace_facts import (
     HeadRefusal,
     KvLoad,
     RankSync,
+    SetAside,
     ThreadTime,
 )
 
@@ -74,6 +75,9 @@ class Header(Line, tag="header", kw_only=True):
     """Those whose cause this version cannot name: ``file:line: guard``."""
     registered_causes: dict[str, str] = {}
     """Causes that another package has named for its scheduler's guards, with their meaning."""
+    foreign_queues: list[str] = []
+    """Classes of waiting queues that are not vLLM's: whom they give out next is not known, and they are never
+    asked."""
     model: str
     max_model_len: int | None = None
     token_budget: int | None
@@ -131,7 +135,8 @@ class Exit(msgspec.Struct, omit_defaults=True):
     """Token budget left when the exit was taken."""
     detail: str | None = None
     guard: str | None = None
-    """For ``other``: the text that stands there, and what its flags were set to; or why nothing is known."""
+    """For ``other``: what was true of the condition, or of the part of it that decided, and what its flags were
+    set to; or why nothing is known."""
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM (only ``via`` source)."""
     via: Via = "inferred"
@@ -141,6 +146,8 @@ class Exit(msgspec.Struct, omit_defaults=True):
     """For ``kv_blocks``: the blocks that were asked for, where it can be known."""
     blocks_free: int | None = None
     """For ``kv_blocks``: the blocks that were free."""
+    values: str | None = None
+    """For ``other``: what the condition compared, as it stood then: ``len(self.running) = 3; cap = 3``."""
 
 
 class ChunkCap(msgspec.Struct, omit_defaults=True):
@@ -228,7 +235,8 @@ class Finish(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     status: str
-    """``RequestStatus`` name without ``FINISHED_``: STOPPED, LENGTH_CAPPED, ABORTED, ERROR, ..."""
+    """``RequestStatus`` name without ``FINISHED_``: STOPPED, LENGTH_CAPPED, ABORTED, ERROR, ... UNKNOWN: it left
+    the scheduler past ``_free_request``, which would have told."""
     finished_us: int
     prompt_tokens: int
     output_tokens: int
@@ -251,6 +259,8 @@ class Finish(msgspec.Struct, omit_defaults=True):
     """Of ``drafts``: accepted and delivered."""
     drafts_invalid: int | None = None
     """Of ``drafts``: the grammar forbade them (vLLM 0.14 and newer)."""
+    in_schedule: bool = False
+    """The scheduler itself ended it, within ``schedule()``: no client aborted it."""
 
 
 class RowChange(msgspec.Struct, array_like=True, gc=False):
@@ -377,6 +387,8 @@ class Step(Line, tag="step", kw_only=True):
     """Since the last line."""
     grammars: list[Grammar] = []
     """Compiled since the last line."""
+    set_aside: list[SetAside] = []
+    """Since the last step: those that their scheduler took out of the running ones, their KV blocks kept."""
     changes: RowChanges | None = None
     """What a delta would have said of ``requests``: a check for whoever rebuilds them. None: it could not."""
 
@@ -394,6 +406,7 @@ EVENT_FIELDS = frozenset(
         "refusals",
         "kv_loads",
         "grammars",
+        "set_aside",
     }
 )
 """Fields of a step that belong to it alone: absent from a delta, they are at their default."""

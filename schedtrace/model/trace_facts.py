@@ -138,3 +138,16 @@ class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
     """On a processor."""
     waited_us: int
     """Ready to run while no processor was free."""
+
+
+class SetAside(msgspec.Struct, omit_defaults=True):
+    """One request that a scheduler other than vLLM's took out of the running ones without preempting it.
+
+    It waits from then on, until a step schedules it as ``resumed``.
+    """
+
+    request_id: str
+    wanted_tokens: int
+    """Those that it has and has not computed."""
+    blocks_held: int | None = None
+    """KV blocks that it keeps, of all cache groups; null where the cache manager is not vLLM's."""

@@ -17,6 +17,7 @@ STATES = {
     "recompute": State("recompute", "R", Style.RECOMPUTE, prominent=True),
     "decode": State("decode", "=", Style.DECODE),
     "preempted": State("preempted", "x", Style.BAD),
+    "set_aside": State("set aside", "-", Style.WARNING),
     "stalled": State("stalled", "_", Style.DIM),
 }
 """What a request did; prefill and recompute are few steps, but the ones to be found in a long life."""
@@ -44,7 +45,7 @@ _PARTS = {
     "between_steps": ("engine between steps", Style.RECOMPUTE),
 }
 
-EVENTS = {"preempted": Style.BAD, "first_token": Style.STRONG}
+EVENTS = {"preempted": Style.BAD, "set_aside": Style.WARNING, "first_token": Style.STRONG}
 
 
 def severity(word: str) -> Styled:

@@ -4,6 +4,7 @@ from typing import Any
 
 from schedtrace.model.trace_facts import Admission, Miss
 from schedtrace.record.cache_managers import managers_of
+from schedtrace.record.own import is_own
 
 
 def admissions(scheduler: Any, new_requests: list[Any]) -> list[Admission]:
@@ -51,7 +52,7 @@ def _miss(scheduler: Any, request: Any) -> Miss:
         return "short"
     pool, hashes = scheduler.kv_cache_manager.block_pool, _hashes(request)
     groups = _searched(scheduler)
-    if not groups or not hashes:
+    if not groups or not hashes or not is_own(pool):
         return "unknown"
     by_others = [_cached_by_others(pool, hashes[0], number, one, request) for number, one in groups]
     if not any(by_others):
@@ -68,5 +69,5 @@ def _searched(scheduler: Any) -> list[tuple[int, Any]]:
 
 def _cached_by_others(pool: Any, first: Any, group: int, manager: Any, request: Any) -> bool:
     cached = pool.get_cached_block(first, [group])
-    own = manager.req_to_blocks.get(request.request_id) or [None]
+    own = dict.get(manager.req_to_blocks, request.request_id) or [None]
     return bool(cached) and cached[0] is not own[0]

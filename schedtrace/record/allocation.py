@@ -18,6 +18,7 @@ import msgspec
 
 from schedtrace.record import syntax
 from schedtrace.record.cache_managers import managers_of
+from schedtrace.record.own import is_own
 from schedtrace.record.purity import only_computes
 from schedtrace.record.source import Proven, UnprovableError, copy_of, prove
 
@@ -52,9 +53,7 @@ def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]])
     Raises:
         Exception: whatever vLLM's own code raises when it is asked once more.
     """
-    kind: Any = type(manager)  # hashable, as every class
-    ask = stand_in(kind).ask
-    if ask is None:
+    if (ask := question(manager)) is None:
         return None
     positional, keywords = arguments
     managers = managers_of(manager)
@@ -64,6 +63,21 @@ def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]])
         return refusal
     chunk_only = {**keywords, "full_sequence_must_fit": False}
     return _refusal(manager.block_pool, ask(copied, *positional, **chunk_only)) or refusal
+
+
+def question(manager: Any) -> Any:
+    """``StandIn.ask`` for this cache manager; None unless all that it calls is vLLM's own."""
+    kind: Any = type(manager)  # hashable, as every class
+    return stand_in(kind).ask if not_own(manager) is None else None
+
+
+def not_own(manager: Any) -> str | None:
+    """The class of the first part of a KV cache manager that is not vLLM's own; None: all are."""
+    coordinator = getattr(manager, "coordinator", None)
+    pool = getattr(manager, "block_pool", None)
+    parts = (manager, coordinator, *managers_of(manager), pool)
+    found = (type(part) for part in parts if part is not None and not is_own(part))
+    return next((f"{kind.__module__}.{kind.__qualname__}" for kind in found), None)
 
 
 def apart(manager: Any) -> Any:

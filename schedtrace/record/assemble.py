@@ -84,6 +84,8 @@ class Assembler:
         """The line of one ``schedule()`` call, with its output where that is back: in full, or a delta."""
         arrived, finished = self.events(capture.came)
         self._preempted(capture.preempted)
+        for one in capture.happened.set_aside if capture.happened else ():
+            self._lives.waits(one.request_id, one.wanted_tokens)
         if self._after_dropped and capture.rows is not None:
             self._seen_again(capture.rows.ids)
         self._next_step = capture.step + 1
@@ -127,7 +129,7 @@ class Assembler:
         for preemption in step.preempted:
             if preemption.for_request_id is not None:
                 preemption.for_request_id = self._ids[preemption.for_request_id]
-        self._write_ids(step.admitted, step.kv_loads, step.grammars, step.refusals)
+        self._write_ids(step.admitted, step.kv_loads, step.grammars, step.refusals, step.set_aside)
         self._write_holders(step.refusals)
         line = self._line(capture, step, changes)
         self.write_ids(step.arrived, step.finished, step.preempted)

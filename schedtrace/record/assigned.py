@@ -12,29 +12,48 @@ _State = frozenset[ast.AST] | None
 """The assignments whose value may be the current one; None: this point is not reached."""
 
 
-def explained(function: ast.FunctionDef, test: ast.expr) -> str:
+_CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+_MAKE_CONTAINERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"})
+
+
+def explained(function: ast.FunctionDef, test: ast.expr, part: ast.expr | None = None) -> str:
     """The text of a guard, and behind it what can have been assigned last to each flag in it.
 
     Args:
         function: Where it stands.
         test: The condition of an ``if`` or ``while`` of the function.
+        part: What to tell of it; the whole if not given.
     """
+    told = test if part is None else part
     assigned = [
-        ", or ".join(texts) for flag in syntax.flags(test) if (texts := _assigned(function, test, flag))
+        ", or ".join(texts) for flag in syntax.flags(told) if (texts := _assigned(function, test, flag))
     ]
-    return ", where ".join(filter(None, (ast.unparse(test), "; ".join(assigned))))
+    return ", where ".join(filter(None, (ast.unparse(told), "; ".join(assigned))))
 
 
 def _assigned(function: ast.FunctionDef, test: ast.expr, flag: str) -> list[str]:
-    """In the order of the source; nothing for a name that the function does not bind alone."""
+    """In the order of the source; nothing for a name that the function does not bind alone.
+
+    Nor for a container: what is in it decides, and nobody has assigned that.
+    """
     shared = (part for part in ast.walk(function) if isinstance(part, ast.Global | ast.Nonlocal))
     if any(flag in part.names for part in shared):
         return []
     parameters = frozenset(part for part in ast.walk(function.args) if isinstance(part, ast.arg))
     flow = _Flow(flag, test)
     flow.block(function.body, frozenset(part for part in parameters if part.arg == flag))
+    if any(map(_makes_container, flow.seen)):
+        return []
     places = sorted(flow.seen, key=lambda node: (node.lineno, node.col_offset))  # type: ignore[attr-defined]
     return list(dict.fromkeys(_text(node, flag) for node in places))
+
+
+def _makes_container(node: ast.AST) -> bool:
+    match getattr(node, "value", None):
+        case ast.Call(ast.Name(name) | ast.Attribute(attr=name)):
+            return name in _MAKE_CONTAINERS
+        case value:
+            return isinstance(value, _CONTAINERS)
 
 
 def _text(node: ast.AST, flag: str) -> str:

@@ -10,5 +10,8 @@ def managers_of(manager: Any) -> tuple[Any, ...]:
 
 
 def blocks_of(manager: Any, request_id: str) -> list[int]:
-    """How many blocks a request has, by cache group, null blocks included."""
-    return [len(one.req_to_blocks.get(request_id, ())) for one in managers_of(manager)]
+    """How many blocks a request has, by cache group, null blocks included; none where it cannot be read."""
+    tables = [one.req_to_blocks for one in managers_of(manager)]
+    if not all(isinstance(table, dict) for table in tables):
+        return []
+    return [len(dict.get(table, request_id, ())) for table in tables]

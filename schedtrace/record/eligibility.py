@@ -16,7 +16,7 @@ _DIFFUSION = "vllm.v1.core.sched.diffusion_scheduler"
 def why_not_eligible(scheduler: Any, request: Any) -> int:
     """One of the three constants; of a read in flight that awaits its turn as well, the former."""
     diffusion = sys.modules.get(_DIFFUSION)
-    if diffusion is not None and isinstance(scheduler, diffusion.DiffusionAsyncScheduler):
+    if diffusion is not None and issubclass(type(scheduler), diffusion.DiffusionAsyncScheduler):
         width = diffusion.diffusion_canvas_width(request, scheduler.num_spec_tokens)
         if diffusion._read_in_flight(request, width):
             return READ_IN_FLIGHT

@@ -95,7 +95,8 @@ def to_lines(
             request_id=event.request_id if told[alike] <= MOST_PER_SITE else None,
             budget_left=remaining_budget if event.budget is None else event.budget,
             detail=detail,
-            guard=site.guard if cause == Cause.OTHER else None,
+            guard=site.condition(event.which) if cause == Cause.OTHER else None,
+            values=_values(event, site) if cause == Cause.OTHER else None,
             location=site.location,
             via="source",
         )
@@ -123,21 +124,23 @@ def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:
 
 def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> tuple[str, str | None]:
     """The cause and its detail; some guards lead to several, and what was noted there decides."""
-    cause = site.causes[event.which if len(site.causes) > 1 else 0]
+    cause = site.cause(event.which)
     told: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
     match cause:
         case guards.NOT_ELIGIBLE:
             told = _NOT_ELIGIBLE[event.which]
         case guards.BLOCKED_STATUS:
             told = WAITING_STATUS_CAUSES.get(event.status or "", Cause.OTHER), event.status
-        case guards.QUEUE_OR_INPUT_BUDGET:
+        case guards.QUEUE_OR_INPUT_BUDGET | Cause.QUEUE_EMPTY:
             told = _queue_cause(event)
         case guards.ZERO_TOKENS:
             cap = zeroed[1] if zeroed is not None and zeroed[0] == event.request_id else None
             told = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
+            if cap is not None and guards.is_registered(cap):
+                told = cap, None
         case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause == "PAUSED_ALL" or cause == Cause.PAUSED:
             told = Cause.PAUSED, event.pause  # that state sets the token budget to 0
-        case Cause.MAX_NUM_SEQS if site.kind == "break" and event.which:
+        case Cause.MAX_NUM_SEQS if event.held_back:
             told = Cause.RANK_BALANCE, None  # the gate takes away the free seats
         case Cause.KV_BLOCKS:
             told = cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
@@ -145,11 +148,18 @@ def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> t
 
 
 def _queue_cause(event: Event) -> tuple[str, str | None]:
-    if event.queued:
-        return Cause.INPUT_BUDGET, None
-    if event.pause == "PAUSED_NEW" and event.request_id is not None:
+    """The queue that is looked at holds nobody, or says so."""
+    if event.pause == "PAUSED_NEW" and (event.queued or event.request_id is not None):
         return Cause.PAUSED, event.pause  # somebody waits, in a queue that is closed
-    return Cause.QUEUE_EMPTY, None
+    return Cause.OTHER if event.queued else Cause.QUEUE_EMPTY, None
+
+
+def _values(event: Event, site: Site) -> str | None:
+    """What an unknown condition compared, and how that stood."""
+    if site.asks_queue(event.which):
+        return f"{event.queued} waiting requests"
+    pairs = zip(site.compared(event.which), event.values, strict=False)
+    return "; ".join(f"{text} = {value}" for text, value in pairs) or None
 
 
 def _limit_in(guard: str) -> str | None:
@@ -159,5 +169,9 @@ def _limit_in(guard: str) -> str | None:
 
 def unknown_guards(sites: Iterable[int]) -> list[str]:
     """Those of the sites whose cause this version cannot name."""
-    unknown = (SITES[site] for site in sites if Cause.OTHER in SITES[site].causes)
-    return [f"{site.location}: {site.guard}" for site in unknown]
+    return [
+        f"{SITES[site].location}: {SITES[site].condition(place)}"
+        for site in sites
+        for place, cause in enumerate(SITES[site].causes)
+        if cause == Cause.OTHER
+    ]

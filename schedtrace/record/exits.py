@@ -4,6 +4,8 @@ A mark appends one tuple of plain values, since the objects change after the exi
 off the scheduler's path. It never raises.
 """
 
+from collections import deque
+from enum import Enum
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +17,9 @@ from schedtrace.record.marking import Site
 
 SITES: list[Site] = []
 """All marked places of this process; an event says its place by its number here."""
+
+LONGEST_TEXT = 40
+"""Characters of a text that a condition compares."""
 
 Noted = tuple[Any, ...]
 """The fields of an ``Event`` in their order, without trailing ones at their default."""
@@ -29,16 +34,19 @@ class Event(msgspec.Struct, gc=False):
     status: str | None = None
     """Of the request; noted as vLLM's ``RequestStatus``."""
     which: int = 0
-    """Of a condition: the number of the first part that was false. Of a check of seats that comes before the
-    next request: 1 where other ranks take them (``queues.held_back``)."""
-    queued: bool = True
-    """Whether somebody is left in the queue in question."""
+    """Of a condition with several parts: the number of the one that decided."""
+    queued: int = 0
+    """Requests that wait although the queue that is looked at says that it holds none."""
     pause: str = "UNPAUSED"
     """Noted as vLLM's ``PauseState``."""
     before: int = 0
     now: int = 0
     """Tokens before and after a cap."""
     refusal: Refusal | None = None
+    values: tuple[str, ...] = ()
+    """What an unknown condition compared (``Site.operands``)."""
+    held_back: bool = False
+    """Other ranks take the seats that are free (``queues.held_back``)."""
 
 
 def event_of(noted: Noted) -> Event:
@@ -56,23 +64,33 @@ class Marks:
     """
 
     @staticmethod
-    def exit(scheduler: Any, site: int, budget: Any, request: Any, queue: Any) -> None:
+    def exit(  # plain arguments: a mark builds nothing
+        scheduler: Any,
+        site: int,
+        budget: Any,
+        request: Any,
+        queue: Any,
+        which: int = 0,
+        values: tuple[Any, ...] = (),
+    ) -> None:
         """A ``break`` or ``continue`` is about to be taken."""
         events = scheduler._schedtrace_events
         if events is None:
             return
-        noted: Noted = (site, budget)
+        noted: Noted = (site, budget, None, None, which)
         try:
             if request is not None:
-                noted = (site, budget, request.request_id, request.status)
+                noted = (site, budget, request.request_id, request.status, which)
             elif SITES[site].refuses_head:
-                waits = scheduler._schedtrace_queued  # or the queue is empty, and need not be asked
-                which = int(queues.held_back(scheduler))
-                noted = (site, budget, None, None, which, queue is None or (waits and bool(queue)))
-                noted = (*noted, queues.pause_state(scheduler))
-                if waits:
-                    following = queue.peek_request() if queue else queues.head(scheduler)
+                noted = (*noted, 0, queues.pause_state(scheduler))
+                if scheduler._schedtrace_queued:  # or the queue is empty, and need not be asked
+                    following = queues.first_of(queue) or queues.head(scheduler)
                     noted = (site, budget, getattr(following, "request_id", None), *noted[3:])
+                noted = (*noted, 0, 0, None, (), queues.held_back(scheduler))
+            if SITES[site].asks_queue(which):
+                noted = _with_queue(scheduler, events, noted)
+            if values:
+                noted = _with_values(noted, values)
         except Exception as error:
             _failed(scheduler, error)
         events.append(noted)
@@ -90,18 +108,34 @@ class Marks:
             recorder.mark_failed(error)
 
     @staticmethod
-    def end(scheduler: Any, site: int, budget: Any, which: int, left_out: Any) -> None:
-        """A loop's condition, or the gate before a loop, was false."""
+    def end(  # likewise
+        scheduler: Any,
+        site: int,
+        budget: Any,
+        queue: Any,
+        index: Any,
+        which: int = 0,
+        values: tuple[Any, ...] = (),
+    ) -> None:
+        """A loop's condition, or the gate before a loop, was false.
+
+        ``queue`` and ``index``: the loop went through the one by the other.
+        """
         events = scheduler._schedtrace_events
         if events is None:
             return
         noted: Noted = (site, budget, None, None, which)
         try:
-            noted = (site, budget, None, None, which, True, queues.pause_state(scheduler))
-            if left_out is not None:
+            noted = (site, budget, None, None, which, 0, queues.pause_state(scheduler))
+            if type(queue) is list and index < len(queue):
+                left_out = queue[index]
                 noted = (site, budget, left_out.request_id, left_out.status, *noted[4:])
             elif scheduler._schedtrace_queued and SITES[site].loop == "waiting":
                 noted = (site, budget, getattr(queues.head(scheduler), "request_id", None), *noted[3:])
+            if SITES[site].asks_queue(which):
+                noted = _with_queue(scheduler, events, noted)
+            if values:
+                noted = _with_values(noted, values)
         except Exception as error:
             _failed(scheduler, error)
         events.append(noted)
@@ -124,7 +158,7 @@ class Marks:
         try:
             for place, (before, now) in enumerate(pairwise(tokens), start=site):
                 if now < before:
-                    events.append((place, budget, first, status, 0, True, None, before, now))
+                    events.append((place, budget, first, status, 0, 0, None, before, now))
         except Exception as error:
             _failed(scheduler, error)
             events.append((site, budget, first, status))
@@ -156,6 +190,45 @@ class Marks:
             return eligibility.UNKNOWN
 
 
+_DEFAULTS = tuple(field.default for field in msgspec.structs.fields(Event))
+
+
+def _with_queue(scheduler: Any, events: list[Noted], noted: Noted) -> Noted:
+    """``noted`` with how many are left in a queue that has said it holds nobody.
+
+    vLLM's own queues hold nobody then. Another one may hold back whom it has: whoever neither runs, nor is
+    done, nor was skipped in this call.
+    """
+    left = 0
+    if scheduler._schedtrace_queued and not queues.readable(scheduler):
+        skips = (SITES[one[0]] for one in events)
+        skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in skips)
+        left = max(0, scheduler._schedtrace_recorder.num_waiting(scheduler) - skipped)
+    return (*noted[:5], left, *noted[6:])
+
+
+def _with_values(noted: Noted, values: tuple[Any, ...]) -> Noted:
+    if len(values) == 1 and isinstance(values[0], bool):
+        return noted  # what was true of it says as much
+    whole = (*noted, *_DEFAULTS[len(noted) :])
+    place = Event.__struct_fields__.index("values")
+    return (*whole[:place], tuple(map(plain_text, values)), *whole[place + 1 :])
+
+
+def plain_text(value: Any) -> str:
+    """A value as text, without asking any object but Python's own: others are told by their class."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float):
+        return repr(value)
+    if kind is str:
+        return repr(value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]}...")
+    if issubclass(kind, Enum):
+        return f"{kind.__name__}.{value._name_}"
+    if kind in (list, tuple, dict, set, frozenset, deque):
+        return f"{kind.__name__} of {len(value)}"
+    return f"a {kind.__name__}"
+
+
 def _refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: Any) -> None:
     events = scheduler._schedtrace_events
     if events is None:
@@ -166,7 +239,7 @@ def _refused(scheduler: Any, site: int, budget: Any, request: Any, arguments: An
             noted = (site, budget, request.request_id, request.status)
         refusal = why_refused(scheduler.kv_cache_manager, arguments)
         first, status = noted[2:] or (None, None)
-        noted = (site, budget, first, status, 0, True, None, 0, 0, refusal)
+        noted = (site, budget, first, status, 0, 0, None, 0, 0, refusal)
     except Exception as error:
         _failed(scheduler, error)
     events.append(noted)

@@ -35,12 +35,13 @@ Names = frozenset[str]
 
 @dataclass(frozen=True)
 class Guard:
-    """How the author of a scheduler names the cause behind a guard of that scheduler.
+    """How the author of a scheduler names the cause behind a guard, or a cap, of that scheduler.
 
     Args:
-        module: The module that the guard stands in, as in ``schedule.__module__``.
-        names: Names and attribute names that must all occur in the guard.
-        cause: A new word, or a member of ``Cause``.
+        module: The module that it stands in, as in ``schedule.__module__``.
+        names: Names and attribute names that must all occur in the guard, in one part of it, or in what a
+            statement assigns that makes a chunk smaller.
+        cause: A new word, or a member of ``Cause`` or ``Cap``.
         meaning: One line for people; it is written to the trace's header.
     """
 
@@ -211,16 +212,18 @@ def cause_of_exit(module: str, loop: Loop, names: Names, enclosing: Names) -> st
         names: Of the innermost guard.
         enclosing: Of all guards around that one, within the loop.
     """
-    return _registered(module, names) or _first(_EXITS, loop, names, enclosing)
+    return registered(module, names) or _first(_EXITS, loop, names, enclosing)
 
 
 def cause_of_end(module: str, loop: Loop, names: Names) -> str:
     """The cause where this part of a loop's condition, or of the gate before a loop, is false."""
-    return _registered(module, names) or _first(_ENDS, loop, names, frozenset())
+    return registered(module, names) or _first(_ENDS, loop, names, frozenset())
 
 
-def cap_of(loop: Loop, names: Names) -> str:
+def cap_of(module: str, loop: Loop, names: Names) -> str:
     """Which limit a statement applies that makes a number of tokens smaller."""
+    if (named := registered(module, names)) is not None:
+        return named
     for helper, cap in _CAPPING_HELPERS.items():
         if helper in names:
             return cap
@@ -240,6 +243,11 @@ def registered_guards() -> Registered:
     return Registered(tuple(guards), tuple(failed))
 
 
+def is_registered(word: str) -> bool:
+    """Whether an installed package has named a cause so."""
+    return any(guard.cause == word for guard in registered_guards().guards)
+
+
 def _checked(given: Iterable[Guard]) -> list[Guard]:
     guards = list(given)
     for guard in guards:
@@ -249,7 +257,8 @@ def _checked(given: Iterable[Guard]) -> list[Guard]:
     return guards
 
 
-def _registered(module: str, names: Names) -> str | None:
+def registered(module: str, names: Names) -> str | None:
+    """The cause that the author of a scheduler has given to what these names stand in; None: there is none."""
     every = registered_guards().guards
     return next((guard.cause for guard in every if guard.module == module and guard.names <= names), None)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.model.trace_facts import Admission, Grammar, HeadRefusal, KvLoad
+from schedtrace.model.trace_facts import Admission, Grammar, HeadRefusal, KvLoad, SetAside
 from schedtrace.record import holdings
 
 
@@ -15,6 +15,7 @@ class Happened(msgspec.Struct, gc=False):
     refusals: list[holdings.Snapshot] = []
     kv_loads: list[KvLoad] = []
     grammars: list[Grammar] = []
+    set_aside: list[SetAside] = []
 
     def lines(self) -> dict[str, list[Any]]:
         """Fields of a ``Step`` (writer's thread)."""
@@ -24,4 +25,5 @@ class Happened(msgspec.Struct, gc=False):
             "refusals": refusals,
             "kv_loads": self.kv_loads,
             "grammars": self.grammars,
+            "set_aside": self.set_aside,
         }

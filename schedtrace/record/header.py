@@ -12,12 +12,14 @@ from schedtrace import __version__
 from schedtrace.model.redact import hide_secrets
 from schedtrace.model.trace import SCHEMA_VERSION, Header
 from schedtrace.record import clocks
-from schedtrace.record.allocation import stand_in
+from schedtrace.record.allocation import not_own, stand_in
 from schedtrace.record.clocks import Anchor
 from schedtrace.record.engine_facts import engine_facts
 from schedtrace.record.exit_lines import places, sees_preemptions, unknown_guards
 from schedtrace.record.guards import registered_guards
 from schedtrace.record.instrument import Instrumented
+from schedtrace.record.own import is_own
+from schedtrace.record.queues import Queues
 from schedtrace.record.releases import notices_about
 from schedtrace.record.settings import Settings
 
@@ -55,6 +57,7 @@ def make_header(scheduler: Any, chosen: Settings, anchor: Anchor) -> Header:
         exits_via="source" if instrumented.classes and not instrumented.refused else "inferred",
         exit_sites=places(instrumented.sites),
         unknown_guards=unknown_guards(instrumented.sites),
+        foreign_queues=Queues(scheduler).foreign(scheduler),
         registered_causes={guard.cause: guard.meaning for guard in registered_guards().guards},
         model=str(config.model_config.model),
         max_model_len=scheduler.max_model_len,
@@ -81,8 +84,12 @@ def _notices(scheduler: Any, instrumented: Instrumented) -> list[str]:
     notices += [f"exits cannot be recorded from {refused}" for refused in instrumented.refused]
     notices += [f"guards of another package cannot be loaded: {why}" for why in registered_guards().failed]
     manager: Any = type(scheduler.kv_cache_manager)  # hashable, as every class
-    if refused := stand_in(manager).refused:
+    foreign = not_own(scheduler.kv_cache_manager)
+    if refused := stand_in(manager).refused or (foreign and f"{foreign}: it is not vLLM's own"):
         notices.append(f"which limit makes an allocation fail cannot be told from {refused}")
+    pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
+    if pool is not None and not is_own(pool):
+        notices.append(f"free KV blocks are not recorded: {type(pool).__qualname__} is not vLLM's own")
     if not _preemptions_recorded(scheduler, instrumented):
         notices.append("this scheduler has no _preempt_request: preemptions are not recorded")
     if not hasattr(scheduler, "_free_request"):

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from schedtrace.model.trace_facts import HeadRefusal
-from schedtrace.record.allocation import apart, stand_in
+from schedtrace.record.allocation import apart, not_own, question
 from schedtrace.record.cache_managers import managers_of
 
 MOST_HOLDERS = 16
@@ -35,7 +35,7 @@ def snapshot(scheduler: Any, request_id: str, arguments: Arguments) -> Snapshot 
     """
     manager = scheduler.kv_cache_manager
     managers = managers_of(manager)
-    if not managers or not hasattr(manager, "block_pool"):
+    if not managers or not hasattr(manager, "block_pool") or not_own(manager) is not None:
         return None
     requests = scheduler.requests
     groups = [_held(one) for one in managers]
@@ -53,9 +53,7 @@ def needed_by_group(manager: Any, arguments: Arguments) -> list[int]:
     vLLM's own ``allocate_slots`` calls them, on copies that note their answers: the arguments of that call
     differ between releases.
     """
-    kind: Any = type(manager)  # hashable, as every class
-    ask = stand_in(kind).ask
-    if ask is None:
+    if (ask := question(manager)) is None:
         return []
     copied = apart(manager)
     managers = managers_of(copied)

@@ -9,6 +9,7 @@ from typing import Any
 
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
 from schedtrace.model.trace import Exit
+from schedtrace.record.own import is_own_class
 from schedtrace.record.queues import Queues, head, held_back, pause_name, seats
 
 
@@ -21,6 +22,7 @@ class InferredExits:
         self._refused: Any = None
         self._watched: Any = None
         self._replaced: Any = None
+        self._may_watch = is_own_class(type(self._manager))
 
     def begin(self, scheduler: Any, running: int, waiting: int) -> None:
         """Watch for failed allocations, but only when somebody could be refused one.
@@ -30,7 +32,7 @@ class InferredExits:
         """
         self.release()  # from a call that ended in an exception
         self._refused = None
-        if waiting and running < seats(scheduler):
+        if self._may_watch and waiting and running < seats(scheduler):
             self._watch()
 
     def _watch(self) -> None:

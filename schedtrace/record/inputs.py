@@ -35,7 +35,11 @@ class Inputs:
     def abort_received(self, request_ids: Any) -> None:
         """A client gave up; the first time counts."""
         now = time.monotonic_ns()
-        for request_id in (request_ids,) if isinstance(request_ids, str) else request_ids or ():
+        if isinstance(request_ids, str):
+            request_ids = (request_ids,)
+        elif not isinstance(request_ids, list | tuple | set):
+            return  # to go through an iterator would leave nothing to vLLM
+        for request_id in request_ids:
             if request_id not in self._aborts:
                 _keep(self._aborts, request_id, now)
 

@@ -5,9 +5,6 @@ import ast
 from schedtrace.model.trace import Loop
 from schedtrace.record import syntax
 
-_QUEUES = frozenset(
-    {"waiting", "skipped_waiting", "kv_holding_waiting", "request_queue", "peek_request", "pop_request"}
-)
 _TAKES = frozenset({"peek_request", "pop_request"})
 
 
@@ -17,11 +14,11 @@ def loop_of(node: ast.While | ast.For) -> Loop | None:
         return None
     condition = syntax.names(node.test if isinstance(node, ast.While) else node.iter)
     body = syntax.names(ast.Module(node.body, []))
-    if not _QUEUES.isdisjoint(condition) or not _TAKES.isdisjoint(body):
+    if not syntax.QUEUES.isdisjoint(condition) or not _TAKES.isdisjoint(body):
         return "waiting"
     if "running" in condition:
         return "running"
-    return None if _QUEUES.isdisjoint(body) else "waiting"
+    return None if syntax.QUEUES.isdisjoint(body) else "waiting"
 
 
 def first_loop(statements: list[ast.stmt]) -> Loop | None:

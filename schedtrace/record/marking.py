@@ -12,6 +12,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
 from schedtrace.record import guards, loops, outcomes, syntax
 from schedtrace.record.assigned import explained
+from schedtrace.record.decided import Decided, held
 from schedtrace.record.source import Proven, UnprovableError
 
 MARK = "schedtrace mark"
@@ -20,6 +21,11 @@ BEFORE = "_schedtrace_tokens_before"
 _PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"})
 """Tokens that the scheduler itself adds for drafts, and takes back: nothing that a request wanted."""
 
+
+_OF_PARTS = frozenset({Cause.OTHER, Cause.SPEC_DECODE_PADDING, guards.QUEUE_OR_INPUT_BUDGET})
+"""Causes of a whole condition whose parts lead to different ones."""
+
+_QUEUE_CAUSES = frozenset({Cause.QUEUE_EMPTY, guards.QUEUE_OR_INPUT_BUDGET})
 
 _Limit = ast.Assign | ast.AugAssign
 """A statement that makes the number of tokens smaller."""
@@ -35,11 +41,31 @@ class Site:
     causes: tuple[str, ...]
     """One; where parts of a condition lead to several, one for each part, in the order of evaluation."""
     guard: str
-    """The condition, as the source has it."""
+    """The condition, as the source has it; of one that is not known, what was true of it."""
     location: str
     """``file:line``."""
     refuses_head: bool = False
     """Whether it is the first in the queue whom it refuses, where no request was taken yet."""
+    parts: tuple[str, ...] = ()
+    """For each of several causes, what was true of that part of the condition."""
+    operands: tuple[tuple[str, ...], ...] = ()
+    """For each cause that is not known, the texts of what is compared there; the mark has their values."""
+
+    def asks_queue(self, which: int) -> bool:
+        """Whether the part that decided says that a queue holds nobody."""
+        return self.cause(which) in _QUEUE_CAUSES
+
+    def cause(self, which: int) -> str:
+        """That of the part that decided."""
+        return self.causes[which if len(self.causes) > 1 else 0]
+
+    def condition(self, which: int) -> str:
+        """What was true of the part that decided."""
+        return self.parts[which] if len(self.parts) > 1 else self.guard
+
+    def compared(self, which: int) -> tuple[str, ...]:
+        """The texts of what the part that decided compares."""
+        return self.operands[which] if self.operands else ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +131,11 @@ class Marker:
         self._request = syntax.allocated_request(function)
         self._blocks = outcomes.allocated_blocks(function)
         self._victims = outcomes.preempted(function)
+        self._peeked = syntax.assigned_from(function, "peek_request")
+        self._decided: dict[int, Decided] = {}
+        """Conditions of which parts are told, by their identity."""
+        self._conditions: set[int] = set()
+        """Those that can be rewritten: of an ``if`` or ``while``."""
         self._outcomes = frozenset[str]()
         """Flags that say how the loop of allocations before has ended."""
         self._unbound = syntax.unbinds(function)
@@ -169,6 +200,7 @@ class Marker:
         return [], []
 
     def _if(self, node: ast.If, scope: _Scope) -> None:
+        self._conditions.add(id(node.test))
         loop = None if scope.loop else loops.first_loop(node.body)
         if loop == loops.first_loop(node.orelse):
             loop = None  # one or the other is entered: neither way closes it
@@ -176,6 +208,7 @@ class Marker:
         node.orelse = self._block(node.orelse, scope.within(node.test, negated=True))
         if loop:
             node.orelse.insert(0, self._end(node, loop, "gate", scope, node.test))
+        self._rewrite(node)
 
     def _loop(self, node: ast.While | ast.For, scope: _Scope) -> None:
         loop = scope.loop or loops.loop_of(node)
@@ -189,7 +222,23 @@ class Marker:
         if isinstance(node, ast.For):
             node.orelse.insert(0, self._went_through(node, loop, scope))
         elif not isinstance(node.test, ast.Constant):
+            self._conditions.add(id(node.test))
             node.orelse.insert(0, self._end(node, loop, "condition", scope, node.test))
+            self._rewrite(node)
+
+    def _rewrite(self, node: ast.If | ast.While) -> None:
+        """Have the condition keep what its marks tell."""
+        self._conditions.discard(id(node.test))
+        if (decided := self._decided.get(id(node.test))) is not None:
+            node.test = syntax.at(node.test, decided.test)
+
+    def _decide(self, condition: ast.expr, *, holds: bool) -> Decided | None:
+        """Its parts; None where it cannot be rewritten, or has been to tell the opposite."""
+        if id(condition) not in self._conditions:
+            return None
+        number = len(self._decided)
+        decided = self._decided.setdefault(id(condition), Decided(condition, number, holds=holds))
+        return decided if decided.holds is holds else None
 
     def _try(self, node: ast.Try | ast.TryStar, scope: _Scope) -> None:
         node.body = self._block(node.body, scope)
@@ -203,31 +252,61 @@ class Marker:
         test, negated = scope.tests[-1] if scope.tests else (ast.Constant(value=True), False)
         if scope.nested and outcomes.is_there(test, self._blocks, negated=negated):
             return []
-        parts = self._parts(test, loop, scope, negated=negated)
-        causes = tuple(self._cause_of_exit(part, loop, scope) for part in parts)
         kind: ExitKind = "continue" if isinstance(node, ast.Continue) else "break"
         refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
-        site = Site(loop, kind, causes, self._guard(test, causes, negated=negated), "", refuses_head)
-        budget, request = self._name("token_budget", scope.bound), self._name(self._request, scope.fresh)
-        if causes == (guards.NOT_ELIGIBLE,):
+        budget, request = self._name("token_budget", scope.bound), self._request_of(scope)
+        cause = self._cause_of_exit(test, loop, scope)
+        known = Site(loop, kind, (cause,), _text(test, holds=not negated), "", refuses_head)
+        if cause == guards.NOT_ELIGIBLE:
             which = _call("why_not_eligible", ast.Name(self._self, ast.Load()), request)
-            return [self._mark(node, site, "end", budget, which, request)]
-        if len(parts) > 1:
-            return [self._mark(node, site, "end", budget, syntax.first_true(parts), request)]
-        if causes == (Cause.KV_BLOCKS,) and (arguments := syntax.repeated_arguments(scope.allocation)):
-            return [self._mark(node, site, "refused", budget, request, arguments)]
-        return [self._mark(node, site, "exit", budget, request, self._name("request_queue", scope.fresh))]
+            return [self._mark(node, known, "exit", budget, request, ast.Constant(None), which)]
+        if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
+            return [self._mark(node, known, "refused", budget, request, arguments)]
+        queue = self._name("request_queue", scope.fresh)
+        site, told = self._of_parts(known, test, loop, scope, holds=not negated)
+        return [self._mark(node, site, "exit", budget, request, queue, *told)]
 
-    def _parts(self, test: ast.expr, loop: Loop, scope: _Scope, *, negated: bool) -> list[ast.expr]:
-        """Padding for drafts may lack budget, or go beyond the longest sequence: those are told apart."""
-        pads = self._cause_of_exit(test, loop, scope) == Cause.SPEC_DECODE_PADDING
-        return syntax.disjuncts(test) if pads and not negated and syntax.is_pure(test) else [test]
+    def _request_of(self, scope: _Scope) -> ast.expr:
+        """The request in question: the one that blocks are asked for, or whom the code has peeked at."""
+        for name in (self._request, *self._peeked):
+            if name in scope.fresh - self._unbound:
+                return ast.Name(name, ast.Load())
+        return ast.Constant(None)
 
-    def _guard(self, test: ast.expr, causes: tuple[str, ...], *, negated: bool = False) -> str:
-        """The text of a condition, with what its flags were set to where its cause is not known."""
-        text = ast.unparse(test)
-        told = explained(self._function, test) if Cause.OTHER in causes else text
-        return told.replace(text, f"not ({text})", 1) if negated else told
+    def _of_parts(
+        self, site: Site, test: ast.expr, loop: Loop, scope: _Scope, *, holds: bool
+    ) -> tuple[Site, list[ast.expr]]:
+        """A site whose condition has parts that are told apart, and what the mark gets for that."""
+        [cause] = site.causes
+        if cause not in _OF_PARTS:
+            return site, []
+        decided = self._decide(test, holds=holds)
+        if decided is None:
+            return self._unknown_whole(site, test, holds=holds), []
+        whole = guards.registered(self._module, syntax.names(test))
+        causes = tuple(
+            found if (found := self._cause_of_exit(part, loop, scope)) != Cause.OTHER else whole or found
+            for part in decided.parts
+        )
+        return self._told(replace(site, causes=causes), test, decided)
+
+    def _unknown_whole(self, site: Site, test: ast.expr, *, holds: bool) -> Site:
+        if site.causes != (Cause.OTHER,):
+            return site
+        return replace(site, guard=explained(self._function, test, held(test, holds=holds)))
+
+    def _told(self, site: Site, test: ast.expr, decided: Decided) -> tuple[Site, list[ast.expr]]:
+        """The site with the texts of its parts, and the arguments of its mark: which one decided, its values."""
+        texts = []
+        for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
+            true = held(part, holds=decided.holds)
+            texts.append(ast.unparse(true) if cause != Cause.OTHER else explained(self._function, test, true))
+            if cause == Cause.OTHER:
+                decided.keep_values(place)
+        if len(texts) == 1 and site.causes == (Cause.OTHER,):
+            site = replace(site, guard=texts[0])
+        arguments = [decided.which, decided.values] if any(decided.operands) else [decided.which]
+        return replace(site, parts=tuple(texts), operands=decided.operands), arguments
 
     def _cause_of_exit(self, test: ast.expr, loop: Loop, scope: _Scope) -> str:
         enclosing = frozenset[str]().union(*(syntax.names(outer) for outer, _ in scope.tests[:-1]))
@@ -240,23 +319,22 @@ class Marker:
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
     ) -> ast.stmt:
         """The mark for a condition that did not hold: tells which part of it was the first to be false."""
-        parts = syntax.conjuncts(condition)
-        causes = tuple(guards.cause_of_end(self._module, loop, syntax.names(part)) for part in parts)
-        which: ast.expr = ast.Constant(len(parts) - 1)
-        if all(map(syntax.is_pure, parts)):
-            for number in reversed(range(len(parts) - 1)):
-                which = ast.IfExp(parts[number], which, ast.Constant(number))
-        elif len(parts) > 1:
-            causes = (Cause.OTHER,) * len(parts)
-        site = Site(loop, kind, causes, self._guard(condition, causes), "")
-        budget = self._name("token_budget", scope.bound)
-        return self._mark(node, site, "end", budget, which, syntax.next_in_line(parts[0]))
+        site = Site(loop, kind, (Cause.OTHER,), ast.unparse(condition), "")
+        decided = self._decide(condition, holds=False)
+        told: list[ast.expr] = []
+        queue = index = ast.Constant(None)
+        if decided is not None:
+            names = map(syntax.names, decided.parts)
+            causes = tuple(guards.cause_of_end(self._module, loop, part) for part in names)
+            site, told = self._told(replace(site, causes=causes), condition, decided)
+            queue, index = syntax.next_in_line(decided.parts[0])
+        return self._mark(node, site, "end", self._name("token_budget", scope.bound), queue, index, *told)
 
     def _went_through(self, node: ast.For, loop: Loop, scope: _Scope) -> ast.stmt:
         """The mark for a loop that looked at everybody: what it skipped has been told, more there is not."""
         site = Site(loop, "condition", (guards.LOOP_DONE,), ast.unparse(node.iter), "")
         nobody = ast.Constant(None)
-        return self._mark(node, site, "end", self._name("token_budget", scope.bound), ast.Constant(0), nobody)
+        return self._mark(node, site, "end", self._name("token_budget", scope.bound), nobody, nobody)
 
     def _preemption(
         self, node: ast.Expr, call: ast.Call, loop: Loop, scope: _Scope
@@ -298,7 +376,7 @@ class Marker:
         sites = []
         marked: list[ast.stmt] = []
         for node, name in zip(limits, kept, strict=True):
-            cause = guards.cap_of(loop, syntax.names(node.value))
+            cause = guards.cap_of(self._module, loop, syntax.names(node.value))
             sites.append((node, Site(loop, None, (cause,), ast.unparse(node), "")))
             marked += [syntax.at(node, ast.Assign([ast.Name(name, ast.Store())], now)), node]
         told = [self._name("token_budget", scope.bound), self._name(self._request, scope.fresh)]
@@ -322,6 +400,10 @@ class Marker:
         """The number of a new site."""
         self.sites.append(replace(site, location=f"{self._file}:{node.lineno}"))
         return self._first + len(self.sites) - 1
+
+
+def _text(test: ast.expr, *, holds: bool) -> str:
+    return ast.unparse(held(test, holds=holds))
 
 
 def _call(method: str, *arguments: ast.expr) -> ast.Call:

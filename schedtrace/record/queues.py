@@ -1,12 +1,71 @@
-"""Questions about a scheduler's queues, over all releases of vLLM; each is O(1)."""
+"""Questions about a scheduler's queues, over all releases of vLLM; each is O(1) and has no effect.
 
+A queue may remember that it was asked, or decide by the clock what it answers: no method of a queue is called.
+What vLLM's own queues hold is read where they keep it; of any other queue nothing is known but how many
+requests are neither running nor done.
+"""
+
+import sys
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from enum import Enum
+from functools import cache
+from typing import Any, NamedTuple
+
+from schedtrace.record.own import is_own, is_own_class, is_own_function
+
+
+class Reader(NamedTuple):
+    """How to read a queue of one class without calling its methods."""
+
+    length: Callable[[Any], int]
+    first: Callable[[Any], Any]
+    """Who is taken next; the queue is not empty."""
+
+
+READERS: dict[type, Reader] = {}
+"""Of the classes that are known; ``know_queues`` puts vLLM's here."""
+_NAMES = ("kv_holding_waiting", "skipped_waiting", "waiting")
+"""The waiting queues, in the order in which vLLM looks at them; each release has one or two."""
+_SIZED = (deque, set, frozenset, list, dict)
+
+
+def know_queues() -> None:
+    """Put vLLM's queue classes among those that can be read, if nobody has replaced what they do."""
+    module = sys.modules.get("vllm.v1.core.sched.request_queue")
+    if module is None or module.FCFSRequestQueue in READERS:
+        return
+    methods = ("peek_request", "pop_request", "__bool__", "__len__")
+    readers = {
+        module.FCFSRequestQueue: Reader(deque.__len__, _first_of_deque),
+        module.PriorityRequestQueue: Reader(_length_of_heap, _first_of_heap),
+    }
+    for kind, reader in readers.items():
+        if all(is_own_function(getattr(kind, name)) for name in methods):
+            READERS[kind] = reader
+
+
+def _first_of_deque(queue: Any) -> Any:
+    return deque.__getitem__(queue, 0)
+
+
+def _length_of_heap(queue: Any) -> int:
+    return list.__len__(queue._heap)
+
+
+def _first_of_heap(queue: Any) -> Any:
+    return list.__getitem__(queue._heap, 0)
 
 
 def seats(scheduler: Any) -> int:
     """How many requests may run at once (``max_num_active_seqs`` counts since vLLM 0.31)."""
     return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
+
+
+def readable(scheduler: Any) -> bool:
+    """Whether all its waiting queues can be read."""
+    queues = (getattr(scheduler, name, None) for name in _NAMES)
+    return all(type(queue) in READERS for queue in queues if queue is not None)
 
 
 def held_back(scheduler: Any) -> bool:
@@ -22,42 +81,102 @@ class Queues:
     """
 
     def __init__(self, scheduler: Any) -> None:
-        names = ("skipped_waiting", "kv_holding_waiting")
-        self._others = [name for name in names if hasattr(scheduler, name)]
+        know_queues()
+        self._names = [name for name in _NAMES if hasattr(scheduler, name)]
         aside = ("deferred_waiting", "skipped_waiting")
         self._aside = next((name for name in aside if hasattr(scheduler, name)), None)
+        self._tells_all = readable(scheduler) and is_own_class(type(scheduler))
+        """All that wait are in the queues."""
+        self._freed: set[str] = set()
+        """Ids of requests that are done; only where the queues do not tell all."""
+
+    def foreign(self, scheduler: Any) -> list[str]:
+        """The classes of those that cannot be read."""
+        kinds = (type(getattr(scheduler, name)) for name in self._names)
+        return sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind not in READERS})
+
+    def freed(self, request_id: str) -> None:
+        """A request is done, but vLLM may keep it while somebody reads its blocks."""
+        if not self._tells_all:
+            self._freed.add(request_id)
 
     def num_waiting(self, scheduler: Any) -> int:
-        """Requests in all waiting queues; ``deferred_waiting`` is a subset of them and not added."""
-        total = _length(scheduler.waiting)
-        for name in self._others:
-            total += _length(getattr(scheduler, name))
+        """Requests in all waiting queues; ``deferred_waiting`` is a subset of them and not added.
+
+        Where a queue cannot be read, or the scheduler is not vLLM's: all that neither run nor are done,
+        wherever it keeps them.
+        """
+        if not self._tells_all:
+            return self._neither_running_nor_done(scheduler)
+        total = 0
+        for name in self._names:
+            queue = getattr(scheduler, name)
+            reader = READERS.get(type(queue))
+            if reader is None:  # somebody has put in another queue
+                self._tells_all = False
+                return self._neither_running_nor_done(scheduler)
+            total += reader.length(queue)
         return total
 
     def num_not_ready(self, scheduler: Any) -> int:
         """Requests that the scheduler set aside because they are not ready (or, since 0.31, over a cap)."""
-        return 0 if self._aside is None else len(getattr(scheduler, self._aside))
+        if self._aside is None:
+            return 0
+        return _length(getattr(scheduler, self._aside))
+
+    def _neither_running_nor_done(self, scheduler: Any) -> int:
+        requests = scheduler.requests
+        self._freed.intersection_update(dict.keys(requests))
+        return dict.__len__(requests) - len(scheduler.running) - len(self._freed)
 
 
 def _length(queue: Any) -> int:
-    """Its length; vLLM's own FCFS queue is a ``deque`` whose ``__len__`` only takes longer."""
-    if type(queue).__name__ == "FCFSRequestQueue":
-        return deque.__len__(queue)
-    return len(queue)
+    """Of a queue or a collection of Python's; 0 where it is not known."""
+    kind = type(queue)
+    if (reader := READERS.get(kind)) is not None:
+        return reader.length(queue)
+    return len(queue) if kind in _SIZED else 0
 
 
 def head(scheduler: Any) -> Any:
-    """The request that would be looked at next, or None; peeking is O(1) in both queue classes.
+    """The request that would be looked at next; None if there is none, or if only its scheduler could tell.
 
     vLLM 0.18 to 0.30 looks at those set aside first, but by priority where that is the policy.
     """
-    if holding := getattr(scheduler, "kv_holding_waiting", None):
-        return holding.peek_request()
-    queues = (getattr(scheduler, "skipped_waiting", None), scheduler.waiting)
-    heads = [queue.peek_request() for queue in queues if queue]
-    if len(heads) > 1 and scheduler.policy.value == "priority":
-        return min(heads)
-    return heads[0] if heads else None
+    queues = [getattr(scheduler, name, None) for name in _NAMES]
+    readers = [(READERS.get(type(queue)), queue) for queue in queues if queue is not None]
+    heads = []
+    for reader, queue in readers:
+        if reader is None:
+            return None
+        if reader.length(queue):
+            heads.append(reader.first(queue))
+    if len(heads) < 2 or hasattr(scheduler, "kv_holding_waiting"):  # noqa: PLR2004  # nobody to choose from
+        return heads[0] if heads else None
+    if not _selects_as_vllm(type(scheduler)):
+        return None
+    if policy(scheduler) == "priority":
+        return min(heads) if all(map(is_own, heads)) else None
+    return heads[0]
+
+
+def first_of(queue: Any) -> Any:
+    """Who is taken next from this queue; None if nobody is in it, or if only the queue could tell."""
+    reader = READERS.get(type(queue))
+    return None if reader is None or not reader.length(queue) else reader.first(queue)
+
+
+@cache
+def _selects_as_vllm(kind: type) -> bool:
+    """Whether it is vLLM's method that chooses between two queues; 0.18 to 0.30 have it."""
+    selects = getattr(kind, "_select_waiting_queue_for_scheduling", None)
+    return selects is None or is_own_function(selects)
+
+
+def policy(scheduler: Any) -> str | None:
+    """``fcfs`` or ``priority``, where it is an enumeration as vLLM's."""
+    chosen = getattr(scheduler, "policy", None)
+    return chosen._value_ if issubclass(type(chosen), Enum) else None
 
 
 def pause_state(scheduler: Any) -> Any:

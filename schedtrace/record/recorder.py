@@ -12,13 +12,16 @@ from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import settings
 from schedtrace.record.capture import Came, Capture, DummyPass, Result, Synced
 from schedtrace.record.clocks import read_anchor
+from schedtrace.record.departures import Departures, set_aside
 from schedtrace.record.execution import execution_of
 from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Noted, event_of
 from schedtrace.record.facts import Facts
+from schedtrace.record.happened import Happened
 from schedtrace.record.header import make_header
 from schedtrace.record.inference import InferredExits
-from schedtrace.record.queues import Queues
+from schedtrace.record.own import is_own, is_own_class
+from schedtrace.record.queues import Queues, policy
 from schedtrace.record.returned import only_samples, tokens_got
 from schedtrace.record.steady import SteadySteps
 from schedtrace.record.writer import Writer
@@ -42,14 +45,8 @@ def open_recorder(scheduler: Any) -> "Recorder | None":
     return recorder
 
 
-class _NoBlockPool:
-    """Of a cache manager without one."""
-
-    num_gpu_blocks = None
-
-    @staticmethod
-    def get_num_free_blocks() -> None:
-        """Not known."""
+def _not_known() -> None:
+    """Free blocks of a pool that is not vLLM's."""
 
 
 class _Before:
@@ -77,10 +74,13 @@ class Recorder:
         self._expects_inference = not type(scheduler)._schedtrace_instrumented.classes
         self._marks_failed = False
         self._missing_facts = False
-        self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None) or _NoBlockPool
-        self._free_blocks: Callable[[], int | None] = self._block_pool.get_num_free_blocks
-        queues = Queues(scheduler)
-        self._num_waiting, self._num_not_ready = queues.num_waiting, queues.num_not_ready
+        pool = self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
+        self._free_blocks: Callable[[], int | None] = _not_known
+        if pool is not None and is_own(pool):
+            self._free_blocks = pool.get_num_free_blocks
+        self._departures = None if is_own_class(type(scheduler)) else Departures()
+        self._queues = Queues(scheduler)
+        self.num_waiting, self._num_not_ready = self._queues.num_waiting, self._queues.num_not_ready
         self._steady = SteadySteps(never=full_lines)
         self._only_samples = only_samples(scheduler)
         self._steps = 0
@@ -103,7 +103,7 @@ class Recorder:
             self.facts.throttled = throttled
             before = self._before
             before.running = running = len(scheduler.running)
-            before.waiting = waiting = self._num_waiting(scheduler)
+            before.waiting = waiting = self.num_waiting(scheduler)
             before.free = self._free_blocks()
             before.came = self._writer.take_events()
             before.step = self._steps
@@ -138,9 +138,9 @@ class Recorder:
                 before.running,
                 len(scheduler.running),
                 before.waiting,
-                self._num_waiting(scheduler),
+                self.num_waiting(scheduler),
                 self._num_not_ready(scheduler),
-                self._block_pool.num_gpu_blocks,
+                getattr(self._block_pool, "num_gpu_blocks", None),
                 before.free,
                 self._free_blocks(),
                 rows,
@@ -152,6 +152,8 @@ class Recorder:
                 self.facts.note(capture, scheduler, output, events)
             except Exception as error:
                 self._facts_failed(error)
+            if self._departures is not None:
+                self._note_departures(self._departures, scheduler, capture)
             if self._preempted:
                 capture.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
@@ -165,6 +167,22 @@ class Recorder:
                 self.active = False
         except Exception as error:
             self._fail("after schedule()", error)
+
+    def _note_departures(self, departures: Departures, scheduler: Any, capture: Capture) -> None:
+        """Those who have left the running ones in a way that vLLM's own schedulers do not know."""
+        try:
+            aside = []
+            for request in departures.look(scheduler):
+                if scheduler.requests.get(request.request_id) is request:
+                    aside.append(set_aside(scheduler, request))
+                else:
+                    self._note_finish(request, "UNKNOWN")
+            if aside:
+                self.left += len(aside)
+                capture.happened = capture.happened or Happened()
+                capture.happened.set_aside = aside
+        except Exception as error:
+            self._facts_failed(error)
 
     def _arrival_facts(self, request: Any) -> dict[str, Any]:
         try:
@@ -265,7 +283,7 @@ class Recorder:
                 lost_tokens=request.num_computed_tokens,
                 num_preemptions=None if count is None else count + 1,
                 in_schedule=self.in_schedule,
-                policy=getattr(getattr(scheduler, "policy", None), "value", None),
+                policy=policy(scheduler),
             )
             if events := scheduler._schedtrace_events:
                 if is_preemption(events[-1]):
@@ -276,6 +294,8 @@ class Recorder:
                 wants = caller.f_locals.get("request")
                 preemption.for_request_id = getattr(wants, "request_id", None)
             self._preempted.append((preemption, request.num_tokens))
+            if self._departures is not None:
+                self._departures.told(request.request_id)
             self._free_before_preemption = self._free_blocks()
         except Exception as error:
             self._fail("in _preempt_request()", error)
@@ -297,21 +317,28 @@ class Recorder:
             return
         self.left += 1
         try:
-            finish = Finish(
-                request_id=request.request_id,
-                status=request.status.name.removeprefix("FINISHED_"),
-                finished_us=self._writer.since_anchor(self.clock()),
-                prompt_tokens=request.num_prompt_tokens,
-                output_tokens=request.num_output_tokens,
-                num_preemptions=getattr(request, "num_preemptions", None),
-            )
-            try:
-                self.facts.leaves(finish)
-            except Exception as error:
-                self._facts_failed(error)
-            self._writer.finished.append(finish)
+            self._queues.freed(request.request_id)
+            if self._departures is not None:
+                self._departures.told(request.request_id)
+            self._note_finish(request, request.status.name.removeprefix("FINISHED_"))
         except Exception as error:
             self._fail("in _free_request()", error)
+
+    def _note_finish(self, request: Any, status: str) -> None:
+        finish = Finish(
+            request_id=request.request_id,
+            status=status,
+            finished_us=self._writer.since_anchor(self.clock()),
+            prompt_tokens=request.num_prompt_tokens,
+            output_tokens=request.num_output_tokens,
+            num_preemptions=getattr(request, "num_preemptions", None),
+            in_schedule=self.in_schedule,
+        )
+        try:
+            self.facts.leaves(finish)
+        except Exception as error:
+            self._facts_failed(error)
+        self._writer.finished.append(finish)
 
     def kv_loads_ended(self, scheduler: Any, told: Any) -> None:
         """Note KV loads that a ``KVConnectorOutput`` says have arrived or failed."""

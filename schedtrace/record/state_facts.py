@@ -5,6 +5,8 @@ The values are a tuple, so that a step in which nothing of it changed is told by
 
 from typing import Any
 
+from schedtrace.record.own import is_own_class
+
 FIELDS = (
     "finished_holding",
     "deferred_free_blocks",
@@ -39,7 +41,8 @@ class StateReader:
         used = getattr(encoder, "cache_size", 0) and hasattr(encoder, "num_freeable_slots")
         self._encoder = encoder if used else None
         pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
-        caches = getattr(pool, "enable_caching", False) and hasattr(pool, "cached_block_hash_to_block")
+        known = getattr(pool, "cached_block_hash_to_block", None)
+        caches = getattr(pool, "enable_caching", False) and (type(known) is dict or is_own_class(type(known)))
         self._pool = pool if caches else None
         self.engine: Any = None
         """The ``EngineCore`` whose ranks run in lock-step, once it is known."""

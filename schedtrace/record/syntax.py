@@ -5,7 +5,12 @@ import copy
 from collections.abc import Iterator
 from typing import TypeVar
 
-_Node = TypeVar("_Node", bound=ast.stmt)
+_Node = TypeVar("_Node", bound=ast.AST)
+
+QUEUES = frozenset(
+    {"waiting", "skipped_waiting", "kv_holding_waiting", "request_queue", "peek_request", "pop_request"}
+)
+"""Names that tell of a waiting queue."""
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _PURE = (
@@ -153,7 +158,14 @@ def repeated_arguments(call: ast.Call | None) -> ast.expr | None:
 
 
 def is_pure(node: ast.AST) -> bool:
-    """Whether it can be evaluated again without effect: names, attributes, arithmetic, ``len``, ``bool``."""
+    """Whether it can be evaluated again without effect: names, attributes, arithmetic, ``len(self.running)``.
+
+    What a queue says of itself may change by being asked: nothing that names one is pure, but the name alone.
+    """
+    if isinstance(node, ast.Name | ast.Attribute):
+        return isinstance(node, ast.Name) or is_pure(node.value)
+    if not QUEUES.isdisjoint(names(node)):
+        return False
     if isinstance(node, ast.Call):
         plain = isinstance(node.func, ast.Name) and node.func.id in {"len", "bool", "min", "max"}
         return plain and not node.keywords and all(map(is_pure, node.args))
@@ -173,41 +185,34 @@ def flags(test: ast.expr) -> list[str]:
             return []
 
 
-def conjuncts(condition: ast.expr) -> list[ast.expr]:
-    """The parts of an ``and``; anything else is one part."""
-    match condition:
-        case ast.BoolOp(ast.And(), parts):
-            return parts
-        case _:
-            return [condition]
-
-
-def disjuncts(condition: ast.expr) -> list[ast.expr]:
-    """The parts of an ``or``; anything else is one part."""
-    match condition:
-        case ast.BoolOp(ast.Or(), parts):
-            return parts
-        case _:
-            return [condition]
-
-
-def first_true(parts: list[ast.expr]) -> ast.expr:
-    """The number of the first part that is true; one of them is."""
-    number: ast.expr = ast.Constant(len(parts) - 1)
-    for place in reversed(range(len(parts) - 1)):
-        number = ast.IfExp(parts[place], ast.Constant(place), number)
-    return number
-
-
-def next_in_line(part: ast.expr) -> ast.expr:
-    """For ``index < len(queue)``: who is at ``index``, or None beyond the end; else None."""
+def next_in_line(part: ast.expr) -> tuple[ast.expr, ast.expr]:
+    """Of ``index < len(queue)`` the queue and the index; two times None of anything else."""
     match part:
         case ast.Compare(ast.Name() as index, [ast.Lt()], [ast.Call(ast.Name("len"), [queue])]) if is_pure(
             queue
         ):
-            return ast.IfExp(part, ast.Subscript(queue, index, ast.Load()), ast.Constant(None))
+            return copy.deepcopy(queue), copy.deepcopy(index)
         case _:
-            return ast.Constant(None)
+            return ast.Constant(None), ast.Constant(None)
+
+
+def assigned_from(function: ast.FunctionDef, method: str) -> list[str]:
+    """The variables that get what ``....method()`` returns, and nothing else."""
+    stored = [part.id for part in own_nodes(function) if isinstance(part, ast.Name) and _is_stored(part)]
+    found = [
+        node.targets[0].id
+        for node in own_nodes(function)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Attribute)
+        and node.value.func.attr == method
+    ]
+    return [name for name in dict.fromkeys(found) if stored.count(name) == found.count(name)]
+
+
+def _is_stored(part: ast.Name) -> bool:
+    return not isinstance(part.ctx, ast.Load)
 
 
 def at(place: ast.AST, node: _Node) -> _Node:

@@ -30,7 +30,7 @@ class KvLoads:
 
     def ended(self, scheduler: Any, arrived: Any, at_us: int) -> None:
         """Note those that vLLM is told of: ``KVConnectorOutput.finished_recving``."""
-        for request_id in arrived or ():
+        for request_id in arrived if isinstance(arrived, set | frozenset | list | tuple) else ():
             self._parked.discard(request_id)
             self._note(
                 scheduler, request_id, "failed" if _failed(scheduler, request_id) else "arrived", at_us

@@ -45,7 +45,7 @@ def behind_head(timeline: Timeline, heads: pl.DataFrame) -> pl.DataFrame:
         what the step left over, ``tokens`` and ``blocks`` what the request would have got, ``left_step``
         the step in which it really left the queue (``waits.NEVER``: none).
     """
-    if heads.is_empty():
+    if heads.is_empty() or timeline.header.foreign_queues:  # who comes next there is not known
         return pl.DataFrame(schema=COLUMNS)
     queue = _queue(timeline)
     rows = queue.to_dicts()

@@ -27,7 +27,8 @@ def running_pieces(timeline: Timeline, steps: pl.DataFrame, ends: pl.DataFrame) 
     """
     portions = _portions(timeline, steps)
     lost = place_of(timeline.preemptions.select("request_id", "step"), steps, "step", "lost_at")
-    stalled = _stalls(timeline, steps, portions, ends, lost.sort("lost_at"))
+    aside = place_of(timeline.set_aside.select("request_id", "step"), steps, "step", "lost_at")
+    stalled = _stalls(timeline, steps, portions, ends, pl.concat([lost, aside]).sort("lost_at"))
     resumed = stalled.select("request_id", at="until", after_stall=pl.lit(value=True)).unique()
     runs = (
         portions.join(resumed, on=["request_id", "at"], how="left", maintain_order="left")
@@ -140,7 +141,7 @@ def _stalls(
 ) -> pl.DataFrame:
     """Runs of steps that gave a running request nothing, for one cause each.
 
-    ``lost`` has the place of each preemption, sorted. Columns of the result: ``request_id``, ``at``, ``us``,
+    ``lost`` has the place of each preemption, or where it was set aside, sorted. Columns of the result: ``request_id``, ``at``, ``us``,
     ``cause``, ``begin_step``, ``end_step`` and ``until``, the place of the step that went on with it.
     """
     gone = ends.select("request_id", "end_us")

@@ -12,7 +12,7 @@ from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.waiting import waiting_pieces
 from schedtrace.timeline.waits import after_gaps
 
-QUEUED = ("waiting", "preempted")
+QUEUED = ("waiting", "preempted", "set_aside")
 """States in which a request is in the waiting queue."""
 NEXT_STEP = "next_step"
 """``cause`` of waiting for the first step that could see the request: nothing refused it."""
@@ -28,8 +28,9 @@ def request_states(timeline: Timeline) -> pl.DataFrame:
       without gap or overlap; a row without length is there only if its steps scheduled tokens,
     * ``state``: ``front_end``; ``waiting``; ``prefill`` until the first token is back; ``decode``;
       ``preempted``, in the waiting queue again; ``recompute``, from its resumption to the next token;
+      ``set_aside``, taken out of the running ones by a scheduler that is not vLLM's, its blocks kept;
       ``stalled``, running, but the steps gave it nothing,
-    * ``cause``: of ``waiting``, ``preempted`` and ``stalled``, a ``Cause`` or ``next_step``; else null,
+    * ``cause``: of ``waiting``, ``preempted``, ``set_aside`` and ``stalled``, a ``Cause`` or ``next_step``; else null,
     * ``begin_step``, ``end_step``: the first and the last of the steps that refused or scheduled it; null
       where no step knew of it,
     * ``tokens``: scheduled for it in these steps.

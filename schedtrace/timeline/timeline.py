@@ -19,7 +19,7 @@ from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
 
 WARMUP_TRIAL = 0
-FACTS = ("admitted", "refusals", "kv_loads", "grammars")
+FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")
 
 
 @dataclass
@@ -141,6 +141,21 @@ class Timeline:
         """The engine's time without what it was idle: what shares of the run are of."""
         busy = self.engine_states.filter(pl.col("state") != "idle")
         return int(busy.select(LENGTH_US.sum()).item())
+
+    @cached_property
+    def set_aside(self) -> pl.DataFrame:
+        """``step``, ``trial``, ``request_id``, ``wanted_tokens`` and ``blocks_held`` of requests that their
+        scheduler took out of the running ones without preempting them.
+        """
+        columns = {"step": pl.Int64, "trial": pl.Int64, "request_id": pl.String}
+        columns |= {"wanted_tokens": pl.Int64, "blocks_held": pl.Int64}
+        if "set_aside" not in self.lists:
+            return pl.DataFrame(schema=columns)
+        return (
+            self.lists["set_aside"]
+            .select(pl.col(name).cast(kind) for name, kind in columns.items())
+            .collect()
+        )
 
     @property
     def active_limit(self) -> int | None:

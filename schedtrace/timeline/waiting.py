@@ -19,7 +19,7 @@ def waiting_pieces(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
         timeline: One engine's.
         steps: ``placed(timeline.steps)``.
     """
-    waits = timeline.waits.select("request_id", "since_step", "left_step", "preempted")
+    waits = timeline.waits.select("request_id", "since_step", "left_step", "preempted", "set_aside")
     waits = place_of(place_of(waits, steps, "since_step", "first"), steps, "left_step", "left")
     named = timeline.exits.filter(_skips()).select("step", "request_id", "cause")
     runs = cause_runs(waits, _ends(timeline), named, steps)
@@ -31,7 +31,11 @@ def waiting_pieces(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
             end_step=number.gather(runs["last"]),
         ),
         rank=pl.lit(WAITS),
-        state=pl.when("preempted").then(pl.lit("preempted")).otherwise(pl.lit("waiting")),
+        state=pl.when("preempted")
+        .then(pl.lit("preempted"))
+        .when("set_aside")
+        .then(pl.lit("set_aside"))
+        .otherwise(pl.lit("waiting")),
         **{name: pl.col(name) for name in ("cause", "begin_step", "end_step")},
     )
 

@@ -1,7 +1,7 @@
 """The waiting queue, reconstructed from the trace alone: who waited in which steps, and for how many tokens.
 
 A request waits from the step in whose line it arrived until the step that schedules it, and again from the
-step that preempts it. Checked against the counts that the recorder took from vLLM: ``mismatches``.
+step that preempts it, or that finds it set aside. Checked against the counts that the recorder took from vLLM: ``mismatches``.
 """
 
 import polars as pl
@@ -18,11 +18,13 @@ def waits(timeline: Timeline) -> pl.DataFrame:
     Columns: ``request_id``, ``trial``, ``since_step`` (the first step after which it still waited, if it was
     not scheduled in that step at once), ``left_step`` (the step that scheduled it, or the first one after it
     was aborted; it waits after every step ``since_step <= n < left_step``), ``wanted_tokens``, ``preempted``
-    (it waited because it had lost its blocks), ``priority`` and ``order``, its place among those who wait:
-    preempted requests come before new ones, the last victim first; under priority, priority comes first.
+    (it waited because it had lost its blocks), ``set_aside`` (its scheduler had taken it out of the running
+    ones, its blocks kept), ``priority`` and ``order``, its place among those who wait: preempted requests come
+    before new ones, the last victim first; under priority, priority comes first. A queue that is not vLLM's
+    has an order of its own (``Header.foreign_queues``).
     """
     came = _arrivals(timeline)
-    entries = pl.concat([came, _preemptions(timeline, came)]).sort(
+    entries = pl.concat([came, _preemptions(timeline, came), _set_aside(timeline, came)]).sort(
         "request_id", "since_step", maintain_order=True
     )
     ran = pl.col("step").is_in(after_gaps(timeline).implode())
@@ -60,6 +62,7 @@ def waits(timeline: Timeline) -> pl.DataFrame:
             "left_step",
             "wanted_tokens",
             "preempted",
+            "set_aside",
             "priority",
             "order",
         )
@@ -120,6 +123,7 @@ def _arrivals(timeline: Timeline) -> pl.DataFrame:
             pl.coalesce(pl.col("step").cast(pl.Int64), "next_step").alias("since_step"),
             pl.col("prompt_tokens").alias("wanted_tokens"),
             pl.lit(value=False).alias("preempted"),
+            pl.lit(value=False).alias("set_aside"),
             "priority",
             pl.coalesce("arrived_us", "queued_us").alias("place") if by_arrival else _place(pl.col("at")),
         )
@@ -140,10 +144,36 @@ def _preemptions(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
             pl.col("step").cast(pl.Int64).alias("since_step"),
             pl.max_horizontal(pl.col("lost_tokens") + 1, "prompt").alias("wanted_tokens"),
             pl.lit(value=True).alias("preempted"),
+            pl.lit(value=False).alias("set_aside"),
             pl.col("priority").fill_null(0),
             pl.col("place").fill_null(0) if by_arrival else -_place(pl.col("at")),
         )
     )
+
+
+def _set_aside(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
+    """Requests that their scheduler took out of the running ones: what they had computed is not lost."""
+    about = came.select("request_id", "priority", "place").unique("request_id", keep="first")
+    return timeline.set_aside.join(about, on="request_id", how="left", maintain_order="left").select(
+        "request_id",
+        "trial",
+        pl.col("step").alias("since_step"),
+        "wanted_tokens",
+        pl.lit(value=False).alias("preempted"),
+        pl.lit(value=True).alias("set_aside"),
+        pl.col("priority").fill_null(0),
+        pl.col("place").fill_null(0),
+    )
+
+
+def overtakings(timeline: Timeline) -> int:
+    """How many first admissions came before that of a request that had arrived earlier and waited as well."""
+    first = timeline.waits.filter(~pl.col("preempted") & ~pl.col("set_aside"))
+    queued = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id", "queued_us")
+    came = first.join(queued.unique("request_id", keep="first"), on="request_id").sort("queued_us")
+    lasts_longest = pl.col("left_step").cum_max().shift(1).fill_null(0)
+    overtakes = (pl.col("left_step") < NEVER) & (lasts_longest > pl.col("left_step"))
+    return came.filter(overtakes).height
 
 
 def _ends(timeline: Timeline) -> pl.DataFrame:

@@ -73,6 +73,7 @@ class KvSpace(Evidence, kw_only=True):
     blocks_for_all: int | None
     largest_holder: str | None
     largest_holder_blocks: int | None
+    set_aside: float
     groups: list[GroupUse]
     """By KV cache group; empty with one group, or where it is not recorded."""
 
@@ -186,10 +187,13 @@ def _holder(evidence: KvSpace) -> Message:
     if evidence.blocks_held is None or not evidence.running:
         return NOTHING
     held = message(
-        "{held} of {total} usable blocks are held by {running}{largest}",
+        "{held} of {total} usable blocks are held by {running}{aside}{largest}",
         held=Number(evidence.blocks_held),
         total=Number(evidence.blocks_total - 1 if evidence.blocks_total else None),
         running=Count(evidence.running, "running request"),
+        aside=message(" and {count} set aside by their scheduler", count=Number(evidence.set_aside))
+        if evidence.set_aside
+        else NOTHING,
         largest=largest_holder(evidence),
     )
     short = NOTHING

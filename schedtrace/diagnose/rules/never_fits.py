@@ -254,7 +254,7 @@ def _advice(timeline: Timeline, cause: str, rows: pl.DataFrame) -> list[Advice]:
                 costs=message("Longer steps raise inter-token latency."),
             )
         ]
-    return [Advice(message=advice(timeline.header, cause=cause))]
+    return [] if cause == Cause.OTHER else [Advice(message=advice(timeline.header, cause=cause))]
 
 
 def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> list[Advice]:

@@ -9,7 +9,9 @@ from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import (
+    NOTHING,
     CauseWord,
+    Code,
     Count,
     Duration,
     Message,
@@ -73,7 +75,7 @@ def _find(timeline: Timeline, cause: str) -> list[Finding]:
             code=CODE,
             title=message(title or "Waiting for {cause}", **({} if title else {"cause": CauseWord(cause)})),
             verdict=_verdict(waits, cause, why) if known.height else _unknown(waits),
-            holder=holder_of(timeline, cause, waits),
+            holder=_guard(known) if cause == Cause.OTHER else holder_of(timeline, cause, waits),
             cause=cause,
             message=message(
                 "{refused} of {steps} refused or passed over a request for it; {requests} waited, "
@@ -99,6 +101,25 @@ def _find(timeline: Timeline, cause: str) -> list[Finding]:
     ]
 
 
+def _guard(known: pl.DataFrame) -> Message:
+    """The condition of the scheduler that refused most of them."""
+    told = known.filter(pl.col("guard").is_not_null() & pl.col("location").is_not_null())
+    if told.is_empty():
+        return NOTHING
+    often = (
+        told.group_by("guard", "location")
+        .agg(pl.col("count").sum(), pl.col("values").drop_nulls().mode().sort().first())
+        .sort("count", "location", descending=[True, False])
+        .row(0, named=True)
+    )
+    return message(
+        "Most often {guard} held at {place}{values}.",
+        guard=Code(often["guard"]),
+        place=Code(often["location"]),
+        values=message(", with {values}", values=Code(often["values"])) if often["values"] else NOTHING,
+    )
+
+
 def _verdict(waits: Charged, cause: str, why: Message) -> Message:
     return message(
         "Requests spent {share} of their time waiting because {why} ({cause}).",
@@ -118,7 +139,7 @@ def _unknown(waits: Charged) -> Message:
 
 def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
     """With a value where one is known to be legal; nothing where a client asked for the wait."""
-    if cause in ASKED_FOR:
+    if cause in ASKED_FOR or cause == Cause.OTHER:
         return []
     match cause:
         case Cause.LORA_CAP:

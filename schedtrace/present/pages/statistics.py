@@ -187,11 +187,14 @@ def _drafts(use: DraftUse) -> Message:
 
 def _outcomes(outcomes: Outcomes) -> Message:
     return message(
-        "{arrived} arrived: {finished} finished, {aborted} aborted, {errored} ended otherwise, {open} "
+        "{arrived} arrived: {finished} finished, {aborted} aborted, {errored} ended otherwise{itself}, {open} "
         "unfinished",
         arrived=Number(outcomes.arrived),
         finished=Number(outcomes.finished),
         aborted=Number(outcomes.aborted),
         errored=Number(outcomes.errored),
+        itself=message(" ({count} by the scheduler)", count=Number(outcomes.by_scheduler))
+        if outcomes.by_scheduler
+        else "",
         open=Number(outcomes.unfinished),
     )

@@ -28,7 +28,7 @@ from schedtrace.timeline.timeline import Timeline
 MOST_ROWS = 50_000
 """Rows of steps of a whole page, shared among its engines."""
 MOST_ENGINES = 16
-STATES = ("front_end", "waiting", "prefill", "decode", "preempted", "recompute", "stalled")
+STATES = ("front_end", "waiting", "prefill", "decode", "preempted", "recompute", "stalled", "set_aside")
 BY_STEP, NO_CAUSE = 1, 0
 """Codes of causes: 0 is none, 1 that of the step of the time, from 2 on a place in ``Chart.causes``."""
 FIRST_CAUSE = 2

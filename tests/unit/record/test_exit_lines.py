@@ -59,21 +59,23 @@ def test_only_an_unknown_guard_is_quoted(sites):
 )
 def test_a_pause_takes_the_whole_budget(sites, cause, pause, expected):
     sites(site("condition", cause))
-    line = exit_of((0, 0, None, None, 0, True, SimpleNamespace(name=pause)))
+    line = exit_of((0, 0, None, None, 0, 0, SimpleNamespace(name=pause)))
     assert (line.cause, line.detail) == expected
 
 
 @pytest.mark.parametrize(
     ("queued", "pause", "request_id", "expected"),
     [
-        (True, "UNPAUSED", "a", (Cause.INPUT_BUDGET, None)),
-        (False, "UNPAUSED", None, (Cause.QUEUE_EMPTY, None)),
-        (False, "PAUSED_NEW", "a", (Cause.PAUSED, "PAUSED_NEW")),
-        (False, "PAUSED_NEW", None, (Cause.QUEUE_EMPTY, None)),
+        (3, "UNPAUSED", None, (Cause.OTHER, None)),
+        (0, "UNPAUSED", None, (Cause.QUEUE_EMPTY, None)),
+        (0, "PAUSED_NEW", "a", (Cause.PAUSED, "PAUSED_NEW")),
+        (3, "PAUSED_NEW", None, (Cause.PAUSED, "PAUSED_NEW")),
+        (0, "PAUSED_NEW", None, (Cause.QUEUE_EMPTY, None)),
     ],
 )
-def test_the_queue_or_the_input_budget(sites, queued, pause, request_id, expected):
-    sites(site("break", guards.QUEUE_OR_INPUT_BUDGET))
+@pytest.mark.parametrize("cause", [guards.QUEUE_OR_INPUT_BUDGET, Cause.QUEUE_EMPTY])
+def test_a_queue_that_says_it_holds_nobody(sites, cause, queued, pause, request_id, expected):
+    sites(site("break", cause))
     line = exit_of((0, 3, request_id, None, 0, queued, SimpleNamespace(name=pause)))
     assert (line.cause, line.detail) == expected
 
@@ -102,7 +104,7 @@ def test_a_status_that_is_not_ready(sites):
 
 def test_zero_tokens_are_explained_by_the_cap_before_of_the_same_request(sites):
     sites(site(None, Cap.ENCODER_BUDGET), site("break", guards.ZERO_TOKENS))
-    capped = (0, 3, "a", None, 0, True, None, 9, 0)
+    capped = (0, 3, "a", None, 0, 0, None, 9, 0)
     exits, caps = to_lines([capped, (1, 3, "a"), (1, 3, "b")], 5, 0)
     assert caps == [ChunkCap("a", Cap.ENCODER_BUDGET, 9, 0, "scheduler.py:7")]
     assert [(line.cause, line.detail) for line in exits] == [
@@ -124,7 +126,7 @@ def test_zero_tokens_are_explained_by_the_cap_before_of_the_same_request(sites):
 )
 def test_a_cap(sites, cap, budget, now, threshold, expected):
     sites(site(None, cap))
-    _, [line] = to_lines([(0, budget, "a", None, 0, True, None, 9, now)], 5, threshold)
+    _, [line] = to_lines([(0, budget, "a", None, 0, 0, None, 9, now)], 5, threshold)
     assert (line.cap, line.statement) == expected
     assert (line.wanted_tokens, line.capped_tokens) == (9, now)
 

@@ -1,33 +1,87 @@
 """Who would be looked at next, in older releases; the contract tests see the one that is installed."""
 
+from enum import Enum
 from types import SimpleNamespace
 
 import pytest
 
-from schedtrace.record.queues import head
+from schedtrace.record import own
+from schedtrace.record.queues import Queues, first_of, head
+from tests.toys import Queue
 
 
-class Queue(list):
-    def peek_request(self):
-        return self[0]
+class Policy(Enum):
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+
+
+class One(SimpleNamespace):
+    """A request that is taken by its number."""
+
+    def __lt__(self, other):
+        return self.number < other.number
+
+
+class Foreign:
+    """A queue that must not be asked."""
+
+    def __len__(self):
+        raise AssertionError
+
+    __bool__ = __iter__ = peek_request = __len__
+
+
+FIRST, SECOND = One(number=1), One(number=2)
 
 
 @pytest.mark.parametrize(
     ("policy", "waiting", "skipped", "first"),
     [
-        ("fcfs", [1], [2], 2),
-        ("fcfs", [1], [], 1),
-        ("fcfs", [], [2], 2),
+        ("fcfs", [FIRST], [SECOND], SECOND),
+        ("fcfs", [FIRST], [], FIRST),
+        ("fcfs", [], [SECOND], SECOND),
         ("fcfs", [], [], None),
-        ("priority", [1], [2], 1),
-        ("priority", [2], [1], 1),
-        ("priority", [2], [], 2),
+        ("priority", [FIRST], [SECOND], FIRST),
+        ("priority", [SECOND], [FIRST], FIRST),
+        ("priority", [SECOND], [], SECOND),
     ],
 )
 def test_vllm_0_18_to_0_30(policy, waiting, skipped, first):
     queues = {"waiting": Queue(waiting), "skipped_waiting": Queue(skipped)}
-    assert head(SimpleNamespace(policy=SimpleNamespace(value=policy), **queues)) == first
+    assert head(SimpleNamespace(policy=Policy(policy), **queues)) == first
+
+
+def test_requests_are_compared_only_if_it_is_known_what_that_does(monkeypatch):
+    queues = {"waiting": Queue([FIRST]), "skipped_waiting": Queue([SECOND])}
+    monkeypatch.setattr(own, "_is_own_owner", lambda owner, _: owner is not One)
+    own.is_own_class.cache_clear()
+    assert head(SimpleNamespace(policy=Policy.PRIORITY, **queues)) is None
+
+
+def test_a_scheduler_with_a_choice_of_its_own_is_not_second_guessed():
+    class Chooses(SimpleNamespace):
+        def _select_waiting_queue_for_scheduling(self):
+            raise AssertionError
+
+    queues = {"waiting": Queue([FIRST]), "skipped_waiting": Queue([SECOND])}
+    assert head(Chooses(policy=Policy.FCFS, **queues)) is None
 
 
 def test_before_vllm_0_18():
-    assert head(SimpleNamespace(waiting=Queue([1, 2]))) == 1
+    assert head(SimpleNamespace(waiting=Queue([FIRST, SECOND]))) == FIRST
+
+
+def test_a_foreign_queue_is_not_asked_and_who_neither_runs_nor_is_done_waits():
+    held = SimpleNamespace(request_id="kept")
+    scheduler = SimpleNamespace(
+        waiting=Foreign(),
+        skipped_waiting=Foreign(),
+        running=[1],
+        requests={"a": 1, "b": 2, "c": 3, "kept": held},
+    )
+    queues = Queues(scheduler)
+    queues.freed("gone")
+    queues.freed("kept")
+    assert (queues.num_waiting(scheduler), queues.num_not_ready(scheduler)) == (2, 0)
+    assert (head(scheduler), first_of(scheduler.waiting)) == (None, None)
+    assert queues.foreign(scheduler) == [f"{__name__}.Foreign"]

@@ -1,6 +1,7 @@
 """What the recorder notes of a scheduler's calls, with a scheduler of plain values and a clock by hand."""
 
 from collections import deque
+from enum import Enum
 from itertools import count
 from types import SimpleNamespace
 
@@ -255,7 +256,7 @@ def test_a_departure(recorder_of, writer):
 
 
 def test_a_preemption_within_schedule(recorder_of, writer):
-    scheduler = Scheduler(policy=SimpleNamespace(value="priority"))
+    scheduler = Scheduler(policy=Enum("Policy", {"PRIORITY": "priority"}).PRIORITY)
     recorder = recorder_of(scheduler)
 
     class Preempting:

@@ -6,10 +6,10 @@ from tests.unit.record.bodies import WAITING, within
 
 GUARDS = {
     ("if self.late:", "    continue"): [("continue", "self.late")],
-    ("if self.late:", "    pass", "else:", "    break"): [("break", "not (self.late)")],
+    ("if self.late:", "    pass", "else:", "    break"): [("break", "not self.late")],
     ("if self.late:", "    pass", "elif self.early:", "    break"): [("break", "self.early")],
     ("if self.late:", "    pass", "elif self.early:", "    pass", "else:", "    return"): [
-        ("break", "not (self.early)")
+        ("break", "not self.early")
     ],
     ("if self.late:", "    if self.early:", "        break", "    continue"): [
         ("break", "self.early"),
@@ -53,7 +53,7 @@ def test_the_innermost_condition_is_the_guard(lines, expected, sites):
 CAUSES = {
     "len(self.running) >= self.max_num_running_reqs": "max_num_seqs",
     "len(self.running) >= self.max_num_running_reqs - 4": "other",
-    "len(self.running) >= self.max_num_running_reqs or self.draining": "other",
+    "len(self.running) >= self.max_num_running_reqs and self.draining": "other",
     "num_new_tokens == 0": "(zero tokens)",
     "num_new_tokens < 64": "other",
     "new_blocks is None": "kv_blocks",
