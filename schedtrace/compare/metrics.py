@@ -60,7 +60,7 @@ def sample(metric: Metric, report: RunReport) -> Sample | None:
     """The metric over the trials of a run; None if no trial has it."""
     figures = []
     for engines in trials_used(report):
-        values = [float(value) for trial in engines if (value := metric.value(trial)) is not None]
+        values = [value for trial in engines if (value := metric.value(trial)) is not None]
         if values:
             figures.append(metric.over_engines(values))
     if not figures:
@@ -69,7 +69,7 @@ def sample(metric: Metric, report: RunReport) -> Sample | None:
         values=figures,
         count=len(figures),
         effective_count=effective_count(figures),
-        mean=_mean(figures),
+        mean=figures[0] if len({*figures}) == 1 else _mean(figures),
         min=min(figures),
         max=max(figures),
     )

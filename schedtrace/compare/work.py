@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schedtrace.model.message import NOTHING, Code, Count, Message, Number, message
+from schedtrace.model.message import NOTHING, Code, Count, Message, Number, given, message
 from schedtrace.model.report import RunReport
 
 WORK = ("dataset", "num_prompts", "input_tokens", "output_tokens", "request_rate", "burstiness")
@@ -35,7 +35,7 @@ def workload(report: RunReport) -> Message:
     if None not in tokens:
         sizes = message(", {input} + {output} tokens", input=Number(tokens[0]), output=Number(tokens[1]))
     if work["request_rate"] is not None:
-        rate, burstiness = Number(work["request_rate"]), Number(work["burstiness"])
+        rate, burstiness = given(work["request_rate"]), given(work["burstiness"])
         pace = message(", {rate} per second, burstiness {burstiness}", rate=rate, burstiness=burstiness)
     return message(
         "{prompts} ({dataset}{sizes}{pace})",

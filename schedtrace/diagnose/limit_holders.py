@@ -77,9 +77,9 @@ def _budget(waits: Charged) -> Message:
         return NOTHING
     return message(
         "Decodes take {decodes} of the {budget} tokens of such a step; {left} ({share}) stay unused.",
-        decodes=Number(round(decodes, 1)),
+        decodes=Number(decodes, 1),
         budget=Number(budget),
-        left=Number(round(left, 1)),
+        left=Number(left, 1),
         share=Share(left / budget),
     )
 

@@ -137,7 +137,7 @@ def _nothing(timeline: Timeline) -> Message:
     of_seats = message(" of {seats}", seats=Count(timeline.seats, "seat")) if timeline.seats else NOTHING
     return message(
         "Nothing limits this engine: on average {ran}{of_seats} were taken, and no request {waited}.",
-        ran=Number(round(ran, 1)),
+        ran=Number(ran, 1),
         of_seats=of_seats,
         waited=waited,
     )

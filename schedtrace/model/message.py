@@ -77,9 +77,11 @@ class Count(msgspec.Struct, frozen=True, tag_field="is", tag="count"):
 
 
 class Number(msgspec.Struct, frozen=True, tag_field="is", tag="number"):
-    """A bare number; ``None`` where it is not known."""
+    """A bare number: an ``int`` is exact, a ``float`` is measured; ``None`` where it is not known."""
 
-    value: float | None
+    value: int | float | None
+    decimals: int | None = None
+    """Of a mean of counts, for instance; ``None``: as many as matter."""
 
 
 class Code(msgspec.Struct, frozen=True, tag_field="is", tag="code"):
@@ -156,6 +158,11 @@ def message(template: str, **arguments: "Value | Message | str") -> Message:
 
 
 NOTHING = Message("")
+
+
+def given(value: float) -> Number:
+    """A number that a person chose: exact, also where an option's type made a ``float`` of it."""
+    return Number(int(value) if float(value).is_integer() else value)
 
 
 def with_slots(values: "dict[str, Value]") -> "dict[str, Value]":

@@ -3,9 +3,14 @@
 BARS = " ▁▂▃▄▅▆▇█"
 
 
+def _settled(value: float, decimals: int) -> float:
+    """Rounded, but first to four digits more: noise of its last bits decides no rounding and no sign."""
+    return round(round(value, decimals + 4), decimals) + 0.0
+
+
 def integer(value: float | None) -> str:
     """``1,234``; ``-`` for what is not known."""
-    return "-" if value is None else f"{value:,.0f}"
+    return "-" if value is None else f"{_settled(value, 0):,.0f}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -13,18 +18,28 @@ def counted(count: int, noun: str) -> str:
     return f"{integer(count)} {noun}{'' if count == 1 else 's'}"
 
 
-def number(value: float | None) -> str:
-    """Three digits that matter: ``0.42``, ``12.3``, ``1,234``; ``-`` for what is not known."""
+def number(value: float | None, decimals: int | None = None) -> str:
+    """A count as it is (``1,234``), a measured number with three digits that matter; ``-`` if unknown.
+
+    The type decides, ``int`` or ``float``, not whether the value happens to be whole: ``5``, but ``5.00``,
+    ``12.0``, ``1,234``. Below 0.1 at most two digits: ``0.05``.
+
+    Args:
+        value: The number.
+        decimals: Instead of as many as matter.
+    """
     if value is None:
         return "-"
-    if value == int(value):
-        return f"{value:,.0f}"
-    if abs(value) < 0.1:  # noqa: PLR2004  # two decimals would hide it
-        return f"{value:.2g}"
+    if decimals is not None:
+        return f"{_settled(value, decimals):,.{decimals}f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if abs(round(value, 6)) < 0.1:  # noqa: PLR2004  # two decimals would hide it
+        return f"{float(f'{value:.6g}'):.2g}"
     for limit, digits in ((10, 2), (100, 1)):
-        if abs(value) < limit:
-            return f"{value:,.{digits}f}"
-    return f"{value:,.0f}"
+        if abs(shown := _settled(value, digits)) < limit:
+            return f"{shown:,.{digits}f}"
+    return integer(value)
 
 
 def percent(fraction: float | None, *, signed: bool = False) -> str:
@@ -32,12 +47,13 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
     if fraction is None:
         return "-"
     if signed:
-        return f"{100 * fraction:+.1f} %"
-    if 0 < fraction < 0.005:  # noqa: PLR2004  # would be rounded to nothing
+        return f"{_settled(100 * fraction, 1):+.1f} %"
+    of_100 = round(100 * fraction, 4)
+    if 0 < of_100 <= 0.5:  # noqa: PLR2004  # would be rounded to nothing
         return "<1 %"
-    if 0.995 < fraction < 1:  # noqa: PLR2004  # would be rounded to all
+    if 99.5 <= of_100 < 100:  # noqa: PLR2004  # would be rounded to all
         return ">99 %"
-    return f"{100 * fraction:.0f} %"
+    return f"{round(of_100)} %"
 
 
 def milliseconds(value: float | None) -> str:
@@ -49,7 +65,7 @@ def bar(fraction: float) -> str:
     """One character as high as the fraction; anything above 0 is visible."""
     if fraction <= 0:
         return BARS[0]
-    return BARS[min(len(BARS) - 1, max(1, round(fraction * (len(BARS) - 1))))]
+    return BARS[min(len(BARS) - 1, max(1, int(_settled(fraction * (len(BARS) - 1), 0))))]
 
 
 def series(values: list[int], most: int = 6) -> str:

@@ -62,15 +62,15 @@ def phrase(value: Value) -> str:  # noqa: C901, PLR0911  # one kind of argument 
             return percent(fraction, signed=signed)
         case Count(count, noun, plural):
             return f"{integer(count)} {plural}" if plural and count != 1 else counted(count, noun)
-        case Number(known):
-            return number(known)
+        case Number(known, decimals):
+            return number(known, decimals)
         case Slot(name):
             return f"{{{name}}}"
 
 
 def duration(us: float) -> str:
     """``0.42 ms``, ``12.3 ms``, ``1,234 ms``, ``12.3 s``: seconds from 10 s on."""
-    if us >= 10_000_000:  # noqa: PLR2004  # ten seconds
+    if round(us, 1) >= 9_999_500:  # noqa: PLR2004  # from where milliseconds would be written as 10,000
         return f"{number(us / 1e6)} s"
     return f"{number(us / 1e3)} ms"
 

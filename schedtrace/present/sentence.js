@@ -17,22 +17,26 @@ const sentences = (() => {
     return ((below % 2 ? below + 1 : below) / 10 ** digits).toFixed(digits);
   }
 
-  // Three digits that matter: 0.42, 12.3, 1,234; from a microsecond on, which is 0.001 ms.
+  // Rounded, but first to four digits more: noise of its last bits decides no rounding.
+  const settled = (value, digits) => fixed(Number(fixed(value, digits + 4)), digits);
+
+  // What is measured, with three digits that matter: 0.42, 5.00, 12.3, 1,234. Counts are integers.
   function number(value) {
     if (value === null || value === undefined) return "-";
-    if (Number.isInteger(value)) return grouped(value);
-    const size = Math.abs(value);
-    if (size < 0.1) return String(Number(value.toPrecision(2)));
-    return size < 10 ? fixed(value, 2) : size < 100 ? fixed(value, 1) : grouped(Number(fixed(value, 0)));
+    if (Math.abs(fixed(value, 6)) < 0.1) return String(Number(Number(value.toPrecision(6)).toPrecision(2)));
+    const [two, one] = [settled(value, 2), settled(value, 1)];
+    return Math.abs(two) < 10 ? two : Math.abs(one) < 100 ? one : grouped(Number(settled(value, 0)));
   }
 
-  const duration = us => us >= 10_000_000 ? `${number(us / 1e6)} s` : `${number(us / 1e3)} ms`;
+  // From 9,999.5 ms on, which would be written as 10,000 ms, in seconds.
+  const duration = us => fixed(us, 1) >= 9_999_500 ? `${number(us / 1e6)} s` : `${number(us / 1e3)} ms`;
 
   function percent(fraction) {
     if (fraction === null || fraction === undefined) return "-";
-    if (fraction > 0 && fraction < 0.005) return "<1 %";
-    if (fraction > 0.995 && fraction < 1) return ">99 %";
-    return `${fixed(100 * fraction, 0)} %`;
+    const of100 = Number(fixed(100 * fraction, 4));
+    if (of100 > 0 && of100 <= 0.5) return "<1 %";
+    if (of100 >= 99.5 && of100 < 100) return ">99 %";
+    return `${fixed(of100, 0)} %`;
   }
 
   // Some ids of `count` requests: "a, b, c and 61 others".
@@ -56,7 +60,7 @@ const sentences = (() => {
       const value = values[part.name];
       if (part.kind === "requests") return requestPieces(value);
       if (part.kind === "request") return [{ is: "request", text: value }];
-      return [{ text: part.kind === "count" ? counted(value, part.noun, part.plural) : number(value) }];
+      return [{ text: part.kind === "count" ? counted(value, part.noun, part.plural) : integer(value) }];
     });
   }
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.timeline.step_time import FEWEST_STEPS
+from schedtrace.timeline.step_time import FEWEST_STEPS, resolved
 
 ROUNDS = 30
 HUBER = 1.5
@@ -92,7 +92,7 @@ def fit_linear(
         fitted = np.maximum(work @ costs, times.min() / 2)
         if np.allclose(costs, before, rtol=1e-6):
             break
-    base, *factors = (float(cost) for cost in costs / scale)
+    base, *factors = (float(cost) for cost in resolved(costs) / scale)
     return Linear(
         base_us=base,
         factors=dict(zip(kept, factors, strict=True)),
@@ -111,7 +111,7 @@ def _apart(values: dict[str, Any], rows: int) -> tuple[list[str], list[Unresolve
     for name, column in values.items():
         before = np.column_stack([np.ones(rows), *(values[other] for other in kept)])
         scale = before.max(axis=0)
-        costs = np.linalg.lstsq(before / scale, column, rcond=None)[0] / scale
+        costs = resolved(np.linalg.lstsq(before / scale, column, rcond=None)[0]) / scale
         off = column - before @ costs
         varies = column - column.mean()
         if varies @ varies and off @ off > APART_FRAC * (varies @ varies):

@@ -2,9 +2,10 @@
 
 ``busy = base + a * prefill tokens + b * decode tokens + c * context tokens``, with coefficients that cannot
 be negative, fitted to the steps (over 10,000: to evenly chosen ones) with a loss that outliers do not rule
-(SciPy's ``least_squares`` with ``soft_l1``, which is about linear beyond a residual of one scale).
+(``soft_l1``: ``sqrt(1 + residual ** 2)``, which is about linear beyond a residual of one scale).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,11 @@ FEWEST_STEPS = 20
 """Four coefficients need several steps each."""
 MOST_STEPS = 10_000
 """Of more, every second is used, or every third, ...: four coefficients need no more."""
+ROUNDS = 1000
+RIDGE = 1e-8
+"""Of the number of steps: what two costs that the steps do not tell apart share is divided evenly."""
+DIGITS = 6
+"""Of the largest part of a time: more are noise of the processor's arithmetic, no fit resolves them."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
         steps: With ``busy_us`` and the columns ``FEATURES``; only rows with ``busy_us`` > 0 are used.
     """
     import numpy as np  # noqa: PLC0415  # SciPy takes half a second, and most runs need no model
-    from scipy.optimize import least_squares  # noqa: PLC0415  # likewise
+    from scipy.optimize import nnls  # noqa: PLC0415  # likewise
 
     used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
     if used.height < FEWEST_STEPS:
@@ -66,18 +72,29 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     measured = used["busy_us"].to_numpy().astype(float)
     work = np.column_stack([np.ones(used.height), used.select(FEATURES).to_numpy().astype(float)])
     scale = np.maximum(work.max(axis=0), 1.0)
-    present = work.any(axis=0)  # work that no step has tells nothing of what it costs
     spread = float(np.median(np.abs(measured - np.median(measured)))) or 1.0
-    fitted = least_squares(
-        lambda factors: ((work / scale) @ factors - measured) / spread,
-        x0=present * np.median(measured) / present.sum(),
-        bounds=(0, np.inf),
-        loss="soft_l1",
-    )
-    factors = present * fitted.x / scale
+    rows = np.column_stack([work / scale, measured])
+    ridge = math.sqrt(RIDGE * used.height) * np.eye(len(scale), len(scale) + 1)
+    costs, weight = np.zeros(len(scale)), np.ones(used.height)
+    for _ in range(ROUNDS):  # iteratively reweighted least squares, whose minimum is that of soft_l1
+        # The same problem in five rows.
+        small: Any = np.linalg.qr(np.vstack([rows * weight[:, None], ridge]), mode="r")
+        before, (costs, _) = costs, nnls(small[:, :-1], small[:, -1])
+        weight = (1 + ((rows[:, :-1] @ costs - measured) / spread) ** 2) ** -0.25
+        if np.allclose(costs, before, rtol=0, atol=0.1**DIGITS / 100 * costs.max()):
+            break
+    factors = resolved(costs) / scale
     error = float(np.median(np.abs(work @ factors - measured) / measured))
     base, prefill, decode, context = (float(factor) for factor in factors)
-    return StepTime(base, prefill, decode, context, steps=used.height, error_frac=error)
+    return StepTime(base, prefill, decode, context, steps=used.height, error_frac=round(error, 4))
+
+
+def resolved(costs: Any) -> Any:
+    """Fitted parts of one time, to the digits that a fit resolves: ``DIGITS`` of the largest."""
+    import numpy as np  # noqa: PLC0415  # as above
+
+    largest = float(np.abs(costs).max())
+    return np.round(costs, DIGITS - 1 - math.floor(math.log10(largest))) if largest else costs
 
 
 def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | None:
@@ -97,5 +114,7 @@ def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | N
         return np.column_stack([np.ones(rows.height), rows.select(FEATURES).to_numpy().astype(float)])
 
     used = used.gather_every(-(-used.height // MOST_STEPS))
-    factors, _ = nnls(work(used) / used["busy_us"].to_numpy()[:, None], np.ones(used.height))
-    return pl.Series(np.maximum(work(wanted) @ factors, 1.0))
+    rows = work(used)
+    scale = np.maximum(rows.max(axis=0), 1.0)
+    costs, _ = nnls(rows / scale / used["busy_us"].to_numpy()[:, None], np.ones(used.height))
+    return pl.Series(np.maximum(work(wanted) @ (resolved(costs) / scale), 1.0))

@@ -90,7 +90,7 @@ def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) 
         seen.cells.get(rank, []), max(1, width - LABEL), max(1, height - 1), seen.causes, seen.edge_s
     )
     lines = [_legend(drawn, rank, width, dark=dark)]
-    top = number(round(drawn.top, 0 if drawn.top >= 1 else 2)) if drawn.top else ""
+    top = number(drawn.top, 0 if drawn.top >= 1 else 2) if drawn.top else ""
     for at, row in enumerate(drawn.rows):
         scale = top if at == 0 else "0" if at == len(drawn.rows) - 1 else ""
         parts = [

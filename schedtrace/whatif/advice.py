@@ -3,7 +3,7 @@
 import msgspec
 
 from schedtrace.errors import NeverEndsError, UsageError
-from schedtrace.model.message import Message, Number, Setting, Share, joined, message
+from schedtrace.model.message import Message, Number, Setting, Share, given, joined, message
 from schedtrace.model.prediction import Figure, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.whatif.prediction import Predictor, Recorded
@@ -140,8 +140,8 @@ def _differs(figure: Figure) -> bool:
     return _round(figure.replayed) != _round(figure.changed)
 
 
-def _round(value: float | None) -> float:
-    return float(round(value or 0.0))
+def _round(value: float | None) -> int:
+    return round(value or 0.0)
 
 
 def _option(setting: str) -> str:
@@ -154,7 +154,7 @@ def _refuted(advice: Advice, outcome: Message) -> Message:
     return message(
         "{setting} {value} was tried on a replay of this load and does not help: {outcome}.",
         setting=Setting(_option(advice.setting or "")),
-        value=Number(float(advice.value))
+        value=given(float(advice.value))
         if not isinstance(advice.value, bool) and advice.value is not None
         else "",
         outcome=outcome,

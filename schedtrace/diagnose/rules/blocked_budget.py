@@ -89,7 +89,7 @@ def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFr
             working=Number(working),
             trials=in_trials(timeline, trials),
             left=Share(left),
-            waiting=Number(waiting),
+            waiting=Number(waiting, 1),
             reason=reason(timeline.header, loop="waiting", cause=cause, detail=limit),
             unused=_could_have_used(steps),
         ),

@@ -67,7 +67,7 @@ def find(timeline: Timeline) -> list[Finding]:
                 steps=Count(full.height, "step"),
                 working=Number(working),
                 trials=in_trials(timeline, trials),
-                waiting=Number(evidence.mean_waiting),
+                waiting=Number(evidence.mean_waiting, 1),
                 most=message(", {tokens} at most", tokens=Count(most, "token")) if known else NOTHING,
             ),
             evidence=evidence,

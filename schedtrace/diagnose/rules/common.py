@@ -130,7 +130,7 @@ def by_class(classes: list[ClassTime]) -> Message:
         [
             message(
                 "{count} requests of priority {priority}",
-                count=Number(round(ran.running, 1)),
+                count=Number(ran.running, 1),
                 priority=Number(ran.priority),
             )
             for ran in classes

@@ -147,12 +147,12 @@ def _free(evidence: Seats) -> Message:
 
 def _holder(evidence: Seats) -> Message:
     parts = [
-        message("{count} decode", count=Number(round(evidence.decoding or 0, 1))),
-        message("{count} prefill", count=Number(round(evidence.prefilling or 0, 1))),
+        message("{count} decode", count=Number(evidence.decoding or 0, 1)),
+        message("{count} prefill", count=Number(evidence.prefilling or 0, 1)),
     ]
     idle = evidence.without_tokens or 0
     if idle >= 0.05 * evidence.seats:  # a twentieth of the seats
-        parts.append(message("{count} got no token", count=Number(round(idle, 1))))
+        parts.append(message("{count} got no token", count=Number(idle, 1)))
     classes = NOTHING
     if len(evidence.classes) > 1:
         classes = message(": {classes}", classes=by_class(evidence.classes))

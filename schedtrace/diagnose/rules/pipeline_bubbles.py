@@ -70,7 +70,7 @@ def find(timeline: Timeline) -> list[Finding]:
     left = even_cycle_frac(every, uneven)
     share = _share(timeline, uneven, left)
     found = cohorts(timeline, uneven, depth)
-    sizes = listed([message("{mean}", mean=Number(round(cohort.mean_requests, 1))) for cohort in found])
+    sizes = listed([message("{mean}", mean=Number(cohort.mean_requests, 1)) for cohort in found])
     evidence = PipelineBubbles(
         stages=stages,
         depth=depth,

@@ -197,7 +197,7 @@ def _message(ranks: Ranks, evidence: PrefillStall) -> Message:
         "of these another rank only decoded; such a step took {mean} longer than one without prefill.",
         prefills=Number(evidence.prefill_passes),
         passes=Count(evidence.passes, "common step"),
-        together=Number(round(evidence.mean_prefilling, 1)),
+        together=Number(evidence.mean_prefilling, 1),
         ranks=Count(len(ranks.each), "rank"),
         stalled=Number(evidence.stalled_passes),
         mean=Duration(1e3 * evidence.stalled_ms / evidence.stalled_passes),

@@ -88,8 +88,8 @@ def _verdict(evidence: RankImbalance) -> Message:
         "The ranks are loaded unevenly: rank {rank} held {own} requests on average, {mean} is the "
         "mean of the ranks{cost}.",
         rank=rank,
-        own=Number(round(_load(evidence, evidence.largest), 1)),
-        mean=Number(round(_mean(evidence), 1)),
+        own=Number(_load(evidence, evidence.largest), 1),
+        mean=Number(_mean(evidence), 1),
         cost=cost,
     )
 
@@ -176,13 +176,13 @@ def _message(evidence: RankImbalance) -> Message:
                 "Rank {rank} held {running} running and {waiting} waiting requests on average, rank {least} "
                 "{others}.",
                 rank=Number(own.rank),
-                running=Number(round(own.mean_running, 1)),
-                waiting=Number(round(own.mean_waiting, 1)),
+                running=Number(own.mean_running, 1),
+                waiting=Number(own.mean_waiting, 1),
                 least=Number(least),
                 others=message(
                     "{running} and {waiting}",
-                    running=Number(round(other.mean_running, 1)),
-                    waiting=Number(round(other.mean_waiting, 1)),
+                    running=Number(other.mean_running, 1),
+                    waiting=Number(other.mean_waiting, 1),
                 ),
             ),
             _computed(own, other) if tokens else NOTHING,

@@ -103,7 +103,7 @@ def find(timeline: Timeline) -> list[Finding]:
                 "{subject} take {factor} times as long as their tokens explain; the excess is {share} of the "
                 "requests' time.",
                 subject=subject,
-                factor=Number(round(best.factor, 1)),
+                factor=Number(best.factor, 1),
                 share=Share(share),
             ),
             share_frac=share,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from schedtrace.model.message import Message, Number, Setting, message
+from schedtrace.model.message import Message, Number, Setting, given, message
 from schedtrace.model.report import Advice, Finding
 from schedtrace.model.settings import EffectiveSetting
 
@@ -59,4 +59,4 @@ def _why(setting: EffectiveSetting) -> Message:
 
 
 def _plain(value: object) -> Number | str:
-    return Number(value) if isinstance(value, int | float) else str(value)
+    return given(value) if isinstance(value, int | float) else str(value)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from schedtrace.model.message import Code, Message, Number, Share, joined, message
+from schedtrace.model.message import Code, Message, Number, Share, given, joined, message
 from schedtrace.model.prediction import Figure
 from schedtrace.model.proposals import Proposal, Proposals
 from schedtrace.model.sweep import Bound
 from schedtrace.present.numbers import number, percent
+from schedtrace.present.phrases import phrase
 from schedtrace.present.sections import (
     Cause,
     Commands,
@@ -35,7 +36,7 @@ def _sections(proposals: Proposals) -> Iterator[Section]:
     now = message(
         "As recorded (replayed): {bounds}; {goodput} requests/s meet {slo}.",
         bounds=_bounds(proposals.slo, proposals.bounds_ms),
-        goodput=Number(round(proposals.goodput_requests_per_s, 2)),
+        goodput=Number(proposals.goodput_requests_per_s, 2),
         slo=_slo(proposals.slo),
     )
     yield Headline(message("Advice for {label}", label=Code(proposals.label)), "", [now])
@@ -63,7 +64,7 @@ def _proposal(place: int, proposal: Proposal, slo: list[Bound]) -> Cause:
         message(
             "{bounds}; {goodput} requests/s meet it.",
             bounds=_bounds(slo, proposal.bounds_ms),
-            goodput=Number(round(proposal.goodput_requests_per_s, 2)),
+            goodput=Number(proposal.goodput_requests_per_s, 2),
         )
     ]
     better, worse = (_figures(proposal.figures, worse=worse) for worse in (False, True))
@@ -106,7 +107,7 @@ def _bounds(slo: list[Bound], values: list[float | None]) -> Text:
 
 
 def _slo(slo: list[Bound]) -> str:
-    return ", ".join(f"{_name(bound)} <= {number(bound.limit_ms)} ms" for bound in slo)
+    return ", ".join(f"{_name(bound)} <= {phrase(given(bound.limit_ms))} ms" for bound in slo)
 
 
 def _name(bound: Bound) -> str:

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
+from schedtrace.model.message import given
 from schedtrace.model.report import RunReport, TrialReport
 from schedtrace.present.numbers import counted, integer, number, percent
+from schedtrace.present.phrases import phrase
 from schedtrace.present.sections import Note, Section, Style, Styled
 from schedtrace.present.words import EXITS_VIA
 
@@ -78,7 +80,7 @@ def _workload(workload: dict[str, Any]) -> str:
         lengths += f" (lengths within {percent(workload['range_ratio'])} of these)"
     pace = "all at once"
     if workload["request_rate"]:
-        pace = f"{number(workload['request_rate'])} per second"
+        pace = f"{phrase(given(workload['request_rate']))} per second"
     elif workload["prequeue"]:
         pace = "all queued before the first step"
     return f"workload: {counted(workload['num_prompts'], 'prompt')}{lengths}, {pace}"

@@ -1,6 +1,6 @@
 """The settings that decided scheduling, and where each comes from."""
 
-from schedtrace.model.message import NOTHING, Code, Message, Number, joined, message
+from schedtrace.model.message import NOTHING, Code, Message, Number, given, joined, message
 from schedtrace.model.settings import EffectiveSetting, SettingValue
 from schedtrace.present.sections import Cell, Column, Content, Style, Styled, Table
 
@@ -59,4 +59,4 @@ def _value(value: SettingValue) -> Message:
         )
     if isinstance(value, bool | str):
         return message("{value}", value=Code(str(value)))
-    return message("{value}", value=Number(value))
+    return message("{value}", value=given(value))

@@ -119,7 +119,7 @@ function showFinding(at) {
     element("h2", found.title),
     element(
       "p",
-      `${sentences.number(found.count)} steps show it${listed}, from ${seconds(begin)} to ${seconds(end)} s. The first: `,
+      `${sentences.integer(found.count)} steps show it${listed}, from ${seconds(begin)} to ${seconds(end)} s. The first: `,
       link(`step ${found.steps[0][0]}`, `#step=${found.steps[0][0]}&rank=${found.rank}`),
     ),
   );

@@ -244,7 +244,7 @@ function drawBudget(context, box, panel, e, columns) {
     box,
     panel,
     "token budget",
-    fitted ? `to ${sentences.number(top)} of ${sentences.number(e.step_top)}` : `${sentences.number(top)} a step`,
+    fitted ? `to ${sentences.integer(top)} of ${sentences.integer(e.step_top)}` : `${sentences.integer(top)} a step`,
   );
 }
 
@@ -289,15 +289,15 @@ function drawQueue(context, box, panel, e, columns) {
     panel,
     "running",
     e.seats
-      ? `up to ${sentences.number(e.mostRunning)} of ${sentences.number(e.seats)}`
-      : `up to ${sentences.number(e.mostRunning)}`,
+      ? `up to ${sentences.integer(e.mostRunning)} of ${sentences.integer(e.seats)}`
+      : `up to ${sentences.integer(e.mostRunning)}`,
   );
   if (box.narrow) {
     context.textAlign = "right";
     context.fillStyle = colours["dim-text"];
-    context.fillText(`waiting up to ${sentences.number(e.mostWaiting)}`, box.width, panel.y - 8);
+    context.fillText(`waiting up to ${sentences.integer(e.mostWaiting)}`, box.width, panel.y - 8);
   } else if (panel.height > 100)
-    title(context, box, { y: Math.max(zero, panel.y + 34) }, "waiting", `up to ${sentences.number(e.mostWaiting)}`);
+    title(context, box, { y: Math.max(zero, panel.y + 34) }, "waiting", `up to ${sentences.integer(e.mostWaiting)}`);
 }
 
 function drawKv(context, box, panel, e, columns) {
@@ -308,7 +308,7 @@ function drawKv(context, box, panel, e, columns) {
     if (height > 0) context.fillRect(x, panel.y + panel.height - height, 1, height);
   }
   frame(context, box, panel);
-  title(context, box, panel, "KV blocks", `of ${sentences.number(e.blocks)}`);
+  title(context, box, panel, "KV blocks", `of ${sentences.integer(e.blocks)}`);
 }
 
 // The steps of the chosen finding above the ribbon; lines through all panels at the ends of their longest run.

@@ -40,8 +40,8 @@ function drawRequests(context, box, panel, e) {
       panel,
       "requests",
       lanes.length < of || e.lives.length < e.request_count
-        ? `${sentences.number(lanes.length)} of ${sentences.number(of < e.lives.length ? of : e.request_count)}`
-        : sentences.number(of),
+        ? `${sentences.integer(lanes.length)} of ${sentences.integer(of < e.lives.length ? of : e.request_count)}`
+        : sentences.integer(of),
     );
 }
 

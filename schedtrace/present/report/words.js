@@ -40,7 +40,7 @@ function rowWords(e, i) {
 
 function briefly(e, i) {
   const cause = DATA.causes[e.cause[i]]?.word;
-  return `${rowWords(e, i)}: ${WORK.map(name => `${name} ${sentences.number(Math.max(0, e[name][i]))}`).join(", ")} of ${sentences.number(e.budget[i])} tokens; running ${e.running[i]}, waiting ${e.waiting[i]}${cause ? ` for ${cause}` : ""}`;
+  return `${rowWords(e, i)}: ${WORK.map(name => `${name} ${sentences.integer(Math.max(0, e[name][i]))}`).join(", ")} of ${sentences.integer(e.budget[i])} tokens; running ${e.running[i]}, waiting ${e.waiting[i]}${cause ? ` for ${cause}` : ""}`;
 }
 
 function element(tag, text, ...children) {
@@ -178,7 +178,7 @@ function showLife(e, life) {
       `${(piece.begin / 1e6).toFixed(6)} s`,
       piece.state.replace("_", " ") + cause,
       sentences.duration(piece.end - piece.begin),
-      piece.tokens > 0 ? `${sentences.number(piece.tokens)} tokens` : "",
+      piece.tokens > 0 ? `${sentences.integer(piece.tokens)} tokens` : "",
     ];
   });
   show(

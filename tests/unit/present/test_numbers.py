@@ -1,6 +1,7 @@
 import pytest
 
 from schedtrace.present.numbers import BARS, bar, integer, number, percent, series
+from schedtrace.present.phrases import duration
 
 
 @pytest.mark.parametrize(
@@ -12,7 +13,9 @@ from schedtrace.present.numbers import BARS, bar, integer, number, percent, seri
         (1234, "1,234"),
         (1_234_567, "1,234,567"),
         (2.4, "2"),
+        (2.5 + 1e-9, "2"),
         (-1500, "-1,500"),
+        (-0.1, "0"),
     ],
 )
 def test_integers_have_thousands_separated(value, text):
@@ -24,7 +27,9 @@ def test_integers_have_thousands_separated(value, text):
     [
         (None, "-"),
         (0, "0"),
-        (5.0, "5"),
+        (5, "5"),
+        (5.0, "5.00"),
+        (0.0, "0"),
         (0.42, "0.42"),
         (0.1, "0.10"),
         (0.0999, "0.1"),
@@ -37,11 +42,35 @@ def test_integers_have_thousands_separated(value, text):
         (123.4, "123"),
         (1234.5, "1,234"),
         (-3.456, "-3.46"),
+        (9.996, "10.0"),
+        (99.96, "100"),
         (1000.0, "1,000"),
+        (123, "123"),
+        (1_000_000, "1,000,000"),
     ],
 )
 def test_numbers_have_two_or_three_digits_that_matter(value, text):
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text"), [(3, 1, "3.0"), (3.0, 1, "3.0"), (1234.56, 0, "1,235"), (None, 1, "-")]
+)
+def test_decimals_may_be_asked_for(value, decimals, text):
+    assert number(value, decimals) == text
+
+
+@pytest.mark.parametrize("off", [-1e-9, 1e-9])
+def test_noise_of_the_last_bits_changes_no_text(off):
+    exact = [n / 1000 for n in range(5, 12_000, 5)] + [float(n) for n in range(1, 1200)]
+    assert [number(value * (1 + off)) for value in exact] == [*map(number, exact)]
+    assert [integer(value * (1 + off)) for value in exact] == [*map(integer, exact)]
+    shares = [value / 12 for value in exact if value <= 12]
+    for signed in (False, True):
+        written = [percent(value * (1 + off), signed=signed) for value in shares]
+        assert written == [percent(value, signed=signed) for value in shares]
+    assert percent(off / 1e9, signed=True) == "+0.0 %"
+    assert [duration(1e7 * (1 + off)), duration(1e3 * (1 + off))] == ["10.0 s", "1.00 ms"]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +80,9 @@ def test_numbers_have_two_or_three_digits_that_matter(value, text):
         (0, "0 %"),
         (0.0001, "<1 %"),
         (0.0049, "<1 %"),
+        (0.005, "<1 %"),
+        (0.165, "16 %"),
+        (0.995, ">99 %"),
         (0.006, "1 %"),
         (0.125, "12 %"),
         (0.994, "99 %"),

@@ -12,6 +12,7 @@ from schedtrace.model.message import (
     Share,
     StepList,
     Steps,
+    given,
     joined,
     message,
 )
@@ -34,8 +35,9 @@ from schedtrace.present.phrases import phrase, pieces, plain
         (Setting("--x"), "--x"),
         (Code("x:1"), "x:1"),
         (Duration(1_234), "1.23 ms"),
-        (Duration(9_999_999), "10,000 ms"),
-        (Duration(10_000_000), "10 s"),
+        (Duration(9_999_000), "9,999 ms"),
+        (Duration(9_999_999), "10.0 s"),
+        (Duration(1_000), "1.00 ms"),
         (Share(0.123), "12 %"),
         (Share(-0.5, signed=True), "-50.0 %"),
         (Share(None), "-"),
@@ -45,6 +47,10 @@ from schedtrace.present.phrases import phrase, pieces, plain
         (Count(1, "entry", "entries"), "1 entry"),
         (Number(None), "-"),
         (Number(1234.5), "1,234"),
+        (Number(3), "3"),
+        (Number(3.0, 1), "3.0"),
+        (given(4.0), "4"),
+        (given(0.5), "0.50"),
     ],
 )
 def test_each_kind_of_argument_is_written(value, text):

@@ -132,6 +132,12 @@ def test_javascript_rounds_as_python_does():
     chance = Random(1)  # noqa: S311  # no secret
     figures = [
         *(n / 8 for n in range(900)),
+        *(n / 64 for n in range(1, 900, 7)),
+        *(
+            m * (1 + off)
+            for m in (0.1, 1.0, 9.995, 10.0, 16.5, 99.95, 100.0, 2.5, 1234.5)
+            for off in (-1e-9, 0, 1e-9)
+        ),
         *(n / 1000 for n in range(0, 3000, 7)),
         99.95,
         1234.5,
@@ -139,8 +145,18 @@ def test_javascript_rounds_as_python_does():
         None,
     ]
     figures += [chance.uniform(0.001, 10 ** chance.randint(-2, 5)) for _ in range(2000)]
-    times = [1000 * figure for figure in figures if figure is not None] + [9_999_999, 10_000_000, 1e9]
-    shares = [n / 1000 for n in range(1001)] + [n / 800 for n in range(801)] + [0.0049, 0.9951, None]
+    times = [1000 * figure for figure in figures if figure is not None] + [
+        9_999_499,
+        9_999_500,
+        9_999_999,
+        10_000_000,
+        1e9,
+    ]
+    shares = (
+        [n / 1000 for n in range(1001)]
+        + [n / 800 for n in range(801)]
+        + [0.0049, 0.9951, 0.005, 0.995, 0.165 + 1e-10, 0.165 - 1e-10, 1 - 1e-12, 1e-12, None]
+    )
     assert in_javascript([["number", figure] for figure in figures]) == [*map(numbers.number, figures)]
     assert in_javascript([["duration", us] for us in times]) == [*map(duration, times)]
     assert in_javascript([["percent", share] for share in shares]) == [*map(numbers.percent, shares)]
