@@ -206,7 +206,7 @@ def test_a_step_is_dropped_that_comes_again_or_contradicts_the_time_of_those_bes
         dropped.remove(number)
     assert trace.problems.refused == dropped
     if dropped:
-        [said] = trace.problems.sentences(trace.path)
+        said = trace.problems.sentences(trace.path)[-1]
         assert said == (
             f"{trace.path}: 1 step ({dropped[0]}) dropped: the number had come before, or the step began "
             "before the one in front of it"
