@@ -216,3 +216,18 @@ def test_a_step_is_dropped_that_comes_again_or_contradicts_the_time_of_those_bes
 def test_a_step_that_is_dropped_for_its_time_is_not_also_missing(trace_of):
     trace = trace_of(step(0, start=10), step(1, start=5), step(2, start=20))
     assert (trace.problems.refused, trace.problems.missing_steps) == ([1], 0)
+
+
+@pytest.mark.parametrize(
+    "times", [{"wall_anchor_us": -1}, {"wall_anchor_us": 10**16}, {"monotonic_anchor_us": -1}]
+)
+def test_a_header_with_a_time_that_no_clock_has_is_refused(trace_of, times):
+    with pytest.raises(InputError, match="broken header"):
+        trace_of(step(0), **times)
+
+
+@pytest.mark.parametrize("start_us", [-(10**15), 10**15])
+def test_a_time_far_from_the_begin_of_the_trace_is_no_time(trace_of, start_us):
+    trace = trace_of(step(0, start=0), step(1, start=start_us), step(2, start=5))
+    assert trace.steps["step"].to_list() == [0, 2]
+    assert trace.problems.garbled_lines == [3]
