@@ -206,7 +206,7 @@ def test_a_step_is_dropped_that_comes_again_or_contradicts_the_time_of_those_bes
         dropped.remove(number)
     assert trace.problems.refused == dropped
     if dropped:
-        [said] = trace.problems.sentences(trace.path)
+        said = trace.problems.sentences(trace.path)[-1]
         assert said == (
             f"{trace.path}: 1 step ({dropped[0]}) dropped: the number had come before, or the step began "
             "before the one in front of it"
@@ -253,3 +253,18 @@ def test_a_file_that_begins_later_lacks_no_step_of_its_own(trace_of):
     assert trace.problems.sentences(trace.path) == [
         f"{trace.path}: begins at step 7; requests that ended before are not in it"
     ]
+
+
+@pytest.mark.parametrize(
+    "times", [{"wall_anchor_us": -1}, {"wall_anchor_us": 10**16}, {"monotonic_anchor_us": -1}]
+)
+def test_a_header_with_a_time_that_no_clock_has_is_refused(trace_of, times):
+    with pytest.raises(InputError, match="broken header"):
+        trace_of(step(0), **times)
+
+
+@pytest.mark.parametrize("start_us", [-(10**15), 10**15])
+def test_a_time_far_from_the_begin_of_the_trace_is_no_time(trace_of, start_us):
+    trace = trace_of(step(0, start=0), step(1, start=start_us), step(2, start=5))
+    assert trace.steps["step"].to_list() == [0, 2]
+    assert trace.problems.garbled_lines == [3]

@@ -145,7 +145,7 @@ def test_two_files_of_one_rank_are_refused_by_their_names(tmp_path):
     for name in ("engine-0.jsonl", "engine-1.jsonl"):
         write_trace(tmp_path / name, header(), step(0))
     with pytest.raises(
-        InputError, match=r"engine-0\.jsonl and .*engine-1\.jsonl are both of rank 0: name one"
+        InputError, match=r"engine-0\.jsonl and .*engine-1\.jsonl are both of rank 0: name or keep one"
     ):
         read_run(tmp_path)
     assert len(read_run(tmp_path / "engine-1.jsonl").traces) == 1

@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.diagnose.rules import RULES
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, finish, step
@@ -64,3 +65,11 @@ def test_exits_and_charges_are_of_it_alone(view):
 
 def test_a_trace_without_steps_has_no_window(view_of):
     assert windowed(view_of(), Window(end_us=5)).steps.is_empty()
+
+
+def test_a_window_between_two_steps_charges_its_waits_to_their_cause(view):
+    cut = windowed(view, Window(begin_us=150, end_us=190))
+    assert cut.steps.is_empty()
+    assert cut.charges.select("charge", "time_us").rows() == [("kv_blocks", 40)]
+    [finding] = RULES["kv-bound"](cut)
+    assert finding.evidence.largest_holder is None

@@ -85,10 +85,6 @@ def test_two_runs(cli, run, tmp_path):
     assert out.startswith(str(tmp_path / "two.html"))
 
 
-def test_an_empty_window_is_a_page_without_steps(cli, run):
-    assert cli("report", run, "--from", "5s")[0] == 0
-
-
 def test_of_two_runs_a_note_says_which_it_is_about(cli, run, tmp_path):
     for rank in range(17):
         run_folder(tmp_path / "many", step(0, got={"a": 1}, new="a"), engine_rank=rank)
