@@ -1,6 +1,6 @@
 """The engine process of ``schedtrace run``: commands come in on stdin, events go out on a pipe.
 
-stdout and stderr belong to vLLM's log. Started by ``supervise`` as ``python -m schedtrace.engine.child FD``.
+stdout and stderr belong to vLLM's log. ``supervise`` starts it: ``python -P -m schedtrace.engine.child FD``.
 """
 
 import contextlib

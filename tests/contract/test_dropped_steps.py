@@ -1,4 +1,4 @@
-"""Steps that are dropped while the disk stands still, and a file that is rotated, on vLLM's real scheduler."""
+"""Steps dropped while the disk stands still, and a file that is rotated, on vLLM's real scheduler."""
 
 import os
 import time
@@ -59,7 +59,7 @@ def played(recording, monkeypatch):
     return engine, trace
 
 
-def test_no_request_is_lost_with_the_steps_that_are_dropped(played, warnings):
+def test_no_request_is_lost_with_the_steps_that_are_dropped(played):
     engine, trace = played
     dropped = GOES_ON - STILL - writer.MAX_PENDING
     assert (trace.problems.missing_steps, trace.problems.dropped_steps) == (trace.end.dropped_steps,) * 2
