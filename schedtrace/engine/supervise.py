@@ -52,7 +52,8 @@ class EngineProcess:
         self._events = read_end
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "schedtrace.engine.guard", str(write_end)],
+                # Safe path: as vllm itself, it takes no module from whatever folder it is started in.
+                [sys.executable, "-P", "-m", "schedtrace.engine.guard", str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,

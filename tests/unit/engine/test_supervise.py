@@ -1,4 +1,5 @@
 import os
+import subprocess
 from stat import S_IMODE
 from unittest.mock import Mock
 
@@ -69,3 +70,15 @@ def test_only_the_owner_may_read_vllms_log(tmp_path, monkeypatch):
         os.umask(before)
     engine._log.close()
     assert S_IMODE((tmp_path / LOG_NAME).stat().st_mode) == 0o600
+
+
+def test_the_engine_takes_no_module_from_the_folder_it_is_started_in(tmp_path, monkeypatch):
+    started = Mock()
+    monkeypatch.setattr("subprocess.Popen", started)
+    EngineProcess(RunSpec(engine_args=[]), tmp_path)._log.close()
+    monkeypatch.undo()
+    [command] = started.call_args.args
+    (tmp_path / "msgspec.py").write_text("print('taken')")
+    python = [*command[: command.index("-m")], "-c", "import msgspec"]
+    ended = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ended.stdout == ""
