@@ -102,11 +102,12 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
         notes.append(
             message("throughput is the front end's on one side and the trace's on the other: not quite alike")
         )
-    notes += [
-        message("{side}: throughput is {over}", side=side, over=over)
-        for side, run in sides
-        if (over := counted_time(run))
-    ]
+    if any(trial.throughput_over == "requests" for _, run in sides for trial in run.trials):
+        notes += [
+            message("{side}: throughput is {over}", side=side, over=over)
+            for side, run in sides
+            if (over := counted_time(run))
+        ]
     return notes
 
 

@@ -71,7 +71,7 @@ def test_one_trial_on_a_side_is_noted_and_so_are_different_numbers_of_them(run_o
     one, two = run_of("one", *trials(1)), run_of("two", *trials(1, 1))
     assert notes_of(base=one, new=two) == [
         "base has 1 trial, new has 2 trials: all are used",
-        "one trial on a side: how much it would vary by itself is unknown; --trials 6 can tell",
+        "one trial on a side: how much it would vary by itself is unknown; --trials 5 can tell",
     ]
     assert notes_of(base=two, new=two) == []
 
