@@ -70,8 +70,10 @@ def diff(
     comparison = compare(base=of_base, new=of_new)
     show(comparison_page(comparison), output_format)
     if fail_on and comparison.undecided:
-        least = comparison.trials_least
-        say(f"schedtrace: --fail-on: too few trials to tell; {least} a side are needed", err=True)
+        why = f"too few trials to tell; {comparison.trials_least} a side are needed"
+        if comparison.compared_by == "requests":
+            why = "one server against one, and their requests do not tell; make runs with trials"
+        say(f"schedtrace: --fail-on: {why}", err=True)
     if any(is_regression(metric) for metric in comparison.metrics):
         raise typer.Exit(ExitCode.FINDINGS)
 

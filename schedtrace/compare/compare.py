@@ -4,9 +4,10 @@ from schedtrace.compare.decisions import compare_decisions
 from schedtrace.compare.fairness import fairness_notes, taken_in_turn
 from schedtrace.compare.findings import finding_changes, refusal_changes
 from schedtrace.compare.loads import Load, load_notes
-from schedtrace.compare.metric_changes import metric_changes, number_of_tests
+from schedtrace.compare.metric_changes import judge_servers, metric_changes, most_tests, number_of_tests
 from schedtrace.compare.metrics import trials_used
 from schedtrace.compare.power import fewest_trials
+from schedtrace.compare.servers import Served, judged
 from schedtrace.compare.settings import changed_settings
 from schedtrace.compare.verdict import verdict
 from schedtrace.compare.work import records_work, same_work, workload
@@ -32,8 +33,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
     metrics = metric_changes(**reports)
     findings = finding_changes(**reports)
     refusals_known = all(report.config["exits_via"] for report in reports.values())
-    tests = number_of_tests(metrics)
-    least = fewest_trials(tests)
+    tests, least = number_of_tests(metrics), fewest_trials(most_tests(metrics))
     timelines = {
         "base": make_timeline(base.traces[0], base.manifest),
         "new": make_timeline(new.traces[0], new.manifest),
@@ -41,17 +41,35 @@ def compare(*, base: Run, new: Run) -> Comparison:
     loads = []
     if not all(records_work(report) for report in reports.values()):
         loads = load_notes(**{side: Load.of(reports[side], timelines[side]) for side in reports})
+    served, new_served = (Served.of(reports[side], timelines[side]) for side in reports)
+    by_requests = served is not None and new_served is not None
+    if served is not None and new_served is not None:
+        tested = {} if loads or not alike else judged(base=served, new=new_served)
+        judge_servers(metrics, tested)
+        tests = len(tested)
     return Comparison(
-        verdict=verdict(metrics, findings, same_work=alike, least=least, in_turn=taken_in_turn(**timelines)),
+        verdict=verdict(
+            metrics,
+            findings,
+            same_work=alike,
+            most_tests=most_tests(metrics),
+            in_turn=taken_in_turn(**timelines),
+        ),
         base_path=reports["base"].path,
         new_path=reports["new"].path,
         base_label=reports["base"].label,
         new_label=reports["new"].label,
-        notes=[*_notes(**reports, alike=alike), *loads, *fairness_notes(**timelines, metrics=metrics)],
+        notes=[
+            *_notes(**reports, alike=alike),
+            *_number_notes(**reports, least=None if by_requests else least),
+            *loads,
+            *fairness_notes(**timelines, metrics=metrics),
+        ],
         config=changed_settings(base=base, new=new),
         metrics=metrics,
         causes=refusal_changes(**reports) if refusals_known else None,
         findings=findings,
+        compared_by="requests" if by_requests else "trials",
         tests=tests,
         trials_least=least,
         decisions=compare_decisions(**timelines),
@@ -79,21 +97,37 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
         for side, run in sides
         if not any(trial.complete for trial in run.trials)
     ]
-    if min(counts) == 1:
-        notes.append(
-            message("one trial on a side: how much it would vary by itself is unknown; use --trials")
-        )
     sources = [{t.throughput_from for t in report.trials if t.throughput_from} for report in (base, new)]
     if all(sources) and sources[0] != sources[1]:
         notes.append(
             message("throughput is the front end's on one side and the trace's on the other: not quite alike")
         )
-    notes += [
-        message("{side}: throughput is {over}", side=side, over=over)
-        for side, run in sides
-        if (over := counted_time(run))
-    ]
+    if any(trial.throughput_over == "requests" for _, run in sides for trial in run.trials):
+        notes += [
+            message("{side}: throughput is {over}", side=side, over=over)
+            for side, run in sides
+            if (over := counted_time(run))
+        ]
     return notes
+
+
+def _number_notes(*, base: RunReport, new: RunReport, least: int | None) -> list[Message]:
+    """What can be told of so many trials; ``least`` are needed, None: these are servers."""
+    if least is None:
+        return [
+            message(
+                "servers have no trials: their requests are compared, which says nothing of how much one "
+                "start of a server differs from the next"
+            )
+        ]
+    if min(len(trials_used(report)) for report in (base, new)) > 1:
+        return []
+    return [
+        message(
+            "one trial on a side: how much it would vary by itself is unknown; {option} can tell",
+            option=Code(f"--trials {least}"),
+        )
+    ]
 
 
 def _require_common_ground(*, base: RunReport, new: RunReport, alike: bool) -> None:

@@ -1,8 +1,8 @@
 """What became of each metric between two runs, and whether that is more than chance."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from schedtrace.compare import power, statistics
+from schedtrace.compare import power, servers, statistics
 from schedtrace.compare.metrics import METRICS, Metric, sample
 from schedtrace.model.comparison import MetricChange, Outcome, Sample
 from schedtrace.model.report import RunReport
@@ -28,6 +28,36 @@ def metric_changes(*, base: RunReport, new: RunReport) -> list[MetricChange]:
 def number_of_tests(changes: Sequence[MetricChange]) -> int:
     """How many tests the p-values are corrected for."""
     return len(_families(changes))
+
+
+def most_tests(changes: Sequence[MetricChange]) -> int:
+    """How many tests there would be if all of them varied, those once that are one figure in other units.
+
+    More trials may show that a metric varies which did not before: what is said of their number stays true.
+    """
+    rates = {_shape(change) for change in changes if change.unit.endswith("/s")}
+    return len(rates) + sum(not change.unit.endswith("/s") for change in changes)
+
+
+def judge_servers(
+    changes: Sequence[MetricChange], tested: Mapping[str, tuple[servers.Change, float]]
+) -> None:
+    """The outcomes of one server against one; what ``tested`` lacks is not tested."""
+    for change in changes:
+        if change.base.same_figures(change.new):
+            change.outcome = Outcome.SAME
+        elif change.name not in tested:
+            change.outcome = Outcome.ONE_EACH
+        else:
+            found, p_corrected = tested[change.name]
+            change.p, change.p_corrected = found.p, p_corrected
+            change.ci_low_frac, change.ci_high_frac = found.interval
+            change.noise_floor_frac = found.noise_floor(len(tested))
+            change.significant = p_corrected <= statistics.ALPHA
+            better = (found.change > 0) == change.higher_is_better
+            change.outcome = Outcome.NONE_FOUND
+            if change.significant:
+                change.outcome = Outcome.BETTER if better else Outcome.WORSE
 
 
 def _untested(metric: Metric, *, base: Sample, new: Sample) -> MetricChange:
@@ -60,13 +90,17 @@ def _families(changes: Sequence[MetricChange]) -> list[list[MetricChange]]:
     """
     families: dict[tuple[float, ...], list[MetricChange]] = {}
     for change in changes:
-        values = [*change.base.values, *change.new.values]
         several = min(change.base.count, change.new.count) > 1
         if several and (statistics.spreads(change.base.values) or statistics.spreads(change.new.values)):
-            largest = max(values, key=abs)
-            shape = (change.base.count, *(round(value / largest, 9) for value in values))
-            families.setdefault(shape, []).append(change)
+            families.setdefault(_shape(change), []).append(change)
     return list(families.values())
+
+
+def _shape(change: MetricChange) -> tuple[float, ...]:
+    """The same for one figure in other units."""
+    values = [*change.base.values, *change.new.values]
+    largest = max(values, key=abs) or 1.0
+    return (change.base.count, *(round(value / largest, 9) for value in values))
 
 
 def _judge(change: MetricChange, *, tests: int) -> None:

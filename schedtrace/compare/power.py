@@ -33,13 +33,13 @@ def noise_floor(base: Values, new: Values, tests: int) -> float | None:
     return _z(tests) * relative * sqrt(per_trial(base, new, effective_count) / RANK_EFFICIENCY)
 
 
-def trials_for(base: Values, new: Values, tests: int) -> int | None:
-    """Trials a side for a noise floor of ``WANTED_FRAC``, by the same approximation."""
+def trials_for(base: Values, new: Values, tests: int, wanted_frac: float = WANTED_FRAC) -> int | None:
+    """Trials a side for a noise floor of this change, by the same approximation."""
     relative = _relative_spread(base, new)
     if relative is None:
         return None
     held_together = per_trial(base, new, effective_count) / per_trial(base, new, len)
-    needed = ceil(2 * (_z(tests) * relative / WANTED_FRAC) ** 2 / RANK_EFFICIENCY * held_together)
+    needed = ceil(2 * (_z(tests) * relative / wanted_frac) ** 2 / RANK_EFFICIENCY * held_together)
     return max(needed, fewest_trials(tests))
 
 

@@ -1,5 +1,6 @@
 """The first lines of a comparison: what changed, in the order of what matters, in three lines at most."""
 
+from schedtrace.compare.power import fewest_trials, trials_for
 from schedtrace.model.comparison import FindingChange, MetricChange, Outcome
 from schedtrace.model.message import NOTHING, CauseWord, Count, Message, Number, Share, joined, message
 
@@ -14,7 +15,7 @@ def verdict(
     findings: list[FindingChange],
     *,
     same_work: bool,
-    least: int,
+    most_tests: int,
     in_turn: bool | None,
 ) -> Message:
     """Findings that went or appeared, then the largest changes beyond chance, or that none was found.
@@ -23,7 +24,7 @@ def verdict(
         metrics: With their outcomes.
         findings: Of both runs.
         same_work: Whether both runs had the same to do.
-        least: Trials a side for anything to be significant.
+        most_tests: Metrics that may vary once there are more trials.
         in_turn: Whether the machine was the same for both; None: unknown.
     """
     parts = [] if same_work else [message("different workloads: the figures say little")]
@@ -32,7 +33,7 @@ def verdict(
     steadied = [steady for metric in first_steps if (steady := _steadied(metric))]
     parts += steadied
     figures = _figures(metrics, most=1 if steadied else MOST_METRICS, shapes_too=not parts)
-    parts += figures or _nothing_found(metrics, least, other=bool(parts))
+    parts += figures or _nothing_found(metrics, most_tests, other=bool(parts))
     if figures and same_work and in_turn is False:
         parts.append(message("not made in turn: may be the machine"))
     return joined(parts, "; ") if parts else message(SAME)
@@ -89,27 +90,43 @@ def _shape(metric: MetricChange) -> Message:
     return message("{metric} {base} -> {new}", metric=metric.name, **means)
 
 
-def _nothing_found(metrics: list[MetricChange], least: int, *, other: bool) -> list[Message]:
+def _nothing_found(metrics: list[MetricChange], most_tests: int, *, other: bool) -> list[Message]:
     """That no figure differs for certain, and what could not have been seen; nothing if all are the same."""
-    changed = [m for m in metrics if m.outcome in {Outcome.NONE_FOUND, Outcome.TOO_FEW}]
+    untold = {Outcome.NONE_FOUND, Outcome.TOO_FEW, Outcome.ONE_EACH}
+    changed = [m for m in metrics if m.outcome in untold]
     if not changed:
         return []
-    first = changed[0]
-    if all(m.outcome is Outcome.TOO_FEW for m in changed):
-        return [
-            message(
-                "{change}, but {trials} a side are too few to tell: {least} needed",
-                change=_changed(first),
-                trials=Count(min(first.base.count, first.new.count), "trial"),
-                least=Number(least),
-            )
-        ]
+    tested = [m for m in changed if m.outcome is Outcome.NONE_FOUND]
+    first = (tested or changed)[0]
+    if first.outcome is Outcome.TOO_FEW:
+        return [_too_few(first, most_tests)]
+    if first.outcome is Outcome.ONE_EACH:
+        what = message("one server against one: how much it would vary by itself is unknown")
+        return [message("{change}, {what}", change=_changed(first), what=what)]
     seen = NOTHING
     if first.noise_floor_frac is not None:
         floor = Share(first.noise_floor_frac)
         seen = message(" ({floor} in {metric} would have shown)", floor=floor, metric=first.name)
-    what = "no other difference found" if other else SAME
-    return [message("{what} at this number of trials{seen}", what=what, seen=seen)]
+    what = message("no other difference found") if other else message(SAME)
+    by_requests = any(m.outcome is Outcome.ONE_EACH for m in metrics)
+    number = "requests" if by_requests else "trials"
+    return [message("{what} at this number of {number}{seen}", what=what, number=number, seen=seen)]
+
+
+def _too_few(metric: MetricChange, most_tests: int) -> Message:
+    """How many trials would tell: of this change at this spread, and with as many tests as there may be."""
+    least = fewest_trials(most_tests)
+    if metric.change_frac:
+        wanted = abs(metric.change_frac)
+        least = max(least, trials_for(metric.base.values, metric.new.values, most_tests, wanted) or 0)
+    spread_known = min(metric.base.count, metric.new.count) > 1
+    return message(
+        "{change}, but {trials} a side cannot tell: {at_least}{least} needed",
+        change=_changed(metric),
+        trials=Count(min(metric.base.count, metric.new.count), "trial"),
+        at_least="" if spread_known else "at least ",
+        least=Number(least),
+    )
 
 
 def _size(metric: MetricChange) -> float:

@@ -1,7 +1,7 @@
 """What ``diff`` finds out about two runs; ``docs/report-format.md`` describes its JSON form."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -56,6 +56,8 @@ class Outcome(StrEnum):
     NONE_FOUND = "no difference found"
     TOO_FEW = "too few trials to tell"
     """No outcome of these trials could have been significant."""
+    ONE_EACH = "one against one"
+    """Of two servers: nothing tells by how much it would vary by itself."""
 
 
 class MetricChange(msgspec.Struct, kw_only=True):
@@ -76,7 +78,7 @@ class MetricChange(msgspec.Struct, kw_only=True):
     significant: bool | None
     """Whether the sides differ beyond chance; None: too few trials for any difference to be so."""
     p: float | None
-    """Two-sided Mann-Whitney U test; None: not tested, since nothing varies or a side has one trial."""
+    """Two-sided Mann-Whitney U test, of servers Student's t of a block bootstrap; None: not tested."""
     p_corrected: float | None
     """After Holm's correction for all ``tests``; significant at 0.05 and below."""
     effect: float | None
@@ -200,13 +202,17 @@ class Comparison(msgspec.Struct, kw_only=True):
     causes: list[CauseChange] | None
     """Every kind of refusal of either run, the largest change first; None: a side does not tell them."""
     findings: list[FindingChange]
+    compared_by: Literal["trials", "requests"]
+    """``requests``: two servers, which have no trials, by blocks of their requests and of time."""
     tests: int
     """Metrics tested, for which ``p_corrected`` is corrected; one that repeats another does not count."""
     trials_least: int
-    """Trials a side with which one of so many tests can become significant at all."""
+    """Trials a side with which a difference in any metric can become significant, whichever of them vary."""
     decisions: Decisions
 
     @property
     def undecided(self) -> bool:
         """Whether there are figures that might differ, but too few trials to tell of any of them."""
+        if self.compared_by == "requests":
+            return not self.tests
         return any(metric.outcome is Outcome.TOO_FEW for metric in self.metrics)

@@ -75,10 +75,17 @@ def noise_floors(metrics: list[MetricChange]) -> str:
 
 def legend(comparison: Comparison) -> str:
     """How the figures were judged."""
+    if comparison.compared_by == "requests":
+        if not comparison.tests:
+            return "One server against one: too few requests, or different loads, so nothing is tested."
+        return (
+            "Blocks of a fifth of the requests, or of the time, are drawn anew (circular block bootstrap). "
+            f"Student's t at 5 %, corrected for {counted(comparison.tests, 'test')} (Holm)."
+        )
     if not comparison.tests:
         return "Nothing varies between the trials of a side, or one has a single trial: nothing to test."
     return (
         "The noise floor is the smallest change that these trials would show in 4 of 5 cases. Rank test "
-        f"(Mann-Whitney U) at 5 %, corrected for {counted(comparison.tests, 'test')} (Holm): below "
-        f"{comparison.trials_least} trials a side nothing can be significant."
+        f"(Mann-Whitney U) at 5 %, corrected for {counted(comparison.tests, 'test')} (Holm): with "
+        f"{comparison.trials_least} trials a side a difference in any metric can be significant."
     )

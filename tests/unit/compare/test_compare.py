@@ -58,7 +58,7 @@ def test_a_comparison_names_both_runs_and_has_their_settings_metrics_and_finding
     assert ("blocked-budget", "kv_blocks") in {(one.code, one.cause) for one in comparison.findings}
     verdict = plain(comparison.verdict)
     assert verdict.startswith("new: blocked-budget kv_blocks")
-    assert verdict.endswith("; output +122.2 %, but 2 trials a side are too few to tell: 4 needed")
+    assert verdict.endswith("; output +122.2 %, but 2 trials a side cannot tell: 5 needed")
 
 
 def test_a_run_does_not_differ_from_itself(run_of):
@@ -71,7 +71,7 @@ def test_one_trial_on_a_side_is_noted_and_so_are_different_numbers_of_them(run_o
     one, two = run_of("one", *trials(1)), run_of("two", *trials(1, 1))
     assert notes_of(base=one, new=two) == [
         "base has 1 trial, new has 2 trials: all are used",
-        "one trial on a side: how much it would vary by itself is unknown; use --trials",
+        "one trial on a side: how much it would vary by itself is unknown; --trials 5 can tell",
     ]
     assert notes_of(base=two, new=two) == []
 

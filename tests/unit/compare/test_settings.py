@@ -140,9 +140,7 @@ def server(run_of, name, *options, given=None, **settings):
     """A server that was started with these options, and what its header and its front end recorded."""
     about = manifest(status="attached", command=["vllm", "serve", "tiny", *options])
     about.environment = {"SCHEDTRACE_DIR": f"/logs/{name}", "VLLM_X": name}
-    run = run_of(
-        name, step(0), about=about, settings=settings, kv_blocks_total=int(settings.pop("blocks", 9))
-    )
+    run = run_of(name, step(0), about=about, settings=settings)
     run.front_end = None if given is None else FrontEnd(Configured(at_unix_us=0, given=given))
     return run
 

@@ -48,7 +48,7 @@ def finding(state, code="blocked-budget", cause="kv_blocks", *, base=(0, []), ne
 def said(*changes, same_work=True, in_turn=True):
     metrics = [change for change in changes if isinstance(change, MetricChange)]
     findings = [change for change in changes if isinstance(change, FindingChange)]
-    return plain(verdict(metrics, findings, same_work=same_work, least=6, in_turn=in_turn))
+    return plain(verdict(metrics, findings, same_work=same_work, most_tests=11, in_turn=in_turn))
 
 
 def test_the_largest_changes_come_first_and_no_more_than_three():
@@ -88,11 +88,28 @@ def test_if_nothing_is_certain_that_is_said_with_what_would_have_been_seen():
 
 
 @pytest.mark.parametrize(
-    ("base", "new", "trials"), [((10,), (20,), "1 trial"), ((10, 11), (20, 30, 40), "2 trials")]
+    ("base", "new", "needed"),
+    [
+        ((100,), (144,), "1 trial a side cannot tell: at least 6 needed"),
+        ((100, 101), (144, 145), "2 trials a side cannot tell: 6 needed"),
+        ((90, 110), (144, 176), "2 trials a side cannot tell: 6 needed"),
+        ((90, 110), (95, 115), "2 trials a side cannot tell: 217 needed"),
+    ],
 )
-def test_too_few_trials_are_told_with_how_many_are_needed(base, new, trials):
-    said_then = said(metric("output", base, new, None))
-    assert said_then.endswith(f" %, but {trials} a side are too few to tell: 6 needed")
+def test_as_many_trials_are_named_as_the_change_takes_with_whatever_may_vary(base, new, needed):
+    assert said(metric("output", base, new, None)).endswith(f" %, but {needed}")
+
+
+def test_one_server_against_one_is_said_with_how_large_the_change_is():
+    change = metric("output", (100,), (144,), None)
+    change.outcome = Outcome.ONE_EACH
+    assert said(change) == (
+        "output +44.0 %, one server against one: how much it would vary by itself is unknown"
+    )
+    tested = metric("TTFT p50", (5,), (6,), False, floor=0.3)
+    assert said(change, tested) == (
+        "no difference found at this number of requests (30 % in TTFT p50 would have shown)"
+    )
 
 
 def test_of_runs_not_made_in_turn_a_difference_may_be_the_machine():

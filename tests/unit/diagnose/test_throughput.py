@@ -1,4 +1,4 @@
-"""Throughput is over the time in which there were requests, wherever it is shown; of a trial over all of it."""
+"""Throughput is over the time with requests, of a trial over all of it, wherever it is shown."""
 
 import pytest
 

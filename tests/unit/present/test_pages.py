@@ -40,6 +40,7 @@ def comparison(*findings):
     return Comparison(
         verdict=message("no difference found"),
         findings=list(findings),
+        compared_by="trials",
         tests=0,
         trials_least=4,
         decisions=decisions,

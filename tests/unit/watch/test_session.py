@@ -77,7 +77,7 @@ def test_rates_are_of_ten_seconds_and_the_budget_of_steps_that_scheduled_anythin
 
 
 def test_throughput_is_over_the_time_with_requests_of_all_engines(folder):
-    """Rank 0 has requests for 4 s of the last 10 and rank 1 for 2 of the same; each gives 20 tokens a second."""
+    """Rank 0 has requests for 4 s of the last 10, rank 1 for 2 of these; each gives 20 tokens a second."""
     of_rank = [Growing(folder, rank, waiting=(), clock="virtual") for rank in (0, 1)]
     for growing, steps in zip(of_rank, (40, 20), strict=True):
         growing.grow(steps)
@@ -395,8 +395,8 @@ def test_a_pipe_gets_lines_until_the_engine_ends(folder):
     stream(session_of(folder, growing), 5.0, said.append, later)
     assert len(said) == 3
     assert said[0].split(" | ")[0] == (
-        "22:13:23 running 2/2 waiting 1 (max_num_seqs 1) KV 40 % budget 1 % output 20.0 tok/s preemptions 0/s "
-        "steps 3/s"
+        "22:13:23 running 2/2 waiting 1 (max_num_seqs 1) KV 40 % budget 1 % output 20.0 tok/s "
+        "preemptions 0/s steps 3/s"
     )
     assert said[0].split(" | ")[1].startswith("last 10 s, now: 2 seats (--max-num-seqs) limit this run: ")
     assert said[1] == "22:13:23 the engine ended"

@@ -1,0 +1,151 @@
+"""Two servers under one load compared by their requests: they have no trials.
+
+Requests that follow each other have much in common: a queue, a batch, a slow phase of the machine. So not
+single requests are drawn anew but blocks of them, in order of arrival; of the throughput, blocks of windows.
+(Circular block bootstrap: Politis and Romano 1992, after Kuensch 1989.)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import expm1, sqrt
+from typing import Any, Self
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from scipy.stats import norm, t
+
+from schedtrace.compare.power import POWER
+from schedtrace.compare.statistics import ALPHA, CONFIDENCE, holm
+from schedtrace.diagnose.throughput import counted_spans
+from schedtrace.diagnose.trials import FINISHED
+from schedtrace.model.report import RunReport
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.timeline import Timeline
+
+Series = NDArray[np.float64]
+RESAMPLES = 999
+BLOCKS = 5
+"""Few, and so as long as they can be. Shorter ones, also of the length that Politis and White (2004) compute,
+find differences between two servers that are alike: a queue outlasts them."""
+FREEDOM = BLOCKS - 2
+"""Degrees of freedom of Student's t; one more and too many are found (``tests/bench/server_rates.py``)."""
+FEWEST_VALUES = 30
+MOST_WINDOWS, STEPS_A_WINDOW = 120, 5
+STATISTICS: dict[str, Callable[..., Series]] = {
+    "output": np.mean,
+    "TTFT p50": np.median,
+    "TPOT p50": np.median,
+    "E2E p50": np.median,
+}
+"""Metrics that are compared, and the statistic of their series; no tails of a few hundred requests."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server's figures are made of, in order: by metric."""
+
+    series: dict[str, Series]
+
+    @classmethod
+    def of(cls, report: RunReport, timeline: Timeline) -> Self | None:
+        """None for a run with trials, or of several engines."""
+        if report.config["engines"] > 1 or [trial.trial for trial in report.trials] != [None]:
+            return None
+        came, first, last = pl.col("arrived_us"), pl.col("first_token_us"), pl.col("last_token_us")
+        tokens = pl.col("output_tokens")
+        done = (
+            timeline.finishes.filter(pl.col("status").is_in(FINISHED))
+            .sort("arrived_us")
+            .select(
+                **{
+                    "TTFT p50": (first - came) / 1e3,
+                    "TPOT p50": pl.when(tokens > 1).then((last - first) / 1e3 / (tokens - 1)),
+                    "E2E p50": (last - came) / 1e3,
+                }
+            )
+        )
+        series = {name: done[name].drop_nulls().to_numpy() for name in done.columns}
+        return cls({"output": _output(timeline), **series})
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of one metric from base to new, as logarithms: ``new / base = exp(change)``."""
+
+    change: float
+    error: float
+    """Its standard error."""
+
+    @property
+    def p(self) -> float:
+        """Two-sided, by Student's t."""
+        return float(2 * t.sf(abs(self.change) / self.error, FREEDOM))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Both ends of the 95 % interval of ``new / base - 1``."""
+        width = float(t.isf((1 - CONFIDENCE) / 2, FREEDOM)) * self.error
+        return expm1(self.change - width), expm1(self.change + width)
+
+    def noise_floor(self, tests: int) -> float:
+        """The smallest change that would have been called in ``POWER`` of all cases."""
+        level = float(t.isf(ALPHA / max(1, tests) / 2, FREEDOM))
+        return expm1((level + float(norm.isf(1 - POWER))) * self.error)
+
+
+def judged(base: Served, new: Served) -> dict[str, tuple[Change, float]]:
+    """The change of each metric with enough values on both sides, and its p-value after Holm's correction."""
+    found = {}
+    for name, statistic in STATISTICS.items():
+        sides = [_estimate(served.series[name], statistic) for served in (base, new)]
+        if None not in sides:
+            (before, error), (after, other_error) = (side for side in sides if side is not None)
+            if error or other_error:
+                found[name] = Change(after - before, sqrt(error**2 + other_error**2))
+    corrected = holm([change.p for change in found.values()])
+    return {name: (change, p) for (name, change), p in zip(found.items(), corrected, strict=True)}
+
+
+def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, float] | None:
+    """Logarithm of the statistic, and its standard error; None: too few values, or not above 0."""
+    if len(values) < FEWEST_VALUES:
+        return None
+    length = len(values) // BLOCKS
+    starts = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, BLOCKS))
+    places = (starts[:, :, None] + np.arange(length)) % len(values)
+    figures = statistic(values[places.reshape(RESAMPLES, -1)], axis=1)
+    if min(figures.min(), statistic(values)) <= 0:
+        return None
+    # of so few blocks, resampling shows a variance that is too small by one of them
+    error = float(np.log(figures).std(ddof=1)) * sqrt(BLOCKS / (BLOCKS - 1))
+    return float(np.log(statistic(values))), error
+
+
+def _output(timeline: Timeline) -> Series:
+    """Output tokens of equal windows of the time with requests."""
+    spans = counted_spans(timeline).select(
+        pl.col("begin_us", "end_us") - timeline.header.wall_anchor_us,
+        before_us=LENGTH_US.cum_sum() - LENGTH_US,
+    )
+    back = timeline.steps.filter(pl.col("output_us").is_not_null() & pl.col("output_tokens").is_not_null())
+    if back.is_empty() or spans.is_empty():
+        return np.array([])
+    into = pl.min_horizontal("output_us", "end_us") - pl.col("begin_us")
+    rows = (
+        back.select(pl.col("output_us").cast(pl.Int64), "output_tokens")
+        .sort("output_us")
+        .join_asof(spans, left_on="output_us", right_on="begin_us", coalesce=False)
+        .select(at_us=(pl.col("before_us") + into).fill_null(0), tokens="output_tokens")
+    )
+    lasted_us = int(spans.select(LENGTH_US.sum()).item())
+    return in_windows(rows["at_us"].to_numpy(), rows["tokens"].to_numpy(), lasted_us)
+
+
+def in_windows(at_us: NDArray[Any], tokens: NDArray[Any], lasted_us: int) -> Series:
+    """Tokens of equal windows of a time, from the moments of steps and the tokens of each."""
+    windows = min(MOST_WINDOWS, len(at_us) // STEPS_A_WINDOW)
+    if not windows:
+        return np.array([])
+    counts, _ = np.histogram(at_us, bins=windows, range=(0, lasted_us), weights=tokens)
+    return counts.astype(np.float64)
