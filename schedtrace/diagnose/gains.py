@@ -183,5 +183,4 @@ def _running(timeline: Timeline) -> float:
 
 def peak_requests(timeline: Timeline) -> int:
     """Most requests in the scheduler after a step."""
-    there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
-    return int(timeline.steps.select(there.max()).item() or 1)
+    return timeline.demand.requests or 1

@@ -96,15 +96,11 @@ def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
     Blocks by tokens are right where there is one cache group of full attention; state blocks of hybrid models
     do not follow from tokens, so there what was held counts.
     """
-    size, groups = timeline.header.block_size, timeline.header.cache_groups
-    ended = timeline.finishes.filter(pl.col("output_tokens") > 0)
-    there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
-    peak = int(timeline.steps.select(there.max()).item() or 0)
+    peak = timeline.demand.requests
     peak = min(peak, timeline.seats) if timeline.seats else peak
     each = held_each
-    if len(groups) <= 1 and size is not None and not ended.is_empty():
-        tokens = pl.col("prompt_tokens") + pl.col("output_tokens")
-        each = float(ended.select((-(-tokens // size)).mean()).item())
+    if len(timeline.header.cache_groups) <= 1:
+        each = timeline.demand.blocks_each or held_each
     if each is None:
         return None
     wanted = round(peak * each) + 1  # vLLM keeps one block for itself

@@ -28,6 +28,7 @@ from schedtrace.timeline.timeline import Timeline
 
 LEADS_FROM_FRAC = 0.05
 """A twentieth of the requests' time, or of throughput: less is no limit of a run."""
+STAYS_FRAC = 0.5
 HOST_LEADS_FROM_FRAC = 0.25
 """Every engine has some host time; it is what limits a run only if it is a quarter of it."""
 EXPLAINS_FROM_FRAC = 0.10
@@ -40,10 +41,20 @@ PARTS = {
 }
 
 
-def leading(findings: list[Finding]) -> list[Finding]:
-    """The root causes that the verdict is about, the first one first; empty: nothing limited the run."""
+def leading(findings: list[Finding], before: str = "") -> list[Finding]:
+    """The root causes that the verdict is about, the first one first; empty: nothing limited the run.
+
+    Args:
+        findings: Ranked.
+        before: Code of the verdict before, on an engine that is watched. It stays first while no other is
+            twice as large, and half of what it takes to lead is left: near equals must not alternate.
+    """
     roots = [finding for finding in findings if is_root(finding)]
     found = [root for root in roots if root.leads or root.weight >= _from(root)]
+    if not any(root.leads for root in found):
+        most = max((root.weight for root in found), default=0.0)
+        stays = [r for r in roots if r.code == before and r.weight >= STAYS_FRAC * max(most, _from(r))][:1]
+        found = [*stays, *(root for root in found if root not in stays)]
     if not found:  # nothing can be gained, but something explains the run
         found = [
             root for root in roots if (root.share_frac or 0.0) >= EXPLAINS_FROM_FRAC and root.code != HOST
@@ -78,18 +89,21 @@ def unlimited(timeline: Timeline) -> Unlimited:
     )
 
 
-def verdict(engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart]) -> list[Message]:
+def verdict(
+    engines: Sequence[Unlimited], findings: list[Finding], split: list[TimePart], before: str = ""
+) -> list[Message]:
     """At most three sentences.
 
     Args:
         engines: ``unlimited`` of each.
         findings: Of all engines, ranked.
         split: ``time_split`` of them.
+        before: As for ``leading``.
     """
     if not any(engine.steps for engine in engines):
         return [message("No step was recorded: nothing to judge.")]
     main = max(engines, key=lambda engine: engine.requests_us)
-    found = leading(findings)
+    found = leading(findings, before)
     if not found or found[0].code in {*QUIETLY} - {UNEVEN}:
         explained = main.capped or (found[0].verdict if found else NOTHING)
         sentences = (explained,) if explained else (main.nothing, _split(split))

@@ -14,6 +14,7 @@ from schedtrace.read.cpu_times import cpu_times
 from schedtrace.read.front_end import FrontEnd
 from schedtrace.read.rows import all_rows, rows_between, rows_of
 from schedtrace.read.trace import Trace
+from schedtrace.timeline.demand import Demand, demand
 from schedtrace.timeline.per_step import context_tokens
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
@@ -117,6 +118,11 @@ class Timeline:
     def step_time(self) -> StepTime | None:
         """The model of step times, for estimates of cost; None where too few steps tell theirs."""
         return fit_step_time(self.steps)
+
+    @cached_property
+    def demand(self) -> Demand:
+        """What the load asks for at once; that of a window is that of the whole timeline."""
+        return demand(self)
 
     @cached_property
     def admitted(self) -> pl.DataFrame:

@@ -64,6 +64,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         engine_states=_cut(timeline.engine_states, begin_us, end_us),
         waits=timeline.waits,
         end_us=end_us,
+        demand=timeline.demand,
     )
     return cut
 

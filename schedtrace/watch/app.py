@@ -23,6 +23,8 @@ from schedtrace.watch.session import Session
 from schedtrace.watch.widgets import Listing, TextScreen
 
 EVERY_S = 2.5
+REQUESTS_KEPT = 4
+"""Of the list's lines, where verdicts would take them all."""
 _COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 HELP = """\
 space   pause, and go on
@@ -119,13 +121,12 @@ class WatchApp(App[None]):
         if self.seen is None or len(self.screen_stack) > 1:
             return
         seen, (width, height), dark = self.seen, self.size, self.current_theme.dark
-        most = 3 if height < 40 else 8  # noqa: PLR2004  # lines of a screen
+        small = height < 40  # noqa: PLR2004  # lines of a screen
         self._show("head", view.head(seen, width, paused=self.paused))
-        self._show("verdicts", view.verdicts(seen, width, most))
         engines = self.query_one("#engines", Listing)
         total = seen.total()
         rows = [total, *seen.engines] if total is not None and len(seen.engines) > 1 else seen.engines
-        shown = rows if height >= 40 else rows[:5]  # noqa: PLR2004  # as above
+        shown = rows[:5] if small else rows
         engines.show(Content(view.HEAD[:width]), [(one.rank, view.engine_line(one, width)) for one in shown])
         engines.can_focus = len(seen.engines) > 1
         if engines.has_focus and not engines.can_focus:
@@ -133,12 +134,15 @@ class WatchApp(App[None]):
         if engines.styles.height is None or engines.styles.height.value != 1 + max(1, len(shown)):
             engines.styles.height = 1 + max(1, len(shown))
         rank = engines.key if isinstance(engines.key, int) and len(seen.engines) > 1 else None
-        tall = 7 if height < 40 else 14  # noqa: PLR2004  # as above
+        tall = 7 if small else 14
         self._show("chart", view.chart(seen, rank, width, tall, dark=dark))
-        self._draw_requests(seen, rank, width)
+        requests = self._draw_requests(seen, rank, width)
         texts = [f"{moment(note.at_s)} {visible(note.text)}"[:width] for note in seen.notes[-2:]]
         self._show("notes", Content("\n".join(texts)))
         self.query_one("#notes").display = bool(texts)
+        others = 2 + 1 + max(1, len(shown)) + tall + len(texts)  # with head and keys
+        kept = 1 + max(1, min(REQUESTS_KEPT, requests))
+        self._show("verdicts", view.verdicts(seen, width, height - others - kept))
 
     def _show(self, widget_id: str, content: Content) -> None:
         """Change a widget; the others move only if it becomes higher or lower."""
@@ -146,7 +150,8 @@ class WatchApp(App[None]):
         self.query_one(f"#{widget_id}", Static).update(content, layout=self._heights.get(widget_id) != lines)
         self._heights[widget_id] = lines
 
-    def _draw_requests(self, seen: Seen, rank: int | None, width: int) -> None:
+    def _draw_requests(self, seen: Seen, rank: int | None, width: int) -> int:
+        """How many there are."""
         ranks = len(seen.engines) > 1 and rank is None
         title = Content("     age  requests: the longest waits, then the oldest"[:width])
         chosen = [slow for slow in seen.slowest if rank is None or slow.rank == rank]
@@ -154,6 +159,7 @@ class WatchApp(App[None]):
             ((slow.rank, slow.request_id), view.request_line(slow, width, ranks=ranks)) for slow in chosen
         ]
         self.query_one("#requests", Listing).show(title, lines)
+        return len(lines)
 
     def on_listing_moved(self) -> None:
         """Another engine may be chosen."""

@@ -12,6 +12,8 @@ from schedtrace.diagnose.throughput import SPAN, lives
 from schedtrace.model.trace import Header
 from schedtrace.read.follow import Chunk, Following
 from schedtrace.timeline.chart import per_step
+from schedtrace.timeline.demand import Demand
+from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.waiting import waits_for
 from schedtrace.watch.cells import UNNAMED, added, seconds
@@ -44,6 +46,10 @@ class Engine:
         self.following = Following(path, KEEP_S * 1_000_000)
         self.cells: dict[int, Cell] = {}
         """Second (Unix time) to what happened in it."""
+        self.demand = Demand()
+        """Of the load since the watch began."""
+        self.step_time: StepTime | None = None
+        """The model of the longest verdict's steps."""
         self._recent = pl.DataFrame(schema=dict.fromkeys(RECENT, pl.Int64))
         """The steps of the last ``RATES_S``."""
         self._last: dict[str, int | None] = {}
@@ -153,6 +159,7 @@ class Engine:
 
     def _take(self, new: list[Chunk]) -> None:
         timeline = make_timeline(self.following.trace(new), whole=True)
+        self.demand += timeline.demand
         rows = per_step(timeline, timeline.header.wall_anchor_us)
         self._usual, self._named = waits_for(timeline)
         self._last = rows.select("running", "waiting", "kv_used", "kv_total").row(-1, named=True)

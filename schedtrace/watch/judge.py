@@ -17,6 +17,7 @@ from schedtrace.watch.engine import Engine
 from schedtrace.watch.picture import Picture
 from schedtrace.watch.seen import Verdict
 
+SHORT_S, LONG_S = 10, 60
 LINES_LOST = message("Lines of the trace in this time could not be read, so this may be wrong:")
 
 
@@ -49,7 +50,8 @@ class Judge:
                 self.latest = replace(self.latest, changed=changed)
             return
         began, first = self.spent(), self.latest is None
-        self.latest, self._judged = judge(engines, now_s, self.span_s), now
+        before = self.latest.code if self.latest else ""
+        self.latest, self._judged = judge(engines, now_s, self.span_s, before), now
         # The first one also imports and compiles, which no other does.
         cost = 0.0 if first else self.spent() - began
         if self.latest.judged:
@@ -61,8 +63,18 @@ class Judge:
         self.latest, self._judged, self._soonest_s, self._due_s = None, None, 0.0, 0.0
 
 
-def judge(engines: list[Engine], now_s: float, span_s: int) -> Verdict:
-    """What ``analyze`` says of the last ``span_s`` seconds of these engines."""
+def judge(engines: list[Engine], now_s: float, span_s: int, before: str = "") -> Verdict:
+    """What ``analyze`` says of the last ``span_s`` seconds of these engines.
+
+    What a step costs and what the load asks for at once do not show in a few seconds: the former is taken from
+    the last minute, the latter from all that was seen.
+
+    Args:
+        engines: With steps or without.
+        now_s: Unix time.
+        span_s: Seconds.
+        before: Code of the verdict before; it stays as long as no other finding is twice as large.
+    """
     windows = [one for engine in engines if (one := _window(engine, now_s, span_s)) is not None]
     if not windows:
         return Verdict(
@@ -70,12 +82,12 @@ def judge(engines: list[Engine], now_s: float, span_s: int) -> Verdict:
         )
     findings = led(of_all([judge_engine(one) for one in windows], Ranks.of(windows), ALL_FACTS))
     split = time_split([engine_split(one) for one in windows])
-    sentences = verdict([unlimited(one) for one in windows], findings, split)
+    sentences = verdict([unlimited(one) for one in windows], findings, split, before)
     if any(_lost(engine, now_s, span_s) for engine in engines):
         sentences = [LINES_LOST, *sentences]
-    lead = leading(findings)[:1]
+    lead = leading(findings, before)[:1]
     advice = lead[0].advice[0].message if lead and lead[0].advice else NOTHING
-    return Verdict(span_s, now_s, sentences, advice)
+    return Verdict(span_s, now_s, sentences, advice, code=lead[0].code if lead else "")
 
 
 def _lost(engine: Engine, now_s: float, span_s: int) -> bool:
@@ -91,4 +103,9 @@ def _window(engine: Engine, now_s: float, span_s: int) -> Timeline | None:
         return None
     since_first = begin_us - int(timeline.steps["start_us"][0])
     cut = windowed(timeline, Window(begin_us=max(0, since_first)))
-    return None if cut.steps.is_empty() else cut
+    if cut.steps.is_empty():
+        return None
+    if span_s == LONG_S:
+        engine.step_time = cut.step_time
+    vars(cut).update(demand=engine.demand, step_time=engine.step_time or cut.step_time)
+    return cut

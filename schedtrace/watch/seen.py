@@ -87,6 +87,8 @@ class Verdict:
     sentences: list[Message]
     advice: Message
     """The first thing to do about it; empty: nothing."""
+    code: str = ""
+    """Of the finding that it is about; empty: nothing limited the engines."""
     judged: bool = True
     """False: there was no step."""
     changed: str = ""
@@ -126,6 +128,8 @@ class Seen:
     causes: list[str]
     """All that were waited for since the watch began, the first one first."""
     notes: list[Note]
+    ended: bool
+    """All engines that there are."""
     over: bool
     """Nothing more will come."""
 

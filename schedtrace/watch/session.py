@@ -17,11 +17,10 @@ from schedtrace.read.run import read_run
 from schedtrace.watch.cells import together
 from schedtrace.watch.engine import SECONDS_KEPT, Engine
 from schedtrace.watch.find import Target, grows
-from schedtrace.watch.judge import Judge
+from schedtrace.watch.judge import LONG_S, SHORT_S, Judge
 from schedtrace.watch.picture import picture
 from schedtrace.watch.seen import Cell, Figures, Note, Seen, Slow, at_one_time
 
-SHORT_S, LONG_S = 10, 60
 MOST_SLOW = 50
 MOST_NOTES = 100
 LARGEST_READ = 128 * 2**20
@@ -76,10 +75,10 @@ class Session:
         slowest = [one for engine in engines for one in engine.slowest(now, MOST_SLOW)]
         if engines:
             shape = picture(figures, slowest)
-            for one in self.judges:
+            for one in reversed(self.judges):  # the longer one first: it shows what a step costs
                 one.look(engines, shape, now, at_once=judge_now or (over and not self._last_words))
         self._last_words = over
-        return self._seen(engines, figures, slowest, now)
+        return self._seen(engines, figures, slowest, now, ended=over)
 
     def saved(self, folder: Path) -> Path:
         """Write the last minute as a run folder that every command reads.
@@ -128,9 +127,9 @@ class Session:
                 self._note(f"a newer run began, {name}; the one shown still runs", now, once=True)
                 files = []
             else:
-                self._note(f"a newer run began: {name}", now)
                 self.close()
                 self._reset()
+                self._note(f"a newer run began: {name}", now)
         elif files and self.folder not in {None, files[0].parent}:
             files = []
         for path in files:
@@ -143,7 +142,6 @@ class Session:
         self.engines = dict(sorted(self.engines.items(), key=lambda item: (len(item[0].name), item[0].name)))
 
     def _lose(self, path: Path, engine: Engine, error: Exception, now: float) -> None:
-        self._note(str(error), now)
         engine.following.close()
         del self.engines[path]
         self._lost = True
@@ -151,6 +149,7 @@ class Session:
             self._refused.add(path)  # it is no trace, and will not become one
         if not self.engines:
             self._reset()
+        self._note(str(error), now)
 
     def _lose_twins(self, now: float) -> None:
         """Of two traces of one rank only the first is shown."""
@@ -161,8 +160,11 @@ class Session:
                 self._lose(path, engine, InputError(what), now)
 
     def _reset(self) -> None:
+        """Another engine is seen next: nothing that was said of this one holds for it."""
         for one in self.judges:
             one.reset()
+        self.notes.clear()
+        self._told.clear()
 
     def _tell(self, engine: Engine, now: float) -> None:
         """Note the recorder's notices and the end, once each."""
@@ -198,7 +200,9 @@ class Session:
         new = self.noted - count
         return list(self.notes)[-new:] if new else []
 
-    def _seen(self, engines: list[Engine], figures: list[Figures], slowest: list[Slow], now: float) -> Seen:
+    def _seen(
+        self, engines: list[Engine], figures: list[Figures], slowest: list[Slow], now: float, *, ended: bool
+    ) -> Seen:
         edge = max((engine.edge_s(now) for engine in engines), default=0)
         cells: dict[int | None, list[Cell]] = {
             None: together([engine.cells for engine in engines], edge, SECONDS_KEPT),
@@ -217,6 +221,7 @@ class Session:
             edge_s=edge,
             causes=list(self._causes),
             notes=list(self.notes),
+            ended=ended,
             over=self._over(),
         )
 

@@ -13,16 +13,19 @@ def stream(
     say: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Say a line now and then, and what happened to the trace, until nothing more will come."""
-    told, awaited = 0, ""
+    """Say a line now and then, and what happened to the trace, until nothing more will come.
+
+    What has ended, or is waited for, is one line.
+    """
+    told, still = 0, ""
     while True:
         seen = session.look()
         for note in session.notes_since(told):
             say(f"{moment(note.at_s)} {note.text}")
         told = session.noted
-        if seen.engines or seen.awaited != awaited:  # what is waited for is one line
+        before, still = still, seen.name if seen.ended else "" if seen.engines else seen.awaited
+        if not still or still != before:
             say(line(seen))
-        awaited = "" if seen.engines else seen.awaited
         if seen.over:
             return
         sleep(every_s)

@@ -23,8 +23,6 @@ from schedtrace.watch.lines import (
 )
 from schedtrace.watch.seen import Figures, Seen, Slow, Verdict
 
-FULL_LINES = 6
-"""Fewer lines have room for a verdict's first sentence and the advice only."""
 LABEL = 7
 """Columns left of the chart, for its scale."""
 HEAD = (
@@ -47,25 +45,45 @@ def head(seen: Seen, width: int, *, paused: bool) -> Content:
     return Content.assemble((left, "bold"), " " * max(2, width - len(left) - len(right)), (right, "bold"))
 
 
-def verdicts(seen: Seen, width: int, most: int) -> Content:
-    """Each verdict in at most so many lines, dim if it is old; without an engine, what is waited for."""
+def verdicts(seen: Seen, width: int, room: int) -> Content:
+    """The verdicts in so many lines, dim where old; without an engine, what is waited for.
+
+    In full if there is room, else each one's first sentence and its advice; what is still too long is cut.
+    """
     if not seen.engines:
-        return Content("\n".join(textwrap.wrap(visible(seen.awaited), width)[:most]))
-    lines: list[Content] = []
-    for verdict in seen.verdicts:
-        lines += _verdict(verdict, seen.at_s, width, most)
+        return Content("\n".join(textwrap.wrap(visible(seen.awaited), width)[:room]))
+    full, brief = (
+        [_wrapped(one, seen.at_s, width, brief=brief) for one in seen.verdicts] for brief in (False, True)
+    )
+    texts = full if sum(map(len, full)) <= room else brief
+    heights = [len(text) for text in texts]
+    while sum(heights) > max(room, len(heights)):
+        heights[heights.index(max(heights))] -= 1
+    lines = [
+        line
+        for one, text, height in zip(seen.verdicts, texts, heights, strict=True)
+        for line in _styled(one, seen.at_s, _cut(text, height, width))
+    ]
     return Content("\n").join(lines)
 
 
-def _verdict(verdict: Verdict, now_s: float, width: int, most: int) -> list[Content]:
-    title = f"last {span(verdict)} ({age(verdict, now_s)})  "
-    wrapped = textwrap.wrap(
-        title + verdict_text(verdict, brief=most < FULL_LINES), width, break_on_hyphens=False
-    ) or [title]
-    if len(wrapped) > most:
-        wrapped = [*wrapped[: most - 1], f"{wrapped[most - 1][: width - 4]} ..."]
-    first = Content.assemble((wrapped[0][: len(title)], "bold"), wrapped[0][len(title) :])
-    lines = [first, *map(Content, wrapped[1:])]
+def _wrapped(verdict: Verdict, now_s: float, width: int, *, brief: bool) -> list[str]:
+    text = _title(verdict, now_s) + verdict_text(verdict, brief=brief)
+    return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def _title(verdict: Verdict, now_s: float) -> str:
+    return f"last {span(verdict)} ({age(verdict, now_s)})  "
+
+
+def _cut(text: list[str], height: int, width: int) -> list[str]:
+    return text if len(text) <= height else [*text[: height - 1], f"{text[height - 1][: width - 4]} ..."]
+
+
+def _styled(verdict: Verdict, now_s: float, text: list[str]) -> list[Content]:
+    title = len(_title(verdict, now_s))
+    first = Content.assemble((text[0][:title], "bold"), text[0][title:])
+    lines = [first, *map(Content, text[1:])]
     return [line.stylize("dim") for line in lines] if verdict.old(now_s) else lines
 
 

@@ -9,6 +9,7 @@ from schedtrace.model.trace import End
 from schedtrace.read.run import read_run
 from schedtrace.watch import view
 from schedtrace.watch.app import WatchApp
+from schedtrace.watch.lines import page
 from tests.unit.watch.growing import Growing, session_of
 
 
@@ -75,6 +76,19 @@ def test_a_large_screen_has_the_verdicts_in_full(folder):
     assert len(screen) == 50
     assert any("Of the 2 seats" in line for line in screen)
     assert sum("│" in line for line in screen) == 13
+
+
+def test_advice_is_cut_only_where_there_is_no_room_for_it(folder):
+    growing = Growing(folder)
+    growing.grow(100)
+    session = session_of(folder, growing)
+    ((*screen, _),) = shown(session, folder)
+    advice = page(session.look()).splitlines()[1].partition("Try: ")[2]
+    told = " ".join(" ".join(screen).split())
+    assert told.count(f"Try: {advice}") == 2
+    ((*screen, _),) = shown(session, folder, size=(80, 16))
+    assert all(line.endswith(" ...") for line in screen[1:3])  # one line each
+    assert screen[3].startswith("           running")
 
 
 def test_ranks_can_be_chosen(folder):

@@ -343,8 +343,10 @@ def test_a_newer_run_is_shown_once_the_one_before_is_over(tmp_path):
     session.look()
     os.utime(first.path, (ANCHOR_S, ANCHOR_S))
     seen = session.look()
-    assert (seen.name, notes(seen)[-1]) == ("second", "a newer run began: second")
+    assert (seen.name, notes(seen)) == ("second", ["a newer run began: second"])
     assert not seen.over
+    second.append(End(at_us=600_000, steps=5))
+    assert notes(session.look()) == ["a newer run began: second", "the engine ended"]
 
 
 def test_a_saved_window_is_a_run(folder, tmp_path):
@@ -401,6 +403,32 @@ def test_a_pipe_gets_lines_until_the_engine_ends(folder):
     assert said[0].split(" | ")[1].startswith("last 10 s, now: 2 seats (--max-num-seqs) limit this run: ")
     assert said[1] == "22:13:23 the engine ended"
     assert said[2].startswith("22:13:23 ended; last step: running 2/2 waiting 1 ")
+
+
+def test_a_run_that_ended_is_one_line_until_a_newer_one_begins(tmp_path):
+    first = Growing(tmp_path / "first")
+    first.grow(30)
+    first.append(End(at_us=3_000_000, steps=30))
+    said, looks = [], []
+
+    def later(_):
+        looks.append(1)
+        if len(looks) == 5:
+            os.utime(first.path, (ANCHOR_S, ANCHOR_S))
+            Growing(tmp_path / "second").grow(5)  # written now, by the real clock: it grows
+        if len(looks) == 7:
+            raise KeyboardInterrupt
+
+    session = Session(Target(tmp_path, only=False), lambda: first.now_s)
+    with pytest.raises(KeyboardInterrupt):
+        stream(session, 5.0, said.append, later)
+    assert [text.partition(" ")[2][:20] for text in said] == [
+        "the engine ended",
+        "ended; last step: ru",
+        "a newer run began: s",
+        "running 2/2 waiting ",
+        "running 2/2 waiting ",
+    ]
 
 
 def test_what_is_meant_is_found(tmp_path, folder):
