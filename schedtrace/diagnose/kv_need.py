@@ -62,9 +62,15 @@ def kv_need(timeline: Timeline) -> Need:
 def _set_aside(timeline: Timeline, steps: pl.DataFrame) -> float:
     """How many were set aside after these steps, in the median."""
     aside = timeline.waits.filter(pl.col("set_aside"))
-    changes = pl.concat(
-        [aside.select(step="since_step", change=1), aside.select(step="left_step", change=-1)],
-    ).group_by("step").agg(pl.col("change").sum()).sort("step").with_columns(pl.col("change").cum_sum())
+    changes = (
+        pl.concat(
+            [aside.select(step="since_step", change=1), aside.select(step="left_step", change=-1)],
+        )
+        .group_by("step")
+        .agg(pl.col("change").sum())
+        .sort("step")
+        .with_columns(pl.col("change").cum_sum())
+    )
     counts = steps.select(pl.col("step").cast(pl.Int64)).sort("step").join_asof(changes, on="step")
     return float(counts["change"].fill_null(0).median() or 0)  # type: ignore[arg-type]  # integers
 
