@@ -79,14 +79,14 @@ def judge(timeline: Timeline) -> Judged:
 
 
 def _of_queue(timeline: Timeline) -> list[Message]:
-    """Whose queue it is where it is not vLLM's, and where the one rebuilt from the trace has another length."""
+    """A queue that is not vLLM's, and where the one rebuilt from the trace has another length."""
     if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
         return []
     wrong = mismatches(timeline)
     foreign = [
         message(
-            "Requests wait in {queue}, which is not vLLM's: whom it gives out next is not known. {overtook} of "
-            "{arrived} were admitted before an earlier one that waited.",
+            "Requests wait in {queue}, which is not vLLM's: its order is not known. {overtook} of {arrived} "
+            "were admitted before an earlier one that waited.",
             queue=Code(", ".join(timeline.header.foreign_queues)),
             overtook=Number(overtakings(timeline)),
             arrived=Count(timeline.arrivals.filter(~pl.col("streaming_update")).height, "request"),

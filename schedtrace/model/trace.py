@@ -135,8 +135,8 @@ class Exit(msgspec.Struct, omit_defaults=True):
     """Token budget left when the exit was taken."""
     detail: str | None = None
     guard: str | None = None
-    """For ``other``: what was true of the condition, or of the part of it that decided, and what its flags were
-    set to; or why nothing is known."""
+    """For ``other``: what was true of the condition, or of the part of it that decided, and what its flags
+    were set to; or why nothing is known."""
     location: str | None = None
     """``file:line`` of the exit in the installed vLLM (only ``via`` source)."""
     via: Via = "inferred"
@@ -235,8 +235,8 @@ class Finish(msgspec.Struct, omit_defaults=True):
 
     request_id: str
     status: str
-    """``RequestStatus`` name without ``FINISHED_``: STOPPED, LENGTH_CAPPED, ABORTED, ERROR, ... UNKNOWN: it left
-    the scheduler past ``_free_request``, which would have told."""
+    """``RequestStatus`` name without ``FINISHED_``: STOPPED, LENGTH_CAPPED, ABORTED, ERROR, ... UNKNOWN: it
+    left the scheduler past ``_free_request``, which would have told."""
     finished_us: int
     prompt_tokens: int
     output_tokens: int

@@ -147,7 +147,8 @@ class SetAside(msgspec.Struct, omit_defaults=True):
     """
 
     request_id: str
+    """Who was taken out."""
     wanted_tokens: int
-    """Those that it has and has not computed."""
+    """Tokens that it has and that are not computed."""
     blocks_held: int | None = None
     """KV blocks that it keeps, of all cache groups; null where the cache manager is not vLLM's."""

@@ -1,7 +1,7 @@
 """Has a condition tell which part of it decided, and what was compared there.
 
-Nothing is evaluated a second time, since a queue may change by being asked. The condition itself is rewritten:
-each part is evaluated where and when it always was, and its truth kept in a local variable.
+Nothing is evaluated a second time, since a queue may change by being asked. The condition itself is
+rewritten: each part is evaluated where and when it always was, and its truth kept in a local variable.
 
     while (self.waiting or self.skipped) and token_budget > 0:
     while not (part_0 := not (self.waiting or self.skipped)) and token_budget > 0:

@@ -25,6 +25,8 @@ class Departures:
 
     def look(self, scheduler: Any) -> list[Any]:
         """The requests that have left the running ones since the last look, and of which nobody has told."""
+        if type(scheduler.running) is not list:
+            return []
         runs = {request.request_id: request for request in scheduler.running}
         left = [one for request_id, one in self._ran.items() if request_id not in runs]
         untold = [one for one in left if one.request_id not in self._told and not _is_session(one)]
@@ -35,12 +37,11 @@ class Departures:
 
 def set_aside(scheduler: Any, request: Any) -> SetAside:
     """The line of a request that waits although it was not preempted."""
+    blocks = blocks_of(scheduler.kv_cache_manager, request.request_id)
     return SetAside(
         request_id=request.request_id,
         wanted_tokens=request.num_tokens - request.num_computed_tokens,
-        blocks_held=sum(blocks)
-        if (blocks := blocks_of(scheduler.kv_cache_manager, request.request_id))
-        else None,
+        blocks_held=sum(blocks) if blocks else None,
     )
 
 

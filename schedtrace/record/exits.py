@@ -64,7 +64,7 @@ class Marks:
     """
 
     @staticmethod
-    def exit(  # plain arguments: a mark builds nothing
+    def exit(
         scheduler: Any,
         site: int,
         budget: Any,
@@ -108,7 +108,7 @@ class Marks:
             recorder.mark_failed(error)
 
     @staticmethod
-    def end(  # likewise
+    def end(
         scheduler: Any,
         site: int,
         budget: Any,

@@ -258,7 +258,7 @@ def _checked(given: Iterable[Guard]) -> list[Guard]:
 
 
 def registered(module: str, names: Names) -> str | None:
-    """The cause that the author of a scheduler has given to what these names stand in; None: there is none."""
+    """The cause that a scheduler's author has given to what these names stand in; None: there is none."""
     every = registered_guards().guards
     return next((guard.cause for guard in every if guard.module == module and guard.names <= names), None)
 

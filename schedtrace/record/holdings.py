@@ -8,6 +8,7 @@ import msgspec
 from schedtrace.model.trace_facts import HeadRefusal
 from schedtrace.record.allocation import apart, not_own, question
 from schedtrace.record.cache_managers import managers_of
+from schedtrace.record.own import is_own
 
 MOST_HOLDERS = 16
 MOST_BLOCKS_LOOKED_AT = 4096
@@ -42,7 +43,10 @@ def snapshot(scheduler: Any, request_id: str, arguments: Arguments) -> Snapshot 
     gone: list[str] = []
     if getattr(scheduler, "connector", None) is not None:  # only a transfer keeps their blocks
         ids = {one for of_group, _ in groups for one in of_group}
-        gone = [one for one in ids if (request := requests.get(one)) is None or request.is_finished()]
+        known = ((one, requests.get(one)) for one in ids)
+        gone = [
+            one for one, request in known if request is None or (is_own(request) and request.is_finished())
+        ]
     free = manager.block_pool.get_num_free_blocks()
     return Snapshot(request_id, needed_by_group(manager, arguments), free, groups, gone)
 

@@ -296,7 +296,7 @@ class Marker:
         return replace(site, guard=explained(self._function, test, held(test, holds=holds)))
 
     def _told(self, site: Site, test: ast.expr, decided: Decided) -> tuple[Site, list[ast.expr]]:
-        """The site with the texts of its parts, and the arguments of its mark: which one decided, its values."""
+        """The site with the texts of its parts, and what its mark gets: which one decided, and its values."""
         texts = []
         for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
             true = held(part, holds=decided.holds)
@@ -322,7 +322,8 @@ class Marker:
         site = Site(loop, kind, (Cause.OTHER,), ast.unparse(condition), "")
         decided = self._decide(condition, holds=False)
         told: list[ast.expr] = []
-        queue = index = ast.Constant(None)
+        queue: ast.expr = ast.Constant(None)
+        index: ast.expr = ast.Constant(None)
         if decided is not None:
             names = map(syntax.names, decided.parts)
             causes = tuple(guards.cause_of_end(self._module, loop, part) for part in names)

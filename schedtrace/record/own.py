@@ -1,7 +1,7 @@
 """Which objects are vLLM's own: only of these it is known what a call on them does.
 
-Recording may call nothing that has an effect. That was read in vLLM's source, release by release. A class from
-elsewhere, or one of vLLM's with a method from elsewhere, may do anything when it is asked, so it is not asked.
+Recording may call nothing that has an effect. That was read in vLLM's source, release by release. A class
+from elsewhere, or one of vLLM's with a method from elsewhere, may do anything when it is asked, so it is not.
 """
 
 import sys
@@ -16,17 +16,21 @@ _PACKAGES = frozenset({"vllm", "schedtrace"})
 
 
 def is_own(thing: Any) -> bool:
-    """Whether its class is vLLM's or schedtrace's, and no method is replaced: of the class or on the object."""
+    """Whether its class is vLLM's or schedtrace's, and no method of it is replaced, nor put on the object."""
     kind: Any = type(thing)  # hashable, as every class
     return is_own_class(kind) and vars(thing).keys().isdisjoint(_methods(kind))
 
 
-@cache
-def is_own_class(kind: type) -> bool:
+def is_own_class(kind: Any) -> bool:
     """Whether files of vLLM or schedtrace made a class, its bases and every method of them.
 
     Found out once for each class: what replaces a method later than that is not noticed.
     """
+    return _is_own_class(kind)
+
+
+@cache
+def _is_own_class(kind: type) -> bool:
     homes = _homes()
     return all(_is_own_owner(owner, homes) for owner in kind.__mro__)
 
@@ -37,7 +41,7 @@ def is_own_function(function: Any) -> bool:
 
 
 @cache
-def _methods(kind: type) -> frozenset[str]:
+def _methods(kind: Any) -> frozenset[str]:
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 

@@ -1,6 +1,6 @@
 """Questions about a scheduler's queues, over all releases of vLLM; each is O(1) and has no effect.
 
-A queue may remember that it was asked, or decide by the clock what it answers: no method of a queue is called.
+A queue may remember that it was asked, or decide by the clock what to answer: no method of a queue is called.
 What vLLM's own queues hold is read where they keep it; of any other queue nothing is known but how many
 requests are neither running nor done.
 """
@@ -9,7 +9,6 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from functools import cache
 from typing import Any, NamedTuple
 
 from schedtrace.record.own import is_own, is_own_class, is_own_function
@@ -40,9 +39,11 @@ def know_queues() -> None:
         module.FCFSRequestQueue: Reader(deque.__len__, _first_of_deque),
         module.PriorityRequestQueue: Reader(_length_of_heap, _first_of_heap),
     }
-    for kind, reader in readers.items():
-        if all(is_own_function(getattr(kind, name)) for name in methods):
-            READERS[kind] = reader
+    READERS.update(
+        (kind, reader)
+        for kind, reader in readers.items()
+        if all(is_own_function(getattr(kind, name)) for name in methods)
+    )
 
 
 def _first_of_deque(queue: Any) -> Any:
@@ -153,7 +154,7 @@ def head(scheduler: Any) -> Any:
             heads.append(reader.first(queue))
     if len(heads) < 2 or hasattr(scheduler, "kv_holding_waiting"):  # noqa: PLR2004  # nobody to choose from
         return heads[0] if heads else None
-    if not _selects_as_vllm(type(scheduler)):
+    if not _selects_as_vllm(scheduler):
         return None
     if policy(scheduler) == "priority":
         return min(heads) if all(map(is_own, heads)) else None
@@ -166,16 +167,15 @@ def first_of(queue: Any) -> Any:
     return None if reader is None or not reader.length(queue) else reader.first(queue)
 
 
-@cache
-def _selects_as_vllm(kind: type) -> bool:
+def _selects_as_vllm(scheduler: Any) -> bool:
     """Whether it is vLLM's method that chooses between two queues; 0.18 to 0.30 have it."""
-    selects = getattr(kind, "_select_waiting_queue_for_scheduling", None)
+    selects = getattr(type(scheduler), "_select_waiting_queue_for_scheduling", None)
     return selects is None or is_own_function(selects)
 
 
 def policy(scheduler: Any) -> str | None:
     """``fcfs`` or ``priority``, where it is an enumeration as vLLM's."""
-    chosen = getattr(scheduler, "policy", None)
+    chosen: Any = getattr(scheduler, "policy", None)
     return chosen._value_ if issubclass(type(chosen), Enum) else None
 
 

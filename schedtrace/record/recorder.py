@@ -152,8 +152,7 @@ class Recorder:
                 self.facts.note(capture, scheduler, output, events)
             except Exception as error:
                 self._facts_failed(error)
-            if self._departures is not None:
-                self._note_departures(self._departures, scheduler, capture)
+            self._note_departures(scheduler, capture)
             if self._preempted:
                 capture.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
@@ -168,11 +167,13 @@ class Recorder:
         except Exception as error:
             self._fail("after schedule()", error)
 
-    def _note_departures(self, departures: Departures, scheduler: Any, capture: Capture) -> None:
+    def _note_departures(self, scheduler: Any, capture: Capture) -> None:
         """Those who have left the running ones in a way that vLLM's own schedulers do not know."""
+        if self._departures is None:
+            return
         try:
             aside = []
-            for request in departures.look(scheduler):
+            for request in self._departures.look(scheduler):
                 if scheduler.requests.get(request.request_id) is request:
                     aside.append(set_aside(scheduler, request))
                 else:

@@ -141,8 +141,9 @@ def _stalls(
 ) -> pl.DataFrame:
     """Runs of steps that gave a running request nothing, for one cause each.
 
-    ``lost`` has the place of each preemption, or where it was set aside, sorted. Columns of the result: ``request_id``, ``at``, ``us``,
-    ``cause``, ``begin_step``, ``end_step`` and ``until``, the place of the step that went on with it.
+    ``lost`` has the place of each preemption, and where one was set aside, sorted. Columns of the result:
+    ``request_id``, ``at``, ``us``, ``cause``, ``begin_step``, ``end_step`` and ``until``, the place of the
+    step that went on with it.
     """
     gone = ends.select("request_id", "end_us")
     gone = gone.with_columns(

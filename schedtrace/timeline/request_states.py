@@ -30,7 +30,8 @@ def request_states(timeline: Timeline) -> pl.DataFrame:
       ``preempted``, in the waiting queue again; ``recompute``, from its resumption to the next token;
       ``set_aside``, taken out of the running ones by a scheduler that is not vLLM's, its blocks kept;
       ``stalled``, running, but the steps gave it nothing,
-    * ``cause``: of ``waiting``, ``preempted``, ``set_aside`` and ``stalled``, a ``Cause`` or ``next_step``; else null,
+    * ``cause``: of ``waiting``, ``preempted``, ``set_aside`` and ``stalled``, a ``Cause`` or ``next_step``;
+      else null,
     * ``begin_step``, ``end_step``: the first and the last of the steps that refused or scheduled it; null
       where no step knew of it,
     * ``tokens``: scheduled for it in these steps.

@@ -150,18 +150,16 @@ class Timeline:
 
     @cached_property
     def set_aside(self) -> pl.DataFrame:
-        """``step``, ``trial``, ``request_id``, ``wanted_tokens`` and ``blocks_held`` of requests that their
-        scheduler took out of the running ones without preempting them.
+        """Requests that their scheduler took out of the running ones without preempting them.
+
+        Columns: ``step``, ``trial``, ``request_id``, ``wanted_tokens`` and ``blocks_held``.
         """
         columns = {"step": pl.Int64, "trial": pl.Int64, "request_id": pl.String}
         columns |= {"wanted_tokens": pl.Int64, "blocks_held": pl.Int64}
         if "set_aside" not in self.lists:
             return pl.DataFrame(schema=columns)
-        return (
-            self.lists["set_aside"]
-            .select(pl.col(name).cast(kind) for name, kind in columns.items())
-            .collect()
-        )
+        told = self.lists["set_aside"].select(pl.col(name).cast(kind) for name, kind in columns.items())
+        return told.collect()
 
     @property
     def active_limit(self) -> int | None:

@@ -1,7 +1,8 @@
 """The waiting queue, reconstructed from the trace alone: who waited in which steps, and for how many tokens.
 
 A request waits from the step in whose line it arrived until the step that schedules it, and again from the
-step that preempts it, or that finds it set aside. Checked against the counts that the recorder took from vLLM: ``mismatches``.
+step that preempts it, or that finds it set aside. Checked against the counts that the recorder took from
+vLLM: ``mismatches``.
 """
 
 import polars as pl
@@ -19,9 +20,9 @@ def waits(timeline: Timeline) -> pl.DataFrame:
     not scheduled in that step at once), ``left_step`` (the step that scheduled it, or the first one after it
     was aborted; it waits after every step ``since_step <= n < left_step``), ``wanted_tokens``, ``preempted``
     (it waited because it had lost its blocks), ``set_aside`` (its scheduler had taken it out of the running
-    ones, its blocks kept), ``priority`` and ``order``, its place among those who wait: preempted requests come
-    before new ones, the last victim first; under priority, priority comes first. A queue that is not vLLM's
-    has an order of its own (``Header.foreign_queues``).
+    ones, its blocks kept), ``priority`` and ``order``, its place among those who wait: preempted requests
+    come before new ones, the last victim first; under priority, priority comes first. A queue that is not
+    vLLM's has an order of its own (``Header.foreign_queues``).
     """
     came = _arrivals(timeline)
     entries = pl.concat([came, _preemptions(timeline, came), _set_aside(timeline, came)]).sort(

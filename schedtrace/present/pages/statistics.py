@@ -187,8 +187,8 @@ def _drafts(use: DraftUse) -> Message:
 
 def _outcomes(outcomes: Outcomes) -> Message:
     return message(
-        "{arrived} arrived: {finished} finished, {aborted} aborted, {errored} ended otherwise{itself}, {open} "
-        "unfinished",
+        "{arrived} arrived: {finished} finished, {aborted} aborted, {errored} ended otherwise{itself}, "
+        "{open} unfinished",
         arrived=Number(outcomes.arrived),
         finished=Number(outcomes.finished),
         aborted=Number(outcomes.aborted),

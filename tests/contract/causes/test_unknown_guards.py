@@ -16,6 +16,7 @@ from tests.contract.causes.scenes import nobody_is_left, waiting
 pytestmark = pytest.mark.vllm
 
 QUOTA = "num_new_tokens > quota"
+VALUES = "num_new_tokens = 50; quota = 40"
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def _named(monkeypatch):
 def test_other(told):
     told = told()
     assert told.exits == [
-        waiting("continue", Cause.OTHER, "held_back", 186, guard=QUOTA),
+        waiting("continue", Cause.OTHER, "held_back", 186, guard=QUOTA, values=VALUES),
         nobody_is_left(186),
     ]
     assert told.guards[0] == QUOTA
@@ -69,5 +70,13 @@ def test_other_cap(told):
 def test_a_guard_named_by_its_author_has_that_cause(told):
     told = told()
     assert told.exits == [waiting("continue", "toy_quota", "held_back", 186), nobody_is_left(186)]
-    assert told.header.registered_causes == {"toy_quota": "the step's quota of prompt tokens is spent"}
+    assert told.header.registered_causes["toy_quota"] == "the step's quota of prompt tokens is spent"
     assert [unknown for unknown in told.header.unknown_guards if QUOTA in unknown] == []
+
+
+@pytest.mark.usefixtures("_named")
+def test_a_cap_named_by_its_author(told):
+    told = told()
+    assert told.caps == [ChunkCap("first", "toy_most_counted", wanted_tokens=70, capped_tokens=60)]
+    assert told.header.registered_causes["toy_most_counted"] == "the most that is counted of one prompt"
+    assert told.header.unknown_guards == []

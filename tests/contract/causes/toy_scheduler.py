@@ -10,7 +10,13 @@ GUARDS = [
         names=frozenset({"quota"}),
         cause="toy_quota",
         meaning="the step's quota of prompt tokens is spent",
-    )
+    ),
+    Guard(
+        module=__name__,
+        names=frozenset({"most_counted"}),
+        cause="toy_most_counted",
+        meaning="the most that is counted of one prompt",
+    ),
 ]
 """Where the entry point leads."""
 

@@ -14,9 +14,9 @@ from tests.toys import module_of, told
 def _toys_are_known(monkeypatch):
     """What the toys of these tests do when they are asked is as well known as of vLLM's own classes."""
     monkeypatch.setattr(own, "_is_own_owner", lambda *_: True)
-    own.is_own_class.cache_clear()
+    own._is_own_class.cache_clear()
     yield
-    own.is_own_class.cache_clear()
+    own._is_own_class.cache_clear()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A condition is evaluated once, as it always was, and tells which part of it decided and what was compared."""
+"""A condition is evaluated once, as it always was, and tells which part decided and what was compared."""
 
 from types import SimpleNamespace
 
@@ -45,9 +45,7 @@ CONDITIONS = {
 
 
 @pytest.mark.parametrize(("condition", "answers", "asked", "guard"), CONDITIONS.values(), ids=CONDITIONS)
-def test_a_loop_asks_as_often_as_the_plain_one_and_tells_what_was_false(
-    condition, answers, asked, guard, run
-):
+def test_a_loop_asks_as_often_as_plain_and_tells_what_was_false(condition, answers, asked, guard, run):
     log = []
     parts = {name: Asked(name, log, *given) for name, given in answers.items()}
     _, exits, _ = run(LOOP.format(condition), **parts)
@@ -73,9 +71,7 @@ EXITS = {
 
 
 @pytest.mark.parametrize(("condition", "answers", "asked", "guards"), EXITS.values(), ids=EXITS)
-def test_an_exit_asks_as_often_as_the_plain_one_and_tells_what_was_true(
-    condition, answers, asked, guards, run
-):
+def test_an_exit_asks_as_often_as_plain_and_tells_what_was_true(condition, answers, asked, guards, run):
     log = []
     parts = {name: Asked(name, log, *given) for name, given in answers.items()}
     _, exits, _ = run(BREAK.format(condition, "break"), running=[request("a")], **parts)

@@ -54,7 +54,7 @@ def test_vllm_0_18_to_0_30(policy, waiting, skipped, first):
 def test_requests_are_compared_only_if_it_is_known_what_that_does(monkeypatch):
     queues = {"waiting": Queue([FIRST]), "skipped_waiting": Queue([SECOND])}
     monkeypatch.setattr(own, "_is_own_owner", lambda owner, _: owner is not One)
-    own.is_own_class.cache_clear()
+    own._is_own_class.cache_clear()
     assert head(SimpleNamespace(policy=Policy.PRIORITY, **queues)) is None
 
 
@@ -72,16 +72,12 @@ def test_before_vllm_0_18():
 
 
 def test_a_foreign_queue_is_not_asked_and_who_neither_runs_nor_is_done_waits():
-    held = SimpleNamespace(request_id="kept")
-    scheduler = SimpleNamespace(
-        waiting=Foreign(),
-        skipped_waiting=Foreign(),
-        running=[1],
-        requests={"a": 1, "b": 2, "c": 3, "kept": held},
-    )
-    queues = Queues(scheduler)
-    queues.freed("gone")
-    queues.freed("kept")
-    assert (queues.num_waiting(scheduler), queues.num_not_ready(scheduler)) == (2, 0)
+    requests = dict.fromkeys(("a", "b", "c", "kept"))
+    queues = {"waiting": Foreign(), "skipped_waiting": Foreign()}
+    scheduler = SimpleNamespace(running=[1], requests=requests, **queues)
+    counted = Queues(scheduler)
+    counted.freed("gone")
+    counted.freed("kept")
+    assert (counted.num_waiting(scheduler), counted.num_not_ready(scheduler)) == (2, 0)
     assert (head(scheduler), first_of(scheduler.waiting)) == (None, None)
-    assert queues.foreign(scheduler) == [f"{__name__}.Foreign"]
+    assert counted.foreign(scheduler) == [f"{__name__}.Foreign"]
