@@ -56,6 +56,11 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
     return f"{round(of_100)} %"
 
 
+def change_range(low_frac: float, high_frac: float) -> str:
+    """``+7..+13``: an interval of changes, in percent."""
+    return f"{_settled(100 * low_frac, 0):+.0f}..{_settled(100 * high_frac, 0):+.0f}"
+
+
 def milliseconds(value: float | None) -> str:
     """Milliseconds without the unit, which stands in the table's head."""
     return number(value)
