@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
+import tests.perturbed  # noqa: F401  # before anything imports what fits
+
 TERMINAL_SAYS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "PY_COLORS")
 OURS = (
     "SCHEDTRACE_DIR",

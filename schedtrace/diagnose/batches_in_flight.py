@@ -7,6 +7,7 @@ modulo ``depth`` is its batch. ``tests/contract/facts/test_pipeline.py`` shows i
 import msgspec
 import polars as pl
 
+from schedtrace.timeline.step_time import fit_line
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_CYCLES = 20
@@ -64,12 +65,10 @@ def even_cycle_frac(every: pl.DataFrame, uneven: pl.DataFrame) -> float | None:
     cycle is as long as its largest batch takes. A line through the lengths of cycles over their largest
     batches shows what a smaller one takes. None where too few cycles differ for that.
     """
-    import numpy as np  # noqa: PLC0415  # most runs have no pipeline
-
     if every.height < FEWEST_CYCLES or every["largest"].n_unique() < 2:  # noqa: PLR2004  # a line
         return None
     lengths = every.group_by("largest").agg(pl.col("cycle_us").median(), weight=pl.len().sqrt())
-    slope, base = np.polyfit(lengths["largest"], lengths["cycle_us"], 1, w=lengths["weight"])
+    base, slope = fit_line(lengths["largest"], lengths["cycle_us"], lengths["weight"])
     now = float((base + slope * uneven["largest"]).sum())
     even = float((base + slope * uneven["best"]).sum())
     if slope <= 0 or min(now, even) <= 0:

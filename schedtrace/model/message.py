@@ -76,7 +76,7 @@ class Count(msgspec.Struct, frozen=True, tag_field="is", tag="count"):
     """Where it is not the noun with an s."""
 
 
-class Number(msgspec.Struct, frozen=True, tag_field="is", tag="number"):
+class Number(msgspec.Struct, frozen=True, tag_field="is", tag="number", omit_defaults=True):
     """A bare number: an ``int`` is exact, a ``float`` is measured; ``None`` where it is not known."""
 
     value: int | float | None

@@ -3,14 +3,14 @@
 BARS = " ▁▂▃▄▅▆▇█"
 
 
-def _settled(value: float, decimals: int) -> float:
+def settled(value: float, decimals: int) -> float:
     """Rounded, but first to four digits more: noise of its last bits decides no rounding and no sign."""
     return round(round(value, decimals + 4), decimals) + 0.0
 
 
 def integer(value: float | None) -> str:
     """``1,234``; ``-`` for what is not known."""
-    return "-" if value is None else f"{_settled(value, 0):,.0f}"
+    return "-" if value is None else f"{settled(value, 0):,.0f}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -31,13 +31,13 @@ def number(value: float | None, decimals: int | None = None) -> str:
     if value is None:
         return "-"
     if decimals is not None:
-        return f"{_settled(value, decimals):,.{decimals}f}"
+        return f"{settled(value, decimals):,.{decimals}f}"
     if isinstance(value, int):
         return f"{value:,}"
     if abs(round(value, 6)) < 0.1:  # noqa: PLR2004  # two decimals would hide it
         return f"{float(f'{value:.6g}'):.2g}"
     for limit, digits in ((10, 2), (100, 1)):
-        if abs(shown := _settled(value, digits)) < limit:
+        if abs(shown := settled(value, digits)) < limit:
             return f"{shown:,.{digits}f}"
     return integer(value)
 
@@ -47,13 +47,18 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
     if fraction is None:
         return "-"
     if signed:
-        return f"{_settled(100 * fraction, 1):+.1f} %"
+        return f"{settled(100 * fraction, 1):+.1f} %"
     of_100 = round(100 * fraction, 4)
     if 0 < of_100 <= 0.5:  # noqa: PLR2004  # would be rounded to nothing
         return "<1 %"
     if 99.5 <= of_100 < 100:  # noqa: PLR2004  # would be rounded to all
         return ">99 %"
     return f"{round(of_100)} %"
+
+
+def change_range(low_frac: float, high_frac: float) -> str:
+    """``+7..+13``: an interval of changes, in percent."""
+    return f"{settled(100 * low_frac, 0):+.0f}..{settled(100 * high_frac, 0):+.0f}"
 
 
 def milliseconds(value: float | None) -> str:
@@ -65,7 +70,7 @@ def bar(fraction: float) -> str:
     """One character as high as the fraction; anything above 0 is visible."""
     if fraction <= 0:
         return BARS[0]
-    return BARS[min(len(BARS) - 1, max(1, int(_settled(fraction * (len(BARS) - 1), 0))))]
+    return BARS[min(len(BARS) - 1, max(1, int(settled(fraction * (len(BARS) - 1), 0))))]
 
 
 def series(values: list[int], most: int = 6) -> str:

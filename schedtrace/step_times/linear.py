@@ -17,6 +17,9 @@ APART_FRAC = 0.01
 SLACK_FRAC = 0.05
 """A step may leave a column's recorded range, or its relation to others, by so much of the range."""
 
+RESOLVED_FRAC = 1e-6
+"""Of a column that never changes: what a fit tells of it."""
+
 
 class Unresolved(msgspec.Struct, frozen=True):
     """A column whose own cost the steps do not show: it was about ``constant`` plus ``factors`` of others."""
@@ -51,7 +54,8 @@ class Linear(msgspec.Struct, frozen=True):
         for hidden in self.unresolved:
             usual = hidden.constant + sum(factor * values[name] for name, factor in hidden.factors.items())
             least, most = self.ranges[hidden.column]
-            if abs(values[hidden.column] - usual) > hidden.deviation + SLACK_FRAC * (most - least):
+            slack = max(SLACK_FRAC * (most - least), RESOLVED_FRAC * max(abs(least), abs(most)))
+            if abs(values[hidden.column] - usual) > hidden.deviation + slack:
                 return True
         return False
 

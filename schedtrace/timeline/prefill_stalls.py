@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.timeline.ranks import PASS, Ranks
+from schedtrace.timeline.step_time import fit_line
 
 FEWEST_PASSES = 20
 """Without prefill, to know what a pass takes."""
@@ -36,11 +37,9 @@ def pass_time(passes: pl.DataFrame) -> PassTime | None:
         plain.group_by("largest").agg(pl.col("length_us").median(), weight=pl.len().sqrt()).sort("largest")
     )
     if lengths.height > 1:
-        import numpy as np  # noqa: PLC0415  # most runs have one rank
-
-        slope, base = np.polyfit(lengths["largest"], lengths["length_us"], 1, w=lengths["weight"])
+        base, slope = fit_line(lengths["largest"], lengths["length_us"], lengths["weight"])
         if slope > 0 and base + slope > 0:
-            return PassTime(float(base), float(slope))
+            return PassTime(base, slope)
     return PassTime(float(plain.select(pl.col("length_us").median()).item()), 0.0)
 
 

@@ -89,6 +89,16 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     return StepTime(base, prefill, decode, context, steps=used.height, error_frac=round(error, 4))
 
 
+def fit_line(sizes: pl.Series, times: pl.Series, weights: pl.Series) -> tuple[float, float]:
+    """Base and slope of the line through times of sizes above 0, by weighted least squares."""
+    import numpy as np  # noqa: PLC0415  # as above
+
+    slope, base = np.polyfit(sizes, times, 1, w=weights)
+    largest = float(sizes.max())  # type: ignore[arg-type]  # a column of numbers
+    base, rise = resolved(np.array([base, slope * largest]))
+    return float(base), float(rise) / largest
+
+
 def resolved(costs: Any) -> Any:
     """Fitted parts of one time, to the digits that a fit resolves: ``DIGITS`` of the largest."""
     import numpy as np  # noqa: PLC0415  # as above

@@ -1,7 +1,7 @@
 """The metrics of a comparison: both sides, the change, and how sure it is."""
 
 from schedtrace.model.comparison import Comparison, MetricChange, Outcome, Sample
-from schedtrace.present.numbers import counted, integer, number, percent
+from schedtrace.present.numbers import counted, integer, number, percent, settled
 from schedtrace.present.sections import Cell, Column, Style, Styled, Table
 
 TWO_DIGITS_FRAC = 0.1
@@ -57,7 +57,8 @@ def change_text(metric: MetricChange) -> str:
 
 
 def _end(fraction: float) -> str:
-    return f"{100 * fraction:+.{0 if abs(fraction) >= TWO_DIGITS_FRAC else 1}f}"
+    decimals = 0 if round(abs(fraction), 6) >= TWO_DIGITS_FRAC else 1
+    return f"{settled(100 * fraction, decimals):+.{decimals}f}"
 
 
 def noise_floors(metrics: list[MetricChange]) -> str:

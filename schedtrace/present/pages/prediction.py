@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from schedtrace.model.message import Code, Count, Message, Setting, Share, message
 from schedtrace.model.prediction import Figure, Prediction
-from schedtrace.present.numbers import number, percent
+from schedtrace.present.numbers import change_range, number, percent
 from schedtrace.present.sections import (
     Cell,
     Column,
@@ -114,7 +114,7 @@ def _change(figure: Figure) -> str:
     change = percent(figure.change_frac, signed=True)
     if figure.low_frac is None or figure.high_frac is None:
         return change
-    return f"{change} ({100 * figure.low_frac:+.0f}..{100 * figure.high_frac:+.0f})"
+    return f"{change} ({change_range(figure.low_frac, figure.high_frac)})"
 
 
 def _style(figure: Figure) -> Style | None:

@@ -6,7 +6,7 @@ from schedtrace.model.message import Code, Message, Number, Share, given, joined
 from schedtrace.model.prediction import Figure
 from schedtrace.model.proposals import Proposal, Proposals
 from schedtrace.model.sweep import Bound
-from schedtrace.present.numbers import number, percent
+from schedtrace.present.numbers import change_range, number, percent
 from schedtrace.present.phrases import phrase
 from schedtrace.present.sections import (
     Cause,
@@ -98,7 +98,7 @@ def _figures(figures: list[Figure], *, worse: bool) -> Message:
 def _interval(figure: Figure) -> str:
     if figure.low_frac is None or figure.high_frac is None:
         return ""
-    return f" ({100 * figure.low_frac:+.0f}..{100 * figure.high_frac:+.0f})"
+    return f" ({change_range(figure.low_frac, figure.high_frac)})"
 
 
 def _bounds(slo: list[Bound], values: list[float | None]) -> Text:

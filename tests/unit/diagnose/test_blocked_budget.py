@@ -174,7 +174,7 @@ def test_trials_that_show_it_are_counted_against_all(found):
 def test_the_finding_is_a_sentence_with_its_example_and_advises_nothing(found):
     [finding] = found(CODE, refused(3, Exit("waiting", "break", Cause.KV_BLOCKS, "next", detail="watermark")))
     assert plain(finding.message) == (
-        "1 step of 1 left 90 % of the token budget unused on average although requests waited (2 on "
+        "1 step of 1 left 90 % of the token budget unused on average although requests waited (2.0 on "
         "average): the next request would have fitted into the free KV blocks, but for the reserve of "
         "--watermark. Otherwise each step could have scheduled 300 tokens more on average."
     )

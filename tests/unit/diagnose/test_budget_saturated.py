@@ -27,7 +27,7 @@ def test_a_spent_budget_with_requests_waiting_is_found_with_exact_figures(found)
         "used_tokens": 1000,
     }
     assert plain(finding.message) == (
-        "2 steps of 3 spent the whole token budget while 3.50 requests on average waited for tokens, 400 "
+        "2 steps of 3 spent the whole token budget while 3.5 requests on average waited for tokens, 400 "
         "tokens at most."
     )
     assert plain(finding.example) == "step 1 spent 1,000 tokens on 2 requests while 5 requests waited."
@@ -46,7 +46,7 @@ def test_steps_with_unknown_waiting_tokens_count_but_do_not_lower_the_maximum(fo
 def test_where_waiting_tokens_are_never_known_no_number_of_them_is_told(found):
     [finding] = found(CODE, full(0, 2, None))
     assert (finding.tokens, finding.evidence.max_waiting_tokens) == (0, None)
-    assert plain(finding.message).endswith("while 2 requests on average waited for tokens.")
+    assert plain(finding.message).endswith("while 2.0 requests on average waited for tokens.")
 
 
 @pytest.mark.parametrize(("not_ready", "waited_for_tokens"), [(0, [3.0]), (1, [2.0]), (3, []), (4, [])])

@@ -157,7 +157,7 @@ def test_a_ready_request_that_stays_parked(found, cause, many, there):
         )  # fmt: skip
         [example] = finding.evidence.examples
         assert (example.request_id, example.ready_us, example.parked_ms) == ("p", 25_000, 96.0)
-        assert plain(finding.message).endswith("p in steps 3-12, for 96 ms, and was never scheduled.")
+        assert plain(finding.message).endswith("p in steps 3-12, for 96.0 ms, and was never scheduled.")
         assert finding.share_frac == pytest.approx(96_000 / (2 * 121_020))
 
 

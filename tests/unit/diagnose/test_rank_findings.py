@@ -35,7 +35,7 @@ def test_the_stall_names_the_rank_that_prefilled_and_the_one_that_waited(report_
     assert found.steps == [5, 15, 25, 35, 45, 55]
     assert found.evidence.stalled_ms == pytest.approx(60)
     assert [advice.setting for advice in found.advice] == ["prefill_schedule_interval"]
-    assert "rank 1 waited longest, 60 ms in 6 steps" in plain(report.verdict[1])
+    assert "rank 1 waited longest, 60.0 ms in 6 steps" in plain(report.verdict[1])
 
 
 def test_a_full_rank_makes_balance_scheduling_an_advice(report_of):

@@ -51,7 +51,7 @@ def test_count_reason_span_and_what_the_queue_waited_for(refusing):
         "max_num_queued_tokens (500)."
     )
     assert plain(finding.message) == (
-        "Turned away within 14 ms, before an engine saw them: 2 requests by max_num_queued_reqs (20) and "
+        "Turned away within 14.0 ms, before an engine saw them: 2 requests by max_num_queued_reqs (20) and "
         "1 request by max_num_queued_tokens (500)."
     )
     assert (

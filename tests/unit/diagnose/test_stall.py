@@ -32,7 +32,7 @@ def test_ten_empty_steps_in_a_row_are_a_stall(found):
     assert (example.since_us, example.num_waiting, example.num_running) == (10_000, 2, 1)
     assert plain(finding.message) == (
         "vLLM scheduled nothing in 10 steps although requests waited or ran: 1 stall, 100 ms in total, 90 % "
-        "of the run. The longest began 10 ms into the recording and took 100 ms (steps 1-10)."
+        "of the run. The longest began 10.0 ms into the recording and took 100 ms (steps 1-10)."
     )
     assert plain(finding.example) == "in steps 1-10 2 requests waited, 1 ran and vLLM refused w."
 

@@ -39,7 +39,7 @@ def test_what_a_prefill_added_to_the_steps_of_decodes_is_told(found):
     assert plain(finding.message) == (
         "5 steps computed prefill chunks beside decodes, which delayed the decoding requests by 1.00 ms a "
         "step on average: 17 % of all time between their tokens, by the step-time model. A step with "
-        "decodes only took 1 ms at the median."
+        "decodes only took 1.00 ms at the median."
     )
 
 
@@ -79,7 +79,7 @@ def test_decodes_that_leave_prefills_nothing_are_told(found):
     assert finding.tokens == 1600
     assert plain(finding.message) == (
         "2 steps spent 80 % of the token budget on decodes on average and had too little left for prefills. "
-        "These steps took 2 ms, 67 % of the run; requests waited 4 ms in total."
+        "These steps took 2.00 ms, 67 % of the run; requests waited 4.00 ms in total."
     )
     assert finding.advice == []
 

@@ -117,8 +117,9 @@ def test_a_threshold_that_held_a_long_prompt_back_is_nothing_to_fix(said):
     ]
     config = {"max_num_seqs": 8, "enable_chunked_prefill": True, "long_prefill_token_threshold": 100}
     assert said(lines=lines, scheduler_config=config)[0] == (
-        "Nothing to fix: 1 other request had their first token after 1 ms (p50). "
-        "--long-prefill-token-threshold held long to 100 tokens in 2 steps; its first token came after 9 ms."
+        "Nothing to fix: 1 other request had their first token after 1.00 ms (p50). "
+        "--long-prefill-token-threshold held long to 100 tokens in 2 steps; its first token came after "
+        "9.00 ms."
     )
 
 

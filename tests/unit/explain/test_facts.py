@@ -97,7 +97,7 @@ def test_the_life_of_a_request_has_them(run_of):
     facts = [(one.at_ms, one.what, plain(one.message)) for one in events if one.what in WHAT]
     assert facts == [
         (1.0, "received", "received by the engine: 2.50 ms to prepare, 5.50 ms in its input queue"),
-        (8.0, "grammar", "its grammar was compiled in 3 ms, after 2 ms of waiting for a thread"),
+        (8.0, "grammar", "its grammar was compiled in 3.00 ms, after 2.00 ms of waiting for a thread"),
         (
             9.0,
             "asked",

@@ -118,8 +118,8 @@ def test_events_are_told_in_order_and_in_words(life):
             3,
             3,
             (
-                "scheduled after 38 ms in the queue: 2 steps max_num_seqs (25 ms), 1 step token_budget "
-                "(10 ms), 3 ms until a step began"
+                "scheduled after 38.0 ms in the queue: 2 steps max_num_seqs (25.0 ms), 1 step token_budget "
+                "(10.0 ms), 3.00 ms until a step began"
             ),
         ),
         (39, "chunk", 3, 3, "prefill of 60 tokens, to 60 of 100, cut by token_budget"),
@@ -181,8 +181,8 @@ def test_a_preemption_and_the_return_are_events(run_of):
     assert events["scheduled"] == "scheduled at once"
     assert events["preempted"] == "preempted for b: 101 computed tokens lost"
     assert events["resumed"] == (
-        "scheduled again after 20 ms in the queue: 1 step preempted_this_step (10 ms), "
-        "1 step kv_blocks (10 ms)"
+        "scheduled again after 20.0 ms in the queue: 1 step preempted_this_step (10.0 ms), "
+        "1 step kv_blocks (10.0 ms)"
     )
     assert events["chunk"] == "recompute of 52 tokens, to 102 of 102, 50 found in a cache"
 
@@ -261,7 +261,7 @@ def test_a_request_that_was_aborted_in_the_queue_says_what_it_waited_for(run_of)
     life = explain_request(run_of("r", *lines), "a")
     assert spans(life) == [("front_end", 1), ("waiting", 14)]
     assert [plain(event.message) for event in life.events][-2:] == [
-        "waited 13 ms and was not scheduled: 1 step max_num_seqs (12 ms), 1 ms until a step began",
+        "waited 13.0 ms and was not scheduled: 1 step max_num_seqs (12.0 ms), 1.00 ms until a step began",
         "ABORTED with 0 output tokens",
     ]
 

@@ -110,7 +110,7 @@ def test_an_estimated_cost_below_what_it_resolves_is_left_out():
     assert _cost(found(cost_ms=1e-9, cost_frac=1e-9, cost_error_frac=0.1)) == ""
     estimated = found(cost_ms=12.0, cost_frac=0.01, cost_error_frac=0.1)
     assert plain(_cost(estimated)) == (
-        "cost: about 12 ms, 1 % of the run (estimated; the model of step times is typically 10 % off)"
+        "cost: about 12.0 ms, 1 % of the run (estimated; the model of step times is typically 10 % off)"
     )
     assert (
         plain(_cost(found(cost_ms=0.5, cost_frac=0.001))) == "cost: about 0.50 ms, <1 % of the run (measured)"

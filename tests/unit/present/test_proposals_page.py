@@ -63,7 +63,7 @@ def shown(*found):
 
 def test_a_proposal_says_what_it_gains_costs_and_removes():
     text = shown(PROPOSAL)
-    assert "As recorded (replayed): TTFT p99 1,500 ms, TPOT p50 7 ms; 5 requests/s meet" in text
+    assert "As recorded (replayed): TTFT p99 1,500 ms, TPOT p50 7.00 ms; 5.00 requests/s meet" in text
     assert "1. max_num_seqs 4 -> 8" in text
     assert "meets the objective" in text
     assert "Gains: output +50.0 % (+20..+90)." in text

@@ -75,7 +75,7 @@ def engine(rank):
 def test_engines_only_where_there_are_several():
     assert shown(engines=[engine(0)]) == []
     lines = shown(engines=[engine(0), engine(1), engine(None)])
-    assert lines[-1].split() == ["all", "2", "5", "1.25", "0.50", "100", "-", "0", "3", "-"]
+    assert lines[-1].split() == ["all", "2", "5", "1.2", "0.5", "100", "-", "0", "3", "-"]
 
 
 def test_counts():

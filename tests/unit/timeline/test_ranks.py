@@ -33,7 +33,8 @@ def test_common_steps_go_from_the_last_output_to_the_last_output(ranks_of):
 
 def test_a_prefill_stalls_the_rank_that_only_decodes(ranks_of):
     stalls = ranks_of(prefills(60, {0: 10}, {0: 5})).prefill_stalls
-    assert stalls.stalled.select("rank", "excess_us").rows() == [(1, 10_000)] * 6
+    assert stalls.stalled["rank"].to_list() == [1] * 6
+    assert stalls.stalled["excess_us"].to_list() == pytest.approx([10_000] * 6)
     assert stalls.saved_us() == pytest.approx(0, abs=10)  # rank 0 has all of it anyway
 
 

@@ -59,7 +59,7 @@ def test_a_small_screen_has_everything(folder):
     assert "last 10 s (now)  2 seats (--max-num-seqs) limit this run" in text
     assert "last 1 min (now)  2 seats (--max-num-seqs) limit this run" in text
     at = screen.index("          running waiting    KV budget out tok/s preempt/s steps/s")
-    assert screen[at + 1] == "rank 0        2/2       1  40 %   <1 %      20.0         0      10"
+    assert screen[at + 1] == "rank 0        2/2       1  40 %   <1 %      20.0         0    10.0"
     assert screen[at + 2] == "Waiting requests, last 146 s: █ max_num_seqs"
     assert [line[:7] for line in screen[at + 3 : at + 9]] == ["     1│", *["      │"] * 4, "     0│"]
     assert all(line.endswith("█████") and len(line) == 80 for line in screen[at + 3 : at + 9])

@@ -398,7 +398,7 @@ def test_a_pipe_gets_lines_until_the_engine_ends(folder):
     assert len(said) == 3
     assert said[0].split(" | ")[0] == (
         "22:13:23 running 2/2 waiting 1 (max_num_seqs 1) KV 40 % budget 1 % output 20.0 tok/s "
-        "preemptions 0/s steps 3/s"
+        "preemptions 0/s steps 3.00/s"
     )
     assert said[0].split(" | ")[1].startswith("last 10 s, now: 2 seats (--max-num-seqs) limit this run: ")
     assert said[1] == "22:13:23 the engine ended"
