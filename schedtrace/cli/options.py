@@ -81,6 +81,7 @@ def require_vllm() -> None:
         raise UsageError(msg)
     for name, value in {
         "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }.items():

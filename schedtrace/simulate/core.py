@@ -1,7 +1,8 @@
 """vLLM's ``EngineCore`` in this process, with an executor and a KV cache of ours."""
 
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -25,16 +26,27 @@ def make_core(
     """
 
     class Core(core.EngineCore):  # type: ignore[misc]  # vLLM is untyped here
-        def _initialize_kv_caches(self, vllm_config: Any) -> KVCacheConfig:
+        def _initialize_kv_caches(self, vllm_config: Any) -> Any:
+            if not hasattr(SchedulerConfig, "get_scheduler_cls"):  # to vLLM 0.11
+                vllm_config.scheduler_config.scheduler_cls = scheduler_class
             return sized_cache(vllm_config, groups)
+
+        if not hasattr(core.EngineCore, "post_step"):  # vLLM 0.10.0
+            step_fn = core.EngineCore.step
+
+            def post_step(self, _executed: bool) -> None:
+                """There is nothing to do."""
 
     with built_here(scheduler_class):
         return Core(config, executor, log_stats=True)
 
 
-def sized_cache(config: Any, groups: list[Any]) -> KVCacheConfig:
-    """A KV cache of ``num_gpu_blocks`` blocks."""
-    return KVCacheConfig(config.cache_config.num_gpu_blocks, [], groups)
+def sized_cache(config: Any, groups: list[Any]) -> Any:
+    """A KV cache of ``num_gpu_blocks`` blocks, as ``_initialize_kv_caches`` returns it."""
+    blocks = config.cache_config.num_gpu_blocks
+    cache = KVCacheConfig(blocks, [], groups)
+    returned = inspect.signature(core.EngineCore._initialize_kv_caches).return_annotation  # noqa: SLF001
+    return cache if returned is KVCacheConfig else (blocks, 0, cache)  # the latter to vLLM 0.14 at least
 
 
 @contextmanager
@@ -44,8 +56,11 @@ def built_here(scheduler_class: type) -> Iterator[None]:
     Neither the garbage collector nor vLLM's environment variables are frozen for the rest of the process,
     which goes on to other things.
     """
+    chosen: Any = nullcontext()
+    if hasattr(SchedulerConfig, "get_scheduler_cls"):
+        chosen = patch.object(SchedulerConfig, "get_scheduler_cls", lambda _: scheduler_class)
     with (
-        patch.object(SchedulerConfig, "get_scheduler_cls", lambda _: scheduler_class),
+        chosen,
         patch.object(core, "freeze_gc_heap", lambda: None, create=True),
         patch.object(core, "enable_envs_cache", lambda: None, create=True),
     ):

@@ -22,6 +22,8 @@ AUTO = -1
 """``max_model_len`` of which vLLM makes the largest that fits."""
 DEFAULT_LENGTH = 2048
 """vLLM's for a model whose ``config.json`` names none."""
+_ASYNC = arg_utils.EngineArgs.async_scheduling
+"""vLLM's default: None where it decides by itself, False in releases that only do as they are told."""
 OF_MODEL = {
     "model",
     "load_format",
@@ -69,7 +71,8 @@ def shaped_options(
     require_values(options, ranks=ranks, lockstep=bool(shape.experts))
     if ranks > 1:
         options["lockstep"] = bool(shape.experts)
-    options["async_scheduling"] = options.get("async_scheduling") is not False
+    overlapped = options.get("async_scheduling")  # None: on a GPU vLLM does, since it decides by itself
+    options["async_scheduling"] = (_ASYNC if overlapped is None else overlapped) is not False
     options["num_blocks"] = blocks or kv_cache_blocks(
         shape,
         gpu,
