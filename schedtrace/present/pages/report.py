@@ -153,23 +153,26 @@ def _parts(split: list[TimePart], most: int) -> list[Part]:
 def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[Cause], list[Found]]:
     """The root causes that the screen has room for, and the others.
 
-    The first may weigh less than the next ones: what weighs more than a described one is described, too, in
-    short where there is no room.
+    The first may weigh less than the next ones: what weighs more than a described one is described, too, both
+    in short where there is no room.
     """
-    sections: list[Cause] = []
     worth = [root for root in roots if root.leads or root.weight >= SHOWN_FROM_FRAC][:MOST_CAUSES]
-    for place, root in enumerate(worth):
-        section = _cause(len(sections) + 1, root, engines)
-        larger = any(root.weight > other.weight for other in worth[:place])
-        if (not sections or larger) and _height(section) > lines:
-            section = replace(section, actions=section.actions[:1])
-        if larger and _height(section) > lines:
-            section = replace(section, paragraphs=section.paragraphs[:1])
+    sections = [_cause(place, root, engines) for place, root in enumerate(worth, 1)]
+    wanted = sum(root is worth[0] or root.weight > worth[0].weight for root in worth)
+    if wanted > 1:
+        lines += OTHERS_LINES // 2  # they would be named there
+    if sum(map(_height, sections[:wanted])) > lines:
+        sections[:wanted] = [replace(section, actions=section.actions[:1]) for section in sections[:wanted]]
+    if sum(map(_height, sections[:wanted])) > lines:
+        shorter = [replace(one, paragraphs=one.paragraphs[:1], actions=[]) for one in sections[1:wanted]]
+        sections[1:wanted] = shorter
+    shown = 0
+    for section in sections:
         lines -= _height(section)
-        if lines < 0 and sections:
+        if lines < 0 and shown:
             break
-        sections.append(section)
-    return sections, [root for root in roots if root not in worth[: len(sections)]]
+        shown += 1
+    return sections[:shown], [root for root in roots if root not in worth[:shown]]
 
 
 def _cause(place: int, root: Found, engines: int) -> Cause:

@@ -44,7 +44,10 @@ def test_more_seats_are_proposed_with_what_they_cost(base):
     assert figures["TPOT p50"] > 0
     assert "max-num-seqs-bound" in first.removed
     assert len(answer.proposals) <= 3
-    assert answer.commands[0].startswith("vllm serve ... --max-num-")
+    run = base.run.path
+    assert answer.commands[0].startswith(f"SCHEDTRACE_RUN_DIR={run}-advised vllm serve ")
+    assert " --max-num-" in answer.commands[0]
+    assert answer.commands[1] == f"schedtrace diff {run} {run}-advised"
     assert answer.tried > 5
 
 

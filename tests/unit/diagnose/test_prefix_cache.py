@@ -191,3 +191,15 @@ def test_a_cost_below_the_error_of_the_model_is_not_given(found):
     [finding] = found(CODE, *lost_and_found(47, 20), *WORK)
     assert (finding.cost_ms, finding.cost_frac, finding.cost_error_frac) == (None, None, None)
     assert finding.severity == "info"
+
+
+def test_one_request_that_comes_back_three_times_is_one_request(found):
+    lines = [admits(0, new("v", 30))]
+    for at in (1, 3, 5):
+        lines += [
+            step(at, preempted=[Preemption("v", 47)]),
+            step(at + 1, requests=[ScheduledRequest("v", 20, 5, "resumed")], total_requests=1),
+        ]
+    [finding] = found(CODE, *lines)
+    assert (finding.evidence.returned, finding.evidence.returned_requests) == (3, 1)
+    assert plain(finding.message).startswith("1 preempted request came back 3 times for 141 computed tokens")

@@ -78,7 +78,8 @@ def test_root_causes_are_described_from_a_twentieth_on_named_from_a_hundredth_on
     found = [root(0.05, words=3), root(0.049, code="long-prompt"), root(0.009, code="other-limit")]
     lines = text_of(page(*found)).splitlines()
     assert "1. KV cache too small" + "5 % of requests' time".rjust(80 - 21) in lines
-    assert "Also found: KV cache too small (long-prompt, 5 %); under 1 % each: other-limit." in lines
+    assert "Also found: KV cache too small (long-prompt, 5 % of requests' time); under 1 %" in lines
+    assert "each: other-limit." in lines
     assert not any(line.startswith("2. ") for line in lines)
 
 
@@ -177,3 +178,36 @@ def test_what_a_replay_of_an_advice_did_follows_it_and_one_that_did_not_help_is_
     shown = " ".join(text_of(page(found)).split())
     assert "--max-num-seqs 30. Replayed: steps 9 -> 4." in shown
     assert shown.index("--max-num-seqs 30") < shown.index("--watermark 0.1 was tried.")
+
+
+def test_what_weighs_more_than_a_described_cause_is_described_too():
+    """The verdict's cause stands first, though it weighs less; the next one has no room in full."""
+    lead = root(0.06, words=20, advice=3, leads=True)
+    host = root(0.15, words=20, advice=3, title=message("Host work between steps"), code="scheduler-overhead")
+    shown = text_of(page(lead, host, parts=7))
+    assert "2. Host work between steps" in shown
+    assert "Also found" not in shown
+    assert shown.count("\n") <= MOST_LINES
+
+
+def test_a_cause_that_is_only_named_says_what_its_share_is_of():
+    gain = Gain(metric="output_tokens_per_s", change_frac=0.1, saved_frac=0.04, method="step_time")
+    found = [root(0.5, words=3), root(0.04, code="long-prompt"), root(0.9, code="kv-bound", gain=gain)]
+    lines = " ".join(text_of(page(*found)).split())
+    assert (
+        "(long-prompt, 4 % of requests' time); KV cache too small (kv-bound, ~+10 % output tok/s)." in lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"requests": 3}, "TTFT p50 of 3 requests 200 -> ~100 ms"),
+        ({"requests": 1}, "TTFT p50 of 1 request 200 -> ~100 ms"),
+        ({"method": "replay"}, "replayed: TTFT p50 200 -> ~100 ms"),
+    ],
+)
+def test_a_baseline_that_is_not_the_runs_says_what_it_is_of(fields, says):
+    given = {"metric": "ttft_p50_ms", "change_frac": -0.5, "before": 200, "after": 100, "saved_frac": 0.2}
+    gain = Gain(**given | {"method": "waits"} | fields)
+    assert says in text_of(page(root(0.5, words=2, gain=gain)))
