@@ -310,7 +310,7 @@ class Writer:
             self._open_anew("removed", os.O_CREAT | os.O_EXCL)
         elif removed:
             raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written", str(self.path))
-        elif ours.st_size < self._size:
+        elif stat.S_ISREG(ours.st_mode) and ours.st_size < self._size:
             os.ftruncate(self._file, 0)
             self._begin_anew("truncated")
 
