@@ -66,8 +66,8 @@ class Judge:
 def judge(engines: list[Engine], now_s: float, span_s: int, before: str = "") -> Verdict:
     """What ``analyze`` says of the last ``span_s`` seconds of these engines.
 
-    What a step costs and what the load asks for at once do not show in a few seconds: the former is taken
-    from the last minute, the latter from all that was seen.
+    What a step costs and what the load asks for at once do not show in a few seconds: the former is of the
+    last minute, the latter of all that was seen.
 
     Args:
         engines: With steps or without.

@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.diagnose.time_split import engine_split, time_split
-from schedtrace.diagnose.verdict import unlimited, verdict
+from schedtrace.diagnose.verdict import leading, unlimited, verdict
 from schedtrace.model.causes import Cap
 from schedtrace.model.message import NOTHING, Share, message
 from schedtrace.model.report import Finding, Gain
@@ -63,6 +63,29 @@ def test_who_holds_it_may_not_be_known(said):
 def test_another_nearly_as_large_is_named(said, share, title):
     found = [root("kv-bound", 0.5), root("max-num-seqs-bound", share, title="Too few seats")]
     assert said(*found)[2:] == ([title] if title else [])
+
+
+@pytest.mark.parametrize(
+    ("before", "shares", "first"),
+    [
+        ("", {"b": 0.40, "a": 0.30}, "b"),
+        ("a", {"b": 0.40, "a": 0.20}, "a"),
+        ("a", {"b": 0.40, "a": 0.19}, "b"),
+        ("", {"a": 0.049}, None),
+        ("a", {"a": 0.025}, "a"),
+        ("a", {"a": 0.024}, None),
+        ("", {"a": 0.05}, "a"),
+        ("c", {"b": 0.40, "a": 0.30}, "b"),
+    ],
+)
+def test_near_equals_do_not_alternate_while_an_engine_is_watched(before, shares, first):
+    found = leading([root(code, share) for code, share in shares.items()], before)
+    assert [one.code for one in found][:1] == [code for code in [first] if code]
+
+
+def test_what_leads_by_its_kind_does_so_at_once():
+    found = leading([root("b", 0.1, leads=True), root("a", 0.3)], "a")
+    assert [one.code for one in found] == ["b", "a"]
 
 
 def test_abbreviations_keep_their_capitals(said):

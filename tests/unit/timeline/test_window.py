@@ -4,6 +4,7 @@ import pytest
 
 from schedtrace.diagnose.rules import RULES
 from schedtrace.model.causes import Cause
+from schedtrace.timeline.demand import Demand
 from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, finish, step
 
@@ -48,6 +49,25 @@ def test_states_are_cut_and_keep_their_causes(view):
     rows = waiting.select("begin_us", "end_us", "state", "cause").rows()
     assert rows == [(1150, 1300, "waiting", "kv_blocks"), (1300, 1350, "prefill", None)]
     assert cut.end_us == 1350
+
+
+def test_what_the_load_asks_for_is_not_cut(view_of):
+    sizes = {"prompt_tokens": 20, "output_tokens": 13}
+    view = view_of(
+        at(0, got={"x": 10}, waiting=3, finished=[finish("x", finished_us=1050, **sizes)]),
+        at(1, got={"y": 10}, waiting=1),
+        at(2, got={"y": 10}, finished=[finish("y", finished_us=1250, prompt_tokens=1, output_tokens=0)]),
+        block_size=16,
+    )
+    whole = Demand(requests=4, ended=1, blocks=3)  # 33 tokens; y produced none
+    assert (view.demand, windowed(view, Window(begin_us=150)).demand) == (whole, whole)
+
+
+def test_demands_of_parts_make_that_of_the_whole():
+    parts = [Demand(4, 2, 10), Demand(7, 0, 0), Demand(5, 2, 20)]
+    assert sum(parts, Demand()) == Demand(7, 4, 30)
+    assert sum(parts, Demand()).blocks_each == 7.5
+    assert Demand(7, 3, 0).blocks_each is None
 
 
 def test_who_came_and_went_in_it(view):
