@@ -114,7 +114,9 @@ class Finding(msgspec.Struct, kw_only=True):
     cost_ms: float | None = None
     """Time that it cost; None where the trace allows no estimate, or one that the model does not resolve."""
     cost_frac: float | None = None
-    """``cost_ms`` as a share of the busy time."""
+    """``cost_ms`` as a share of ``cost_of``."""
+    cost_of: str = "busy time"
+    """``busy time``: the engine's, without what it was idle; or ``run``, from its first step to its last."""
     cost_error_frac: float | None = None
     """Typical relative error of the step-time model that the estimate rests on; None: not from that model."""
     symptoms: "list[Finding]" = []

@@ -38,7 +38,7 @@ def allowed(timeline: Timeline, finding: Finding) -> Finding:
         if why:
             refuted.append(message("{setting} is no choice here: {why}.", setting=_option(advice), why=why))
         elif _unsure(timeline, advice):
-            unsure = "{advice}. Not recorded: whether vLLM switched it off by itself, and would again"
+            unsure = "{advice}; whether vLLM itself keeps it off here is not recorded"
             kept.append(msgspec.structs.replace(advice, message=message(unsure, advice=advice.message)))
         else:
             kept.append(advice)

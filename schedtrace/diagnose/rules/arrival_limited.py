@@ -113,8 +113,8 @@ def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
     first = late.sort("step").filter(pl.col("step") == pl.col("step").min())
     there = int(first["total_requests"][0])
     in_trial = timeline.arrivals.filter(pl.col("trial").eq_missing(pl.lit(first["trial"][0])))
-    begins = timeline.closed_workload  # a server has no first step to be in time for
-    if begins and first["step"][0] == timeline.of_trial(timeline.steps, first["trial"][0])["step"].min():
+    at_once = timeline.closed_workload or there + first.height >= in_trial.height  # else it is a server
+    if at_once and first["step"][0] == timeline.of_trial(timeline.steps, first["trial"][0])["step"].min():
         return message(
             "The client, not the scheduler: when the first step was made, {there} of {all} had arrived. The "
             "others ran in later steps; no ready request was refused. Waiting for them took {share} of the "

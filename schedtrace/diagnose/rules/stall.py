@@ -83,7 +83,7 @@ def find(timeline: Timeline) -> list[Finding]:
 
 def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
     stalled_us, steps = int(stalls["stalled_us"].sum()), int(stalls["steps"].sum())
-    part = min(1.0, stalled_us / max(1, timeline.busy_us))
+    part = stalled_us / _span_us(timeline)
     unended = int(stalls["unended"].sum())
     longest = stalls.sort("stalled_us", "step", descending=[True, False])
     examples = Stall.first(longest)
@@ -104,8 +104,8 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
         tokens=0,
         message=message(
             "vLLM scheduled nothing in {steps}{trials} although requests waited or ran: {stalls}, {stalled} "
-            "in total, {part} of the busy time. The longest began {since} into the recording and took "
-            "{longest} ({span}).{unended}",
+            "in total, {part} of the run. The longest began {since} into the recording and took {longest} "
+            "({span}).{unended}",
             steps=Count(steps, "step"),
             trials=in_trials(timeline, trials),
             stalls=Count(stalls.height, "stall"),
@@ -128,6 +128,7 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
         example=_described(worst),
         cost_ms=stalled_us / 1e3,
         cost_frac=part,
+        cost_of="run",
     )
 
 
@@ -135,6 +136,12 @@ def _unended(count: int, *, of: str) -> Message:
     if not count:
         return NOTHING
     return message(" {stalls} had not ended when the {of} ended.", stalls=Count(count, "stall"), of=of)
+
+
+def _span_us(timeline: Timeline) -> int:
+    """From each trial's first step to its last step's end or output, added up."""
+    last = pl.max_horizontal("end_us", "output_us").max()
+    return max(1, int(timeline.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()))
 
 
 def _described(example: Stall) -> Message:

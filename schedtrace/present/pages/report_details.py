@@ -114,7 +114,10 @@ def _cost(found: Found) -> Text:
         off = Share(found.cost_error_frac)
         sure = message("estimated; the model of step times is typically {off} off", off=off)
     cost, share = Duration(1e3 * found.cost_ms), Share(found.cost_frac)
-    return message("cost: about {cost}, {share} of the busy time ({sure})", cost=cost, share=share, sure=sure)
+    of = found.cost_of
+    return message(
+        "cost: about {cost}, {share} of the {of} ({sure})", cost=cost, share=share, of=of, sure=sure
+    )
 
 
 def _where(found: Found, engines: int = 1) -> Text:

@@ -1,11 +1,14 @@
 """The header's facts of the engine, against its own configuration."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("vllm")
 
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
+from schedtrace.record.header import device_memory_bytes
 from tests.contract.causes.models import sees_images
 from tests.contract.facts.told import Traced, header
 from tests.contract.families import DRAFTS, LORA
@@ -91,3 +94,19 @@ def test_grammar_threads(recording):
 def test_no_grammar_threads_without_a_tokenizer(recording):
     closed()
     assert "grammar_threads" not in header(recording)
+
+
+def test_a_variable_by_which_vllm_overrules_an_option_is_among_them(recording, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    closed()
+    assert header(recording)["settings"]["environment.VLLM_CPU_KVCACHE_SPACE"] == "1"
+
+
+@pytest.mark.parametrize(("kind", "memory"), [("cuda", 80 << 30), ("cpu", None)])
+def test_a_gpus_memory_is_recorded(monkeypatch, kind, memory):
+    from vllm import platforms
+
+    platform = SimpleNamespace(device_type=kind, get_device_total_memory=lambda: 80 << 30)
+    monkeypatch.setattr(platforms, "_current_platform", platform)
+    assert device_memory_bytes(SimpleNamespace(additional_config={})) == memory
+    assert device_memory_bytes(SimpleNamespace(additional_config={"schedtrace": {}})) is None

@@ -118,9 +118,7 @@ def test_what_vllm_accepts_is_advised_as_it_is(timeline_of, setting, value):
 @pytest.mark.parametrize("setting", ["async_scheduling", "enable_chunked_prefill"])
 def test_advice_says_so_where_it_is_not_recorded_who_switched_it_off(timeline_of, setting):
     found = allowed(timeline_of(device=GPU), finding_with(advised(setting, True)))
-    assert plain(found.advice[0].message) == (
-        "try it. Not recorded: whether vLLM switched it off by itself, and would again"
-    )
+    assert plain(found.advice[0].message) == ("try it; whether vLLM itself keeps it off here is not recorded")
     assert found.gain.saved_frac == 0.1
 
 

@@ -63,7 +63,7 @@ def test_a_first_chunk_is_advised_only_where_whole_prompts_are_reserved(found, r
     [finding] = found(CODE, *lines, scheduler_config=config)
     first_chunk = "--no-scheduler-reserve-full-isl (now on) admits it with its first chunk"
     assert [plain(one.message) for one in finding.advice] == [
-        "--kv-cache-memory-bytes or the variable VLLM_CPU_KVCACHE_SPACE (now 100 blocks)",
+        "--kv-cache-memory-bytes: 200 blocks instead of 100",
         *([first_chunk] if advised else []),
         "send long prompts to an engine of their own",
     ]

@@ -92,9 +92,7 @@ def test_who_emptied_the_cache_and_what_helps(found):
         "The cache was reset 1 time. Running requests took at least 35 blocks that were cached."
     )
     [advice] = finding.advice
-    assert plain(advice.message) == (
-        "--kv-cache-memory-bytes or the variable VLLM_CPU_KVCACHE_SPACE (now 100 blocks)"
-    )
+    assert plain(advice.message) == "--kv-cache-memory-bytes: more than 100 blocks"
 
 
 @pytest.mark.parametrize(("missed", "found_it"), [(5, True), (4, False)])

@@ -88,7 +88,7 @@ def test_kv_bound():
     [finding] = of("kv-bound", "shows")
     evidence = finding.evidence
     assert (evidence.refused_steps, evidence.steps, evidence.requests) == (22, 48, 4)
-    assert (evidence.running, evidence.blocks_held, evidence.blocks_needed) == (4, 21, 5)
+    assert (evidence.running, evidence.blocks_held, evidence.blocks_needed) == (4, 20, 5)
     assert (evidence.preemptions, evidence.blocks_total, evidence.blocks_for_all) == (2, 25, 49)
     assert finding.gain.metric == "output_tokens_per_s"
 

@@ -6,6 +6,7 @@ from schedtrace.present.phrases import plain
 from tests.makers import step
 
 CODE = "scheduler-overhead"
+ASYNC = "--async-scheduling (now off): vLLM then schedules the next step while the device computes"
 
 
 def one_after_the_other(gap, *, count=5, busy=1000, took=30, update=20, **fields):
@@ -85,7 +86,7 @@ def test_the_pause_between_two_trials_is_nobodys_gap(found):
         ),
         (
             False,
-            ["--async-scheduling (now off): vLLM then schedules the next step while the device computes"],
+            [ASYNC, "a CPU core of its own for the engine process"],
         ),
         (
             None,

@@ -75,7 +75,7 @@ def test_a_limit_is_found_with_its_share_of_the_requests_time(found):
     evidence = finding.evidence
     assert (evidence.share_frac, evidence.wait_ms, evidence.requests) == (3 / 9, 0.3, 3)
     assert (evidence.mean_budget_left_frac, evidence.mean_seats_free_frac) == (0.9, 7 / 8)
-    assert (evidence.running, evidence.blocks_held, evidence.blocks_free) == (1, 90, 10)
+    assert (evidence.running, evidence.blocks_held, evidence.blocks_free) == (1, 89, 10)
     assert (finding.count, finding.steps, finding.cause) == (1, [0], "kv_blocks")
     assert plain(finding.verdict) == (
         "KV cache space limits this run: requests spent 33 % of their time waiting for KV blocks, while 90 % "
@@ -100,7 +100,7 @@ def test_more_seats_alone_are_no_advice_where_the_kv_cache_or_vllm_has_no_room_f
         (
             full,
             {},
-            "together with a larger --max-num-seqs (now 8): at its fullest the KV cache has room for about",
+            "--kv-cache-memory-bytes together with --max-num-seqs 10 (now 8): at its fullest the KV cache",
         ),
         (
             {},

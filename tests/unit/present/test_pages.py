@@ -102,7 +102,7 @@ def test_documents_texts_may_be_words_or_messages():
 
 
 def found(**fields):
-    told = dict.fromkeys(Finding.__struct_fields__)
+    told = dict.fromkeys(Finding.__struct_fields__) | {"cost_of": "busy time"}
     return Finding(**told | {"evidence": Evidence(), "steps": []} | fields)
 
 
@@ -110,11 +110,10 @@ def test_an_estimated_cost_below_what_it_resolves_is_left_out():
     assert _cost(found(cost_ms=1e-9, cost_frac=1e-9, cost_error_frac=0.1)) == ""
     estimated = found(cost_ms=12.0, cost_frac=0.01, cost_error_frac=0.1)
     assert plain(_cost(estimated)) == (
-        "cost: about 12.0 ms, 1 % of the run (estimated; the model of step times is typically 10 % off)"
+        "cost: about 12.0 ms, 1 % of the busy time (estimated; the model of step times is typically 10 % off)"
     )
-    assert (
-        plain(_cost(found(cost_ms=0.5, cost_frac=0.001))) == "cost: about 0.50 ms, <1 % of the run (measured)"
-    )
+    measured = found(cost_ms=0.5, cost_frac=0.001, cost_of="run")
+    assert plain(_cost(measured)) == "cost: about 0.50 ms, <1 % of the run (measured)"
     assert _cost(found()) == ""
 
 
