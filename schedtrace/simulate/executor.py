@@ -45,6 +45,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
     """
 
     supports_pp = True
+    uses_ray = False
 
     def __init__(
         self, vllm_config: Any, *, clock: Clock, times: StepTimes, model_runner: ModelRunner

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from vllm.distributed.utils import get_pp_indices
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1 import kv_cache_interface
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from schedtrace.errors import UsageError
 from schedtrace.simulate import releases
@@ -87,7 +88,8 @@ def _spec(config: Any, kind: str) -> Any:
     }
     spec: Any = FullAttentionSpec
     if model.use_mla:
-        spec, given["num_kv_heads"], given["cache_dtype_str"] = MLAAttentionSpec, 1, cache.cache_dtype
+        spec = getattr(kv_cache_interface, "MLAAttentionSpec", FullAttentionSpec)  # 0.10.0 has one for both
+        given["num_kv_heads"], given["cache_dtype_str"] = 1, cache.cache_dtype
     elif kind == SLIDING:
         spec, given["sliding_window"] = SlidingWindowSpec, model.get_sliding_window()
     return spec(block_size=cache.block_size, **releases.known(spec, given))

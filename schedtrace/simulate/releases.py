@@ -4,11 +4,13 @@ import inspect
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from pkgutil import resolve_name
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import vllm.utils as hashing
 from vllm import SamplingParams
+from vllm.config import ParallelConfig
 from vllm.engine import arg_utils
 from vllm.v1 import outputs
 from vllm.v1.core import kv_cache_utils
@@ -58,6 +60,12 @@ def batch_defaults(context: Any) -> tuple[int, int]:
     empty = engine_args(model="")  # to 0.11 it sets them on itself, with what the model decides
     empty._set_default_args_v1(context, SimpleNamespace(runner_type="generate"))  # noqa: SLF001
     return empty.max_num_batched_tokens, empty.max_num_seqs
+
+
+def by_name_or_class(executor: str) -> Any:
+    """An executor as ``distributed_executor_backend`` takes it; 0.10.0 wants the class, not its name."""
+    named = str in get_args(ParallelConfig.__annotations__["distributed_executor_backend"])
+    return executor if named else resolve_name(executor)
 
 
 def block_hasher(block_size: int) -> Any:
