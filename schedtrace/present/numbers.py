@@ -10,7 +10,9 @@ def settled(value: float, decimals: int) -> float:
 
 def integer(value: float | None) -> str:
     """``1,234``; ``-`` for what is not known."""
-    return "-" if value is None else f"{settled(value, 0):,.0f}"
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{settled(value, 0):,.0f}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -53,7 +55,7 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
         return "<1 %"
     if 99.5 <= of_100 < 100:  # noqa: PLR2004  # would be rounded to all
         return ">99 %"
-    return f"{round(of_100)} %"
+    return f"{of_100:.0f} %"
 
 
 def change_range(low_frac: float, high_frac: float) -> str:

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from schedtrace.model.message import message
-from schedtrace.present.numbers import bar
+from schedtrace.present.numbers import bar, settled
 from schedtrace.present.sections import Bars, State, States, Strip, Text
 
 _T = TypeVar("_T")
@@ -27,7 +27,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 def horizontal_bar(fraction: float, width: int) -> str:
     """A bar as long as the fraction of the width, in eighths of a character; anything above 0 is visible."""
-    eighths = round(8 * width * min(1.0, fraction))
+    eighths = int(settled(8 * width * min(1.0, fraction), 0))
     if fraction > 0:
         eighths = max(1, eighths)
     full, rest = divmod(eighths, 8)

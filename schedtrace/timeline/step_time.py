@@ -16,7 +16,7 @@ FEWEST_STEPS = 20
 """Four coefficients need several steps each."""
 MOST_STEPS = 10_000
 """Of more, every second is used, or every third, ...: four coefficients need no more."""
-ROUNDS = 1000
+ROUNDS = 300
 RIDGE = 1e-8
 """Of the number of steps: what two costs that the steps do not tell apart share is divided evenly."""
 DIGITS = 6
@@ -62,8 +62,7 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     Args:
         steps: With ``busy_us`` and the columns ``FEATURES``; only rows with ``busy_us`` > 0 are used.
     """
-    import numpy as np  # noqa: PLC0415  # SciPy takes half a second, and most runs need no model
-    from scipy.optimize import nnls  # noqa: PLC0415  # likewise
+    import numpy as np  # noqa: PLC0415  # most runs need no model
 
     used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
     if used.height < FEWEST_STEPS:
@@ -74,12 +73,9 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     scale = np.maximum(work.max(axis=0), 1.0)
     spread = float(np.median(np.abs(measured - np.median(measured)))) or 1.0
     rows = np.column_stack([work / scale, measured])
-    ridge = math.sqrt(RIDGE * used.height) * np.eye(len(scale), len(scale) + 1)
     costs, weight = np.zeros(len(scale)), np.ones(used.height)
     for _ in range(ROUNDS):  # iteratively reweighted least squares, whose minimum is that of soft_l1
-        # The same problem in five rows.
-        small: Any = np.linalg.qr(np.vstack([rows * weight[:, None], ridge]), mode="r")
-        before, (costs, _) = costs, nnls(small[:, :-1], small[:, -1])
+        before, costs = costs, _non_negative(rows * weight[:, None], 1.0)
         weight = (1 + ((rows[:, :-1] @ costs - measured) / spread) ** 2) ** -0.25
         if np.allclose(costs, before, rtol=0, atol=0.1**DIGITS / 100 * costs.max()):
             break
@@ -114,7 +110,6 @@ def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | N
     None where too few steps have an output.
     """
     import numpy as np  # noqa: PLC0415  # as above
-    from scipy.optimize import nnls  # noqa: PLC0415  # likewise
 
     used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
     if used.height < FEWEST_STEPS:
@@ -124,7 +119,23 @@ def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | N
         return np.column_stack([np.ones(rows.height), rows.select(FEATURES).to_numpy().astype(float)])
 
     used = used.gather_every(-(-used.height // MOST_STEPS))
-    rows = work(used)
-    scale = np.maximum(rows.max(axis=0), 1.0)
-    costs, _ = nnls(rows / scale / used["busy_us"].to_numpy()[:, None], np.ones(used.height))
+    busy, scale = used["busy_us"].to_numpy().astype(float), np.maximum(work(used).max(axis=0), 1.0)
+    rows = np.column_stack([work(used) / scale, busy]) / busy[:, None]
+    costs = _non_negative(rows, 1 / float(np.median(busy)))
     return pl.Series(np.maximum(work(wanted) @ (resolved(costs) / scale), 1.0))
+
+
+def _non_negative(rows: Any, size: float) -> Any:
+    """Least squares by costs that are not negative.
+
+    Args:
+        rows: The columns that cost, none above 1 but for the size of its row, and what is to be fitted.
+        size: Of a usual row.
+    """
+    import numpy as np  # noqa: PLC0415  # as above
+    from scipy.optimize import nnls  # noqa: PLC0415  # SciPy takes half a second
+
+    count, columns = rows.shape
+    ridge = math.sqrt(RIDGE * count) * size * np.eye(columns - 1, columns)
+    same: Any = np.linalg.qr(np.vstack([rows, ridge]), mode="r")  # the same problem in few rows
+    return nnls(same[:, :-1], same[:, -1])[0]

@@ -10,7 +10,11 @@ from schedtrace.diagnose.throughput import counted_time
 from schedtrace.model.message import Code, Message, Number, Share, joined, message
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
+<<<<<<< HEAD
 from schedtrace.present.numbers import counted
+=======
+from schedtrace.present.numbers import integer, number
+>>>>>>> fresh
 from schedtrace.present.pages.engines import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import trials_table
@@ -217,18 +221,21 @@ def _change(gain: Gain) -> Message:
             "{replayed}{metric}{of} {before} -> ~{after} ms",
             replayed="replayed: " if gain.method == "replay" else "",
             metric=metric,
+<<<<<<< HEAD
             of=of,
             before=Number(round(gain.before)),
             after=Number(round(gain.after)),
+=======
+            before=Number(gain.before, 0),
+            after=Number(gain.after, 0),
+>>>>>>> fresh
         )
-    low, high = gain.low_frac, gain.high_frac
-    interval = ""
-    if low is not None and high is not None and round(100 * low) < round(100 * high):
-        interval = f" ({round(100 * low)} to {round(100 * high)})"
+    ends = [integer(100 * end) for end in (gain.low_frac, gain.high_frac) if end is not None]
+    interval = f" ({ends[0]} to {ends[1]})" if len({*ends}) > 1 else ""
     return message(
         "~{sign}{change} % {metric}{interval}",
         sign="+" if gain.change_frac > 0 else "",
-        change=Number(round(100 * gain.change_frac)),
+        change=Number(100 * gain.change_frac, 0),
         metric=metric,
         interval=interval,
     )

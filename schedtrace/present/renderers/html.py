@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from schedtrace.model.message import CauseWord, Code, Duration, Request, Setting, Share, Steps, Value
 from schedtrace.present.colours import COLOURS
-from schedtrace.present.numbers import counted, percent
+from schedtrace.present.numbers import counted, percent, settled
 from schedtrace.present.phrases import pieces, plain
 from schedtrace.present.sections import Bars, Headline, Page, States, Style, Styled, Text
 from schedtrace.present.strips import highest, state_characters, states_of
@@ -155,7 +155,7 @@ def _steps_cell(cell: str, rank: int | None) -> Markup:
 def _tops(bars: Bars) -> list[int]:
     """Where each bar ends, in percent from the top."""
     heights = highest(bars, MOST_BARS)
-    return [100 - max(LEAST_BAR, round(100 * height)) if height > 0 else 100 for height in heights]
+    return [100 - max(LEAST_BAR, int(settled(100 * height, 0))) if height > 0 else 100 for height in heights]
 
 
 def _runs(states: States) -> list[tuple[str, str, int, int]]:
