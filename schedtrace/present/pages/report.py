@@ -10,11 +10,7 @@ from schedtrace.diagnose.throughput import counted_time
 from schedtrace.model.message import Code, Message, Number, Share, joined, message
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
-<<<<<<< HEAD
-from schedtrace.present.numbers import counted
-=======
-from schedtrace.present.numbers import integer, number
->>>>>>> fresh
+from schedtrace.present.numbers import counted, integer
 from schedtrace.present.pages.engines import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import trials_table
@@ -221,14 +217,9 @@ def _change(gain: Gain) -> Message:
             "{replayed}{metric}{of} {before} -> ~{after} ms",
             replayed="replayed: " if gain.method == "replay" else "",
             metric=metric,
-<<<<<<< HEAD
             of=of,
-            before=Number(round(gain.before)),
-            after=Number(round(gain.after)),
-=======
             before=Number(gain.before, 0),
             after=Number(gain.after, 0),
->>>>>>> fresh
         )
     ends = [integer(100 * end) for end in (gain.low_frac, gain.high_frac) if end is not None]
     interval = f" ({ends[0]} to {ends[1]})" if len({*ends}) > 1 else ""
