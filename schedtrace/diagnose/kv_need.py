@@ -38,13 +38,13 @@ def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
 
     Args:
         timeline: The engine's.
-        request_id: Only of this request; None: of all.
+        request_id: Only of this request, as far as it is recorded whose they are; None: of all.
     """
     refused = timeline.exits.filter(
         (pl.col("loop") == "waiting") & (pl.col("cause") == Cause.KV_BLOCKS) & pl.col("refusal")
     )
     if request_id is not None:
-        refused = refused.filter(pl.col("request_id") == request_id)
+        refused = refused.filter((pl.col("request_id") == request_id).fill_null(value=True))
     of_step = _with_set_aside(
         timeline,
         timeline.steps.select("step", "kv_blocks_total", "kv_blocks_free_after", "num_running_after"),
