@@ -17,6 +17,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from schedtrace.model.private import user_cache
 from schedtrace.read.cache import FOLDER
 from tests.bench.big_trace import write_big_trace
 
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "schedtrace-scale"))
     given = parser.parse_args()
+    os.environ["XDG_CACHE_HOME"] = str(given.folder / "cache")
     ways: dict[str, tuple[str, Path]] = {}
     for version in (1, 2):
         folder = given.folder / f"{given.steps}x{given.seats}-format-{version}"
@@ -86,7 +88,7 @@ def main() -> None:
     for _ in range(given.rounds):
         for name, (code, path) in ways.items():
             if name.endswith(FIRST):
-                shutil.rmtree(path.parent / FOLDER, ignore_errors=True)
+                shutil.rmtree(user_cache() / FOLDER, ignore_errors=True)
             if (told := _measure(code, path)) is not None:
                 found[name].append(told)
     print(f"{'median of ' + str(given.rounds):<46} {'wall s':>8} {'CPU s':>8} {'peak MB':>8}")

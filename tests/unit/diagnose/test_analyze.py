@@ -1,6 +1,7 @@
 import weakref
 
 import pytest
+from msgspec import structs
 
 from schedtrace.diagnose.analyze import analyze, analyze_run, at_or_above
 from schedtrace.errors import UsageError
@@ -35,7 +36,7 @@ def test_engines_of_a_run_are_reported_one_after_the_other(tmp_path):
             tmp_path,
             line,
             step(1, trial=1, start=500_000, finished=done),
-            PREEMPTED,
+            structs.replace(PREEMPTED, start_us=510_000, output_us=511_000),
             about=told,
             engine_rank=rank,
         )
