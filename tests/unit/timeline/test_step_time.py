@@ -47,3 +47,26 @@ def test_what_each_row_would_take():
     assert frame.select(model.predicted()).to_series().to_list() == pytest.approx(
         frame["busy_us"].to_list(), rel=0.01
     )
+
+
+def test_costs_that_no_step_tells_apart_are_alike():
+    """Every step has four decodes: half of its time is that of a step, half that of its decodes."""
+    alike = steps(40).with_columns(prefill_tokens=0, decode_tokens=4, context_tokens=0, busy_us=1000)
+    model = fit_step_time(alike)
+    assert (model.base_us, model.per_decode_token_us) == pytest.approx((500, 125))
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_order_of_the_steps_changes_no_digit(apart):
+    """Nor another processor, which adds in another order: not even where each step has one request."""
+    frame = steps(400).with_columns(busy_us=pl.col("busy_us") * (1 + pl.int_range(pl.len()) * 37 % 100 / 99))
+    if not apart:
+        prefills = (pl.int_range(pl.len()) % 12 == 0).cast(pl.Int64)
+        frame = frame.with_columns(
+            prefill_tokens=900 * prefills, decode_tokens=1 - prefills, busy_us=6039 + 17_961 * prefills
+        )
+    assert (
+        fit_step_time(frame)
+        == fit_step_time(frame.reverse())
+        == fit_step_time(frame.sample(400, seed=1, shuffle=True))
+    )
