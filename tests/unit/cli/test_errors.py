@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.errors import reason_of
 from schedtrace.model.manifest import FILE_NAME
 from tests.makers import encoded, header, manifest, run_folder, step, workload, write_trace
 
@@ -136,3 +137,20 @@ def test_a_wrong_command_line_ends_with_2_and_names_what_is_wrong_in_one_line(cl
     assert err.startswith("schedtrace: ")
     assert names in err
     assert len(err.splitlines()) == 1
+
+
+class RefusedError(ValueError):
+    """As pydantic's."""
+
+    def errors(self):
+        return [
+            {"loc": ("max_num_seqs",), "msg": "Input should be a valid integer"},
+            {"loc": (), "msg": "Value error, the budget is smaller than the batch"},
+        ]
+
+
+def test_what_vllm_refuses_is_told_whole_and_in_one_line():
+    told = "max_num_seqs: Input should be a valid integer; the budget is smaller than the batch"
+    assert reason_of(RefusedError("2 validation errors for SchedulerConfig\nmax_num_seqs\n ...")) == told
+    assert reason_of(ValueError("one\n  and two")) == "one and two"
+    assert reason_of(ValueError()) == "ValueError"
