@@ -20,7 +20,7 @@ from schedtrace.simulate.executor import DUMMY, Clock, SimulatedExecutor
 from schedtrace.simulate.kv_specs import kv_cache_specs, kv_dtype
 from schedtrace.simulate.machine_clock import MachineClock
 from schedtrace.simulate.model_runner import ModelRunner
-from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE
+from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
 from schedtrace.step_times.memory import MOST_BLOCKS
 from schedtrace.step_times.simulated import KEY, simulated_device
 
@@ -102,7 +102,7 @@ class ServedExecutor(SimulatedExecutor):
         config = self.vllm_config
         cache, parallel, scheduler = config.cache_config, config.parallel_config, config.scheduler_config
         given = getattr(cache, "kv_cache_memory_bytes", None)  # vLLM 0.11 and newer
-        if given and not os.environ.get(CPU_CACHE_SPACE):
+        if given and not (is_cpu() and os.environ.get(CPU_CACHE_SPACE)):
             return [given] * len(self._specs)
         blocks = cache.num_gpu_blocks_override or self._device.blocks(
             config.model_config.model,

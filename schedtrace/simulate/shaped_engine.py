@@ -11,15 +11,13 @@ from schedtrace.errors import UsageError
 from schedtrace.simulate import releases
 from schedtrace.simulate.rank_options import require_values
 from schedtrace.step_times.gpus import Gpu, GpuPlatform
-from schedtrace.step_times.memory import kv_cache_blocks
+from schedtrace.step_times.memory import FIT_TO_MEMORY, kv_cache_blocks
 from schedtrace.step_times.shape import Shape
 
 BLOCK_SIZE = 16
 """vLLM's on CUDA."""
 UTILIZATION = 0.92
 """vLLM's default of ``gpu_memory_utilization`` since 0.20."""
-AUTO = -1
-"""``max_model_len`` of which vLLM makes the largest that fits."""
 DEFAULT_LENGTH = 2048
 """vLLM's for a model whose ``config.json`` names none."""
 _ASYNC = arg_utils.EngineArgs.async_scheduling
@@ -84,13 +82,12 @@ def shaped_options(
         max_num_seqs=options["max_num_seqs"],
     )
     room, longest = options["num_blocks"] * options["block_size"], options.get("max_model_len")
-    if longest in {None, AUTO}:
+    if longest in FIT_TO_MEMORY:
         options["max_model_len"] = min(room, shape.positions or DEFAULT_LENGTH)
     elif longest > room:
         msg = (
             f"{shape.name} on {gpu.name}: {options['num_blocks']:,} KV blocks hold no request of "
-            f"max_model_len {longest:,}, so vLLM would not start: the largest that fits is {room:,} "
-            f"(--max-model-len {room}, or auto)"
+            f"max_model_len {longest:,}, so vLLM would not start: the largest that fits is {room:,}"
         )
         raise UsageError(msg)
     return options

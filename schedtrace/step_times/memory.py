@@ -15,6 +15,8 @@ LOGITS_BYTES = 4
 """vLLM samples from logits in float32."""
 OF_MEMORY = {"gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "kv_cache_dtype"}
 """Settings that change the number of KV cache blocks by way of a GPU's memory."""
+FIT_TO_MEMORY = {None, -1, "auto"}
+"""Values of ``max_model_len`` that leave it to the KV cache; vLLM itself does so where one is given."""
 MOST_BLOCKS = 2**18
 """KV cache blocks of an engine whose model is tiny: each is an object in vLLM's memory."""
 

@@ -7,6 +7,7 @@ from typing import Any
 from schedtrace.model.message import Duration, Message, message
 from schedtrace.model.trace import Header
 from schedtrace.step_times.gpus import Gpu
+from schedtrace.step_times.memory import FIT_TO_MEMORY
 from schedtrace.step_times.model import StepTimes
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shape import Shape
@@ -128,7 +129,8 @@ def fitted_length(shape: Shape, given: Mapping[str, Any], options: Mapping[str, 
         options: Of ``simulate.replay.play``, made of them.
     """
     length: int = options["max_model_len"]
-    return length if given.get("max_model_len") in {None, -1} and length < (shape.positions or 0) else None
+    left = given.get("max_model_len") in FIT_TO_MEMORY
+    return length if left and length < (shape.positions or 0) else None
 
 
 def gathering_notes(times: StepTimes | None, changes: Iterable[Mapping[str, Any]]) -> list[Message]:

@@ -83,7 +83,7 @@ def test_a_sweep_says_where_the_cache_decides_the_longest_request(tmp_path, caps
     [
         (["--gpu", "h1000"], "h1000"),
         (["--gpu", "h100", "--max-num-seq", "4"], "--max-num-seq"),
-        (["--gpu", "h100", "--max-model-len", "100000"], "is 39,232 (--max-model-len 39232, or auto)"),
+        (["--gpu", "h100", "--max-model-len", "100000"], "the largest that fits is 39,232"),
     ],
 )
 def test_what_cannot_be_simulated_is_one_line(arguments, told, capsys, tmp_path):

@@ -114,7 +114,7 @@ def test_a_regression_that_cannot_be_told_is_no_failure_but_said(cli, tmp_path):
         for name, s in (("a", 1.0), ("b", 9.0))
     ]
     code, _, err = cli("diff", *folders, "--fail-on", "regression")
-    assert (code, err) == (0, "schedtrace: --fail-on: too few trials to tell; 4 a side are needed\n")
+    assert (code, err) == (0, "schedtrace: --fail-on: too few trials to tell; 5 a side are needed\n")
 
 
 def test_an_unknown_metric_is_refused_before_anything_is_run(cli, plans, files):

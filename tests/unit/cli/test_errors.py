@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.errors import reason_of
 from schedtrace.model.ids import capped
 from schedtrace.model.manifest import FILE_NAME
 from tests.makers import encoded, header, manifest, run_folder, step, workload, write_trace
@@ -185,3 +186,20 @@ def test_what_was_given_is_quoted_in_short(cli, command):
 def test_a_long_id_is_quoted_as_ids_are_written(cli, bad):
     _, _, err = cli("request", bad / "good", "y" * 1_000_000)
     assert err.startswith(f"schedtrace: request {capped('y' * 1_000_000)}: no request of ")
+
+
+class RefusedError(ValueError):
+    """As pydantic's."""
+
+    def errors(self):
+        return [
+            {"loc": ("max_num_seqs",), "msg": "Input should be a valid integer"},
+            {"loc": (), "msg": "Value error, the budget is smaller than the batch"},
+        ]
+
+
+def test_what_vllm_refuses_is_told_whole_and_in_one_line():
+    told = "max_num_seqs: Input should be a valid integer; the budget is smaller than the batch"
+    assert reason_of(RefusedError("2 validation errors for SchedulerConfig\nmax_num_seqs\n ...")) == told
+    assert reason_of(ValueError("one\n  and two")) == "one and two"
+    assert reason_of(ValueError()) == "ValueError"

@@ -83,4 +83,4 @@ def test_a_whole_trace_is_counted_exactly(run_of):
     lines = [step(0, arrived=[arrival("a", 0)], got={"a": 1}, new="a"), step(1, finished=[finish("a")])]
     text = renderer(Format.TEXT)(report_page(analyze([run_of("r", *lines)])), width=200)
     assert "at least" not in text
-    assert "1 request in 1 trial" in text
+    assert "  1 request, " in text

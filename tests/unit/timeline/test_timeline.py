@@ -35,6 +35,7 @@ def test_the_lists_of_facts_are_those_of_the_trials(view_of):
         "refusals": 1,
         "kv_loads": 0,
         "grammars": 0,
+        "set_aside": 0,
     }
     assert lists["refusals"].select("step", "request_id").collect().rows() == [(1, "a")]
 

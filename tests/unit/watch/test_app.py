@@ -88,7 +88,7 @@ def test_advice_is_cut_only_where_there_is_no_room_for_it(folder):
     assert told.count(f"Try: {advice}") == 2
     ((*screen, _),) = shown(session, folder, size=(80, 16))
     assert all(line.endswith(" ...") for line in screen[1:3])  # one line each
-    assert screen[3].startswith("           running")
+    assert screen[3].startswith("          running")
 
 
 def test_ranks_can_be_chosen(folder):
