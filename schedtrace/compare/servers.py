@@ -123,7 +123,7 @@ def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, 
 
 
 def _output(timeline: Timeline) -> Series:
-    """Output tokens of equal windows of the time with requests."""
+    """Output tokens a second in equal windows of the time with requests."""
     spans = counted_spans(timeline).select(
         pl.col("begin_us", "end_us") - timeline.header.wall_anchor_us,
         before_us=LENGTH_US.cum_sum() - LENGTH_US,
@@ -143,9 +143,9 @@ def _output(timeline: Timeline) -> Series:
 
 
 def in_windows(at_us: NDArray[Any], tokens: NDArray[Any], lasted_us: int) -> Series:
-    """Tokens of equal windows of a time, from the moments of steps and the tokens of each."""
+    """Tokens a second in equal windows of a time, from the moments of steps and the tokens of each."""
     windows = min(MOST_WINDOWS, len(at_us) // STEPS_A_WINDOW)
     if not windows:
         return np.array([])
     counts, _ = np.histogram(at_us, bins=windows, range=(0, lasted_us), weights=tokens)
-    return counts.astype(np.float64)
+    return counts * windows / (lasted_us / 1e6)
