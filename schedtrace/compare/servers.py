@@ -19,6 +19,7 @@ from schedtrace.compare.power import POWER
 from schedtrace.compare.statistics import ALPHA, CONFIDENCE, holm
 from schedtrace.diagnose.throughput import counted_spans
 from schedtrace.diagnose.trials import FINISHED
+from schedtrace.model.facts import Fact
 from schedtrace.model.report import RunReport
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
@@ -49,7 +50,9 @@ class Served:
 
     @classmethod
     def of(cls, report: RunReport, timeline: Timeline) -> Self | None:
-        """None for a run with trials, or of several engines."""
+        """None for a run with trials or of several engines, and for a log without requests or times."""
+        if not {Fact.LIVES, Fact.TIMES} <= timeline.facts:
+            return None
         if report.config["engines"] > 1 or [trial.trial for trial in report.trials] != [None]:
             return None
         came, first, last = pl.col("arrived_us"), pl.col("first_token_us"), pl.col("last_token_us")
