@@ -20,6 +20,8 @@ from schedtrace.model.report import RunReport
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import make_timeline
 
+SERVERS = message("servers have no trials: how much one start of a server differs from the next is unknown")
+
 
 def compare(*, base: Run, new: Run) -> Comparison:
     """Compare two runs.
@@ -61,7 +63,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
         new_label=reports["new"].label,
         notes=[
             *_notes(**reports, alike=alike),
-            *_number_notes(**reports, least=None if by_requests else least),
+            *([SERVERS] if by_requests else _number_notes(**reports, least=least)),
             *loads,
             *fairness_notes(**timelines, metrics=metrics),
         ],
@@ -111,15 +113,8 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
     return notes
 
 
-def _number_notes(*, base: RunReport, new: RunReport, least: int | None) -> list[Message]:
-    """What can be told of so many trials; ``least`` are needed, None: these are servers."""
-    if least is None:
-        return [
-            message(
-                "servers have no trials: their requests are compared, which says nothing of how much one "
-                "start of a server differs from the next"
-            )
-        ]
+def _number_notes(*, base: RunReport, new: RunReport, least: int) -> list[Message]:
+    """That a side has one trial, and how many are needed."""
     if min(len(trials_used(report)) for report in (base, new)) > 1:
         return []
     return [

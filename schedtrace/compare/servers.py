@@ -19,6 +19,7 @@ from schedtrace.compare.power import POWER
 from schedtrace.compare.statistics import ALPHA, CONFIDENCE, holm
 from schedtrace.diagnose.throughput import counted_spans
 from schedtrace.diagnose.trials import FINISHED
+from schedtrace.model.facts import Fact
 from schedtrace.model.report import RunReport
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
@@ -49,7 +50,9 @@ class Served:
 
     @classmethod
     def of(cls, report: RunReport, timeline: Timeline) -> Self | None:
-        """None for a run with trials, or of several engines."""
+        """None for a run with trials or of several engines, and for a log without requests or times."""
+        if not {Fact.LIVES, Fact.TIMES} <= timeline.facts:
+            return None
         if report.config["engines"] > 1 or [trial.trial for trial in report.trials] != [None]:
             return None
         came, first, last = pl.col("arrived_us"), pl.col("first_token_us"), pl.col("last_token_us")
@@ -123,7 +126,7 @@ def _estimate(values: Series, statistic: Callable[..., Series]) -> tuple[float, 
 
 
 def _output(timeline: Timeline) -> Series:
-    """Output tokens of equal windows of the time with requests."""
+    """Output tokens a second in equal windows of the time with requests."""
     spans = counted_spans(timeline).select(
         pl.col("begin_us", "end_us") - timeline.header.wall_anchor_us,
         before_us=LENGTH_US.cum_sum() - LENGTH_US,
@@ -143,9 +146,9 @@ def _output(timeline: Timeline) -> Series:
 
 
 def in_windows(at_us: NDArray[Any], tokens: NDArray[Any], lasted_us: int) -> Series:
-    """Tokens of equal windows of a time, from the moments of steps and the tokens of each."""
+    """Tokens a second in equal windows of a time, from the moments of steps and the tokens of each."""
     windows = min(MOST_WINDOWS, len(at_us) // STEPS_A_WINDOW)
     if not windows:
         return np.array([])
     counts, _ = np.histogram(at_us, bins=windows, range=(0, lasted_us), weights=tokens)
-    return counts.astype(np.float64)
+    return counts * windows / (lasted_us / 1e6)

@@ -2,8 +2,8 @@
 
 Servers are simulated: requests arrive at random or from so many clients that wait for their answers, share a
 batch, and each step takes a fixed time, a time per request, and a factor that drifts like a machine with slow
-phases. A/A: both sides are the same process, so at most 5 % of these may find anything in any metric. A/B:
-the steps of one side take 45 % longer, which has to be found.
+phases. A/A: both sides are the same process, so at most 5 % of these may find anything in any metric.
+A/B: the steps of one side take 45 % longer, which has to be found.
 """
 
 import argparse

@@ -79,7 +79,7 @@ def test_decodes_that_leave_prefills_nothing_are_told(found):
     assert finding.tokens == 1600
     assert plain(finding.message) == (
         "2 steps spent 80 % of the token budget on decodes on average and had too little left for prefills. "
-        "These steps took 2.00 ms, 67 % of the run; requests waited 4.00 ms in total."
+        "These steps took 2.00 ms, 67 % of the busy time; requests waited 4.00 ms in total."
     )
     assert finding.advice == []
 

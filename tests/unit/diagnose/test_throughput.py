@@ -5,11 +5,16 @@ import pytest
 from schedtrace.compare.compare import compare
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.diagnose.throughput import counted_time, seconds, united
+from schedtrace.model.sweep import Outcome
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
 from schedtrace.timeline.window import Window
+from schedtrace.whatif.objective import parse_slo
+from schedtrace.whatif.sweep_play import _measure
+from schedtrace.whatif.sweep_rows import sweep_rows
+from schedtrace.workloads.recorded_ranks import loads_of_run
 from tests.makers import arrival, finish, manifest, result, run_folder, step
 
 S = 1_000_000
@@ -127,6 +132,19 @@ def test_engines_that_worked_in_turn_do_not_add_up(tmp_path):
     assert [row.output_tokens_per_s for row in report.statistics.engines] == [2.5, 2.5, 5]
     output = {metric.name: metric for metric in compare(base=run, new=run).metrics}["output"]
     assert output.base.mean == 5
+
+
+@pytest.mark.parametrize(("trial", "lasted"), [(None, 2), (1, 21)])
+def test_a_sweep_measures_the_load_of_a_server_and_that_of_a_trial_alike(run_of, trial, lasted):
+    run = run_of("a", *load(warm_up=True, trial=trial))
+    (recorded,) = loads_of_run(run.traces)
+    assert recorded.of_server is (trial is None)
+    outcome = Outcome(key="", changes={})
+    _measure(outcome, run.traces, [recorded])
+    (row,) = sweep_rows([outcome], {}, parse_slo("e2e_p99=1s"), recorded=None)
+    assert row.output_tokens_per_s == pytest.approx(10 / lasted)
+    assert row.requests_per_s == pytest.approx(2 / lasted)
+    assert row.goodput_requests_per_s == pytest.approx(2 / 21)  # a pause less must not make more of late ones
 
 
 def test_spans_are_counted_once():
