@@ -1,11 +1,12 @@
 """``schedtrace run``: drive a workload on vLLM's engine with the scheduler traced."""
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -154,9 +155,8 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
     from schedtrace.engine.recorded import traces_in
     from schedtrace.present.progress import RunProgress
 
-    for end in (signal.SIGTERM, signal.SIGHUP):  # in order, as with Ctrl-C
-        if signal.getsignal(end) != signal.SIG_IGN:  # as under nohup
-            signal.signal(end, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end in order, as with Ctrl-C
+    _end_when_the_terminal_hangs_up()
     try:
         with RunProgress(stderr_console(), several=len(plans) > 1) as progress:
             execute(plans, progress, interleave=interleave)
@@ -173,6 +173,20 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
         for plan in plans:  # vLLM's options are known now: say where the wrong one stands
             check_arguments(plan.given)
         raise
+
+
+def _end_when_the_terminal_hangs_up() -> None:
+    """In order, without a word to the terminal that is gone: that would raise."""
+    to_terminal = [file for file in (1, 2) if os.isatty(file)]
+
+    def hung_up(_signal: int, _frame: Any) -> NoReturn:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for file in to_terminal:
+            os.dup2(nowhere, file)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, hung_up)
 
 
 def _show_outcome(plan: Any) -> None:

@@ -93,10 +93,11 @@ def test_no_process_of_a_run_is_left_whichever_is_killed(workplace, victim, erro
     assert trace.read_bytes() == steps
 
 
-def test_ctrl_c_ends_the_engine_in_order_and_keeps_the_trace(workplace):
-    process, path = start(workplace, "interrupted")
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_hangup_end_the_engine_in_order_and_keep_the_trace(workplace, asked):
+    process, path = start(workplace, f"interrupted-{asked.name}")
     engine = json.loads(path.read_text().split("\n")[0])["pid"]
-    process.send_signal(signal.SIGINT)
+    process.send_signal(asked)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in err
