@@ -57,11 +57,7 @@ def model_cost(timeline: Timeline, cost_us: float | None) -> Cost:
     if model is None or cost_us is None or not duration_us:
         return Cost()
     frac = cost_us / duration_us
-<<<<<<< HEAD
-    if frac < WARNING_COST_FRAC and model.error_frac >= frac:
-=======
     if frac < WARNING_COST_FRAC and model.error_frac >= round(frac, 4):  # the error has four digits, too
->>>>>>> fresh
         return Cost(unresolved=True)
     return Cost(cost_us / 1e3, frac, model.error_frac)
 
