@@ -94,7 +94,7 @@ def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
         yield from log_figures(run)
         yield from finding_sections([finding for finding in run.findings if not finding.title], engines=1)
         yield from not_judged(run)
-    yield from _others(named)
+    yield from _others(named, 1 + room + OTHERS_LINES - sum(map(_height, shown)))  # no blank line at the top
     if notes := noteworthy(run.settings):
         yield Note(notes, "Settings:")
     yield commands
@@ -232,18 +232,22 @@ def _change(gain: Gain) -> Message:
     )
 
 
-def _others(roots: list[Found]) -> Iterator[Note]:
-    """What was found too small to be described."""
+def _others(roots: list[Found], room: int) -> Iterator[Note]:
+    """What was found too small to be described; what does not fit into these lines is counted."""
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
     parts = [
         message("{title} ({code}{gain})", title=root.title, code=root.code, gain=_after(", ", _gain(root)))
         for root in named
     ]
-    if small:
-        parts.append(message("under 1 % each: {codes}", codes=", ".join(small)))
-    if parts:
-        yield Note(message("{found}.", found=joined(parts, "; ")), "Also found:")
+    rest = [message("under 1 % each: {codes}", codes=", ".join(small))] if small else []
+    for most in range(len(parts), -1, -1):
+        more = [message("{count} more", count=Number(len(parts) - most))] if most < len(parts) else []
+        told = [*parts[:most], *more, *rest]
+        note = Note(message("{found}.", found=joined(told, "; ")), "Also found:")
+        if told and (_height(note) <= room or not most):
+            yield note
+            return
 
 
 def _commands(run: RunReport, roots: list[Found]) -> Commands:
@@ -280,8 +284,9 @@ def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a 
             return 2 + long + lines(*paragraphs, indent=3) + lines(*actions, indent=8)
         case Table(columns, rows, more):
             return 1 + max(column.heading.count("\n") + 1 for column in columns) + len(rows) + bool(more)
-        case Note(text):
-            return 1 + lines(text)
+        case Note(text, label):
+            words = plain(text.text if isinstance(text, Styled) else text)
+            return 1 + lines(f"{label} {words}" if label else words)
         case Commands(label, commands):
             return 1 + lines(label) + sum(-(-(len(one) + 2) // WIDTH) for one in commands)
         case _:

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schedtrace.diagnose.analyze import analyze
@@ -69,6 +69,7 @@ def page(*findings, parts=0):
     st.lists(st.tuples(st.floats(0, 1), st.integers(1, 20), st.integers(0, 3)), max_size=12),
     st.integers(0, 12),
 )
+@example([(0.5, 12, 2), (0.0, 1, 0), (1.0, 1, 1), (0.5, 1, 0), (0.5, 1, 0), (0.5, 1, 0), (1.0, 1, 0)], 8)
 def test_it_fits_on_one_screen(found, parts):
     roots = [root(share, words=words, advice=advice) for share, words, advice in found]
     assert text_of(page(*roots, parts=parts)).count("\n") <= MOST_LINES
