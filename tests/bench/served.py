@@ -1,9 +1,9 @@
 """A real ``vllm serve`` under bad loads beside ``vllm bench serve``: ``python -m tests.bench.served --out DIR``.
 
-For each load: a server of the CPU build with a tiny model is recorded while vLLM's own benchmark client runs
-(``--dataset-name custom``, which needs pandas), and the client's figures stand beside those of ``analyze``. Then
-the first advice that names a setting and a value is given to a new server, and what it stated stands beside
-what the client measures. A quarter of an hour; on a busy machine the second comparison is worthless.
+For each load a server of the CPU build with a tiny model is recorded while vLLM's own benchmark client runs
+(``--dataset-name custom``, which needs pandas): its figures stand beside those of ``analyze``. Then the first
+advice that names a setting and a value is given to a new server, and what it stated stands beside what the
+client measures. A quarter of an hour; on a busy machine the second comparison is worthless.
 """
 
 import argparse
