@@ -99,6 +99,7 @@ class Session:
             cpu.prepare_environment()
         if run.executor is not None:
             from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
+            from schedtrace.simulate.releases import by_name_or_class
 
             os.environ.pop(CPU_CACHE_SPACE, None)
             on_cpu = is_cpu()
@@ -115,6 +116,7 @@ class Session:
             config = engine_args.create_engine_config(context)
         else:
             chosen["simulated_step_times"] = simulated.use_executor(engine_args, run)
+            engine_args.distributed_executor_backend = by_name_or_class(simulated.EXECUTOR)
             with simulated.defaults_of_the_gpu(run):
                 config = engine_args.create_engine_config(context)
             chosen |= simulated.taken(config, given)

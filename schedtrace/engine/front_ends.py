@@ -59,6 +59,12 @@ def _shut_down(engine: Any) -> None:
         engine.shutdown()
 
 
+def _tokenizer(engine: Any) -> Any:
+    """The engine's; None if it has none."""
+    processor = engine.input_processor if hasattr(engine, "input_processor") else engine.processor  # to 0.11
+    return processor.tokenizer
+
+
 class _Tally:
     """Counts the finished requests of one trial."""
 
@@ -106,7 +112,7 @@ class OfflineFrontEnd(FrontEnd):
         return self._engine.engine_core
 
     def tokenizer(self) -> Any:
-        return self._engine.input_processor.tokenizer
+        return _tokenizer(self._engine)
 
     def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
         engine, tally = self._engine, _Tally(progress)
@@ -163,7 +169,7 @@ class OnlineFrontEnd(FrontEnd):
         return self._engine.engine_core
 
     def tokenizer(self) -> Any:
-        return self._engine.input_processor.tokenizer
+        return _tokenizer(self._engine)
 
     def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
         return self._loop.run_until_complete(self._run(trial, requests, progress))
