@@ -104,14 +104,14 @@ def counted_time(run: RunReport) -> Message:
     if {trial.throughput_over for trial in trials} == {"requests"} and counted < NOT_IDLE_FRAC * lasted:
         return message(
             "while requests were there ({counted} of {lasted} s)",
-            counted=Number(round(counted, 1)),
-            lasted=Number(round(lasted, 1)),
+            counted=Number(counted),
+            lasted=Number(lasted),
         )
     if {trial.throughput_over for trial in trials} == {"trial"} and busy < NOT_IDLE_FRAC * counted:
         return message(
             "over whole trials ({counted} s, requests for {busy} s)",
-            counted=Number(round(counted, 1)),
-            busy=Number(round(busy, 1)),
+            counted=Number(counted),
+            busy=Number(busy),
         )
     return NOTHING
 
