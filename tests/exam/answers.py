@@ -60,6 +60,7 @@ def mistakes(one: Case, folder: Any) -> dict[str, Any]:
     report, page = report_of(folder), page_of(folder)
     loud = [finding.code for finding in report.findings if finding.severity != "info"]
     lines = page.splitlines()
+    wrapped = page.partition("\nMore:")[0].splitlines()  # commands are never broken
     leading = report.findings[0] if report.findings else None
     said = sentences(report, leading) if leading else ""
     code = code_of(leading) if leading else "nothing"
@@ -70,7 +71,7 @@ def mistakes(one: Case, folder: Any) -> dict[str, Any]:
         "said": [pattern for pattern in one.silent if matches(pattern, page)],
         "no verdict": not report.verdict,
         "lines": len(lines) if len(lines) > MOST_LINES else None,
-        "columns": max(map(len, lines)) if max(map(len, lines)) > MOST_COLUMNS else None,
+        "columns": max(map(len, wrapped)) if max(map(len, wrapped)) > MOST_COLUMNS else None,
     }
     return {kind: what for kind, what in wrong.items() if what}
 

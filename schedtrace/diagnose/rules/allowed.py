@@ -64,7 +64,8 @@ def why_no_async_scheduling(timeline: Timeline, value: Any = True) -> Message:  
     drafts = settings.get("speculative_config.method")
     if value is not True:
         return NOTHING
-    if header.device == "cpu":
+    on_platform = header.clock != "virtual"  # a simulated device is not the CPU that vLLM was configured on
+    if header.device == "cpu" and on_platform:
         return message("vLLM switches it off on a CPU")
     if drafts in REFUSED_DRAFTS:
         return message("vLLM refuses it together with {method} drafts", method=Code(str(drafts)))
@@ -73,7 +74,7 @@ def why_no_async_scheduling(timeline: Timeline, value: Any = True) -> Message:  
         return message("vLLM refuses it together with {option}", option=option)
     if (header.pipeline_parallel_size or 1) > 1 and settings.get("use_v2_model_runner") is False:
         return message("vLLM's first model runner does not support it with pipeline parallelism")
-    if chosen_by_vllm(timeline, "async_scheduling"):
+    if on_platform and chosen_by_vllm(timeline, "async_scheduling"):
         return message("vLLM itself switched it off for this configuration")
     return NOTHING
 
