@@ -22,6 +22,9 @@ from schedtrace.watch.stream import stream
 from tests.makers import arrival, finish, step
 from tests.unit.watch.growing import ANCHOR_S, STEP_US, Growing, session_of
 
+LATER_S = 2**32
+"""A modification time that every clock has before it."""
+
 
 @pytest.fixture
 def utc(monkeypatch):
@@ -336,7 +339,8 @@ def test_a_newer_run_is_shown_once_the_one_before_is_over(tmp_path):
     os.utime(first.path, (later[0], later[0]))
     assert session.look().name == "first"
     second = Growing(tmp_path / "second")
-    second.grow(5)  # written now, by the real clock: it grows
+    second.grow(5)
+    os.utime(second.path, (LATER_S, LATER_S))  # by the real clock, however slow this machine: it grows
     seen = session.look()
     assert (seen.name, notes(seen)) == ("first", ["a newer run began, second; the one shown still runs"])
     first.append(End(at_us=400_000, steps=3))
@@ -346,6 +350,7 @@ def test_a_newer_run_is_shown_once_the_one_before_is_over(tmp_path):
     assert (seen.name, notes(seen)) == ("second", ["a newer run began: second"])
     assert not seen.over
     second.append(End(at_us=600_000, steps=5))
+    os.utime(second.path, (LATER_S, LATER_S))
     assert notes(session.look()) == ["a newer run began: second", "the engine ended"]
 
 
@@ -415,7 +420,9 @@ def test_a_run_that_ended_is_one_line_until_a_newer_one_begins(tmp_path):
         looks.append(1)
         if len(looks) == 5:
             os.utime(first.path, (ANCHOR_S, ANCHOR_S))
-            Growing(tmp_path / "second").grow(5)  # written now, by the real clock: it grows
+            second = Growing(tmp_path / "second")
+            second.grow(5)
+            os.utime(second.path, (LATER_S, LATER_S))
         if len(looks) == 7:
             raise KeyboardInterrupt
 
