@@ -19,8 +19,6 @@ Over = Literal["trial", "requests"]
 """The whole trial, or the time in which there were requests."""
 NOT_IDLE_FRAC = 0.99
 """Of the time: which part of it counts is said where it makes a difference."""
-NOT_IDLE_TRIAL_FRAC = 0.75
-"""Likewise of a trial's, which has the front end's own time in it, and that of short ones little else."""
 SPAN = {"begin_us": pl.Int64, "end_us": pl.Int64}
 """Columns of a table of spans of time."""
 
@@ -109,7 +107,7 @@ def counted_time(run: RunReport) -> Message:
             counted=Number(counted),
             lasted=Number(lasted),
         )
-    if {trial.throughput_over for trial in trials} == {"trial"} and busy < NOT_IDLE_TRIAL_FRAC * counted:
+    if {trial.throughput_over for trial in trials} == {"trial"} and busy < NOT_IDLE_FRAC * counted:
         return message(
             "over whole trials ({counted} s, requests for {busy} s)",
             counted=Number(counted),
