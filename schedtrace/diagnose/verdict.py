@@ -1,5 +1,6 @@
 """What is said first of a run: what limited it, by how much, and who held it; or that nothing did."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ LEADS_FROM_FRAC = 0.05
 """A twentieth of the requests' time, or of throughput: less is no limit of a run."""
 STAYS_FRAC = 0.5
 HOST_LEADS_FROM_FRAC = 0.25
-"""Every engine has some host time; it is what limits a run only if it is a quarter of it."""
+"""Every engine has some host time; it limits a run only if it is a quarter of it, and vLLM could hide it."""
 EXPLAINS_FROM_FRAC = 0.10
 """What nothing can be gained from still explains the run from a tenth of the requests' time on."""
 NEARLY = 0.8
@@ -125,7 +126,10 @@ QUIETLY = ("pipeline-bubbles", UNEVEN, "client-limited", "arrival-limited", "pre
 
 
 def _from(root: Finding) -> float:
-    return HOST_LEADS_FROM_FRAC if root.code == HOST else LEADS_FROM_FRAC
+    if root.code != HOST:
+        return LEADS_FROM_FRAC
+    nothing_helps = root.gain is None and bool(root.refuted)
+    return math.inf if nothing_helps else HOST_LEADS_FROM_FRAC
 
 
 def _lowered(title: Message) -> Message:

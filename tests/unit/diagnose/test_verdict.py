@@ -109,6 +109,12 @@ def test_host_time_limits_a_run_from_a_quarter_on(said, share, leads):
     assert first == "It is scheduler-overhead." if leads else first.startswith("Nothing limits this engine: ")
 
 
+def test_host_time_that_vllm_cannot_hide_does_not_lead():
+    refused = root("scheduler-overhead", 0.4, refuted=[message("No choice here.")])
+    assert leading([refused, root("a", 0.06)])[0].code == "a"
+    assert leading([root("scheduler-overhead", 0.4), root("a", 0.06)])[0].code == "scheduler-overhead"
+
+
 def test_where_nothing_limits_it_the_time_is_split(said):
     first, second = said()[:2]
     assert first.startswith("Nothing limits this engine: ")
