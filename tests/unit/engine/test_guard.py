@@ -64,6 +64,19 @@ class Guarded:
         self.outer = self.process.pid
         (self.inner,) = children(self.outer)
 
+    def await_handlers(self):
+        """Until the guards and the toy all have their handlers of SIGTERM: bit 14 of the signals that are caught."""
+        until = time.monotonic() + LIMIT_S
+        for pid in (self.outer, self.inner, self.toy):
+            while not self._caught(pid) >> signal.SIGTERM - 1 & 1:
+                assert time.monotonic() < until, "no handler of SIGTERM"
+                time.sleep(0.02)
+
+    @staticmethod
+    def _caught(pid):
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt"))
+
     def left(self):
         """Those that still run, after at most the limit."""
         until = time.monotonic() + LIMIT_S
@@ -131,6 +144,7 @@ def test_an_engine_process_that_ends_leaves_nobody_and_its_exit_code(guarded, tm
 
 def test_sigterm_reaches_the_engine_process(guarded):
     toy = guarded("signal.signal(signal.SIGTERM, lambda *_: os._exit(3)); time.sleep(600)")
+    toy.await_handlers()
     toy.process.terminate()
     assert toy.process.wait(LIMIT_S) == 3
 
