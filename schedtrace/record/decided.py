@@ -71,19 +71,27 @@ class Decided:
         return f"{self._name}_{place}"
 
     @property
+    def tests(self) -> list[ast.expr]:
+        """The parts one by one, for who evaluates each by itself."""
+        return self._flagged
+
+    @property
+    def kept(self) -> list[ast.Tuple]:
+        """What each part compared: the values of ``operands``."""
+        return [
+            ast.Tuple([ast.Name(name, ast.Load()) for _, name in operands], ast.Load())
+            for operands in self._operands
+        ]
+
+    @property
     def which(self) -> ast.expr:
         """The number of the part that decided."""
         return self._of_part([ast.Constant(place) for place in range(len(self.parts))])
 
     @property
     def values(self) -> ast.expr:
-        """What the part that decided compared: a tuple of the values of ``operands``."""
-        return self._of_part(
-            [
-                ast.Tuple([ast.Name(name, ast.Load()) for _, name in operands], ast.Load())
-                for operands in self._operands
-            ]
-        )
+        """What the part that decided compared."""
+        return self._of_part(self.kept)
 
     @property
     def operands(self) -> tuple[tuple[str, ...], ...]:

@@ -83,12 +83,14 @@ class Marks:
                 noted = (site, budget, request.request_id, request.status, which)
             elif SITES[site].refuses_head:
                 noted = (*noted, 0, queues.pause_state(scheduler))
-                if scheduler._schedtrace_queued:  # or the queue is empty, and need not be asked
-                    following = queues.first_of(queue) or queues.head(scheduler)
+                if scheduler._schedtrace_queued:  # or nobody waits, and no queue need be read
+                    following = queues.first_of(queue)
+                    if following is None:
+                        following = queues.head(scheduler)
                     noted = (site, budget, getattr(following, "request_id", None), *noted[3:])
+                    if following is None and SITES[site].asks_queue(which):
+                        noted = _with_queue(scheduler, events, noted)
                 noted = (*noted, 0, 0, None, (), queues.held_back(scheduler))
-            if SITES[site].asks_queue(which):
-                noted = _with_queue(scheduler, events, noted)
             if values:
                 noted = _with_values(noted, values)
         except Exception as error:
@@ -131,9 +133,10 @@ class Marks:
                 left_out = queue[index]
                 noted = (site, budget, left_out.request_id, left_out.status, *noted[4:])
             elif scheduler._schedtrace_queued and SITES[site].loop == "waiting":
-                noted = (site, budget, getattr(queues.head(scheduler), "request_id", None), *noted[3:])
-            if SITES[site].asks_queue(which):
-                noted = _with_queue(scheduler, events, noted)
+                following = queues.head(scheduler)
+                noted = (site, budget, getattr(following, "request_id", None), *noted[3:])
+                if following is None and SITES[site].asks_queue(which):
+                    noted = _with_queue(scheduler, events, noted)
             if values:
                 noted = _with_values(noted, values)
         except Exception as error:
@@ -199,12 +202,12 @@ def _with_queue(scheduler: Any, events: list[Noted], noted: Noted) -> Noted:
     vLLM's own queues hold nobody then. Another one may hold back whom it has: whoever neither runs, nor is
     done, nor was skipped in this call.
     """
-    left = 0
-    if scheduler._schedtrace_queued and not queues.readable(scheduler):
-        skips = (SITES[one[0]] for one in events)
-        skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in skips)
-        left = max(0, scheduler._schedtrace_recorder.num_waiting(scheduler) - skipped)
-    return (*noted[:5], left, *noted[6:])
+    if queues.readable(scheduler):
+        return noted
+    skips = (SITES[one[0]] for one in events)
+    skipped = sum(site.loop == "waiting" and site.kind == "continue" for site in skips)
+    left = scheduler._schedtrace_recorder.num_waiting(scheduler) - skipped
+    return (*noted[:5], max(0, left), *noted[6:])
 
 
 def _with_values(noted: Noted, values: tuple[Any, ...]) -> Noted:

@@ -6,6 +6,7 @@ what is surely bound where it stands. Exits by which a request succeeds are not 
 """
 
 import ast
+import copy
 from dataclasses import dataclass, replace
 
 from schedtrace.model.causes import Cause
@@ -223,8 +224,25 @@ class Marker:
             node.orelse.insert(0, self._went_through(node, loop, scope))
         elif not isinstance(node.test, ast.Constant):
             self._conditions.add(id(node.test))
-            node.orelse.insert(0, self._end(node, loop, "condition", scope, node.test))
-            self._rewrite(node)
+            if node.orelse:
+                node.orelse.insert(0, self._end(node, loop, "condition", scope, node.test))
+                self._rewrite(node)
+            else:
+                self._nest(node, loop, scope)
+
+    def _nest(self, node: ast.While, loop: Loop, scope: _Scope) -> None:
+        """The condition taken apart, part within part: what ran through the loop runs the same instructions.
+
+        ``while a and b: body`` becomes ``while a: if b: body; else: mark; break``, with a mark behind it.
+        """
+        condition = node.test
+        [first, *others] = self._ends(node, loop, "condition", scope, condition)
+        decided = self._decided[id(condition)]
+        for place, mark in reversed([*enumerate(others, start=1)]):
+            test, leave = syntax.at(condition, decided.tests[place]), syntax.at(condition, ast.Break())
+            node.body = [syntax.at(condition, ast.If(test, node.body, [mark, leave]))]
+        node.test, node.orelse = syntax.at(condition, decided.tests[0]), [first]
+        self._conditions.discard(id(condition))
 
     def _rewrite(self, node: ast.If | ast.While) -> None:
         """Have the condition keep what its marks tell."""
@@ -319,17 +337,36 @@ class Marker:
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
     ) -> ast.stmt:
         """The mark for a condition that did not hold: tells which part of it was the first to be false."""
+        site, told, queue = self._false(loop, kind, condition)
+        return self._mark(node, site, "end", self._name("token_budget", scope.bound), *queue, *told)
+
+    def _ends(
+        self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
+    ) -> list[ast.stmt]:
+        """Likewise, but a mark for each part of it."""
+        site, _, queue = self._false(loop, kind, condition)
+        decided, number = self._decided[id(condition)], self._add(node, site)
+        own, budget = ast.Name(self._self, ast.Load()), self._name("token_budget", scope.bound)
+        marks: list[ast.stmt] = []
+        for place, values in enumerate(decided.kept):
+            told = [ast.Constant(place), *([values] if values.elts else [])]
+            call = _call("end", own, ast.Constant(number), budget, *copy.deepcopy(queue), *told)
+            marks.append(syntax.at(node, ast.Expr(call)))
+        return marks
+
+    def _false(
+        self, loop: Loop, kind: ExitKind, condition: ast.expr
+    ) -> tuple[Site, list[ast.expr], tuple[ast.expr, ast.expr]]:
+        """The site of a condition that did not hold, which part was false, and what the loop goes through."""
         site = Site(loop, kind, (Cause.OTHER,), ast.unparse(condition), "")
         decided = self._decide(condition, holds=False)
-        told: list[ast.expr] = []
-        queue: ast.expr = ast.Constant(None)
-        index: ast.expr = ast.Constant(None)
-        if decided is not None:
-            names = map(syntax.names, decided.parts)
-            causes = tuple(guards.cause_of_end(self._module, loop, part) for part in names)
-            site, told = self._told(replace(site, causes=causes), condition, decided)
-            queue, index = syntax.next_in_line(decided.parts[0])
-        return self._mark(node, site, "end", self._name("token_budget", scope.bound), queue, index, *told)
+        if decided is None:
+            return site, [], (ast.Constant(None), ast.Constant(None))
+        causes = tuple(guards.cause_of_end(self._module, loop, syntax.names(part)) for part in decided.parts)
+        return (
+            *self._told(replace(site, causes=causes), condition, decided),
+            syntax.next_in_line(decided.parts[0]),
+        )
 
     def _went_through(self, node: ast.For, loop: Loop, scope: _Scope) -> ast.stmt:
         """The mark for a loop that looked at everybody: what it skipped has been told, more there is not."""

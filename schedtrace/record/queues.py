@@ -144,11 +144,12 @@ def head(scheduler: Any) -> Any:
 
     vLLM 0.18 to 0.30 looks at those set aside first, but by priority where that is the policy.
     """
-    queues = [getattr(scheduler, name, None) for name in _NAMES]
-    readers = [(READERS.get(type(queue)), queue) for queue in queues if queue is not None]
     heads = []
-    for reader, queue in readers:
-        if reader is None:
+    for name in _NAMES:
+        queue = getattr(scheduler, name, None)
+        if queue is None:
+            continue
+        if (reader := READERS.get(type(queue))) is None:
             return None
         if reader.length(queue):
             heads.append(reader.first(queue))
