@@ -168,13 +168,18 @@ def _set_aside(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
 
 
 def overtakings(timeline: Timeline) -> int:
-    """How many first admissions came before that of a request that had arrived earlier and waited as well."""
-    first = timeline.waits.filter(~pl.col("preempted") & ~pl.col("set_aside"))
-    queued = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id", "queued_us")
-    came = first.join(queued.unique("request_id", keep="first"), on="request_id").sort("queued_us")
-    lasts_longest = pl.col("left_step").cum_max().shift(1).fill_null(0)
-    overtakes = (pl.col("left_step") < NEVER) & (lasts_longest > pl.col("left_step"))
-    return came.filter(overtakes).height
+    """How many requests were first scheduled in a step before which an earlier arrival had not been, nor gone."""
+    came = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
+    scheduled = timeline.admitted.group_by("request_id").agg(first=pl.col("step").cast(pl.Int64).min())
+    left = pl.min_horizontal("first", "ended_step").fill_null(NEVER)
+    rows = (
+        came.select("request_id", "queued_us")
+        .join(scheduled, on="request_id", how="left")
+        .join(_ends(timeline), on="request_id", how="left")
+        .sort("queued_us", maintain_order=True)
+        .with_columns(earlier_left=left.cum_max().shift(1).fill_null(0))
+    )
+    return rows.filter(pl.col("first") < pl.col("earlier_left")).height
 
 
 def _ends(timeline: Timeline) -> pl.DataFrame:

@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption, ScheduledRequest
+from schedtrace.model.trace_facts import SetAside
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
+from schedtrace.timeline.waits import mismatches, overtakings
 from tests.makers import arrival, finish, run_folder, step
 
 COLUMNS = ("begin_us", "end_us", "state", "cause", "begin_step", "end_step", "tokens")
@@ -255,3 +257,30 @@ def test_whatever_a_trace_says_states_follow_each_other_without_gap_or_overlap(t
     engine = view.engine_states
     assert engine["begin_us"].to_list()[1:] == engine["end_us"].to_list()[:-1]
     assert (engine["end_us"] > engine["begin_us"]).all()
+
+
+def test_one_that_was_set_aside_is_neither_stalled_nor_preempted(view_of):
+    view = view_of(
+        ran(1, 0, 100, "new", arrived=CAME),
+        ran(2, 100, 1),
+        step(3, start=300, waiting=1, ended=Cause.MAX_NUM_SEQS, set_aside=[SetAside("a", 1, blocks_held=7)]),
+        step(4, start=400, waiting=1, ended=Cause.MAX_NUM_SEQS),
+        ran(5, 101, 1, "resumed"),
+        step(6, start=600, finished=[finish("a", finished_us=560)]),
+    )
+    assert of(view, "a")[-3:] == [
+        (150, 300, "decode", None, 2, 2, 1),
+        (300, 500, "set_aside", "max_num_seqs", 3, 4, 0),
+        (500, 560, "decode", None, 5, 5, 1),
+    ]
+    assert mismatches(view).is_empty()
+
+
+def test_a_later_arrival_that_is_admitted_first_overtakes(view_of):
+    came = [arrival(name, None, queued=50 + number) for number, name in enumerate("abc")]
+    view = view_of(
+        step(1, start=100, waiting=2, ended=Cause.MAX_NUM_SEQS, got={"b": 9}, new="b", arrived=came),
+        step(2, start=200, waiting=1, ended=Cause.MAX_NUM_SEQS, got={"c": 9}, new="c"),
+        step(3, start=300, got={"a": 9}, new="a"),
+    )
+    assert overtakings(view) == 2
