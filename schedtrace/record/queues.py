@@ -127,7 +127,7 @@ class Queues:
 
     def _neither_running_nor_done(self, scheduler: Any) -> int:
         requests = scheduler.requests
-        self._freed.intersection_update(dict.keys(requests))
+        self._freed = {request_id for request_id in self._freed if dict.__contains__(requests, request_id)}
         return dict.__len__(requests) - len(scheduler.running) - len(self._freed)
 
 

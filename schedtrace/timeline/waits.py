@@ -168,7 +168,7 @@ def _set_aside(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
 
 
 def overtakings(timeline: Timeline) -> int:
-    """How many requests were first scheduled in a step before which an earlier arrival had not been, nor gone."""
+    """How many requests were first scheduled before an earlier arrival that had not left either."""
     came = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
     scheduled = timeline.admitted.group_by("request_id").agg(first=pl.col("step").cast(pl.Int64).min())
     left = pl.min_horizontal("first", "ended_step").fill_null(NEVER)

@@ -21,6 +21,7 @@ COUNTS = [16, 64, 256, 1024]
 LOADS = {
     **{f"decode, {number} running": {"number": number} for number in COUNTS},
     "decode, 256 running, 10,000 waiting": {"number": 256, "waiting": 10_000},
+    "likewise, a class that is not vLLM's": {"number": 256, "waiting": 10_000, "foreign": True},
     **{f"mixed, {number} running": {"number": number, "prompt": 400, "output": 100} for number in COUNTS[:3]},
     "a finish in every step, 256 running": {"number": 256, "prompt": 16, "output": 256},
     "decode, 256 running, engine never waits": {"number": 256, "busy": True},
@@ -30,7 +31,7 @@ RESTED = {"average": median, "rounds": 40, "steps": 20}
 BUSY = {"average": mean, "rounds": 8, "steps": 300}
 
 
-def engine_of(number, waiting=0, prompt=0, output=0):  # noqa: C901  # classes over a class found late
+def engine_of(number, waiting=0, prompt=0, output=0, foreign=False):  # noqa: C901  # classes over a class found late
     """A driver of vLLM's scheduler, whose methods are those of a class that can be switched."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -60,7 +61,9 @@ def engine_of(number, waiting=0, prompt=0, output=0):  # noqa: C901  # classes o
         def __init__(self):
             tokens = number * 16 if not output else number + 6 * prompt * number // (output + prompt)
             limits = {"max_num_seqs": number, "max_num_batched_tokens": tokens}
-            super().__init__(lambda _: Switched, num_blocks=number * 500, max_model_len=16_384, **limits)
+            made = Switched if foreign else traced
+            super().__init__(lambda _: made, num_blocks=number * 500, max_model_len=16_384, **limits)
+            self.scheduler.__class__ = Switched  # made as vLLM's, of which more is known than of another one
             self.classes = {"plain": Scheduler, "traced": traced}
             self.writer = self.scheduler._schedtrace_recorder._writer
             self.added = 0

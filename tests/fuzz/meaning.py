@@ -68,7 +68,7 @@ def ids(files: dict[str, bytes]) -> list[str]:
         for name, content in files.items()
         if name.startswith("engine")
         for line in content.splitlines()
-        for _, entry in _objects(json.loads(line))
+        for _, entry in _objects(_object(line))
         if isinstance(entry.get("request_id"), str)
     )
     return list(dict.fromkeys(found))
@@ -76,8 +76,16 @@ def ids(files: dict[str, bytes]) -> list[str]:
 
 def steps(files: dict[str, bytes]) -> list[int]:
     """The step numbers of a case."""
-    lines = [json.loads(line) for line in files.get("engine-0.jsonl", b"").splitlines()]
+    lines = map(_object, files.get("engine-0.jsonl", b"").splitlines())
     return [line["step"] for line in lines if isinstance(line.get("step"), int)]
+
+
+def _object(line: bytes) -> Line:
+    """A line; none at all where Python's own reader cannot take its depth."""
+    try:
+        return json.loads(line)
+    except RecursionError:
+        return {}
 
 
 @cache
