@@ -65,7 +65,7 @@ class Guarded:
         (self.inner,) = children(self.outer)
 
     def await_handlers(self):
-        """Until the guards and the toy all have their handlers of SIGTERM: bit 14 of the signals that are caught."""
+        """Until the guards and the toy all have their handlers of SIGTERM."""
         until = time.monotonic() + LIMIT_S
         for pid in (self.outer, self.inner, self.toy):
             while not self._caught(pid) >> signal.SIGTERM - 1 & 1:
