@@ -50,9 +50,9 @@ def test_diff_says_that_prequeueing_removes_it(shared, workplace):
     comparison = ended.json()
     changed = {change["name"]: (change["base"], change["new"]) for change in comparison["config"]}
     assert changed == {"workload.prequeue": (False, True)}
-    states = {change["code"]: change["state"] for change in comparison["findings"]}
-    assert states.get("arrival-limited", "went") == "went"
-    assert states.get("late-arrivals", "went") == "went"
+    left = {change["code"]: change["new_count"] for change in comparison["findings"]}
+    assert left.get("arrival-limited", 0) == 0
+    assert left.get("late-arrivals", 0) == 0
     (first,) = [metric for metric in comparison["metrics"] if metric["name"] == "first-step requests"]
     assert (first["new"]["min"], first["new"]["max"]) == (16, 16)
 

@@ -180,14 +180,13 @@ def _cause(place: int, root: Found, engines: int) -> Cause:
     paragraphs: list[Content] = [joined([root.message, message(whose)]) if whose else root.message]
     if root.holder and place > 1:
         paragraphs.append(root.holder)
-    if not root.advice:  # nothing to try: no line that says so
-        paragraphs += root.refuted[:1]
+    paragraphs += root.refuted[:1]
     return Cause(
         place,
         Styled(root.title, severity(root.severity).style),
         _gain(root),
         paragraphs,
-        [*(action(advice) for advice in root.advice[:2]), *root.refuted[:1]] if root.advice else [],
+        [action(advice) for advice in root.advice[:2]],
         root.engine_rank,
         step_list(root) if root.steps else "",
     )
