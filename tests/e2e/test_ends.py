@@ -69,8 +69,7 @@ def test_sigkill_of_the_engine_loses_at_most_a_second_and_says_so(workplace):
     ("victim", "error"),
     [
         ("command", "the schedtrace command was killed"),
-        ("outer guard", "the engine process was ended by SIGKILL (out of memory?)"),
-        ("engine process", "the engine process was ended by SIGKILL (out of memory?)"),
+        # a killed guard or engine process: tests/unit/engine/test_guard.py, without half a minute of vLLM each
         ("engine core", "vLLM's engine core was killed (SIGKILL; out of memory?)"),
     ],
 )
