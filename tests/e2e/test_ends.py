@@ -69,7 +69,7 @@ def test_sigkill_of_the_engine_loses_at_most_a_second_and_says_so(workplace):
     ("victim", "error"),
     [
         ("command", "the schedtrace command was killed"),
-        # a killed guard or engine process: tests/unit/engine/test_guard.py, without half a minute of vLLM each
+        # a killed guard or engine process: tests/unit/engine/test_guard.py, without vLLM
         ("engine core", "vLLM's engine core was killed (SIGKILL; out of memory?)"),
     ],
 )

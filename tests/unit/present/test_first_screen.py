@@ -178,7 +178,7 @@ def test_what_a_replay_of_an_advice_did_follows_it_and_one_that_did_not_help_is_
     found.advice = [Advice(message=message("--max-num-seqs 30"), tested=message("Replayed: steps 9 -> 4."))]
     shown = " ".join(text_of(page(found)).split())
     assert "--max-num-seqs 30. Replayed: steps 9 -> 4." in shown
-    assert shown.index("--max-num-seqs 30") < shown.index("--watermark 0.1 was tried.")
+    assert shown.index("--watermark 0.1 was tried.") < shown.index("Try: --max-num-seqs 30")
 
 
 def test_what_weighs_more_than_a_described_cause_is_described_too():
