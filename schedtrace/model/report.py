@@ -31,7 +31,7 @@ class Advice(msgspec.Struct, kw_only=True):
     """The setting with its present value, or what else to do."""
     setting: str | None = None
     """Field of vLLM's ``EngineArgs``; None: it is no setting."""
-    value: int | float | bool | None = None
+    value: int | float | bool | str | None = None
     """The proposed value, which vLLM accepts in this configuration; None: no particular one."""
     costs: Message = NOTHING
     """What it costs elsewhere: a whole sentence."""

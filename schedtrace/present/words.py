@@ -31,7 +31,12 @@ ENGINE_STATES = {
 }
 """What a busy engine did."""
 
-GAINS = {"output_tokens_per_s": "output tok/s", "ttft_p50_ms": "TTFT p50", "tpot_p50_ms": "TPOT p50"}
+GAINS = {
+    "output_tokens_per_s": "output tok/s",
+    "ttft_p50_ms": "TTFT p50",
+    "tpot_p50_ms": "TPOT p50",
+    "e2e_mean_ms": "E2E mean",
+}
 """Metrics of a gain."""
 
 _WAITS = {

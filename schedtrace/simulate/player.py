@@ -1,7 +1,9 @@
 """Puts the requests of a load on an engine in virtual time."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from vllm.lora.request import LoRARequest
 from schedtrace.errors import UsageError
 from schedtrace.simulate.ranks import Ranks
 from schedtrace.simulate.simulation import Simulation
+from schedtrace.workloads.closed_loop import ClosedLoop
 from schedtrace.workloads.request import LoadRequest
 from schedtrace.workloads.tokens import token_ids
 from schedtrace.workloads.workload import Workload
@@ -44,6 +47,8 @@ class Player:
         self._engine, self._began_us, self._played, self._routed = engine, began_us, played, routed
         self.load = load
         engine.finished = self._forget
+        self._open: set[str] = set()
+        self._answered: Callable[[], None] = lambda: None
         self._acceptance: dict[str, float] = {}
         self._owed: dict[str, float] = {}
         self._loras: dict[str, int] = {}
@@ -51,22 +56,62 @@ class Player:
             model_runner.accepted = self._accepted
 
     def play(self) -> None:
-        """To the end of the load, each request at its time."""
+        """To the end of the load: each request at its time or, in a closed loop, after an answer."""
+        if self.load.closed is not None:
+            self._play_closed(self.load.closed)
+            return
         for request in self.load:  # one ahead: a stream may be long
-            reaches = self._began_us + request.arrived_us + request.front_end_us
-            self._engine.run(until_us=reaches)
-            self.enter(request, reaches)
-            if request.abort_us is not None:
-                leaves = self._began_us + request.abort_us
-                self._engine.at(leaves, partial(self._engine.abort, request.request_id))
+            sent = self._began_us + request.arrived_us
+            self._engine.run(until_us=sent + request.front_end_us)
+            self._send(request, sent)
         self._engine.run()
 
-    def enter(self, request: LoadRequest, at_us: float) -> None:
-        """Have a request reach the engine then; at once, if that is now."""
+    def _play_closed(self, loop: ClosedLoop) -> None:
+        coming, thinks = iter(self.load), iter(loop.think_us)
+
+        def send_next() -> None:
+            if (request := next(coming, None)) is not None:
+                self._send(request, self._engine.clock.now_us + next(thinks, 0.0))
+
+        self._answered = send_next
+        for request in islice(coming, loop.clients):
+            self._send(request, self._began_us + request.arrived_us)
+        self._engine.run()
+
+    def _send(self, request: LoadRequest, sent_us: float) -> None:
+        """Have the client send a request then and, if it did so when it was recorded, go away later."""
+        self._open.add(request.request_id)
+        if not self.enter(request, sent_us + request.front_end_us, sent_us):
+            self._ended(request.request_id)
+        elif request.abort_us is not None:
+            leaves = sent_us + request.abort_us - request.arrived_us
+            self._engine.at(leaves, partial(self._abort, request.request_id))
+
+    def _abort(self, request_id: str) -> None:
+        self._engine.abort(request_id)
+        self._ended(request_id)
+
+    def _ended(self, request_id: str) -> None:
+        if request_id in self._open:
+            self._open.discard(request_id)
+            self._answered()
+
+    def enter(self, request: LoadRequest, at_us: float, sent_us: float | None = None) -> bool:
+        """Have a request reach the engine then; at once, if that is now.
+
+        Args:
+            request: To be added.
+            at_us: When it is in the input queue.
+            sent_us: When the client sent it; None: as recorded.
+
+        Returns:
+            Whether vLLM's front end accepts it.
+        """
         engine = self._engine
+        sent_us = self._began_us + request.arrived_us if sent_us is None else sent_us
         if request.prompt_tokens >= engine.max_model_len:
             self._played.refused.append(request.request_id)
-            return
+            return False
         options: dict[str, Any] = {}
         if request.lora is not None:
             number = self._loras.setdefault(request.lora, len(self._loras) + 1)
@@ -80,13 +125,15 @@ class Player:
             request.request_id,
             token_ids(request, self.load.prefix_block),
             request.max_tokens or request.output_tokens,
-            front_end_us=at_us - self._began_us - request.arrived_us,  # equal priorities go by arrival
+            front_end_us=at_us - sent_us,  # equal priorities go by arrival
             stop_at=request.output_tokens,
             priority=request.priority,
             **options,
         )
+        return True
 
     def _forget(self, request_id: str) -> None:
+        self._ended(request_id)
         self._engine.forget(request_id)
         for of_requests in (self._acceptance, self._owed):
             of_requests.pop(request_id, None)

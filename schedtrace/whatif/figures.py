@@ -16,11 +16,13 @@ from schedtrace.model.report import TrialReport
 from schedtrace.timeline.timeline import Timeline
 
 COVERAGE = 0.9
+MAKESPAN = Metric("makespan", "s", False, lambda trial: trial.duration_s)
 TIMED = ("output", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99")
 """Metrics of ``compare`` that follow in time."""
 METRICS = [
     *(metric for metric in COMPARED if metric.name in TIMED),
     Metric("E2E mean", "ms", False, lambda trial: None if trial.e2e_ms is None else trial.e2e_ms.mean),
+    MAKESPAN,
 ]
 
 
@@ -130,12 +132,13 @@ def interval(
     The variance of its logarithm is that of the resampled fits, and twice that of the drift: the spread over
     trials of log(recorded / replayed). The changed run will be another start of the engine, which is at least
     as far off as one trial from another; more trials do not average that away. Student's t with the trials'
-    degrees of freedom. With one trial the drift is not known, and no interval is given.
+    degrees of freedom. Of one trial the drift is what its replay is off by, squared.
     """
-    if len(resampled) < 2 or min(len(was), len(replayed)) < 2:  # noqa: PLR2004  # for a spread
-        return None, None
-    drift = statistics.variance(math.log(one / other) for one, other in zip(was, replayed, strict=False))
     trials = min(len(was), len(replayed))
+    if len(resampled) < 2 or not trials:  # noqa: PLR2004  # for a spread
+        return None, None
+    off = [math.log(one / other) for one, other in zip(was, replayed, strict=False)]
+    drift = statistics.variance(off) if trials > 1 else off[0] ** 2
     deviation = math.sqrt(statistics.variance(map(math.log, resampled)) + 2 * drift)
     width = float(stats.t.ppf((1 + COVERAGE) / 2, max(trials - 1, 3))) * deviation
     return ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1

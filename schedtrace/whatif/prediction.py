@@ -6,13 +6,14 @@ import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.prediction import Prediction, SettingChange
+from schedtrace.model.prediction import Figure, Prediction, SettingChange
 from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run, read_run
@@ -130,8 +131,31 @@ class Predictor:
     def __exit__(self, *_: object) -> None:
         self._scratch.cleanup()
 
-    def predict(self, changes: Mapping[str, Any]) -> Prediction:
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Of the engine as recorded (``engine_options``)."""
+        from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
+
+        return engine_options(self._base.header, ranks=len(self._base.timelines))
+
+    def reproduced(self) -> list[Figure]:
+        """Figures of the load as recorded and as replayed without a change.
+
+        Raises:
+            UsageError: not even the replay of the load as it was recorded ends.
+        """
+        try:
+            replayed = self._replayed(None).trials
+        except NeverEndsError as error:
+            raise UsageError(str(error)) from error
+        return measured(pooled_reports(self._base.timelines, self._base.manifest), replayed, replayed, {})
+
+    def predict(self, changes: Mapping[str, Any], *, resamples: int | None = None) -> Prediction:
         """What would become of the load; without changes, whether the replay decides as was recorded.
+
+        Args:
+            changes: As the function ``predict``.
+            resamples: For the interval; None: as the predictor was made with.
 
         Raises:
             UsageError: vLLM does not accept the changes, a replay cannot make them, or not even the replay
@@ -148,7 +172,7 @@ class Predictor:
             raise UsageError(str(error)) from error
         changed = self._changed(options) if changes else replayed
         same, compared = (None, None) if changes else self._same_steps()
-        spread = self._spread(options) if changes else {}
+        spread = self._spread(options, self._resamples if resamples is None else resamples) if changes else {}
         return Prediction(
             label=base.run.label,
             path=str(base.run.path),
@@ -203,12 +227,12 @@ class Predictor:
         noise = [math.exp(one) for place in drawn for one in blocks[place]]
         return Counted(self._base.times.resampled(seed), noise)
 
-    def _spread(self, options: Mapping[str, Any]) -> dict[str, list[float]]:
+    def _spread(self, options: Mapping[str, Any], resamples: int) -> dict[str, list[float]]:
         """Of each metric, the ratios that resampled fits predict."""
         ratios: dict[str, list[float]] = {metric.name: [] for metric in METRICS}
         if self._base.times.rows is None:  # a saved fit
             return ratios
-        for seed in range(self._resamples):
+        for seed in range(resamples):
             folder = Path(self._scratch.name) / f"changed-{seed}"
             after = _replay(self._base, options, folder, self._resampled(seed, side=1)).trials
             before = self._replayed(seed).trials

@@ -9,6 +9,7 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.manifest import Manifest
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import WARMUP_TRIAL
+from schedtrace.workloads.closed_loop import closed_loop
 from schedtrace.workloads.recorded_notes import recorded_notes
 from schedtrace.workloads.recorded_prefixes import identities, prefix_block
 from schedtrace.workloads.request import LoadRequest
@@ -99,6 +100,7 @@ def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workloa
                 queued_step=row["queued_step"],
                 abort_us=row["abort"],
                 abort_step=row["abort_step"],
+                answered_us=row["answered"],
                 structured=row["structured"],
                 draft_acceptance=row["accepted"],
             )
@@ -112,6 +114,7 @@ def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workloa
         notes=recorded_notes(trace, requests, block, manifest),
         began_us=int(requests.select(_arrived().min()).item()),
         of_server=trial is None,
+        closed=closed_loop(rows["arrived"].to_list(), rows["answered"].to_list()),
     )
 
 
@@ -181,6 +184,7 @@ def _timed(requests: pl.DataFrame, steps: _Steps, *, room: int | None, prequeue:
         output=output.fill_null(1).clip(1),
         dropped=dropped,
         abort=(left - began).cast(pl.Float64),
+        answered=(pl.coalesce(left, "finished_us") - began).cast(pl.Float64),
         accepted=pl.when(pl.col("drafts") > 0).then(pl.col("drafts_accepted") / pl.col("drafts")),
     )
     begun = steps.begun_before(rows["dropped"]).alias("abort_step")

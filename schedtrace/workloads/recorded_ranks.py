@@ -13,6 +13,7 @@ from schedtrace.model.message import Count, Message, message
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.clocks import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL
+from schedtrace.workloads.closed_loop import closed_loop
 from schedtrace.workloads.recorded import from_trace, loads_of, trials_of
 from schedtrace.workloads.recorded_notes import ONE_OF_SEVERAL
 from schedtrace.workloads.request import LoadRequest, Pass
@@ -69,6 +70,7 @@ def load_of_ranks(
                 data_parallel_rank=rank,
                 arrived_us=request.arrived_us + later,
                 abort_us=None if request.abort_us is None else request.abort_us + later,
+                answered_us=None if request.answered_us is None else request.answered_us + later,
                 queued_pass=of(request.queued_step),
                 abort_pass=of(request.abort_step) if request.abort_step else None,
             )
@@ -84,6 +86,7 @@ def load_of_ranks(
         notes=_notes(loads.values(), requests),
         began_us=first_us,
         of_server=trial is None,
+        closed=closed_loop([one.arrived_us for one in requests], [one.answered_us for one in requests]),
     )
 
 

@@ -36,6 +36,8 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Of a recorded load: ``schedule()`` calls of the trial that had begun when the scheduler dropped it."""
     abort_pass: Pass | None = None
     """Likewise: the first pass whose ``schedule()`` call did not find it any more."""
+    answered_us: float | None = None
+    """Of a recorded load: it ended, or its client went away; None: neither is recorded."""
     structured: bool = False
     """Its output follows a grammar."""
     draft_acceptance: float | None = None

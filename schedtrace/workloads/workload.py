@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from schedtrace.model.message import Message
+from schedtrace.workloads.closed_loop import ClosedLoop
 from schedtrace.workloads.request import LoadRequest
 
 Source = Literal["mooncake", "bailian", "azure", "burstgpt", "sharegpt", "jsonl", "random", "recorded"]
@@ -34,6 +35,8 @@ class Workload:
     """Of a recorded load: when it began, on the trace's clock."""
     of_server: bool = False
     """Recorded without trials: when it begins and ends is that of the record, and no part of the load."""
+    closed: ClosedLoop | None = None
+    """Its clients send their next request after an answer; None: requests come at their times."""
 
     def __iter__(self) -> Iterator[LoadRequest]:
         """Read it once more."""
@@ -69,6 +72,7 @@ def make_workload(
     notes: Iterable[Message] = (),
     began_us: int | None = None,
     of_server: bool = False,
+    closed: ClosedLoop | None = None,
 ) -> Workload:
     """A workload whose totals are those of one pass over ``read()``; ``notes`` are taken after that pass."""
     totals = Totals().through(read())
@@ -84,4 +88,5 @@ def make_workload(
         read=read,
         began_us=began_us,
         of_server=of_server,
+        closed=closed,
     )

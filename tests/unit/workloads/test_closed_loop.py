@@ -1,0 +1,72 @@
+"""Which loads are closed loops, and how long their clients think."""
+
+import random
+
+import pytest
+
+from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
+
+
+def served(clients, think_us, requests, *, seed=1, took=(800, 1200)):
+    """Times of a closed loop: each client sends, waits for its answer, thinks."""
+    draw = random.Random(seed)
+    free = sorted(100.0 * client for client in range(clients))
+    arrived, answered = [], []
+    for _ in range(requests):
+        sent = free.pop(0)
+        done = sent + draw.uniform(*took)
+        arrived.append(sent)
+        answered.append(done)
+        free = sorted([*free, done + think_us])
+    return arrived, answered
+
+
+def test_each_client_sends_its_next_request_at_once():
+    assert closed_loop(*served(4, 5, 40)) == ClosedLoop(4, pytest.approx((5.0,) * 36))
+
+
+def test_clients_that_think_are_a_closed_loop_too():
+    assert closed_loop(*served(4, 700, 40)) == ClosedLoop(4, pytest.approx((700.0,) * 36))
+
+
+def test_a_pause_of_a_benchmark_between_its_first_request_and_the_others_does_not_hide_it():
+    arrived, answered = served(4, 5, 40)
+    loop = closed_loop([-9000.0, *arrived], [-8000.0, *answered])
+    assert loop.clients == 4
+    assert loop.think_us[0] == pytest.approx(8300)
+
+
+def test_random_arrivals_are_no_closed_loop():
+    draw = random.Random(2)
+    for load in (0.2, 0.8, 2.0):
+        us, arrived = 0.0, []
+        for _ in range(60):
+            us += draw.expovariate(load / 1000)
+            arrived.append(us)
+        free, answered = 0.0, []
+        for one in arrived:
+            free = max(free, one) + draw.uniform(800, 1200)
+            answered.append(free)
+        assert closed_loop(arrived, answered) is None
+
+
+def test_arrivals_by_the_clock_are_no_closed_loop():
+    draw = random.Random(3)
+    arrived = [1500.0 * number for number in range(40)]
+    assert closed_loop(arrived, [us + draw.uniform(800, 1200) for us in arrived]) is None
+    assert closed_loop(arrived, [us + 1000 for us in arrived]) is None  # nor where all take the same time
+
+
+def test_bursts_are_no_closed_loop():
+    draw = random.Random(4)
+    arrived = [20_000.0 * (number // 12) + 5 * (number % 12) for number in range(72)]
+    assert closed_loop(arrived, [us + draw.uniform(800, 12_000) for us in arrived]) is None
+
+
+def test_requests_that_came_at_once_are_no_closed_loop():
+    assert closed_loop([0.0] * 40, [1000.0 * number for number in range(40)]) is None
+
+
+def test_what_the_user_says_is_believed():
+    arrived = [0.0, 0.0, 50.0, 2000.0]
+    assert closed_loop(arrived, [100.0, 300.0, 900.0, None], clients=2) == ClosedLoop(2, (0.0, 1700.0))
