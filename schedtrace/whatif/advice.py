@@ -262,7 +262,7 @@ def _given(trial: Trial, predictor: Predictor, name: str) -> _Given:
             setting=setting if single else None,
             value=value if single else None,
             costs=_costs(prediction, name),
-            tested=_outcome(prediction, name),
+            tested=_outcome(prediction, "" if len(trial.changes) > 1 else name),
         ),
         gain,
     )
@@ -402,6 +402,7 @@ def _felt(prediction: Prediction, name: str) -> list[Figure]:
 
 
 FELT = ("output", "TTFT p50", "TPOT p50", "E2E mean")
+"""Figures that clients feel."""
 
 
 def _is_worse(figure: Figure) -> bool:
