@@ -120,7 +120,7 @@ def _require_reproduced(predictor: Predictor, name: str) -> None:
     off = figure.replayed / figure.recorded - 1
     if abs(off) > REPRODUCES_WITHIN:
         msg = (
-            f"the replay of this load as it was recorded is {off:+.0%} off in {name} "
+            f"the replay of this load as it was recorded is {100 * off:+.0f} % off in {name} "
             f"({figure.recorded:,.3g} {figure.unit} recorded, {figure.replayed:,.3g} replayed)"
         )
         raise InputError(msg)
@@ -340,7 +340,7 @@ def _better_setting(given: _Given) -> Finding:
     return Finding(
         code=CODE,
         severity=severity_by_weight(given.gain, None),
-        title=message("Another value of {setting} is better", setting=Setting(_option(setting))),
+        title=message("{change} is better", change=given.advice.message),
         verdict=message(
             "No limit explains it, but on a replay of this load {change} saves {saved} of the {time}.",
             change=given.advice.message,

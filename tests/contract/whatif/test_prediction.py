@@ -1,15 +1,18 @@
 """Predictions of replays, and advice that is tested by them."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.errors import NeverEndsError
+from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import predict, recorded
-from tests.contract.whatif.conftest import LOADS, drive
+from tests.contract.whatif import conftest
+from tests.contract.whatif.conftest import LOADS, TIMES, drive
 
 pytestmark = pytest.mark.vllm
 
@@ -54,28 +57,52 @@ def test_fewer_seats_are_worse(base):
     assert (found["TTFT p50"].low_frac, found["TTFT p50"].high_frac) == (None, None)
 
 
-def test_advice_is_given_with_what_a_replay_of_it_did(base):
-    [first, *_] = judged(analyze_run(base.run).findings, base)
-    assert (first.code, first.gain.method) == ("max-num-seqs-bound", "replay")
-    advice = first.advice[0]
-    assert advice.setting == "max_num_seqs"
-    assert plain(advice.tested).startswith("Replayed on this load: ")
+def test_the_best_change_is_given_with_what_a_replay_of_it_did(base):
+    first, *_ = judged(analyze_run(base.run).findings, base)
+    assert (first.code, first.gain.method, first.gain.metric) == (
+        "max-num-seqs-bound",
+        "replay",
+        "output_tokens_per_s",
+    )
+    [advice] = first.advice
+    assert (advice.setting, advice.value) == ("max_num_seqs", 37)  # as many as were there at once
+    assert first.gain.change_frac == pytest.approx(1.12, abs=0.05)
+    assert plain(advice.tested).startswith("Replayed on this load: output +")
     assert ", steps " in plain(advice.tested)
-    assert "TPOT p50 +" in plain(advice.tested)  # what it costs
+    assert plain(advice.costs).startswith("TPOT p50 +")
 
 
-def test_advice_that_does_not_help_is_taken_back(base):
+def test_by_another_objective_another_metric_is_gained(base):
+    first, *_ = judged(analyze_run(base.run).findings, base, objective="latency")
+    assert first.gain.metric == "e2e_mean_ms"
+    assert first.gain.change_frac < -0.3
+
+
+def test_no_limit_needs_to_point_to_what_helps(base):
+    [found] = judged([], base)
+    assert (found.code, found.gain.method) == ("better-setting", "replay")
+    assert found.advice[0].setting == "max_num_seqs"
+    assert "No limit explains it" in plain(found.verdict)
+
+
+def test_each_replay_is_told(base):
+    told = []
+    judged([], base, progress=lambda *at: told.append(at))
+    assert [number for number, _ in told] == list(range(1, len(told) + 1))
+    assert all(number <= of for number, of in told)
+
+
+def test_fewer_seats_are_taken_back(base):
     found = analyze_run(base.run).findings
     [seats] = [finding for finding in found if finding.code == "max-num-seqs-bound"]
     seats.advice[0].value = 2
-    del seats.advice[1:]
-    [one] = [one for one in judged([seats], base) if one.code == "max-num-seqs-bound"]
-    assert (one.advice, one.gain) == ([], None)
+    [one, *_] = judged([seats], base)
+    assert [advice.value for advice in one.advice] == [37]
     [told] = one.refuted
     assert plain(told).startswith("--max-num-seqs 2 was tried on a replay of this load and does not help: ")
 
 
-def test_advice_under_which_the_load_never_ends_is_taken_back(base, monkeypatch):
+def test_what_never_ends_is_taken_back(base, monkeypatch):
     def never(*_):
         raise NeverEndsError
 
@@ -88,13 +115,20 @@ def test_advice_under_which_the_load_never_ends_is_taken_back(base, monkeypatch)
     )
 
 
-def test_a_load_that_does_not_end_as_recorded_refutes_nothing(base, monkeypatch):
+def test_a_load_that_does_not_end_as_recorded_cannot_be_judged(base, monkeypatch):
     def never(*_):
         raise NeverEndsError
 
-    [seats] = [one for one in analyze_run(base.run).findings if one.code == "max-num-seqs-bound"]
     monkeypatch.setattr("schedtrace.whatif.prediction.Predictor._replayed", never)
-    assert judged([seats], base)[0].advice == seats.advice
+    with pytest.raises(UsageError):
+        judged([], base)
+
+
+def test_a_replay_far_from_what_was_recorded_advises_nothing(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(conftest, "TIMES", replace(TIMES, base_us=2 * TIMES.base_us))
+    slower = recorded(drive(tmp_path / "slower", monkeypatch, **LOADS["seats"]))
+    with pytest.raises(InputError, match=r"as it was recorded is \+\d\d % off in makespan"):
+        judged([], recorded(base.run, slower.times))
 
 
 def test_findings_are_ranked_by_what_their_advice_gained(base):

@@ -75,8 +75,8 @@ def test_every_field_of_a_request(trace_of):
             2,
             start=3000,
             finished=[
-                finish("a", output_tokens=2),
-                finish("b", "STOPPED", output_tokens=7, drafts=8, drafts_accepted=6),
+                finish("a", output_tokens=2, finished_us=2800),
+                finish("b", "STOPPED", output_tokens=7, drafts=8, drafts_accepted=6, finished_us=2900),
             ],
         ),
     )
@@ -92,6 +92,7 @@ def test_every_field_of_a_request(trace_of):
             prefix=(1, 2),
             front_end_us=300.0,
             queued_step=0,
+            answered_us=2300.0,
         ),
         LoadRequest(
             request_id="b",
@@ -103,6 +104,7 @@ def test_every_field_of_a_request(trace_of):
             prefix=(1, 2**24 - 1, 0),
             front_end_us=100.0,
             queued_step=1,
+            answered_us=2400.0,
             structured=True,
             draft_acceptance=0.75,
         ),
