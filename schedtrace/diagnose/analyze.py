@@ -6,7 +6,7 @@ from typing import Any
 from schedtrace.diagnose.exit_counts import cap_table, cause_table
 from schedtrace.diagnose.one_engine import one_engine
 from schedtrace.diagnose.root_causes import Judged, ranked
-from schedtrace.diagnose.rules import KINDS, RANK_RULES, RULES
+from schedtrace.diagnose.rules import RANK_RULES, RULES
 from schedtrace.diagnose.settings.effective import effective_settings
 from schedtrace.diagnose.settings.kept import without_followed
 from schedtrace.diagnose.statistics import statistics
@@ -278,7 +278,7 @@ def _of_run(manifest: Manifest) -> list[Message]:
 
 def _not_judged(facts: frozenset[Fact], engines: int) -> list[NotJudged]:
     """The rules that need facts which this record lacks."""
-    rules = KINDS if engines > 1 else RULES
+    rules = RULES | RANK_RULES if engines > 1 else RULES
     return [
         NotJudged(code=rule.code, missing=[str(fact) for fact in Fact if fact in rule.needs - facts])
         for rule in rules.values()

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from schedtrace.diagnose.gains import came_at_once
+from schedtrace.diagnose.rules import better_setting
 from schedtrace.diagnose.rules.allowed import why_no_async_scheduling
-from schedtrace.diagnose.rules.common import severity_by_weight
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.message import NOTHING, Message, Number, Setting, Share, given, joined, message
 from schedtrace.model.prediction import Figure, Prediction
-from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.whatif.menu import KV_BLOCKS, Change, family, menu
 from schedtrace.whatif.prediction import Predictor, Recorded
 
@@ -36,7 +36,6 @@ ENOUGH_FRAC = 0.97
 """Of what the best value of a setting gains: the smallest change that reaches it is advised."""
 SAID = ("steps", "preemptions", "recomputed tokens")
 """What scheduling decides, and a reader asks about."""
-CODE = "better-setting"
 OBJECTIVES = {"latency": "E2E mean", "makespan": "makespan", "throughput": "output"}
 """What ``--objective`` takes, and the figure of a prediction that it is."""
 GAINS = {"E2E mean": "e2e_mean_ms", "makespan": "output_tokens_per_s", "output": "output_tokens_per_s"}
@@ -283,7 +282,8 @@ def _attached(findings: list[Finding], given: list[_Given], search: Search) -> l
     for one in given:
         place = next((at for at, finding in enumerate(findings) if _is_about(finding, one.trial)), None)
         if place is None:
-            found.append(_better_setting(one))
+            settings = dict(one.trial.changes)
+            found.append(better_setting.finding(one.advice, one.gain, settings, one.trial.saved_frac))
             continue
         at = found[place]
         replayed = at.gain is not None and at.gain.method == "replay"
@@ -322,46 +322,6 @@ def _without_tried(finding: Finding, search: Search) -> Finding:
     if len(kept) == len(finding.advice):
         return finding
     return msgspec.structs.replace(finding, advice=kept, gain=None, refuted=[*finding.refuted, *refuted])
-
-
-class BetterSetting(Evidence, kw_only=True):
-    """A change that a replay found."""
-
-    setting: str
-    value: int | float | bool | str
-    saved_frac: float
-    """Of the objective's time."""
-
-
-def _better_setting(given: _Given) -> Finding:
-    """A finding for a change that no limit points to; see ``docs/findings/better-setting.md``."""
-    setting, value = given.trial.changes[0]
-    saved = Share(given.trial.saved_frac)
-    return Finding(
-        code=CODE,
-        severity=severity_by_weight(given.gain, None),
-        title=message("{change} is better", change=given.advice.message),
-        verdict=message(
-            "No limit explains it, but on a replay of this load {change} saves {saved} of the {time}.",
-            change=given.advice.message,
-            saved=saved,
-            time=TIMES[given.gain.metric],
-        ),
-        gain=given.gain,
-        cause=None,
-        via="recorded",
-        engine_rank=0,
-        count=0,
-        trials=[],
-        steps=[],
-        tokens=0,
-        message=message("Found by replaying this load with one setting changed at a time."),
-        advice=[given.advice],
-        evidence=BetterSetting(setting=setting, value=value, saved_frac=given.trial.saved_frac),
-    )
-
-
-TIMES = {"e2e_mean_ms": "requests' time", "output_tokens_per_s": "run's time"}
 
 
 def _outcome(prediction: Prediction, name: str) -> Message:

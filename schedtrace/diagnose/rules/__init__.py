@@ -13,6 +13,7 @@ from schedtrace.diagnose.rules import (
     arrival_limited,
     balance_candidate,
     balance_without_effect,
+    better_setting,
     blocked_budget,
     budget_saturated,
     budget_underused,
@@ -117,6 +118,8 @@ _OF_ALL_RANKS = (
     balance_candidate,
     dummy_batches,
 )
+_OF_REPLAYS = (better_setting,)
+"""Their ``find`` finds nothing."""
 
 
 def _rules(modules: tuple[ModuleType, ...]) -> dict[str, Rule[Any]]:
@@ -137,5 +140,5 @@ RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE)
 """Those that judge each engine by itself, by their code."""
 RANK_RULES: dict[str, Rule[Ranks]] = _rules(_OF_ALL_RANKS)
 """Those that judge all ranks of a run together, once."""
-KINDS: dict[str, Rule[Any]] = {**RULES, **RANK_RULES}
+KINDS: dict[str, Rule[Any]] = {**RULES, **RANK_RULES, **_rules(_OF_REPLAYS)}
 """All of them."""
