@@ -1,5 +1,6 @@
 """``schedtrace analyze``: what happened in a run, and why."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +16,14 @@ from schedtrace.cli.options import (
     stderr_console,
     window_of,
 )
-from schedtrace.errors import ExitCode, SchedtraceError
+from schedtrace.errors import ExitCode, SchedtraceError, UsageError
+from schedtrace.model.prediction import Objective
 from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
     from schedtrace.model.report import Finding
     from schedtrace.read.run import Run
+    from schedtrace.whatif.advice import Progress
 
 
 def analyze(
@@ -44,9 +47,13 @@ def analyze(
     predict: Annotated[
         bool,
         typer.Option(
-            "--predict", help="Replay the load with each advice first, with vLLM's own scheduler (a minute)."
+            "--predict", help="Replay the load with other settings on vLLM's own scheduler; advise the best."
         ),
     ] = False,
+    objective: Annotated[
+        Objective | None,
+        typer.Option(help="What --predict makes better; else what suits the load: latency or makespan."),
+    ] = None,
     cache: Annotated[bool, typer.Option(help="Cache a large trace for the next command.")] = True,
 ) -> None:
     """Show why token budget went unused, and what to try.
@@ -63,9 +70,13 @@ def analyze(
 
     window = window_of(begin=begin, end=end, last=last)
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
-    test = _replay if predict else None
+    if objective is not None and not predict:
+        msg = "--objective is what --predict looks for: give both"
+        raise UsageError(msg)
     runs = read_runs(find_runs(paths), cache=cache)
-    with CountBar(stderr_console(), "replaying each advice" if predict else "analyzing", counted=False):
+    doing = "replaying the load with other settings" if predict else "analyzing"
+    with CountBar(stderr_console(), doing, counted=predict) as bar:
+        test = partial(_replay, objective=objective, progress=bar) if predict else None
         report = keep(analyze_runs(runs, window, test), codes)
     for folder in runs_without_trace(paths):
         say(f"schedtrace: skipped {folder}: it contains no trace", err=True)
@@ -74,8 +85,13 @@ def analyze(
         raise typer.Exit(ExitCode.FINDINGS)
 
 
-def _replay(run: "Run", findings: "list[Finding]") -> "list[Finding]":
-    """Test advice on replays; what cannot be replayed is left as it is, and said."""
+def _replay(
+    run: "Run",
+    findings: "list[Finding]",
+    objective: Objective | None = None,
+    progress: "Progress" = lambda *_: None,
+) -> "list[Finding]":
+    """Try changes on replays; what cannot be replayed is left as it is, and said."""
     from schedtrace.cli.options import require_vllm
 
     require_vllm()
@@ -83,7 +99,7 @@ def _replay(run: "Run", findings: "list[Finding]") -> "list[Finding]":
     from schedtrace.whatif.prediction import recorded
 
     try:
-        return judged(findings, recorded(run))
+        return judged(findings, recorded(run), objective=objective, progress=progress)
     except SchedtraceError as error:
         say(f"schedtrace: not predicted: {error}", err=True)
         return findings

@@ -1,10 +1,22 @@
 """What a recorded load would do on another configuration: the document of ``replay``."""
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from schedtrace.model.message import Message
+
+
+class Objective(StrEnum):
+    """What a change has to make better to be advised."""
+
+    LATENCY = "latency"
+    """The mean end-to-end latency."""
+    MAKESPAN = "makespan"
+    """The time until all requests are done."""
+    THROUGHPUT = "throughput"
+    """Output tokens a second."""
 
 
 class SettingChange(msgspec.Struct, kw_only=True):

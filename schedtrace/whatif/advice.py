@@ -17,7 +17,7 @@ from schedtrace.diagnose.rules import better_setting
 from schedtrace.diagnose.rules.allowed import why_no_async_scheduling
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.message import NOTHING, Message, Number, Setting, Share, given, joined, message
-from schedtrace.model.prediction import Figure, Prediction
+from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.whatif.menu import KV_BLOCKS, Change, family, menu
 from schedtrace.whatif.prediction import Predictor, Recorded
@@ -36,8 +36,12 @@ ENOUGH_FRAC = 0.97
 """Of what the best value of a setting gains: the smallest change that reaches it is advised."""
 SAID = ("steps", "preemptions", "recomputed tokens")
 """What scheduling decides, and a reader asks about."""
-OBJECTIVES = {"latency": "E2E mean", "makespan": "makespan", "throughput": "output"}
-"""What ``--objective`` takes, and the figure of a prediction that it is."""
+FIGURES = {
+    Objective.LATENCY: "E2E mean",
+    Objective.MAKESPAN: "makespan",
+    Objective.THROUGHPUT: "output",
+}
+"""Of a prediction: the figure that an objective is about."""
 GAINS = {"E2E mean": "e2e_mean_ms", "makespan": "output_tokens_per_s", "output": "output_tokens_per_s"}
 """The metric that a gain of it names."""
 
@@ -63,7 +67,7 @@ def judged(
     findings: list[Finding],
     base: Recorded,
     *,
-    objective: str | None = None,
+    objective: Objective | None = None,
     progress: Progress = lambda *_: None,
 ) -> list[Finding]:
     """The findings with the changes that help this load most, the best one first.
@@ -75,7 +79,7 @@ def judged(
     Args:
         findings: Ranked, of one run.
         base: Its recorded load.
-        objective: A word of ``OBJECTIVES``; None: latency where requests come at their own times, else the
+        objective: None: latency where requests come at their own times, else the
             time until all are done.
         progress: Told of each replay.
 
@@ -83,7 +87,7 @@ def judged(
         InputError: the replay of the load as recorded is too far from what was recorded.
         UsageError: it never ends.
     """
-    name = OBJECTIVES[objective] if objective else _usual(base)
+    name = FIGURES[objective] if objective else _usual(base)
     with Predictor(base, resamples=RESAMPLES) as predictor:
         _require_reproduced(predictor, name)
         search = Search(predictor, name, progress)

@@ -8,6 +8,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError, NeverEndsError, UsageError
+from schedtrace.model.prediction import Objective
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import predict, recorded
@@ -73,7 +74,7 @@ def test_the_best_change_is_given_with_what_a_replay_of_it_did(base):
 
 
 def test_by_another_objective_another_metric_is_gained(base):
-    first, *_ = judged(analyze_run(base.run).findings, base, objective="latency")
+    first, *_ = judged(analyze_run(base.run).findings, base, objective=Objective.LATENCY)
     assert first.gain.metric == "e2e_mean_ms"
     assert first.gain.change_frac < -0.3
 
