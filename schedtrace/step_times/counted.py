@@ -12,11 +12,14 @@ class Counted:
     Args:
         fitted: Answers.
         noise: Factors for the device's time of one step after the other; empty: none.
+        economies: False: more tokens than any recorded step had gain nothing by being together.
     """
 
-    def __init__(self, fitted: Fitted, noise: list[float] | None = None) -> None:
+    def __init__(self, fitted: Fitted, noise: list[float] | None = None, *, economies: bool = True) -> None:
         self._fitted, self._noise = fitted, noise or [1.0]
-        self.steps = self.outside = 0
+        self._device_us = fitted.device_us if economies else fitted.without_economies_us
+        self.steps = self.outside = self.larger = 0
+        """Steps asked for; those outside what was recorded; those with more tokens than any recorded step."""
 
     @property
     def outside_frac(self) -> float:
@@ -28,7 +31,8 @@ class Counted:
         factor = self._noise[self.steps % len(self._noise)]
         self.steps += 1
         self.outside += self._fitted.outside(batch)
-        return factor * self._fitted.device_us(batch)
+        self.larger += batch.batch_tokens > self._fitted.most_tokens
+        return factor * self._device_us(batch)
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the fit's."""

@@ -1,8 +1,10 @@
 """Step times fitted to recorded traces, with their error and where they came from."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -71,6 +73,24 @@ class Fitted:
     def outside(self, batch: Batch) -> bool:
         """Whether a batch lies outside what was recorded, so that its device time is extrapolated."""
         return bool(batch.tokens) and self.fit.device.outside(_device_columns(batch))
+
+    @cached_property
+    def most_tokens(self) -> float:
+        """Of a recorded step; infinite for a fit that was loaded."""
+        if self.rows is None or self.rows.is_empty():
+            return math.inf
+        return float(self.rows.select((pl.col("prefill_tokens") + pl.col("decode_tokens")).max()).item())
+
+    def without_economies_us(self, batch: Batch) -> float:
+        """Execution in the worker if more tokens than any recorded step had gain nothing by being together.
+
+        They then take as long as recorded steps do one after the other, which no device exceeds by much: an
+        upper bound where steps were too small to show what a token costs.
+        """
+        times = batch.batch_tokens / self.most_tokens
+        if times <= 1:
+            return self.device_us(batch)
+        return times * self.fit.device.us({name: of / times for name, of in _device_columns(batch).items()})
 
     def residual_blocks(self, block: int = BLOCK) -> list[list[float]]:
         """Residuals in blocks of neighbours, for a replay with noise: ``exp`` of one multiplies a time."""

@@ -98,8 +98,8 @@ def judged(
             if advice.setting is not None and advice.value is not None and _can_tell(advice.setting, base)
         ]
         chosen = search.best([*menu(base, predictor.options), *proposed])
-        given = [_given(trial, predictor, name) for trial in chosen]
-    return _attached(findings, given, search)
+        given = sorted((_given(trial, predictor, name) for trial in chosen), key=lambda one: -one.saved_frac)
+    return _attached(findings, [one for one in given if one.saved_frac >= LEAST_FRAC], search)
 
 
 def _can_tell(setting: str, base: Recorded) -> bool:
@@ -236,6 +236,8 @@ class _Given:
     trial: Trial
     advice: Advice
     gain: Gain
+    saved_frac: float
+    """Of the objective, by the middle that is said."""
 
 
 def _given(trial: Trial, predictor: Predictor, name: str) -> _Given:
@@ -243,6 +245,7 @@ def _given(trial: Trial, predictor: Predictor, name: str) -> _Given:
     prediction = predictor.predict(dict(trial.changes))
     figure = next(figure for figure in prediction.measured if figure.name == name)
     change, low, high = figure.change_frac, figure.low_frac, figure.high_frac
+    saved_frac = -(_figure(prediction, name) or 0.0)
     if name == "makespan":  # said as the rate that it is the inverse of
         change, low, high = (None if one is None else 1 / (1 + one) - 1 for one in (change, high, low))
     is_time = GAINS[name] == "e2e_mean_ms"
@@ -253,7 +256,7 @@ def _given(trial: Trial, predictor: Predictor, name: str) -> _Given:
         high_frac=high,
         before=figure.replayed if is_time else None,
         after=figure.changed if is_time else None,
-        saved_frac=trial.saved_frac,
+        saved_frac=saved_frac,
         method="replay",
     )
     single = len(trial.changes) == 1
@@ -268,6 +271,7 @@ def _given(trial: Trial, predictor: Predictor, name: str) -> _Given:
             tested=_outcome(prediction, "" if len(trial.changes) > 1 else name),
         ),
         gain,
+        saved_frac,
     )
 
 
@@ -287,7 +291,7 @@ def _attached(findings: list[Finding], given: list[_Given], search: Search) -> l
         place = next((at for at, finding in enumerate(findings) if _is_about(finding, one.trial)), None)
         if place is None:
             settings = dict(one.trial.changes)
-            found.append(better_setting.finding(one.advice, one.gain, settings, one.trial.saved_frac))
+            found.append(better_setting.finding(one.advice, one.gain, settings, one.saved_frac))
             continue
         at = found[place]
         replayed = at.gain is not None and at.gain.method == "replay"

@@ -85,6 +85,8 @@ def measured(
     replayed: Sequence[TrialReport],
     changed: Sequence[TrialReport],
     spread: Mapping[str, list[float]],
+    bound: Sequence[TrialReport] | None = None,
+    metrics: Sequence[Metric] = METRICS,
 ) -> list[Figure]:
     """What follows in time.
 
@@ -93,9 +95,12 @@ def measured(
         replayed: As replayed.
         changed: As replayed with the change.
         spread: Of each metric, the ratios that resampled step times predict.
+        bound: As replayed with the change and without economies of scale in steps larger than recorded ones.
+            The change lies between: said is the middle of the two ratios, on a logarithmic scale.
+        metrics: Which.
     """
     figures = []
-    for metric in METRICS:
+    for metric in metrics:
         of_was, of_replayed, of_changed = (
             values(metric.value, trials) for trials in (was, replayed, changed)
         )
@@ -103,6 +108,11 @@ def measured(
             continue
         ratio = statistics.fmean(of_changed) / statistics.fmean(of_replayed)
         low, high = interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
+        if (of_bound := values(metric.value, bound or ())) and low is not None and high is not None:
+            other = statistics.fmean(of_bound) / statistics.fmean(of_replayed)
+            times = other / ratio
+            low, high = min(low, (1 + low) * times - 1), max(high, (1 + high) * times - 1)
+            ratio = math.sqrt(ratio * other)
         figures.append(
             Figure(
                 name=metric.name,
@@ -110,7 +120,7 @@ def measured(
                 higher_is_better=metric.higher_is_better,
                 recorded=statistics.fmean(of_was) if of_was else None,
                 replayed=statistics.fmean(of_replayed),
-                changed=statistics.fmean(of_changed),
+                changed=ratio * statistics.fmean(of_replayed),
                 change_frac=ratio - 1,
                 low_frac=low,
                 high_frac=high,

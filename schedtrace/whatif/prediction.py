@@ -172,7 +172,9 @@ class Predictor:
             raise UsageError(str(error)) from error
         changed = self._changed(options) if changes else replayed
         same, compared = (None, None) if changes else self._same_steps()
-        spread = self._spread(options, self._resamples if resamples is None else resamples) if changes else {}
+        count = self._resamples if resamples is None else resamples
+        spread = self._spread(options, count) if changes else {}
+        bound = self._bound(options) if count and changed.larger else None
         return Prediction(
             label=base.run.label,
             path=str(base.run.path),
@@ -191,7 +193,7 @@ class Predictor:
             compared_steps=compared,
             decided=[decided(one, base.timelines, replayed.timelines, changed.timelines) for one in DECIDED],
             measured=measured(
-                pooled_reports(base.timelines, base.manifest), replayed.trials, changed.trials, spread
+                pooled_reports(base.timelines, base.manifest), replayed.trials, changed.trials, spread, bound
             ),
             by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
             outside_frac=changed.outside_frac if changes else None,
@@ -217,6 +219,11 @@ class Predictor:
 
     def _changed(self, options: Mapping[str, Any]) -> "_Replayed":
         return _replay(self._base, options, self._folder("changed"), Counted(self._base.times))
+
+    def _bound(self, options: Mapping[str, Any]) -> list[TrialReport]:
+        """The changed load where steps larger than recorded ones have no economies of scale."""
+        times = Counted(self._base.times, economies=False)
+        return _replay(self._base, options, Path(self._scratch.name) / "changed-bound", times).trials
 
     def _resampled(self, seed: int, *, side: int) -> Counted:
         """A fit to resampled steps, with residuals drawn in blocks as noise: others on each side."""
@@ -256,6 +263,8 @@ class _Replayed:
     timelines: list[Timeline]
     trials: list[TrialReport]
     outside_frac: float
+    larger: int
+    """Steps with more tokens than any recorded one."""
 
 
 def _replay(
@@ -276,7 +285,7 @@ def _replay(
     )
     run = read_run(folder)
     timelines = [make_timeline(trace, run.manifest) for trace in run.traces]
-    return _Replayed(folder, timelines, pooled_reports(timelines, None), times.outside_frac)
+    return _Replayed(folder, timelines, pooled_reports(timelines, None), times.outside_frac, times.larger)
 
 
 def _recorded_value(options: Mapping[str, Any], name: str) -> Any:

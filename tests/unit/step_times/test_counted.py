@@ -9,6 +9,8 @@ from schedtrace.step_times.counted import Counted
 def fitted(outside):
     return SimpleNamespace(
         device_us=lambda batch: 100.0 * batch.prefill_tokens,
+        without_economies_us=lambda batch: 1000.0 * batch.prefill_tokens,
+        most_tokens=2.0,
         outside=lambda batch: batch.prefill_tokens in outside,
         gap_us=lambda arrivals: 7.0 * arrivals,
     )
@@ -22,7 +24,11 @@ def test_steps_outside_are_counted():
     counted = Counted(fitted({3}))
     assert counted.outside_frac == 0.0
     assert [counted.device_us(batch(tokens)) for tokens in (1, 2, 3, 3)] == [100.0, 200.0, 300.0, 300.0]
-    assert (counted.steps, counted.outside, counted.outside_frac) == (4, 2, 0.5)
+    assert (counted.steps, counted.outside, counted.outside_frac, counted.larger) == (4, 2, 0.5, 2)
+
+
+def test_without_economies_of_scale():
+    assert Counted(fitted(()), economies=False).device_us(batch(2)) == 2000.0
 
 
 def test_noise_multiplies_one_step_after_the_other_and_begins_anew():

@@ -221,6 +221,18 @@ def test_a_fit_states_its_costs_error_and_source(run):
     assert model.outside(Batch(dict.fromkeys("ab", 1), 0, 2, 90, 0, 2, 90))
 
 
+def test_more_tokens_than_any_step_had_may_gain_nothing_by_being_together(run, tmp_path):
+    model = fit([run], ["base"])
+    assert model.most_tokens == 46
+    two = Batch({"a": 46, "b": 46}, 92, 0, 0, prefill_requests=2, prefill_attention=2 * 46 * 23.0)
+    one = Batch({"a": 46}, 46, 0, 0, prefill_requests=1, prefill_attention=46 * 23.0)
+    assert model.without_economies_us(one) == model.device_us(one)
+    assert model.without_economies_us(two) == pytest.approx(2 * model.device_us(one))
+    assert model.without_economies_us(two) > model.device_us(two) + 900  # a step costs 1 ms
+    model.save(tmp_path / "times.json")
+    assert load(tmp_path / "times.json").without_economies_us(two) == pytest.approx(model.device_us(two))
+
+
 def test_of_many_steps_whole_blocks_are_fitted(run, monkeypatch):
     monkeypatch.setattr(fitted_module, "MOST_STEPS", 60)
     assert fit([run], ["base"]).rows["step"].to_list() == [*range(25), *range(50, 75), *range(100, 120)]

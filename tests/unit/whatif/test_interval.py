@@ -1,11 +1,12 @@
 """The interval of a predicted ratio, by hand."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from scipy import stats
 
-from schedtrace.whatif.figures import interval
+from schedtrace.whatif.figures import MAKESPAN, interval, measured
 
 
 def test_it_joins_the_spread_of_resampled_fits_and_the_drift_of_trials():
@@ -30,3 +31,17 @@ def test_of_one_trial_the_drift_is_what_its_replay_is_off_by():
     low, high = interval(1.0, [1.0, 1.0], [math.exp(0.03)], [1.0])
     width = stats.t.ppf(0.95, 3) * math.sqrt(2) * 0.03
     assert (low, high) == pytest.approx((math.exp(-width) - 1, math.exp(width) - 1))
+
+
+def test_between_a_replay_and_its_bound_the_middle_is_said_and_both_are_within():
+    """Makespan 10 -> 4 with economies of scale, 9 without; no spread, no drift."""
+
+    def trials(seconds):
+        return [SimpleNamespace(duration_s=seconds)] * 2
+
+    spread = {MAKESPAN.name: [0.4, 0.4]}
+    given = (trials(10.0), trials(10.0), trials(4.0), spread, trials(9.0))
+    [found] = measured(*given, metrics=[MAKESPAN])
+    assert (found.low_frac, found.high_frac) == pytest.approx((-0.6, -0.1))
+    assert found.change_frac == pytest.approx(-0.4)
+    assert (found.replayed, found.changed) == pytest.approx((10.0, 6.0))
