@@ -70,22 +70,25 @@ class Player:
         coming, thinks = iter(self.load), iter(loop.think_us)
 
         def send_next() -> None:
-            if (request := next(coming, None)) is not None:
-                self._send(request, self._engine.clock.now_us + next(thinks, 0.0))
+            for request in coming:  # the client of one that is refused sends another one
+                if self._send(request, self._engine.clock.now_us + next(thinks, 0.0)):
+                    return
 
         self._answered = send_next
         for request in islice(coming, loop.clients):
-            self._send(request, self._began_us + request.arrived_us)
+            if not self._send(request, self._began_us + request.arrived_us):
+                send_next()
         self._engine.run()
 
-    def _send(self, request: LoadRequest, sent_us: float) -> None:
+    def _send(self, request: LoadRequest, sent_us: float) -> bool:
         """Have the client send a request then and, if it did so when it was recorded, go away later."""
-        self._open.add(request.request_id)
         if not self.enter(request, sent_us + request.front_end_us, sent_us):
-            self._ended(request.request_id)
-        elif request.abort_us is not None:
+            return False
+        self._open.add(request.request_id)
+        if request.abort_us is not None:
             leaves = sent_us + request.abort_us - request.arrived_us
             self._engine.at(leaves, partial(self._abort, request.request_id))
+        return True
 
     def _abort(self, request_id: str) -> None:
         self._engine.abort(request_id)
