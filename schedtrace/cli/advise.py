@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import FormatOption, require_vllm, show, stderr_console
+from schedtrace.cli.options import ConcurrencyOption, FormatOption, require_vllm, show, stderr_console
 from schedtrace.cli.ranks import DataParallelSize, Router, changes_of_ranks
 from schedtrace.present.renderers import Format
 
@@ -16,6 +16,7 @@ def advise(
     slo: Annotated[str, typer.Option(metavar="BOUNDS", help="Objective, such as ttft_p99=1s,tpot_p99=50ms.")],
     data_parallel_size: DataParallelSize = None,
     router: Router = None,
+    concurrency: ConcurrencyOption = None,
     step_times: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Saved step times (default: fitted to the run).")
     ] = None,
@@ -40,10 +41,10 @@ def advise(
     from schedtrace.whatif.advise import advise as proposed
     from schedtrace.whatif.prediction import recorded
     from schedtrace.whatif.sweep_pools import LocalPool
-    from schedtrace.whatif.sweep_sources import recorded_work
+    from schedtrace.whatif.sweep_sources import work_of
 
-    base = recorded(one_run(run), load(step_times) if step_times else None)
-    work, most = recorded_work(base.run, base.times), jobs or os.cpu_count() or 1
+    base = recorded(one_run(run), load(step_times) if step_times else None, concurrency)
+    work, most = work_of(base), jobs or os.cpu_count() or 1
     with CountBar(stderr_console(), "configurations") as bar:
         fixed = changes_of_ranks(data_parallel_size, router)
         answer = proposed(base, work, bounds, lambda sent: LocalPool(sent, most), bar, fixed)

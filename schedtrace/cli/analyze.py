@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from schedtrace.cli.options import (
+    ConcurrencyOption,
     FormatOption,
     FromOption,
     LastOption,
@@ -54,6 +55,7 @@ def analyze(
         Objective | None,
         typer.Option(help="What --predict makes better; else what suits the load: latency or makespan."),
     ] = None,
+    concurrency: ConcurrencyOption = None,
     cache: Annotated[bool, typer.Option(help="Cache a large trace for the next command.")] = True,
 ) -> None:
     """Show why token budget went unused, and what to try.
@@ -70,13 +72,14 @@ def analyze(
 
     window = window_of(begin=begin, end=end, last=last)
     severe, codes = at_or_above(fail_on), choose(only=only or [], ignore=ignore or [])
-    if objective is not None and not predict:
-        msg = "--objective is what --predict looks for: give both"
-        raise UsageError(msg)
+    for option, given in {"--objective": objective, "--concurrency": concurrency}.items():
+        if given is not None and not predict:
+            msg = f"{option} is about the replays of --predict: give both"
+            raise UsageError(msg)
     runs = read_runs(find_runs(paths), cache=cache)
     doing = "replaying the load with other settings" if predict else "analyzing"
     with CountBar(stderr_console(), doing, counted=predict) as bar:
-        test = partial(_replay, objective=objective, progress=bar) if predict else None
+        test = partial(_replay, objective=objective, clients=concurrency, progress=bar) if predict else None
         report = keep(analyze_runs(runs, window, test), codes)
     for folder in runs_without_trace(paths):
         say(f"schedtrace: skipped {folder}: it contains no trace", err=True)
@@ -89,6 +92,7 @@ def _replay(
     run: "Run",
     findings: "list[Finding]",
     objective: Objective | None = None,
+    clients: int | None = None,
     progress: "Progress" = lambda *_: None,
 ) -> "list[Finding]":
     """Try changes on replays; what cannot be replayed is left as it is, and said."""
@@ -99,7 +103,7 @@ def _replay(
     from schedtrace.whatif.prediction import recorded
 
     try:
-        return judged(findings, recorded(run), objective=objective, progress=progress)
+        return judged(findings, recorded(run, clients=clients), objective=objective, progress=progress)
     except SchedtraceError as error:
         say(f"schedtrace: not predicted: {error}", err=True)
         return findings

@@ -37,6 +37,12 @@ ToOption = Annotated[
 LastOption = Annotated[
     str | None, typer.Option("--last", metavar="TIME", help="Only so much before the trace's end.")
 ]
+ConcurrencyOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Clients that kept one request open each (default: found out from the recorded times)."
+    ),
+]
 
 
 def stderr_console() -> "Console":

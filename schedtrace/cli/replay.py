@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import FormatOption, show, stderr_console
+from schedtrace.cli.options import ConcurrencyOption, FormatOption, show, stderr_console
 from schedtrace.cli.ranks import DataParallelSize, Router, changes_of_ranks
 from schedtrace.present.renderers import Format
 
@@ -20,6 +20,7 @@ def replay(
     ] = None,
     data_parallel_size: DataParallelSize = None,
     router: Router = None,
+    concurrency: ConcurrencyOption = None,
     step_times: Annotated[
         Path | None, typer.Option(help="Saved step times (default: fitted to the run).")
     ] = None,
@@ -50,7 +51,7 @@ def replay(
     changed |= changes_of_ranks(data_parallel_size, router)
     require_vllm()
 
-    base = recorded(one_run(run), load(step_times) if step_times else None)
+    base = recorded(one_run(run), load(step_times) if step_times else None, concurrency)
     import_vllm()
     if save_step_times:
         base.times.save(save_step_times)

@@ -21,7 +21,7 @@ from schedtrace.cli.loads import (
     load_of,
     was_given,
 )
-from schedtrace.cli.options import FormatOption, require_vllm, show, stderr_console
+from schedtrace.cli.options import ConcurrencyOption, FormatOption, require_vllm, show, stderr_console
 from schedtrace.cli.ranks import DataParallelSize, Router, changes_of_ranks
 from schedtrace.errors import InterruptedRunError, UsageError
 from schedtrace.present.renderers import Format
@@ -52,6 +52,7 @@ def sweep(
         str | None, typer.Option(metavar="SHAPE", help="Model: Qwen3-32B, ... or a config.json; with --gpu.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU: a100, h100, h200 or b200; with --model.")] = None,
+    concurrency: ConcurrencyOption = None,
     step_times: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Saved step times, instead of a fit or a roofline.")
     ] = None,
@@ -99,7 +100,7 @@ def sweep(
     require_settings("--vary", varied, recorded=model is None)
     changes = combinations(varied, changed | changes_of_ranks(data_parallel_size, router))
     require_vllm()
-    label, work = _work(context, source, model=model, gpu=gpu, step_times=step_times)
+    label, work = _work(context, source, model=model, gpu=gpu, step_times=step_times, clients=concurrency)
     log = SweepLog(output or out or Path("logs") / re.sub(r"[^\w.-]+", "-", f"sweep-{label}"))
     most = min(jobs or os.cpu_count() or 1, len(changes) + 1)
     pool = LocalPool if on == "local" else RayPool
@@ -129,7 +130,13 @@ def _varied(vary: list[str]) -> dict[str, list[Any]]:
 
 
 def _work(
-    context: typer.Context, source: str, *, model: str | None, gpu: str | None, step_times: Path | None
+    context: typer.Context,
+    source: str,
+    *,
+    model: str | None,
+    gpu: str | None,
+    step_times: Path | None,
+    clients: int | None,
 ) -> "tuple[str, Work]":
     """What the load is called, and what is to be done."""
     from schedtrace.cli.runs import one_run
@@ -149,12 +156,15 @@ def _work(
     if run is not None and given:
         msg = f"--{given[0].replace('_', '-')}: the load is recorded in {source}; it is replayed as it is"
         raise UsageError(msg)
+    if run is None and clients is not None:
+        msg = f"--concurrency: {source} is no recorded run; its requests come at their times"
+        raise UsageError(msg)
     if run is not None and model is None:
-        return run.label, recorded_work(run, times)
+        return run.label, recorded_work(run, times, clients)
     if model is None or gpu is None:
         msg = f"{source}: no recorded run, so nothing tells the engine: give --model and --gpu"
         raise UsageError(msg)
-    loads = [load_of(context, source)] if run is None else recorded_loads(run)
+    loads = [load_of(context, source)] if run is None else recorded_loads(run, clients)
     label = loads[0].name if run is None else run.label
     return label, Work(loads, ModelledEngine(shape(model), gpu_of(gpu), times))
 

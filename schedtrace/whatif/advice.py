@@ -15,7 +15,7 @@ import msgspec
 from schedtrace.diagnose.gains import came_at_once
 from schedtrace.diagnose.rules import better_setting
 from schedtrace.diagnose.rules.allowed import why_no_async_scheduling
-from schedtrace.errors import InputError, NeverEndsError, UsageError
+from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model.message import NOTHING, Message, Number, Setting, Share, given, joined, message
 from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
@@ -24,8 +24,6 @@ from schedtrace.whatif.prediction import Predictor, Recorded
 
 RESAMPLES = 4
 """Of the step times, for each change that is advised: fewer than for a replay of its own."""
-REPRODUCES_WITHIN = 0.05
-"""The replay of the load as recorded has to come this near to what was recorded, or it advises nothing."""
 LEAST_FRAC = 0.02
 """A smaller change is none."""
 FELT_FRAC = 0.05
@@ -89,7 +87,7 @@ def judged(
     """
     name = FIGURES[objective] if objective else _usual(base)
     with Predictor(base, resamples=RESAMPLES) as predictor:
-        _require_reproduced(predictor, name)
+        predictor.require_reproduced(name)
         search = Search(predictor, name, progress)
         proposed = [
             (advice.setting, advice.value)
@@ -113,20 +111,6 @@ def _usual(base: Recorded) -> str:
     """The objective that suits a load."""
     paced = any(load.closed is not None for load in base.loads)
     return "makespan" if paced or all(map(came_at_once, base.timelines)) else "E2E mean"
-
-
-def _require_reproduced(predictor: Predictor, name: str) -> None:
-    figure = next((figure for figure in predictor.reproduced() if figure.name == name), None)
-    if figure is None or not figure.recorded or not figure.replayed:
-        msg = f"the load has no {name} to be judged by"
-        raise InputError(msg)
-    off = figure.replayed / figure.recorded - 1
-    if abs(off) > REPRODUCES_WITHIN:
-        msg = (
-            f"the replay of this load as it was recorded is {100 * off:+.0f} % off in {name} "
-            f"({figure.recorded:,.3g} {figure.unit} recorded, {figure.replayed:,.3g} replayed)"
-        )
-        raise InputError(msg)
 
 
 class Search:

@@ -64,7 +64,10 @@ def advise(
 
     Raises:
         EngineError: a process was killed.
+        InputError: the replay of the load as recorded is too far from what was recorded.
     """
+    with Predictor(base) as predictor:
+        predictor.require_reproduced("E2E mean")
     findings = analyze_run(base.run).findings
     single = [{**fixed, **change} for change in candidates(base, findings)]
     single = [dict(fixed), *single] if fixed else single

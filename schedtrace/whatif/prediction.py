@@ -13,7 +13,8 @@ from typing import Any, Self
 from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.prediction import Figure, Prediction, SettingChange
+from schedtrace.model.message import Count, Duration, Message, message
+from schedtrace.model.prediction import Prediction, SettingChange
 from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run, read_run
@@ -27,6 +28,8 @@ from schedtrace.whatif.sweep_engines import ALONE, gathering_notes
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
+REPRODUCES_WITHIN = 0.05
+"""The replay of the load as recorded has to come this near to what was recorded, or it advises nothing."""
 RESAMPLES = 8
 """Fits to resampled steps: the spread of what they predict is what the step times do not know."""
 
@@ -63,12 +66,13 @@ class Recorded:
         return bool(workload and workload.keep_prefix_cache)
 
 
-def recorded(run: Run, times: Fitted | None = None) -> Recorded:
+def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) -> Recorded:
     """Take a run as the ground of a prediction.
 
     Args:
         run: Of one engine, or of data-parallel ranks.
         times: Step times; None: fitted to the run.
+        clients: That kept one request open each (a closed loop); None: found out from the times.
 
     Raises:
         InputError: it has no requests, or too few steps, or lacks the trace of a rank.
@@ -79,6 +83,8 @@ def recorded(run: Run, times: Fitted | None = None) -> Recorded:
         raise InputError(msg)
     timelines = [make_timeline(trace, run.manifest, front_end=run.front_end) for trace in traces]
     loads = loads_of_run(traces, manifest=run.manifest)
+    if clients is not None:
+        loads = [load.with_clients(clients) for load in loads]
     made = Recorded(run, timelines, loads, times or fit(timelines, [run.label], gathering_us(traces)))
     if made.keep_prefix_cache and any(timeline.warmup_steps for timeline in timelines):
         warm = load_of_ranks(
@@ -138,17 +144,36 @@ class Predictor:
 
         return engine_options(self._base.header, ranks=len(self._base.timelines))
 
-    def reproduced(self) -> list[Figure]:
-        """Figures of the load as recorded and as replayed without a change.
+    def require_reproduced(self, name: str) -> None:
+        """See that the replay of the load as it was recorded comes near to what was recorded.
+
+        Within 5 %, or half of what the trials differ by, which is then no more than their noise.
+
+        Args:
+            name: One of ``figures.METRICS``.
 
         Raises:
+            InputError: it does not, or the load has no such figure.
             UsageError: not even the replay of the load as it was recorded ends.
         """
         try:
             replayed = self._replayed(None).trials
         except NeverEndsError as error:
             raise UsageError(str(error)) from error
-        return measured(pooled_reports(self._base.timelines, self._base.manifest), replayed, replayed, {})
+        metric = next(metric for metric in METRICS if metric.name == name)
+        reports = pooled_reports(self._base.timelines, self._base.manifest)
+        was, now = (values(metric.value, trials) for trials in (reports, replayed))
+        if not was or not now:
+            msg = f"the load has no {name} to be judged by"
+            raise InputError(msg)
+        mean, ours = statistics.fmean(was), statistics.fmean(now)
+        off = ours / mean - 1
+        if abs(off) > max(REPRODUCES_WITHIN, (max(was) - min(was)) / 2 / mean):
+            msg = (
+                f"the replay of this load as it was recorded is {100 * off:+.0f} % off in {name} "
+                f"({mean:,.3g} {metric.unit} recorded, {ours:,.3g} replayed)"
+            )
+            raise InputError(msg)
 
     def predict(self, changes: Mapping[str, Any], *, resamples: int | None = None) -> Prediction:
         """What would become of the load; without changes, whether the replay decides as was recorded.
@@ -197,7 +222,7 @@ class Predictor:
             ),
             by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
             outside_frac=changed.outside_frac if changes else None,
-            notes=[note for load in base.loads[:1] for note in load.notes]
+            notes=[note for load in base.loads[:1] for note in [*load.notes, *_of_closed_loop(load)]]
             + gathering_notes(base.times, [changes]),
             folders=[str(one.folder) for one in (replayed, changed)][: 1 + bool(changes)]
             if self._output
@@ -286,6 +311,24 @@ def _replay(
     run = read_run(folder)
     timelines = [make_timeline(trace, run.manifest) for trace in run.traces]
     return _Replayed(folder, timelines, pooled_reports(timelines, None), times.outside_frac, times.larger)
+
+
+def _of_closed_loop(load: Workload) -> list[Message]:
+    """How a closed loop was replayed."""
+    if load.closed is None:
+        return []
+    clients = Count(load.closed.clients, "client")
+    if not load.closed.think_us:
+        return [message("The load is that of {clients} with one request open each.", clients=clients)]
+    thinks = Duration(round(statistics.median(load.closed.think_us)))
+    return [
+        message(
+            "The load is a closed loop: {clients} with one request open each; the next one was sent {thinks} "
+            "(median) after an answer, and so it is here.",
+            clients=clients,
+            thinks=thinks,
+        )
+    ]
 
 
 def _recorded_value(options: Mapping[str, Any], name: str) -> Any:

@@ -2,33 +2,43 @@
 
 from schedtrace.read.run import Run
 from schedtrace.step_times.fitted import Fitted
-from schedtrace.whatif.prediction import recorded
+from schedtrace.whatif.prediction import Recorded, recorded
 from schedtrace.whatif.sweep_engines import RecordedEngine
 from schedtrace.whatif.sweep_play import Work
 from schedtrace.workloads.recorded_ranks import loads_of_run, without_ranks
 from schedtrace.workloads.workload import Workload
 
 
-def recorded_loads(run: Run) -> list[Workload]:
+def recorded_loads(run: Run, clients: int | None = None) -> list[Workload]:
     """The load of each trial of a run, for another engine: its requests name no rank.
+
+    Args:
+        run: Any.
+        clients: As ``recorded_work``.
 
     Raises:
         InputError: it has no requests.
     """
-    return [without_ranks(load) for load in loads_of_run(run.traces, manifest=run.manifest)]
+    loads = [without_ranks(load) for load in loads_of_run(run.traces, manifest=run.manifest)]
+    return loads if clients is None else [load.with_clients(clients) for load in loads]
 
 
-def recorded_work(run: Run, times: Fitted | None = None) -> Work:
+def recorded_work(run: Run, times: Fitted | None = None, clients: int | None = None) -> Work:
     """A run's load on the engine that recorded it.
 
     Args:
         run: Of one engine, or of data-parallel ranks.
         times: How long steps take; None: fitted to the run.
+        clients: That kept one request open each; None: found out from the times.
 
     Raises:
         InputError: it has no requests, or too few steps to fit step times to.
     """
-    base = recorded(run, times)
+    return work_of(recorded(run, times, clients))
+
+
+def work_of(base: Recorded) -> Work:
+    """A recorded load on its engine."""
     engine = RecordedEngine(base.header, base.times, len(base.timelines))
     warmups = len(base.loads) - base.trials
     return Work(base.loads, engine, base.keep_prefix_cache, warmups)

@@ -1,11 +1,11 @@
 """A load: requests in the order in which they reach the engine, read anew by each iteration."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from schedtrace.model.message import Message
-from schedtrace.workloads.closed_loop import ClosedLoop
+from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
 from schedtrace.workloads.request import LoadRequest
 
 Source = Literal["mooncake", "bailian", "azure", "burstgpt", "sharegpt", "jsonl", "random", "recorded"]
@@ -37,6 +37,11 @@ class Workload:
     """Recorded without trials: when it begins and ends is that of the record, and no part of the load."""
     closed: ClosedLoop | None = None
     """Its clients send their next request after an answer; None: requests come at their times."""
+
+    def with_clients(self, clients: int) -> "Workload":
+        """The load as that of so many clients, each with one request open, whatever its times look like."""
+        arrived, answered = zip(*((one.arrived_us, one.answered_us) for one in self), strict=True)
+        return replace(self, closed=closed_loop(arrived, answered, clients))
 
     def __iter__(self) -> Iterator[LoadRequest]:
         """Read it once more."""

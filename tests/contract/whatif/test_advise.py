@@ -9,7 +9,7 @@ from schedtrace.model.proposals import as_options
 from schedtrace.whatif.advise import advise, candidates
 from schedtrace.whatif.objective import parse_slo
 from schedtrace.whatif.prediction import recorded
-from schedtrace.whatif.sweep_sources import recorded_work
+from schedtrace.whatif.sweep_sources import work_of
 from tests.contract.whatif.conftest import LOADS, Here, drive
 
 pytestmark = pytest.mark.vllm
@@ -22,7 +22,7 @@ def base(tmp_path, monkeypatch):
 
 
 def proposals(base, slo):
-    return advise(base, recorded_work(base.run, base.times), parse_slo(slo), Here)
+    return advise(base, work_of(base), parse_slo(slo), Here)
 
 
 def test_what_findings_advise_and_what_lies_beside_the_settings_is_tried(base):

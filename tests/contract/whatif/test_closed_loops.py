@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
@@ -77,3 +78,16 @@ def test_advice_is_judged_by_the_time_until_all_are_done(base):
     assert first.gain.metric == "output_tokens_per_s"
     assert first.advice[0].setting == "max_num_seqs"
     assert first.advice[0].value >= 9
+
+
+def test_the_number_of_clients_can_be_given(base):
+    [load] = recorded(base.run, base.times, clients=6).loads
+    assert load.closed.clients == 6
+    assert len(load.closed.think_us) == 54
+
+
+def test_it_is_told(base):
+    notes = [plain(note) for note in predict(base, {}).notes]
+    assert any(
+        note.startswith("The load is a closed loop: 12 clients with one request open each;") for note in notes
+    )

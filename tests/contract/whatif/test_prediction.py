@@ -83,7 +83,7 @@ def test_no_limit_needs_to_point_to_what_helps(base):
     [found] = judged([], base)
     assert (found.code, found.gain.method) == ("better-setting", "replay")
     assert found.advice[0].setting == "max_num_seqs"
-    assert "No limit explains it" in plain(found.verdict)
+    assert "No limit points to it" in plain(found.verdict)
 
 
 def test_each_replay_is_told(base):
