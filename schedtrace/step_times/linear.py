@@ -84,7 +84,7 @@ def fit_linear(
     values = {name: used[name].to_numpy().astype(float) for name in columns}
     kept, unresolved = _apart(values, used.height)
     work = np.column_stack([np.ones(used.height), *(values[name] for name in kept)])
-    scale = work.max(axis=0)
+    scale = np.abs(work).max(axis=0)  # a broken trace has negative counts, too
     work /= scale
     fitted = np.full(used.height, np.median(times))
     costs = np.zeros(len(scale))

@@ -93,6 +93,12 @@ def test_outside_the_recorded_range_but_for_a_twentieth_of_it():
     assert linear.outside({"prefill": 100, "decode": outside, "context": 100})
 
 
+def test_counts_that_cannot_be_are_fitted_without_failing():
+    """As in a broken trace: none above 0."""
+    broken = rows(prefill=pl.int_range(pl.len()) % 2 - 1)
+    assert fit_linear(broken, "us", COLUMNS).steps == 400
+
+
 def test_too_few_steps():
     assert fit_linear(rows(19), "us", COLUMNS) is None
     assert fit_linear(rows(20), "us", COLUMNS).steps == 20
