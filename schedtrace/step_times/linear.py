@@ -114,7 +114,7 @@ def _apart(values: dict[str, Any], rows: int) -> tuple[list[str], list[Unresolve
     unresolved = []
     for name, column in values.items():
         before = np.column_stack([np.ones(rows), *(values[other] for other in kept)])
-        scale = before.max(axis=0)
+        scale = np.abs(before).max(axis=0)
         costs = resolved(np.linalg.lstsq(before / scale, column, rcond=None)[0]) / scale
         off = column - before @ costs
         varies = column - column.mean()
