@@ -36,6 +36,8 @@ def longest_sequence(header: Header) -> int | None:
 
 
 def _of_group(group: CacheGroup, tokens: int) -> int | None:
+    if group.block_size < 1:  # a broken header
+        return None
     blocks = -(-tokens // group.block_size)
     if group.kind in _WHOLE:
         return blocks

@@ -5,6 +5,7 @@ import pytest
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
+from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.present.pages.report import report_page
 from schedtrace.read.known_settings import KnownSettings
 from schedtrace.read.run import read_run
@@ -38,3 +39,10 @@ def test_settings_that_the_analysis_does_not_know_may_be_anything(tmp_path):
 @pytest.mark.parametrize("odd", [0, -1, 2**40])
 def test_odd_limits_are_no_reason_to_fail(tmp_path, name, odd):
     assert report_page(analyze([read_run(run_folder(tmp_path / "r", *LINES, **{name: odd}))])).sections
+
+
+@pytest.mark.parametrize("odd", [0, -1, 2**40])
+def test_odd_blocks_of_a_cache_group_are_no_reason_to_fail(tmp_path, odd):
+    group = CacheGroup("FullAttention", odd, 1)
+    folder = run_folder(tmp_path / "r", *LINES, cache_groups=[group], max_model_len=100)
+    assert report_page(analyze([read_run(folder)])).sections
