@@ -154,11 +154,26 @@ def _nothing(timeline: Timeline) -> Message:
         waited = message("waited longer than a step ({step})", step=Duration(step_us))
     of_seats = message(" of {seats}", seats=Count(timeline.seats, "seat")) if timeline.seats else NOTHING
     return message(
-        "Nothing limits this engine: on average {ran}{of_seats} were taken, and no request {waited}.",
+        "Nothing limits this engine: {there}on average {ran}{of_seats} were taken, and no request {waited}.",
+        there=_all_there(timeline),
         ran=Number(ran, 1),
         of_seats=of_seats,
         waited=waited,
     )
+
+
+def _all_there(timeline: Timeline) -> Message:
+    """Of trials whose requests were all sent at once: that the first step had all of them."""
+    if not timeline.closed_workload:
+        return NOTHING
+    for trial in timeline.trials():
+        steps = timeline.of_trial(timeline.steps, trial).filter(pl.col("total_requests") > 0).sort("step")
+        if (
+            steps.is_empty()
+            or steps["total_requests"][0] < timeline.of_trial(timeline.arrivals, trial).height
+        ):
+            return NOTHING
+    return message("the first step of each trial had all of its requests, ")
 
 
 def _capped(timeline: Timeline) -> Message:

@@ -96,8 +96,9 @@ def judged(
             if advice.setting is not None and advice.value is not None and _can_tell(advice.setting, base)
         ]
         chosen = search.best([*menu(base, predictor.options), *proposed])
-        given = sorted((_given(trial, predictor, name) for trial in chosen), key=lambda one: -one.saved_frac)
-    return _attached(findings, [one for one in given if one.saved_frac >= LEAST_FRAC], search)
+        best = sorted(chosen, key=lambda trial: -trial.saved_frac)
+        given = [_given(trial, predictor, name) for trial in best]
+    return _attached(findings, given, search)
 
 
 def _can_tell(setting: str, base: Recorded) -> bool:
@@ -146,6 +147,11 @@ class Search:
         if best is not None and best.saved_frac >= singles[0].saved_frac + LEAST_FRAC:
             singles.append(best)
         return singles
+
+    @property
+    def families(self) -> set[str]:
+        """Kinds of settings of which a change was replayed."""
+        return {trial.family for trial in self.tried.values() if trial is not None}
 
     def refuted(self, change: Change) -> Trial | None:
         """The trial of a change that does not help; None: it helps, or it could not be tried."""
@@ -289,16 +295,15 @@ def _attached(findings: list[Finding], given: list[_Given], search: Search) -> l
 
 def _is_about(finding: Finding, trial: Trial) -> bool:
     """Whether a root cause's own advice names a setting of this kind."""
-    if not finding.title:
-        return False
-    named = {family(advice.setting) for advice in finding.advice if advice.setting}
-    named |= {
-        family(argument.name.removeprefix("--").replace("-", "_"))
-        for advice in finding.advice
-        for argument in advice.message.parts()
-        if isinstance(argument, Setting)
-    }
-    return trial.family in named
+    return bool(finding.title) and any(trial.family in _families(advice) for advice in finding.advice)
+
+
+def _families(advice: Advice) -> set[str]:
+    """What it acts on, or would if a value were known."""
+    if advice.setting:
+        return {family(advice.setting)}
+    named = (part.name for part in advice.message.parts() if isinstance(part, Setting))
+    return {family(name.removeprefix("--").replace("-", "_")) for name in named}
 
 
 def _without_tried(finding: Finding, search: Search) -> Finding:
@@ -307,6 +312,8 @@ def _without_tried(finding: Finding, search: Search) -> Finding:
     refuted: list[Message] = []
     for advice in finding.advice:
         change = (advice.setting or "", advice.value)
+        if advice.setting is None and search.families & _families(advice):
+            continue  # values were found or not
         if search.tried.get((change,)) is None:
             kept.append(advice)
         elif (trial := search.refuted(change)) is not None:

@@ -266,6 +266,17 @@ def threshold(timeline: Timeline) -> int:
     return int(timeline.header.scheduler_config.get("long_prefill_token_threshold") or 0)
 
 
+def replayed_threshold() -> Advice:
+    """Smaller chunks move waits from one request to others: only a replay tells whether that helps."""
+    return Advice(
+        message=message(
+            "{setting}, if a replay of this load shows a value that helps: {command}",
+            setting=Setting("--long-prefill-token-threshold"),
+            command=Code("schedtrace analyze --predict"),
+        )
+    )
+
+
 def watermark(timeline: Timeline) -> Message:
     """``keep a reserve with a larger --watermark (now 0)``; nothing for a vLLM without this setting."""
     config = timeline.header.scheduler_config

@@ -118,7 +118,8 @@ def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
         return message(
             "The client, not the scheduler: when the first step was made, {there} of {all} had arrived. The "
             "others ran in later steps; no ready request was refused. Waiting for them took {share} of the "
-            "requests' time.",
+            "requests' time; {prequeue} has them wait before the first step.",
+            prequeue=Code("--prequeue"),
             there=Number(there),
             all=Count(in_trial.height, "request"),
             share=Share(share),

@@ -10,6 +10,16 @@ from schedtrace.model.report import Advice, Evidence, Finding, Gain
 CODE = "better-setting"
 SUMMARY = "no limit points to it, but a replay of the load with another setting is better (--predict)"
 NEEDS = (Fact.TIMES, Fact.LIVES, Fact.REQUESTS)
+LEAST_FRAC = 0.02
+"""So much has to be saved by the middle that is said, or the change only may help."""
+KNOWN = (
+    "{change} is better",
+    "No limit points to it, but on a replay of this load {change} saves {saved} of the {time}.",
+)
+UNKNOWN = (
+    "{change} may be better",
+    "No limit points to it, but {change} may save some of the {time}: no step showed what more tokens cost.",
+)
 TIMES = {"e2e_mean_ms": "requests' time", "output_tokens_per_s": "run's time"}
 """What a gain of a metric saves."""
 
@@ -37,14 +47,16 @@ def finding(advice: Advice, gain: Gain, settings: dict[str, Any], saved_frac: fl
         settings: As the evidence.
         saved_frac: Likewise.
     """
+    known = saved_frac >= LEAST_FRAC
+    title, verdict = KNOWN if known else UNKNOWN
     return Finding(
         code=CODE,
         severity=severity_by_weight(gain, None),
-        title=message("{change} is better", change=advice.message),
+        title=message(title, change=advice.message),
         verdict=message(
-            "No limit points to it, but on a replay of this load {change} saves {saved} of the {time}.",
+            verdict,
             change=advice.message,
-            saved=Share(saved_frac),
+            **({"saved": Share(saved_frac)} if known else {}),
             time=TIMES[gain.metric],
         ),
         gain=gain,

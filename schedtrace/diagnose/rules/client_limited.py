@@ -72,13 +72,13 @@ def _evidence(timeline: Timeline) -> OpenRequests | None:
     Regular arrivals look alike, so each arrival also has to follow a finish within one step.
     """
     came = timeline.arrivals.filter(~pl.col("streaming_update")).select(
-        us=pl.coalesce("arrived_us", "queued_us")
+        "trial", us=pl.coalesce("arrived_us", "queued_us")
     )
     gone = timeline.finishes.select(us="finished_us")
     if came.is_empty() or gone.is_empty():
         return None
     changes = (
-        pl.concat([came.with_columns(change=pl.lit(1)), gone.with_columns(change=pl.lit(-1))])
+        pl.concat([came.select("us", change=pl.lit(1)), gone.with_columns(change=pl.lit(-1))])
         .group_by("us")
         .agg(pl.col("change").sum())
         .sort("us")
@@ -91,7 +91,7 @@ def _evidence(timeline: Timeline) -> OpenRequests | None:
         return None
     most = changes.group_by("open").agg(pl.col("us_long").sum()).sort("us_long", "open", descending=True)
     level, time_us = most.row(0)
-    later = came.sort("us").slice(level)
+    later = came.sort("us").filter(pl.int_range(pl.len()).over("trial") >= level)  # a trial begins anew
     if (
         time_us <= MOST_FRAC * total
         or later.height < FEWEST_TURNS * level

@@ -2,8 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.gains import per_step_us, ttft_gain
-from schedtrace.diagnose.rules.allowed import threshold
+from schedtrace.diagnose.rules.allowed import replayed_threshold, threshold
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
@@ -13,13 +12,11 @@ from schedtrace.model.message import (
     Count,
     Duration,
     Message,
-    Number,
     Request,
-    Setting,
     Share,
     message,
 )
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.charges import LONG_PROMPT
 from schedtrace.timeline.long_prompts import long_prefills
 from schedtrace.timeline.timeline import Timeline
@@ -28,10 +25,6 @@ CODE = "long-prompt"
 SUMMARY = "one long prompt took the token budget while far shorter requests waited"
 NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.REQUESTS)
 CHARGES = (LONG_PROMPT,)
-
-OF_BUDGET, SHORTEST = 8, 128
-"""The proposed threshold is an eighth of the budget: the rest is for the others. With chunks of fewer tokens
-than 128 the long prompt takes too many steps."""
 
 
 class LongPrompt(Evidence, kw_only=True):
@@ -46,8 +39,6 @@ class LongPrompt(Evidence, kw_only=True):
     requests: int
     mean_wait_ms: float
     threshold: int
-    proposed: int
-    longer_ms: float | None
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -73,10 +64,10 @@ def find(timeline: Timeline) -> list[Finding]:
                 others=Count(evidence.requests, "shorter request"),
                 wait=Duration(1e3 * evidence.mean_wait_ms),
             ),
-            gain=ttft_gain(timeline, waits),
+            gain=None,
             cause=Cause.TOKEN_BUDGET,
             message=_message(evidence),
-            advice=_advice(evidence),
+            advice=[replayed_threshold()],
             evidence=evidence,
         )
     ]
@@ -89,12 +80,6 @@ def _evidence(timeline: Timeline, waits: Charged) -> LongPrompt:
     )
     first = each.sort("scheduled_tokens", "request_id", descending=[True, False]).row(0, named=True)
     ours = steps.filter(pl.col("request_id") == first["request_id"])
-    now = threshold(timeline)
-    wanted = max(SHORTEST, timeline.token_budget // OF_BUDGET)
-    proposed = max(1, min(wanted, (now or timeline.token_budget) // 2))
-    chunk = first["scheduled_tokens"] / first["steps"]
-    fixed_us = per_step_us(timeline)
-    more_steps = first["prompt_tokens"] / proposed - first["prompt_tokens"] / chunk
     return LongPrompt(
         request_id=first["request_id"],
         prompt_tokens=first["prompt_tokens"],
@@ -104,9 +89,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> LongPrompt:
         time_ms=int(ours.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0) / 1e3,
         requests=waits.requests,
         mean_wait_ms=waits.time_us / waits.requests / 1e3,
-        threshold=now,
-        proposed=proposed,
-        longer_ms=None if fixed_us is None else max(0.0, more_steps) * fixed_us / 1e3,
+        threshold=threshold(timeline),
     )
 
 
@@ -119,28 +102,3 @@ def _message(evidence: LongPrompt) -> Message:
         share=Share(evidence.prefill_frac),
         others=others,
     )
-
-
-def _advice(evidence: LongPrompt) -> list[Advice]:
-    costs = message(
-        "A few more steps until {request} has its first token.", request=Request(evidence.request_id)
-    )
-    if evidence.longer_ms is not None:
-        costs = message(
-            "About {longer} more until {request} has its first token.",
-            longer=Duration(1e3 * evidence.longer_ms),
-            request=Request(evidence.request_id),
-        )
-    return [
-        Advice(
-            message=message(
-                "{setting} {value} (now {now})",
-                setting=Setting("--long-prefill-token-threshold"),
-                value=Number(evidence.proposed),
-                now=Number(evidence.threshold),
-            ),
-            setting="long_prefill_token_threshold",
-            value=evidence.proposed,
-            costs=costs,
-        )
-    ]

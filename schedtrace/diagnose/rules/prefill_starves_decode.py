@@ -2,7 +2,8 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.allowed import threshold
+from schedtrace.diagnose.rules.allowed import replayed_threshold
+from schedtrace.diagnose.rules.arrival_limited import late_requests
 from schedtrace.diagnose.rules.common import (
     StepExample,
     in_trials,
@@ -16,20 +17,18 @@ from schedtrace.model.message import (
     Count,
     Duration,
     Message,
-    Number,
     Request,
-    Setting,
     Share,
     message,
 )
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "prefill-starves-decode"
 SUMMARY = "steps with prefill chunks stretched the time between the tokens of running requests"
 NEEDS = (Fact.TIMES, Fact.REQUESTS)
-SYMPTOM_OF = ("token-budget-bound", "long-prompt")
+SYMPTOM_OF = ("token-budget-bound", "long-prompt", "arrival-limited")
 
 FOUND_FROM_FRAC = 0.10
 """A tenth of all the time that decoding requests spent in steps."""
@@ -38,8 +37,7 @@ CRITICAL_FROM_FRAC = 0.25
 
 PAUSE_TIMES = 10
 """A step that takes ten times the usual time is felt as a pause."""
-PARTS, SHORTEST = 8, 128
-"""Into so many parts the largest chunk is cut, unless they get shorter than this."""
+MOST_FRAC = 0.5
 
 
 class StretchedStep(StepExample, kw_only=True):
@@ -82,7 +80,7 @@ def find(timeline: Timeline) -> list[Finding]:
         examples=StretchedStep.first(worst),
     )
     model = timeline.step_time
-    interrupts = _interrupts(evidence)
+    interrupts = _interrupts(evidence) and not _of_late(timeline, mixed)
     share = stretch_us / timeline.requests_us if timeline.requests_us else None
     severity = "critical" if evidence.stretch_frac >= CRITICAL_FROM_FRAC else "warning"
     return [
@@ -92,7 +90,7 @@ def find(timeline: Timeline) -> list[Finding]:
             verdict=_verdict(evidence, mixed.height) if interrupts else NOTHING,
             holder=_holder(timeline, mixed) if interrupts else NOTHING,
             share_frac=share if interrupts else None,
-            advice=_advice(timeline, evidence) if interrupts else [],
+            advice=[replayed_threshold()] if interrupts else [],
             severity=severity_by_weight(None, share) if interrupts else severity,
             cause=None,
             via="recorded",
@@ -113,6 +111,16 @@ def _interrupts(evidence: Stretch) -> bool:
     """Whether such a step is felt as a pause, and not only as a slightly slower stream of tokens."""
     usual_us = evidence.median_decode_step_us
     return usual_us is not None and evidence.mean_stretch_us >= PAUSE_TIMES * usual_us
+
+
+def _of_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
+    """Whether most of the prefill is of requests that were sent with the decoding ones and came too late."""
+    if not timeline.closed_workload:
+        return False
+    late = late_requests(timeline).select("request_id")
+    each = prefills(timeline).join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
+    of_late = each.join(late, on="request_id", how="semi")["scheduled_tokens"].sum()
+    return int(of_late) >= MOST_FRAC * int(mixed["prefill_tokens"].sum())
 
 
 def _verdict(evidence: Stretch, steps: int) -> Message:
@@ -141,30 +149,6 @@ def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
         request=Request(str(largest["request_id"][0])),
         tokens=Count(int(largest["prompt_tokens"][0]), "token"),
     )
-
-
-def _advice(timeline: Timeline, evidence: Stretch) -> list[Advice]:
-    """Smaller chunks: the delay is spread over more tokens, not removed, since the work stays the same."""
-    now = threshold(timeline)
-    largest = max(step.prefill_tokens for step in evidence.examples)
-    value = max(SHORTEST, largest // PARTS)
-    if now and now <= value:
-        return []
-    return [
-        Advice(
-            message=message(
-                "{setting} {value} (now {now}): pauses about {parts} times as short, and as many times as "
-                "many",
-                setting=Setting("--long-prefill-token-threshold"),
-                value=Number(value),
-                now=Number(now),
-                parts=Number(largest // value),
-            ),
-            setting="long_prefill_token_threshold",
-            value=value,
-            costs=message("Long prompts need more steps to their first token."),
-        )
-    ]
 
 
 def _sentence(timeline: Timeline, evidence: Stretch, steps: int, trials: list[int]) -> Message:

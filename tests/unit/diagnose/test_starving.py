@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.diagnose.rules import RULES
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap
 from schedtrace.present.phrases import plain
@@ -54,6 +55,35 @@ def test_steps_that_only_prefill_keep_no_decode_waiting(found):
 
 def test_without_a_model_of_step_times_nothing_is_ascribed(found):
     assert found("prefill-starves-decode", *run(5)[15:]) == []
+
+
+def batch_in_two_steps(us):
+    """a is prefilled alone, b and c beside its first decode: 150 ms, where decodes take 1 ms."""
+    room = {"budget": 20_000, "kv_blocks_free_after": 10_000}
+    a = arrival("a", -20, -10, prompt_tokens=5000)
+    others = [arrival(name, us, us + 10, prompt_tokens=5000) for name in "bc"]
+    got = {"a": 1, "b": 5000, "c": 5000}
+    prefill = {"prefill_tokens": 10_000, "decode_tokens": 1}
+    return [
+        step(0, start=0, back=50_000, got={"a": 5000}, new="a", prefill_tokens=5000, arrived=[a], **room),
+        step(1, start=60_000, back=150_000, got=got, new="bc", arrived=others, **prefill, **room),
+        *(
+            step(number, start=250_000 + 2000 * number, got=dict.fromkeys("abc", 1), decode_tokens=3, **room)
+            for number in range(2, 32)
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("us", "closed", "root"), [(500, True, False), (500, False, True), (55_000, True, True)]
+)
+def test_prefills_of_those_that_were_sent_with_the_decoding_ones_are_no_cause(view_of, us, closed, root):
+    """In a batch sent at once who came too late for the first step is why: ``arrival-limited``."""
+    view = view_of(*batch_in_two_steps(us))
+    view.closed_workload = closed
+    [finding] = RULES["prefill-starves-decode"](view)
+    assert finding.evidence.stretch_frac > 0.5
+    assert bool(finding.title) is root
 
 
 def full(number, decode, prefill=0, **fields):

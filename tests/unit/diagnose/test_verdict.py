@@ -121,6 +121,15 @@ def test_where_nothing_limits_it_the_time_is_split(said):
     assert second == "The requests' time: 90 % prefill, 10 % the engine between steps."
 
 
+def test_of_trials_that_were_sent_at_once_it_is_said_that_all_were_there(view_of):
+    view = view_of(*WORKS)
+    view.closed_workload = True
+    first, *_ = verdict([unlimited(view)], [], time_split([engine_split(view)]))
+    assert plain(first).startswith(
+        "Nothing limits this engine: the first step of each trial had all of its requests, "
+    )
+
+
 def test_idle_time_is_told(said):
     """The next step comes after 9 ms without a request."""
     assert said(lines=[*WORKS, step(2, start=10_000)])[-1].startswith("Idle ")

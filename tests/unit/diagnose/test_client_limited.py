@@ -1,0 +1,36 @@
+"""``client-limited``: what is a closed loop, and what only looks like one."""
+
+import pytest
+
+from schedtrace.diagnose.rules import RULES
+from tests.makers import arrival, finish, step
+
+
+def sent(trials, *, each):
+    """Two requests at a time, the next two when these end; 1 ms a step."""
+    lines = []
+    for number in range(12):
+        names = [f"r{number}a", f"r{number}b"]
+        at = 1000 * number
+        lines.append(
+            step(
+                number,
+                trial=number // each + 1 if trials else None,
+                start=at,
+                took=10,
+                back=900,
+                got=dict.fromkeys(names, 1),
+                new=names,
+                arrived=[arrival(name, at - 5, at - 3) for name in names],
+                finished=[finish(f"r{number - 1}{one}", finished_us=at - 50) for one in "ab"]
+                if number
+                else [],
+            )
+        )
+    return lines
+
+
+@pytest.mark.parametrize(("trials", "found"), [(False, 1), (True, 0)])
+def test_trials_are_no_closed_loop(view_of, trials, found):
+    """Each trial begins anew, whatever ended before it."""
+    assert len(RULES["client-limited"](view_of(*sent(trials, each=1), max_num_running_reqs=8))) == found
