@@ -55,7 +55,8 @@ def _length_of_heap(queue: Any) -> int:
 
 
 def _first_of_heap(queue: Any) -> Any:
-    return list.__getitem__(queue._heap, 0)
+    entry = list.__getitem__(queue._heap, 0)
+    return entry[-1] if type(entry) is tuple else entry  # to vLLM 0.11: priority, arrival, request
 
 
 def seats(scheduler: Any) -> int:

@@ -24,6 +24,11 @@ BLOCKS = "num_gpu_blocks_override"
 NAMES = tuple(field.name for field in dataclasses.fields(EngineArgs))
 
 
+def _is_text_of_list(value: Any) -> bool:
+    """Lists are recorded as text; none of them decides anything in the scheduler (``cuda_graph_sizes``)."""
+    return isinstance(value, str) and value.startswith("[")
+
+
 def engine_options(
     header: Header, changes: Mapping[str, Any] | None = None, *, ranks: int = 1
 ) -> dict[str, Any]:
@@ -45,7 +50,7 @@ def engine_options(
     configured = {
         RENAMED.get(name, name): value
         for name, value in header.scheduler_config.items()
-        if name in OF_SCHEDULER and value is not None
+        if name in OF_SCHEDULER and value is not None and not _is_text_of_list(value)
     }
     options = {name: value for name, value in configured.items() if name in NAMES}
     settings = header.settings

@@ -27,6 +27,12 @@ def test_only_fields_of_the_scheduler_are_taken_from_a_header():
     assert options["scheduling_policy"] == "fcfs"
 
 
+def test_what_is_recorded_as_the_text_of_a_list_is_left_out():
+    options = engine_options(header(scheduler_config={"max_num_partial_prefills": "[4]", "policy": "fcfs"}))
+    assert "max_num_partial_prefills" not in options
+    assert options["scheduling_policy"] == "fcfs"
+
+
 def test_the_engine_of_a_replay_runs_no_code_of_a_received_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = tmp_path / "ran"

@@ -9,7 +9,7 @@ from schedtrace.errors import InputError, UsageError
 from schedtrace.model.trace import Preemption, ScheduledRequest
 from schedtrace.step_times import fitted as fitted_module
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitted import fit, load
+from schedtrace.step_times.fitted import Fitted, fit, load
 from schedtrace.step_times.linear import fit_linear
 from schedtrace.step_times.observed import OF_BATCH, observed, with_device_us
 from schedtrace.step_times.recorded import Recorded
@@ -273,6 +273,13 @@ def test_resampling_is_by_seed_and_by_whole_blocks(run):
     for trial in drawn.rows.partition_by("part", maintain_order=True):
         assert [number % 60 % 5 for number in trial["step"]] == offsets * (trial.height // 5)
     assert drawn.rows.height == model.rows.height
+
+
+def test_of_few_steps_as_many_are_drawn(run):
+    """26 steps are two blocks, one of a single step: that one drawn twice would be too few to fit."""
+    model = fit([run], ["base"])
+    few = Fitted(model.fit, model.rows.head(26))
+    assert {few.resampled(seed).rows.height for seed in range(20)} == {26}
 
 
 def test_a_trace_without_known_requests_is_refused(view_of):
