@@ -114,8 +114,8 @@ class Fitted:
             trial = trials[place]
             blocks = -(-trial.height // block)
             at = (random.integers(blocks, size=blocks)[:, None] * block + np.arange(block)).ravel()
-            # Blocks wrap around, so that as many steps are drawn as there are (circular block bootstrap, Politis
-            # and Romano 1992). A trial drawn twice is two trials.
+            # Blocks wrap around, so that as many steps are drawn as there are: the circular block bootstrap
+            # (Politis and Romano, 1992). A trial drawn twice is two trials.
             drawn.append(
                 trial[at[: trial.height] % trial.height].with_columns(part=pl.lit(len(drawn), pl.UInt32))
             )
