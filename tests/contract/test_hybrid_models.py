@@ -99,8 +99,7 @@ def test_asking_again_leaves_the_managers_as_they_were(states, model, full):
     assert [after for before, after, _ in states if after != before] == []
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize(("policy", "async_scheduling"), [("fcfs", False), ("priority", True)])
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.usefixtures("recording")

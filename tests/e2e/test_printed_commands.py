@@ -19,13 +19,14 @@ from tests.e2e.conftest import MODEL, REPO, schedtrace
 BALANCED = "--data-parallel-size 4 --scheduler-cls schedtrace.balance.BalanceScheduler"
 NOT_RUN = {
     "schedtrace watch logs": "follows a run until a person ends it; --once is run",
+    "schedtrace diff --run base.yaml new.yaml --trials 8": "run with fewer trials, which is the same",
     f"schedtrace run --model MODEL {BALANCED}": "four engines; tests/e2e/test_ranks.py starts two",
 }
 INSTEAD = {"--model MODEL": "--model Qwen3-8B --executor simulated --gpu h100"}
 MOST = {"--num-prompts": 8, "--trials": 2}
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
-LOAD = ["--model", "Qwen3-8B", "--gpu", "h100", "--num-prompts", "40", "--request-rate", "40"]
+LOAD = ["--model", "Qwen3-8B", "--gpu", "h100", "--num-prompts", "16", "--request-rate", "40"]
 
 
 def printed(text):

@@ -164,7 +164,6 @@ LONG = "x" * 1_000_000
         f"replay good --set {LONG}=1",
         f"replay good --step-times {LONG}",
         f"sweep good --vary {LONG}",
-        f"run --model tiny --{LONG}",
         f"run --model tiny --label {LONG}",
         f"run --config {LONG}",
         f"simulate --model {LONG} --gpu h100",

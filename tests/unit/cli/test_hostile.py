@@ -119,7 +119,7 @@ def test_a_cause_is_no_format_string(cli, tmp_path):
     assert "(inferred): cause new {0} {seats.real}; " in " ".join(cli("step", folder, 0)[1].split())
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(1))  # more by tests/fuzz/hostile_commands.py
 def test_no_output_of_any_command_holds_what_cannot_be_seen(number, tmp_path):
     choices = Random(number)  # noqa: S311  # to be repeatable is the point
     assert list(check(tmp_path / "home", choices)) == []
