@@ -12,6 +12,7 @@ import msgspec
 from schedtrace.model.trace_facts import (
     Admission,
     CacheGroup,
+    Control,
     DummyBatch,
     Grammar,
     HeadRefusal,
@@ -379,6 +380,8 @@ class Step(Line, tag="step", kw_only=True):
     """These batches one by one."""
     syncs: list[RankSync] = []
     """All-reduces among ranks in lock-step since the last line (vLLM 0.10.2 and newer)."""
+    controls: list[Control] = []
+    """What was asked of the engine since the last line: pauses, cache resets, sleep, calls of the workers."""
     admitted: list[Admission] = []
     """What the caches gave to those scheduled for the first time."""
     refusals: list[HeadRefusal] = []
@@ -402,6 +405,7 @@ EVENT_FIELDS = frozenset(
         "dummy_us",
         "dummies",
         "syncs",
+        "controls",
         "admitted",
         "refusals",
         "kv_loads",
@@ -476,6 +480,7 @@ class Events(Line, tag="events", kw_only=True):
     dummy_us: int = 0
     dummies: list[DummyBatch] = []
     syncs: list[RankSync] = []
+    controls: list[Control] = []
     dropped_steps: int = 0
     """Steps before this line that have none because the disk was too slow; ``arrived`` and ``finished`` hold
     the requests that came and went in them."""

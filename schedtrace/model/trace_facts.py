@@ -9,6 +9,7 @@ import msgspec
 
 Miss = Literal["skipped", "short", "not_cached", "other_group", "unknown"]
 KvLoadEvent = Literal["begun", "arrived", "failed"]
+ControlKind = Literal["pause_state", "reset_prefix_cache", "sleep", "wake_up", "collective_rpc", "add_lora"]
 Role = Literal["engine", "worker", "front_end"]
 
 
@@ -138,6 +139,26 @@ class ThreadTime(msgspec.Struct, omit_defaults=True, gc=False):
     """On a processor."""
     waited_us: int
     """Ready to run while no processor was free."""
+
+
+class Control(msgspec.Struct, omit_defaults=True):
+    """Something that an operator or a client asked of the engine, beside requests."""
+
+    control: ControlKind
+    """``pause_state``: the scheduler was paused or resumed; ``reset_prefix_cache``; ``sleep`` and
+    ``wake_up``; ``collective_rpc``: the workers were called, as a weight update does; ``add_lora``."""
+    at_us: int
+    """When it began."""
+    took_us: int = 0
+    """How long the engine's thread took for it."""
+    detail: str | None = None
+    """``pause_state``: the new state; ``collective_rpc``: the workers' method."""
+    running: int | None = None
+    """Requests that ran then: a reset of the prefix cache may preempt them, see ``preempted``."""
+    prefix_keys: int | None = None
+    """``reset_prefix_cache``: block hashes that the cache knew before; null without prefix caching."""
+    failed: bool = False
+    """It raised, or a reset of the prefix cache was refused: requests held blocks."""
 
 
 class SetAside(msgspec.Struct, omit_defaults=True):

@@ -31,8 +31,8 @@ from schedtrace.read.whole_lines import WholeLines
 
 FOLDER = "traces"
 NOTE = "cache.json"
-SMALL = ("steps", "arrivals", "finishes", "dummies", "syncs", "cpu")
-LAYOUT = 5
+SMALL = ("steps", "arrivals", "finishes", "dummies", "syncs", "controls", "cpu")
+LAYOUT = 6
 """Raised when the content of the files changes without a change of the trace's schema."""
 IN_USE_S = 600
 """For so long another process may still read, or build, a cache that no longer fits the trace."""

@@ -173,6 +173,7 @@ class Following:
             cpu=cpu_times([line for one in chunks for line in one.cpu]),
             dummies=events["dummies"].drop("step", "trial").sort("began_us"),
             syncs=events["syncs"].drop("step", "trial").sort("began_us"),
+            controls=events["controls"].drop("step", "trial").sort("at_us"),
         )
 
     def since(self, us: int) -> list[Chunk]:

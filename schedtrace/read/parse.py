@@ -20,6 +20,9 @@ from schedtrace.read.steps import Steps
 from schedtrace.read.tables import Tables
 from schedtrace.read.whole_lines import WholeLines
 
+BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us"}
+"""Lists of what happened beside the steps: in order of these times."""
+
 
 @dataclass
 class Parsed:
@@ -31,6 +34,7 @@ class Parsed:
     finishes: pl.DataFrame
     dummies: pl.DataFrame
     syncs: pl.DataFrame
+    controls: pl.DataFrame
     cpu: pl.DataFrame
     """Processor times of threads (``read/cpu_times.py``)."""
     notices: list[str]
@@ -85,11 +89,11 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     finishes = steps.events(
         "finished", [(line.trial, one) for line in others[Events] for one in line.finished]
     )
-    passes = {
+    beside = {
         name: steps.events(name, [(None, one) for line in others[Events] for one in getattr(line, name)])
         .drop("step", "trial")
-        .sort("began_us")
-        for name in ("dummies", "syncs")
+        .sort(at)
+        for name, at in BESIDE.items()
     }
     all_steps = merge_outputs(steps.frame(), others[Output])
     problems.garbled_lines.sort()
@@ -122,7 +126,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         steps=all_steps,
         arrivals=arrivals,
         finishes=finishes,
-        **passes,
+        **beside,
         cpu=cpu_times(others[Cpu]),
         notices=[*header.notices, *(line.message for line in others[Notice])],
         end=end,

@@ -8,7 +8,7 @@ import polars as pl
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.trace import End, Header
-from schedtrace.model.trace_facts import DummyBatch, RankSync
+from schedtrace.model.trace_facts import Control, DummyBatch, RankSync
 from schedtrace.read.cache import read_by_files
 from schedtrace.read.cpu_times import cpu_times
 from schedtrace.read.options import READ, ReadOptions
@@ -46,6 +46,8 @@ class Trace:
     """Dummy batches of a rank in lock-step, in their order; fewer than are counted in older traces."""
     syncs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(RankSync)))
     """All-reduces among ranks in lock-step, in their order."""
+    controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
+    """What was asked of the engine beside requests, in order of time."""
 
     def require(self, fact: Fact, what: str) -> None:
         """Raises UsageError where the record lacks what somebody needs."""
@@ -104,4 +106,5 @@ def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
         cpu=parsed.cpu,
         dummies=parsed.dummies,
         syncs=parsed.syncs,
+        controls=parsed.controls,
     )

@@ -159,7 +159,7 @@ class Assembler:
         self._preempted(dropped.preempted)
         self._lives.unseen()
         self._leave(dropped.finished)
-        came = Came(dropped.arrived, dropped.finished, dropped.dummies, dropped.synced)
+        came = Came(dropped.arrived, dropped.finished, dropped.dummies, dropped.synced, dropped.controls)
         self.write_ids(came.arrived, came.finished)
         return Events(
             at_us=self._us(dropped.end_ns),
@@ -221,10 +221,11 @@ class Assembler:
             self._lives.runs(request_id)
 
     def passes(self, came: Came) -> dict[str, Any]:
-        """What a data-parallel rank did with the others, as fields of a line."""
-        if not (came.dummies or came.synced):
+        """What a rank did with the others, and what was asked of the engine, as fields of a line."""
+        if not (came.dummies or came.synced or came.controls):
             return {}
         return {
+            "controls": list(came.controls),
             "dummy_batches": len(came.dummies),
             "dummy_us": sum(one.ended_ns - one.began_ns for one in came.dummies) // 1000,
             "dummies": [

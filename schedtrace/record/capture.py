@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
+from schedtrace.model.trace_facts import Control
 from schedtrace.record.execution import Execution
 from schedtrace.record.exits import Noted
 from schedtrace.record.happened import Happened
@@ -79,6 +80,7 @@ class Came(NamedTuple):
     finished: Sequence[Finish] = ()
     dummies: Sequence[DummyPass] = ()
     synced: Sequence[Synced] = ()
+    controls: Sequence[Control] = ()
 
 
 NOBODY = Came()
@@ -136,6 +138,7 @@ class Dropped(msgspec.Struct, gc=False):
     finished: list[Finish] = []
     dummies: list[DummyPass] = []
     synced: list[Synced] = []
+    controls: list[Control] = []
     preempted: list[tuple[Preemption, int]] = []
     started: list[tuple[str, int, int]] = []
     """Requests that the workers did not know: id, computed tokens, start of the step."""
@@ -152,6 +155,7 @@ class Dropped(msgspec.Struct, gc=False):
         self.missing_finishes += len(_keep(self.finished, came.finished))
         _keep(self.dummies, came.dummies)
         _keep(self.synced, came.synced)
+        _keep(self.controls, came.controls)
         _keep(self.preempted, capture.preempted)
         if capture.rows is not None:
             new = [(request_id, computed, capture.start_ns) for request_id, computed in capture.rows.new]

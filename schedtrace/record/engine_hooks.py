@@ -7,6 +7,8 @@ import contextlib
 import time
 from typing import Any
 
+from schedtrace.model.ids import shortened
+from schedtrace.model.trace_facts import ControlKind
 from schedtrace.record.capture import DummyPass, Synced
 from schedtrace.record.hooks import Method, wrap
 
@@ -26,6 +28,10 @@ def wrap_engine() -> None:
     wrap(EngineCore, "shutdown", _shutdown)
     wrap(EngineCore, "preprocess_add_request", _prepare)
     wrap(EngineCore, "abort_requests", _abort)
+    wrap(EngineCore, "sleep", _sleep)
+    wrap(EngineCore, "wake_up", _wake_up)
+    wrap(EngineCore, "collective_rpc", _collective_rpc)
+    wrap(EngineCore, "add_lora", _add_lora)
     wrap(StructuredOutputManager, "grammar_init", _grammar_init)
     wrap(StructuredOutputManager, "_create_grammar", _create_grammar)
     wrap(StructuredOutputManager, "_async_create_grammar", _create_grammar)  # its name before vLLM 0.13
@@ -101,6 +107,39 @@ def _abort(original: Method, engine: Any, request_ids: Any, *args: Any, **kwargs
         with contextlib.suppress(Exception):
             recorder.facts.inputs.abort_received(request_ids)
     return original(engine, request_ids, *args, **kwargs)
+
+
+def _controlled(
+    kind: ControlKind, detail: str | None, original: Method, engine: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """What an operator asks of the engine, which steps on when it is done."""
+    began_ns, failed = time.monotonic_ns(), True
+    try:
+        done = original(engine, *args, **kwargs)
+        failed = False
+    finally:
+        if (recorder := _recorder(engine)) is not None:
+            recorder.control(engine.scheduler, kind, began_ns, failed=failed, detail=detail)
+    return done
+
+
+def _sleep(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    return _controlled("sleep", None, original, engine, *args, **kwargs)
+
+
+def _wake_up(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    return _controlled("wake_up", None, original, engine, *args, **kwargs)
+
+
+def _collective_rpc(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """A weight update comes as one; a function of a user's own has no name worth writing."""
+    method = args[0] if args else kwargs.get("method")
+    detail = shortened(method) if isinstance(method, str) else None
+    return _controlled("collective_rpc", detail, original, engine, *args, **kwargs)
+
+
+def _add_lora(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    return _controlled("add_lora", None, original, engine, *args, **kwargs)
 
 
 def _listen_to_aborts(engine: Any, inputs: Any) -> None:

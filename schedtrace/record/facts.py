@@ -41,6 +41,11 @@ class Facts:
         if (manager := getattr(scheduler, "structured_output_manager", None)) is not None:
             setattr(manager, INPUTS, self.inputs)
 
+    @property
+    def prefix_keys(self) -> int | None:
+        """Block hashes that the prefix cache knows now; None without prefix caching."""
+        return self._reader.prefix_keys
+
     def engine_is(self, engine: Any) -> None:
         """The ``EngineCore`` around this scheduler; ranks in lock-step have a wave and a step counter."""
         if hasattr(engine, "current_wave") and hasattr(engine, "step_counter"):

@@ -9,6 +9,7 @@ from typing import Any
 from loguru import logger
 
 from schedtrace.model.trace import Arrival, Finish, Preemption
+from schedtrace.model.trace_facts import Control, ControlKind
 from schedtrace.record import settings
 from schedtrace.record.capture import Came, Capture, DummyPass, Result, Synced
 from schedtrace.record.clocks import read_anchor
@@ -348,6 +349,36 @@ class Recorder:
         try:
             now_us = self._writer.since_anchor(self.clock())
             self.facts.kv_loads.ended(scheduler, getattr(told, "finished_recving", None), now_us)
+        except Exception as error:
+            self._facts_failed(error)
+
+    def before_reset(self, scheduler: Any) -> dict[str, int | None]:
+        """What a reset of the prefix cache may take: fields of ``Control``."""
+        try:
+            return {"running": len(scheduler.running), "prefix_keys": self.facts.prefix_keys}
+        except Exception as error:
+            self._facts_failed(error)
+            return {}
+
+    def control(
+        self, scheduler: Any, kind: ControlKind, began_ns: int, *, failed: bool = False, **facts: Any
+    ) -> None:
+        """Note what was asked of the engine beside requests, when it is done.
+
+        Args:
+            scheduler: The one that records.
+            kind: What it was.
+            began_ns: When it began.
+            failed: It raised, or was refused.
+            facts: Fields of ``Control``.
+        """
+        if not self.active:
+            return
+        try:
+            at_us = self._writer.since_anchor(began_ns)
+            took_us = (self.clock() - began_ns) // 1000
+            facts.setdefault("running", len(scheduler.running))
+            self._writer.put_control(Control(kind, at_us, took_us, failed=failed, **facts))
         except Exception as error:
             self._facts_failed(error)
 

@@ -47,6 +47,11 @@ class StateReader:
         self.engine: Any = None
         """The ``EngineCore`` whose ranks run in lock-step, once it is known."""
 
+    @property
+    def prefix_keys(self) -> int | None:
+        """Block hashes that the prefix cache knows; None without prefix caching."""
+        return None if self._pool is None else len(self._pool.cached_block_hash_to_block)
+
     def read(self, running: int, waiting: int, parked: int | None, throttled: Any) -> State:
         """The values right after ``schedule()``.
 
@@ -56,7 +61,7 @@ class StateReader:
             parked: Requests that wait for KV blocks from elsewhere.
             throttled: First argument of the call, which a class of a user's own may take for something else.
         """
-        scheduler, encoder, pool, engine = self._scheduler, self._encoder, self._pool, self.engine
+        scheduler, encoder, engine = self._scheduler, self._encoder, self.engine
         deferred = None
         if self._defers:
             deferred = sum(len(blocks) for _, blocks in frees) if (frees := scheduler.deferred_frees) else 0
@@ -66,7 +71,7 @@ class StateReader:
             None if encoder is None else encoder.num_free_slots,
             None if encoder is None else encoder.num_freeable_slots,
             scheduler.num_waiting_for_streaming_input if self._paused else None,
-            None if pool is None else len(pool.cached_block_hash_to_block),
+            self.prefix_keys,
             None if engine is None else engine.current_wave,
             None if engine is None else engine.step_counter,
             parked,

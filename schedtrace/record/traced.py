@@ -101,6 +101,37 @@ class _TracedTransfers:
         return super()._update_from_kv_xfer_finished(told, *args, **kwargs)  # type: ignore[misc]
 
 
+class _TracedPause:
+    """Hook on ``set_pause_state`` (vLLM 0.17 and newer): pause, resume, sleep and wake-up lead through it."""
+
+    _schedtrace_recorder: Recorder | None
+
+    def set_pause_state(self, pause_state: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._schedtrace_recorder
+        if recorder is not None:
+            state = getattr(pause_state, "name", None)
+            recorder.control(self, "pause_state", recorder.clock(), detail=state)
+        return super().set_pause_state(pause_state, *args, **kwargs)  # type: ignore[misc]
+
+
+class _TracedReset:
+    """Hook on ``reset_prefix_cache``: it may preempt everything that runs."""
+
+    _schedtrace_recorder: Recorder | None
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._schedtrace_recorder
+        if recorder is None or not recorder.active:
+            return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+        began_ns, before = recorder.clock(), recorder.before_reset(self)
+        done = None
+        try:
+            done = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            recorder.control(self, "reset_prefix_cache", began_ns, failed=done is not True, **before)
+        return done
+
+
 @cache
 def traced_class(base: type) -> type:
     """A subclass of ``base`` that records; ``base`` itself if it records already.
@@ -120,6 +151,10 @@ def traced_class(base: type) -> type:
         hooks.append(_TracedFree)
     if hasattr(base, "_update_from_kv_xfer_finished"):
         hooks.append(_TracedTransfers)
+    if hasattr(base, "set_pause_state"):
+        hooks.append(_TracedPause)
+    if hasattr(base, "reset_prefix_cache"):
+        hooks.append(_TracedReset)
     instrumented = instrument(base)
     try:
         return _subclass(base, hooks, instrumented)

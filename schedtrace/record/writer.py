@@ -23,6 +23,7 @@ from schedtrace.model.ids import shortened
 from schedtrace.model.printable import json_of
 from schedtrace.model.private import FILE_MODE
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
+from schedtrace.model.trace_facts import Control
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Came, Capture, Dropped, DummyPass, Synced
@@ -67,6 +68,7 @@ class Writer:
         self.finished: deque[Finish] = deque()
         self._dummies: deque[DummyPass] = deque()
         self._synced: deque[Synced] = deque()
+        self._controls: deque[Control] = deque()
         self._lost_passes = False
         self.prefixes = Prefixes()
         self._anchor_ns = anchor_ns
@@ -132,16 +134,22 @@ class Writer:
             queue.append(entry)
         elif not self._lost_passes:
             self._lost_passes = True
-            self.notice("the disk is too slow: dummy batches and all-reduces of the ranks are missing")
+            self.notice("the disk is too slow: dummy batches, all-reduces of the ranks or pauses are missing")
 
     def _anything(self) -> bool:
-        return bool(self.arrived or self.finished or self._dummies or self._synced)
+        return bool(self.arrived or self.finished or self._dummies or self._synced or self._controls)
 
     def take_events(self) -> Came:
         """Everything that came and went since the last call."""
         if not self._anything():
             return NOBODY
-        return Came(_drain(self.arrived), _drain(self.finished), _drain(self._dummies), _drain(self._synced))
+        return Came(
+            _drain(self.arrived),
+            _drain(self.finished),
+            _drain(self._dummies),
+            _drain(self._synced),
+            _drain(self._controls),
+        )
 
     def give_back(self, came: Came) -> None:
         """Events that were taken for a step that there will not be."""
@@ -149,6 +157,7 @@ class Writer:
         self.finished.extendleft(reversed(came.finished))
         self._dummies.extendleft(reversed(came.dummies))
         self._synced.extendleft(reversed(came.synced))
+        self._controls.extendleft(reversed(came.controls))
 
     def put_dummy(self, dummy: DummyPass) -> None:
         """Hand over a dummy batch (engine's thread)."""
@@ -157,6 +166,10 @@ class Writer:
     def put_sync(self, sync: Synced) -> None:
         """Hand over an all-reduce among the ranks (engine's thread)."""
         self._put_pass(self._synced, sync)
+
+    def put_control(self, control: Control) -> None:
+        """Hand over what was asked of the engine (its thread)."""
+        self._put_pass(self._controls, control)
 
     def describe(self, error: BaseException) -> str:
         """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
@@ -196,7 +209,14 @@ class Writer:
         self.working = False
         self._closing = threading.Event()
         self._closing.set()
-        for queue in (self.arrived, self.finished, self._dummies, self._synced, self._pending):
+        for queue in (
+            self.arrived,
+            self.finished,
+            self._dummies,
+            self._synced,
+            self._controls,
+            self._pending,
+        ):
             queue.clear()
 
     def _run(self) -> None:

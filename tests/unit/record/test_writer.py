@@ -12,6 +12,7 @@ import pytest
 
 from schedtrace.model.manifest import FILE_NAME
 from schedtrace.model.trace import Arrival, Finish, Preemption
+from schedtrace.model.trace_facts import Control
 from schedtrace.record import assemble, writer
 from schedtrace.record import capture as capture_module
 from schedtrace.record.capture import ALL, NOBODY, Came, Capture, DummyPass, Result, Rows, Synced
@@ -23,6 +24,7 @@ HEADER = header(wall_anchor_us=2_000_000)
 
 
 DUMMY, LATER_DUMMY = DummyPass(1_000, 2_500, 0, 5), DummyPass(4_000, 5_499, 0, 6)
+PAUSE = Control("pause_state", 5, detail="PAUSED_ALL")
 SYNC, LATER_SYNC = Synced(5_500, 7_999, 0, 6, True), Synced(9_000, 9_500, 0, 7, False)
 
 
@@ -283,8 +285,9 @@ def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
     made.finished.append(gone)
     made.put_dummy(DUMMY)
     made.put_sync(SYNC)
+    made.put_control(PAUSE)
     came = made.take_events()
-    assert came == ([first], [gone], [DUMMY], [SYNC])
+    assert came == ([first], [gone], [DUMMY], [SYNC], [PAUSE])
     assert made.take_events() is NOBODY
     made.arrived.append(second)
     made.finished.append(later)
@@ -292,15 +295,17 @@ def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
     made.put_sync(LATER_SYNC)
     made.give_back(came)
     taken = made.take_events()
-    assert taken == ([first, second], [gone, later], [DUMMY, LATER_DUMMY], [SYNC, LATER_SYNC])
+    assert taken == ([first, second], [gone, later], [DUMMY, LATER_DUMMY], [SYNC, LATER_SYNC], [PAUSE])
 
 
 def test_dummy_batches_alone_are_events_and_so_are_syncs(writer_of):
     made = writer_of()
     made.put_dummy(DUMMY)
-    assert made.take_events() == ([], [], [DUMMY], [])
+    assert made.take_events() == ([], [], [DUMMY], [], [])
     made.put_sync(SYNC)
-    assert made.take_events() == ([], [], [], [SYNC])
+    assert made.take_events() == ([], [], [], [SYNC], [])
+    made.put_control(PAUSE)
+    assert made.take_events() == ([], [], [], [], [PAUSE])
 
 
 def test_passes_do_not_fill_the_memory_where_the_disk_stands_still(writer_of, monkeypatch):
@@ -309,7 +314,7 @@ def test_passes_do_not_fill_the_memory_where_the_disk_stands_still(writer_of, mo
     for _ in range(4):
         made.put_dummy(DUMMY)
     assert list(made._notices) == [
-        "the disk is too slow: dummy batches and all-reduces of the ranks are missing"
+        "the disk is too slow: dummy batches, all-reduces of the ranks or pauses are missing"
     ]
     assert made.take_events().dummies == [DUMMY] * 2
 

@@ -1,0 +1,54 @@
+"""What is asked of an engine beside requests is recorded: pauses and resets of the prefix cache."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.present.phrases import plain
+from schedtrace.read.run import read_run
+from schedtrace.record.traced import traced_class
+from schedtrace.simulate import Simulation, VirtualClock
+from schedtrace.step_times.constants import Constants
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def played(tmp_path, monkeypatch):
+    """``played(actions)``: 20 requests, one every 20 ms; actions of the engine at times in microseconds."""
+    monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / "run"))
+
+    def play(*actions):
+        with VirtualClock() as clock:
+            engine = Simulation(clock, traced_class, times=Constants(), enable_prefix_caching=True)
+            for number in range(20):
+                engine.arrive(20_000 * number, f"r{number}", 80, 16)
+            for us, name, *arguments in actions:
+                engine.at(us, lambda name=name, arguments=arguments: getattr(engine, name)(*arguments))
+            engine.run()
+            engine.close()
+        return read_run(tmp_path / "run")
+
+    return play
+
+
+@pytest.mark.parametrize("state", ["PAUSED_ALL", "PAUSED_NEW"])
+def test_a_pause(played, state):
+    run = played((100_000, "pause", state), (500_000, "pause", "UNPAUSED"))
+    told = run.traces[0].controls.select("control", "detail", "failed").rows()
+    assert told == [("pause_state", state, False), ("pause_state", "UNPAUSED", False)]
+    report = analyze_run(run)
+    assert (report.findings[0].code, report.findings[0].cause) == ("interruption", "paused")
+    assert "The scheduler was paused for" in plain(report.verdict[0])
+
+
+def test_a_reset(played):
+    run = played((105_000, "reset_prefix_cache"))
+    [control] = run.traces[0].controls.to_dicts()
+    preempted = run.traces[0].preemptions().collect()
+    assert (control["control"], control["failed"]) == ("reset_prefix_cache", False)
+    assert control["running"] == preempted.height > 0
+    assert control["prefix_keys"] > 0
+    [finding] = [one for one in analyze_run(run).findings if one.code == "cache-resets"]
+    assert finding.evidence.preempted == preempted.height
