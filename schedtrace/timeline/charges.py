@@ -12,7 +12,9 @@ import polars as pl
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.admission import refused_heads
 from schedtrace.timeline.behind_head import behind_head
-from schedtrace.timeline.long_prompts import long_prefills
+from schedtrace.timeline.events import merged
+from schedtrace.timeline.idle_holders import idle_holders
+from schedtrace.timeline.long_prompts import SHORT_FRAC, long_prefills
 from schedtrace.timeline.overlap import time_within
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
@@ -21,23 +23,36 @@ from schedtrace.timeline.timeline import Timeline
 
 PARKED_LOADS = "parked_loads"
 """Requests that wait for KV from elsewhere hold the blocks: at least as many as run."""
+IDLE_HOLDERS = "idle_holders"
+"""Requests that get nothing, such as streaming sessions between two parts, keep half of the held blocks."""
 HEAD_OF_LINE = "head_of_line"
 """It would have fitted, but stood behind one that did not."""
 PRIORITY_INVERSION = "priority_inversion"
 """Less urgent requests run and hold what it waits for."""
 LONG_PROMPT = "long_prompt"
 """One prompt, far longer than its own, takes the token budget."""
+CACHE_RESET = "cache_reset"
+"""A reset of the prefix cache took the request's KV blocks: it waits to compute again, and does so."""
+INTERRUPTED = "interrupted"
+"""Meanwhile the engine was paused, did something else, or took far too long for a step (``events.py``)."""
 RECOMPUTE = "recompute"
 """Not a wait: computing again what a preemption threw away."""
-CHARGES = (PARKED_LOADS, HEAD_OF_LINE, PRIORITY_INVERSION, LONG_PROMPT, RECOMPUTE)
+CHARGES = (
+    PARKED_LOADS,
+    IDLE_HOLDERS,
+    HEAD_OF_LINE,
+    PRIORITY_INVERSION,
+    LONG_PROMPT,
+    CACHE_RESET,
+    INTERRUPTED,
+    RECOMPUTE,
+)
 """Beside these, a charge is a ``Cause``."""
 
 OF_KV = (Cause.PREEMPTED_THIS_STEP, Cause.STALE_OUTPUT_PENDING)
 """Refusals that follow from a preemption, which is for want of KV blocks."""
 BY_SIZE = (Cause.KV_BLOCKS, Cause.CHUNKED_PREFILL_OFF)
 """Refusals that a smaller request behind the head passes; others, such as an alignment, stop all."""
-SHORT_FRAC = 0.25
-"""A request has to be at most a quarter as long as the prompt that it waits for: else they are of a kind."""
 HALF = 0.5
 """More than half of the seats decides."""
 
@@ -79,7 +94,40 @@ def charges(timeline: Timeline) -> pl.DataFrame:
             for rows in [*charged, again]
         ]
     )
+    made = _interrupted(timeline, _after_resets(timeline, made))
     return made.filter(pl.col("time_us") > 0).sort("begin_us", "request_id")
+
+
+def _after_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of requests whose last preemption was a reset's: nothing else took their blocks."""
+    taken = timeline.preemptions.select("request_id", "in_schedule", step=pl.col("step").cast(pl.Int64)).sort(
+        "step"
+    )
+    if taken["in_schedule"].all():
+        return rows
+    after = (
+        rows.with_columns(step="begin_step")
+        .sort("step", nulls_last=True)
+        .join_asof(taken, on="step", by="request_id", check_sortedness=False)
+    )
+    by_reset = pl.col("state").is_in(["preempted", "recompute"]) & ~pl.col("in_schedule")
+    charge = pl.when(by_reset.fill_null(value=False)).then(pl.lit(CACHE_RESET)).otherwise("charge")
+    return after.with_columns(charge=charge).select(rows.columns)
+
+
+def _interrupted(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
+    """What of the waits lies in an interruption is charged to that."""
+    spans = merged(timeline.events)
+    if spans.is_empty():
+        return rows
+    inside = time_within(rows, spans, {"us": pl.lit(value=True)})["us"]
+    rows = rows.with_columns(lost=(pl.col("time_us") * inside / LENGTH_US).fill_nan(0).round().cast(pl.Int64))
+    return pl.concat(
+        [
+            rows.with_columns(pl.col("time_us") - pl.col("lost")),
+            rows.with_columns(charge=pl.lit(INTERRUPTED), time_us="lost"),
+        ]
+    ).drop("lost")
 
 
 def _behind_heads(timeline: Timeline, waits: pl.DataFrame) -> pl.DataFrame:
@@ -139,6 +187,8 @@ def _labelled(timeline: Timeline) -> _Steps:
         .agg(pl.col("requests").sum(), pl.col("cause").first())
     )
     long = long_prefills(timeline)
+    kept = idle_holders(timeline).select(step=pl.int_ranges("first_step", pl.col("last_step") + 1))
+    idle = kept["step"].explode()
     running = pl.col("num_running_after")
     parked = pl.col("kv_loads_parked") >= pl.max_horizontal(running, 1)
     stalls = pl.col("requests") > HALF * running
@@ -153,7 +203,11 @@ def _labelled(timeline: Timeline) -> _Steps:
             begin_us="start_us",
             end_us=pl.col("start_us").shift(-1).fill_null(timeline.end_us),
             seats=pl.when(stalls).then("cause").otherwise(pl.lit(str(Cause.MAX_NUM_SEQS))),
-            kv=pl.when(parked).then(pl.lit(PARKED_LOADS)).otherwise(pl.lit(str(Cause.KV_BLOCKS))),
+            kv=pl.when(parked)
+            .then(pl.lit(PARKED_LOADS))
+            .when(pl.col("step").is_in(idle.implode()))
+            .then(pl.lit(IDLE_HOLDERS))
+            .otherwise(pl.lit(str(Cause.KV_BLOCKS))),
             unused=pl.col("remaining_budget") / pl.col("token_budget"),
             long_prompt=pl.col("long_prompt").fill_null(value=False),
         )

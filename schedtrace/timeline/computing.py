@@ -12,6 +12,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.timeline.pieces import COMPUTES, DECODES, WAITS, pieces, place_of
 from schedtrace.timeline.refusals import OTHER, cause_runs
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.waiting import loop_ends
 from schedtrace.timeline.work import with_work
 
 ADMISSION = ["request_id", "admission"]
@@ -69,7 +70,7 @@ def running_pieces(timeline: Timeline, steps: pl.DataFrame, ends: pl.DataFrame) 
             pieces(
                 stalled,
                 rank=pl.lit(WAITS),
-                state=pl.lit("stalled"),
+                state=pl.when(_is_session(timeline)).then(pl.lit("waiting")).otherwise(pl.lit("stalled")),
                 **{name: pl.col(name) for name in ("cause", "begin_step", "end_step")},
             ),
         ]
@@ -180,7 +181,14 @@ def _stalls(
         over_us=pl.min_horizontal(over, "end_us"),
     )
     usual, named = _causes(timeline)
-    runs = cause_runs(gaps, usual, named, steps)
+    # Between two parts a session is no longer running but in the queue, its blocks kept.
+    in_queue = gaps.filter(_is_session(timeline))
+    runs = pl.concat(
+        [
+            cause_runs(gaps.filter(~_is_session(timeline)), usual, named, steps),
+            cause_runs(in_queue, loop_ends(timeline), named, steps),
+        ]
+    )
     number, starts = steps["step"], steps["start_us"]
     next_us = pl.lit(starts.gather((runs["last"] + 1).clip(0, last)))
     ended = pl.when(pl.col("last") + 1 < pl.col("left")).then(next_us).otherwise("over_us")
@@ -194,6 +202,10 @@ def _stalls(
         .filter((pl.col("cause") != str(Cause.OUTPUT_IN_FLIGHT)) & (pl.col("us") < pl.col("ends_us")))
         .select("request_id", "at", "us", "cause", "begin_step", "end_step", "until")
     )
+
+
+def _is_session(timeline: Timeline) -> pl.Expr:
+    return pl.col("request_id").is_in(timeline.sessions.implode())
 
 
 def _causes(timeline: Timeline) -> tuple[pl.Series, pl.DataFrame]:

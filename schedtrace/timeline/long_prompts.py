@@ -6,6 +6,8 @@ from schedtrace.timeline.timeline import Timeline
 
 MOST_FRAC = 0.5
 """Half of a step's prefill tokens."""
+SHORT_FRAC = 0.25
+"""A prompt is short beside one at least four times as long: else they are of a kind."""
 
 
 def prefills(timeline: Timeline) -> pl.DataFrame:
@@ -29,16 +31,21 @@ def prefills(timeline: Timeline) -> pl.DataFrame:
 
 
 def long_prefills(timeline: Timeline) -> pl.DataFrame:
-    """Steps of whose prefill tokens one prompt, larger than the token budget, took at least half.
+    """Steps of whose prefill tokens one long prompt took at least half.
+
+    A prompt is long if it is larger than the token budget and the usual prompt is short beside it: many of
+    one size are a full device.
 
     Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
     prompts in this step).
     """
+    usual = timeline.arrivals.filter(~pl.col("streaming_update"))["prompt_tokens"].quantile(0.5, "lower") or 0
     return (
         prefills(timeline)
         .with_columns(prefill_tokens=pl.col("scheduled_tokens").sum().over("step"))
         .filter(
             (pl.col("prompt_tokens") > timeline.token_budget)
+            & (SHORT_FRAC * pl.col("prompt_tokens") >= usual)
             & (pl.col("scheduled_tokens") >= MOST_FRAC * pl.col("prefill_tokens"))
         )
         .sort("step", "scheduled_tokens", descending=[False, True])

@@ -7,10 +7,36 @@ import polars as pl
 from schedtrace.model.facts import Fact
 from schedtrace.model.trace import Header
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.step_time import FEATURES, StepTime, fit_step_time
 from schedtrace.timeline.timeline import Timeline
 
 STEPS = ("wave", "step_counter", "trial", "step", "start_us", "output_us")
 """Columns of ``Timeline.steps`` that ``Rank.steps`` has as they are; null where a record lacks them."""
+
+
+BEYOND = 1.5
+"""A half more than the most of a feature: so far a model of step times is believed."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long the steps of one rank take for their work."""
+
+    model: StepTime
+    """Of its time on the device."""
+    work: dict[str, float]
+    """Mean of each of ``FEATURES`` over its steps."""
+    least: dict[str, float]
+    most: dict[str, float]
+    """The range of each."""
+
+    def knows(self, work: dict[str, float]) -> bool:
+        """Whether its steps had about as much of each feature: far beyond, a model guesses."""
+        return all(self.least[name] / BEYOND <= work[name] <= self.most[name] * BEYOND for name in FEATURES)
+
+    def expected_us(self, work: dict[str, float]) -> float:
+        """What a step with this work takes on the rank."""
+        return float(pl.DataFrame(work).select(self.model.predicted()).item())
 
 
 @dataclass(frozen=True)
@@ -40,6 +66,8 @@ class Rank:
     """Of those that ended; None: none did."""
     kv_used_frac: float | None
     """Mean share of the KV blocks in use after its steps; None: not recorded."""
+    pace: Pace | None = None
+    """None: too few steps tell it."""
 
     @property
     def number(self) -> int:
@@ -70,7 +98,24 @@ def rank_of(timeline: Timeline) -> Rank:
         mean_prompt_tokens=_mean(came["prompt_tokens"]),
         mean_output_tokens=_mean(timeline.finishes["output_tokens"]),
         kv_used_frac=_mean(steps.select(kv_used_frac()).to_series()),
+        pace=_pace(steps),
     )
+
+
+def _pace(steps: pl.DataFrame) -> Pace | None:
+    timed = (
+        steps.filter(pl.col("total_requests") > 0)
+        .with_columns(busy_us=pl.coalesce("execute_us", "busy_us"))
+        .drop_nulls(["busy_us", *FEATURES])
+    )
+    model = fit_step_time(timed)
+    if model is None:
+        return None
+    work = pl.col(*FEATURES).cast(pl.Float64)
+    mean, least, most = (
+        timed.select(one).row(0, named=True) for one in (work.mean(), work.min(), work.max())
+    )
+    return Pace(model, mean, least, most)
 
 
 def kv_used_frac() -> pl.Expr:

@@ -36,6 +36,8 @@ class StepTime:
     """It was fitted to."""
     error_frac: float
     """Median of ``abs(fitted - measured) / measured`` over these steps."""
+    most_base_us: float
+    """The largest base that fits these steps as well: far above ``base_us`` where all did the same work."""
 
     def predicted(self) -> pl.Expr:
         """Microseconds that each row of a frame with the columns ``FEATURES`` would take."""
@@ -82,7 +84,36 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     factors = resolved(costs) / scale
     error = float(np.median(np.abs(work @ factors - measured) / measured))
     base, prefill, decode, context = (float(factor) for factor in factors)
-    return StepTime(base, prefill, decode, context, steps=used.height, error_frac=round(error, 4))
+    return StepTime(
+        base,
+        prefill,
+        decode,
+        context,
+        steps=used.height,
+        error_frac=round(error, 4),
+        most_base_us=max(base, _most_base(rows * (weight / spread)[:, None], measured)),
+    )
+
+
+def _most_base(rows: Any, measured: Any) -> float:
+    """The largest base with which the other costs explain the steps as well, to two standard errors.
+
+    Args:
+        rows: Weighted: what costs, the base first, and the time.
+        measured: The times.
+    """
+    import numpy as np  # noqa: PLC0415  # as above
+    from scipy.optimize import nnls  # noqa: PLC0415  # as above
+
+    same: Any = np.linalg.qr(rows, mode="r")
+    costs, distance = nnls(same[:, :-1], same[:, -1])
+    bound = distance**2 + max(4 * distance**2 / len(measured), RIDGE * len(measured))
+    low, high = float(costs[0]), float(measured.max())
+    while high - low > 0.1**DIGITS * high:
+        base = (low + high) / 2
+        fits = nnls(same[:, 1:-1], same[:, -1] - base * same[:, 0])[1] ** 2 <= bound
+        low, high = (base, high) if fits else (low, base)
+    return float(resolved(np.array([low]))[0])
 
 
 def fit_line(sizes: pl.Series, times: pl.Series, weights: pl.Series) -> tuple[float, float]:

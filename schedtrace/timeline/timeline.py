@@ -10,9 +10,11 @@ from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.message import Message, message
 from schedtrace.model.trace import Header
+from schedtrace.model.trace_facts import Control
 from schedtrace.read.cpu_times import cpu_times
 from schedtrace.read.front_end import FrontEnd
 from schedtrace.read.rows import all_rows, rows_between, rows_of
+from schedtrace.read.schema import schema_of
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.demand import Demand, demand
 from schedtrace.timeline.per_step import context_tokens
@@ -62,6 +64,8 @@ class Timeline:
     """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
     """Processor times of threads (``read/cpu_times.py``)."""
+    controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
+    """What was asked of the engine beside requests, in order of time: of the whole trace."""
     front_end: FrontEnd | None = None
     """What the front ends of the run recorded, for all its engines."""
     missing: list[Message] = field(default_factory=list)
@@ -98,6 +102,13 @@ class Timeline:
         from schedtrace.timeline.charges import charges  # noqa: PLC0415  # likewise
 
         return charges(self)
+
+    @cached_property
+    def events(self) -> pl.DataFrame:
+        """Interruptions (``timeline/events.py``)."""
+        from schedtrace.timeline.events import events  # noqa: PLC0415  # likewise
+
+        return events(self)
 
     @cached_property
     def requests_us(self) -> int:
@@ -160,6 +171,13 @@ class Timeline:
             return pl.DataFrame(schema=columns)
         told = self.lists["set_aside"].select(pl.col(name).cast(kind) for name, kind in columns.items())
         return told.collect()
+
+    @cached_property
+    def sessions(self) -> pl.Series:
+        """Ids of streaming sessions: between two parts they wait in the queue and keep their blocks."""
+        parts = self.arrivals.filter("streaming_update")["request_id"]
+        paused = self.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))["request_id"]
+        return pl.concat([parts, paused]).drop_nulls().unique()
 
     @property
     def active_limit(self) -> int | None:
@@ -255,6 +273,7 @@ def make_timeline(
         warmup_requests=trial_of.filter((pl.col("trial") == WARMUP_TRIAL) & (not whole))["request_id"],
         lists={name: trace.large[name].filter(measured) for name in FACTS if name in trace.large},
         cpu=trace.cpu,
+        controls=trace.controls,
         front_end=front_end,
         missing=[message("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,

@@ -22,7 +22,7 @@ def waiting_pieces(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
     waits = timeline.waits.select("request_id", "since_step", "left_step", "preempted", "set_aside")
     waits = place_of(place_of(waits, steps, "since_step", "first"), steps, "left_step", "left")
     named = timeline.exits.filter(_skips()).select("step", "request_id", "cause")
-    runs = cause_runs(waits, _ends(timeline), named, steps)
+    runs = cause_runs(waits, loop_ends(timeline), named, steps)
     number = steps["step"]
     return pieces(
         runs.with_columns(
@@ -49,7 +49,7 @@ def waits_for(timeline: Timeline) -> tuple[str | None, dict[str, str]]:
         return None, {}
     named = timeline.exits.filter(_skips() & (pl.col("step") == timeline.steps["step"][-1]))
     causes = named.select("request_id", "cause").drop_nulls().iter_rows()
-    return str(_ends(timeline)[-1]), dict(causes)
+    return str(loop_ends(timeline)[-1]), dict(causes)
 
 
 def _skips() -> pl.Expr:
@@ -57,7 +57,7 @@ def _skips() -> pl.Expr:
     return (pl.col("loop") == "waiting") & (pl.col("kind") == "continue")
 
 
-def _ends(timeline: Timeline) -> pl.Series:
+def loop_ends(timeline: Timeline) -> pl.Series:
     """Of each step, what those wait for whom no skip names."""
     # An empty queue cannot be why somebody who is in it waits.
     unexplained = pl.col("waiting_cause") == str(Cause.QUEUE_EMPTY)

@@ -29,19 +29,30 @@ def test_chunks_of_prompts_are_no_decodes(view_of):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "mine", "others", "long"),
-    [(1001, 500, 500, True), (1001, 499, 501, False), (1000, 900, 100, False)],
+    ("tokens", "usual", "mine", "others", "long"),
+    [
+        (1001, 250, 500, 500, True),
+        (1001, 250, 499, 501, False),
+        (1000, 250, 900, 100, False),
+        (1001, 251, 500, 500, False),
+    ],
 )
-def test_a_long_prompt_is_larger_than_the_budget_and_takes_half_of_the_step(
-    view_of, tokens, mine, others, long
+def test_a_long_prompt_exceeds_budget_and_usual_prompts_and_takes_half_of_the_step(
+    view_of, tokens, usual, mine, others, long
 ):
     line = chunks(0, a=(0, mine), b=(0, others))
-    line.arrived = come(a=tokens, b=600)
+    line.arrived = come(a=tokens, b=usual)
     rows = long_prefills(view_of(line)).rows()
     assert rows == ([(0, "a", tokens, mine, 1000)] if long else [])
 
 
 def test_of_two_in_a_step_the_larger_chunk_counts(view_of):
     line = chunks(0, b=(0, 400), a=(0, 600))
-    line.arrived = come(a=3000, b=2000)
+    line.arrived = come(a=3000, b=2000, c=10, d=10)
     assert long_prefills(view_of(line))["request_id"].to_list() == ["a"]
+
+
+def test_many_prompts_of_one_size_are_a_full_device(view_of):
+    line = chunks(0, a=(0, 1000))
+    line.arrived = come(a=3000, b=3000, c=10)
+    assert long_prefills(view_of(line)).is_empty()

@@ -54,6 +54,15 @@ def test_costs_that_no_step_tells_apart_are_alike():
     alike = steps(40).with_columns(prefill_tokens=0, decode_tokens=4, context_tokens=0, busy_us=1000)
     model = fit_step_time(alike)
     assert (model.base_us, model.per_decode_token_us) == pytest.approx((500, 125))
+    assert model.most_base_us == pytest.approx(1000, rel=0.01)
+
+
+def test_steps_of_several_sizes_bound_the_base():
+    assert fit_step_time(steps(100)).most_base_us == pytest.approx(1000, rel=0.02)
+    noisy = steps(400).with_columns(
+        busy_us=pl.col("busy_us") * (1 + (pl.int_range(pl.len()) * 37 % 5 - 2) / 50)
+    )
+    assert 1000 < fit_step_time(noisy).most_base_us < 1100
 
 
 @pytest.mark.parametrize("apart", [True, False])

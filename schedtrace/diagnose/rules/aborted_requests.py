@@ -1,0 +1,210 @@
+"""``aborted-requests``: requests that were given up before their end, after work that was in vain."""
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
+from schedtrace.diagnose.waits import FOUND_FROM_FRAC
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, Share, message
+from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.timeline import Timeline
+
+CODE = "aborted-requests"
+SUMMARY = "requests were aborted before their end; some clients sent the same prompt again"
+NEEDS = (Fact.TIMES, Fact.LIVES)
+
+FEWEST = 3
+"""Of fewer requests no pattern can be told."""
+SAME_AGE_FRAC = 0.1
+"""Ages that differ by less than a tenth are a client's timeout."""
+SOON_FRAC = 0.1
+"""A retry follows within a tenth of what the client had waited."""
+MOST_FRAC = 0.5
+"""So many of them show a pattern."""
+
+
+class AbortExample(msgspec.Struct, kw_only=True):
+    """One aborted request."""
+
+    request_id: str
+    age_ms: float
+    output_tokens: int
+    retried_as: str | None
+
+
+class Aborts(Evidence, kw_only=True):
+    """All aborted requests."""
+
+    aborted: int
+    requests: int
+    time_ms: float
+    computed_tokens: int
+    output_tokens: int
+    median_age_ms: float
+    same_age: bool
+    retries: int
+    by_content: bool
+    examples: list[AbortExample]
+
+
+def find(timeline: Timeline) -> list[Finding]:
+    """See ``docs/findings/aborted-requests.md``."""
+    came = timeline.arrivals.filter(~pl.col("streaming_update")).unique(
+        "request_id", keep="first", maintain_order=True
+    )
+    aborted = (
+        timeline.finishes.filter((pl.col("status") == "ABORTED") & ~pl.col("in_schedule"))
+        .join(came.drop("trial", "step", strict=False), on="request_id", suffix="_of_arrival")
+        .with_columns(
+            us=pl.coalesce("abort_us", "finished_us"),
+            since=pl.coalesce("arrived_us_of_arrival", "queued_us_of_arrival"),
+        )
+        .with_columns(age=pl.col("us") - pl.col("since"))
+        .sort("us", "request_id")
+    )
+    if aborted.height < FEWEST or not timeline.requests_us:
+        return []
+    states = timeline.request_states.filter(pl.col("request_id").is_in(aborted["request_id"].implode()))
+    time_us = int(states.select(LENGTH_US.sum()).item())
+    share = time_us / timeline.requests_us
+    if share < FOUND_FROM_FRAC:
+        return []
+    retries, by_content = _retries(aborted, came)
+    ages = aborted["age"]
+    middle = float(ages.median() or 0)  # type: ignore[arg-type]  # of integers
+    spread = float((ages.quantile(0.9) or 0) - (ages.quantile(0.1) or 0))
+    evidence = Aborts(
+        aborted=aborted.height,
+        requests=came.height,
+        time_ms=time_us / 1e3,
+        computed_tokens=int(states["tokens"].sum()),
+        output_tokens=int(aborted["output_tokens"].sum()),
+        median_age_ms=middle / 1e3,
+        same_age=spread <= SAME_AGE_FRAC * middle,
+        retries=len(retries),
+        by_content=by_content,
+        examples=[
+            AbortExample(
+                request_id=row["request_id"],
+                age_ms=row["age"] / 1e3,
+                output_tokens=row["output_tokens"],
+                retried_as=retries.get(row["request_id"]),
+            )
+            for row in aborted.sort("output_tokens", "request_id", descending=[True, False])
+            .head(3)
+            .to_dicts()
+        ],
+    )
+    again = evidence.retries >= MOST_FRAC * evidence.aborted
+    return [
+        Finding(
+            code=CODE,
+            severity=severity_by_weight(None, share),
+            title=message("Clients give up and try again") if again else message("Aborted requests"),
+            verdict=_verdict(evidence, share, again=again),
+            share_frac=share,
+            cause=None,
+            via="recorded",
+            engine_rank=timeline.rank,
+            count=aborted.height,
+            trials=trial_numbers(aborted),
+            steps=step_numbers(aborted.drop_nulls("step")),
+            tokens=evidence.computed_tokens,
+            message=_message(evidence),
+            advice=_advice(evidence, again=again),
+            evidence=evidence,
+            example=_described(evidence.examples[0]),
+        )
+    ]
+
+
+def _retries(aborted: pl.DataFrame, came: pl.DataFrame) -> tuple[dict[str, str], bool]:
+    """Aborted request to the one that came at once with the same prompt, and whether hashes tell so.
+
+    Where no hashes are recorded, it is a request with as many prompt and output tokens.
+    """
+    columns = ["prompt_tokens", "max_tokens", "lora", "prefix_hashes"]
+    by_content = came["prefix_hashes"].drop_nulls().len() > 0
+    waiting: dict[Any, list[tuple[int, str]]] = defaultdict(list)
+    for row in came.select("request_id", "queued_us", *columns).iter_rows():
+        insort(waiting[row[2:]], (row[1], row[0]))
+    found: dict[str, str] = {}
+    for name, us, age, *like in aborted.select("request_id", "us", "age", *columns).iter_rows():
+        others = waiting[tuple(like)]
+        at = bisect_left(others, (us, ""))
+        if at < len(others) and others[at][0] - us <= SOON_FRAC * age and others[at][1] != name:
+            found[name] = others.pop(at)[1]
+    return found, by_content
+
+
+def _verdict(evidence: Aborts, share: float, *, again: bool) -> Message:
+    when = NOTHING
+    if evidence.same_age:
+        when = message(" after {age} each", age=Duration(1e3 * evidence.median_age_ms))
+    retried = NOTHING
+    if again:
+        retried = message("; {retries} of them came again at once", retries=Number(evidence.retries))
+    return message(
+        "{aborted} of {requests} were aborted{when}{retried}: {share} of the requests' time was spent on "
+        "them.",
+        aborted=Number(evidence.aborted),
+        requests=Count(evidence.requests, "request"),
+        when=when,
+        retried=retried,
+        share=Share(share),
+    )
+
+
+def _message(evidence: Aborts) -> Message:
+    who = message(
+        " The trace does not show whether the client left or the front end had found a stop string."
+    )
+    if evidence.same_age:
+        who = message(" They were of one age, as with a client's timeout.")
+    if evidence.retries:
+        like = "the same prompt" if evidence.by_content else "a prompt of the same length"
+        who = message(
+            " {retries} were followed at once by a request with {like}.",
+            retries=Number(evidence.retries),
+            like=like,
+        )
+    return message(
+        "The engine had computed {tokens} for them, {output} of these output; the median age was {age}.{who}",
+        tokens=Count(evidence.computed_tokens, "token"),
+        output=Number(evidence.output_tokens),
+        age=Duration(1e3 * evidence.median_age_ms),
+        who=who,
+    )
+
+
+def _advice(evidence: Aborts, *, again: bool) -> list[Advice]:
+    if not (again or evidence.same_age):
+        return []
+    return [
+        Advice(
+            message=message(
+                "Let clients wait longer than {age}, or send fewer requests at a time: each retry adds to "
+                "the load that made it late.",
+                age=Duration(1e3 * evidence.median_age_ms),
+            )
+        )
+    ]
+
+
+def _described(example: AbortExample) -> Message:
+    retried = NOTHING
+    if example.retried_as is not None:
+        retried = message(" and came again as {other}", other=Request(example.retried_as))
+    return message(
+        "{request} was aborted after {age} with {tokens}{retried}.",
+        request=Request(example.request_id),
+        age=Duration(1e3 * example.age_ms),
+        tokens=Count(example.output_tokens, "output token"),
+        retried=retried,
+    )

@@ -1,0 +1,185 @@
+"""``long-tail``: at the end a few requests with far longer outputs run alone."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import Count, Duration, Message, Number, Request, Requests, Share, message
+from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.timeline import Timeline
+
+CODE = "long-tail"
+SUMMARY = "at the end of a run a few requests with far longer outputs ran alone"
+NEEDS = (Fact.TIMES, Fact.LIVES)
+
+FAR = 3.0
+"""Times as long as the outputs of nine tenths of the requests: a spread of outputs is no tail."""
+QUANTILE = 0.9
+FEWEST = 20
+"""Requests of a trial: of fewer, one more is a tenth of them."""
+FOUND_FROM_FRAC = 0.05
+"""Of the run."""
+
+
+class Tail(Evidence, kw_only=True):
+    """The tails of all trials."""
+
+    trials: int
+    requests: list[str]
+    output_tokens: int
+    usual_tokens: float
+    tail_ms: float
+    tail_frac: float
+
+
+@dataclass(frozen=True)
+class _OneTail:
+    """Of one trial."""
+
+    begin_us: int
+    end_us: int
+    requests: list[str]
+    output_tokens: int
+    usual_tokens: float
+    began_first: bool
+    """The longest began with the run, or nearly: sent before all others, it would end no sooner."""
+
+    @property
+    def length_us(self) -> int:
+        return self.end_us - self.begin_us
+
+
+def find(timeline: Timeline) -> list[Finding]:
+    """See ``docs/findings/long-tail.md``."""
+    tails, total_us = [], 0
+    for trial in timeline.trials():
+        tail, run_us = _tail(timeline, trial)
+        tails += [tail] if tail is not None else []
+        total_us += run_us
+    if not tails:
+        return []
+    tail_us = sum(tail.length_us for tail in tails)
+    share = tail_us / total_us
+    if share < FOUND_FROM_FRAC:
+        return []
+    worst = max(tails, key=lambda tail: tail.length_us)
+    inside = pl.any_horizontal(pl.col("start_us").is_between(tail.begin_us, tail.end_us) for tail in tails)
+    steps = timeline.steps.filter(inside)
+    evidence = Tail(
+        trials=len(tails),
+        requests=worst.requests,
+        output_tokens=worst.output_tokens,
+        usual_tokens=worst.usual_tokens,
+        tail_ms=tail_us / 1e3,
+        tail_frac=share,
+    )
+    who = Requests(evidence.requests, len(evidence.requests))
+    return [
+        Finding(
+            code=CODE,
+            severity=severity_by_weight(None, share),
+            title=message("A long tail: few requests run alone at the end"),
+            verdict=message(
+                "{who} ran alone in the last {share} of the run ({time}): {output}, where nine tenths of the "
+                "requests have at most {usual}.",
+                who=who,
+                share=Share(share),
+                time=Duration(tail_us),
+                output=Count(evidence.output_tokens, "output token"),
+                usual=Number(round(evidence.usual_tokens)),
+            ),
+            share_frac=_share(timeline, tails),
+            cause=None,
+            via="recorded",
+            engine_rank=timeline.rank,
+            count=steps.height,
+            trials=trial_numbers(steps),
+            steps=step_numbers(steps),
+            tokens=evidence.output_tokens,
+            message=_message(evidence, steps),
+            advice=[_advice(worst)],
+            evidence=evidence,
+            example=message(
+                "{request} wrote {tokens}.",
+                request=Request(evidence.requests[0]),
+                tokens=Count(evidence.output_tokens, "output token"),
+            ),
+            cost_ms=tail_us / 1e3,
+            cost_frac=share,
+            cost_of="run",
+        )
+    ]
+
+
+def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
+    """The tail of one trial, if it has one, and how long the trial took."""
+    steps = timeline.of_trial(timeline.steps, trial)
+    ends = timeline.of_trial(timeline.finishes, trial).drop_nulls("output_tokens")
+    ends = ends.filter(pl.col("status").is_in(["STOPPED", "LENGTH_CAPPED"]))
+    begin_us, end_us = steps["start_us"].min(), ends["finished_us"].max()
+    if begin_us is None or end_us is None:
+        return None, 0
+    run_us = int(end_us) - int(begin_us)  # type: ignore[arg-type]  # integers
+    usual = float(ends["output_tokens"].quantile(QUANTILE) or 0)
+    long = ends.filter(pl.col("output_tokens") >= FAR * usual)
+    others = ends.filter(pl.col("output_tokens") < FAR * usual)
+    came = timeline.of_trial(timeline.arrivals, trial).select(pl.col("queued_us").max()).item()
+    if ends.height < FEWEST or long.is_empty() or others.is_empty():
+        return None, run_us
+    begin = max(_latest(others), came or 0)
+    alone = long.filter(pl.col("finished_us") > begin).sort(
+        "output_tokens", "request_id", descending=[True, False]
+    )
+    if alone.is_empty():
+        return None, run_us
+    return _OneTail(
+        begin,
+        _latest(alone),
+        alone["request_id"].to_list(),
+        int(alone["output_tokens"][0]),
+        usual,
+        _began_first(alone, int(begin_us), run_us),  # type: ignore[arg-type]  # an integer
+    ), run_us
+
+
+def _began_first(alone: pl.DataFrame, begin_us: int, run_us: int) -> bool:
+    late_us = alone["scheduled_us"][0]
+    return late_us is not None and late_us - begin_us < FOUND_FROM_FRAC * run_us
+
+
+def _latest(ends: pl.DataFrame) -> int:
+    return int(ends.select(pl.col("finished_us").max()).item())
+
+
+def _share(timeline: Timeline, tails: list[_OneTail]) -> float | None:
+    total_us = timeline.requests_us
+    spent = sum((tail.length_us) * len(tail.requests) for tail in tails)
+    return min(1.0, spent / total_us) if total_us else None
+
+
+def _advice(tail: _OneTail) -> Advice:
+    if tail.began_first:
+        return Advice(
+            message=message(
+                "Bound the longest outputs (max_tokens), or have other requests to run meanwhile: the "
+                "longest began with the first ones, and no setting of the engine makes its tokens come in "
+                "parallel."
+            )
+        )
+    return Advice(
+        message=message(
+            "Send the longest requests first, or bound their outputs (max_tokens): no setting of the engine "
+            "makes one request's tokens come in parallel."
+        )
+    )
+
+
+def _message(evidence: Tail, steps: pl.DataFrame) -> Message:
+    return message(
+        "{steps} computed one token for each of {requests} while all other seats were free. This is the "
+        "length of an output, not a limit of the engine.",
+        steps=Count(steps.height, "step"),
+        requests=Count(len(evidence.requests), "request"),
+    )

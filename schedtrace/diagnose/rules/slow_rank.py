@@ -1,0 +1,250 @@
+"""``slow-rank``: the steps of one data-parallel rank take longer than the other ranks' for the same work."""
+
+from statistics import median
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.rules.common import severity_by_weight
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import Count, Duration, Message, Number, Share, message
+from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.timeline.rank import BEYOND
+from schedtrace.timeline.ranks import PASS, Ranks
+
+CODE = "slow-rank"
+SUMMARY = "the steps of one data-parallel rank take longer than those of the others for the same work"
+NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES)
+
+SLOW_FACTOR = 1.2
+"""A fifth longer: models of two equal ranks differ by less."""
+ERRORS = 3.0
+"""A difference is also three times what the models leave unexplained."""
+PREFILL_FACTOR = 1.3
+"""In lock-step what a prefill token adds is compared, which varies more."""
+ABOUT = 0.8
+"""Of the largest rank's requests: with fewer, part of a rank's prefill hides beneath that one's decodes."""
+EXPLAINED = 0.8
+"""Of the error of a fit in which all ranks are alike: the other one leaves less."""
+FEWEST_PASSES = 5
+"""With a prefill of the rank, and of another one."""
+HIDDEN = 10.0
+"""So much less than the rank's own is nothing."""
+LEAST_RISE = 0.02
+"""Of a pass that only decodes: what the rank's prefills add to one on average, at least."""
+
+
+class RankPace(msgspec.Struct, kw_only=True):
+    """One rank."""
+
+    rank: int
+    factor: float
+
+
+class SlowRank(Evidence, kw_only=True):
+    """The slowest rank beside the others."""
+
+    rank: int
+    factor: float | None
+    lockstep: bool
+    own_us: float
+    others_us: float
+    ranks: list[RankPace]
+
+
+def find(ranks: Ranks) -> list[Finding]:
+    """See ``docs/findings/slow-rank.md``."""
+    if len(ranks.each) < 2 or not ranks.requests_us:  # noqa: PLR2004  # one has none to compare with
+        return []
+    found = _in_lockstep(ranks) if ranks.lockstep else _independent(ranks)
+    if found is None:
+        return []
+    evidence, share = found
+    steps = ranks.timeline(evidence.rank).steps["step"]
+    rank = Number(evidence.rank)
+    return [
+        Finding(
+            code=CODE,
+            severity=severity_by_weight(None, share),
+            title=message("Rank {rank} is slower than the others", rank=rank),
+            verdict=_verdict(evidence, share),
+            share_frac=share,
+            cause=None,
+            via="recorded",
+            engine_rank=evidence.rank,
+            engine_ranks=[evidence.rank],
+            count=steps.len(),
+            trials=[],
+            steps=steps.sort().head(MAX_STEPS).to_list(),
+            tokens=0,
+            message=_message(evidence),
+            advice=[
+                Advice(
+                    message=message(
+                        "Look at the device and host of rank {rank}: clocks, temperature, who else uses "
+                        "them. Until then send it fewer requests.",
+                        rank=rank,
+                    )
+                )
+            ],
+            evidence=evidence,
+        )
+    ]
+
+
+def _verdict(evidence: SlowRank, share: float) -> Message:
+    if evidence.lockstep:
+        return message(
+            "Rank {rank} is slower than the others: the common steps get longer with its prefill "
+            "tokens{factor}; this costs at least {share} of the requests' time.",
+            rank=Number(evidence.rank),
+            factor=", not with those of other ranks"
+            if evidence.factor is None or evidence.factor >= HIDDEN
+            else message(", {factor} times as much as with others'", factor=Number(evidence.factor, 1)),
+            share=Share(share),
+        )
+    return message(
+        "Rank {rank} is slower than the others: its steps take {factor} times as long for the same work; "
+        "{share} of the requests' time.",
+        rank=Number(evidence.rank),
+        factor=Number(evidence.factor, 1),
+        share=Share(share),
+    )
+
+
+def _message(evidence: SlowRank) -> Message:
+    own, others = Duration(evidence.own_us), Duration(evidence.others_us)
+    if evidence.lockstep:
+        return message(
+            "By a fit to all common steps, a thousand prefill tokens of rank {rank} add {own} to one, and "
+            "those of other ranks {others}.",
+            rank=Number(evidence.rank),
+            own=own,
+            others=others,
+        )
+    return message(
+        "An average step of rank {rank} takes {own} there; by the other ranks' step times it takes {others}. "
+        "Compared are {ranks}.",
+        rank=Number(evidence.rank),
+        own=own,
+        others=others,
+        ranks=Count(len(evidence.ranks), "rank"),
+    )
+
+
+def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
+    """By each rank's model of step times, at the other ranks' work and at its own."""
+    paces = {rank.number: rank.pace for rank in ranks.each if rank.pace is not None}
+    if len(paces) < 2:  # noqa: PLR2004  # likewise
+        return None
+    factors, least = {}, {}
+    for number, own in paces.items():
+        others = [
+            pace
+            for other, pace in paces.items()
+            if other != number and own.knows(pace.work) and pace.knows(own.work)
+        ]
+        if not others:
+            continue
+        both = [
+            [own.expected_us(work) / max(1.0, other.expected_us(work)) for work in (own.work, other.work)]
+            for other in others
+        ]
+        factors[number] = median(sum(pair) / 2 for pair in both)
+        least[number] = median(min(pair) for pair in both)
+    if not factors:
+        return None
+    slowest = max(factors, key=lambda number: factors[number])
+    error = max(pace.model.error_frac for pace in paces.values())
+    if least[slowest] < max(SLOW_FACTOR, 1 + ERRORS * error):
+        return None
+    pace, factor = paces[slowest], factors[slowest]
+    others_us = median(one.expected_us(pace.work) for number, one in paces.items() if number != slowest)
+    lost = sum(rank.requests_us for rank in ranks.each if rank.number == slowest) * (1 - 1 / factor)
+    evidence = SlowRank(
+        rank=slowest,
+        factor=factor,
+        lockstep=False,
+        own_us=pace.expected_us(pace.work),
+        others_us=others_us,
+        ranks=[RankPace(rank=number, factor=factors[number]) for number in factors],
+    )
+    return evidence, lost / ranks.requests_us
+
+
+def _in_lockstep(ranks: Ranks) -> tuple[SlowRank, float] | None:
+    """All ranks' steps take as long as the slowest one's: whose prefills lengthen them shows who that is.
+
+    How much longer passes with prefills are is fitted twice: to the most prefill tokens of any rank, and to
+    those of one rank and the most of the others. If that rank is as fast as the others, both fit alike.
+    """
+    numbers = [rank.number for rank in ranks.each]
+    tokens = (
+        ranks.turns.pivot("rank", index=[*PASS], values="prefill_tokens")
+        .fill_null(0)
+        .join(_most_prefilling(ranks), on=PASS)
+    )
+    numbers = [number for number in numbers if str(number) in tokens.columns]
+    base = tokens.filter(pl.col("most") == 0).select(pl.col("length_us").median()).item()
+    if ranks.missing or base is None or len(numbers) < 2:  # noqa: PLR2004  # likewise
+        return None
+    tokens = tokens.filter(
+        pl.col("most") > 0, pl.col("own_requests") >= ABOUT * pl.col("largest")
+    ).with_columns(more_us=pl.col("length_us") - base)
+    found = []
+    for number in numbers:
+        name, others = str(number), pl.max_horizontal(str(one) for one in numbers if one != number)
+        alike = _as_long(tokens.with_columns(others=others), name)
+        if min(alike.select((pl.col(name, "others") > 0).sum()).row(0)) < FEWEST_PASSES:
+            continue
+        _, one_rate_error = _rates(alike["more_us"], alike["most"])
+        (own, other), error = _rates(alike["more_us"], alike[name], alike["others"])
+        rise = own * float(alike.filter(pl.col(name) > 0).select(pl.col(name).mean()).item())
+        if own >= PREFILL_FACTOR * other and error < EXPLAINED * one_rate_error and rise >= LEAST_RISE * base:
+            lost_us = (own - other) * alike.select((pl.col(name) * pl.col("requests")).sum()).item()
+            found.append((error / one_rate_error, number, own, other, lost_us))
+    if not found:
+        return None
+    _, slowest, own, other, lost_us = min(found)
+    evidence = SlowRank(
+        rank=slowest,
+        factor=own / other if other else None,
+        lockstep=True,
+        own_us=1000 * own,
+        others_us=1000 * other,
+        ranks=[],
+    )
+    return evidence, min(1.0, lost_us / ranks.requests_us)
+
+
+def _most_prefilling(ranks: Ranks) -> pl.DataFrame:
+    """Of each pass, the ``most`` prefill tokens of a rank and its ``own_requests``; and how long it was."""
+    most = (
+        ranks.turns.sort("prefill_tokens", "requests", maintain_order=True)
+        .group_by(*PASS)
+        .agg(most=pl.col("prefill_tokens").last(), own_requests=pl.col("requests").last())
+    )
+    return most.join(ranks.passes.select(*PASS, "length_us", "largest", "requests"), on=PASS).sort(PASS)
+
+
+def _as_long(tokens: pl.DataFrame, name: str) -> pl.DataFrame:
+    """The passes with about as many prefill tokens as both the rank and the others have in some pass.
+
+    A prefill's first token costs more than its last: per token, short prompts look slow.
+    """
+    own, rest = (tokens.filter(pl.col(one) == pl.col("most"))["most"] for one in (name, "others"))
+    if own.is_empty() or rest.is_empty():
+        return tokens.clear()
+    least, most = max(own.min(), rest.min()), min(own.max(), rest.max())  # type: ignore[type-var]  # integers
+    return tokens.filter(pl.col("most").is_between(least / BEYOND, most * BEYOND))  # type: ignore[operator]
+
+
+def _rates(times: pl.Series, *tokens: pl.Series) -> tuple[list[float], float]:
+    """Non-negative microseconds a token of each column, and the mean error of their sum."""
+    import numpy as np  # noqa: PLC0415  # most runs have one engine
+    from scipy.optimize import nnls  # noqa: PLC0415  # likewise
+
+    columns = np.column_stack([column.to_numpy().astype(float) for column in tokens])
+    measured = times.to_numpy().astype(float)
+    rates = nnls(columns, measured)[0]
+    return [float(rate) for rate in rates], float(np.abs(columns @ rates - measured).mean())

@@ -1,0 +1,138 @@
+"""Requests that keep KV blocks and get nothing, while another one is refused blocks.
+
+A streaming session keeps its blocks between two parts; a finished request keeps them until a KV transfer has
+fetched them. Loads on their way and requests that their scheduler set aside are told of elsewhere.
+"""
+
+from typing import Any
+
+import polars as pl
+
+from schedtrace.model.causes import Cause
+from schedtrace.timeline.timeline import Timeline
+
+FEWEST_STEPS = 10
+"""Whoever runs gets tokens in one of them."""
+MOST_FRAC = 0.5
+"""Who keeps half of the blocks is to blame."""
+ELSEWHERE = ("kv_loads", "set_aside")
+
+SCHEMA = {
+    "first_step": pl.Int64,
+    "last_step": pl.Int64,
+    "head": pl.String,
+    "held": pl.Int64,
+    "request_id": pl.String,
+    "blocks": pl.Int64,
+    "kind": pl.String,
+    "silent": pl.Boolean,
+    "alone": pl.Boolean,
+}
+
+
+def idle_holders(timeline: Timeline) -> pl.DataFrame:
+    """One row per run of steps that refused a request KV blocks, and holder that got nothing in all of them.
+
+    Only runs of ``FEWEST_STEPS`` and more in which such holders keep ``MOST_FRAC`` of all held blocks.
+
+    Columns: ``first_step``, ``last_step``, ``head`` (the refused request), ``held`` (blocks of all holders
+    when it was first refused), ``request_id``, its ``blocks``, ``kind`` (``session``, ``finished`` or
+    ``request``), ``silent`` (a session whose client has not sent the next part) and ``alone`` (nobody ran).
+    """
+    if "refusals" not in timeline.lists:
+        return pl.DataFrame(schema=SCHEMA)
+    gone = timeline.finishes.select("request_id", "finished_us").unique("request_id", keep="last")
+    rows = (
+        _runs(timeline)
+        .join_asof(_held(timeline), left_on="first_step", right_on="step", by="head", check_sortedness=False)
+        .explode("request_id", "blocks")
+        .join(gone, on="request_id", how="left", maintain_order="left")
+        .with_columns(unfetched=pl.col("finished").list.contains(pl.col("request_id")))
+        .filter(pl.col("unfetched") | (pl.col("finished_us") > pl.col("begin_us")).fill_null(value=True))
+        .drop_nulls("request_id")
+    )
+    got = timeline.stretches.select("request_id", "step", got_last="last_step").collect()
+    paused = timeline.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))
+    session = pl.col("request_id").is_in(timeline.sessions.implode())
+    idle = (
+        _without(rows, got)
+        .join(_elsewhere(timeline), on="request_id", how="anti", maintain_order="left")
+        .filter(pl.col("blocks").sum().over("first_step") >= MOST_FRAC * pl.col("held"))
+    )
+    waits = _without(idle, paused.select("request_id", "step", got_last="step")).select(
+        "first_step", "request_id"
+    )
+    return idle.join(
+        waits.with_columns(silent=pl.lit(value=False)),
+        on=["first_step", "request_id"],
+        how="left",
+        maintain_order="left",
+    ).select(
+        "first_step",
+        "last_step",
+        "head",
+        "held",
+        "request_id",
+        "blocks",
+        kind=pl.when("unfetched")
+        .then(pl.lit("finished"))
+        .when(session)
+        .then(pl.lit("session"))
+        .otherwise(pl.lit("request")),
+        silent=pl.col("silent").fill_null(value=True),
+        alone="alone",
+    )
+
+
+def _runs(timeline: Timeline) -> pl.DataFrame:
+    """Steps in a row that refused ``head``: ``first_step``, ``last_step``, ``begin_us`` and ``alone``."""
+    refused = timeline.exits.filter(
+        pl.col("refusal") & (pl.col("loop") == "waiting") & (pl.col("cause") == str(Cause.KV_BLOCKS))
+    ).select(pl.col("step").cast(pl.Int64), head="request_id")
+    steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us", "num_running_after")
+    rows = refused.drop_nulls().unique("step", keep="last").join(steps, on="step").sort("step")
+    goes_on = (pl.col("step") == pl.col("step").shift(1) + 1) & (pl.col("head") == pl.col("head").shift(1))
+    return (
+        rows.group_by((~goes_on.fill_null(value=False)).cum_sum().alias("run"), maintain_order=True)
+        .agg(
+            pl.col("head").first(),
+            first_step=pl.col("step").first(),
+            last_step=pl.col("step").last(),
+            begin_us=pl.col("start_us").first(),
+            alone=pl.col("num_running_after").max() == 0,
+        )
+        .filter(pl.col("last_step") - pl.col("first_step") + 1 >= FEWEST_STEPS)
+    )
+
+
+def _held(timeline: Timeline) -> pl.DataFrame:
+    """``step``, ``head``, ``held``, and of its holders ``request_id``, ``blocks`` and ``finished``."""
+    taken = timeline.lists["refusals"].select(
+        "step", "request_id", "holders", "held", "finished_holders", "other_held"
+    )
+    rows = []
+    for step, head, holders, groups, finished, others in taken.collect().iter_rows():
+        blocks = [sum(each) for each in zip(*(group for group in groups if group), strict=True)]
+        if len(blocks) == len(holders):
+            rows.append((step, head, holders, blocks, finished or [], sum(blocks) + sum(others or [])))
+    schema: dict[str, Any] = {
+        "step": pl.Int64,
+        "head": pl.String,
+        "request_id": pl.List(pl.String),
+        "blocks": pl.List(pl.Int64),
+        "finished": pl.List(pl.String),
+        "held": pl.Int64,
+    }
+    return pl.DataFrame(rows, schema=schema, orient="row").sort("step")
+
+
+def _without(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """The rows whose request has none of these spans (``step`` to ``got_last``) within its run."""
+    within = (pl.col("step") <= pl.col("last_step")) & (pl.col("got_last") >= pl.col("first_step"))
+    touched = rows.select("request_id", "first_step", "last_step").join(spans, on="request_id").filter(within)
+    return rows.join(touched, on=["request_id", "first_step"], how="anti", maintain_order="left")
+
+
+def _elsewhere(timeline: Timeline) -> pl.DataFrame:
+    known = [timeline.lists[name].select("request_id") for name in ELSEWHERE if name in timeline.lists]
+    return pl.concat([pl.LazyFrame(schema={"request_id": pl.String}), *known]).unique().collect()

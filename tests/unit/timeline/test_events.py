@@ -1,0 +1,135 @@
+"""``timeline.events``: interruptions, in steps of 1 ms that take 970 us on the device."""
+
+import pytest
+
+from schedtrace.model.trace_facts import Control
+from schedtrace.timeline.events import cost_us
+from tests.makers import arrival, finish, step
+
+
+def steady(count=40, *, longer=None, later=None, host=None, **more):
+    """A request decodes.
+
+    ``longer``, ``host`` and ``later``: step to what it, its ``schedule()`` or the gap before takes more.
+    """
+    lines, start = [], 0
+    for number in range(count):
+        start += (later or {}).get(number, 0)
+        took = 10 + (host or {}).get(number, 0)
+        back = took + 970 + (longer or {}).get(number, 0)
+        first = number == 0
+        lines.append(
+            step(
+                number,
+                start=start,
+                took=took,
+                back=back,
+                got={"a": 1},
+                new="a" if first else "",
+                decode_tokens=1,
+                arrived=[arrival("a", None, 0)] if first else [],
+                controls=more.get("controls", []) if number == more.get("told", 0) else [],
+            )
+        )
+        start += back + 20
+    return lines
+
+
+def kinds(events):
+    return events.select("kind", "part", "step").rows()
+
+
+def test_steady_steps_have_none(view_of):
+    assert view_of(*steady()).events.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("where", "part"), [("longer", "device"), ("host", "schedule"), ("later", "host_gap")]
+)
+def test_every_tenth_step_is_slow(view_of, where, part):
+    slow = dict.fromkeys((9, 19, 29, 39), 9_700)
+    events = view_of(*steady(**{where: slow})).events
+    assert kinds(events) == [("periodic", part, number) for number in slow]
+    assert events["period_steps"].to_list() == [10] * 4
+
+
+def test_a_begin_and_an_end(view_of):
+    """970 us are what such a step takes: the rest is too long."""
+    [event] = view_of(*steady(longer={20: 9_700})).events.to_dicts()
+    assert (event["kind"], event["step"]) == ("scattered", 20)
+    assert (event["begin_us"], event["end_us"]) == (20_000 + 10 + 970, 20_000 + 10 + 970 + 9_700)
+    assert event["factor"] == pytest.approx(11)
+
+
+def test_first_steps(view_of):
+    events = view_of(*steady(longer={0: 50_000, 1: 40_000})).events
+    assert kinds(events) == [("first_steps", "device", 0), ("first_steps", "device", 1)]
+
+
+def test_slow_steps_in_a_row(view_of):
+    events = view_of(*steady(longer=dict.fromkeys((20, 21, 22, 24), 5_000))).events
+    assert {kind for kind, *_ in kinds(events)} == {"episode"}
+
+
+def test_no_call_of_schedule(view_of):
+    timeline = view_of(*steady(later={20: 30_000}))
+    [event] = timeline.events.to_dicts()
+    assert (event["kind"], event["step"], event["factor"]) == ("no_call", 20, pytest.approx(30_020 / 20))
+    assert cost_us(timeline, timeline.events) == 30_000
+
+
+def test_twice_as_long_is_far_and_less_is_not(view_of):
+    assert view_of(*steady(longer={20: 960})).events.is_empty()
+    assert view_of(*steady(longer={20: 980})).events.height == 1
+
+
+def test_a_step_with_more_work_is_not_slow(view_of):
+    """Five prefills of one size: each is as the others, whatever a model of 35 decodes says."""
+    lines = steady(longer=dict.fromkeys((5, 12, 13, 26, 30), 9_700))
+    for number in (5, 12, 13, 26, 30):
+        lines[number].prefill_tokens, lines[number].decode_tokens = 500, 0
+    assert view_of(*lines).events.is_empty()
+
+
+def test_a_pause_of_all(view_of):
+    """It lasts from 20.5 to 50 ms, and the step in flight goes on until 20.98."""
+    controls = [
+        Control("pause_state", 20_500, detail="PAUSED_ALL"),
+        Control("pause_state", 50_000, detail="UNPAUSED"),
+    ]
+    timeline = view_of(*steady(later={21: 29_000}, controls=controls, told=21))
+    [event] = timeline.events.to_dicts()
+    assert (event["kind"], event["step"], event["detail"]) == ("paused", 21, "PAUSED_ALL")
+    assert (event["begin_us"], event["end_us"]) == (20_500, 50_000)
+    assert cost_us(timeline, timeline.events) == 50_000 - 20_980
+
+
+def test_a_short_trace_tells_of_a_pause(view_of):
+    controls = [Control("pause_state", 1_500, detail="PAUSED_ALL")]
+    [event] = view_of(*steady(3, controls=controls)).events.to_dicts()
+    assert (event["kind"], event["begin_us"], event["end_us"]) == ("paused", 1_500, 2_980)
+
+
+def test_what_was_called(view_of):
+    controls = [Control("collective_rpc", 20_980, 29_000, detail="update_weights")]
+    [event] = view_of(*steady(later={21: 29_000}, controls=controls, told=21)).events.to_dicts()
+    assert (event["kind"], event["detail"], event["end_us"] - event["begin_us"]) == (
+        "called",
+        "update_weights",
+        29_000,
+    )
+
+
+def test_a_wait_during_an_interruption_is_charged_to_that(view_of):
+    """b waits for a seat from 20 ms on, of which 9.7 ms are one slow step's."""
+    lines = steady(longer={20: 9_700})
+    for number in range(20, 40):
+        lines[number].num_waiting_after = lines[number].num_waiting_before = 1
+        lines[number].exits[0].cause = "max_num_seqs"
+        lines[number].exits[0].request_id = "b"
+    lines[20].arrived = [arrival("b", None, 19_990)]
+    lines[39].finished = [finish("b", finished_us=49_000)]
+    charges = view_of(*lines).charges
+    sums = {charge: rows["time_us"].sum() for (charge,), rows in charges.group_by("charge")}
+    assert sums["interrupted"] == 9_700
+    assert sums["max_num_seqs"] > 0
