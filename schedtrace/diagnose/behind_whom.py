@@ -1,0 +1,280 @@
+"""Who waited behind whom: requests that would have been served at once, had another kind not been there.
+
+Kinds differ by what is known of requests: whether they came at once, their adapter, priority, API server,
+prefix or size. A load of one kind has no such split, and neither has one whose kinds ask for about as much.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.waits import FOUND_FROM_FRAC, Charged
+from schedtrace.model.causes import Cause
+from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, Setting, message
+from schedtrace.model.report import Advice, Finding
+from schedtrace.timeline.long_prompts import SHORT_FRAC
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.timeline import Timeline
+
+FEWEST_AT_ONCE = 8
+DENSER = 10
+"""So many times as close together as all arrivals: of a Poisson stream, eight never are."""
+LEAST_FRAC = 0.1
+"""A group with an adapter, a priority, ... is a kind if a tenth of the requests has it."""
+MOST_FRAC = 0.8
+"""So much of what the waiters waited was behind the others."""
+HALF = 0.5
+"""They spent more than half of their time on it."""
+
+ROOM: dict[str, Callable[[Timeline], int]] = {
+    str(Cause.MAX_NUM_SEQS): lambda timeline: timeline.seats,
+    str(Cause.TOKEN_BUDGET): lambda timeline: timeline.token_budget,
+    str(Cause.KV_BLOCKS): lambda timeline: (timeline.header.kv_blocks_total or 0) - 1,
+}
+"""Limits that requests share, and how much of each there is."""
+OF_KIND = ("lora", "priority", "client_index", "prefix")
+OF_SIZE = ("prompt_tokens", "output_tokens")
+
+
+@dataclass(frozen=True)
+class Behind:
+    """One kind of requests that waited behind another."""
+
+    trait: str
+    """What the holders have in common: ``at_once``, or one of ``OF_KIND`` and ``OF_SIZE``."""
+    value: str | int | None
+    """Of ``OF_KIND``: which one; else None."""
+    waiters: int
+    wait_us: int
+    """Of all waiters, behind the holders."""
+    of_wait_frac: float
+    """Of all time that requests waited for this limit."""
+    share_frac: float
+    """Of all requests' time."""
+    holders: int
+    waiter_tokens: float
+    """Of a prompt, at the median."""
+    holder_tokens: float
+
+
+def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
+    """The split by which the presence of one kind explains most waiting of the other; None: there is none.
+
+    The waiters are few or small enough that they would have been served at once without the holders: when
+    each came, those of its kind that came before it and had not had their time yet left room for it. The
+    holders came at once, or each asks for at least four times as much.
+    """
+    limits = waits.rows.filter(pl.col("charge").is_in([*ROOM]))["charge"]
+    if limits.is_empty():
+        return None
+    limit = str(limits[0])  # a finding is about one
+    room = ROOM[limit](timeline)
+    requests = _requests(timeline, waits.rows.filter(pl.col("charge") == limit), limit)
+    if requests.is_empty() or requests["demand"].has_nulls():
+        return None
+    best: Behind | None = None
+    for trait, value, holds in _kinds(requests):
+        found = _behind(requests.with_columns(holds=holds), trait, room)
+        if found is None or found[1] < FOUND_FROM_FRAC * timeline.requests_us:
+            continue
+        waiters, wait_us = found
+        if best is None or wait_us > best.wait_us:
+            best = Behind(
+                trait=trait,
+                value=value,
+                waiters=waiters.height,
+                wait_us=wait_us,
+                of_wait_frac=wait_us / waits.time_us,
+                share_frac=wait_us / timeline.requests_us,
+                holders=int(holds.sum()),
+                waiter_tokens=_median(waiters["prompt_tokens"]),
+                holder_tokens=_median(requests.filter(holds)["prompt_tokens"]),
+            )
+    return best
+
+
+def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFrame:
+    """Columns: the traits; ``us`` (arrival), ``wait_us``, ``life_us``, ``runs_us`` and ``work``; ``demand``.
+
+    ``demand`` is what it takes of the limit for ``runs_us``, ``work`` what it asks for as a whole.
+    """
+    computes = pl.col("state").is_in(
+        ["prefill", "recompute"] if limit == Cause.TOKEN_BUDGET else ["prefill", "recompute", "decode"]
+    )
+    lives = timeline.request_states.group_by("request_id").agg(
+        life_us=LENGTH_US.sum(), runs_us=LENGTH_US.filter(computes).sum()
+    )
+    waited = waits.group_by("request_id").agg(wait_us=pl.col("time_us").sum())
+    outputs = timeline.finishes.group_by("request_id").agg(pl.col("output_tokens").max())
+    tokens = pl.col("prompt_tokens") + pl.col("output_tokens").fill_null(0)
+    demand, work = {
+        str(Cause.TOKEN_BUDGET): (pl.col("prompt_tokens"), pl.col("prompt_tokens")),
+        str(Cause.KV_BLOCKS): (tokens / pl.lit(timeline.header.block_size, pl.Int64), tokens),
+    }.get(limit, (pl.lit(1), pl.col("runs_us")))
+    return (
+        timeline.arrivals.filter(~pl.col("streaming_update"))
+        .unique("request_id", keep="first", maintain_order=True)
+        # Whoever comes during a step is let in after it: at once, whenever the client sent it.
+        .with_columns(us=pl.coalesce("arrived_us", "queued_us"))
+        .sort("us", maintain_order=True)
+        .select(
+            "request_id",
+            "prompt_tokens",
+            "us",
+            *OF_KIND[:-1],
+            prefix=pl.col("prefix_hashes").str.head(4),
+            seen=pl.col("step"),
+        )
+        .join(lives, on="request_id", maintain_order="left")
+        .join(waited, on="request_id", how="left", maintain_order="left")
+        .join(outputs, on="request_id", how="left", maintain_order="left")
+        .with_columns(pl.col("wait_us").fill_null(0), demand=demand.ceil(), work=work)
+    )
+
+
+def _kinds(requests: pl.DataFrame) -> Iterator[tuple[str, str | int | None, pl.Series]]:
+    """Trait, value, and which requests have it."""
+    yield "at_once", None, _came_at_once(requests)
+    for trait in OF_KIND:
+        counts = requests[trait].value_counts().sort("count", trait, descending=[True, False])
+        if counts.height > 1:
+            for value, count in counts.iter_rows():
+                if count >= LEAST_FRAC * requests.height:
+                    yield (
+                        trait,
+                        value,
+                        requests[trait].eq_missing(pl.Series([value], dtype=requests[trait].dtype)),
+                    )
+    for trait in OF_SIZE:
+        if (least := _long_from(requests[trait])) is not None:
+            yield trait, None, (requests[trait] >= least).fill_null(value=False)
+
+
+def _came_at_once(requests: pl.DataFrame) -> pl.Series:
+    """Requests that one step saw first, and that came far closer together than requests do on average."""
+    us = pl.col("us").max() - pl.col("us").min()
+    usual_us = requests.select(us / pl.len()).item()
+    groups = requests.group_by("seen").agg(
+        at_once=(pl.len() >= FEWEST_AT_ONCE) & (DENSER * us <= usual_us * pl.len())
+    )
+    return requests.join(groups, on="seen", how="left", maintain_order="left", nulls_equal=True)["at_once"]
+
+
+def _long_from(tokens: pl.Series) -> int | None:
+    """The smallest of the large ones, where sizes are of two kinds; None where they are not."""
+    values = tokens.drop_nulls().sort()
+    logs = values.cast(pl.Float64).clip(1).log()
+    cuts = pl.DataFrame({"at": pl.int_range(1, values.len(), eager=True), "value": values[1:]}).filter(
+        values[1:] > values[:-1]
+    )
+    if cuts.is_empty():
+        return None
+    below = logs.cum_sum().gather(cuts["at"] - 1)
+    above = float(logs.sum()) - below
+    # Where the means of both sides are furthest apart, weighted by their sizes (Otsu's method).
+    apart = below**2 / cuts["at"] + above**2 / (values.len() - cuts["at"])
+    at = int(cuts["at"][apart.arg_max() or 0])
+    if SHORT_FRAC * _median(values[at:]) < _median(values[:at]):
+        return None
+    return int(values[at])
+
+
+def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame, int] | None:
+    """The waiters behind the requests that hold, and how long they waited in all."""
+    held, others = requests.filter("holds"), requests.filter(~pl.col("holds"))
+    waited_us = int(others["wait_us"].sum())
+    if held.is_empty() or not waited_us:
+        return None
+    larger = float(others["work"].mean() or 0) <= SHORT_FRAC * float(held["work"].mean() or 0)  # type: ignore[arg-type]  # numbers
+    if not (larger or trait == "at_once"):
+        return None
+    there = (
+        pl.concat(
+            [
+                others.select("us", change="demand"),
+                others.select(us=pl.col("us") + pl.col("runs_us"), change=-pl.col("demand")),
+            ]
+        )
+        .group_by("us")
+        .agg(pl.col("change").sum())
+        .sort("us")
+        .select("us", there=pl.col("change").cum_sum())
+    )
+    waiters = others.join_asof(there, on="us").filter((pl.col("there") <= room) & (pl.col("wait_us") > 0))
+    wait_us = int(waiters["wait_us"].sum())
+    if wait_us < MOST_FRAC * waited_us or wait_us < HALF * int(waiters["life_us"].sum()):
+        return None
+    return waiters, wait_us
+
+
+def _median(values: pl.Series) -> float:
+    return float(values.median() or 0)  # type: ignore[arg-type]  # integers
+
+
+def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Finding:
+    """The finding with who waited behind whom: its holder, or its verdict where that is most of the wait.
+
+    Its advice comes first where it concerns more of the requests' time than the limit's own would gain; no
+    gain can be stated for it.
+    """
+    said = sentence(behind)
+    leads = behind.of_wait_frac >= MOST_FRAC
+    changed = msgspec.structs.replace(
+        finding,
+        verdict=said if leads else finding.verdict,
+        holder=finding.verdict if leads else said,
+        advice=[*finding.advice, _advice(timeline, behind)],
+    )
+    if finding.gain is None or finding.gain.saved_frac < behind.share_frac:
+        changed.advice = [changed.advice[-1], *finding.advice]
+        changed.gain = None
+    return changed
+
+
+def sentence(behind: Behind) -> Message:
+    """``24 shorter requests waited 2.7 s on average behind 80 that came at once (...)``."""
+    shorter = behind.waiter_tokens <= SHORT_FRAC * behind.holder_tokens
+    sizes = NOTHING
+    if shorter:
+        sizes = message(
+            " (prompts of {waiter} and {holder} at the median)",
+            waiter=Number(round(behind.waiter_tokens)),
+            holder=Count(round(behind.holder_tokens), "token"),
+        )
+    return message(
+        "{waiters} waited {time} on average behind {holders} {kind}{sizes}.",
+        waiters=Count(behind.waiters, "shorter request" if shorter else "request"),
+        time=Duration(behind.wait_us / behind.waiters),
+        holders=Number(behind.holders),
+        kind=_kind(behind),
+        sizes=sizes,
+    )
+
+
+def _kind(behind: Behind) -> Message:
+    value = behind.value
+    if behind.trait == "lora":
+        return (
+            message("for adapter {name}", name=Code(str(value))) if value else message("without an adapter")
+        )
+    return {
+        "at_once": message("that came at once"),
+        "priority": message("of priority {value}", value=Number(value)),  # type: ignore[arg-type]  # an integer
+        "client_index": message("from API server {value}", value=Number(value)),  # type: ignore[arg-type]  # likewise
+        "prefix": message("that begin alike") if value else message("that share no prefix"),
+        "prompt_tokens": message("with long prompts"),
+        "output_tokens": message("with long outputs"),
+    }[behind.trait]
+
+
+def _advice(timeline: Timeline, behind: Behind) -> Advice:
+    policy = Setting("--scheduling-policy priority")
+    urgent = message("more urgent priorities for the {waiters}", waiters=Number(behind.waiters))
+    if timeline.header.scheduler_config.get("policy") != "priority":
+        urgent = message("{policy} with {urgent}", policy=policy, urgent=urgent)
+    return Advice(
+        message=message("{urgent}, or an engine of their own", urgent=urgent),
+        costs=message("The other {holders} wait longer.", holders=Number(behind.holders)),
+    )

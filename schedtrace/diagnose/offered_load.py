@@ -1,0 +1,260 @@
+"""What a load asks of an engine and what the engine does of it: rates, the backlog, and who sets the pace."""
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+import polars as pl
+
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Share, message
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
+
+BURST_FRAC, DONE_FRAC = 0.9, 0.1
+"""Nine tenths of a trial's requests came before a tenth of its steps was done: all of them at once."""
+FEWEST = 8
+"""Requests of a trial: fewer show no rate."""
+BEYOND_FRAC = 0.10
+"""An engine that does a tenth less than is offered has a growing backlog; less may be chance."""
+PARTS = 3
+"""Of the time in which requests came: the backlog grows from each to the next."""
+GROWS_FRAC = 0.2
+"""At least by so much from the second to the last; from an empty engine it grows in the first anyway."""
+BURST = 2
+"""Requests in a busy period, on average, that make it worth a word."""
+IDLE_FRAC = 0.5
+"""Idle for half of the time or more, an engine waits for its clients."""
+THINKS_MS = 1.0
+ROOM_FRAC = 0.9
+"""A tenth of the working time that fuller steps would save, likewise."""
+
+
+@dataclass(frozen=True)
+class OfferedLoad:
+    """Rates a second: offered from the first arrival to the last, served from the first end to the last."""
+
+    pace: Literal["at_once", "answers", "clock", "unknown"]
+    """What decides when a request comes: the begin of its trial, the answers before it, or its own time.
+
+    ``unknown``: too few requests, or not all of them are in the trace.
+    """
+    working_frac: float
+    """Share of the time in which the engine had work."""
+    loop: ClosedLoop | None = None
+    latency_ms: float | None = None
+    """Both of ``answers``; the latency is the median from a request to its answer."""
+    requests_per_s: float | None = None
+    tokens_per_s: float | None = None
+    """Prompts without cached tokens, and output."""
+    served_requests_per_s: float | None = None
+    served_tokens_per_s: float | None = None
+    grows: bool = False
+    """More came than was done, and the backlog grew all the time."""
+    backlog: int = 0
+    """Requests in the scheduler when the last one came."""
+    busy_periods: int = 0
+    """Times without a request lie between them."""
+    requests_per_busy_period: float = 0.0
+    fullest: int = 0
+    """Requests in the fullest step."""
+    at_fullest_frac: float | None = None
+    """The share of the time that the same work would take in steps as full as that; None without a model."""
+
+    @property
+    def beyond_frac(self) -> float:
+        """By how much the offered load exceeds what the engine does; 0 where it keeps up."""
+        if not self.grows or not self.requests_per_s or not self.served_requests_per_s:
+            return 0.0
+        return self.requests_per_s / self.served_requests_per_s - 1
+
+    @property
+    def think_ms(self) -> float | None:
+        """From an answer to the next request of its client, the median."""
+        return None if self.loop is None or not self.loop.think_us else median(self.loop.think_us) / 1e3
+
+    @property
+    def thinks_frac(self) -> float:
+        """Think time over latency; infinite where requests follow no answers."""
+        return (self.think_ms or 0.0) / self.latency_ms if self.latency_ms else math.inf
+
+    @property
+    def summary(self) -> Message:
+        """One sentence; nothing where there is no pattern."""
+        if self.pace == "answers":
+            return message("{loop}; the engine {works}.", loop=self.clients, works=self.works)
+        if self.pace != "clock":
+            return NOTHING
+        if self.grows:
+            return message(
+                "Offered {offered}, served {served}: the backlog grew to {backlog}.",
+                offered=self.offered,
+                served=_rates(self.served_requests_per_s, self.served_tokens_per_s),
+                backlog=Count(self.backlog, "request"),
+            )
+        return message(
+            "Offered {offered}, and the engine keeps up: it {works}.", offered=self.offered, works=self.works
+        )
+
+    @property
+    def offered(self) -> Message:
+        """``149 requests/s (19,000 tokens/s)``."""
+        return _rates(self.requests_per_s, self.tokens_per_s)
+
+    @property
+    def clients(self) -> Message:
+        """``2 clients with one request open each, the next one 300 ms (median) after an answer``."""
+        if self.loop is None:
+            return NOTHING
+        think_ms, thinks = self.think_ms or 0.0, message("at once")
+        if think_ms >= THINKS_MS:
+            thinks = message("{time} (median) after an answer", time=Duration(round(1e3 * think_ms)))
+        return message(
+            "{clients} with one request open each, the next one {thinks}",
+            clients=Count(self.loop.clients, "client"),
+            thinks=thinks,
+        )
+
+    @property
+    def works(self) -> Message:
+        """``works 9 % of the time, in 10 busy periods of 8 requests each``."""
+        detail = NOTHING
+        if self.requests_per_busy_period >= BURST and self.working_frac <= IDLE_FRAC:
+            detail = message(
+                ", in {periods} of {each} requests on average",
+                periods=Count(self.busy_periods, "busy period"),
+                each=Number(self.requests_per_busy_period, 1),
+            )
+        elif self.at_fullest_frac is not None and self.at_fullest_frac < ROOM_FRAC * self.working_frac:
+            detail = message(
+                "; in steps as full as its fullest ({fullest}) the same work takes {share}",
+                fullest=Count(self.fullest, "request"),
+                share=Share(self.at_fullest_frac),
+            )
+        return message("works {share} of the time{detail}", share=Share(self.working_frac), detail=detail)
+
+
+def offered_load(timeline: Timeline) -> OfferedLoad:
+    """The load of one engine, as far as its trace shows it."""
+    spent = timeline.engine_states.select(
+        LENGTH_US.filter(pl.col("state") == "idle").sum().alias("idle"), LENGTH_US.sum().alias("all")
+    ).row(0)
+    working = 1 - spent[0] / spent[1] if spent[1] else 0.0
+    came = _requests(timeline)
+    if timeline.closed_workload or came_at_once(timeline):
+        return OfferedLoad("at_once", working)
+    largest = max(came.partition_by("trial"), key=lambda rows: rows.height, default=came)
+    if timeline.requests_missing or largest.height < FEWEST:
+        return OfferedLoad("unknown", working)
+    loop = closed_loop(largest["came_us"].to_list(), largest["gone_us"].to_list())
+    if loop is not None:
+        latency_us = largest.select((pl.col("gone_us") - pl.col("came_us")).median()).item()
+        return OfferedLoad("answers", working, loop=loop, latency_ms=latency_us / 1e3)
+    return _by_clock(timeline, came, working)
+
+
+def came_at_once(timeline: Timeline) -> bool:
+    """Whether nearly all requests of each trial came before its work had really begun."""
+    came = timeline.arrivals.filter(~pl.col("streaming_update"))
+    early = []
+    for trial in timeline.trials():
+        steps, arrivals = timeline.of_trial(timeline.steps, trial), timeline.of_trial(came, trial)
+        if steps.is_empty() or arrivals.is_empty():
+            continue
+        done = steps["start_us"][int(DONE_FRAC * (steps.height - 1))]
+        early.append(float((arrivals["queued_us"] <= done).mean() or 0.0))
+    return bool(early) and min(early) >= BURST_FRAC
+
+
+def _requests(timeline: Timeline) -> pl.DataFrame:
+    """When each came and went, by trial, and the tokens that it took."""
+    ends = timeline.finishes.unique("request_id", keep="last").select(
+        "request_id", "finished_us", "output_tokens", "cached_tokens"
+    )
+    return (
+        timeline.arrivals.filter(~pl.col("streaming_update"))
+        .unique("request_id", keep="first", maintain_order=True)
+        .join(ends, on="request_id", how="left", maintain_order="left")
+        .select(
+            "trial",
+            came_us=pl.coalesce("arrived_us", "queued_us"),
+            gone_us="finished_us",
+            tokens=pl.col("prompt_tokens")
+            + pl.col("output_tokens")
+            - pl.col("cached_tokens").fill_null(0).clip(0),
+        )
+        .drop_nulls("came_us")
+    )
+
+
+def _by_clock(timeline: Timeline, came: pl.DataFrame, working: float) -> OfferedLoad:
+    ended = came.drop_nulls("gone_us")
+    offered, served = _per_s(came, "came_us"), _per_s(ended, "gone_us")
+    if offered is None or served is None:
+        return OfferedLoad("unknown", working)
+    each = came["tokens"].mean()
+    done = timeline.steps.select(pl.col("used_tokens").sum() - pl.col("recomputed_tokens").fill_null(0).sum())
+    parts, backlog = _backlogs(timeline, came)
+    fullest, at_fullest = _at_fullest(timeline, working)
+    in_order = came.sort("came_us").with_columns(gone=pl.col("gone_us").cum_max().shift(1))
+    periods = 1 + in_order.filter(pl.col("came_us") > pl.col("gone")).height
+    return OfferedLoad(
+        "clock",
+        working,
+        requests_per_s=offered,
+        tokens_per_s=None if each is None else offered * float(each),  # type: ignore[arg-type]  # numbers
+        served_requests_per_s=served,
+        served_tokens_per_s=served * done.item() / ended.height,
+        grows=offered > (1 + BEYOND_FRAC) * served
+        and parts[0] < parts[1]
+        and parts[-1] > (1 + GROWS_FRAC) * parts[1],
+        backlog=backlog,
+        busy_periods=periods,
+        requests_per_busy_period=came.height / periods,
+        fullest=fullest,
+        at_fullest_frac=at_fullest,
+    )
+
+
+def _per_s(requests: pl.DataFrame, column: str) -> float | None:
+    """How many came or went a second, from the first of each trial to its last."""
+    spans = requests.group_by("trial").agg(us=pl.col(column).max() - pl.col(column).min(), more=pl.len() - 1)
+    us, more = (int(spans[name].sum()) for name in ("us", "more"))
+    return 1e6 * more / us if us and more else None
+
+
+def _at_fullest(timeline: Timeline, working: float) -> tuple[int, float | None]:
+    """Requests of the fullest step, and the share of the time that the same work takes in such steps."""
+    steps = timeline.steps.filter(pl.col("total_requests") > 0)["total_requests"]
+    fullest = int(steps.max() or 0)  # type: ignore[arg-type]  # a column of integers
+    if timeline.step_time is None or not fullest:
+        return fullest, None
+    saved_us = timeline.step_time.base_us * (steps.len() - int(steps.sum()) / fullest)
+    return fullest, working * (1 - min(1.0, saved_us / timeline.busy_us))
+
+
+def _backlogs(timeline: Timeline, came: pl.DataFrame) -> tuple[list[float], int]:
+    """Requests in the scheduler: the mean in each part of the time in which they came, and the last count.
+
+    Of the first trial: each begins anew. Without a step in one of the parts the means show no growth.
+    """
+    first = came.filter(pl.col("trial").eq_missing(pl.lit(came["trial"][0])))
+    begin, end = int(first["came_us"].min()), int(first["came_us"].max())  # type: ignore[arg-type]  # integers
+    there = timeline.of_trial(timeline.steps, came["trial"][0]).filter(
+        pl.col("start_us").is_between(begin, end)
+    )
+    each = there.select(
+        part=((pl.col("start_us") - begin) * PARTS // (end - begin + 1)),
+        requests=pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0),
+    )
+    means = each.group_by("part").agg(pl.col("requests").mean()).sort("part")["requests"].to_list()
+    last = each["requests"][-1] if each.height else 0
+    return (means if len(means) == PARTS else [0.0] * PARTS), int(last or 0)
+
+
+def _rates(requests_per_s: float | None, tokens_per_s: float | None) -> Message:
+    tokens = NOTHING
+    if tokens_per_s is not None:
+        tokens = message(" ({tokens} tokens/s)", tokens=Number(float(tokens_per_s)))
+    return message("{requests} requests/s{tokens}", requests=Number(requests_per_s), tokens=tokens)

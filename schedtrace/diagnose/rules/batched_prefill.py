@@ -1,0 +1,129 @@
+"""``batched-prefill``: prompts were prefilled together: each had its first token when all were done."""
+
+import polars as pl
+
+from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, can_lower_batched_tokens
+from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import Code, Count, Duration, Number, Share, Steps, message
+from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.long_prompts import prefills
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.timeline import Timeline
+
+CODE = "batched-prefill"
+SUMMARY = "prompts were prefilled in one long step: each had its first token only when all were done"
+NEEDS = (Fact.TIMES, Fact.LIVES, Fact.REQUESTS)
+
+MOST_FRAC = 0.5
+"""More than half of the requests' time."""
+
+
+class BatchedPrefill(Evidence, kw_only=True):
+    """Steps that ended several prompts, and what these waited for each other."""
+
+    prefill_frac: float
+    others_frac: float
+    steps: int
+    mean_prompts: float
+    step: int
+    """The one whose prompts waited longest for each other, in all."""
+    prompts: int
+    busy_ms: float
+
+
+def find(timeline: Timeline) -> list[Finding]:
+    """See ``docs/findings/batched-prefill.md``."""
+    steps = together(timeline)
+    # Whose first token comes first is nothing to a batch that is judged by its end.
+    if timeline.closed_workload or not timeline.requests_us or not can_lower_batched_tokens(timeline):
+        return []
+    others_frac = float(steps["others_us"].sum()) / timeline.requests_us
+    if others_frac <= MOST_FRAC:
+        return []
+    prefill = timeline.request_states.filter(pl.col("state") == "prefill")
+    worst = steps.sort("others_us", "step", descending=[True, False]).row(0, named=True)
+    evidence = BatchedPrefill(
+        prefill_frac=int(prefill.select(LENGTH_US.sum()).item()) / timeline.requests_us,
+        others_frac=others_frac,
+        steps=steps.height,
+        mean_prompts=float(steps["prompts"].sum()) / steps.height,
+        step=worst["step"],
+        prompts=worst["prompts"],
+        busy_ms=worst["busy_us"] / 1e3,
+    )
+    return [
+        Finding(
+            code=CODE,
+            title=message("Prompts are prefilled together"),
+            verdict=message(
+                "{prompts} were prefilled in one step of {time}; each had its first token only when all were "
+                "done: {share} of the requests' time is prefill.",
+                prompts=Count(evidence.prompts, "prompt"),
+                time=Duration(1e3 * evidence.busy_ms),
+                share=Share(evidence.prefill_frac),
+            ),
+            severity=severity_by_weight(None, others_frac),
+            share_frac=others_frac,
+            cause=None,
+            via="recorded",
+            engine_rank=timeline.rank,
+            count=steps.height,
+            trials=trial_numbers(steps),
+            steps=step_numbers(steps),
+            tokens=int(steps["prefill_tokens"].sum()),
+            message=message(
+                "{steps} completed {mean} prompts each on average; waiting for the others' tokens in the "
+                "same step took {share} of the requests' time ({step} is the longest).",
+                steps=Count(steps.height, "step"),
+                mean=Number(evidence.mean_prompts, 1),
+                share=Share(others_frac),
+                step=Steps(evidence.step, evidence.step, worst["trial"]),
+            ),
+            advice=[
+                Advice(
+                    message=message(
+                        "a smaller {setting} (now {now}) gives the first prompts their token earlier, if a "
+                        "replay of this load shows a value that helps: {command}",
+                        setting=BATCHED_TOKENS,
+                        now=Number(batched_tokens(timeline)),
+                        command=Code("schedtrace analyze --predict"),
+                    ),
+                    costs=message("More steps for the same tokens."),
+                )
+            ],
+            evidence=evidence,
+        )
+    ]
+
+
+def together(timeline: Timeline) -> pl.DataFrame:
+    """Steps that completed two prompts or more.
+
+    Columns: ``step``, ``trial``, ``busy_us``, ``prefill_tokens``, ``prompts`` (completed) and ``others_us``:
+    how long these waited for each other's tokens, added up, without what a step takes that has no prompt.
+    Empty where that is not known.
+    """
+    completed = pl.col("computed_tokens") + pl.col("scheduled_tokens") >= pl.col("prompt_tokens")
+    base_us = _base_us(timeline)
+    own = pl.col("scheduled_tokens")
+    others_us = (pl.col("busy_us") - base_us).clip(0) * (1 - own / pl.col("prefill_tokens"))
+    return (
+        prefills(timeline)
+        .with_columns(pl.col("step").cast(pl.Int64), prefill_tokens=own.sum().over("step"))
+        .filter(completed)
+        .join(timeline.steps.select(pl.col("step").cast(pl.Int64), "trial", "busy_us"), on="step")
+        .group_by("step", "trial", "busy_us", "prefill_tokens")
+        .agg(prompts=pl.len(), others_us=others_us.sum())
+        .filter((pl.col("prompts") > 1) & pl.col("others_us").is_not_null())
+        .sort("step")
+    )
+
+
+def _base_us(timeline: Timeline) -> float | None:
+    """A step without a prompt, at the median; else by the model of step times; None: not known."""
+    decodes = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))
+    usual = decodes["busy_us"].median()
+    if usual is not None:
+        return float(usual)  # type: ignore[arg-type]  # integers
+    return None if timeline.step_time is None else timeline.step_time.base_us

@@ -1,0 +1,114 @@
+"""Whether requests waited for a limit or for the device: about how much a wider limit could gain.
+
+Work is conserved: a fuller step does more of it, and only what a step costs whatever it computes is saved. On
+a device that does not get faster by the token as steps grow, steps larger than those seen gain no more.
+"""
+
+from typing import Any
+
+import polars as pl
+
+from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
+from schedtrace.diagnose.rules.common import RESOLVED_FRAC, wait_finding
+from schedtrace.diagnose.waits import Charged
+from schedtrace.model.causes import Cause
+from schedtrace.model.message import Count, Message, Share, message
+from schedtrace.model.report import Advice, Finding
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.timeline import Timeline
+
+WORTH_FRAC = 0.05
+"""Where the widest limit gains less, the device is full."""
+OVERLOADED_FRAC = 0.10
+"""Likewise where more comes than the engine does, and this is under a quarter of what is missing."""
+MISSING_FRAC = 0.25
+LIMITS = {
+    Cause.MAX_NUM_SEQS: ("a seat", "more seats"),
+    Cause.TOKEN_BUDGET: ("the token budget", "a larger one"),
+    Cause.INPUT_BUDGET: ("the token budget", "a larger one"),
+    Cause.KV_BLOCKS: ("KV blocks", "more of them"),
+}
+"""What requests waited for, and what widens it."""
+
+
+def limit_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
+    """A root cause that requests waited for: the limit, or the device if a wider one would gain little.
+
+    Args:
+        timeline: The engine's trace.
+        waits: What is charged to it.
+        fields: As for ``wait_finding``, of the limit; ``cause`` is one of ``LIMITS``.
+    """
+    gain = gain_without(timeline, waits, fields["cause"])
+    load = offered_load(timeline)
+    if gain is None or not _is_full(load, gain):
+        return wait_finding(timeline, waits, **fields)
+    full: dict[str, Any] = {
+        "title": message("The device is full"),
+        "verdict": _verdict(waits, fields["cause"], gain),
+        "gain": None,
+        "advice": [Advice(message=_advice(load))],
+    }
+    return wait_finding(timeline, waits, **{**fields, **full})
+
+
+def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | None:
+    """By how much throughput would rise if nobody waited for this limit; None without a model of step times.
+
+    Those who waited at a step would have been in it, as far as the other limits had room, so that fewer steps
+    do the work; nobody would have computed again what a preemption threw away.
+    """
+    model, working = timeline.step_time, timeline.steps.filter(pl.col("total_requests") > 0)
+    if model is None or working.is_empty() or not timeline.busy_us:
+        return None
+    host = timeline.engine_states.filter(~pl.col("state").is_in(["device", "idle"]))
+    fixed_us = model.most_base_us + int(host.select(LENGTH_US.sum()).item() or 0) / working.height
+    fewer = waits.steps.filter(pl.col("total_requests") > 0).select(_saved(timeline, cause)).sum().item()
+    again_us = int(working["recomputed_tokens"].sum() or 0) * model.per_prefill_token_us
+    saved_us = fixed_us * fewer + again_us
+    return saved_us / (timeline.busy_us - saved_us) if saved_us < timeline.busy_us else None
+
+
+def _saved(timeline: Timeline, cause: Cause) -> pl.Expr:
+    """The part of each step that is saved if those who wait join it."""
+    ran, joining = pl.col("total_requests"), pl.col("num_waiting_after").fill_null(0)
+    if cause != Cause.MAX_NUM_SEQS and timeline.seats:
+        joining = pl.min_horizontal(joining, timeline.seats - pl.col("num_running_after"))
+    if cause != Cause.KV_BLOCKS:
+        free, total = pl.col("kv_blocks_free_after"), pl.col("kv_blocks_total")
+        joining = pl.min_horizontal(joining, pl.col("num_running_after") * free / (total - free))
+    if cause in (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET):
+        waiting = pl.col("num_waiting_after")
+        ran, joining = pl.col("used_tokens"), pl.col("waiting_tokens_after").fill_null(0) * joining / waiting
+    return (joining / (joining + ran)).fill_nan(0)
+
+
+def _is_full(load: OfferedLoad, gain_frac: float) -> bool:
+    """On an engine that keeps up, or nearly, a little more throughput may shorten the waits by much."""
+    if load.pace == "clock":
+        return gain_frac < min(OVERLOADED_FRAC, MISSING_FRAC * load.beyond_frac)
+    return gain_frac < WORTH_FRAC
+
+
+def _verdict(waits: Charged, cause: Cause, gain_frac: float) -> Message:
+    resource, wider = LIMITS[cause]
+    gains = message("not raise throughput")
+    if gain_frac >= RESOLVED_FRAC:
+        gains = message("raise throughput by about {gain}", gain=Share(gain_frac))
+    return message(
+        "The device is the limit: requests spent {share} of their time waiting for {resource}, but by the "
+        "step times seen {wider} would {gains}.",
+        share=Share(waits.share_frac),
+        resource=resource,
+        wider=wider,
+        gains=gains,
+    )
+
+
+def _advice(load: OfferedLoad) -> Message:
+    if load.loop is None:
+        return message("another engine, or fewer requests at a time")
+    return message(
+        "another engine, or fewer than these {clients}: as many tokens/s, and shorter waits",
+        clients=Count(load.loop.clients, "client"),
+    )

@@ -1,0 +1,143 @@
+"""``idle-holders``: requests that got nothing kept the KV blocks that others, or they, waited for."""
+
+from typing import Any
+
+import polars as pl
+
+from schedtrace.diagnose.rules.allowed import kv_space
+from schedtrace.diagnose.rules.common import wait_finding
+from schedtrace.diagnose.waits import charged
+from schedtrace.model.causes import Cause
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, Share, Steps, message
+from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.charges import IDLE_HOLDERS
+from schedtrace.timeline.idle_holders import idle_holders
+from schedtrace.timeline.timeline import Timeline
+
+CODE = "idle-holders"
+SUMMARY = "requests that got nothing kept the KV blocks that others waited for, or waited for each other"
+NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS)
+CHARGES = (IDLE_HOLDERS,)
+
+NOUNS = {"session": "streaming session", "finished": "finished request", "request": "request"}
+END_SESSIONS = message(
+    "fewer streaming sessions at once, or end those that wait: nothing else frees their blocks"
+)
+FETCH = message("look at the KV connector's other side: it does not fetch the blocks of finished requests")
+
+
+class IdleHolders(Evidence, kw_only=True):
+    """Who kept blocks; the run of steps is the longest."""
+
+    share_frac: float
+    wait_ms: float
+    requests: int
+    first_step: int
+    last_step: int
+    time_ms: float
+    kind: str
+    holders: int
+    largest: str
+    largest_blocks: int
+    idle_blocks: int
+    blocks_total: int | None
+    deadlock: bool
+    """Nobody ran, and each of the holders waited for blocks itself."""
+
+
+def find(timeline: Timeline) -> list[Finding]:
+    """See ``docs/findings/idle-holders.md``."""
+    waits = charged(timeline, *CHARGES)
+    if waits is None:
+        return []
+    evidence = IdleHolders(
+        share_frac=waits.share_frac,
+        wait_ms=waits.time_us / 1e3,
+        requests=waits.requests,
+        blocks_total=timeline.header.kv_blocks_total,
+        **_longest(timeline),
+    )
+    holders = Count(evidence.holders, NOUNS[evidence.kind])
+    verdict = message(
+        "KV blocks of requests that do not run limit this run: {holders} kept theirs while requests spent "
+        "{share} of their time waiting for KV blocks.",
+        holders=holders,
+        share=Share(waits.share_frac),
+    )
+    if evidence.deadlock:
+        verdict = message(
+            "{holders} wait for each other (a deadlock): each keeps its KV blocks and waits for more, and no "
+            "request runs. Requests spent {share} of their time waiting for KV blocks.",
+            holders=holders,
+            share=Share(waits.share_frac),
+        )
+    return [
+        wait_finding(
+            timeline,
+            waits,
+            code=CODE,
+            title=message("Requests that do not run keep the KV blocks"),
+            verdict=verdict,
+            holder=_holder(evidence),
+            cause=Cause.KV_BLOCKS,
+            message=message(
+                "{requests} waited, {longest} the longest ({wait}).",
+                requests=Count(waits.requests, "request"),
+                longest=Request(waits.longest_id),
+                wait=Duration(waits.longest_us),
+            ),
+            advice=[
+                *([Advice(message=END_SESSIONS)] if evidence.kind == "session" else []),
+                *([Advice(message=FETCH)] if evidence.kind == "finished" else []),
+                Advice(message=message("{space}, as room for all of them", space=kv_space(timeline))),
+            ],
+            evidence=evidence,
+        )
+    ]
+
+
+def _longest(timeline: Timeline) -> dict[str, Any]:
+    """Fields of the evidence: of the run of steps that took longest."""
+    starts = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us")
+    begins = starts.rename({"step": "first_step", "start_us": "begin_us"})
+    over = starts.select(last_step=pl.col("step") - 1, over_us="start_us")
+    rows = (
+        idle_holders(timeline)
+        .join(begins, on="first_step", maintain_order="left")
+        .join(over, on="last_step", how="left", maintain_order="left")
+        .with_columns(us=pl.col("over_us").fill_null(timeline.end_us) - pl.col("begin_us"))
+        .sort("us", "first_step", "blocks", "request_id", descending=[True, False, True, False])
+    )
+    of_run = rows.filter(pl.col("first_step") == rows["first_step"][0])
+    largest = of_run.row(0, named=True)
+    kinds = (
+        of_run.group_by("kind").agg(pl.col("blocks").sum()).sort("blocks", "kind", descending=[True, False])
+    )
+    waiting = of_run.filter((pl.col("kind") != "finished") & ~pl.col("silent"))
+    return {
+        "first_step": largest["first_step"],
+        "last_step": largest["last_step"],
+        "time_ms": largest["us"] / 1e3,
+        "kind": kinds["kind"][0] if kinds.height == 1 else "request",
+        "holders": of_run.height,
+        "largest": largest["request_id"],
+        "largest_blocks": largest["blocks"],
+        "idle_blocks": int(of_run["blocks"].sum()),
+        "deadlock": largest["alone"] and of_run.height > 1 and waiting.height == of_run.height,
+    }
+
+
+def _holder(evidence: IdleHolders) -> Message:
+    total = NOTHING
+    if evidence.blocks_total is not None:
+        total = message(" of {total} usable", total=Number(evidence.blocks_total - 1))
+    return message(
+        "They kept {blocks}{total} blocks for {time} ({steps}), {largest} the most ({most}).",
+        blocks=Number(evidence.idle_blocks),
+        total=total,
+        time=Duration(1e3 * evidence.time_ms),
+        steps=Steps(evidence.first_step, evidence.last_step),
+        largest=Request(evidence.largest),
+        most=Number(evidence.largest_blocks),
+    )

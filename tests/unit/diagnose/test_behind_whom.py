@@ -1,0 +1,106 @@
+"""Who waited behind whom: eight jobs take all seats for ten steps of 10 ms, two chats wait for them."""
+
+import pytest
+
+from schedtrace.diagnose.behind_whom import behind_whom, sentence
+from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.waits import charged
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Exit
+from schedtrace.present.phrases import plain
+from tests.makers import arrival, finish, step
+
+JOBS, CHATS = "abcdefgh", "xy"
+SPREAD_US = 1000
+LONG = "with long prompts (prompts of 100 and 400 tokens at the median)"
+
+
+def load(*, apart_us=0, chat_steps=2, **of_jobs):
+    """The jobs come so far apart; a chat has so many steps."""
+    jobs = [arrival(name, None, place * apart_us, **of_jobs) for place, name in enumerate(JOBS)]
+    seats = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "x")
+    lines = [step(0, start=9_000, got=dict.fromkeys(JOBS, 100), new=JOBS, arrived=jobs)]
+    lines += [
+        step(number, got=dict.fromkeys(JOBS, 1), running=8, waiting=1, ended=seats) for number in range(2, 10)
+    ]
+    lines[1].arrived = [arrival("x", None, 15_000)]
+    lines[3].arrived = [arrival("y", None, 35_000)]
+    over = [finish(name, finished_us=99_000) for name in JOBS]
+    lines.append(step(10, got=dict.fromkeys(CHATS, 100), new=CHATS, finished=over))
+    lines += [step(number, got=dict.fromkeys(CHATS, 1)) for number in range(11, 10 + chat_steps)]
+    ended_us = 10_000 * (10 + chat_steps)
+    lines.append(step(10 + chat_steps, finished=[finish(name, finished_us=ended_us) for name in CHATS]))
+    return lines
+
+
+def of(view):
+    return behind_whom(view, charged(view, Cause.MAX_NUM_SEQS))
+
+
+def test_chats_wait_behind_jobs_that_came_at_once(view_of):
+    """x waits from 20 to 100 ms, y from 40: the step that finds them is not their limit's fault."""
+    found = of(view_of(*load()))
+    assert (found.trait, found.value, found.waiters, found.holders) == ("at_once", None, 2, 8)
+    assert (found.wait_us, found.of_wait_frac) == (140_000, 1.0)
+    assert plain(sentence(found)) == "2 requests waited 70.0 ms on average behind 8 that came at once."
+
+
+@pytest.mark.parametrize(
+    ("of_jobs", "trait", "said"),
+    [
+        ({"lora": "batch"}, "lora", "2 requests waited 70.0 ms on average behind 8 for adapter batch."),
+        ({"priority": 5}, "priority", "2 requests waited 70.0 ms on average behind 8 of priority 5."),
+        (
+            {"client_index": 1},
+            "client_index",
+            "2 requests waited 70.0 ms on average behind 8 from API server 1.",
+        ),
+        (
+            {"prefix_hashes": "abcdefgh"},
+            "prefix",
+            "2 requests waited 70.0 ms on average behind 8 that begin alike.",
+        ),
+        (
+            {"prompt_tokens": 400},
+            "prompt_tokens",
+            f"2 shorter requests waited 70.0 ms on average behind 8 {LONG}.",
+        ),
+    ],
+)
+def test_a_kind_is_named_by_what_its_requests_share(view_of, of_jobs, trait, said):
+    found = of(view_of(*load(apart_us=SPREAD_US, **of_jobs)))
+    assert (found.trait, plain(sentence(found))) == (trait, said)
+
+
+def test_a_load_of_one_kind_has_nobody_behind_whom(view_of):
+    assert of(view_of(*load(apart_us=SPREAD_US))) is None
+
+
+def test_what_a_long_step_let_in_together_did_not_come_at_once(view_of):
+    lines = load()
+    lines[0].arrived = [arrival(name, place * SPREAD_US, 8_000) for place, name in enumerate(JOBS)]
+    assert of(view_of(*lines)) is None
+
+
+def test_kinds_that_ask_for_about_as_much_just_share_the_engine(view_of):
+    """Jobs sit for nine steps: a chat with three asks for more than a quarter of that."""
+    assert of(view_of(*load(apart_us=SPREAD_US, lora="batch"))) is not None
+    assert of(view_of(*load(apart_us=SPREAD_US, lora="batch", chat_steps=3))) is None
+
+
+def test_requests_that_their_own_kind_would_have_kept_waiting_wait_for_the_limit(view_of):
+    """With one seat a chat that comes with another would have waited for it, were there no jobs."""
+    lines = load()
+    lines[3].arrived, lines[1].arrived = [], [arrival("x", None, 15_000), arrival("y", None, 15_000)]
+    assert of(view_of(*lines, max_num_running_reqs=2)) is not None
+    assert of(view_of(*lines, max_num_running_reqs=1)) is None
+
+
+def test_what_explains_most_of_the_wait_leads_and_so_does_its_advice(view_of):
+    [finding] = RULES["max-num-seqs-bound"](view_of(*load()))
+    assert plain(finding.verdict).startswith("2 requests waited 70.0 ms on average behind 8")
+    assert plain(finding.holder).startswith("8 seats (--max-num-seqs) limit this run")
+    assert finding.gain is None
+    assert plain(finding.advice[0].message) == (
+        "--scheduling-policy priority with more urgent priorities for the 2, or an engine of their own"
+    )

@@ -1,0 +1,76 @@
+"""Whether requests waited for a limit or for the device."""
+
+import pytest
+
+from schedtrace.diagnose.rules import RULES
+from schedtrace.diagnose.rules.full_device import gain_without
+from schedtrace.diagnose.waits import charged
+from schedtrace.model.causes import Cause
+from schedtrace.present.phrases import plain
+from tests.makers import arrival, finish, step
+
+REQUESTS, SEATS, OUTPUTS = 12, 4, 8
+
+
+def rounds(view_of, *, base_us, per_request_us, least=1):
+    """Twelve requests at once on four seats, in rounds that end with smaller and smaller steps."""
+    lines, at, number = [], 0, 0
+    everybody = [arrival(f"r{group}-{seat}", -20) for group in range(3) for seat in range(SEATS)]
+    for group in range(REQUESTS // SEATS):
+        names = [f"r{group}-{seat}" for seat in range(SEATS)]
+        waiting = REQUESTS - SEATS * (group + 1)
+        sizes = [SEATS] * OUTPUTS + list(range(SEATS - 1, least - 1, -1))
+        for place, size in enumerate(sizes):
+            busy = base_us + per_request_us * size
+            lines.append(
+                step(
+                    number,
+                    start=at,
+                    took=0,
+                    back=busy,
+                    got=dict.fromkeys(names[:size], 1),
+                    new=names if not place else [],
+                    running=size,
+                    waiting=waiting,
+                    ended=Cause.MAX_NUM_SEQS if waiting else Cause.QUEUE_EMPTY,
+                    prefill_tokens=0,
+                    decode_tokens=size,
+                    arrived=everybody if not number else [],
+                    finished=[finish(name, finished_us=at + busy) for name in names]
+                    if place == len(sizes) - 1
+                    else [],
+                )
+            )
+            at, number = at + busy, number + 1
+    return view_of(*lines, max_num_running_reqs=SEATS)
+
+
+def found(timeline):
+    [finding] = RULES["max-num-seqs-bound"](timeline)
+    return finding
+
+
+def test_a_step_that_costs_as_much_by_the_request_gains_nothing_from_seats(view_of):
+    finding = found(rounds(view_of, base_us=0, per_request_us=1000))
+    assert (plain(finding.title), finding.gain) == ("The device is full", None)
+    assert plain(finding.verdict).endswith("by the step times seen more seats would not raise throughput.")
+    assert [(each.setting, each.value) for each in finding.advice] == [(None, None)]
+
+
+def test_a_step_that_costs_the_same_whatever_it_holds_gains_from_seats(view_of):
+    timeline = rounds(view_of, base_us=4000, per_request_us=0)
+    assert plain(found(timeline).title) == "Too few seats"
+    # Of 11 steps each while 8 and while 4 waited: 8 with four requests, then three, two and one.
+    saved = 8 * 8 / 12 + 8 / 11 + 8 / 10 + 8 / 9 + 8 * 4 / 8 + 4 / 7 + 4 / 6 + 4 / 5
+    waits = charged(timeline, Cause.MAX_NUM_SEQS)
+    assert gain_without(timeline, waits, Cause.MAX_NUM_SEQS) == pytest.approx(33 / (33 - saved) - 1, rel=0.01)
+
+
+def test_where_all_steps_did_the_same_the_limit_stays_the_verdict(view_of):
+    """Four requests in each step: what one takes is not known, nor that seats gain nothing."""
+    timeline = rounds(view_of, base_us=0, per_request_us=1000, least=SEATS)
+    assert plain(found(timeline).title) == "Too few seats"
+    # All of a step may be its own cost: of eight steps each, while 8 and while 4 waited.
+    saved = 8 * 8 / 12 + 8 * 4 / 8
+    waits = charged(timeline, Cause.MAX_NUM_SEQS)
+    assert gain_without(timeline, waits, Cause.MAX_NUM_SEQS) == pytest.approx(24 / (24 - saved) - 1, rel=0.01)

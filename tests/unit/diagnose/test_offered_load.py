@@ -1,0 +1,120 @@
+"""What a load asks of an engine: rates, the backlog, and who sets the pace."""
+
+import pytest
+
+from schedtrace.diagnose.offered_load import offered_load
+from schedtrace.present.phrases import plain
+from tests.makers import arrival, finish, step
+
+
+def one_by_one(view_of, *, every_us, took_us, requests=24):
+    """A request every so often; each is one step of its own, as soon as the one before is done."""
+    lines, free = [], 0
+    came = [every_us * number for number in range(requests)]
+    for number, us in enumerate(came):
+        start = max(free, us + 10)
+        free = start + took_us
+        waiting = sum(one < start for one in came) - number - 1
+        lines.append(
+            step(
+                number,
+                start=start,
+                took=10,
+                back=took_us,
+                got={f"r{number}": 100},
+                new=[f"r{number}"],
+                running=1,
+                waiting=waiting,
+                arrived=[arrival(f"r{number}", us)],
+                finished=[finish(f"r{number}", finished_us=free, prompt_tokens=100, output_tokens=1)],
+            )
+        )
+    return view_of(*lines)
+
+
+def test_more_comes_than_is_served(view_of):
+    """One every 1 ms, one served every 2 ms: half of them are there when the last one comes."""
+    load = offered_load(one_by_one(view_of, every_us=1000, took_us=2000))
+    assert (load.pace, load.grows, load.backlog) == ("clock", True, 12)
+    assert load.requests_per_s == pytest.approx(1000)
+    assert load.served_requests_per_s == pytest.approx(500, rel=0.01)
+    assert load.beyond_frac == pytest.approx(1, rel=0.01)
+    assert plain(load.summary).endswith("the backlog grew to 12 requests.")
+
+
+def test_an_engine_keeps_up(view_of):
+    """One every 10 ms, served in 2 ms."""
+    load = offered_load(one_by_one(view_of, every_us=10_000, took_us=2000))
+    assert (load.pace, load.grows, load.beyond_frac) == ("clock", False, 0)
+    assert load.working_frac == pytest.approx(0.2, abs=0.02)
+    assert (load.busy_periods, load.requests_per_busy_period) == (24, 1)
+    assert plain(load.summary) == (
+        "Offered 100 requests/s (10,100 tokens/s), and the engine keeps up: it works 21 % of the time."
+    )
+
+
+def test_a_long_latency_is_no_backlog(view_of):
+    """One every 1 ms, each done after ten steps of 1 ms: the last ones end 10 ms after the last arrival."""
+    lines = []
+    for at in range(33):
+        there = [f"r{number}" for number in range(max(0, at - 9), min(at, 23) + 1)]
+        lines.append(
+            step(
+                at,
+                start=1000 * at,
+                took=10,
+                back=990,
+                got=dict.fromkeys(there, 1),
+                new=there[-1:] if at < 24 else [],
+                arrived=[arrival(f"r{at}", 1000 * at - 7)] if at < 24 else [],
+                finished=[finish(f"r{at - 9}", finished_us=1000 * at + 995)] if at >= 9 else [],
+            )
+        )
+    load = offered_load(view_of(*lines))
+    assert (load.grows, load.requests_per_s, load.served_requests_per_s) == (False, 1000, 1000)
+
+
+def test_few_requests_show_no_rate(view_of):
+    assert offered_load(one_by_one(view_of, every_us=10_000, took_us=2000, requests=7)).pace == "unknown"
+
+
+def closed(view_of, *, think_us, clients=2, turns=12, trial=False):
+    """Clients that send their next request so long after an answer, of one step of 1 to 1.6 ms."""
+    lines, at = [], 0
+    for turn in range(turns):
+        took_us = 1000 + 200 * (turn % 4)
+        names = [f"r{turn}-{client}" for client in range(clients)]
+        lines.append(
+            step(
+                turn,
+                trial=turn + 1 if trial else None,
+                start=at,
+                took=10,
+                back=took_us - 10,
+                got=dict.fromkeys(names, 1),
+                new=names,
+                arrived=[arrival(name, at - 3, at - 3) for name in names],
+                finished=[finish(name, finished_us=at + took_us - 3) for name in names],
+            )
+        )
+        at += took_us + think_us
+    return view_of(*lines)
+
+
+def test_clients_that_think(view_of):
+    load = offered_load(closed(view_of, think_us=4000))
+    assert (load.pace, load.loop.clients, load.think_ms) == ("answers", 2, pytest.approx(4))
+    assert plain(load.clients) == (
+        "2 clients with one request open each, the next one 4.00 ms (median) after an answer"
+    )
+
+
+def test_trials_whose_requests_were_sent_at_once_are_no_clients(view_of):
+    load = offered_load(closed(view_of, think_us=0, trial=True))
+    assert (load.pace, load.loop, plain(load.summary)) == ("at_once", None, "")
+
+
+def test_requests_that_the_trace_does_not_hold_leave_it_unknown(view_of):
+    timeline = one_by_one(view_of, every_us=1000, took_us=2000)
+    timeline.requests_missing = True
+    assert offered_load(timeline).pace == "unknown"
