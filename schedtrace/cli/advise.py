@@ -41,10 +41,10 @@ def advise(
     from schedtrace.whatif.advise import advise as proposed
     from schedtrace.whatif.prediction import recorded
     from schedtrace.whatif.sweep_pools import LocalPool
-    from schedtrace.whatif.sweep_sources import work_of
+    from schedtrace.whatif.sweep_sources import recorded_work
 
     base = recorded(one_run(run), load(step_times) if step_times else None, concurrency)
-    work, most = work_of(base), jobs or os.cpu_count() or 1
+    work, most = recorded_work(base), jobs or os.cpu_count() or 1
     with CountBar(stderr_console(), "configurations") as bar:
         fixed = changes_of_ranks(data_parallel_size, router)
         answer = proposed(base, work, bounds, lambda sent: LocalPool(sent, most), bar, fixed)

@@ -24,7 +24,7 @@ from schedtrace.present.renderers import Format
 if TYPE_CHECKING:
     from schedtrace.model.report import Finding
     from schedtrace.read.run import Run
-    from schedtrace.whatif.advice import Progress
+    from schedtrace.whatif.search import Progress
 
 
 def analyze(
@@ -62,6 +62,8 @@ def analyze(
 
     Reports which limit refused which requests, where time went, and every finding with its cost.
     """
+    from importlib.util import find_spec
+
     from schedtrace.cli.runs import read_runs
     from schedtrace.diagnose.analyze import analyze as analyze_runs
     from schedtrace.diagnose.analyze import at_or_above
@@ -83,7 +85,8 @@ def analyze(
         report = keep(analyze_runs(runs, window, test), codes)
     for folder in runs_without_trace(paths):
         say(f"schedtrace: skipped {folder}: it contains no trace", err=True)
-    show(report_page(report, full=details), output_format)
+    replays = not predict and window is None and find_spec("vllm") is not None
+    show(report_page(report, full=details, replays=replays), output_format)
     if any(severe(finding) for run in report.runs for finding in run.findings):
         raise typer.Exit(ExitCode.FINDINGS)
 

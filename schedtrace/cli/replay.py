@@ -42,6 +42,7 @@ def replay(
     from schedtrace.present.pages.prediction import prediction_page
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
+    from schedtrace.whatif.baseline import require_baseline
     from schedtrace.whatif.installed import import_vllm, require_settings
     from schedtrace.whatif.prediction import predict, recorded
     from schedtrace.whatif.sweep import parse_changes
@@ -56,5 +57,7 @@ def replay(
     if save_step_times:
         base.times.save(save_step_times)
     with CountBar(stderr_console(), "replaying", counted=False):
+        if changed:
+            require_baseline(base)
         prediction = predict(base, changed, output=output)
     show(prediction_page(prediction), output_format)

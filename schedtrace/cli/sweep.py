@@ -143,6 +143,8 @@ def _work(
     from schedtrace.step_times.fitted import load as load_times
     from schedtrace.step_times.gpus import gpu as gpu_of
     from schedtrace.step_times.shapes import shape
+    from schedtrace.whatif.baseline import require_baseline
+    from schedtrace.whatif.prediction import recorded
     from schedtrace.whatif.sweep_engines import ModelledEngine
     from schedtrace.whatif.sweep_play import Work
     from schedtrace.whatif.sweep_sources import recorded_loads, recorded_work
@@ -160,7 +162,9 @@ def _work(
         msg = f"--concurrency: {source} is no recorded run; its requests come at their times"
         raise UsageError(msg)
     if run is not None and model is None:
-        return run.label, recorded_work(run, times, clients)
+        base = recorded(run, times, clients)
+        require_baseline(base)
+        return run.label, recorded_work(base)
     if model is None or gpu is None:
         msg = f"{source}: no recorded run, so nothing tells the engine: give --model and --gpu"
         raise UsageError(msg)

@@ -4,34 +4,27 @@ The findings name causes; the replay picks the change, by what clients feel: the
 requests come at their own times, the time until all are done where the engine or its clients set the pace.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from schedtrace.diagnose.gains import came_at_once
 from schedtrace.diagnose.rules import better_setting
-from schedtrace.diagnose.rules.allowed import why_no_async_scheduling
-from schedtrace.errors import NeverEndsError, UsageError
-from schedtrace.model.message import NOTHING, Message, Number, Setting, Share, given, joined, message
+from schedtrace.diagnose.rules.allowed import kv_space, why_no_async_scheduling
+from schedtrace.model.message import NOTHING, Count, Message, Number, Setting, Share, given, joined, message
 from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
-from schedtrace.whatif.menu import KV_BLOCKS, Change, family, menu
+from schedtrace.whatif.baseline import usual_figure
+from schedtrace.whatif.menu import KV_BLOCKS, family, menu
+from schedtrace.whatif.part import first_part
 from schedtrace.whatif.prediction import Predictor, Recorded
+from schedtrace.whatif.search import Progress, Search, Trial, saved_frac
 
 RESAMPLES = 4
 """Of the step times, for each change that is advised: fewer than for a replay of its own."""
-LEAST_FRAC = 0.02
-"""A smaller change is none."""
 FELT_FRAC = 0.05
 """A smaller change of another figure is not said."""
-MOST_ADVICE = 3
-"""Settings that are advised, besides two of them together."""
-ENOUGH_FRAC = 0.97
-"""Of what the best value of a setting gains: the smallest change that reaches it is advised."""
 SAID = ("steps", "preemptions", "recomputed tokens")
 """What scheduling decides, and a reader asks about."""
 FIGURES = {
@@ -42,23 +35,6 @@ FIGURES = {
 """Of a prediction: the figure that an objective is about."""
 GAINS = {"E2E mean": "e2e_mean_ms", "makespan": "output_tokens_per_s", "output": "output_tokens_per_s"}
 """The metric that a gain of it names."""
-
-Progress = Callable[[int, int], None]
-"""Called with the number of the replay that begins, and of how many."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What came of one change, or of two together."""
-
-    changes: tuple[Change, ...]
-    saved_frac: float
-    """Of the objective: 0.2 is a fifth less time; minus infinity: the load never ends."""
-
-    @property
-    def family(self) -> str:
-        """Of its first change."""
-        return family(self.changes[0][0])
 
 
 def judged(
@@ -85,7 +61,8 @@ def judged(
         InputError: the replay of the load as recorded is too far from what was recorded.
         UsageError: it never ends.
     """
-    name = FIGURES[objective] if objective else _usual(base)
+    base = first_part(base)
+    name = FIGURES[objective] if objective else usual_figure(base)
     with Predictor(base, resamples=RESAMPLES) as predictor:
         predictor.require_reproduced(name)
         search = Search(predictor, name, progress)
@@ -97,8 +74,8 @@ def judged(
         ]
         chosen = search.best([*menu(base, predictor.options), *proposed])
         best = sorted(chosen, key=lambda trial: -trial.saved_frac)
-        given = [_given(trial, predictor, name) for trial in best]
-    return _attached(findings, given, search)
+        advised = [_advised(trial, predictor, name, base) for trial in best]
+    return _attached(findings, advised, search)
 
 
 def _can_tell(setting: str, base: Recorded) -> bool:
@@ -108,134 +85,18 @@ def _can_tell(setting: str, base: Recorded) -> bool:
     return setting != "async_scheduling" or not why_no_async_scheduling(base.timelines[0])
 
 
-def _usual(base: Recorded) -> str:
-    """The objective that suits a load."""
-    paced = any(load.closed is not None for load in base.loads)
-    return "makespan" if paced or all(map(came_at_once, base.timelines)) else "E2E mean"
-
-
-class Search:
-    """Replays changes and keeps what came of them.
-
-    Args:
-        predictor: Of the load.
-        name: The figure to be improved.
-        progress: Told of each replay.
-    """
-
-    def __init__(self, predictor: Predictor, name: str, progress: Progress = lambda *_: None) -> None:
-        self._predictor, self.name, self._progress = predictor, name, progress
-        self._expected = 0
-        self.tried: dict[tuple[Change, ...], Trial | None] = {}
-        """None: vLLM refuses it, or a replay cannot make it."""
-
-    def best(self, changes: list[Change]) -> list[Trial]:
-        """The best change of each setting, the best first; then two of them together if that gains more."""
-        self._expected = len(changes) + 2 * MOST_ADVICE
-        for change in changes:
-            self._try(change)
-        for trial in self._of_families()[:MOST_ADVICE]:
-            for value in self._between(trial.changes[0]):
-                self._try((trial.changes[0][0], value))
-        singles = [self._least_of(trial) for trial in self._of_families()][:MOST_ADVICE]
-        pairs = [
-            together
-            for one, other in itertools.combinations(singles, 2)
-            if (together := self._try(*one.changes, *other.changes)) is not None
-        ]
-        best = max(pairs, key=lambda trial: trial.saved_frac, default=None)
-        if best is not None and best.saved_frac >= singles[0].saved_frac + LEAST_FRAC:
-            singles.append(best)
-        return singles
-
-    @property
-    def families(self) -> set[str]:
-        """Kinds of settings of which a change was replayed."""
-        return {trial.family for trial in self.tried.values() if trial is not None}
-
-    def refuted(self, change: Change) -> Trial | None:
-        """The trial of a change that does not help; None: it helps, or it could not be tried."""
-        trial = self.tried.get((change,))
-        return trial if trial is not None and trial.saved_frac < LEAST_FRAC else None
-
-    def _try(self, *changes: Change) -> Trial | None:
-        if changes not in self.tried:
-            self._progress(len(self.tried) + 1, max(self._expected, len(self.tried) + 1))
-            try:
-                prediction = self._predictor.predict(dict(changes), resamples=0)
-            except NeverEndsError:
-                self.tried[changes] = Trial(changes, -math.inf)
-            except UsageError:
-                self.tried[changes] = None
-            else:
-                change = _figure(prediction, self.name)
-                self.tried[changes] = Trial(changes, -change) if change is not None else None
-        return self.tried[changes]
-
-    def _of_families(self) -> list[Trial]:
-        """The best trial of each kind of setting that helps, the best first."""
-        best: dict[str, Trial] = {}
-        for trial in self._helpful():
-            held = best.get(trial.family)
-            if held is None or trial.saved_frac > held.saved_frac:
-                best[trial.family] = trial
-        return sorted(best.values(), key=lambda trial: -trial.saved_frac)
-
-    def _helpful(self) -> Iterator[Trial]:
-        for trial in self.tried.values():
-            if trial is not None and len(trial.changes) == 1 and trial.saved_frac >= LEAST_FRAC:
-                yield trial
-
-    def _between(self, change: Change) -> list[int]:
-        """Values half-way to the next ones that were tried, on a logarithmic scale; none of a switch."""
-        name, best = change
-        now = self._predictor.options.get("num_blocks" if name == KV_BLOCKS else name)
-        if isinstance(best, bool) or not isinstance(best, int) or not best or not isinstance(now, int):
-            return []
-        values = {
-            value for ((tried, value),) in (key for key in self.tried if len(key) == 1) if tried == name
-        }
-        others = sorted(value for value in {*values, now} if value and value != best)
-        below, above = ([one for one in others if one < best][-1:], [one for one in others if one > best][:1])
-        return [middle for other in (*below, *above) if (middle := round(math.sqrt(best * other))) != other]
-
-    def _least_of(self, best: Trial) -> Trial:
-        """The smallest change of that setting which gains nearly as much."""
-        name = best.changes[0][0]
-        now = self._predictor.options.get("num_blocks" if name == KV_BLOCKS else name) or 0
-        enough = [
-            trial
-            for trial in self._helpful()
-            if trial.changes[0][0] == name and trial.saved_frac >= ENOUGH_FRAC * best.saved_frac
-        ]
-        if not all(isinstance(trial.changes[0][1], int) for trial in enough):
-            return best
-        return min(enough, key=lambda trial: abs(trial.changes[0][1] - now))
-
-
-def _figure(prediction: Prediction, name: str) -> float | None:
-    """The relative change of the time that a figure stands for; a rate is the time that its work takes."""
-    figure = next((figure for figure in prediction.measured if figure.name == name), None)
-    if figure is None or figure.change_frac is None:
-        return None
-    return 1 / (1 + figure.change_frac) - 1 if figure.higher_is_better else figure.change_frac
-
-
 @dataclass(frozen=True)
-class _Given:
+class _Advised:
     trial: Trial
     advice: Advice
     gain: Gain
-    saved_frac: float
-    """Of the objective, by the middle that is said."""
 
 
-def _given(trial: Trial, predictor: Predictor, name: str) -> _Given:
+def _advised(trial: Trial, predictor: Predictor, name: str, base: Recorded) -> _Advised:
     """Advice with its gain, its interval and what else it changes."""
     prediction = predictor.predict(dict(trial.changes))
     figure = next(figure for figure in prediction.measured if figure.name == name)
-    change, low, high = figure.change_frac, figure.low_frac, figure.high_frac
-    saved_frac = -(_figure(prediction, name) or 0.0)
+    change, low, high, was = figure.change_frac, figure.low_frac, figure.high_frac, figure.recorded
     if name == "makespan":  # said as the rate that it is the inverse of
         change, low, high = (None if one is None else 1 / (1 + one) - 1 for one in (change, high, low))
     is_time = GAINS[name] == "e2e_mean_ms"
@@ -244,44 +105,43 @@ def _given(trial: Trial, predictor: Predictor, name: str) -> _Given:
         change_frac=change or 0.0,
         low_frac=low,
         high_frac=high,
-        before=figure.replayed if is_time else None,
-        after=figure.changed if is_time else None,
-        saved_frac=saved_frac,
+        before=was if is_time else None,
+        after=was * (1 + (change or 0.0)) if is_time and was is not None else None,
+        saved_frac=saved_frac(prediction, name) or 0.0,
         method="replay",
     )
     single = len(trial.changes) == 1
     setting, value = trial.changes[0]
-    return _Given(
+    return _Advised(
         trial,
         Advice(
-            message=joined([_setting(*one, predictor.options) for one in trial.changes], " with "),
+            message=joined([_change(*one, predictor, base) for one in trial.changes], " with "),
             setting=setting if single else None,
             value=value if single else None,
             costs=_costs(prediction, name),
-            tested=_outcome(prediction, "" if len(trial.changes) > 1 else name),
+            tested=_outcome(prediction, name if single else "", base),
         ),
         gain,
-        saved_frac,
     )
 
 
-def _setting(name: str, value: Any, options: dict[str, Any]) -> Message:
-    option = name.replace("_", "-")
+def _change(name: str, value: Any, predictor: Predictor, base: Recorded) -> Message:
+    """As it is typed, with the present value; ``kv_space`` knows the units of the KV cache."""
+    if name == KV_BLOCKS:
+        return kv_space(base.timelines[0], value)
     if isinstance(value, bool):
-        return message("{option}", option=Setting(f"--{option}" if value else f"--no-{option}"))
-    now = options.get("num_blocks" if name == KV_BLOCKS else name)
-    said = [one if isinstance(one, str) else Number(one or 0) for one in (value, now)]
-    return message("{option} {value} (now {now})", option=Setting(f"--{option}"), value=said[0], now=said[1])
+        return message("{option}", option=Setting(_option(name if value else f"no_{name}")))
+    said = [one if isinstance(one, str) else Number(one or 0) for one in (value, predictor.now(name))]
+    return message("{option} {value} (now {now})", option=Setting(_option(name)), value=said[0], now=said[1])
 
 
-def _attached(findings: list[Finding], given: list[_Given], search: Search) -> list[Finding]:
+def _attached(findings: list[Finding], advised: list[_Advised], search: Search) -> list[Finding]:
     """Each advice at the finding whose limit it moves, or at one of its own."""
     found = [_without_tried(finding, search) for finding in findings]
-    for one in given:
+    for one in advised:
         place = next((at for at, finding in enumerate(findings) if _is_about(finding, one.trial)), None)
         if place is None:
-            settings = dict(one.trial.changes)
-            found.append(better_setting.finding(one.advice, one.gain, settings, one.saved_frac))
+            found.append(better_setting.finding(one.advice, one.gain, dict(one.trial.changes)))
             continue
         at = found[place]
         replayed = at.gain is not None and at.gain.method == "replay"
@@ -303,7 +163,8 @@ def _families(advice: Advice) -> set[str]:
     if advice.setting:
         return {family(advice.setting)}
     named = (part.name for part in advice.message.parts() if isinstance(part, Setting))
-    return {family(name.removeprefix("--").replace("-", "_")) for name in named}
+    options = (name.partition(" ")[0].removeprefix("--") for name in named)
+    return {family(option.replace("-", "_")) for option in options}
 
 
 def _without_tried(finding: Finding, search: Search) -> Finding:
@@ -323,7 +184,7 @@ def _without_tried(finding: Finding, search: Search) -> Finding:
     return msgspec.structs.replace(finding, advice=kept, gain=None, refuted=[*finding.refuted, *refuted])
 
 
-def _outcome(prediction: Prediction, name: str) -> Message:
+def _outcome(prediction: Prediction, name: str, base: Recorded) -> Message:
     """What scheduling decides otherwise, and the times that get better besides the objective."""
     changed = [
         *(_changed(figure) for figure in _felt(prediction, name) if not _is_worse(figure)),
@@ -341,9 +202,16 @@ def _outcome(prediction: Prediction, name: str) -> Message:
     if prediction.outside_frac:
         share = Share(prediction.outside_frac)
         changed.append(message("{share} of its steps lie outside what was recorded", share=share))
+    load = message("this load")
+    if base.whole_requests is not None:
+        load = message(
+            "the first {requests} of its {whole}",
+            requests=Number(base.requests),
+            whole=Count(base.whole_requests, "request"),
+        )
     if not changed:
-        return message("Replayed on this load.")
-    return message("Replayed on this load: {changes}.", changes=joined(changed, ", "))
+        return message("Replayed on {load}.", load=load)
+    return message("Replayed on {load}: {changes}.", load=load, changes=joined(changed, ", "))
 
 
 def _costs(prediction: Prediction, name: str) -> Message:
@@ -353,10 +221,11 @@ def _costs(prediction: Prediction, name: str) -> Message:
 
 
 def _felt(prediction: Prediction, name: str) -> list[Figure]:
+    own = {name, "output"} if name == "makespan" else {name}  # one is the inverse of the other
     return [
         figure
         for figure in prediction.measured
-        if figure.name != name and figure.name in FELT and abs(figure.change_frac or 0.0) >= FELT_FRAC
+        if figure.name not in own and figure.name in FELT and abs(figure.change_frac or 0.0) >= FELT_FRAC
     ]
 
 

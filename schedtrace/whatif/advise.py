@@ -1,4 +1,4 @@
-"""Searches configurations for a recorded load: what findings advise, and the neighbours of what was set."""
+"""Searches configurations for a recorded load: what findings advise, and the menu of single changes."""
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.rules.allowed import why_no_async_scheduling
 from schedtrace.diagnose.settings.origin import GIVEN
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Code, Message, message
@@ -20,9 +19,9 @@ from schedtrace.model.sweep import Bound, SweepRow
 from schedtrace.read.run import read_run
 from schedtrace.step_times.memory import OF_MEMORY
 from schedtrace.timeline.front_end import OFFLINE_CONTEXT
+from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.sweep import sweep
-from schedtrace.whatif.sweep_engines import RecordedEngine
 from schedtrace.whatif.sweep_log import SweepLog
 from schedtrace.whatif.sweep_play import Work
 from schedtrace.whatif.sweep_pools import Pool
@@ -35,8 +34,6 @@ LEAST_FRAC = 0.02
 """Goodput that a proposal gains at least."""
 WEIGHS_FRAC = 0.05
 """Root causes below this are no reason for a change."""
-NEIGHBOURS = ("max_num_seqs", "max_num_batched_tokens")
-"""Settings whose half and double are tried."""
 INTERVALS = (4, 16)
 """Values of ``prefill_schedule_interval`` that are tried where ranks run in lock-step."""
 RESAMPLES = 4
@@ -66,12 +63,14 @@ def advise(
         EngineError: a process was killed.
         InputError: the replay of the load as recorded is too far from what was recorded.
     """
-    with Predictor(base) as predictor:
-        predictor.require_reproduced("E2E mean")
     findings = analyze_run(base.run).findings
-    single = [{**fixed, **change} for change in candidates(base, findings)]
-    single = [dict(fixed), *single] if fixed else single
-    with TemporaryDirectory() as scratch:
+    with (
+        TemporaryDirectory() as scratch,
+        Predictor(base, output=Path(scratch) / "runs", resamples=RESAMPLES) as predictor,
+    ):
+        predictor.require_reproduced("E2E mean")
+        single = [{**fixed, **change} for change in candidates(base, findings, predictor.options)]
+        single = [dict(fixed), *single] if fixed else single
         log = SweepLog(Path(scratch))
         first = sweep(work, single or [{}], log, make_pool, slo=slo, progress=progress)
         best = [
@@ -87,8 +86,7 @@ def advise(
         ]
         both = sweep(work, [*single, *joined] or [{}], log, make_pool, slo=slo, progress=progress)
         recorded = _recorded(both.rows)
-        with Predictor(base, output=Path(scratch) / "runs", resamples=RESAMPLES) as predictor:
-            proposals = [_proposal(row, both.rows, predictor) for row in _chosen(both.rows)]
+        proposals = [_proposal(row, both.rows, predictor) for row in _chosen(both.rows)]
     return Proposals(
         label=base.run.label,
         path=str(base.run.path),
@@ -104,24 +102,25 @@ def advise(
     )
 
 
-def candidates(base: Recorded, findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """Single changes worth a replay: values that findings advise, and halves and doubles of what is set."""
+def candidates(base: Recorded, findings: Iterable[Finding], now: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Single changes worth a replay: values that findings advise, the menu's, and those of ranks.
+
+    Args:
+        base: The recorded load.
+        findings: Of its run.
+        now: Options of the recorded engine.
+    """
     from schedtrace.simulate.recorded_engine import NAMES, is_lockstep  # noqa: PLC0415  # imports vLLM
 
-    header = base.header
-    may = not header.async_scheduling and not why_no_async_scheduling(base.timelines[0])
-    asynchronous: list[dict[str, Any]] = [{"async_scheduling": True}] if may else []
     made: list[dict[str, Any]] = [
         {advice.setting: advice.value}
         for finding in findings
         for advice in finding.advice
         if advice.setting in NAMES and advice.setting not in OF_MEMORY and advice.value is not None
     ]
-    made += asynchronous
-    if len(base.timelines) > 1 and is_lockstep(header):
+    made += [{name: value} for name, value in menu(base, now)]
+    if len(base.timelines) > 1 and is_lockstep(base.header):
         made += [{"balance_ranks": True}, *({"prefill_schedule_interval": every} for every in INTERVALS)]
-    set_to = RecordedEngine(header, base.times, len(base.timelines)).base(NEIGHBOURS)
-    made += [{name: max(1, int(value * by))} for name, value in set_to.items() if value for by in (0.5, 2)]
     return [change for place, change in enumerate(made) if change not in made[:place]]
 
 

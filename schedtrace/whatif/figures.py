@@ -86,7 +86,6 @@ def measured(
     changed: Sequence[TrialReport],
     spread: Mapping[str, list[float]],
     bound: Sequence[TrialReport] | None = None,
-    metrics: Sequence[Metric] = METRICS,
 ) -> list[Figure]:
     """What follows in time.
 
@@ -97,10 +96,9 @@ def measured(
         spread: Of each metric, the ratios that resampled step times predict.
         bound: As replayed with the change and without economies of scale in steps larger than recorded ones.
             The change lies between: said is the middle of the two ratios, on a logarithmic scale.
-        metrics: Which.
     """
     figures = []
-    for metric in metrics:
+    for metric in METRICS:
         of_was, of_replayed, of_changed = (
             values(metric.value, trials) for trials in (was, replayed, changed)
         )

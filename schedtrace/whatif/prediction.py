@@ -13,7 +13,6 @@ from typing import Any, Self
 from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import Count, Duration, Message, message
 from schedtrace.model.prediction import Prediction, SettingChange
 from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
@@ -43,6 +42,13 @@ class Recorded:
     """Of its engines, in the order of ranks."""
     loads: list[Workload]
     times: Fitted
+    whole_requests: int | None = None
+    """Of the whole load, where this is the first part of it; None: it is the whole."""
+
+    @property
+    def requests(self) -> int:
+        """That are replayed, over all trials."""
+        return sum(load.requests for load in self.loads)
 
     @property
     def header(self) -> Header:
@@ -144,13 +150,23 @@ class Predictor:
 
         return engine_options(self._base.header, ranks=len(self._base.timelines))
 
-    def require_reproduced(self, name: str) -> None:
+    def now(self, name: str) -> Any:
+        """The recorded value of a setting."""
+        return _recorded_value(self.options, name)
+
+    @cached_property
+    def _reports(self) -> list[TrialReport]:
+        """Of the trials as recorded."""
+        return pooled_reports(self._base.timelines, self._base.manifest)
+
+    def require_reproduced(self, name: str, within: float = REPRODUCES_WITHIN) -> None:
         """See that the replay of the load as it was recorded comes near to what was recorded.
 
-        Within 5 %, or half of what the trials differ by, which is then no more than their noise.
+        Half of what the trials differ by is near enough, too: it is no more than their noise.
 
         Args:
             name: One of ``figures.METRICS``.
+            within: So near, as a share of what was recorded.
 
         Raises:
             InputError: it does not, or the load has no such figure.
@@ -161,14 +177,13 @@ class Predictor:
         except NeverEndsError as error:
             raise UsageError(str(error)) from error
         metric = next(metric for metric in METRICS if metric.name == name)
-        reports = pooled_reports(self._base.timelines, self._base.manifest)
-        was, now = (values(metric.value, trials) for trials in (reports, replayed))
+        was, now = (values(metric.value, trials) for trials in (self._reports, replayed))
         if not was or not now:
             msg = f"the load has no {name} to be judged by"
             raise InputError(msg)
         mean, ours = statistics.fmean(was), statistics.fmean(now)
         off = ours / mean - 1
-        if abs(off) > max(REPRODUCES_WITHIN, (max(was) - min(was)) / 2 / mean):
+        if abs(off) > max(within, (max(was) - min(was)) / 2 / mean):
             msg = (
                 f"the replay of this load as it was recorded is {100 * off:+.0f} % off in {name} "
                 f"({mean:,.3g} {metric.unit} recorded, {ours:,.3g} replayed)"
@@ -190,7 +205,7 @@ class Predictor:
         from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
 
         base, ranks = self._base, len(self._base.timelines)
-        options, as_recorded = (engine_options(base.header, one, ranks=ranks) for one in (changes, {}))
+        options = engine_options(base.header, changes, ranks=ranks)
         try:
             replayed = self._replayed(None)
         except NeverEndsError as error:
@@ -206,23 +221,21 @@ class Predictor:
             vllm_version=vllm_version(),
             recorded_version=base.header.vllm_version,
             changes=[
-                SettingChange(name=name, recorded=_recorded_value(as_recorded, name), value=value)
+                SettingChange(name=name, recorded=self.now(name), value=value)
                 for name, value in changes.items()
             ],
             step_times=base.times.description,
             kv_blocks=options["num_blocks"],
-            kv_blocks_recorded=options["num_blocks"] == as_recorded["num_blocks"],
+            kv_blocks_recorded=options["num_blocks"] == self.options["num_blocks"],
             trials=base.trials,
             requests=sum(timeline.arrivals.height for timeline in base.timelines),
             same_steps=same,
             compared_steps=compared,
             decided=[decided(one, base.timelines, replayed.timelines, changed.timelines) for one in DECIDED],
-            measured=measured(
-                pooled_reports(base.timelines, base.manifest), replayed.trials, changed.trials, spread, bound
-            ),
+            measured=measured(self._reports, replayed.trials, changed.trials, spread, bound),
             by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
             outside_frac=changed.outside_frac if changes else None,
-            notes=[note for load in base.loads[:1] for note in [*load.notes, *_of_closed_loop(load)]]
+            notes=[note for load in base.loads[:1] for note in load.all_notes]
             + gathering_notes(base.times, [changes]),
             folders=[str(one.folder) for one in (replayed, changed)][: 1 + bool(changes)]
             if self._output
@@ -311,24 +324,6 @@ def _replay(
     run = read_run(folder)
     timelines = [make_timeline(trace, run.manifest) for trace in run.traces]
     return _Replayed(folder, timelines, pooled_reports(timelines, None), times.outside_frac, times.larger)
-
-
-def _of_closed_loop(load: Workload) -> list[Message]:
-    """How a closed loop was replayed."""
-    if load.closed is None:
-        return []
-    clients = Count(load.closed.clients, "client")
-    if not load.closed.think_us:
-        return [message("The load is that of {clients} with one request open each.", clients=clients)]
-    thinks = Duration(round(statistics.median(load.closed.think_us)))
-    return [
-        message(
-            "The load is a closed loop: {clients} with one request open each; the next one was sent {thinks} "
-            "(median) after an answer, and so it is here.",
-            clients=clients,
-            thinks=thinks,
-        )
-    ]
 
 
 def _recorded_value(options: Mapping[str, Any], name: str) -> Any:

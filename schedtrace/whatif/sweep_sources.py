@@ -1,8 +1,7 @@
 """What a sweep replays: the load of a run on its engine, or any load on a model's shape and a GPU."""
 
 from schedtrace.read.run import Run
-from schedtrace.step_times.fitted import Fitted
-from schedtrace.whatif.prediction import Recorded, recorded
+from schedtrace.whatif.prediction import Recorded
 from schedtrace.whatif.sweep_engines import RecordedEngine
 from schedtrace.whatif.sweep_play import Work
 from schedtrace.workloads.recorded_ranks import loads_of_run, without_ranks
@@ -14,7 +13,7 @@ def recorded_loads(run: Run, clients: int | None = None) -> list[Workload]:
 
     Args:
         run: Any.
-        clients: As ``recorded_work``.
+        clients: As ``prediction.recorded``.
 
     Raises:
         InputError: it has no requests.
@@ -23,21 +22,7 @@ def recorded_loads(run: Run, clients: int | None = None) -> list[Workload]:
     return loads if clients is None else [load.with_clients(clients) for load in loads]
 
 
-def recorded_work(run: Run, times: Fitted | None = None, clients: int | None = None) -> Work:
-    """A run's load on the engine that recorded it.
-
-    Args:
-        run: Of one engine, or of data-parallel ranks.
-        times: How long steps take; None: fitted to the run.
-        clients: That kept one request open each; None: found out from the times.
-
-    Raises:
-        InputError: it has no requests, or too few steps to fit step times to.
-    """
-    return work_of(recorded(run, times, clients))
-
-
-def work_of(base: Recorded) -> Work:
+def recorded_work(base: Recorded) -> Work:
     """A recorded load on its engine."""
     engine = RecordedEngine(base.header, base.times, len(base.timelines))
     warmups = len(base.loads) - base.trials

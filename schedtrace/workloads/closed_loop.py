@@ -6,8 +6,9 @@ A replay at the recorded times would be wrong for them: an engine that answers s
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median, quantiles
 
-import numpy as np
+from schedtrace.model.message import Count, Duration, Message, message
 
 FEWEST = 8
 """Requests that follow an answer: fewer show no pattern."""
@@ -29,6 +30,19 @@ class ClosedLoop:
     think_us: tuple[float, ...]
     """From the n-th answer to the n-th request that follows one, in order."""
 
+    @property
+    def note(self) -> Message:
+        """How it is replayed."""
+        clients = Count(self.clients, "client")
+        if not self.think_us:
+            return message("The load is that of {clients} with one request open each.", clients=clients)
+        return message(
+            "The load is a closed loop: {clients} with one request open each; the next one was sent {thinks} "
+            "(median) after an answer, and so it is here.",
+            clients=clients,
+            thinks=Duration(round(median(self.think_us))),
+        )
+
 
 def closed_loop(
     arrived_us: Sequence[float], answered_us: Sequence[float | None], clients: int | None = None
@@ -44,31 +58,31 @@ def closed_loop(
         answered_us: When each was answered, in the same order; None: never.
         clients: So many, whatever the times look like; None: as many as were open at most.
     """
-    came = np.sort(np.asarray(arrived_us, dtype=float))
-    gone = np.sort(np.asarray([one for one in answered_us if one is not None], dtype=float))
-    asked = clients is not None
-    clients = clients or _most_open(came, gone)
-    following = min(len(came) - clients, len(gone))
-    if following < (1 if asked else FEWEST):
-        return ClosedLoop(clients, ()) if asked else None
-    lags = came[clients : clients + following] - gone[:following]
-    loop = ClosedLoop(clients, tuple(float(lag) for lag in np.clip(lags, 0, None)))
-    if asked:
+    came, gone = sorted(arrived_us), sorted(us for us in answered_us if us is not None)
+    most = _most_open(came, gone) if clients is None else clients
+    lags = [sent - answered for sent, answered in zip(came[most:], gone, strict=False)]
+    loop = ClosedLoop(most, tuple(max(0.0, lag) for lag in lags))
+    if clients is not None:
         return loop
-    took = float(np.median([b - a for a, b in zip(arrived_us, answered_us, strict=True) if b is not None]))
-    at_once = np.median(lags) <= AT_ONCE_FRAC * took and np.quantile(lags, 0.9) <= MOSTLY_AT_ONCE_FRAC * took
-    periods = came[clients : clients + following] - came[:following]
-    steady = _spread(lags) <= STEADY_FRAC * np.median(lags) and _spread(lags) < TIGHTER * _spread(periods)
+    if len(lags) < FEWEST:
+        return None
+    took = median(b - a for a, b in zip(arrived_us, answered_us, strict=True) if b is not None)
+    at_once = median(lags) <= AT_ONCE_FRAC * took and _nine_tenths(lags) <= MOSTLY_AT_ONCE_FRAC * took
+    periods = [later - earlier for later, earlier in zip(came[most:], came, strict=False)][: len(lags)]
+    steady = _spread(lags) <= STEADY_FRAC * median(lags) and _spread(lags) < TIGHTER * _spread(periods)
     return loop if at_once or steady else None
 
 
-def _most_open(came: "np.ndarray", gone: "np.ndarray") -> int:
+def _most_open(came: Sequence[float], gone: Sequence[float]) -> int:
     """Requests that were open at once, at most; an answer and the request that follows it do not overlap."""
-    ended = gone.tolist()
-    return max(number + 1 - bisect.bisect_right(ended, us) for number, us in enumerate(came.tolist()))
+    return max((number - bisect.bisect_right(gone, us) for number, us in enumerate(came, 1)), default=0)
 
 
-def _spread(values: "np.ndarray") -> float:
+def _nine_tenths(values: Sequence[float]) -> float:
+    return quantiles(values, n=10, method="inclusive")[-1]
+
+
+def _spread(values: Sequence[float]) -> float:
     """The interquartile range: a pause of the client now and then does not count."""
-    low, high = np.quantile(values, [0.25, 0.75])
-    return float(high - low)
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return high - low

@@ -38,6 +38,11 @@ class Workload:
     closed: ClosedLoop | None = None
     """Its clients send their next request after an answer; None: requests come at their times."""
 
+    @property
+    def all_notes(self) -> list[Message]:
+        """With how its clients are replayed."""
+        return [*self.notes, *([self.closed.note] if self.closed else [])]
+
     def with_clients(self, clients: int) -> "Workload":
         """The load as that of so many clients, each with one request open, whatever its times look like."""
         arrived, answered = zip(*((one.arrived_us, one.answered_us) for one in self), strict=True)

@@ -8,18 +8,10 @@ from schedtrace.model.message import Share, message
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 
 CODE = "better-setting"
-SUMMARY = "no limit points to it, but a replay of the load with another setting is better (--predict)"
+SUMMARY = "no other finding proposes it, but a replay of the load with another setting is better (--predict)"
 NEEDS = (Fact.TIMES, Fact.LIVES, Fact.REQUESTS)
 LEAST_FRAC = 0.02
-"""So much has to be saved by the middle that is said, or the change only may help."""
-KNOWN = (
-    "{change} is better",
-    "No limit points to it, but on a replay of this load {change} saves {saved} of the {time}.",
-)
-UNKNOWN = (
-    "{change} may be better",
-    "No limit points to it, but {change} may save some of the {time}: no step showed what more tokens cost.",
-)
+"""A change that saves less is none; by the middle that is said, it only may help."""
 TIMES = {"e2e_mean_ms": "requests' time", "output_tokens_per_s": "run's time"}
 """What a gain of a metric saves."""
 
@@ -38,27 +30,35 @@ def find(_: object) -> list[Finding]:
     return []
 
 
-def finding(advice: Advice, gain: Gain, settings: dict[str, Any], saved_frac: float) -> Finding:
+def finding(advice: Advice, gain: Gain, settings: dict[str, Any]) -> Finding:
     """See ``docs/findings/better-setting.md``.
 
     Args:
         advice: The change.
         gain: Of its replay, in a metric of ``TIMES``.
         settings: As the evidence.
-        saved_frac: Likewise.
     """
-    known = saved_frac >= LEAST_FRAC
-    title, verdict = KNOWN if known else UNKNOWN
+    change, time = advice.message, TIMES[gain.metric]
+    title = message("{change} is better", change=change)
+    verdict = message(
+        "On a replay of this load {change} saves {saved} of the {time}; no other finding proposes it.",
+        change=change,
+        saved=Share(gain.saved_frac),
+        time=time,
+    )
+    if gain.saved_frac < LEAST_FRAC:
+        title = message("{change} may be better", change=change)
+        verdict = message(
+            "On a replay of this load {change} may save some of the {time}: no step showed what more tokens "
+            "cost.",
+            change=change,
+            time=time,
+        )
     return Finding(
         code=CODE,
         severity=severity_by_weight(gain, None),
-        title=message(title, change=advice.message),
-        verdict=message(
-            verdict,
-            change=advice.message,
-            **({"saved": Share(saved_frac)} if known else {}),
-            time=TIMES[gain.metric],
-        ),
+        title=title,
+        verdict=verdict,
         gain=gain,
         cause=None,
         via="recorded",
@@ -69,5 +69,5 @@ def finding(advice: Advice, gain: Gain, settings: dict[str, Any], saved_frac: fl
         tokens=0,
         message=message("Found by replaying this load with one setting changed at a time."),
         advice=[advice],
-        evidence=BetterSetting(settings=settings, saved_frac=saved_frac),
+        evidence=BetterSetting(settings=settings, saved_frac=gain.saved_frac),
     )

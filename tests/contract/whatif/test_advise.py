@@ -7,9 +7,10 @@ pytest.importorskip("vllm")
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.proposals import as_options
 from schedtrace.whatif.advise import advise, candidates
+from schedtrace.whatif.menu import menu
 from schedtrace.whatif.objective import parse_slo
-from schedtrace.whatif.prediction import recorded
-from schedtrace.whatif.sweep_sources import work_of
+from schedtrace.whatif.prediction import Predictor, recorded
+from schedtrace.whatif.sweep_sources import recorded_work
 from tests.contract.whatif.conftest import LOADS, Here, drive
 
 pytestmark = pytest.mark.vllm
@@ -22,14 +23,15 @@ def base(tmp_path, monkeypatch):
 
 
 def proposals(base, slo):
-    return advise(base, work_of(base), parse_slo(slo), Here)
+    return advise(base, recorded_work(base), parse_slo(slo), Here)
 
 
-def test_what_findings_advise_and_what_lies_beside_the_settings_is_tried(base):
-    found = candidates(base, analyze_run(base.run).findings)
+def test_what_findings_advise_and_the_menu_is_tried(base):
+    with Predictor(base) as predictor:
+        found = candidates(base, analyze_run(base.run).findings, predictor.options)
+        assert all({name: value} in found for name, value in menu(base, predictor.options))
     assert {"max_num_seqs": 2} in found
     assert {"max_num_seqs": 8} in found
-    assert {"max_num_batched_tokens": 128} in found
     assert len(found) == len({str(one) for one in found})
 
 

@@ -1,6 +1,7 @@
 """Predictions of replays, and advice that is tested by them."""
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -11,6 +12,7 @@ from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.prediction import Objective
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
+from schedtrace.whatif.baseline import require_baseline
 from schedtrace.whatif.prediction import predict, recorded
 from tests.contract.whatif import conftest
 from tests.contract.whatif.conftest import LOADS, TIMES, drive
@@ -68,7 +70,7 @@ def test_the_best_change_is_given_with_what_a_replay_of_it_did(base):
     [advice] = first.advice
     assert (advice.setting, advice.value) == ("max_num_seqs", 37)  # as many as were there at once
     assert first.gain.change_frac == pytest.approx(1.12, abs=0.05)
-    assert plain(advice.tested).startswith("Replayed on this load: output +")
+    assert plain(advice.tested).startswith("Replayed on this load: TTFT p50 -")  # the gain says the output
     assert ", steps " in plain(advice.tested)
     assert plain(advice.costs).startswith("TPOT p50 +")
 
@@ -77,13 +79,16 @@ def test_by_another_objective_another_metric_is_gained(base):
     first, *_ = judged(analyze_run(base.run).findings, base, objective=Objective.LATENCY)
     assert first.gain.metric == "e2e_mean_ms"
     assert first.gain.change_frac < -0.3
+    mean_ms = fmean(trial.e2e_ms.mean for trial in analyze_run(base.run).trials)
+    assert first.gain.before == mean_ms  # the report's figure, not the replay's
+    assert first.gain.after == pytest.approx(mean_ms * (1 + first.gain.change_frac))
 
 
 def test_no_limit_needs_to_point_to_what_helps(base):
     [found] = judged([], base)
     assert (found.code, found.gain.method) == ("better-setting", "replay")
     assert found.advice[0].setting == "max_num_seqs"
-    assert "No limit points to it" in plain(found.verdict)
+    assert "no other finding proposes it" in plain(found.verdict)
 
 
 def test_each_replay_is_told(base):
@@ -130,6 +135,9 @@ def test_a_replay_far_from_what_was_recorded_advises_nothing(base, tmp_path, mon
     slower = recorded(drive(tmp_path / "slower", monkeypatch, **LOADS["seats"]))
     with pytest.raises(InputError, match=r"as it was recorded is \+\d\d % off in makespan"):
         judged([], recorded(base.run, slower.times))
+    with pytest.raises(InputError, match="off in makespan"):
+        require_baseline(recorded(base.run, slower.times))
+    require_baseline(base)
 
 
 def test_findings_are_ranked_by_what_their_advice_gained(base):

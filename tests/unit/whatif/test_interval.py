@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from scipy import stats
 
+from schedtrace.model.report import TrialReport
 from schedtrace.whatif.figures import MAKESPAN, interval, measured
 
 
@@ -37,11 +38,10 @@ def test_between_a_replay_and_its_bound_the_middle_is_said_and_both_are_within()
     """Makespan 10 -> 4 with economies of scale, 9 without; no spread, no drift."""
 
     def trials(seconds):
-        return [SimpleNamespace(duration_s=seconds)] * 2
+        return [SimpleNamespace(**dict.fromkeys(TrialReport.__struct_fields__) | {"duration_s": seconds})] * 2
 
     spread = {MAKESPAN.name: [0.4, 0.4]}
-    given = (trials(10.0), trials(10.0), trials(4.0), spread, trials(9.0))
-    [found] = measured(*given, metrics=[MAKESPAN])
+    [found] = measured(trials(10.0), trials(10.0), trials(4.0), spread, trials(9.0))
     assert (found.low_frac, found.high_frac) == pytest.approx((-0.6, -0.1))
     assert found.change_frac == pytest.approx(-0.4)
     assert (found.replayed, found.changed) == pytest.approx((10.0, 6.0))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from schedtrace.whatif.prediction import recorded
 from schedtrace.whatif.sweep_engines import RecordedEngine
 from schedtrace.whatif.sweep_sources import recorded_loads, recorded_work
 from tests.makers import arrival, finish, manifest, step, workload
@@ -20,7 +21,7 @@ def of_trials(*trials):
 
 def test_the_loads_of_a_run_on_its_engine(run_of):
     times = a_fit()
-    work = recorded_work(run_of("base", SEEN), times)
+    work = recorded_work(recorded(run_of("base", SEEN), times))
     assert [request.request_id for load in work.loads for request in load] == ["a"]
     assert isinstance(work.engine, RecordedEngine)
     assert (work.engine.header.model, work.engine.times) == ("tiny", times)
@@ -30,14 +31,15 @@ def test_the_loads_of_a_run_on_its_engine(run_of):
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_warm_up_counts_for_what_it_leaves_in_the_cache(run_of, keep):
     kept = manifest(workload=workload(keep_prefix_cache=keep))
-    work = recorded_work(run_of("base", *of_trials(0, 1, 2), about=kept, trial_ids=True), a_fit())
+    run = run_of("base", *of_trials(0, 1, 2), about=kept, trial_ids=True)
+    work = recorded_work(recorded(run, a_fit()))
     assert (work.keep_prefix_cache, work.warmups, len(work.loads)) == (keep, int(keep), 2 + keep)
     assert [request.request_id for load in work.measured for request in load] == ["t1-0", "t2-0"]
 
 
 def test_the_engines_of_a_run_have_one_load(run_of):
     run_of("base", SEEN)
-    work = recorded_work(run_of("base", SEEN, engine_rank=1), a_fit())
+    work = recorded_work(recorded(run_of("base", SEEN, engine_rank=1), a_fit()))
     assert [request.data_parallel_rank for load in work.loads for request in load] == [0, 1]
     assert work.engine.ranks == 2
 

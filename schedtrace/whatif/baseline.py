@@ -1,0 +1,34 @@
+"""Whether the replay of a load as recorded comes near to what was recorded; if not, it answers nothing."""
+
+from schedtrace.diagnose.offered_load import came_at_once
+from schedtrace.whatif.part import first_part
+from schedtrace.whatif.prediction import Predictor, Recorded
+
+ANSWERS_WITHIN = 0.10
+"""A replay that was asked for answers from here on; advice that was not asked for has to come nearer."""
+
+
+def usual_figure(base: Recorded) -> str:
+    """What suits a load: the mean latency of an open one, the time until all are done of any other.
+
+    One of ``figures.METRICS``.
+    """
+    paced = any(load.closed is not None for load in base.loads)
+    return "makespan" if paced or all(map(came_at_once, base.timelines)) else "E2E mean"
+
+
+def require_baseline(base: Recorded) -> None:
+    """See that a replay can answer what becomes of this load; nothing is asked of step times from elsewhere.
+
+    Args:
+        base: The recorded load; of a long one its first part is replayed.
+
+    Raises:
+        InputError: the replay of the load as recorded is too far from what was recorded.
+        UsageError: it never ends.
+    """
+    if base.times.rows is None:
+        return
+    part = first_part(base)
+    with Predictor(part) as predictor:
+        predictor.require_reproduced(usual_figure(part), ANSWERS_WITHIN)

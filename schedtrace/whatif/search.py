@@ -1,0 +1,141 @@
+"""Which changes of settings help a recorded load most: each of a menu is replayed, then what lies between."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from schedtrace.diagnose.rules.better_setting import LEAST_FRAC
+from schedtrace.errors import NeverEndsError, UsageError
+from schedtrace.model.prediction import Prediction
+from schedtrace.whatif.menu import Change, family
+from schedtrace.whatif.prediction import Predictor
+
+MOST_ADVICE = 3
+"""Settings that are advised, besides two of them together."""
+ENOUGH_FRAC = 0.97
+"""Of what the best value of a setting gains: the smallest change that reaches it is advised."""
+
+Progress = Callable[[int, int], None]
+"""Called with the number of the replay that begins, and of how many."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of one change, or of two together."""
+
+    changes: tuple[Change, ...]
+    saved_frac: float
+    """Of the objective: 0.2 is a fifth less time; minus infinity: the load never ends."""
+
+    @property
+    def family(self) -> str:
+        """Of its first change."""
+        return family(self.changes[0][0])
+
+
+class Search:
+    """Replays changes and keeps what came of them.
+
+    Args:
+        predictor: Of the load.
+        name: The figure to be improved.
+        progress: Told of each replay.
+    """
+
+    def __init__(self, predictor: Predictor, name: str, progress: Progress = lambda *_: None) -> None:
+        self._predictor, self.name, self._progress = predictor, name, progress
+        self._expected = 0
+        self.tried: dict[tuple[Change, ...], Trial | None] = {}
+        """None: vLLM refuses it, or a replay cannot make it."""
+
+    def best(self, changes: list[Change]) -> list[Trial]:
+        """The best change of each setting, the best first; then two of them together if that gains more."""
+        self._expected = len(changes) + 2 * MOST_ADVICE
+        for change in changes:
+            self._try(change)
+        for trial in self._of_families()[:MOST_ADVICE]:
+            for value in self._between(trial.changes[0]):
+                self._try((trial.changes[0][0], value))
+        singles = [self._least_of(trial) for trial in self._of_families()][:MOST_ADVICE]
+        pairs = [
+            together
+            for one, other in itertools.combinations(singles, 2)
+            if (together := self._try(*one.changes, *other.changes)) is not None
+        ]
+        best = max(pairs, key=lambda trial: trial.saved_frac, default=None)
+        if best is not None and best.saved_frac >= singles[0].saved_frac + LEAST_FRAC:
+            singles.append(best)
+        return singles
+
+    @property
+    def families(self) -> set[str]:
+        """Kinds of settings of which a change was replayed."""
+        return {trial.family for trial in self.tried.values() if trial is not None}
+
+    def refuted(self, change: Change) -> Trial | None:
+        """The trial of a change that does not help; None: it helps, or it could not be tried."""
+        trial = self.tried.get((change,))
+        return trial if trial is not None and trial.saved_frac < LEAST_FRAC else None
+
+    def _try(self, *changes: Change) -> Trial | None:
+        if changes not in self.tried:
+            self._progress(len(self.tried) + 1, max(self._expected, len(self.tried) + 1))
+            try:
+                prediction = self._predictor.predict(dict(changes), resamples=0)
+            except NeverEndsError:
+                self.tried[changes] = Trial(changes, -math.inf)
+            except UsageError:
+                self.tried[changes] = None
+            else:
+                saved = saved_frac(prediction, self.name)
+                self.tried[changes] = None if saved is None else Trial(changes, saved)
+        return self.tried[changes]
+
+    def _of_families(self) -> list[Trial]:
+        """The best trial of each kind of setting that helps, the best first."""
+        best: dict[str, Trial] = {}
+        for trial in self._helpful():
+            held = best.get(trial.family)
+            if held is None or trial.saved_frac > held.saved_frac:
+                best[trial.family] = trial
+        return sorted(best.values(), key=lambda trial: -trial.saved_frac)
+
+    def _helpful(self) -> Iterator[Trial]:
+        for trial in self.tried.values():
+            if trial is not None and len(trial.changes) == 1 and trial.saved_frac >= LEAST_FRAC:
+                yield trial
+
+    def _between(self, change: Change) -> list[int]:
+        """Values half-way to the next ones that were tried, on a logarithmic scale; none of a switch."""
+        name, best = change
+        now = self._predictor.now(name)
+        if isinstance(best, bool) or not isinstance(best, int) or not best or not isinstance(now, int):
+            return []
+        values = {
+            value for ((tried, value),) in (key for key in self.tried if len(key) == 1) if tried == name
+        }
+        others = sorted(value for value in {*values, now} if value and value != best)
+        below, above = ([one for one in others if one < best][-1:], [one for one in others if one > best][:1])
+        return [middle for other in (*below, *above) if (middle := round(math.sqrt(best * other))) != other]
+
+    def _least_of(self, best: Trial) -> Trial:
+        """The smallest change of that setting which gains nearly as much."""
+        name = best.changes[0][0]
+        now = self._predictor.now(name) or 0
+        enough = [
+            trial
+            for trial in self._helpful()
+            if trial.changes[0][0] == name and trial.saved_frac >= ENOUGH_FRAC * best.saved_frac
+        ]
+        if not all(isinstance(trial.changes[0][1], int) for trial in enough):
+            return best
+        return min(enough, key=lambda trial: abs(trial.changes[0][1] - now))
+
+
+def saved_frac(prediction: Prediction, name: str) -> float | None:
+    """Share of the time that a figure stands for; a rate is the time that its work takes."""
+    figure = next((figure for figure in prediction.measured if figure.name == name), None)
+    if figure is None or figure.change_frac is None:
+        return None
+    return 1 - 1 / (1 + figure.change_frac) if figure.higher_is_better else -figure.change_frac
