@@ -1,184 +1,144 @@
-"""What would be gained on this load if a limit were wider, estimated from the model of step times.
+"""What another setting would gain on this load, as far as its trace bounds it.
 
-Work is conserved: a wider limit saves no token's time, only steps, and so what each step costs besides its
-tokens (``StepTime.base_us`` and the host's time between steps). How much of a step that is, a trace of one
-load tells roughly; so the interval goes from the model's base alone to all of an average step.
+Work is conserved: a wider limit saves no token's time. It makes fewer steps of those in which somebody
+waited, and so saves what a step costs whatever it computes. Who was there bounds how many fewer, the steps
+that were seen bound what one costs. Where the bounds are far apart there is no gain: a replay measures it.
 """
-
-import math
 
 import polars as pl
 
+from schedtrace.diagnose.offered_load import offered_load
 from schedtrace.diagnose.waits import Charged
 from schedtrace.model.report import Gain
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline
+from schedtrace.workloads.closed_loop import AT_ONCE_FRAC
 
-BURST_FRAC = 0.9
-"""Nine tenths of a trial's requests came before a tenth of its steps was done: all of them at once."""
-DONE_FRAC = 0.1
+WIDEST_FRAC = 0.25
+"""Bounds further apart tell less than no gain: what is stated, their middle, is off by half of it at most."""
 IDLE_FRAC = 0.05
 """An engine that is idle for more than a twentieth of the time could have taken more work."""
 
+RAN = pl.col("total_requests")
+THERE = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
+"""Requests of a step that got tokens, and those that could have."""
 
-def throughput_gain(
-    timeline: Timeline, saved_us: float, least_us: float | None = None, most_us: float | None = None
-) -> Gain | None:
-    """The gain in output tokens per second if this much of the engine's busy time is saved.
 
-    Args:
-        timeline: The engine's trace.
-        saved_us: Of ``timeline.busy_us``.
-        least_us: At least so much; None: just ``saved_us``.
-        most_us: At most so much; likewise.
-    """
+def throughput_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | None:
+    """In output tokens per second if between so much of the engine's busy time is saved; see ``_gain``."""
     busy_us = timeline.busy_us
-    if not busy_us or saved_us <= 0:
+    if not 0 < most_us < busy_us:
         return None
+    low, high = (busy_us / (busy_us - saved_us) - 1 for saved_us in (least_us, most_us))
+    return _gain("output_tokens_per_s", low, high, saved_frac=(least_us + most_us) / 2 / busy_us)
 
-    def change(saved: float) -> float:
-        saved = min(saved, 0.95 * busy_us)  # nothing is free: a run always takes time
-        return busy_us / (busy_us - saved) - 1
 
+def _gain(metric: str, low: float, high: float, *, saved_frac: float) -> Gain | None:
+    """None where the bounds are further apart than ``WIDEST_FRAC``."""
+    if high - low > WIDEST_FRAC:
+        return None
     return Gain(
-        metric="output_tokens_per_s",
-        change_frac=change(saved_us),
-        low_frac=change(saved_us if least_us is None else least_us),
-        high_frac=change(saved_us if most_us is None else most_us),
-        saved_frac=min(1.0, saved_us / busy_us),
+        metric=metric,
+        change_frac=(low + high) / 2,
+        low_frac=low,
+        high_frac=high,
+        saved_frac=saved_frac,
         method="step_time",
     )
 
 
-def host_gain(timeline: Timeline, *, least_us: float, most_us: float) -> Gain | None:
-    """If the device no longer waited for the host.
+def host_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain | None:
+    """If between so much of the time that the device waits for the host were hidden.
 
-    Args:
-        timeline: The engine's trace.
-        least_us: Of its busy time, what asynchronous scheduling hides for sure.
-        most_us: All that it waited. Between the two is work of unknown place: the middle is stated.
+    Where the engine does not set the pace, that is a shorter time per output token. At most, steps get
+    shorter once more: requests that leave sooner are fewer at once (Little's law).
     """
-    gain = throughput_gain(timeline, (least_us + most_us) / 2, least_us, most_us)
-    return gain if gain is None or came_at_once(timeline) else _as_latency(gain)
+    busy_us, fixed_us = timeline.busy_us, most_step_us(timeline)
+    if sets_pace(timeline):
+        return throughput_gain(timeline, least_us, most_us)
+    if fixed_us is None or not busy_us:
+        return None
+    fixed_frac = min(1.0, fixed_us * timeline.steps.filter(RAN > 0).height / busy_us)
+    low, high = -min(1.0, most_us / busy_us / fixed_frac), -least_us / busy_us
+    return _gain("tpot_p50_ms", low, high, saved_frac=-(low + high) / 2)
 
 
-def _as_latency(gain: Gain) -> Gain:
-    """Where the client sets the pace, a faster engine does not produce more, but sooner."""
-    sooner = [1 / (1 + frac) - 1 for frac in (gain.change_frac, gain.low_frac or 0.0, gain.high_frac or 0.0)]
-    gain.metric, (gain.change_frac, gain.high_frac, gain.low_frac) = "tpot_p50_ms", sooner
-    return gain
-
-
-def with_more_running(timeline: Timeline, waits: Charged, *, at_most: float | None = None) -> Gain | None:
-    """If the requests that waited had run, too: the same tokens in fewer steps, or an earlier first token.
+def with_more_running(
+    timeline: Timeline, waits: Charged, most: pl.Expr, *, recomputed_tokens: int = 0
+) -> Gain | None:
+    """If as many of the requests that waited had run, too, as a wider limit allows.
 
     Args:
         timeline: The engine's trace.
         waits: For the limit.
-        at_most: Requests that could run at once; None: all.
+        most: Requests that could run at once, of a step of ``waits``.
+        recomputed_tokens: That nobody might have to compute again.
     """
-    if not saturated(timeline):
-        return ttft_gain(timeline, waits)
-    waited_us = waits.time_us
-    states = timeline.request_states
-    length = pl.col("end_us") - pl.col("begin_us")
-    ran = states.filter(pl.col("state").is_in(["prefill", "decode", "recompute"]))
-    ran_us = int(ran.select(length.sum()).item())
-    if not ran_us:
+    model, steps, fixed_us = timeline.step_time, waits.steps.filter(RAN > 0), most_step_us(timeline)
+    if model is None or fixed_us is None or steps.is_empty() or not sets_pace(timeline):
         return None
-    # Of a burst that runs in k rounds, requests wait (k - 1) / 2 rounds on average.
-    rounds = 2 if came_at_once(timeline) else 1
-    together = 1 + rounds * waited_us / ran_us
-    if at_most is not None:
-        together = min(together, at_most / _running(timeline))
-    if together <= 1:
-        return None
-    steps = timeline.steps.filter(pl.col("total_requests") > 0).height
-    return fewer_steps(
-        timeline,
-        (1 - 1 / together) * steps,
-        at_most_us=rounds * waited_us / timeline.requests_us * timeline.busy_us,
-    )
-
-
-def fewer_steps(timeline: Timeline, steps: float, *, at_most_us: float = math.inf) -> Gain | None:
-    """If the same tokens took so many steps less: None without a model of step times.
-
-    Args:
-        timeline: The engine's trace.
-        steps: That are saved.
-        at_most_us: No more can be saved than this, whatever a step costs.
-    """
-    fixed_us, model = per_step_us(timeline), timeline.step_time
-    if fixed_us is None or model is None:
-        return None
-    working = timeline.steps.filter(pl.col("total_requests") > 0).height
-    costs = (fixed_us, model.base_us * (1 - model.error_frac), timeline.busy_us / working)
-    saved_us, least_us, most_us = (min(steps * cost, at_most_us) for cost in costs)
-    return throughput_gain(timeline, saved_us, min(least_us, saved_us), max(most_us, saved_us))
-
-
-def ttft_gain(timeline: Timeline, waits: Charged) -> Gain | None:
-    """The median time to first token of those who waited, as it was and without this wait.
-
-    None where the trace has the first token of none of them.
-    """
-    each = waits.rows.group_by("request_id").agg(pl.col("time_us").sum())
-    first = timeline.finishes.select(
-        "request_id", ttft_us=pl.col("first_token_us") - pl.coalesce("arrived_us", "queued_us")
-    ).drop_nulls()
-    known = each.join(first, on="request_id")
-    if known.is_empty():
-        return None
-    now, without = known.select(
-        now=pl.col("ttft_us").median(), without=(pl.col("ttft_us") - pl.col("time_us")).clip(0).median()
+    together = pl.max_horizontal(pl.min_horizontal(most, THERE), RAN)
+    seen = pl.col("used_tokens") * together / RAN <= timeline.steps["used_tokens"].max()
+    fewer = 1 - RAN / together  # steps, for each of these
+    alike_us = pl.when(seen).then(_least_step_us(model)).otherwise(0)
+    waited, least_us, widest = steps.select(
+        waited=fewer.sum(), least_us=(fewer * alike_us).sum(), widest=together.max()
     ).row(0)
-    if not now:
+    if not waited:
         return None
-    return Gain(
-        metric="ttft_p50_ms",
-        change_frac=without / now - 1,
-        before=now / 1e3,
-        after=without / 1e3,
-        requests=known.height,
-        saved_frac=waits.share_frac,
-        method="waits",
+    # Jobs that share so many places take at least as long as the longest one, or as all of them in full
+    # steps; at most as long as both added up (Graham's bound of list scheduling).
+    working = timeline.steps.filter(RAN > 0)
+    shared, longest = int(working["total_requests"].sum()) / widest, _longest(timeline)
+    least = max(0.0, min(waited, working.height - shared - longest))
+    most_saved = max(waited, working.height - max(shared, longest))
+    again_us = recomputed_tokens * model.per_prefill_token_us
+    return throughput_gain(timeline, least_us * least / waited, most_saved * fixed_us + again_us)
+
+
+def _longest(timeline: Timeline) -> int:
+    """Steps of the request that had most of them, added up over the trials."""
+    of_trial = timeline.arrivals.select("request_id", "trial").unique("request_id", keep="first")
+    each = timeline.stretches.group_by("request_id").agg(
+        (pl.col("last_step") - pl.col("step") + 1).sum().alias("steps")
     )
+    longest = each.collect().join(of_trial, on="request_id").group_by("trial").agg(pl.col("steps").max())
+    return int(longest["steps"].sum())
 
 
-def saturated(timeline: Timeline) -> bool:
-    """Whether the engine had work nearly all the time: else its clients set the throughput."""
-    idle = timeline.engine_states.filter(pl.col("state") == "idle")
-    idle_us = int(idle.select((pl.col("end_us") - pl.col("begin_us")).sum()).item())
-    return came_at_once(timeline) or idle_us <= IDLE_FRAC * (idle_us + timeline.busy_us)
+def _least_step_us(model: StepTime) -> pl.Expr:
+    """What a step took besides its requests, at most the model's base.
+
+    A device may hide the work of few decodes: each is taken to cost what a prefill token costs.
+    """
+    decode_us = max(model.per_prefill_token_us, model.per_decode_token_us)
+    requests_us = (
+        model.per_prefill_token_us * pl.col("prefill_tokens")
+        + decode_us * pl.col("decode_tokens")
+        + model.per_context_token_us * pl.col("context_tokens")
+    )
+    return (pl.col("busy_us") - requests_us).clip(0, model.base_us)
 
 
-def per_step_us(timeline: Timeline) -> float | None:
-    """What a step costs whatever it computes: the model's base, and the host's time between steps."""
-    model = timeline.step_time
-    steps = timeline.steps.filter(pl.col("total_requests") > 0).height
+def most_step_us(timeline: Timeline) -> float | None:
+    """What a step costs at most, whatever it computes: the largest base, and all of the host's time."""
+    model, steps = timeline.step_time, timeline.steps.filter(RAN > 0).height
     if model is None or not steps:
         return None
     host = timeline.engine_states.filter(~pl.col("state").is_in(["device", "idle"]))
-    host_us = host.select((pl.col("end_us") - pl.col("begin_us")).sum()).item()
-    return float(model.base_us + host_us / steps)
+    return model.most_base_us + float(host.select(LENGTH_US.sum()).item()) / steps
 
 
-def came_at_once(timeline: Timeline) -> bool:
-    """Whether nearly all requests of each trial came before its work had really begun."""
-    came = timeline.arrivals.filter(~pl.col("streaming_update"))
-    early = []
-    for trial in timeline.trials():
-        steps, arrivals = timeline.of_trial(timeline.steps, trial), timeline.of_trial(came, trial)
-        if steps.is_empty() or arrivals.is_empty():
-            continue
-        done = steps["start_us"][int(DONE_FRAC * (steps.height - 1))]
-        early.append(float((arrivals["queued_us"] <= done).mean() or 0.0))
-    return bool(early) and min(early) >= BURST_FRAC
+def sets_pace(timeline: Timeline) -> bool:
+    """Whether the engine decides when a load is done: all came at once, or each right after an answer.
 
-
-def _running(timeline: Timeline) -> float:
-    working = timeline.steps.filter(pl.col("total_requests") > 0)
-    return float(working["total_requests"].mean() or 1.0)  # type: ignore[arg-type]  # a column of integers
+    Else a client's times decide how much is produced, and a wider limit brings answers sooner, not more.
+    """
+    load = offered_load(timeline)
+    if len(timeline.trials()) <= 1 and load.working_frac < 1 - IDLE_FRAC:  # between trials it is usual
+        return False
+    return load.pace == "at_once" or load.thinks_frac <= AT_ONCE_FRAC
 
 
 def peak_requests(timeline: Timeline) -> int:

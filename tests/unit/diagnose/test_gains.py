@@ -1,45 +1,158 @@
-"""What a wider limit would gain, by the model of step times."""
+"""What a wider limit would gain, as far as a trace bounds it."""
 
 from types import SimpleNamespace
 
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.gains import came_at_once, host_gain, per_step_us, throughput_gain
+from schedtrace.diagnose import gains
+from schedtrace.diagnose.gains import (
+    host_gain,
+    most_step_us,
+    sets_pace,
+    throughput_gain,
+    with_more_running,
+)
+from schedtrace.diagnose.offered_load import OfferedLoad, came_at_once
+from schedtrace.timeline.step_time import StepTime
+from schedtrace.workloads.closed_loop import ClosedLoop
 from tests.makers import arrival, step
 
 
 def engine(**known):
     """An engine that was busy for 1,000 us."""
-    return SimpleNamespace(busy_us=1000, **known)
+    return SimpleNamespace(**{"busy_us": 1000, **known})
+
+
+def states(**lengths):
+    """One row per state, one after the other."""
+    spans, now = [], 0
+    for state, us in lengths.items():
+        spans.append((state, now, now + us))
+        now += us
+    return pl.DataFrame(spans, schema=["state", "begin_us", "end_us"], orient="row")
 
 
 def test_saved_time_is_more_throughput():
-    """The same tokens in 800 us: a quarter more; at least 900 and at most 700 us."""
-    gain = throughput_gain(engine(), 200, 100, 300)
-    assert (gain.metric, gain.change_frac, gain.saved_frac) == ("output_tokens_per_s", 0.25, 0.2)
-    assert (gain.low_frac, gain.high_frac) == pytest.approx((1 / 9, 3 / 7))
+    """The same tokens in 800 to 900 us: a ninth to a quarter more; the middle is stated."""
+    gain = throughput_gain(engine(), 100, 200)
+    assert (gain.metric, gain.low_frac, gain.high_frac) == ("output_tokens_per_s", pytest.approx(1 / 9), 0.25)
+    assert (gain.change_frac, gain.saved_frac) == (pytest.approx(13 / 72), 0.15)
 
 
-def test_a_run_always_takes_time():
-    gain = throughput_gain(engine(), 5000)
-    assert (gain.change_frac, gain.saved_frac) == (pytest.approx(19), 1.0)
+@pytest.mark.parametrize(
+    ("busy_us", "least_us", "most_us"),
+    [(0, 0, 10), (1000, 0, 0), (1000, 0, 1000), (1000, 0, 5000), (1000, 0, 201), (1000, 700, 722)],
+)
+def test_what_a_trace_does_not_bound_is_no_gain(busy_us, least_us, most_us):
+    """Nothing is saved, or all, or bounds more than 25 points apart: 0 to 25.2 %, 233 to 260 %."""
+    assert throughput_gain(engine(busy_us=busy_us), least_us, most_us) is None
 
 
-@pytest.mark.parametrize(("busy_us", "saved_us"), [(0, 10), (1000, 0), (1000, -1)])
-def test_nothing_saved_is_no_gain(busy_us, saved_us):
-    assert throughput_gain(SimpleNamespace(busy_us=busy_us), saved_us) is None
+def test_bounds_of_25_points_are_a_gain():
+    assert throughput_gain(engine(), 0, 200).high_frac == 0.25
 
 
-def test_a_step_costs_the_models_base_and_the_hosts_time():
+def test_a_step_costs_at_most_the_models_base_and_the_hosts_time():
     """Two of three steps scheduled something; the host took 30 us for them."""
-    spans = [("device", 0, 900), ("schedule", 900, 920), ("host_gap", 920, 930), ("idle", 930, 1000)]
-    states = pl.DataFrame(spans, schema=["state", "begin_us", "end_us"], orient="row")
-    steps = pl.DataFrame({"total_requests": [1, 0, 2]})
-    model = SimpleNamespace(base_us=500.0)
-    assert per_step_us(engine(steps=steps, engine_states=states, step_time=model)) == 515
-    assert per_step_us(engine(steps=steps, engine_states=states, step_time=None)) is None
-    assert per_step_us(engine(steps=steps[1:2], engine_states=states, step_time=model)) is None
+    known = {
+        "engine_states": states(device=900, schedule=20, host_gap=10, idle=70),
+        "steps": pl.DataFrame({"total_requests": [1, 0, 2]}),
+    }
+    assert most_step_us(engine(**known, step_time=SimpleNamespace(most_base_us=500.0))) == 515
+    assert most_step_us(engine(**known, step_time=None)) is None
+    known["steps"] = known["steps"][1:2]
+    assert most_step_us(engine(**known, step_time=SimpleNamespace(most_base_us=500.0))) is None
+
+
+def eight_at_a_time(waiting_steps=90, largest=20, waiting=2, longest=5, **model):
+    """100 steps of 1,000 us with 8 of 10 requests, of 5 steps each, and those in which somebody waited."""
+    steps = pl.DataFrame(
+        {
+            "total_requests": [8] * 100,
+            "num_running_after": [8] * 100,
+            "num_waiting_after": [waiting] * 100,
+            "used_tokens": [8] * 99 + [largest],
+            "prefill_tokens": [0] * 100,
+            "decode_tokens": [8] * 100,
+            "context_tokens": [0] * 100,
+            "busy_us": [1000] * 100,
+        }
+    )
+    names = [str(number) for number in range(160)]
+    costs = {"base_us": 300.0, "per_prefill_token_us": 50.0, "per_decode_token_us": 80.0} | model
+    timeline = engine(
+        busy_us=100_000,
+        steps=steps,
+        step_time=StepTime(
+            **costs, per_context_token_us=0.0, steps=100, error_frac=0.0, most_base_us=costs["base_us"]
+        ),
+        engine_states=states(device=95_000, schedule=5000),
+        arrivals=pl.DataFrame({"request_id": names, "trial": [None] * 160}),
+        stretches=pl.DataFrame(
+            {"request_id": names, "step": [0] * 160, "last_step": [4] * 159 + [longest - 1]}
+        ).lazy(),
+    )
+    return timeline, SimpleNamespace(steps=steps.head(waiting_steps))
+
+
+def bounds(most, *, recomputed_tokens=0, **known):
+    timeline, waits = eight_at_a_time(**known)
+    gain = with_more_running(timeline, waits, pl.lit(most), recomputed_tokens=recomputed_tokens)
+    return gain and (gain.low_frac, gain.high_frac)
+
+
+def saved(least_us, most_us):
+    return pytest.approx([100_000 / (100_000 - us) - 1 for us in (least_us, most_us)])
+
+
+@pytest.fixture
+def _engine_sets_pace(monkeypatch):
+    monkeypatch.setattr(gains, "sets_pace", lambda _: True)
+
+
+@pytest.mark.usefixtures("_engine_sets_pace")
+class TestMoreRunning:
+    """800 turns of requests, at most 10 a step."""
+
+    def test_between_the_bounds_of_list_scheduling(self):
+        """90 steps hold two more each: 18 fewer. 80 to 85 are left; a step costs 300 to 350 us."""
+        assert bounds(10) == saved(15 * 300, 20 * 350)
+
+    def test_only_steps_with_waiters_count_at_least(self):
+        assert bounds(10, waiting_steps=20) == saved(4 * 300, 20 * 350)
+
+    def test_the_longest_request_takes_its_steps(self):
+        """Of 100 steps it has 90: by these alone 10 could be saved, by those with waiters 18."""
+        assert bounds(10, longest=90) == saved(0, 18 * 350)
+
+    def test_no_more_run_than_the_limit_allows_or_were_there(self):
+        """9 at once: 89 steps at least, 94 at most."""
+        nine = saved((100 - 800 / 9 - 5) * 300, (100 - 800 / 9) * 350)
+        assert bounds(9) == bounds(10, waiting=1) == nine
+
+    def test_nobody_who_waited_is_no_gain(self):
+        assert bounds(10, waiting=0) is None
+
+    def test_steps_larger_than_any_recorded_one_may_save_nothing(self):
+        assert bounds(10, largest=9) == saved(0, 20 * 350)
+
+    def test_a_decode_costs_up_to_as_much_as_a_prefill_token(self):
+        """A device that hides 8 decodes may not hide 10: of 1,000 us, 8 * 100 may be theirs."""
+        assert bounds(10, per_prefill_token_us=100.0) == saved(15 * 200, 20 * 350)
+
+    def test_less_is_computed_again_at_most(self):
+        assert bounds(10, recomputed_tokens=20) == saved(15 * 300, 20 * 350 + 20 * 50)
+
+    def test_without_a_model_there_is_none(self):
+        timeline, waits = eight_at_a_time()
+        timeline.step_time = None
+        assert with_more_running(timeline, waits, pl.lit(10)) is None
+
+
+def test_where_clients_set_the_pace_more_running_gain_no_throughput(monkeypatch):
+    monkeypatch.setattr(gains, "sets_pace", lambda _: False)
+    assert bounds(10) is None
 
 
 def arriving(*moments):
@@ -61,13 +174,45 @@ def test_nine_tenths_before_a_tenth_of_the_steps_came_at_once(view_of, moments, 
     assert came_at_once(view_of(*lines)) is at_once
 
 
+def answers(think_us, working_frac=1.0):
+    return OfferedLoad("answers", working_frac, loop=ClosedLoop(2, (think_us,)), latency_ms=0.9)
+
+
 @pytest.mark.parametrize(
-    ("moments", "metric", "change"),
-    [([0] * 3, "output_tokens_per_s", 0.25), ([50_000] * 3, "tpot_p50_ms", -0.2)],
+    ("load", "trials", "does"),
+    [
+        (answers(45.0), [None], True),
+        (answers(46.0), [None], False),
+        (answers(0.0, 0.95), [None], True),
+        (answers(0.0, 0.949), [None], False),
+        (OfferedLoad("at_once", 1.0), [None], True),
+        (OfferedLoad("at_once", 0.949), [None], False),
+        (OfferedLoad("at_once", 0.949), [1, 2], True),
+        (OfferedLoad("clock", 1.0), [None], False),
+        (OfferedLoad("unknown", 1.0), [None], False),
+    ],
 )
-def test_where_the_client_sets_the_pace_less_host_time_is_sooner_not_more(view_of, moments, metric, change):
-    """The middle of a tenth and three tenths of the busy time is saved."""
-    view = view_of(*arriving(*moments))
-    gain = host_gain(view, least_us=0.1 * view.busy_us, most_us=0.3 * view.busy_us)
-    assert (gain.metric, gain.change_frac) == (metric, pytest.approx(change))
-    assert gain.low_frac < gain.change_frac < gain.high_frac
+def test_an_engine_sets_the_pace_of_clients_that_wait_for_it(monkeypatch, load, trials, does):
+    """They send the next request within a twentieth of 900 us; idle time between trials does not count."""
+    monkeypatch.setattr(gains, "offered_load", lambda _: load)
+    assert sets_pace(engine(trials=lambda: trials)) is does
+
+
+@pytest.mark.parametrize(
+    ("paced", "metric", "low", "high"),
+    [(True, "output_tokens_per_s", 1 / 0.9 - 1, 1 / 0.84 - 1), (False, "tpot_p50_ms", -0.2, -0.1)],
+)
+def test_where_the_client_sets_the_pace_less_host_time_is_sooner_not_more(
+    monkeypatch, paced, metric, low, high
+):
+    """A tenth is hidden for sure; at most 0.16, of the 0.8 that does not depend on the requests."""
+    monkeypatch.setattr(gains, "sets_pace", lambda _: paced)
+    view = engine(
+        engine_states=states(device=970, schedule=30),
+        steps=pl.DataFrame({"total_requests": [1, 2]}),
+        step_time=SimpleNamespace(most_base_us=385.0),
+    )
+    gain = host_gain(view, 100, 160)
+    assert (gain.metric, gain.low_frac, gain.high_frac) == (metric, pytest.approx(low), pytest.approx(high))
+    assert gain.change_frac == pytest.approx((low + high) / 2)
+    assert gain.saved_frac > 0
