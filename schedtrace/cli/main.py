@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -84,10 +85,18 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _tell("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:  # a full disk under our own output, most likely
+        _drop_output()
+    except OSError as error:
+        if error.filename is None:  # a full disk under our own output, most likely
+            _drop_output()
         return _tell(_cut(f"{error.filename or 'output'}: {error.strerror or error}", given), ExitCode.INPUT)
     return ExitCode.OK
+
+
+def _drop_output() -> None:
+    """What is left in the buffer cannot be written: Python would try again at its end, and exit with 120."""
+    with suppress(io.UnsupportedOperation):  # an output in memory, of a caller in Python, is never full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _cut(message: str, given: list[str]) -> str:
