@@ -16,15 +16,24 @@ Turn = tuple[int, int] | None
 """Decoding requests and prefill tokens of a rank in a common step; None: a dummy batch."""
 
 
-def length_us(turns: Sequence[Turn]) -> int:
-    """How long a common step takes."""
-    busy = [turn for turn in turns if turn]
-    most = max((decodes for decodes, _ in busy), default=0)
-    return BASE_US + REQUEST_US * most + PREFILL_TOKEN_US * max((tokens for _, tokens in busy), default=0)
+def length_us(turns: Sequence[Turn], factors: Sequence[float]) -> int:
+    """How long a common step takes: as long as the rank with the longest."""
+    took = [
+        factor * (BASE_US + REQUEST_US * turn[0] + PREFILL_TOKEN_US * turn[1])
+        for turn, factor in zip(turns, factors, strict=True)
+        if turn
+    ]
+    return round(max(took, default=BASE_US))
 
 
 def write_ranks(
-    folder: Path, passes: Sequence[Sequence[Turn]], *, lockstep: bool = True, refused: str = "", **fields: Any
+    folder: Path,
+    passes: Sequence[Sequence[Turn]],
+    *,
+    lockstep: bool = True,
+    factors: Sequence[float] | None = None,
+    refused: str = "",
+    **fields: Any,
 ) -> Path:
     """A run folder with a trace per rank.
 
@@ -35,24 +44,33 @@ def write_ranks(
         folder: Does not exist yet.
         passes: Of each common step, each rank's turn.
         lockstep: With wave and step counter.
+        factors: How many times as long each rank takes for its work; independent ranks then go at a pace of
+            their own. Not given: all are alike, and every step takes as long as the slowest rank's.
         refused: A cause: one request of rank 0 waits for it all the time.
         fields: Of the header.
     """
-    for rank in range(len(passes[0])):
-        lines = [*_lines(rank, passes, lockstep=lockstep, refused=refused if rank == 0 else "")]
-        size = len(passes[0]) if lockstep else 1
+    ranks = len(passes[0])
+    for rank in range(ranks):
+        lengths = [length_us(turns, factors or [1.0] * ranks) for turns in passes]
+        if factors and not lockstep:
+            lengths = [length_us([turns[rank]], [factors[rank]]) for turns in passes]
+        refuses = refused if rank == 0 else ""
+        lines = [*_lines(rank, passes, lengths, lockstep=lockstep, refused=refuses)]
+        size = ranks if lockstep else 1
         head = header(engine_rank=rank, **{"data_parallel_size": size, "max_num_running_reqs": 16, **fields})
         write_trace(folder / f"engine-{rank}.jsonl", head, *lines)
     write_manifest(folder, manifest())
     return folder
 
 
-def _lines(rank: int, passes: Sequence[Sequence[Turn]], *, lockstep: bool, refused: str) -> list[Line]:
+def _lines(
+    rank: int, passes: Sequence[Sequence[Turn]], lengths: Sequence[int], *, lockstep: bool, refused: str
+) -> list[Line]:
     lines: list[Line] = []
     clock, computed, began = 0, {}, {}
     gone: list[Any] = []
-    for counter, turns in enumerate(passes):
-        took, turn = length_us(turns), turns[rank]
+    for counter, (turns, took) in enumerate(zip(passes, lengths, strict=True)):
+        turn = turns[rank]
         if turn is None:
             gone += [_finished(name, tokens, began[name], clock) for name, tokens in computed.items()]
             computed = {}

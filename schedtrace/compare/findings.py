@@ -6,8 +6,12 @@ from typing import NamedTuple
 
 from schedtrace.diagnose.rules import (
     RULES,
+    aborted_requests,
+    batched_prefill,
     budget_underused,
+    interruption,
     late_arrivals,
+    long_tail,
     prefill_starves_decode,
     scheduler_overhead,
 )
@@ -33,8 +37,12 @@ def _evidence(key: str) -> Callable[[Finding], float | None]:
 
 THRESHOLDS = {
     scheduler_overhead.CODE: Threshold(scheduler_overhead.FOUND_FROM_FRAC, lambda finding: finding.cost_frac),
+    batched_prefill.CODE: Threshold(batched_prefill.MOST_FRAC, lambda finding: finding.share_frac),
     late_arrivals.CODE: Threshold(late_arrivals.FOUND_FROM_FRAC, _evidence("spent_frac")),
     prefill_starves_decode.CODE: Threshold(prefill_starves_decode.FOUND_FROM_FRAC, _evidence("stretch_frac")),
+    interruption.CODE: Threshold(interruption.LEAST_FRAC, lambda finding: finding.share_frac),
+    aborted_requests.CODE: Threshold(FOUND_FROM_FRAC, lambda finding: finding.share_frac),
+    long_tail.CODE: Threshold(long_tail.FOUND_FROM_FRAC, lambda finding: finding.cost_frac),
     **{
         rule.code: Threshold(FOUND_FROM_FRAC, lambda finding: finding.share_frac)
         for rule in RULES.values()

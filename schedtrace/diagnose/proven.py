@@ -23,7 +23,6 @@ PROVEN: frozenset[tuple[str, str | None, str]] = frozenset(
         ("priority-inversion", "max_num_seqs", "max_num_seqs"),
         ("scheduler-overhead", None, "async_scheduling"),
         ("slow-steps", None, "max_num_seqs"),
-        ("token-budget-bound", "input_budget", "max_num_batched_tokens"),
         ("token-budget-bound", "token_budget", "max_num_batched_tokens"),
     }
 )

@@ -12,8 +12,16 @@ from schedtrace.diagnose.rules import KINDS, RULES, prefill_stall, rank_imbalanc
 from schedtrace.model.report import Finding
 from schedtrace.timeline.timeline import Timeline
 
-SPECIFIC = ("head-of-line", "parked-loads", "priority-inversion", "long-prompt")
-"""Who holds a resource, not only that it is scarce: of nearly equal root causes such a one is first."""
+SPECIFIC = (
+    "head-of-line",
+    "parked-loads",
+    "idle-holders",
+    "priority-inversion",
+    "long-prompt",
+    "interruption",
+)
+"""Who holds a resource, or what happened, not only that it is scarce: such a one is first among near
+equals."""
 NEARLY = 0.8
 SMALL_FRAC = 0.5
 """A root cause is folded only under one at least twice as large."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.diagnose.engine_shares import on_engine, quotes_share
+from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.root_causes import is_root
 from schedtrace.diagnose.rules.allowed import threshold
 from schedtrace.model.causes import Cap
@@ -39,6 +40,7 @@ PARTS = {
     "front_end": "the front end",
     "next_step": "waiting for the next step",
     "between_steps": "the engine between steps",
+    "interrupted": "interruptions",
 }
 
 
@@ -75,6 +77,7 @@ class Unlimited:
     capped: Message
     """A threshold that held long prompts back, as it is meant to; empty: none did."""
     nothing: Message
+    load: OfferedLoad
 
 
 def unlimited(timeline: Timeline) -> Unlimited:
@@ -87,6 +90,7 @@ def unlimited(timeline: Timeline) -> Unlimited:
         idle_us=int(idle.select(LENGTH_US.sum()).item()),
         capped=_capped(timeline),
         nothing=_nothing(timeline),
+        load=offered_load(timeline),
     )
 
 
@@ -105,10 +109,15 @@ def verdict(
         return [message("No step was recorded: nothing to judge.")]
     main = max(engines, key=lambda engine: engine.requests_us)
     found = leading(findings, before)
+    load = engines[0].load.summary if len(engines) == 1 else NOTHING
     if not found or found[0].code in {*QUIETLY} - {UNEVEN}:
+        if load and main.load.grows:
+            return [message("The engine is the limit: no setting held requests back for long."), load]
         explained = main.capped or (found[0].verdict if found else NOTHING)
         sentences = (explained,) if explained else (main.nothing, _split(split))
-        return [sentence for sentence in (*sentences, _idle(engines)) if sentence]
+        if found and found[0].code == CLIENT and not main.capped:
+            return [*sentences]
+        return [sentence for sentence in (*sentences, load or _idle(engines)) if sentence]
     first, *others = found
     equal = [root for root in others if root.weight >= NEARLY * first.weight and not first.leads]
     also = NOTHING
@@ -117,11 +126,12 @@ def verdict(
     holder = first.holder
     if len(engines) > 1 and not first.of_ranks and quotes_share(first):  # that share is of all engines
         holder = on_engine(first.engine_rank, holder)
-    return [sentence for sentence in (first.verdict, holder, also) if sentence]
+    grows = load if main.load.grows else NOTHING
+    return [sentence for sentence in (first.verdict, grows, holder, also) if sentence][:3]
 
 
-HOST, UNEVEN = "scheduler-overhead", "rank-imbalance"
-QUIETLY = ("pipeline-bubbles", UNEVEN, "client-limited", "arrival-limited", "prefix-cache")
+HOST, UNEVEN, CLIENT = "scheduler-overhead", "rank-imbalance", "client-limited"
+QUIETLY = ("pipeline-bubbles", UNEVEN, CLIENT, "arrival-limited", "prefix-cache")
 """What is worth the first sentence where nothing limits the run, in this order."""
 
 

@@ -50,17 +50,15 @@ class Gain(msgspec.Struct, kw_only=True):
     """Relative change of the metric: 0.86 is 86 % more."""
     low_frac: float | None = None
     high_frac: float | None = None
-    """The interval that the estimate's error leaves; None: not known."""
+    """The interval that it lies in; None: not known."""
     before: float | None = None
     after: float | None = None
     """The metric itself, in its unit."""
-    requests: int | None = None
-    """How many requests ``before`` and ``after`` are of: those that waited; None: all."""
     saved_frac: float
     """Share of the requests' time on all engines that it saves: what findings are ranked by."""
     method: str
-    """How it was estimated: ``step_time`` (the model of step times), ``waits`` (the waits it would cut) or
-    ``replay`` (the load was replayed with it)."""
+    """How it was estimated: ``step_time`` (bounds by the model of step times) or ``replay`` (the load was
+    replayed with it)."""
 
 
 class Finding(msgspec.Struct, kw_only=True):
@@ -124,8 +122,14 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def weight(self) -> float:
-        """What it is ranked by: the share of the requests' time that is gained, or else explained."""
-        return self.gain.saved_frac if self.gain else self.share_frac or 0.0
+        """What it is ranked by: the share of the requests' time that is gained, or else explained.
+
+        What lengthens the run weighs the share of that, if it is more: a tail costs few requests' time.
+        """
+        if self.gain:
+            return self.gain.saved_frac
+        of_run = self.cost_frac if self.cost_of == "run" else None
+        return max(self.share_frac or 0.0, of_run or 0.0)
 
 
 MAX_STEPS = 100
@@ -273,7 +277,7 @@ class TimePart(msgspec.Struct, kw_only=True):
     part: str
     """``client``-side parts first: ``front_end``; ``next_step`` (no step could see them yet); ``waiting`` and
     ``stalled`` with a cause; ``prefill``, ``decode``, ``recompute``; ``between_steps`` (of these three, while
-    the device waited for the engine)."""
+    the device waited for the engine); ``interrupted`` (the engine was paused, or did not step)."""
     cause: str | None
     """A word of ``docs/causes.md``, of ``waiting`` and ``stalled``."""
     time_ms: float

@@ -48,6 +48,7 @@ _PARTS = {
     "front_end": ("front end", Style.DIM),
     "next_step": ("waiting for the next step", Style.DIM),
     "between_steps": ("engine between steps", Style.RECOMPUTE),
+    "interrupted": ("interrupted", Style.BAD),
 }
 
 EVENTS = {"preempted": Style.BAD, "set_aside": Style.WARNING, "first_token": Style.STRONG}

@@ -36,8 +36,10 @@ def page_of(folder: Any) -> str:
         return renderer(Format.TEXT)(page, width=MOST_COLUMNS)
 
 
-def sentences(report: RunReport, finding: Finding) -> str:
+def sentences(report: RunReport, finding: Finding | None) -> str:
     """The verdict, and all that the leading finding says, a line each."""
+    if finding is None:
+        return "\n".join(plain(sentence) for sentence in report.verdict)
     said = [*report.verdict, finding.title, finding.verdict, finding.holder, finding.message]
     for advice in finding.advice:
         said += [advice.message, advice.costs]
@@ -62,7 +64,7 @@ def mistakes(one: Case, folder: Any) -> dict[str, Any]:
     lines = page.splitlines()
     wrapped = page.partition("\nMore:")[0].splitlines()  # commands are never broken
     leading = report.findings[0] if report.findings else None
-    said = sentences(report, leading) if leading else ""
+    said = sentences(report, leading)
     code = code_of(leading) if leading else "nothing"
     wrong: dict[str, Any] = {
         "leads": code if one.code and code not in one.code else None,

@@ -1,6 +1,18 @@
 """All cases by name."""
 
-from tests.exam import budgets, healthy, kv, machine, outside, roles
+from tests.exam import behind, budgets, demand, healthy, kv, machine, outside, roles
 from tests.exam.case import CASES, Case, record
 
-__all__ = ["CASES", "Case", "budgets", "healthy", "kv", "machine", "outside", "record", "roles"]
+__all__ = [
+    "CASES",
+    "Case",
+    "behind",
+    "budgets",
+    "demand",
+    "healthy",
+    "kv",
+    "machine",
+    "outside",
+    "record",
+    "roles",
+]

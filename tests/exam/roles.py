@@ -50,7 +50,7 @@ def never_fits_behind_a_stream(engine):
 
 @case(
     "13d-paused",
-    "waiting-paused",
+    "interruption",
     says=(r"paus",),
     exits={"paused": 10},
 )
@@ -115,7 +115,6 @@ case(
     engine={"max_num_seqs": 8},
     says=(r"session|paused|streaming", r"seat|max-num-seqs"),
     exits={"max_num_seqs": 50},
-    missing="no event says when a streaming session goes back to its queue, so the queue is not rebuilt",
 )
 def sessions_hold_the_seats(engine):
     """Six streaming sessions wait for their clients and keep their seats; two are left for all others."""

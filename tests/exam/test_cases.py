@@ -41,7 +41,7 @@ def test_the_answer_is_right_and_fits_one_screen(recorded, name):
 
 def test_every_question_is_a_case():
     numbers = {int(found[0]) for name in CASES if (found := re.match(r"\d+", name))}
-    assert numbers == set(range(1, 32, 2))
+    assert numbers >= {*range(1, 32, 2), 107, 111, 113}
 
 
 def test_the_page_has_the_present_sentences(recorded):

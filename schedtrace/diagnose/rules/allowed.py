@@ -230,6 +230,7 @@ def _more_of_gpu(timeline: Timeline, blocks: int | None) -> float | None:
 
 
 BATCHED_TOKENS = Setting("--max-num-batched-tokens")
+LONG_PREFILL = Setting("--long-prefill-token-threshold")
 
 
 def batched_tokens(timeline: Timeline) -> int:
@@ -266,12 +267,12 @@ def threshold(timeline: Timeline) -> int:
     return int(timeline.header.scheduler_config.get("long_prefill_token_threshold") or 0)
 
 
-def replayed_threshold() -> Advice:
-    """Smaller chunks move waits from one request to others: only a replay tells whether that helps."""
+def replayed(setting: Setting) -> Advice:
+    """Of what moves waits from one request to others: only a replay tells whether a value of it helps."""
     return Advice(
         message=message(
             "{setting}, if a replay of this load shows a value that helps: {command}",
-            setting=Setting("--long-prefill-token-threshold"),
+            setting=setting,
             command=Code("schedtrace analyze --predict"),
         )
     )

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.common import StepExample, only, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, only, step_numbers, trial_numbers
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -115,19 +115,24 @@ def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
     in_trial = timeline.arrivals.filter(pl.col("trial").eq_missing(pl.lit(first["trial"][0])))
     at_once = timeline.closed_workload or there + first.height >= in_trial.height  # else it is a server
     if at_once and first["step"][0] == timeline.of_trial(timeline.steps, first["trial"][0])["step"].min():
+        took = NOTHING
+        if share >= RESOLVED_FRAC:
+            took = message("Waiting for them took {share} of the requests' time; ", share=Share(share))
         return message(
             "The client, not the scheduler: when the first step was made, {there} of {all} had arrived. The "
-            "others ran in later steps; no ready request was refused. Waiting for them took {share} of the "
-            "requests' time; {prequeue} has them wait before the first step.",
+            "others ran in later steps; no ready request was refused. {took}{prequeue} has them wait before "
+            "the first step.",
             prequeue=Code("--prequeue"),
             there=Number(there),
             all=Count(in_trial.height, "request"),
-            share=Share(share),
+            took=took,
         )
     return message(
         "The client, not the scheduler: steps were small because requests had not arrived; no ready "
-        "request was refused. They spent {share} of their time until the next step.",
-        share=Share(share),
+        "request was refused.{spent}",
+        spent=message(" They spent {share} of their time until the next step.", share=Share(share))
+        if share >= RESOLVED_FRAC
+        else NOTHING,
     )
 
 

@@ -19,6 +19,7 @@ SYMPTOM_OF = (
     "other-limit",
     "head-of-line",
     "parked-loads",
+    "idle-holders",
     "priority-inversion",
 )
 

@@ -6,6 +6,7 @@ from typing import Any, Self
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.behind_whom import behind_whom, with_holders
 from schedtrace.diagnose.waits import Charged, ClassTime
 from schedtrace.model.message import NOTHING, Count, Message, Number, Steps, joined, message
 from schedtrace.model.report import MAX_STEPS, Finding, Gain
@@ -14,6 +15,8 @@ from schedtrace.timeline.timeline import Timeline
 CRITICAL_COST_FRAC = 0.10
 WARNING_COST_FRAC = 0.01
 """A tenth of the run is worth stopping for; under a hundredth is in the noise of most runs."""
+RESOLVED_FRAC = 0.005
+"""What is less is 0 % in a sentence, and left out of it."""
 
 
 class StepExample(msgspec.Struct, kw_only=True):
@@ -93,7 +96,7 @@ def severity_by_weight(gain: Gain | None, share_frac: float | None) -> str:
 
 
 def wait_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
-    """A root cause that requests waited for.
+    """A root cause that requests waited for, with who waited behind whom.
 
     Args:
         timeline: The engine's trace.
@@ -111,7 +114,9 @@ def wait_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
         "steps": step_numbers(waits.steps),
         "tokens": int(waits.steps.select(pl.col("waiting_tokens_after").max()).item() or 0),
     }
-    return Finding(**{**given, **fields})
+    finding = Finding(**{**given, **fields})
+    behind = behind_whom(timeline, waits)
+    return finding if behind is None else with_holders(timeline, finding, behind)
 
 
 def step_numbers(steps: pl.DataFrame) -> list[int]:

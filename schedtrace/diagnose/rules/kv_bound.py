@@ -2,11 +2,11 @@
 
 import polars as pl
 
-from schedtrace.diagnose.gains import with_more_running
+from schedtrace.diagnose.gains import RAN, with_more_running
 from schedtrace.diagnose.kv_groups import group_holdings
 from schedtrace.diagnose.kv_need import Need, kv_need
 from schedtrace.diagnose.rules.allowed import kv_space
-from schedtrace.diagnose.rules.common import wait_finding
+from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -23,7 +23,7 @@ from schedtrace.model.message import (
     joined,
     message,
 )
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.timeline.charges import RECOMPUTE
 from schedtrace.timeline.timeline import Timeline
 
@@ -86,9 +86,8 @@ def find(timeline: Timeline) -> list[Finding]:
     evidence = _evidence(timeline, waits)
     again = _share(timeline, waits.rows.filter(pl.col("state").is_in(["preempted", "recompute"])))
     thrashing = again > waits.share_frac / 2
-    gain = with_more_running(timeline, waits)
     return [
-        wait_finding(
+        limit_finding(
             timeline,
             waits,
             code=CODE,
@@ -97,13 +96,23 @@ def find(timeline: Timeline) -> list[Finding]:
             else message("KV cache too small"),
             verdict=_verdict(evidence, again),
             holder=_holder(evidence),
-            gain=gain,
+            gain=_gain(timeline, waits, evidence),
             cause=Cause.KV_BLOCKS,
             message=joined([_refusals(evidence), _preemptions(evidence)]),
             advice=_advice(timeline, evidence, thrashing=thrashing),
             evidence=evidence,
         )
     ]
+
+
+def _gain(timeline: Timeline, waits: Charged, evidence: KvSpace) -> Gain | None:
+    """With blocks for all: as many more requests run as there are more blocks, and none is preempted."""
+    if evidence.blocks_for_all is None or not evidence.blocks_total:
+        return None
+    most = RAN * evidence.blocks_for_all / evidence.blocks_total
+    if timeline.seats:
+        most = pl.min_horizontal(most, pl.lit(timeline.seats))
+    return with_more_running(timeline, waits, most, recomputed_tokens=evidence.recomputed_tokens)
 
 
 def _share(timeline: Timeline, rows: pl.DataFrame) -> float:

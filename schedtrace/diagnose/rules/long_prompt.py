@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.allowed import replayed_threshold, threshold
+from schedtrace.diagnose.rules.allowed import LONG_PREFILL, replayed, threshold
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
@@ -64,10 +64,9 @@ def find(timeline: Timeline) -> list[Finding]:
                 others=Count(evidence.requests, "shorter request"),
                 wait=Duration(1e3 * evidence.mean_wait_ms),
             ),
-            gain=None,
             cause=Cause.TOKEN_BUDGET,
             message=_message(evidence),
-            advice=[replayed_threshold()],
+            advice=[replayed(LONG_PREFILL)],
             evidence=evidence,
         )
     ]

@@ -10,7 +10,8 @@ from schedtrace.diagnose.rules.allowed import (
     seats_cost,
     seats_setting,
 )
-from schedtrace.diagnose.rules.common import by_class, listed, wait_finding
+from schedtrace.diagnose.rules.common import by_class, listed
+from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running_classes, steps_inside
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -32,6 +33,10 @@ CODE = "max-num-seqs-bound"
 SUMMARY = "requests waited for a seat (max_num_seqs)"
 NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
 CHARGES = (Cause.MAX_NUM_SEQS,)
+LEAST_TIMES = 1.1
+"""As many seats: fewer more are not worth a restart."""
+FULLEST_FRAC = 0.1
+"""A tenth of the steps may be fuller than what seats are advised for: one of them alone decides nothing."""
 
 
 class Seats(Evidence, kw_only=True):
@@ -62,11 +67,11 @@ def find(timeline: Timeline) -> list[Finding]:
     evidence = _evidence(timeline, waits)
     advice = _advice(timeline, evidence)
     gain = None
-    if any(each.value is not None for each in advice):  # else more seats alone gain nothing
-        gain = with_more_running(timeline, waits, at_most=evidence.seats_that_fit)
+    if advice and advice[0].value is not None:  # else more seats alone gain nothing
+        gain = with_more_running(timeline, waits, pl.lit(advice[0].value))
     setting = seats_setting(timeline)
     return [
-        wait_finding(
+        limit_finding(
             timeline,
             waits,
             code=CODE,
@@ -103,7 +108,8 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
         _per_step(steps, states.filter(pl.col("state").is_in(of)))
         for of in (["decode"], ["prefill", "recompute"])
     )
-    least_free = steps.select((pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")).min()).item()
+    shares = steps.select(free=pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total"))["free"]
+    least_free = shares.quantile(FULLEST_FRAC, "lower")
     fit = None
     if least_free is not None and least_free < 1:
         fit = int(timeline.seats / (1 - least_free))
@@ -171,7 +177,7 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
         most = timeline.header.max_num_running_reqs or most
     fit = evidence.seats_that_fit or wanted
     value = min(wanted, most, fit)
-    if value <= timeline.seats:
+    if value < LEAST_TIMES * timeline.seats:
         return _other_limit_first(timeline, setting, fit=fit, most=most, wanted=wanted)
     limits = message(
         "{wanted} were there at once, the KV cache has room for about {fit}",
@@ -198,7 +204,7 @@ def _other_limit_first(
     timeline: Timeline, setting: Setting, *, fit: int, most: int, wanted: int
 ) -> list[Advice]:
     """What to widen with the seats where more of them alone do nothing; nothing if no limit is known."""
-    if fit <= timeline.seats:
+    if fit < LEAST_TIMES * timeline.seats:
         total, value = timeline.header.kv_blocks_total, min(wanted, most)
         blocks = -(-total * value // fit) if total and fit and value > timeline.seats else None
         text = message(

@@ -69,13 +69,20 @@ class NoProgress(Evidence, kw_only=True):
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/no-progress.md``."""
     never = never_fitting(timeline)["request_id"].implode()
-    restarted = no_progress(timeline).filter(~pl.col("request_id").is_in(never))
+    restarted = _not_by_resets(timeline, no_progress(timeline).filter(~pl.col("request_id").is_in(never)))
     parked = ready_but_parked(timeline)
     found = [_restarts(timeline, restarted)] if restarted.height else []
     return found + [
         _parked(timeline, str(cause), rows)
         for (cause,), rows in parked.group_by("cause", maintain_order=True)
     ]
+
+
+def _not_by_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
+    """Without those that finished and that only cache resets preempted: ``cache-resets`` has them."""
+    each = timeline.preemptions.group_by("request_id").agg(by_reset=~pl.col("in_schedule").any())
+    known = rows.join(each, on="request_id", how="left", maintain_order="left")
+    return known.filter(pl.col("unfinished") | ~pl.col("by_reset").fill_null(value=False)).drop("by_reset")
 
 
 def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:

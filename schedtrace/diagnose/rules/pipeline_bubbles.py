@@ -24,7 +24,7 @@ from schedtrace.model.message import (
     joined,
     message,
 )
-from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "pipeline-bubbles"
@@ -97,7 +97,6 @@ def find(timeline: Timeline) -> list[Finding]:
             ),
             share_frac=share,
             holder=_holder(found),
-            gain=None if left is None or share is None else _gain(left, share, most),
             cause=None,
             via="recorded",
             engine_rank=timeline.rank,
@@ -120,17 +119,6 @@ def _share(timeline: Timeline, uneven: pl.DataFrame, left: float | None) -> floa
         return None
     felt_us = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
     return float(min(1.0, felt_us * (1 - left) / total_us))
-
-
-def _gain(left: float, share: float, most: float) -> Gain:
-    return Gain(
-        metric="output_tokens_per_s",
-        change_frac=1 / left - 1,
-        low_frac=0.0,
-        high_frac=most,
-        saved_frac=share,
-        method="step_time",
-    )
 
 
 def _message(evidence: PipelineBubbles, left: float | None) -> Message:

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rules.allowed import replayed_threshold
+from schedtrace.diagnose.rules.allowed import LONG_PREFILL, replayed
 from schedtrace.diagnose.rules.arrival_limited import late_requests
 from schedtrace.diagnose.rules.common import (
     StepExample,
@@ -90,7 +90,7 @@ def find(timeline: Timeline) -> list[Finding]:
             verdict=_verdict(evidence, mixed.height) if interrupts else NOTHING,
             holder=_holder(timeline, mixed) if interrupts else NOTHING,
             share_frac=share if interrupts else None,
-            advice=[replayed_threshold()] if interrupts else [],
+            advice=[replayed(LONG_PREFILL)] if interrupts else [],
             severity=severity_by_weight(None, share) if interrupts else severity,
             cause=None,
             via="recorded",

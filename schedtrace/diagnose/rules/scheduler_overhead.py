@@ -12,6 +12,8 @@ from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Setting, Share, message
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.engine_states import with_engine_time
+from schedtrace.timeline.events import host_spans, interrupted_us
+from schedtrace.timeline.overlap import time_within
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "scheduler-overhead"
@@ -61,7 +63,7 @@ def find(timeline: Timeline) -> list[Finding]:
     examples = Gap.first(longest)
     gain = None
     if timeline.header.async_scheduling is False:
-        gain = host_gain(timeline, least_us=scheduling + updating, most_us=gap_us)
+        gain = host_gain(timeline, *hidden_us(gaps))
     return [
         Finding(
             code=CODE,
@@ -107,6 +109,20 @@ def find(timeline: Timeline) -> list[Finding]:
     ]
 
 
+def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
+    """Of these gaps, how much hides behind the device's own time of the step, at least and at most.
+
+    Asynchronous scheduling hides ``schedule()`` and ``update_from_output()``; of the rest it is not known.
+    """
+    known, device_us = pl.col("in_schedule_us") + pl.col("in_update_us"), pl.col("busy_us").fill_null(0)
+    hidden = (
+        pl.min_horizontal(one, device_us).sum().alias(name)
+        for name, one in (("least", known), ("most", pl.col("gap_us")))
+    )
+    least_us, most_us = gaps.select(hidden).row(0)
+    return int(least_us), int(most_us)
+
+
 def _severity(frac: float) -> str:
     """Every engine has some host time: below a quarter of the run it is no warning."""
     if frac >= CRITICAL_FRAC:
@@ -117,7 +133,9 @@ def _severity(frac: float) -> str:
 def _share_of_requests(timeline: Timeline) -> float | None:
     """Share of the requests' time that passed between steps while they ran."""
     running = timeline.request_states.filter(pl.col("state").is_in(["prefill", "decode", "recompute"]))
-    host_us = int(with_engine_time(running, timeline.engine_states)["host_us"].sum())
+    host_us = int(with_engine_time(running, timeline.engine_states)["host_us"].sum()) - int(
+        interrupted_us(timeline, running).sum()
+    )
     return host_us / timeline.requests_us if timeline.requests_us else None
 
 
@@ -162,7 +180,7 @@ def host_gaps(timeline: Timeline) -> pl.DataFrame:
     Columns of ``timeline.steps``, and ``gap_us``: from when the device was done with the step before to when
     it began this one, as ``engine_states`` has both; ``in_schedule_us``, ``in_update_us``: the parts of it in
     ``schedule()`` and in the ``update_from_output()`` of the step before; ``before_update_us``: how long that
-    took.
+    took. Interruptions are left out.
     """
     executed = pl.col("start_us") + pl.col("execute_after_us")
     done = pl.col("start_us") + pl.col("schedule_us")
@@ -173,7 +191,7 @@ def host_gaps(timeline: Timeline) -> pl.DataFrame:
     def within_gap(begin: pl.Expr, end: pl.Expr) -> pl.Expr:
         return (pl.min_horizontal(end, "gap_end_us") - pl.max_horizontal(begin, "gap_begin_us")).clip(0)
 
-    return (
+    gaps = (
         timeline.steps.with_columns(
             gap_begin_us=gap_begin, gap_end_us=gap_end, gap_us=gap_end - gap_begin, before_update_us=updated
         )
@@ -183,3 +201,22 @@ def host_gaps(timeline: Timeline) -> pl.DataFrame:
         )
         .filter((pl.col("gap_us") > 0) & (pl.col("num_running_before") > 0) & (pl.col("total_requests") > 0))
     )
+    return _without_events(timeline, gaps)
+
+
+def _without_events(timeline: Timeline, gaps: pl.DataFrame) -> pl.DataFrame:
+    """The gaps without the time of interruptions, which are no work of every step."""
+    spans = host_spans(timeline)
+    if spans.is_empty():
+        return gaps
+    parts = [
+        gaps.select(begin_us=begin, end_us=end)
+        for begin, end in (
+            ("gap_begin_us", "gap_end_us"),
+            (pl.col("start_us"), pl.col("start_us") + pl.col("schedule_us")),
+        )
+    ]
+    lost, in_schedule = (time_within(part, spans, {"us": pl.lit(value=True)})["us"] for part in parts)
+    return gaps.with_columns(
+        gap_us=pl.col("gap_us") - lost, in_schedule_us=(pl.col("in_schedule_us") - in_schedule).clip(0)
+    ).filter(pl.col("gap_us") > 0)

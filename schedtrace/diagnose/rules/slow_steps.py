@@ -25,6 +25,7 @@ from schedtrace.model.message import (
     message,
 )
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.timeline.events import FIRST
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "slow-steps"
@@ -85,6 +86,8 @@ def find(timeline: Timeline) -> list[Finding]:
     felt_us = excess.select((pl.col("excess_us") * pl.col("total_requests")).sum()).item()
     excess_us = float(excess["excess_us"].sum())
     share = min(1.0, felt_us / total_us)
+    if _interruptions(timeline, best):
+        return []
     if share < LEAST_FRAC or (best.group.kind == "request" and len(requests) > MOST_REQUESTS):
         return []
     examples = SlowStep.first(
@@ -161,6 +164,15 @@ def captured_tokens(timeline: Timeline, slow: SlowGroup) -> int | None:
     fits = of_others.height and of_others.select((pl.col("used_tokens") <= largest).all()).item()
     exceeds = of_slow.height and of_slow.select((pl.col("used_tokens") > largest).all()).item()
     return int(largest) if slow.group.kind == "batch_size" and fits and exceeds else None
+
+
+def _interruptions(timeline: Timeline, slow: SlowGroup) -> bool:
+    """Whether most of the excess of the first steps is an ``interruption``."""
+    if slow.group.kind != "first_steps":
+        return False
+    steps = timeline.events.filter(pl.col("kind") == FIRST)["step"].implode()
+    excess = slow.steps.with_columns(us=pl.col("busy_us") - pl.col("expected_us"))
+    return bool(2 * excess.filter(pl.col("step").is_in(steps))["us"].sum() > excess["us"].sum())
 
 
 def _requests(slow: list[SlowGroup]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from schedtrace.model.message import (
     joined,
     message,
 )
-from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "spec-decode"
@@ -102,16 +102,6 @@ def find(timeline: Timeline) -> list[Finding]:
             ),
             share_frac=share,
             holder=_holder(evidence),
-            gain=Gain(
-                metric="output_tokens_per_s",
-                change_frac=change,
-                low_frac=change - model.error_frac,
-                high_frac=change + model.error_frac,
-                before=rate,
-                after=plain_rate,
-                saved_frac=share,
-                method="step_time",
-            ),
             cause=None,
             via="recorded",
             engine_rank=timeline.rank,

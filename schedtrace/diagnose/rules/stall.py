@@ -30,7 +30,7 @@ from schedtrace.timeline.timeline import Timeline
 CODE = "stall"
 SUMMARY = "the engine stepped without scheduling anything although it had requests; one finding per cause"
 NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES)
-SYMPTOM_OF = ("never-fits", "no-progress", "kv-bound", "other-limit", "parked-loads")
+SYMPTOM_OF = ("never-fits", "no-progress", "kv-bound", "other-limit", "parked-loads", "idle-holders")
 
 FEWEST_STEPS = 10
 """vLLM sleeps 1 ms after an empty step: about 10 ms. One or two are usual (outputs in flight)."""

@@ -2,9 +2,9 @@
 
 import polars as pl
 
-from schedtrace.diagnose.gains import fewer_steps, peak_requests, saturated, ttft_gain
-from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens
-from schedtrace.diagnose.rules.common import wait_finding
+from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
+from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, replayed
+from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -19,7 +19,7 @@ from schedtrace.model.message import (
     Share,
     message,
 )
-from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 
@@ -27,9 +27,6 @@ CODE = "token-budget-bound"
 SUMMARY = "requests waited for tokens of the steps' budget (max_num_batched_tokens)"
 NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
 CHARGES = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
-
-WORTH_FRAC = 0.10
-"""The study's border: where twice the budget gains less, the device works on full steps."""
 
 
 class TokenBudget(Evidence, kw_only=True):
@@ -57,18 +54,19 @@ def find(timeline: Timeline) -> list[Finding]:
     if waits is None or not timeline.token_budget:
         return []
     evidence = _evidence(timeline, waits)
-    gain = _gain(timeline, evidence, waits)
-    full = gain is not None and gain.change_frac < WORTH_FRAC
+    most_us = _most_saved_us(timeline, evidence, waits)
+    paced = sets_pace(timeline)
+    gain = throughput_gain(timeline, 0, most_us) if most_us and paced else None
     drafts = (
         int(waits.rows.filter(pl.col("charge") == Cause.INPUT_BUDGET)["time_us"].sum()) > waits.time_us / 2
     )
     return [
-        wait_finding(
+        limit_finding(
             timeline,
             waits,
             code=CODE,
-            title=message("The steps are full") if full else message("Token budget too small"),
-            verdict=_verdict(evidence, full=full),
+            title=message("Token budget too small"),
+            verdict=_verdict(evidence),
             holder=_holder(evidence),
             gain=gain,
             cause=Cause.INPUT_BUDGET if drafts else Cause.TOKEN_BUDGET,
@@ -81,7 +79,7 @@ def find(timeline: Timeline) -> list[Finding]:
                 longest=Request(waits.longest_id),
                 wait=Duration(waits.longest_us),
             ),
-            advice=[] if full else _advice(timeline, evidence, drafts=drafts),
+            advice=_advice(timeline, evidence, drafts=drafts, paced=paced),
             evidence=evidence,
         )
     ]
@@ -128,37 +126,28 @@ def _proposed(budget: int, wanted: int) -> int:
 
 
 MOST_TIMES = 8
-"""Further the linear model of step times is not to be trusted."""
+"""A larger step is further from anything that was recorded."""
 
 
-def _gain(timeline: Timeline, evidence: TokenBudget, waits: Charged) -> Gain | None:
-    """Full steps become fewer; each one less saves what a step costs besides its tokens."""
-    room = evidence.token_budget * evidence.prefill_frac
-    more = evidence.proposed - batched_tokens(timeline)
-    if room <= 0:
+def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) -> float | None:
+    """Of the busy time, if these steps held as many tokens as waited and the larger budget takes.
+
+    At most: how long steps take that are larger than any recorded one is not known, but a step's time does
+    not grow more slowly there than among smaller ones.
+    """
+    fixed_us = most_step_us(timeline)
+    if fixed_us is None or evidence.prefill_frac <= 0:
         return None
-    # The decodes of these steps have to be made all the same, as many at once as requests and seats allow.
-    at_once = min(peak_requests(timeline), timeline.seats or peak_requests(timeline))
-    decodes = int(waits.steps["decode_tokens"].sum()) / at_once
-    kept = max(decodes, waits.steps.height * room / (room + more))
-    gain = fewer_steps(timeline, waits.steps.height - kept)
-    if gain is None or gain.change_frac < WORTH_FRAC or saturated(timeline):
-        return gain
-    return ttft_gain(timeline, waits)
+    used, more = pl.col("used_tokens"), evidence.proposed - batched_tokens(timeline)
+    wanted = used + pl.min_horizontal(pl.col("waiting_tokens_after").fill_null(more), more)
+    return fixed_us * float(waits.steps.select((1 - used / wanted).sum()).item())
 
 
-def _verdict(evidence: TokenBudget, *, full: bool) -> Message:
-    share = Share(evidence.share_frac)
-    if full:
-        return message(
-            "The device is the limit: requests spent {share} of their time waiting for the token budget, "
-            "but the steps are full and a larger budget would hardly raise throughput.",
-            share=share,
-        )
+def _verdict(evidence: TokenBudget) -> Message:
     return message(
         "The token budget limits this run: requests spent {share} of their time waiting for it ({budget} per "
         "step).",
-        share=share,
+        share=Share(evidence.share_frac),
         budget=Count(evidence.token_budget, "token"),
     )
 
@@ -184,7 +173,8 @@ def _holder(evidence: TokenBudget) -> Message:
     return message("{parts}{largest}{slots}.", parts=parts, largest=largest, slots=slots)
 
 
-def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool) -> list[Advice]:
+def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool, paced: bool) -> list[Advice]:
+    """A value only where the engine sets the pace: larger steps do more, but make those who decode wait."""
     raise_it = Advice(
         message=message(
             "{setting} {value} (now {now})",
@@ -200,4 +190,5 @@ def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool) -> list[
         message=message("fewer drafts ({setting})", setting=Setting("num_speculative_tokens")),
         costs=message("Fewer tokens per step where drafts are accepted."),
     )
-    return [raise_it, fewer] if drafts else [raise_it]
+    larger = raise_it if paced else replayed(BATCHED_TOKENS)
+    return [larger, fewer] if drafts else [larger]

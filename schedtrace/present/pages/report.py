@@ -10,7 +10,7 @@ from schedtrace.diagnose.throughput import counted_time
 from schedtrace.model.message import Code, Message, Number, Share, joined, message
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
-from schedtrace.present.numbers import counted, integer
+from schedtrace.present.numbers import integer
 from schedtrace.present.pages.engines import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import trials_table
@@ -49,17 +49,23 @@ OTHERS_LINES = 6
 """Kept free for what else was found."""
 
 
-def report_page(report: Report, *, full: bool = False) -> Page[Report]:
+def report_page(report: Report, *, full: bool = False, replays: bool = False) -> Page[Report]:
     """All runs, one after the other.
 
     Args:
         report: Of ``analyze``.
         full: With every table and finding (``--details``).
+        replays: Name the command that tries other settings: it can be run here, and was not.
     """
-    return Page(report, lambda shown: (section for run in shown.runs for section in _run(run, full=full)))
+
+    def sections(shown: Report) -> Iterator[Section]:
+        for run in shown.runs:
+            yield from _run(run, full=full, replays=replays and not run.not_judged)
+
+    return Page(report, sections)
 
 
-def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
+def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
     about = message("  {path}", path=Code(run.path)) if run.label != run.path else ""
     lines = [*(header(run) if full else summary(run)), *_figures(run)]
     first: list[Section] = [Headline(run.label, about, list(lines), list(run.problems))]
@@ -75,8 +81,8 @@ def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
             )
         )
     roots = [finding for finding in run.findings if finding.title]
-    commands = _commands(run, roots)
-    room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, commands]))
+    commands = [*([_replay(run)] if replays else []), _commands(run, roots)]
+    room = MOST_LINES - OTHERS_LINES - sum(map(_height, [*first, *commands]))
     if several:
         few = len(engines) - 1 <= MOST_ENGINES
         side_by_side = engines_table(engines, MOST_ENGINES if few else EXTREMES)
@@ -97,7 +103,7 @@ def _run(run: RunReport, *, full: bool) -> Iterator[Section]:
     yield from _others(named, 1 + room + OTHERS_LINES - sum(map(_height, shown)))  # no blank line at the top
     if notes := noteworthy(run.settings):
         yield Note(notes, "Settings:")
-    yield commands
+    yield from commands
 
 
 def _figures(run: RunReport) -> Iterator[Text]:
@@ -194,6 +200,8 @@ def _cause(place: int, root: Found, engines: int) -> Cause:
 
 def _gain(root: Found) -> Text:
     gain = root.gain
+    if gain is None and root.cost_of == "run" and root.weight > (root.share_frac or 0.0):
+        return message("{share} of the run", share=Share(root.cost_frac))
     if gain is None:
         return (
             ""
@@ -208,15 +216,11 @@ def _after(words: str, text: Text) -> Text:
 
 
 def _change(gain: Gain) -> Message:
-    """What it is of stands there: a median over some requests, or of a replay, is not the run's."""
     metric = GAINS[gain.metric]
     if gain.before is not None and gain.after is not None:
-        of = "" if gain.requests is None else f" of {counted(gain.requests, 'request')}"
         return message(
-            "{replayed}{metric}{of} {before} -> ~{after} ms",
-            replayed="replayed: " if gain.method == "replay" else "",
+            "{metric} {before} -> ~{after} ms",
             metric=metric,
-            of=of,
             before=Number(gain.before, 0),
             after=Number(gain.after, 0),
         )
@@ -262,6 +266,14 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
     if run.config["engines"] == 1:  # the table of several needs the line
         commands.append(["report", run.path])
     return Commands("More:", [shlex.join(["schedtrace", *words]) for words in commands])
+
+
+def _replay(run: RunReport) -> Commands:
+    """How to find out which setting helps; a replay is no longer than ``whatif.part.MOST_S``."""
+    return Commands(
+        "Which setting helps, and how much, by replaying this load (about a minute):",
+        [shlex.join(["schedtrace", "analyze", run.path, "--predict"])],
+    )
 
 
 def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a line

@@ -21,13 +21,15 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 class ToyKV(KVConnectorBase_V1, SupportsHMA):
-    """Says what the scene has put into ``has`` and ``about_to_free``."""
+    """Says what the scene has put into ``has``, ``about_to_free`` and ``keeps``."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.has: dict[str, tuple[int | None, bool]] = {}
         """Request id to how many tokens there are, and whether loading them takes several steps."""
         self.about_to_free = False
+        self.keeps = False
+        """Whether finished requests keep their blocks until somebody has fetched them."""
 
     start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = update_state_after_alloc = nothing
 
@@ -41,7 +43,7 @@ class ToyKV(KVConnectorBase_V1, SupportsHMA):
         return KVConnectorMetadata()
 
     def request_finished_all_groups(self, *_: Any) -> tuple[bool, None]:
-        return False, None
+        return self.keeps, None
 
 
 class ToyEC(ECConnectorBase):

@@ -1,8 +1,9 @@
 """Makes the traces in this folder anew: vLLM's own scheduler and KV cache manager, without a model.
 
 ``python tests/data/findings/make.py [code ...]``. Decisions are the same every time; times are those of this
-machine, with a made-up device that takes 1 ms a step, 10 us a prefill token and 50 us a decode. ``make.py
---sentences [code ...]`` leaves the traces as they are and writes what is found in them (``sentences.txt``).
+machine, with a made-up device that takes 1 ms a step, 10 us a prefill token and 50 us a decode, or virtual
+ones, with the same device. ``make.py --sentences [code ...]`` leaves the traces as they are and writes what
+is found in them (``sentences.txt``).
 """
 
 import json
@@ -21,7 +22,8 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.outputs import KVConnectorOutput
 
 from schedtrace.record.traced import traced_class
-from schedtrace.simulate import Driver
+from schedtrace.simulate import Driver, Simulation, VirtualClock
+from schedtrace.step_times.constants import Constants
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[2]))  # for the toy connector, which vLLM imports by its name
@@ -256,6 +258,26 @@ def loads_from_elsewhere(requests: int) -> None:
     device.finish()
 
 
+def unfetched(*, keeps: bool) -> None:
+    """Three finished requests keep 6 of 24 blocks each until another engine fetches them; eight more come."""
+    device = Device(num_blocks=25, kv_transfer_config=KV)
+    device.scheduler.connector.keeps = keeps
+    fetched = [f"prefill{number}" for number in range(3)]
+    for name in fetched:
+        device.add(name, 90, 1)
+    for _ in range(3):
+        device.step()
+    device.scheduler.connector.keeps = False
+    for number in range(8):
+        device.add(f"r{number}", 112, 2)
+    for _ in range(20):
+        device.step()
+    if keeps:
+        output = KVConnectorOutput(finished_sending=set(fetched))
+        device.scheduler._update_from_kv_xfer_finished(output)
+    device.finish()
+
+
 def closed_loop(requests: int) -> None:
     """So many requests are open all the time, with four seats."""
     device = Device(max_num_seqs=4)
@@ -275,6 +297,70 @@ def adapters(most: int) -> None:
     device.finish()
 
 
+def in_virtual_time(load: Callable[[Simulation], None], **options: Any) -> None:
+    """A load whose requests and events come at their times, in microseconds."""
+    times = Constants(1e6 * STEP_S, 1e6 * PREFILL_TOKEN_S, 1e6 * DECODE_S)
+    with VirtualClock() as clock:
+        engine = Simulation(clock, traced_class, times=times, **options)
+        load(engine)
+        engine.run()
+        engine.close()
+
+
+def impatient(timeout_ms: int) -> None:
+    """Five requests at once on one seat, 23 ms each; clients give up after so long and ask again once."""
+
+    def load(engine: Simulation) -> None:
+        def sent(us: float, name: str, number: int) -> None:
+            engine.arrive(us, name, 40, 20, text=number)
+
+        def gives_up(name: str, number: int) -> None:
+            if name in engine.scheduler.requests:
+                engine.abort(name)
+                if not name.endswith("-again"):
+                    sent(engine.clock.now_us + 100, f"{name}-again", number)
+
+        for number in range(5):
+            sent(0, f"r{number}", number)
+            engine.at(1e3 * timeout_ms, lambda number=number: gives_up(f"r{number}", number))
+
+    in_virtual_time(load, max_num_seqs=1, enable_prefix_caching=True)
+
+
+def reset(us: float) -> None:
+    """Four requests of some 50 ms; the prefix cache is reset at this time."""
+
+    def load(engine: Simulation) -> None:
+        for number in range(4):
+            engine.arrive(0, f"r{number}", 60, 30)
+        engine.at(us, engine.reset_prefix_cache)
+
+    in_virtual_time(load, enable_prefix_caching=True)
+
+
+def paused(us: float) -> None:
+    """A request every 10 ms; the scheduler is paused for so long."""
+
+    def load(engine: Simulation) -> None:
+        for number in range(10):
+            engine.arrive(10_000 * number, f"r{number}", 40, 12)
+        engine.at(50_000, lambda: engine.pause("PAUSED_ALL"))
+        engine.at(50_000 + us, lambda: engine.pause("UNPAUSED"))
+
+    in_virtual_time(load)
+
+
+def one_longer(outputs: int) -> None:
+    """23 requests of 10 output tokens on 12 seats, and one of so many, sent last."""
+
+    def load(engine: Simulation) -> None:
+        for number in range(23):
+            engine.arrive(0, f"r{number}", 10, 10)
+        engine.arrive(0, "long", 10, outputs)
+
+    in_virtual_time(load, max_num_seqs=12)
+
+
 TRACES: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
     "no-progress": (lambda: starts_again(40), lambda: starts_again(2)),
     "never-fits": (too_long_for_the_cache, longest_for_the_cache),
@@ -292,6 +378,11 @@ TRACES: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
         lambda: long_among_short(1500, long_prefill_token_threshold=128),
     ),
     "parked-loads": (lambda: loads_from_elsewhere(3), lambda: loads_from_elsewhere(0)),
+    "idle-holders": (lambda: unfetched(keeps=True), lambda: unfetched(keeps=False)),
+    "batched-prefill": (
+        lambda: together(8, 400, 2, num_blocks=300, max_model_len=512, max_num_batched_tokens=4096),
+        lambda: together(8, 8, 2, num_blocks=300, max_model_len=512, max_num_batched_tokens=4096),
+    ),
     "priority-inversion": (lambda: urgent(0), lambda: urgent(5)),
     "other-limit": (lambda: adapters(1), lambda: adapters(2)),
     "client-limited": (lambda: closed_loop(2), lambda: closed_loop(4)),
@@ -311,6 +402,10 @@ TRACES: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
     "pipeline-bubbles": (lambda: pipeline(4, 1), lambda: pipeline(3, 2)),
     "spec-decode": (lambda: drafted(0), lambda: drafted(3)),
     "slow-steps": (lambda: waves(4.0), lambda: waves(1.3)),
+    "aborted-requests": (lambda: impatient(60), lambda: impatient(80)),
+    "cache-resets": (lambda: reset(20_000), lambda: reset(100_000)),
+    "interruption": (lambda: paused(80_000), lambda: paused(100)),
+    "long-tail": (lambda: one_longer(60), lambda: one_longer(25)),
     "preemption-storm": (lambda: crowd(6, 14, [56, 20, 12], 8), lambda: crowd(5, 30, [24], 16)),
 }
 

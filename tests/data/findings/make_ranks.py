@@ -33,6 +33,16 @@ def emptied(passes: int, until: int) -> list[list[Turn]]:
     return [[(8, 0), (8, 0) if counter < until else None] for counter in range(passes)]
 
 
+def served(ranks: int, *, more: int = 0) -> list[list[Turn]]:
+    """5 to 8 requests on each rank, and a prefill in every tenth step; on the last rank so many more."""
+
+    def turn(rank: int, counter: int) -> Turn:
+        extra = more if rank == ranks - 1 else 0
+        return 8 - counter // 10 % 4 + extra, 500 if counter % 10 == 5 or (extra and counter % 10 == 2) else 0
+
+    return [[turn(rank, counter) for rank in range(ranks)] for counter in range(40)]
+
+
 FOLDERS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "prefill-stall": (
         lambda path: write_ranks(path, prefills(60, {0: 10}, {0: 5}), scheduler_config=CONFIG),
@@ -51,6 +61,14 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = 
             path, [[(16, 0), (2, 0)]] * 40, lockstep=False, refused="max_num_seqs", scheduler_config=CONFIG
         ),
         lambda path: write_ranks(path, [[(16, 0), (13, 0)]] * 40, lockstep=False, scheduler_config=CONFIG),
+    ),
+    "slow-rank": (
+        lambda path: write_ranks(
+            path, served(2), lockstep=False, factors=[1.0, 1.5], scheduler_config=CONFIG
+        ),
+        lambda path: write_ranks(
+            path, served(2, more=4), lockstep=False, factors=[1.0, 1.0], scheduler_config=CONFIG
+        ),
     ),
     "balance-without-effect": (
         lambda path: write_ranks(

@@ -16,8 +16,8 @@ def test_a_report_goes_to_stdout_and_nothing_to_stderr(cli, quiet):
 
 def width(out):
     """Of the text; the first line is a path, and commands at the end are never broken."""
-    text = out.partition("\nMore:")[0]
-    return max(len(line.rstrip()) for line in text.splitlines()[1:])
+    lines = out.splitlines()[1:]
+    return max(len(line.rstrip()) for line in lines if not line.startswith("  schedtrace "))
 
 
 def test_a_pipe_gets_plain_text_of_the_width_asked_for(cli, warned, monkeypatch):

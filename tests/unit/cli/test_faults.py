@@ -1,5 +1,6 @@
 """Wrong arguments are refused before vLLM is imported, and a run that went wrong never says it went well."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -180,5 +181,6 @@ def test_a_full_disk_under_the_output_is_one_line(tmp_path):
                 stderr=subprocess.PIPE,
                 text=True,
                 check=False,
+                env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
             )
         assert (ended.returncode, ended.stderr) == (3, "schedtrace: output: No space left on device\n")

@@ -8,6 +8,7 @@ from schedtrace.model.report import Report
 from schedtrace.present.pages.report import MOST_LINES, WIDTH, report_page
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
+from tests import rank_traces
 from tests.rank_traces import prefills, write_ranks
 from tests.unit.diagnose.sentences import flat
 from tests.unit.present.test_goldens import text_of
@@ -130,3 +131,80 @@ def test_as_many_requests_of_other_lengths_are_uneven_in_tokens(report_of):
     tokens = [80 * 8 + 8 * 500, 80 * 8 + 8 * 5]
     assert evidence.unevenness_frac == pytest.approx(1 - sum(tokens) / 2 / tokens[0])
     assert "rank 0 computed 4,640 tokens, 2,660 is the mean of the ranks" in plain(found.verdict)
+
+
+def slow_rank(report):
+    [found] = [one for one in flat(report.findings) if one.code == "slow-rank"]
+    return found
+
+
+def test_an_independent_rank_that_takes_half_as_long_again(report_of):
+    """6,650 us a step on average on rank 0, of which 200 us are the host's, as on rank 1."""
+    passes = [[(8 - step // 10 % 4, 500 if step % 10 == 5 else 0)] * 2 for step in range(40)]
+    found = slow_rank(report_of(passes, lockstep=False, factors=[1.0, 1.5]))
+    evidence, factor = found.evidence, (1.5 * 6650 - 200) / (6650 - 200)
+    assert (found.engine_rank, evidence.rank, evidence.lockstep) == (1, 1, False)
+    assert (evidence.own_us, evidence.others_us) == pytest.approx((9775, 6450), rel=0.005)
+    assert [(one.rank, one.factor) for one in evidence.ranks] == [
+        (0, pytest.approx(1 / factor, rel=0.001)),
+        (1, pytest.approx(factor, rel=0.001)),
+    ]
+    assert found.share_frac == pytest.approx(0.6 * (1 - 1 / factor), rel=0.005)
+
+
+def test_equal_independent_ranks_of_which_one_has_more_to_do(report_of):
+    passes = [
+        [(8 - step // 10 % 4, 500 if step % 10 == 5 else 0), (12, 500 if step % 5 == 2 else 0)]
+        for step in range(40)
+    ]
+    assert "slow-rank" not in codes(report_of(passes, lockstep=False, factors=[1.0, 1.0]))
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_slow_rank_in_lockstep(report_of, slow):
+    """8,700 us a common step; 500 tokens make it 1.5 * 15,800 on the slow rank, 15,800 on the other one."""
+    factors = [1.5 if rank == slow else 1.0 for rank in (0, 1)]
+    found = slow_rank(report_of(prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}), factors=factors))
+    evidence = found.evidence
+    assert (found.engine_rank, evidence.rank, evidence.lockstep) == (slow, slow, True)
+    assert (evidence.own_us, evidence.others_us) == pytest.approx((30_000, 14_200), rel=0.001)
+    assert evidence.factor == pytest.approx(30 / 14.2, rel=0.001)
+    whole = 60 * 8700 + 6 * 15_000 + 6 * 7100
+    lost, spent = 6 * 17 * 500 * 15.8, 16 * whole + 6 * (23_700 + 15_800)
+    assert found.share_frac == pytest.approx(lost / spent, rel=0.005)
+
+
+def test_whose_prefills_alone_make_common_steps_longer(report_of):
+    """100 tokens: 7,800 us on the equal rank, less than the 8,700 us of any step of the slow one."""
+    found = slow_rank(report_of(prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}, tokens=100), factors=[1.0, 1.5]))
+    assert (found.evidence.rank, found.evidence.factor, found.evidence.others_us) == (1, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((8, 500), (8, 500)), ((8, 500), (8, 100)), ((12, 500), (4, 100)), ((30, 100), (4, 100))],
+)
+@pytest.mark.parametrize("together", [False, True])
+def test_equal_ranks_in_lockstep_with_uneven_load(report_of, first, second, together):
+    """Prefills of a rank with few requests hide beneath the decodes of the other one."""
+    passes = [
+        [
+            (first[0], first[1] if step % 10 == 5 else 0),
+            (second[0], second[1] if step % 10 == (5 if together else 9) else 0),
+        ]
+        for step in range(60)
+    ]
+    report = report_of(passes, max_num_running_reqs=32)
+    assert "slow-rank" not in codes(report)
+
+
+def test_a_fixed_cost_of_prefills_makes_no_rank_with_short_prompts_slow(report_of, monkeypatch):
+    """5 ms for any prefill: 70 us a token of 100, 21 us a token of 3,000."""
+    plain_length = rank_traces.length_us
+
+    def with_fixed_cost(turns, factors):
+        return plain_length(turns, factors) + 5000 * any(turn and turn[1] for turn in turns)
+
+    monkeypatch.setattr(rank_traces, "length_us", with_fixed_cost)
+    passes = [[(8, 3000 if step % 10 == 5 else 0), (8, 100 if step % 10 == 9 else 0)] for step in range(60)]
+    assert "slow-rank" not in codes(report_of(passes))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from tests.unit.diagnose.sentences import flat, sentences
 
@@ -90,7 +91,6 @@ def test_kv_bound():
     assert (evidence.refused_steps, evidence.steps, evidence.requests) == (22, 48, 4)
     assert (evidence.running, evidence.blocks_held, evidence.blocks_needed) == (4, 20, 5)
     assert (evidence.preemptions, evidence.blocks_total, evidence.blocks_for_all) == (2, 25, 49)
-    assert finding.gain.metric == "output_tokens_per_s"
 
 
 def test_max_num_seqs_bound():
@@ -138,7 +138,7 @@ def test_priority_inversion():
 def test_client_limited():
     """24 requests, two at a time, on an engine of four seats."""
     [finding] = of("client-limited", "shows")
-    assert (finding.evidence.open_requests, finding.evidence.following_frac) == (2, 1)
+    assert (finding.evidence.clients, finding.evidence.requests_per_s) == (2, None)
 
 
 def test_other_limit():
@@ -204,3 +204,37 @@ def test_budget_saturated():
     """256 of 800 tokens a step: two prompts of 200 wait behind the first two."""
     [finding] = of("budget-saturated", "shows")
     assert (finding.steps, finding.tokens) == ([0, 1], 400)
+
+
+def test_aborted_requests():
+    """At 60 ms two of five requests are done; one had 17 of its 20 output tokens, two had no seat yet."""
+    [finding] = of("aborted-requests", "shows")
+    evidence = finding.evidence
+    assert (evidence.aborted, evidence.requests, evidence.retries, evidence.by_content) == (3, 8, 3, True)
+    assert (evidence.computed_tokens, evidence.output_tokens) == (40 + 16, 17)
+    assert (evidence.time_ms, evidence.median_age_ms) == (pytest.approx(3 * 60.9), pytest.approx(60.9))
+
+
+def test_cache_resets():
+    """74 tokens of each are lost: then a step prefills 256, the next one 44 beside three decodes."""
+    [finding] = of("cache-resets", "shows")
+    evidence = finding.evidence
+    assert (evidence.resets, evidence.preempted, evidence.lost_tokens) == (1, 4, 4 * 74)
+    assert evidence.wait_ms == pytest.approx(4 * 3.56 + 1.59)
+
+
+def test_interruption():
+    """The scheduler hears of the pause after 50.6 ms; two requests are there, and four come meanwhile."""
+    [finding] = of("interruption", "shows")
+    evidence = finding.evidence
+    assert (evidence.kind, evidence.times, evidence.requests) == ("paused", 1, 6)
+    assert evidence.requests_ms == pytest.approx(2 * 79.4 + 70 + 60 + 50 + 40)
+
+
+def test_long_tail():
+    """``long`` gets its seat with the second half and decodes 50 tokens alone, 1,050 us each."""
+    [finding] = of("long-tail", "shows")
+    evidence = finding.evidence
+    assert (evidence.requests, evidence.output_tokens, evidence.usual_tokens) == (["long"], 60, 10)
+    assert evidence.tail_ms == pytest.approx(50 * 1.05)
+    assert "Send the longest requests first" in plain(finding.advice[0].message)

@@ -1,7 +1,9 @@
 """``scheduler-overhead``: time that the device waited for the host."""
 
+import polars as pl
 import pytest
 
+from schedtrace.diagnose.rules.scheduler_overhead import hidden_us
 from schedtrace.present.phrases import plain
 from tests.makers import step
 
@@ -139,3 +141,10 @@ def test_an_update_whose_length_is_not_recorded_is_not_blamed(found):
     [finding] = found(CODE, *lines)
     assert finding.evidence.update_ms == 0
     assert "schedule() took 30 % of that; the rest is" in plain(finding.message)
+
+
+def test_what_asynchronous_scheduling_hides_is_behind_the_devices_time_of_each_step():
+    """Of the second step's 900 us only 500, as it works no longer; other work may hide or not."""
+    rows = [(50, 30, 20, 1000), (900, 400, 300, 500), (200, 60, 40, 1000), (10, 5, 5, None)]
+    gaps = pl.DataFrame(rows, schema=["gap_us", "in_schedule_us", "in_update_us", "busy_us"], orient="row")
+    assert hidden_us(gaps) == (50 + 500 + 100, 50 + 500 + 200)

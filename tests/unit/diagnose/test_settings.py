@@ -219,7 +219,7 @@ def advised(setting, value):
 
 def finding_with(*advice, code="scheduler-overhead", saved=0.1):
     about = {"cause": None, "via": "recorded", "engine_rank": 0, "count": 1, "trials": [], "steps": []}
-    gain = Gain(metric="output_tokens_per_s", change_frac=0.1, saved_frac=saved, method="waits")
+    gain = Gain(metric="output_tokens_per_s", change_frac=0.1, saved_frac=saved, method="step_time")
     words = {"title": message("It"), "message": message("It is so."), "severity": "info", "share_frac": 0.09}
     return Finding(code=code, gain=gain, advice=[*advice], evidence=Evidence(), tokens=0, **words, **about)
 

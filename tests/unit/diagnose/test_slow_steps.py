@@ -160,8 +160,11 @@ def test_a_crowd_that_comes_and_goes_together_is_no_other_explanation(found):
 
 
 def test_the_first_steps(found):
-    [finding] = found(CODE, *decodes(SIZES, lambda _, number: 20 if number < 10 else 1))
-    assert (finding.evidence.kind, finding.steps) == ("first_steps", list(range(10)))
+    """They are an interruption, told once."""
+    slow = decodes(SIZES, lambda _, number: 20 if number < 10 else 1)
+    assert found(CODE, *slow) == []
+    [finding] = found("interruption", *slow)
+    assert (finding.cause, finding.steps) == ("first_steps", list(range(10)))
 
 
 def test_the_first_use_of_a_batch_size(found):

@@ -167,8 +167,11 @@ def test_shares_and_causes_as_markdown():
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
-def test_every_recorded_sample_fits_on_one_screen(sample):
-    lines = text_of(report_page(analyze([read_run(sample)]))).splitlines()
+@pytest.mark.parametrize("replays", [False, True])
+def test_every_recorded_sample_fits_on_one_screen(sample, replays):
+    lines = text_of(report_page(analyze([read_run(sample)]), replays=replays)).splitlines()
+    [command] = [line for line in lines if line.endswith("--predict")] or [None]
+    assert (command is not None) == replays
     assert sum(max(1, -(-len(line) // WIDTH)) for line in lines) <= MOST_LINES
     assert max(len(line) for line in lines if not line.startswith("  schedtrace ")) <= WIDTH
 
@@ -198,17 +201,3 @@ def test_a_cause_that_is_only_named_says_what_its_share_is_of():
     assert (
         "(long-prompt, 4 % of requests' time); KV cache too small (kv-bound, ~+10 % output tok/s)." in lines
     )
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"requests": 3}, "TTFT p50 of 3 requests 200 -> ~100 ms"),
-        ({"requests": 1}, "TTFT p50 of 1 request 200 -> ~100 ms"),
-        ({"method": "replay"}, "replayed: TTFT p50 200 -> ~100 ms"),
-    ],
-)
-def test_a_baseline_that_is_not_the_runs_says_what_it_is_of(fields, says):
-    given = {"metric": "ttft_p50_ms", "change_frac": -0.5, "before": 200, "after": 100, "saved_frac": 0.2}
-    gain = Gain(**given | {"method": "waits"} | fields)
-    assert says in text_of(page(root(0.5, words=2, gain=gain)))

@@ -504,7 +504,7 @@ def test_a_process_without_a_readable_environment_records_nothing(monkeypatch):
 
 def test_a_process_is_found_by_its_open_trace_its_child_s_and_its_environment(tmp_path, folder):
     path = Growing(folder).path
-    holds = f"import sys; file = open({str(path)!r}, 'ab'); print(); sys.stdin.read()"
+    holds = f"import sys; file = open({str(path)!r}, 'ab'); print(flush=True); sys.stdin.read()"
     reads = holds.replace("'ab'", "'rb'")
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {holds!r}])"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDTRACE_")}

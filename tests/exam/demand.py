@@ -1,0 +1,117 @@
+"""Cases 109, 115, 117 and 119, and others of the kind: what is asked of an engine, and what it can do."""
+
+import random
+from functools import partial
+
+from tests.exam.case import Machine, case
+
+SILENT = (r"\bwarning\b", r"\bcritical\b")
+NO_MORE_SEATS = (r"Too few seats", r"max-num-seqs \d")
+
+
+def stream(engine, *, requests, per_s, prompt=(50, 150), outputs=(20, 40)):
+    """Requests at random times, so many a second on average."""
+    chance, us = random.Random(109), 0.0  # noqa: S311  # a load, no secret
+    for number in range(requests):
+        us += chance.expovariate(per_s / 1e6)
+        engine.arrive(us, f"r{number}", chance.randint(*prompt), chance.randint(*outputs))
+    engine.run()
+
+
+case(
+    "109-more-than-it-can-do",
+    "max-num-seqs-bound",
+    engine={"max_num_seqs": 16, "times": Machine(500, 20, 300)},
+    says=(r"\b1[3-6]\d(\.\d)? requests/s", r"\b(7|8)\d(\.\d)?( requests)?/s", r"grew|grows", r"device"),
+    silent=NO_MORE_SEATS,
+    exits={"max_num_seqs": 100},
+)(partial(stream, requests=400, per_s=149))
+case(
+    "109b-no-limit-refuses",
+    engine={"max_num_seqs": 512, "times": Machine(500, 20, 300)},
+    says=(r"\b9\d(\.\d)? requests/s", r"grew|grows"),
+    silent=(r"Nothing limits",),
+)(partial(stream, requests=400, per_s=149))
+case(
+    "115-as-fast-with-4-seats-as-with-16",
+    "max-num-seqs-bound",
+    engine={"max_num_seqs": 4, "times": Machine(300, 15, 4000)},
+    says=(r"device",),
+    silent=NO_MORE_SEATS,
+    exits={"max_num_seqs": 100},
+)(partial(stream, requests=60, per_s=60))
+case(
+    "115b-prompts-fill-it",
+    "max-num-seqs-bound",
+    "token-budget-bound",
+    engine={"max_num_seqs": 4, "times": Machine(500, 100, 100)},
+    says=(r"device",),
+    silent=NO_MORE_SEATS,
+)(partial(stream, requests=120, per_s=40, prompt=(300, 900), outputs=(2, 6)))
+case(
+    "115c-weights-dominate",
+    "max-num-seqs-bound",
+    engine={"max_num_seqs": 4, "times": Machine(8000, 15, 60)},
+    says=(r"max-num-seqs \d", r"limit this run"),
+    silent=(r"The device is the limit",),
+    exits={"max_num_seqs": 100},
+)(partial(stream, requests=80, per_s=40))
+
+
+@case(
+    "117-bursts-of-a-client",
+    "client-limited",
+    "arrival-limited",
+    says=(r"client|burst", r"work\w* \d+ % of the time|idle"),
+    silent=(r"[Tt]oo few seats",),
+)
+def bursts_of_a_client(engine):
+    """Eight at once; when the last of them is done, nothing for 2 s, then the next eight."""
+    chance = random.Random(117)  # noqa: S311  # a load, no secret
+    left = iter(range(10))
+    open_ones = set()
+
+    def burst(us):
+        if (number := next(left, None)) is None:
+            return
+        for place in range(8):
+            open_ones.add(name := f"b{number}-{place}")
+            engine.arrive(us + 100 * place, name, 200, chance.randint(15, 45))
+
+    def done(request_id):
+        open_ones.discard(request_id)
+        if not open_ones:
+            burst(engine.clock.now_us + 2_000_000)
+
+    engine.finished = done
+    burst(0)
+    engine.run()
+
+
+@case(
+    "117b-two-clients-that-think",
+    "client-limited",
+    says=(r"\b2 clients", r"work\w* \d+ % of the time"),
+)
+def two_clients_that_think(engine):
+    """Two clients with one request open each, which think for 300 ms after an answer."""
+    sent = iter(range(2, 40))
+
+    def next_one(_):
+        if (number := next(sent, None)) is not None:
+            engine.arrive(engine.clock.now_us + 300_000, f"r{number}", 300, 20 + number % 3)
+
+    engine.finished = next_one
+    for number in range(2):
+        engine.arrive(5000 * number, f"r{number}", 300, 20)
+    engine.run()
+
+
+case(
+    "119-is-it-full",
+    says=(r"2\d(\.\d)? requests/s", r"tokens/s", r"keeps up", r"works >?\d+ % of the time", r"fullest"),
+    silent=(*SILENT, r"device is the limit"),
+)(partial(stream, requests=120, per_s=25, prompt=(100, 400)))
+case("119b-all-at-once", silent=(*SILENT, r"closed loop", r"client is the limit"))(
+    partial(stream, requests=16, per_s=1e6, outputs=(40, 40))
+)
