@@ -4,11 +4,13 @@ What a group's steps should take comes from a model of step times that is fitted
 group would spoil a model of its own.
 """
 
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import polars as pl
 
+from schedtrace.timeline.events import SLOWER
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, nearly_predicted
 from schedtrace.timeline.timeline import Timeline
 
@@ -29,6 +31,9 @@ ROUGHLY_SLOW_FACTOR = 1.1
 """What a rough model leaves: far below ``SLOW_FACTOR``, since an outlier may spoil such a model."""
 NEAR_TIE = 0.9
 """Another group that explains so much of what the best one does is named, too."""
+
+UNSURE = 0.02
+"""Of the steps of a slowdown: so exactly are its beginning and its end known."""
 
 TRAITS = {
     "logprobs": pl.col("logprobs").is_not_null(),
@@ -81,10 +86,24 @@ def slow_groups(timeline: Timeline) -> list[SlowGroup]:
     steps = steps.with_columns(log_factor=(pl.col("busy_us") / model.predicted()).log())
     spread = _spread(steps["log_factor"])
     found = [
-        slow for group in _candidates(timeline, steps) if (slow := _judged(group, steps, spread)) is not None
+        slow
+        for group in _candidates(timeline, steps)
+        if (slow := _judged(group, steps, spread)) is not None and not _of_slowdown(timeline, slow)
     ]
     found.sort(key=lambda slow: -slow.explained)
     return [slow for slow in found if slow.explained >= NEAR_TIE * found[0].explained]
+
+
+def _of_slowdown(timeline: Timeline, slow: SlowGroup) -> bool:
+    """Whether these steps are slow because the device was for a time: that tells better which ones are."""
+    slower = timeline.events.filter(pl.col("kind") == SLOWER)["step"]
+    inside = slow.steps["step"].is_in(slower.implode())
+    if 2 * inside.sum() <= slow.steps.height:
+        return False
+    alone = slow.steps.filter(~inside)
+    as_slow = alone.filter(pl.col("factor") >= math.sqrt(slow.factor)).height
+    wrong = slower.len() - inside.sum() + alone.height - as_slow
+    return bool(wrong > as_slow + UNSURE * slower.len())
 
 
 def judged_steps(timeline: Timeline) -> pl.DataFrame:

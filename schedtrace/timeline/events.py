@@ -17,6 +17,7 @@ from schedtrace.timeline.overlap import time_within
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.shares import until
+from schedtrace.timeline.slowdown import slowdown
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, nearly_predicted
 from schedtrace.timeline.timeline import Timeline
 
@@ -46,7 +47,8 @@ FEWEST_EPISODE = 3
 
 PAUSED, ASLEEP, CALLED, NO_CALL = "paused", "asleep", "called", "no_call"
 FIRST, PERIODIC, EPISODE, SCATTERED = "first_steps", "periodic", "episode", "scattered"
-KINDS = (PAUSED, ASLEEP, CALLED, NO_CALL, FIRST, PERIODIC, EPISODE, SCATTERED)
+SLOWER = "slower"
+KINDS = (PAUSED, ASLEEP, CALLED, NO_CALL, FIRST, PERIODIC, EPISODE, SCATTERED, SLOWER)
 SCHEMA = {
     "kind": pl.String,
     "trial": pl.Int64,
@@ -69,7 +71,8 @@ def events(timeline: Timeline) -> pl.DataFrame:
     * ``kind``: ``paused`` (the scheduler was, all of it or for new requests), ``asleep``, ``called`` (the
       engine's thread did what it was asked for: a call of the workers, an adapter, a reset), ``no_call`` (no
       call of ``schedule()``, and the trace does not show why); slow steps: ``first_steps`` of a trial,
-      ``periodic``, ``episode`` (in a row), ``scattered``,
+      ``periodic``, ``episode`` (in a row), ``scattered``, and ``slower``: the steps of a time in which the
+      device took longer for the same work (``slowdown.py``),
     * ``trial``, ``begin_us``, ``end_us``: of a slow step, the part of it that is too long,
     * ``step``: the slow one, else the first one afterwards,
     * ``part``: where the time went: ``device``, ``schedule``, ``update`` or ``host_gap``,
@@ -80,14 +83,21 @@ def events(timeline: Timeline) -> pl.DataFrame:
     none = pl.DataFrame(schema=SCHEMA)
     if timeline.steps.is_empty() or not timeline.busy_us:
         return none
-    slow = _slow([])
+    slow, slower = _slow([]), _slow([])
     if timeline.steps.height >= FEWEST_STEPS:
-        slow = pl.concat([_of_host(timeline), _of_device(timeline)]).sort("begin_us")
+        known = _known(timeline)
+        slower = _in_slowdown(known)
+        rest = known.filter(~pl.col("step").is_in(slower["step"].implode()))
+        slow = pl.concat([_of_host(timeline), _of_device(rest)]).sort("begin_us")
     asked = _asked(timeline)
     slow = _without(slow, asked)
     if slow["step"].n_unique() > MOST_FRAC * timeline.steps.height:
         slow = slow.clear()
-    found = pl.concat([asked, *(_by_position(timeline, slow))], how="diagonal_relaxed")
+    slower = _without(slower, pl.concat([asked, slow], how="diagonal"))
+    found = pl.concat(
+        [asked, *_by_position(timeline, slow), slower.with_columns(kind=pl.lit(SLOWER))],
+        how="diagonal_relaxed",
+    )
     found = pl.concat(
         [none, found.cast({name: SCHEMA[name] for name in found.columns if name in SCHEMA})], how="diagonal"
     ).select(*SCHEMA)
@@ -204,14 +214,18 @@ def _of_host(timeline: Timeline) -> pl.DataFrame:
     return _slow(rows)
 
 
-def _of_device(timeline: Timeline) -> pl.DataFrame:
-    """The parts of steps that took far longer on the device than others with about as much work or more."""
+def _known(timeline: Timeline) -> pl.DataFrame:
+    """The steps of which ``device_us`` can be told, and ``device_end_us``, when the device was done."""
     steps = timeline.steps
     in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
     if in_lockstep or (timeline.header.pipeline_parallel_size or 1) > 1:
-        return _slow([])
-    known = (
-        steps.with_columns(device_us=pl.coalesce("execute_us", "busy_us"))
+        steps = steps.clear()
+    executed = pl.col("start_us") + pl.col("execute_after_us") + pl.col("execute_us")
+    return (
+        steps.with_columns(
+            device_us=pl.coalesce("execute_us", "busy_us"),
+            device_end_us=pl.min_horizontal("output_us", executed),
+        )
         .filter(
             (pl.col("device_us") > 0)
             & (pl.col("total_requests") > 0)
@@ -219,6 +233,26 @@ def _of_device(timeline: Timeline) -> pl.DataFrame:
         )
         .drop_nulls(["output_us", *FEATURES])
     )
+
+
+def _in_slowdown(known: pl.DataFrame) -> pl.DataFrame:
+    """The parts of the steps of a slowdown that are too long, all by one factor."""
+    found = slowdown(known)
+    if found is None:
+        return _slow([])
+    steps, factor = found
+    return steps.select(
+        "trial",
+        begin_us=pl.col("device_end_us") - (pl.col("device_us") * (1 - 1 / factor)).cast(pl.Int64),
+        end_us="device_end_us",
+        step="step",
+        part=pl.lit("device"),
+        factor=pl.lit(factor),
+    )
+
+
+def _of_device(known: pl.DataFrame) -> pl.DataFrame:
+    """The parts of steps that took far longer on the device than others with about as much work or more."""
     modelled = _expected(known)
     if modelled is None:
         return _slow([])
@@ -247,9 +281,7 @@ def _of_device(timeline: Timeline) -> pl.DataFrame:
             like = 0.0 if math.isinf(like) else like
         expected = max(one["expected_us"], like)
         if one["device_us"] >= FAR * expected:
-            end = one["output_us"]
-            if one["execute_us"] is not None:
-                end = min(end, one["start_us"] + one["execute_after_us"] + one["execute_us"])
+            end = one["device_end_us"]
             begin = end - int(one["device_us"] - expected)
             rows.append((one["trial"], begin, end, one["step"], "device", one["device_us"] / expected))
     return _slow(rows)

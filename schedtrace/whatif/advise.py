@@ -34,8 +34,6 @@ LEAST_FRAC = 0.02
 """Goodput that a proposal gains at least."""
 WEIGHS_FRAC = 0.05
 """Root causes below this are no reason for a change."""
-INTERVALS = (4, 16)
-"""Values of ``prefill_schedule_interval`` that are tried where ranks run in lock-step."""
 RESAMPLES = 4
 
 
@@ -120,7 +118,7 @@ def candidates(base: Recorded, findings: Iterable[Finding], now: Mapping[str, An
     ]
     made += [{name: value} for name, value in menu(base, now)]
     if len(base.timelines) > 1 and is_lockstep(base.header):
-        made += [{"balance_ranks": True}, *({"prefill_schedule_interval": every} for every in INTERVALS)]
+        made.append({"balance_ranks": True})
     return [change for place, change in enumerate(made) if change not in made[:place]]
 
 

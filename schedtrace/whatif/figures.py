@@ -106,10 +106,11 @@ def measured(
             continue
         ratio = statistics.fmean(of_changed) / statistics.fmean(of_replayed)
         low, high = interval(ratio, spread.get(metric.name, []), of_was, of_replayed)
-        if (of_bound := values(metric.value, bound or ())) and low is not None and high is not None:
+        if of_bound := values(metric.value, bound or ()):
             other = statistics.fmean(of_bound) / statistics.fmean(of_replayed)
             times = other / ratio
-            low, high = min(low, (1 + low) * times - 1), max(high, (1 + high) * times - 1)
+            if low is not None and high is not None:
+                low, high = min(low, (1 + low) * times - 1), max(high, (1 + high) * times - 1)
             ratio = math.sqrt(ratio * other)
         figures.append(
             Figure(

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from schedtrace.diagnose.rank_settings import prefill_interval
 from schedtrace.diagnose.rules.allowed import why_no_async_scheduling
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.whatif.prediction import Recorded
@@ -39,7 +40,7 @@ def menu(base: Recorded, now: Mapping[str, Any]) -> list[Change]:
         now: Options of the recorded engine, as ``engine_options`` gives them.
     """
     found: dict[Change, None] = {}
-    for part in (_seats, _budget, _blocks, _thresholds, _switches):
+    for part in (_seats, _budget, _blocks, _thresholds, _switches, _cadence):
         for name, value in part(base.timelines, now):
             if now.get("num_blocks" if name == KV_BLOCKS else name) != value:
                 found[name, value] = None
@@ -113,6 +114,12 @@ def _switches(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Cha
         yield "watermark", 0.05
     if preempted and "scheduler_reserve_full_isl" in header.scheduler_config:
         yield "scheduler_reserve_full_isl", not now.get("scheduler_reserve_full_isl")
+
+
+def _cadence(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
+    """Prefills of data-parallel ranks in the same steps; vLLM 0.24 and newer."""
+    if len(timelines) > 1 and now.get("lockstep") and prefill_interval(timelines[0].header) is not None:
+        yield from (("prefill_schedule_interval", every) for every in (1, 4, 16))
 
 
 _WAITING = pl.col("num_waiting_after").fill_null(0)

@@ -214,7 +214,7 @@ class Predictor:
         same, compared = (None, None) if changes else self._same_steps()
         count = self._resamples if resamples is None else resamples
         spread = self._spread(options, count) if changes else {}
-        bound = self._bound(options) if count and changed.larger else None
+        bound = self._bound(options) if changes and changed.larger else None
         return Prediction(
             label=base.run.label,
             path=str(base.run.path),

@@ -19,6 +19,7 @@ from schedtrace.model.message import (
     Number,
     Request,
     Share,
+    Steps,
     message,
 )
 from schedtrace.model.report import Advice, Evidence, Finding
@@ -60,6 +61,8 @@ class Interruptions(Evidence, kw_only=True):
     """All of one kind."""
 
     kind: str
+    first_step: int | None
+    last_step: int | None
     times: int
     time_ms: float
     requests_ms: float
@@ -86,8 +89,8 @@ def find(timeline: Timeline) -> list[Finding]:
 
 
 def _explained(timeline: Timeline, kind: str, rows: pl.DataFrame) -> bool:
-    """Whether steps here and there are slow for what their requests ask for, which is ``slow-steps``'s."""
-    if kind not in (events.SCATTERED, events.EPISODE):
+    """Whether these steps are slow for what they share, which is ``slow-steps``'s."""
+    if kind not in (events.SCATTERED, events.EPISODE, events.SLOWER):
         return False
     shared = slow_groups(timeline)[:1]
     members = shared[0].steps["step"].implode() if shared else pl.Series([[]], dtype=pl.List(pl.Int64))
@@ -106,6 +109,8 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
     period_us = rows["period_us"].mean()
     evidence = Interruptions(
         kind=kind,
+        first_step=rows["step"].min(),  # type: ignore[arg-type]  # of integers
+        last_step=rows["step"].max(),  # type: ignore[arg-type]  # likewise
         times=rows.height,
         time_ms=time_us / 1e3,
         requests_ms=cost_us / 1e3,
@@ -159,6 +164,8 @@ def _title(evidence: Interruptions) -> Message:  # noqa: PLR0911  # one kind a l
             return message("Periodic slow steps")
         case events.EPISODE:
             return message("Slow steps in a row")
+        case events.SLOWER:
+            return message("The device was slower for a time")
         case _:
             return message("Slow steps now and then")
 
@@ -218,6 +225,14 @@ def _what(evidence: Interruptions, time_us: int) -> Message:  # noqa: PLR0911  #
                 longer=longer,
                 time=time,
             )
+        case events.SLOWER:
+            return message(
+                "The device was slower in {which}: they took {factor} times as long as the same work in "
+                "other steps, {time} in total",
+                which=Steps(evidence.first_step or 0, evidence.last_step or 0),
+                factor=_factor(evidence),
+                time=time,
+            )
         case events.EPISODE:
             return message(
                 "{steps} in a row took {longer} {where}, {time} in total",
@@ -258,12 +273,13 @@ def _message(evidence: Interruptions) -> Message:
     if longest is None:
         return lost
     where = message(
-        " The longest took {time}, {step}.",
+        " The longest took {time}{more}, {step}.",
         time=Duration(longest.length_us),
+        more=NOTHING if evidence.kind in _BETWEEN else message(" more than expected"),
         step=(
             message("before {at}", at=longest.at)
             if evidence.kind in _BETWEEN
-            else message("{at}", at=longest.at)
+            else message("in {at}", at=longest.at)
         ),
     )
     state = NOTHING
@@ -275,7 +291,7 @@ def _message(evidence: Interruptions) -> Message:
 _BETWEEN = (events.PAUSED, events.ASLEEP, events.CALLED, events.NO_CALL)
 
 
-def _advice(evidence: Interruptions) -> list[Advice]:
+def _advice(evidence: Interruptions) -> list[Advice]:  # noqa: PLR0911  # likewise
     """What to look at: no setting of the scheduler helps."""
     match evidence.kind, evidence.part:
         case (events.PAUSED, _):
@@ -290,6 +306,15 @@ def _advice(evidence: Interruptions) -> list[Advice]:
                     message=message(
                         "Send a few requests as a warm-up before the load: first steps compile kernels, "
                         "capture graphs or load code."
+                    )
+                )
+            ]
+        case (events.SLOWER, _):
+            return [
+                Advice(
+                    message=message(
+                        "Look at the device's clocks, power limit and temperature, and at who else used it "
+                        "then: no setting of the scheduler changes that."
                     )
                 )
             ]

@@ -6,7 +6,7 @@ import polars as pl
 from schedtrace.diagnose.rank_settings import SCHEDULER_CLASS, balanced, prefill_interval
 from schedtrace.diagnose.rules.common import StepExample, severity_by_weight
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Duration, Message, Number, Setting, Share, message
+from schedtrace.model.message import Code, Count, Duration, Message, Number, Setting, Share, message
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.timeline.prefill_stalls import PrefillStalls
 from schedtrace.timeline.ranks import PASS, Ranks
@@ -19,7 +19,6 @@ FOUND_FROM_FRAC = 0.01
 """Of the time of all passes."""
 RESOLVED = 2.0
 """Standard deviations that the sum of the stalls must be above 0."""
-MOST_INTERVAL = 16
 TEST = message("{option} tells whether it gains.", option=Setting("--predict"))
 
 
@@ -132,7 +131,7 @@ def find(ranks: Ranks) -> list[Finding]:
             steps=steps,
             tokens=int(stalls.own["prefill_tokens"].sum()),
             message=_message(ranks, evidence),
-            advice=_advice(ranks, stalls),
+            advice=_advice(ranks),
             evidence=evidence,
             example=_described(evidence.examples[0]),
             cost_ms=stalled_us / 1e3,
@@ -204,30 +203,20 @@ def _message(ranks: Ranks, evidence: PrefillStall) -> Message:
     )
 
 
-def _advice(ranks: Ranks, stalls: PrefillStalls) -> list[Advice]:
+def _advice(ranks: Ranks) -> list[Advice]:
     header = ranks.header
-    interval = prefill_interval(header)
-    if balanced(header) or (interval or 1) > 1:
+    if balanced(header) or (prefill_interval(header) or 1) > 1:
         return []
     advice = []
-    if interval is not None:
-        value = _interval(ranks, stalls)
-        mean_us = ranks.passes_us / ranks.passes.height
+    if prefill_interval(header) is not None:
         advice.append(
             Advice(
                 message=message(
-                    "{setting} {value} (now {now}): all ranks then admit prompts in the same steps.",
+                    "{setting} above 1, if a replay of this load shows a value that helps: {command}. All "
+                    "ranks then admit prompts in the same steps, and new requests wait for one.",
                     setting=Setting("--prefill-schedule-interval"),
-                    value=Number(value),
-                    now=Number(interval),
-                ),
-                setting="prefill_schedule_interval",
-                value=value,
-                costs=message(
-                    "A new request waits up to {steps} ({time}) longer for its first token.",
-                    steps=Count(value - 1, "step"),
-                    time=Duration((value - 1) * mean_us),
-                ),
+                    command=Code("schedtrace analyze --predict"),
+                )
             )
         )
     seats = ranks.seats
@@ -247,12 +236,6 @@ def _advice(ranks: Ranks, stalls: PrefillStalls) -> list[Advice]:
             )
         )
     return advice
-
-
-def _interval(ranks: Ranks, stalls: PrefillStalls) -> int:
-    """Steps from one prefill of a rank to its next, on average; at most ``MOST_INTERVAL``."""
-    turns = stalls.own.height / len(ranks.each)
-    return min(MOST_INTERVAL, max(2, round(ranks.passes.height / max(1.0, turns))))
 
 
 def _described(example: StallExample) -> Message:

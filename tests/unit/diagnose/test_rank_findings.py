@@ -35,7 +35,9 @@ def test_the_stall_names_the_rank_that_prefilled_and_the_one_that_waited(report_
     assert (found.code, found.engine_rank, found.engine_ranks, found.count) == ("prefill-stall", 0, [1], 6)
     assert found.steps == [5, 15, 25, 35, 45, 55]
     assert found.evidence.stalled_ms == pytest.approx(60)
-    assert [advice.setting for advice in found.advice] == ["prefill_schedule_interval"]
+    [advice] = found.advice
+    assert (advice.setting, advice.value) == (None, None)
+    assert "--prefill-schedule-interval above 1, if a replay" in plain(advice.message)
     assert "rank 1 waited longest, 60.0 ms in 6 steps" in plain(report.verdict[1])
 
 
