@@ -243,7 +243,7 @@ def _in_slowdown(known: pl.DataFrame) -> pl.DataFrame:
     steps, factor = found
     return steps.select(
         "trial",
-        begin_us=pl.col("device_end_us") - (pl.col("device_us") * (1 - 1 / factor)).cast(pl.Int64),
+        begin_us=pl.col("device_end_us") - (pl.col("device_us") * (1 - 1 / factor)).round().cast(pl.Int64),
         end_us="device_end_us",
         step="step",
         part=pl.lit("device"),

@@ -167,6 +167,21 @@ def test_the_first_steps(found):
     assert (finding.cause, finding.steps) == ("first_steps", list(range(10)))
 
 
+def test_a_device_that_got_slower_is_told_and_no_request_that_was_there(found):
+    """From step 90 on everything takes twice as long; request h is there in each of the last 60 steps."""
+    sizes = SIZES[:100] + [8] * 60
+    slow = decodes(sizes, lambda _, number: 2 if number >= 90 else 1)
+    assert found(CODE, *slow) == []
+    [finding] = found("interruption", *slow)
+    assert (finding.cause, finding.evidence.first_step, finding.evidence.last_step) == ("slower", 90, 159)
+    assert finding.evidence.factor == pytest.approx(2, rel=0.1)
+    assert plain(finding.verdict).startswith(
+        "The device was slower in steps 90-159: they took 2.0 times as long as the same work in other steps, "
+    )
+    assert "more than expected, in step" in plain(finding.message)
+    assert "clocks, power limit and temperature" in plain(finding.advice[0].message)
+
+
 def test_the_first_use_of_a_batch_size(found):
     sizes = [1 + number // 20 for number in range(160)]
     [finding] = found(CODE, *decodes(sizes, lambda _, number: 10 if number % 20 == 0 else 1))

@@ -1,5 +1,6 @@
 """``timeline.events``: interruptions, in steps of 1 ms that take 970 us on the device."""
 
+import polars as pl
 import pytest
 
 from schedtrace.model.trace_facts import Control
@@ -69,6 +70,30 @@ def test_first_steps(view_of):
 def test_slow_steps_in_a_row(view_of):
     events = view_of(*steady(longer=dict.fromkeys((20, 21, 22, 24), 5_000))).events
     assert {kind for kind, *_ in kinds(events)} == {"episode"}
+
+
+@pytest.mark.parametrize(("first", "last"), [(60, 99), (0, 39), (30, 59)])
+def test_a_device_that_is_slower_for_a_time(view_of, first, last):
+    """Steps of 970 us take 1,940, all by the same factor; which two thirds of the steps show."""
+    slow = dict.fromkeys(range(first, last + 1), 970)
+    events = view_of(*steady(100, longer=slow)).events
+    assert kinds(events) == [("slower", "device", number) for number in slow]
+    assert events["factor"].to_list() == pytest.approx([2] * len(slow))
+    assert events.select(pl.col("end_us") - pl.col("begin_us")).to_series().to_list() == [970] * len(slow)
+
+
+@pytest.mark.parametrize(("longer", "steps"), [(230, 40), (970, 15)])
+def test_slower_by_less_than_a_quarter_or_in_few_steps_is_no_such_time(view_of, longer, steps):
+    slow = dict.fromkeys(range(60, 60 + steps), longer)
+    assert "slower" not in view_of(*steady(100, longer=slow)).events["kind"].to_list()
+
+
+def test_larger_steps_do_not_make_a_slower_device(view_of):
+    """From step 60 on twice the tokens, which nobody saw before; then as before."""
+    lines = steady(100, longer=dict.fromkeys(range(60, 99), 970))
+    for number in range(60, 99):
+        lines[number].decode_tokens = 2
+    assert view_of(*lines).events.is_empty()
 
 
 def test_no_call_of_schedule(view_of):
