@@ -22,6 +22,9 @@ $(VENV)/.ready: requirements/lock.txt pyproject.toml scripts/setup.sh
 demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze it, show the answer
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
 
+# These run on all cores in processes of their own.
+test unit coverage: export POLARS_MAX_THREADS ?= 1
+
 test: setup ## Run all tests: unit, browser, contract (real scheduler), end to end (real CPU engine)
 	@echo "== tests: unit (on all cores) =="
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile tests/unit tests/docs

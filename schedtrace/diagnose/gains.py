@@ -35,8 +35,8 @@ def throughput_gain(timeline: Timeline, least_us: float, most_us: float) -> Gain
 
 
 def _gain(metric: str, low: float, high: float, *, saved_frac: float) -> Gain | None:
-    """None where the bounds are further apart than ``WIDEST_FRAC``."""
-    if high - low > WIDEST_FRAC:
+    """None where the bounds are further apart than ``WIDEST_FRAC``, or it may be none."""
+    if high - low > WIDEST_FRAC or low <= 0 <= high:
         return None
     return Gain(
         metric=metric,

@@ -227,8 +227,9 @@ class Arrival(msgspec.Struct, omit_defaults=True):
     prefix_hashes: str | None = None
     """Which prompts begin alike: 4 characters for every full block of the prompt, at most 256 blocks. Two
     prompts share their first k blocks if these texts share their first 4k characters. Hashes of vLLM's block
-    hashes, salted with random bytes per trace that are written nowhere. Null without prefix caching or KV
-    connector, and before vLLM 0.10.2."""
+    hashes, or where it makes none (without prefix caching and KV connector) of the blocks' tokens, salted
+    with random bytes per trace that are written nowhere. Null before vLLM 0.10.2, and of an image or
+    embeddings without prefix caching."""
 
 
 class Finish(msgspec.Struct, omit_defaults=True):

@@ -3,8 +3,10 @@
 import hashlib
 import os
 import re
+from array import array
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 _CHILD = re.compile(r"(\d{1,5})_(.+)", re.DOTALL)
@@ -51,16 +53,27 @@ def asked_for(request: Any) -> dict[str, Any]:
 
 
 class Prefixes:
-    """Which prompts begin alike: blocks are noted on the scheduler's thread and hashed on the writer's."""
+    """Which prompts begin alike: blocks are noted on the scheduler's thread and hashed on the writer's.
 
-    def __init__(self) -> None:
+    Args:
+        block_size: Tokens of a block where vLLM hashes none; None: then nothing is known.
+    """
+
+    def __init__(self, block_size: int | None = None) -> None:
         self._salt = Salt()
-        self._blocks: dict[str, list[Any]] = {}
+        self._block_size = block_size
+        self._blocks: dict[str, list[Any] | _Prompt] = {}
 
     def note(self, request: Any) -> None:
-        """Keep vLLM's hashes of the prompt's first full blocks; later ones are of its output."""
-        if hashes := getattr(request, "block_hashes", None):
+        """Keep vLLM's hashes of the prompt's first full blocks; later ones are of its output.
+
+        Where vLLM makes none, since nothing asks for them, the prompt itself is kept until it is hashed.
+        """
+        hashes = getattr(request, "block_hashes", None)
+        if hashes:
             self._blocks[request.request_id] = hashes[:MOST_BLOCKS]
+        elif hashes is not None and (prompt := _prompt(request, self._block_size)) is not None:
+            self._blocks[request.request_id] = prompt
 
     def forget(self, request_id: str) -> None:
         """Nobody is going to ask for it."""
@@ -69,7 +82,43 @@ class Prefixes:
     def hashes(self, request_id: str) -> str | None:
         """``Arrival.prefix_hashes``, once."""
         blocks = self._blocks.pop(request_id, None)
-        return None if blocks is None else self._salt.of_blocks(list(map(_as_bytes, blocks)))
+        if blocks is None:
+            return None
+        hashed = blocks.blocks() if isinstance(blocks, _Prompt) else map(_as_bytes, blocks)
+        return self._salt.of_blocks(list(hashed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt that vLLM does not hash."""
+
+    token_ids: Sequence[int]
+    tokens: int
+    """That are the prompt's, whatever the list grows to later."""
+    block_size: int
+    told_apart_by: str
+    """What vLLM's hashes tell apart besides tokens."""
+
+    def blocks(self) -> Iterator[bytes]:
+        """A hash of every full block and all before it."""
+        before, size = self.told_apart_by.encode(errors="surrogatepass"), self.block_size
+        for at in range(0, min(self.tokens // size, MOST_BLOCKS) * size, size):
+            block = array("q", self.token_ids[at : at + size]).tobytes()
+            before = hashlib.blake2b(before + block, digest_size=16).digest()
+            yield before
+
+
+def _prompt(request: Any, block_size: int | None) -> _Prompt | None:
+    """None: it fills no block, or is more than tokens."""
+    token_ids = getattr(request, "prompt_token_ids", None)
+    only_tokens = (
+        not getattr(request, "mm_features", None) and getattr(request, "prompt_embeds", None) is None
+    )
+    if not token_ids or not block_size or len(token_ids) < block_size or not only_tokens:
+        return None
+    lora = getattr(request, "lora_request", None)
+    told_apart_by = f"{getattr(lora, 'lora_name', None)} {getattr(request, 'cache_salt', None)}"
+    return _Prompt(token_ids, len(token_ids), block_size, told_apart_by)
 
 
 def _as_bytes(block_hash: Any) -> bytes:

@@ -186,9 +186,10 @@ class Recorder:
         except Exception as error:
             self._facts_failed(error)
 
-    def _arrival_facts(self, request: Any) -> dict[str, Any]:
+    def _arrival_facts(self, request: Any, *, update: bool) -> dict[str, Any]:
         try:
-            self._writer.prefixes.note(request)
+            if not update:
+                self._writer.prefixes.note(request)
             return self.facts.arrival(request)
         except Exception as error:
             self._facts_failed(error)
@@ -253,6 +254,7 @@ class Recorder:
             return
         try:
             lora = getattr(request, "lora_request", None)
+            update = request.request_id in scheduler.requests
             arrival = Arrival(
                 request_id=request.request_id,
                 arrived_us=self._writer.from_wall_clock(request.arrival_time),
@@ -261,8 +263,8 @@ class Recorder:
                 max_tokens=request.max_tokens,
                 priority=request.priority,
                 lora=None if lora is None else lora.lora_name,
-                streaming_update=request.request_id in scheduler.requests,
-                **self._arrival_facts(request),
+                streaming_update=update,
+                **self._arrival_facts(request, update=update),
             )
             self._writer.arrived.append(arrival)
         except Exception as error:

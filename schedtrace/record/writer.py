@@ -70,7 +70,7 @@ class Writer:
         self._synced: deque[Synced] = deque()
         self._controls: deque[Control] = deque()
         self._lost_passes = False
-        self.prefixes = Prefixes()
+        self.prefixes = Prefixes(header.block_size)
         self._anchor_ns = anchor_ns
         self._hash_ids = chosen.hash_ids
         self._wall_anchor_us = header.wall_anchor_us

@@ -1,5 +1,6 @@
 """A scheduler as an engine has it, and the ways in which requests reach it."""
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -53,6 +54,7 @@ class Engine:
         """Every request ever added, as vLLM's ``Request``."""
         caching = self.config.cache_config.enable_prefix_caching
         self._hasher = block_hasher(self.config) if caching else None
+        self._texts = itertools.count()
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
         """The scheduler."""
@@ -78,7 +80,9 @@ class Engine:
                 the same one have the same tokens), ``structured_outputs`` (for ``SamplingParams``), or
                 arguments of ``Request``: ``priority``, ``lora_request``, ...
         """
-        number = options.pop("text", len(self.requests))
+        number = options.pop("text", None)
+        if number is None:
+            number = next(self._texts)
         if isinstance(prompt, int):
             prompt = [100] * shared + [101 + number % 1800] * (prompt - shared)
         options.setdefault("arrival_time", time.time())

@@ -21,8 +21,6 @@ from schedtrace.timeline.timeline import Timeline
 
 BLOCK = 25
 """Steps: residuals of neighbours are alike, so they are drawn in blocks."""
-TOKENS_COST = 0.05
-"""Of a step: so much is clearly more than nothing."""
 MOST_STEPS = 20_000
 """Of more, evenly chosen blocks are fitted."""
 
@@ -84,25 +82,15 @@ class Fitted:
         return float(self.rows.select((pl.col("prefill_tokens") + pl.col("decode_tokens")).max()).item())
 
     def without_economies_us(self, batch: Batch) -> float:
-        """Execution in the worker if more tokens than any recorded step had gain little by being together.
+        """Execution in the worker if more tokens than any recorded step had gain nothing by being together.
 
-        Recorded steps one after the other take as long, which no device exceeds by much. Where tokens of a
-        prompt cost something in recorded steps, it is known what more of them add: twice as much, at most.
-        An upper bound where steps were too small to show what a token costs.
+        They then take as long as recorded steps do one after the other, which no device exceeds by much: an
+        upper bound where steps were too small to show what a token costs.
         """
         times = batch.batch_tokens / self.most_tokens
         if times <= 1:
             return self.device_us(batch)
-        recorded = {name: of / times for name, of in _device_columns(batch).items()}
-        alone = recorded | {
-            "prefill_tokens": 0,
-            "prefill_attention": 0,
-            "batch_tokens": recorded["decode_requests"],
-        }
-        one, without = self.fit.device.us(recorded), self.fit.device.us(alone)
-        if one - without < TOKENS_COST * one:
-            return times * one
-        return min(times * one, one + 2 * (self.device_us(batch) - one))
+        return times * self.fit.device.us({name: of / times for name, of in _device_columns(batch).items()})
 
     def residual_blocks(self, block: int = BLOCK) -> list[list[float]]:
         """Residuals in blocks of neighbours, for a replay with noise: ``exp`` of one multiplies a time."""

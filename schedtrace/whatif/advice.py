@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from schedtrace.diagnose.gains import WIDEST_FRAC
 from schedtrace.diagnose.rules import better_setting
 from schedtrace.diagnose.rules.allowed import kv_space, why_no_async_scheduling
 from schedtrace.model.message import NOTHING, Count, Message, Number, Setting, Share, given, joined, message
@@ -73,7 +74,7 @@ def judged(
             if advice.setting is not None and advice.value is not None and _can_tell(advice.setting, base)
         ]
         chosen = search.best([*menu(base, predictor.options), *proposed])
-        best = sorted(chosen, key=lambda trial: -trial.saved_frac)
+        best = sorted(chosen, key=lambda trial: -trial.middle_frac)
         advised = [_advised(trial, predictor, name, base) for trial in best]
     return _attached(findings, advised, search)
 
@@ -89,39 +90,62 @@ def _can_tell(setting: str, base: Recorded) -> bool:
 class _Advised:
     trial: Trial
     advice: Advice
-    gain: Gain
+    gain: Gain | None
+    """None: no recorded step shows whether it is one."""
 
 
 def _advised(trial: Trial, predictor: Predictor, name: str, base: Recorded) -> _Advised:
     """Advice with its gain, its interval and what else it changes."""
     prediction = predictor.predict(dict(trial.changes))
     figure = next(figure for figure in prediction.measured if figure.name == name)
-    change, low, high, was = figure.change_frac, figure.low_frac, figure.high_frac, figure.recorded
-    if name == "makespan":  # said as the rate that it is the inverse of
-        change, low, high = (None if one is None else 1 / (1 + one) - 1 for one in (change, high, low))
-    is_time = GAINS[name] == "e2e_mean_ms"
-    gain = Gain(
-        metric=GAINS[name],
-        change_frac=change or 0.0,
-        low_frac=low,
-        high_frac=high,
-        before=was if is_time else None,
-        after=was * (1 + (change or 0.0)) if is_time and was is not None else None,
-        saved_frac=saved_frac(prediction, name) or 0.0,
-        method="replay",
-    )
     single = len(trial.changes) == 1
     setting, value = trial.changes[0]
+    gain = _gain(figure)
     return _Advised(
         trial,
         Advice(
             message=joined([_change(*one, predictor, base) for one in trial.changes], " with "),
             setting=setting if single else None,
             value=value if single else None,
-            costs=_costs(prediction, name),
-            tested=_outcome(prediction, name if single else "", base),
+            costs=_costs(prediction, name) if gain else NOTHING,
+            tested=_outcome(prediction, name if single else "", base) if gain else _unsure(figure, base),
         ),
         gain,
+    )
+
+
+def _gain(figure: Figure) -> Gain | None:
+    """None where the bounds are far apart and the change may be a loss."""
+    change, low, high, was = figure.change_frac or 0.0, figure.low_frac, figure.high_frac, figure.recorded
+    if low is not None and high is not None and low < 0 < high and high - low > WIDEST_FRAC:
+        return None
+    saved = saved_frac(figure, change)
+    if figure.name == "makespan":  # said as the rate that it is the inverse of
+        low, high = (None if one is None else 1 / (1 + one) - 1 for one in (high, low))
+        change = 1 / (1 + change) - 1
+    is_time = GAINS[figure.name] == "e2e_mean_ms"
+    return Gain(
+        metric=GAINS[figure.name],
+        change_frac=change,
+        low_frac=low,
+        high_frac=high,
+        before=was if is_time else None,
+        after=was * (1 + change) if is_time and was is not None else None,
+        saved_frac=saved,
+        method="replay",
+    )
+
+
+def _unsure(figure: Figure, base: Recorded) -> Message:
+    """What a replay bounds where no recorded step is as large as those that it makes."""
+    ends = (figure.low_frac or 0.0, figure.high_frac or 0.0)
+    return message(
+        "Replayed on this load: {name} {low} to {high}, since no recorded step has more than {tokens}: a run "
+        "with it tells.",
+        name=figure.name,
+        low=Share(ends[0], signed=True),
+        high=Share(ends[1], signed=True),
+        tokens=Count(int(base.times.most_tokens), "token"),
     )
 
 
@@ -141,7 +165,9 @@ def _attached(findings: list[Finding], advised: list[_Advised], search: Search) 
     for one in advised:
         place = next((at for at, finding in enumerate(findings) if _is_about(finding, one.trial)), None)
         if place is None:
-            found.append(better_setting.finding(one.advice, one.gain, dict(one.trial.changes)))
+            found.append(
+                better_setting.finding(one.advice, one.gain, dict(one.trial.changes), GAINS[search.name])
+            )
             continue
         at = found[place]
         replayed = at.gain is not None and at.gain.method == "replay"

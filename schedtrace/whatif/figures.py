@@ -109,8 +109,8 @@ def measured(
         if of_bound := values(metric.value, bound or ()):
             other = statistics.fmean(of_bound) / statistics.fmean(of_replayed)
             times = other / ratio
-            if low is not None and high is not None:
-                low, high = min(low, (1 + low) * times - 1), max(high, (1 + high) * times - 1)
+            low, high = (ratio - 1 if one is None else one for one in (low, high))
+            low, high = min(low, (1 + low) * times - 1), max(high, (1 + high) * times - 1)
             ratio = math.sqrt(ratio * other)
         figures.append(
             Figure(

@@ -40,11 +40,19 @@ def menu(base: Recorded, now: Mapping[str, Any]) -> list[Change]:
         now: Options of the recorded engine, as ``engine_options`` gives them.
     """
     found: dict[Change, None] = {}
+    if not now.get("enable_prefix_caching") and _begin_alike(base):
+        found["enable_prefix_caching", True] = None
     for part in (_seats, _budget, _blocks, _thresholds, _switches, _cadence):
         for name, value in part(base.timelines, now):
             if now.get("num_blocks" if name == KV_BLOCKS else name) != value:
                 found[name, value] = None
     return list(found)
+
+
+def _begin_alike(base: Recorded) -> bool:
+    """Whether two prompts have their first block in common."""
+    firsts = [request.prefix[0] for load in base.loads for request in load if request.prefix]
+    return len(set(firsts)) < len(firsts)
 
 
 def _seats(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:

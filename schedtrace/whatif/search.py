@@ -5,12 +5,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from schedtrace.diagnose.rules.better_setting import LEAST_FRAC
 from schedtrace.errors import NeverEndsError, UsageError
-from schedtrace.model.prediction import Prediction
+from schedtrace.model.prediction import Figure, Prediction
 from schedtrace.whatif.menu import Change, family
 from schedtrace.whatif.prediction import Predictor
 
+LEAST_FRAC = 0.02
+"""A change that saves less is none."""
 MOST_ADVICE = 3
 """Settings that are advised, besides two of them together."""
 ENOUGH_FRAC = 0.97
@@ -27,6 +28,13 @@ class Trial:
     changes: tuple[Change, ...]
     saved_frac: float
     """Of the objective: 0.2 is a fifth less time; minus infinity: the load never ends."""
+    least_frac: float
+    """Likewise, if steps larger than recorded ones have no economies of scale."""
+
+    @property
+    def middle_frac(self) -> float:
+        """By which trials are ranked."""
+        return (self.saved_frac + self.least_frac) / 2
 
     @property
     def family(self) -> str:
@@ -54,7 +62,8 @@ class Search:
         self._expected = len(changes) + 2 * MOST_ADVICE
         for change in changes:
             self._try(change)
-        for trial in self._of_families()[:MOST_ADVICE]:
+        sure = [trial for trial in self._of_families() if trial.least_frac >= LEAST_FRAC]
+        for trial in sure[:MOST_ADVICE]:
             for value in self._between(trial.changes[0]):
                 self._try((trial.changes[0][0], value))
         singles = [self._least_of(trial) for trial in self._of_families()][:MOST_ADVICE]
@@ -63,8 +72,8 @@ class Search:
             for one, other in itertools.combinations(singles, 2)
             if (together := self._try(*one.changes, *other.changes)) is not None
         ]
-        best = max(pairs, key=lambda trial: trial.saved_frac, default=None)
-        if best is not None and best.saved_frac >= singles[0].saved_frac + LEAST_FRAC:
+        best = max(pairs, key=lambda trial: trial.middle_frac, default=None)
+        if best is not None and best.middle_frac >= singles[0].middle_frac + LEAST_FRAC:
             singles.append(best)
         return singles
 
@@ -84,12 +93,12 @@ class Search:
             try:
                 prediction = self._predictor.predict(dict(changes), resamples=0)
             except NeverEndsError:
-                self.tried[changes] = Trial(changes, -math.inf)
+                self.tried[changes] = Trial(changes, -math.inf, -math.inf)
             except UsageError:
                 self.tried[changes] = None
             else:
-                saved = saved_frac(prediction, self.name)
-                self.tried[changes] = None if saved is None else Trial(changes, saved)
+                saved = saved_between(prediction, self.name)
+                self.tried[changes] = None if saved is None else Trial(changes, saved[1], saved[0])
         return self.tried[changes]
 
     def _of_families(self) -> list[Trial]:
@@ -97,9 +106,9 @@ class Search:
         best: dict[str, Trial] = {}
         for trial in self._helpful():
             held = best.get(trial.family)
-            if held is None or trial.saved_frac > held.saved_frac:
+            if held is None or trial.middle_frac > held.middle_frac:
                 best[trial.family] = trial
-        return sorted(best.values(), key=lambda trial: -trial.saved_frac)
+        return sorted(best.values(), key=lambda trial: -trial.middle_frac)
 
     def _helpful(self) -> Iterator[Trial]:
         for trial in self.tried.values():
@@ -126,16 +135,23 @@ class Search:
         enough = [
             trial
             for trial in self._helpful()
-            if trial.changes[0][0] == name and trial.saved_frac >= ENOUGH_FRAC * best.saved_frac
+            if trial.changes[0][0] == name and trial.middle_frac >= ENOUGH_FRAC * best.middle_frac
         ]
-        if not all(isinstance(trial.changes[0][1], int) for trial in enough):
+        if not enough or not all(isinstance(trial.changes[0][1], int) for trial in enough):
             return best
         return min(enough, key=lambda trial: abs(trial.changes[0][1] - now))
 
 
-def saved_frac(prediction: Prediction, name: str) -> float | None:
-    """Share of the time that a figure stands for; a rate is the time that its work takes."""
+def saved_between(prediction: Prediction, name: str) -> tuple[float, float] | None:
+    """Least and most that a figure's interval saves (``saved_frac``)."""
     figure = next((figure for figure in prediction.measured if figure.name == name), None)
     if figure is None or figure.change_frac is None:
         return None
-    return 1 - 1 / (1 + figure.change_frac) if figure.higher_is_better else -figure.change_frac
+    ends = [figure.change_frac if one is None else one for one in (figure.low_frac, figure.high_frac)]
+    low, high = sorted(saved_frac(figure, one) for one in ends)
+    return low, high
+
+
+def saved_frac(figure: Figure, change_frac: float) -> float:
+    """Share saved of the time that a figure stands for; a rate is the time that its work takes."""
+    return 1 - 1 / (1 + change_frac) if figure.higher_is_better else -change_frac

@@ -10,8 +10,6 @@ from schedtrace.model.report import Advice, Evidence, Finding, Gain
 CODE = "better-setting"
 SUMMARY = "no other finding proposes it, but a replay of the load with another setting is better (--predict)"
 NEEDS = (Fact.TIMES, Fact.LIVES, Fact.REQUESTS)
-LEAST_FRAC = 0.02
-"""A change that saves less is none; by the middle that is said, it only may help."""
 TIMES = {"e2e_mean_ms": "requests' time", "output_tokens_per_s": "run's time"}
 """What a gain of a metric saves."""
 
@@ -21,8 +19,8 @@ class BetterSetting(Evidence, kw_only=True):
 
     settings: dict[str, Any]
     """Arguments of vLLM to their new values: one or two."""
-    saved_frac: float
-    """Of the requests' time, or of the run's."""
+    saved_frac: float | None
+    """Of the requests' time, or of the run's; None: not known."""
 
 
 def find(_: object) -> list[Finding]:
@@ -30,28 +28,30 @@ def find(_: object) -> list[Finding]:
     return []
 
 
-def finding(advice: Advice, gain: Gain, settings: dict[str, Any]) -> Finding:
+def finding(advice: Advice, gain: Gain | None, settings: dict[str, Any], metric: str) -> Finding:
     """See ``docs/findings/better-setting.md``.
 
     Args:
         advice: The change.
-        gain: Of its replay, in a metric of ``TIMES``.
+        gain: Of its replay; None: no recorded step shows whether it is one.
         settings: As the evidence.
+        metric: Of ``TIMES``.
     """
-    change, time = advice.message, TIMES[gain.metric]
-    title = message("{change} is better", change=change)
-    verdict = message(
-        "On a replay of this load {change} saves {saved} of the {time}; no other finding proposes it.",
-        change=change,
-        saved=Share(gain.saved_frac),
-        time=time,
-    )
-    if gain.saved_frac < LEAST_FRAC:
+    change, time = advice.message, TIMES[metric]
+    if gain is None:
         title = message("{change} may be better", change=change)
         verdict = message(
             "On a replay of this load {change} may save some of the {time}: no step showed what more tokens "
             "cost.",
             change=change,
+            time=time,
+        )
+    else:
+        title = message("{change} is better", change=change)
+        verdict = message(
+            "On a replay of this load {change} saves {saved} of the {time}; no other finding proposes it.",
+            change=change,
+            saved=Share(gain.saved_frac),
             time=time,
         )
     return Finding(
@@ -69,5 +69,5 @@ def finding(advice: Advice, gain: Gain, settings: dict[str, Any]) -> Finding:
         tokens=0,
         message=message("Found by replaying this load with one setting changed at a time."),
         advice=[advice],
-        evidence=BetterSetting(settings=settings, saved_frac=gain.saved_frac),
+        evidence=BetterSetting(settings=settings, saved_frac=gain.saved_frac if gain else None),
     )

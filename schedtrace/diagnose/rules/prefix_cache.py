@@ -86,9 +86,11 @@ class PrefixCache(Evidence, kw_only=True):
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/prefix-cache.md``."""
     block_size = timeline.header.block_size
-    if not timeline.header.enable_prefix_caching or not block_size:
+    if timeline.header.enable_prefix_caching is None or not block_size:
         return []
     use = cache_use(timeline)
+    if not timeline.header.enable_prefix_caching:
+        return _off(timeline, use)
     back = _returned(timeline, block_size)
     evidence = _evidence(timeline, use, back)
     missed = (evidence.missed_tokens or 0) >= MISSED_FRAC * max(1, evidence.prompt_tokens)
@@ -119,6 +121,56 @@ def find(timeline: Timeline) -> list[Finding]:
             advice=_advice(timeline, evidence, block_size, missed=missed, nothing=nothing),
             evidence=evidence,
             example=_described(example) if example else None,
+            cost_ms=cost.ms,
+            cost_frac=cost.frac,
+            cost_error_frac=cost.error_frac,
+        )
+    ]
+
+
+def _off(timeline: Timeline, use: pl.DataFrame) -> list[Finding]:
+    """Prompts begin alike, and nothing is kept of them."""
+    shared = use.filter(pl.col("shareable_tokens") > 0)
+    evidence = _evidence(timeline, use, _returned(timeline, timeline.header.block_size or 1).clear())
+    again = evidence.missed_tokens or 0
+    if again < MISSED_FRAC * max(1, evidence.prompt_tokens):
+        return []
+    share, cost = _share(timeline, shared, again), prefill_cost(timeline, again)
+    return [
+        Finding(
+            code=CODE,
+            severity=severity_by_weight(None, share),
+            title=message("Prefix caching is off"),
+            verdict=message(
+                "Prefix caching is off, and {again} of {prompt} are the beginning of an earlier one{felt}.",
+                again=Number(again),
+                prompt=Count(evidence.prompt_tokens, "prompt token"),
+                felt=_felt(share),
+            ),
+            share_frac=share,
+            cause=None,
+            via="recorded",
+            engine_rank=timeline.rank,
+            count=shared["step"].n_unique(),
+            trials=trial_numbers(shared),
+            steps=step_numbers(shared),
+            tokens=again,
+            message=message(
+                "{requests} begin as an earlier one does, by at least a full block of {size}.",
+                requests=Count(shared["request_id"].n_unique(), "prompt"),
+                size=Count(timeline.header.block_size or 0, "token"),
+            ),
+            advice=[
+                Advice(
+                    message=message(
+                        "{setting}: blocks that are still there are not computed again.",
+                        setting=Setting("--enable-prefix-caching"),
+                    ),
+                    setting="enable_prefix_caching",
+                    value=True,
+                )
+            ],
+            evidence=evidence,
             cost_ms=cost.ms,
             cost_frac=cost.frac,
             cost_error_frac=cost.error_frac,
@@ -223,13 +275,17 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
 def _verdict(share: float | None, again: int) -> Message:
     if not again:
         return message("The prefix cache gave nothing: none of the prompts found a block in it.")
-    felt_frac = share is not None and share >= LEAST_FRAC
-    felt = message(", which took {share} of the requests' time", share=Share(share)) if felt_frac else NOTHING
     return message(
         "{again} that had been computed before were not in the prefix cache and were computed again{felt}.",
         again=Count(again, "token"),
-        felt=felt,
+        felt=_felt(share),
     )
+
+
+def _felt(share: float | None) -> Message:
+    if share is None or share < LEAST_FRAC:
+        return NOTHING
+    return message(", which took {share} of the requests' time", share=Share(share))
 
 
 def _holder(evidence: PrefixCache) -> Message:

@@ -10,7 +10,8 @@ pytest.importorskip("vllm")
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
-from schedtrace.record.arrival_facts import MOST_BLOCKS
+from schedtrace.record.arrival_facts import MOST_BLOCKS, Prefixes
+from schedtrace.simulate import Driver
 from tests.contract.facts.told import Traced, events, lines, trace_file
 
 pytestmark = pytest.mark.vllm
@@ -73,9 +74,10 @@ def by_fours(text):
     return [text[place : place + 4] for place in range(0, len(text), 4)]
 
 
-def test_prompts_that_begin_alike_are_told_by_their_hashes(recording):
+@pytest.mark.parametrize("caching", [True, False])
+def test_prompts_that_begin_alike_are_told_by_their_hashes(recording, caching):
     """For every pair of prompts, the shared leading blocks are those that the tokens themselves share."""
-    engine = Traced(enable_prefix_caching=True)
+    engine = Traced(enable_prefix_caching=caching)
     for number in range(40):
         engine.add(
             f"r{number}", prompt=20 + 5 * number, shared=min(7 * number, 15 + 5 * number), max_tokens=2
@@ -94,19 +96,21 @@ def test_prompts_that_begin_alike_are_told_by_their_hashes(recording):
     assert shared == set(range(13))
 
 
-def test_a_long_prompt_has_hashes_of_its_first_blocks_only(recording):
-    engine = Traced(enable_prefix_caching=True, max_model_len=8192)
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_long_prompt_has_hashes_of_its_first_blocks_only(recording, caching):
+    engine = Traced(enable_prefix_caching=caching, max_model_len=8192)
     engine.add("long", prompt=5000, max_tokens=1)
     engine.finish()
     [entry] = events(recording, "arrived")
     assert len(entry["prefix_hashes"]) == 4 * MOST_BLOCKS
 
 
-def test_the_same_prompt_has_other_hashes_in_another_trace(tmp_path, monkeypatch):
+@pytest.mark.parametrize("caching", [True, False])
+def test_the_same_prompt_has_other_hashes_in_another_trace(tmp_path, monkeypatch, caching):
     texts = []
     for name in ("one", "other"):
         monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / name))
-        engine = Traced(enable_prefix_caching=True)
+        engine = Traced(enable_prefix_caching=caching)
         engine.add("0_r", prompt=64, max_tokens=1)
         engine.finish()
         [entry] = events(tmp_path / name, "arrived")
@@ -130,9 +134,46 @@ def test_no_hash_of_vllm_and_no_salt_is_written(recording):
     assert len({*keys}) == 2
 
 
-def test_without_prefix_caching_there_are_no_hashes(recording):
+def test_without_prefix_caching_salts_and_images_tell_prompts_apart_as_vllm_does():
+    """Equal tokens under another salt are another prompt; of an image the tokens tell nothing."""
+    engine = Driver(lambda cls: cls)
+    requests = [engine.make_request(name, prompt=64, max_tokens=1) for name in ("plain", "salted", "image")]
+    for request in requests[1:]:
+        request.prompt_token_ids = requests[0].prompt_token_ids
+    requests[1].cache_salt = "s"
+    requests[2].mm_features = [object()]
+    prefixes = Prefixes(block_size=16)
+    for request in requests:
+        prefixes.note(request)
+    plain, salted, image = (prefixes.hashes(request.request_id) for request in requests)
+    assert len(plain) == len(salted) == 4 * 4
+    assert plain[:4] != salted[:4]
+    assert image is None
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_session_keeps_the_hashes_of_its_first_part(recording, caching):
+    """The next part may come before the first one is written."""
+    engine = Traced(enable_prefix_caching=caching)
+    for text in (1, 2):
+        engine.add(f"s{text}", prompt=64, max_tokens=1, text=text, resumable=True)
+    for text in (1, 2):
+        engine.scheduler.add_request(
+            engine.make_request(f"s{text}", prompt=64, max_tokens=1, text=3, resumable=True)
+        )
+    engine.step()
+    engine.abort("s1")
+    engine.abort("s2")
+    engine.scheduler.shutdown()
+    first, second, *updates = events(recording, "arrived")
+    assert len(first["prefix_hashes"]) == 4 * 4
+    assert first["prefix_hashes"] != second["prefix_hashes"]
+    assert [update.get("prefix_hashes") for update in updates] == [None, None]
+
+
+def test_a_prompt_shorter_than_a_block_has_no_hashes(recording):
     engine = Traced()
-    engine.add("r", prompt=64, max_tokens=1)
+    engine.add("r", prompt=15, max_tokens=1)
     engine.finish()
     [entry] = events(recording, "arrived")
     assert "prefix_hashes" not in entry

@@ -76,8 +76,7 @@ def test_more_seats_do_to_it_what_they_do_to_the_clients(base, tmp_path, monkeyp
 def test_advice_is_judged_by_the_time_until_all_are_done(base):
     [first, *_] = judged([], base)
     assert first.gain.metric == "output_tokens_per_s"
-    assert first.advice[0].setting == "max_num_seqs"
-    assert first.advice[0].value >= 9
+    assert first.evidence.settings["max_num_seqs"] >= 9
 
 
 def test_the_number_of_clients_can_be_given(base):

@@ -82,6 +82,20 @@ def test_prompts_that_begin_alike_and_found_nothing(found):
     assert "10 requests found their first block of 10 tokens gone or never cached." in plain(finding.message)
 
 
+@pytest.mark.parametrize(("hashes", "tokens"), [("abc", 270), ("ab", 180), ("", None)])
+def test_prefix_caching_is_off_although_prompts_begin_alike(found, hashes, tokens):
+    """Nine of ten begin with the blocks of the first one."""
+    lines = [admits_alike(n, f"r{n}", 0, hashes) for n in range(10)]
+    findings = found(CODE, *lines, enable_prefix_caching=False)
+    assert [finding.tokens for finding in findings] == ([tokens] if tokens else [])
+    for finding in findings:
+        assert plain(finding.verdict) == (
+            f"Prefix caching is off, and {tokens} of 1,000 prompt tokens are the beginning of an earlier one."
+        )
+        [advice] = finding.advice
+        assert (advice.setting, advice.value) == ("enable_prefix_caching", True)
+
+
 def test_who_emptied_the_cache_and_what_helps(found):
     lines = [admits_alike(n, f"r{n}", 0, "abc", miss="not_cached") for n in range(10)]
     for number, keys in enumerate([10, 50, 20, 0, 30, 40, 50, 60, 55, 70]):
