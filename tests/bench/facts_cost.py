@@ -6,6 +6,7 @@ vLLM's real scheduler, driven without a model; the best of seven rounds, since o
 import os
 import time
 from collections.abc import Callable
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +64,13 @@ def costs(running: int) -> dict[str, float]:
         prefixes.note(head)
         prefixes.hashes("head")
 
+    own, unhashed = Prefixes(block_size=16), copy(head)
+    unhashed.block_hashes = []
+
+    def hashed_by_us() -> None:
+        own.note(unhashed)
+        own.hashes("head")
+
     def cpu_line() -> None:
         cpu._next_us = 0
         cpu.line(0)
@@ -85,6 +93,7 @@ def costs(running: int) -> dict[str, float]:
         ),
         "once: cache groups and settings": best_us(lambda: engine_facts(scheduler), 100),
         "writer, an arrival: 250 block hashes salted": best_us(hashed, 50),
+        "writer, an arrival without prefix caching: 250 blocks of tokens hashed": best_us(hashed_by_us, 50),
         "writer, another head refused": best_us(happened.lines, 100),
         "writer, once a second: processor time of threads": best_us(cpu_line, 100),
     }
