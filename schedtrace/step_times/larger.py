@@ -63,6 +63,8 @@ def fit_larger(
 
     Which step belongs to which sum is found by turns: fit both, give each step to the sum that is larger for
     it, until none changes (a max-affine fit). It begins with steps split by how many tokens they have.
+    The larger of two has to be clearly better; not so where all decodes had the same batch: one sum takes
+    for the cost of a request what a device that reads its weights once a step spends on any batch.
 
     Args:
         rows: As ``fit_linear``; with columns ``batch_tokens`` and ``prefill_tokens``.
@@ -88,8 +90,11 @@ def fit_larger(
     best = min(found, key=lambda larger: _error(used, measured, larger))
     if like is not None:
         return best
-    error = _error(used, measured, single)
-    return best if error - _error(used, measured, best) > max(BETTER_FRAC * error, BETTER_LOG) else single
+    error, other = _error(used, measured, single), _error(used, measured, best)
+    shared = pl.col(two[0][0])
+    if used.filter(shared > 0).select(shared.n_unique()).item() == 1:
+        return best if other <= error + BETTER_LOG else single
+    return best if error - other > max(BETTER_FRAC * error, BETTER_LOG) else single
 
 
 def _by_turns(

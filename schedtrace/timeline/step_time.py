@@ -37,7 +37,8 @@ class StepTime:
     error_frac: float
     """Median of ``abs(fitted - measured) / measured`` over these steps."""
     most_base_us: float
-    """The largest base that fits these steps as well: far above ``base_us`` where all did the same work."""
+    """The largest base that fits these steps, or those that only decode, as well: far above ``base_us`` where
+    all did the same work."""
 
     def predicted(self) -> pl.Expr:
         """Microseconds that each row of a frame with the columns ``FEATURES`` would take."""
@@ -91,8 +92,16 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
         context,
         steps=used.height,
         error_frac=round(error, 4),
-        most_base_us=max(base, _most_base(rows * (weight / spread)[:, None], measured)),
+        most_base_us=max(base, *(_most_base(*part) for part in _parts(rows, weight / spread))),
     )
+
+
+def _parts(rows: Any, weight: Any) -> list[tuple[Any, Any]]:
+    """All steps, and those that only decode: a prefill may hide what each of these costs in any case."""
+    weighted, measured = rows * weight[:, None], rows[:, -1]
+    decodes = (rows[:, 1] == 0) & (rows[:, 2] > 0)
+    parts = [(weighted, measured)]
+    return [*parts, (weighted[decodes], measured[decodes])] if decodes.sum() >= FEWEST_STEPS else parts
 
 
 def _most_base(rows: Any, measured: Any) -> float:

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.diagnose.gains import WIDEST_FRAC
 from schedtrace.diagnose.rules import better_setting
 from schedtrace.diagnose.rules.allowed import kv_space, why_no_async_scheduling
 from schedtrace.model.message import NOTHING, Count, Message, Number, Setting, Share, given, joined, message
@@ -74,7 +73,7 @@ def judged(
             if advice.setting is not None and advice.value is not None and _can_tell(advice.setting, base)
         ]
         chosen = search.best([*menu(base, predictor.options), *proposed])
-        best = sorted(chosen, key=lambda trial: -trial.middle_frac)
+        best = sorted(chosen, key=lambda trial: -trial.saved_frac)
         advised = [_advised(trial, predictor, name, base) for trial in best]
     return _attached(findings, advised, search)
 
@@ -100,7 +99,7 @@ def _advised(trial: Trial, predictor: Predictor, name: str, base: Recorded) -> _
     figure = next(figure for figure in prediction.measured if figure.name == name)
     single = len(trial.changes) == 1
     setting, value = trial.changes[0]
-    gain = _gain(figure)
+    gain = None if trial.unsure else _gain(figure)
     return _Advised(
         trial,
         Advice(
@@ -114,11 +113,8 @@ def _advised(trial: Trial, predictor: Predictor, name: str, base: Recorded) -> _
     )
 
 
-def _gain(figure: Figure) -> Gain | None:
-    """None where the bounds are far apart and the change may be a loss."""
+def _gain(figure: Figure) -> Gain:
     change, low, high, was = figure.change_frac or 0.0, figure.low_frac, figure.high_frac, figure.recorded
-    if low is not None and high is not None and low < 0 < high and high - low > WIDEST_FRAC:
-        return None
     saved = saved_frac(figure, change)
     if figure.name == "makespan":  # said as the rate that it is the inverse of
         low, high = (None if one is None else 1 / (1 + one) - 1 for one in (high, low))
@@ -165,8 +161,9 @@ def _attached(findings: list[Finding], advised: list[_Advised], search: Search) 
     for one in advised:
         place = next((at for at, finding in enumerate(findings) if _is_about(finding, one.trial)), None)
         if place is None:
+            settings, most_frac = dict(one.trial.changes), one.trial.saved_frac
             found.append(
-                better_setting.finding(one.advice, one.gain, dict(one.trial.changes), GAINS[search.name])
+                better_setting.finding(one.advice, one.gain, settings, GAINS[search.name], most_frac)
             )
             continue
         at = found[place]

@@ -10,6 +10,7 @@ import polars as pl
 
 from schedtrace.diagnose.rank_settings import prefill_interval
 from schedtrace.diagnose.rules.allowed import why_no_async_scheduling
+from schedtrace.model.causes import Cause
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.whatif.prediction import Recorded
 
@@ -78,7 +79,7 @@ def _budget(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
 
 
 def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:
-    """More KV cache where ever a tenth of it or less was free."""
+    """More KV cache where somebody was refused blocks, or ever a tenth of it or less was free."""
     blocks = now["num_blocks"]
     free = min(
         (
@@ -87,7 +88,8 @@ def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
         )
         for timeline in timelines
     )
-    if blocks and free <= 0.1:  # noqa: PLR2004  # see above
+    refused = any((timeline.exits["cause"] == Cause.KV_BLOCKS).any() for timeline in timelines)
+    if blocks and (refused or free <= 0.1):  # noqa: PLR2004  # see above
         yield from ((KV_BLOCKS, int(blocks * times)) for times in (1.5, 2, 3))
 
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from schedtrace.diagnose.gains import WIDEST_FRAC
 from schedtrace.errors import NeverEndsError, UsageError
 from schedtrace.model.prediction import Figure, Prediction
 from schedtrace.whatif.menu import Change, family
@@ -16,6 +17,9 @@ MOST_ADVICE = 3
 """Settings that are advised, besides two of them together."""
 ENOUGH_FRAC = 0.97
 """Of what the best value of a setting gains: the smallest change that reaches it is advised."""
+
+ENOUGH_UNSURE_FRAC = 0.7
+"""Likewise of one that may be a loss: the further from what was recorded, the more so."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of the replay that begins, and of how many."""
@@ -32,9 +36,9 @@ class Trial:
     """Likewise, if steps larger than recorded ones have no economies of scale."""
 
     @property
-    def middle_frac(self) -> float:
-        """By which trials are ranked."""
-        return (self.saved_frac + self.least_frac) / 2
+    def unsure(self) -> bool:
+        """Whether it may be a loss, since no recorded step is as large as those that it makes."""
+        return self.least_frac < 0 and self.saved_frac - self.least_frac > WIDEST_FRAC
 
     @property
     def family(self) -> str:
@@ -62,8 +66,7 @@ class Search:
         self._expected = len(changes) + 2 * MOST_ADVICE
         for change in changes:
             self._try(change)
-        sure = [trial for trial in self._of_families() if trial.least_frac >= LEAST_FRAC]
-        for trial in sure[:MOST_ADVICE]:
+        for trial in self._of_families()[:MOST_ADVICE]:
             for value in self._between(trial.changes[0]):
                 self._try((trial.changes[0][0], value))
         singles = [self._least_of(trial) for trial in self._of_families()][:MOST_ADVICE]
@@ -72,8 +75,8 @@ class Search:
             for one, other in itertools.combinations(singles, 2)
             if (together := self._try(*one.changes, *other.changes)) is not None
         ]
-        best = max(pairs, key=lambda trial: trial.middle_frac, default=None)
-        if best is not None and best.middle_frac >= singles[0].middle_frac + LEAST_FRAC:
+        best = max(pairs, key=lambda trial: trial.saved_frac, default=None)
+        if best is not None and best.saved_frac >= singles[0].saved_frac + LEAST_FRAC:
             singles.append(best)
         return singles
 
@@ -106,9 +109,9 @@ class Search:
         best: dict[str, Trial] = {}
         for trial in self._helpful():
             held = best.get(trial.family)
-            if held is None or trial.middle_frac > held.middle_frac:
+            if held is None or trial.saved_frac > held.saved_frac:
                 best[trial.family] = trial
-        return sorted(best.values(), key=lambda trial: -trial.middle_frac)
+        return sorted(best.values(), key=lambda trial: -trial.saved_frac)
 
     def _helpful(self) -> Iterator[Trial]:
         for trial in self.tried.values():
@@ -132,12 +135,13 @@ class Search:
         """The smallest change of that setting which gains nearly as much."""
         name = best.changes[0][0]
         now = self._predictor.now(name) or 0
+        enough_frac = ENOUGH_UNSURE_FRAC if best.unsure else ENOUGH_FRAC
         enough = [
             trial
             for trial in self._helpful()
-            if trial.changes[0][0] == name and trial.middle_frac >= ENOUGH_FRAC * best.middle_frac
+            if trial.changes[0][0] == name and trial.saved_frac >= enough_frac * best.saved_frac
         ]
-        if not enough or not all(isinstance(trial.changes[0][1], int) for trial in enough):
+        if not all(isinstance(trial.changes[0][1], int) for trial in enough):
             return best
         return min(enough, key=lambda trial: abs(trial.changes[0][1] - now))
 

@@ -13,11 +13,13 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from schedtrace.simulate import Driver as Engine
 from tests.contract.families import FAMILIES, Family
 
-__all__ = ["FAMILIES", "SEEDS", "make_script", "play"]
+__all__ = ["FAMILIES", "FEWER_STEPS", "SEEDS", "make_script", "play"]
 
 SEEDS = [1, 2, 3][: int(os.environ.get("LOAD_SEEDS", "1"))]
 """One keeps ``make test`` within CI's time; ``make compat`` plays three on every release."""
 BUSY_STEPS = 300
+FEWER_STEPS = 120
+"""Where a test compares whatever happens, and needs nothing rare to happen."""
 structured_outputs = getattr(
     vllm.sampling_params,
     "StructuredOutputsParams",
@@ -38,10 +40,10 @@ class Turn:
     throttled: bool = False
 
 
-def make_script(family: Family, seed: int) -> list[Turn]:
+def make_script(family: Family, seed: int, steps: int = BUSY_STEPS) -> list[Turn]:
     """All steps while requests arrive, and one more that ends whatever could wait for ever."""
     chance = random.Random(seed)  # noqa: S311  # a load, no secret
-    script = [Turn() for _ in range(BUSY_STEPS + 1)]
+    script = [Turn() for _ in range(steps + 1)]
     ids: list[str] = []
     for now, turn in enumerate(script[:-1]):
         while chance.random() < family.per_step / (1 + family.per_step):

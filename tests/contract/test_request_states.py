@@ -12,7 +12,7 @@ from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.timeline import make_timeline
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.loads import FAMILIES, FEWER_STEPS, make_script, play
 
 pytestmark = pytest.mark.vllm
 
@@ -66,7 +66,7 @@ def case(request, tmp_path_factory):
     folder, family = tmp_path_factory.mktemp("states") / "run", FAMILIES[request.param]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
-        engine = play(Witness(**family.engine), make_script(family, 1))
+        engine = play(Witness(**family.engine), make_script(family, 1, FEWER_STEPS))
     [trace] = read_run(folder).traces
     return request.param, engine, make_timeline(trace)
 

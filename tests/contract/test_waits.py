@@ -14,7 +14,7 @@ from schedtrace.simulate import Driver
 from schedtrace.timeline.shares import per_step, refused
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.timeline.waits import mismatches, waiting_after
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.loads import FAMILIES, FEWER_STEPS, make_script, play
 
 pytestmark = pytest.mark.vllm
 
@@ -47,7 +47,7 @@ def played(request, tmp_path_factory):
     folder, family = tmp_path_factory.mktemp("waits"), FAMILIES[request.param]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
-        engine = play(Queued(**family.engine), make_script(family, 1))
+        engine = play(Queued(**family.engine), make_script(family, 1, FEWER_STEPS))
     [trace] = read_run(folder).traces
     return request.param, engine, make_timeline(trace)
 

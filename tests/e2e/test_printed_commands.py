@@ -18,8 +18,9 @@ from tests.e2e.conftest import MODEL, REPO, schedtrace
 
 BALANCED = "--data-parallel-size 4 --scheduler-cls schedtrace.balance.BalanceScheduler"
 NOT_RUN = {
+    "schedtrace diff --run base.yaml new.yaml": "two engines; tests/e2e/test_refusals.py starts two",
     "schedtrace watch logs": "follows a run until a person ends it; --once is run",
-    "schedtrace diff --run base.yaml new.yaml --trials 8": "run with fewer trials, which is the same",
+    "schedtrace diff --run base.yaml new.yaml --trials 8": "likewise",
     f"schedtrace run --model MODEL {BALANCED}": "four engines; tests/e2e/test_ranks.py starts two",
 }
 INSTEAD = {"--model MODEL": "--model Qwen3-8B --executor simulated --gpu h100"}

@@ -28,7 +28,9 @@ def find(_: object) -> list[Finding]:
     return []
 
 
-def finding(advice: Advice, gain: Gain | None, settings: dict[str, Any], metric: str) -> Finding:
+def finding(
+    advice: Advice, gain: Gain | None, settings: dict[str, Any], metric: str, most_frac: float
+) -> Finding:
     """See ``docs/findings/better-setting.md``.
 
     Args:
@@ -36,14 +38,17 @@ def finding(advice: Advice, gain: Gain | None, settings: dict[str, Any], metric:
         gain: Of its replay; None: no recorded step shows whether it is one.
         settings: As the evidence.
         metric: Of ``TIMES``.
+        most_frac: Of its time: what the change saves at most.
     """
     change, time = advice.message, TIMES[metric]
+    share = None if gain else most_frac
     if gain is None:
         title = message("{change} may be better", change=change)
         verdict = message(
-            "On a replay of this load {change} may save some of the {time}: no step showed what more tokens "
-            "cost.",
+            "On a replay of this load {change} saves up to {saved} of the {time}, or nothing: no step showed "
+            "what more tokens cost.",
             change=change,
+            saved=Share(most_frac),
             time=time,
         )
     else:
@@ -56,10 +61,11 @@ def finding(advice: Advice, gain: Gain | None, settings: dict[str, Any], metric:
         )
     return Finding(
         code=CODE,
-        severity=severity_by_weight(gain, None),
+        severity=severity_by_weight(gain, share),
         title=title,
         verdict=verdict,
         gain=gain,
+        share_frac=share,
         cause=None,
         via="recorded",
         engine_rank=0,
