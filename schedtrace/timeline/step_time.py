@@ -37,8 +37,10 @@ class StepTime:
     error_frac: float
     """Median of ``abs(fitted - measured) / measured`` over these steps."""
     most_base_us: float
-    """The largest base that fits these steps, or those that only decode, as well: far above ``base_us`` where
-    all did the same work."""
+    """The largest base that fits these steps as well: far above ``base_us`` where all did the same work."""
+    most_decode_base_us: float = 0.0
+    """Likewise of the steps that only decode: where they all had the same batch, their whole time. A prefill
+    hides it on a device that reads its weights while it computes."""
 
     def predicted(self) -> pl.Expr:
         """Microseconds that each row of a frame with the columns ``FEATURES`` would take."""
@@ -92,16 +94,17 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
         context,
         steps=used.height,
         error_frac=round(error, 4),
-        most_base_us=max(base, *(_most_base(*part) for part in _parts(rows, weight / spread))),
+        most_base_us=max(base, _most_base(rows * (weight / spread)[:, None], measured)),
+        most_decode_base_us=_most_decode_base(rows, weight / spread),
     )
 
 
-def _parts(rows: Any, weight: Any) -> list[tuple[Any, Any]]:
-    """All steps, and those that only decode: a prefill may hide what each of these costs in any case."""
-    weighted, measured = rows * weight[:, None], rows[:, -1]
+def _most_decode_base(rows: Any, weight: Any) -> float:
+    """Of steps that only decode; 0 where these are too few."""
     decodes = (rows[:, 1] == 0) & (rows[:, 2] > 0)
-    parts = [(weighted, measured)]
-    return [*parts, (weighted[decodes], measured[decodes])] if decodes.sum() >= FEWEST_STEPS else parts
+    if decodes.sum() < FEWEST_STEPS:
+        return 0.0
+    return _most_base((rows * weight[:, None])[decodes], rows[decodes, -1])
 
 
 def _most_base(rows: Any, measured: Any) -> float:
@@ -118,7 +121,7 @@ def _most_base(rows: Any, measured: Any) -> float:
     costs, distance = nnls(same[:, :-1], same[:, -1])
     bound = distance**2 + max(4 * distance**2 / len(measured), RIDGE * len(measured))
     low, high = float(costs[0]), float(measured.max())
-    while high - low > 0.1**DIGITS * high:
+    while high - low > 0.1 ** (DIGITS + 3) * high:
         base = (low + high) / 2
         fits = nnls(same[:, 1:-1], same[:, -1] - base * same[:, 0])[1] ** 2 <= bound
         low, high = (base, high) if fits else (low, base)

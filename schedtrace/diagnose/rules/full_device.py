@@ -62,10 +62,12 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | No
     if model is None or working.is_empty() or not timeline.busy_us:
         return None
     host = timeline.engine_states.filter(~pl.col("state").is_in(["device", "idle"]))
-    fixed_us = model.most_base_us + int(host.select(LENGTH_US.sum()).item() or 0) / working.height
-    fewer = waits.steps.filter(pl.col("total_requests") > 0).select(_saved(timeline, cause)).sum().item()
+    host_us = int(host.select(LENGTH_US.sum()).item() or 0) / working.height
+    of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
+    base_us = pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)
+    each_us = _saved(timeline, cause) * (base_us + host_us)
     again_us = int(working["recomputed_tokens"].sum() or 0) * model.per_prefill_token_us
-    saved_us = fixed_us * fewer + again_us
+    saved_us = waits.steps.filter(pl.col("total_requests") > 0).select(each_us.sum()).item() + again_us
     return saved_us / (timeline.busy_us - saved_us) if saved_us < timeline.busy_us else None
 
 

@@ -57,6 +57,21 @@ def test_costs_that_no_step_tells_apart_are_alike():
     assert model.most_base_us == pytest.approx(1000, rel=0.01)
 
 
+def test_decodes_of_one_batch_may_be_all_base_though_prefills_take_less():
+    """A step with one decode takes 6,039 us; a prefill of one token would take 1,020."""
+    prefills = (pl.int_range(pl.len()) % 12 == 0).cast(pl.Int64)
+    tokens = prefills * (100 + pl.int_range(pl.len()))
+    frame = steps(400).with_columns(
+        prefill_tokens=tokens,
+        decode_tokens=1 - prefills,
+        busy_us=6039 + prefills * (20 * tokens - 5039),
+        context_tokens=pl.lit(0),
+    )
+    model = fit_step_time(frame)
+    assert model.most_base_us == pytest.approx(1000, rel=0.01)
+    assert model.most_decode_base_us == pytest.approx(6039, rel=1e-4)
+
+
 def test_steps_of_several_sizes_bound_the_base():
     assert fit_step_time(steps(100)).most_base_us == pytest.approx(1000, rel=0.02)
     noisy = steps(400).with_columns(
