@@ -179,13 +179,18 @@ def _usual_us(timeline: Timeline) -> float:
 
 def _of_host(timeline: Timeline) -> pl.DataFrame:
     """Times in which the device had nothing to do and which are far longer than usual ones of their kind."""
-    steps = timeline.steps.select(
-        "start_us",
-        "step",
-        schedule="schedule_us",
-        update="update_us",
-        there=pl.col("num_running_before") + pl.col("num_waiting_before"),
-    ).sort("start_us")
+    steps = (
+        timeline.steps.sort("start_us")
+        .with_columns(follows=pl.col("step").diff().fill_null(1) == 1)
+        .select(
+            "start_us",
+            "step",
+            "follows",
+            schedule="schedule_us",
+            update="update_us",
+            there=pl.col("num_running_before") + pl.col("num_waiting_before"),
+        )
+    )
     least = _usual_us(timeline)
     long = timeline.engine_states.with_columns(us=LENGTH_US).filter(pl.col("us") >= least).sort("end_us")
     kinds: tuple[tuple[list[str], Literal["backward", "forward"]], ...] = (
@@ -196,6 +201,9 @@ def _of_host(timeline: Timeline) -> pl.DataFrame:
         long.filter(pl.col("state").is_in(states))
         .join_asof(steps, left_on="end_us", right_on="start_us", strategy=strategy)
         .drop_nulls("there")
+        .filter(
+            (pl.col("state") != "host_gap") | pl.col("follows")
+        )  # else steps in between were not recorded
         for states, strategy in kinds
     )
     gaps = timeline.engine_states.filter(pl.col("state") == "host_gap").select(LENGTH_US.alias("us"))["us"]

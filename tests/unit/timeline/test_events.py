@@ -103,6 +103,11 @@ def test_no_call_of_schedule(view_of):
     assert cost_us(timeline, timeline.events) == 30_000
 
 
+def test_of_steps_that_were_not_recorded_nobody_knows(view_of):
+    lines = steady(later={20: 30_000})
+    assert view_of(*lines[:19], *lines[20:]).events.is_empty()
+
+
 def test_twice_as_long_is_far_and_less_is_not(view_of):
     assert view_of(*steady(longer={20: 960})).events.is_empty()
     assert view_of(*steady(longer={20: 980})).events.height == 1
