@@ -11,12 +11,13 @@ class Counted:
 
     Args:
         fitted: Answers.
-        noise: Factors for the device's time of one step after the other; empty: none.
+        noise: Factors for the device's time of one step after the other; empty: all steps take as much longer
+            than fitted as all recorded ones did together, since outliers are part of a device's time.
         economies: False: more tokens than any recorded step had gain nothing by being together.
     """
 
     def __init__(self, fitted: Fitted, noise: list[float] | None = None, *, economies: bool = True) -> None:
-        self._fitted, self._noise = fitted, noise or [1.0]
+        self._fitted, self._noise = fitted, noise or [1 + fitted.fit.error.total_frac]
         self._device_us = fitted.device_us if economies else fitted.without_economies_us
         self.steps = self.outside = self.larger = 0
         """Steps asked for; those outside what was recorded; those with more tokens than any recorded step."""

@@ -6,8 +6,9 @@ from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.counted import Counted
 
 
-def fitted(outside):
+def fitted(outside, total_frac=0.0):
     return SimpleNamespace(
+        fit=SimpleNamespace(error=SimpleNamespace(total_frac=total_frac)),
         device_us=lambda batch: 100.0 * batch.prefill_tokens,
         without_economies_us=lambda batch: 1000.0 * batch.prefill_tokens,
         most_tokens=2.0,
@@ -34,6 +35,12 @@ def test_without_economies_of_scale():
 def test_noise_multiplies_one_step_after_the_other_and_begins_anew():
     counted = Counted(fitted(()), noise=[2.0, 0.5])
     assert [counted.device_us(batch(1)) for _ in range(3)] == [200.0, 50.0, 200.0]
+
+
+def test_outliers_are_part_of_the_devices_time():
+    """All recorded steps took a quarter longer together than their fit, which outliers do not rule."""
+    assert Counted(fitted((), total_frac=0.25)).device_us(batch(1)) == 125.0
+    assert Counted(fitted((), total_frac=0.25), noise=[2.0]).device_us(batch(1)) == 200.0
 
 
 def test_all_else_is_the_fits():
