@@ -131,6 +131,11 @@ class Finding(msgspec.Struct, kw_only=True):
         of_run = self.cost_frac if self.cost_of == "run" else None
         return max(self.share_frac or 0.0, of_run or 0.0)
 
+    @property
+    def place(self) -> tuple[bool, bool, float]:
+        """What findings are sorted by: root causes before symptoms, those that lead, then by weight."""
+        return not self.title, not self.leads, -self.weight
+
 
 MAX_STEPS = 100
 """Step numbers that a finding lists."""

@@ -80,12 +80,16 @@ class Prefixes:
         self._blocks.pop(request_id, None)
 
     def hashes(self, request_id: str) -> str | None:
-        """``Arrival.prefix_hashes``, once."""
+        """``Arrival.prefix_hashes``, once; None where the tokens of a prompt are no numbers."""
         blocks = self._blocks.pop(request_id, None)
         if blocks is None:
             return None
-        hashed = blocks.blocks() if isinstance(blocks, _Prompt) else map(_as_bytes, blocks)
-        return self._salt.of_blocks(list(hashed))
+        if not isinstance(blocks, _Prompt):
+            return self._salt.of_blocks([_as_bytes(one) for one in blocks])
+        try:
+            return self._salt.of_blocks(list(blocks.blocks()))
+        except (TypeError, OverflowError):
+            return None
 
 
 @dataclass(frozen=True, slots=True)

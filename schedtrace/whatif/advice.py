@@ -75,7 +75,7 @@ def judged(
         chosen = search.best([*menu(base, predictor.options), *proposed])
         best = sorted(chosen, key=lambda trial: -trial.saved_frac)
         advised = [_advised(trial, predictor, name, base) for trial in best]
-    return _attached(findings, advised, search)
+    return attached(findings, advised, search)
 
 
 def _can_tell(setting: str, base: Recorded) -> bool:
@@ -86,21 +86,23 @@ def _can_tell(setting: str, base: Recorded) -> bool:
 
 
 @dataclass(frozen=True)
-class _Advised:
+class Advised:
+    """A trial in words."""
+
     trial: Trial
     advice: Advice
     gain: Gain | None
     """None: no recorded step shows whether it is one."""
 
 
-def _advised(trial: Trial, predictor: Predictor, name: str, base: Recorded) -> _Advised:
+def _advised(trial: Trial, predictor: Predictor, name: str, base: Recorded) -> Advised:
     """Advice with its gain, its interval and what else it changes."""
     prediction = predictor.predict(dict(trial.changes))
     figure = next(figure for figure in prediction.measured if figure.name == name)
     single = len(trial.changes) == 1
     setting, value = trial.changes[0]
     gain = None if trial.unsure else _gain(figure)
-    return _Advised(
+    return Advised(
         trial,
         Advice(
             message=joined([_change(*one, predictor, base) for one in trial.changes], " with "),
@@ -155,11 +157,12 @@ def _change(name: str, value: Any, predictor: Predictor, base: Recorded) -> Mess
     return message("{option} {value} (now {now})", option=Setting(_option(name)), value=said[0], now=said[1])
 
 
-def _attached(findings: list[Finding], advised: list[_Advised], search: Search) -> list[Finding]:
-    """Each advice at the finding whose limit it moves, or at one of its own."""
+def attached(findings: list[Finding], advised: list[Advised], search: Search) -> list[Finding]:
+    """Each advice at the finding whose limit it moves, of several the one that leads, or at its own."""
     found = [_without_tried(finding, search) for finding in findings]
+    order = sorted(range(len(found)), key=lambda at: found[at].place)  # without the estimates
     for one in advised:
-        place = next((at for at, finding in enumerate(findings) if _is_about(finding, one.trial)), None)
+        place = next((at for at in order if _is_about(findings[at], one.trial)), None)
         if place is None:
             settings, most_frac = dict(one.trial.changes), one.trial.saved_frac
             found.append(
@@ -173,7 +176,7 @@ def _attached(findings: list[Finding], advised: list[_Advised], search: Search) 
             advice=[*at.advice, one.advice] if replayed else [one.advice, *at.advice],
             gain=at.gain if replayed else one.gain,
         )
-    return sorted(found, key=lambda finding: (not finding.title, not finding.leads, -finding.weight))
+    return sorted(found, key=lambda finding: finding.place)
 
 
 def _is_about(finding: Finding, trial: Trial) -> bool:

@@ -38,4 +38,6 @@ def main(directory: Path, wanted: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] in ([], ["--help"]):
+        sys.exit(__doc__)
     main(Path(sys.argv[1]), sys.argv[2:])

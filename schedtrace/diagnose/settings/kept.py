@@ -21,7 +21,7 @@ def without_followed(findings: list[Finding], settings: Sequence[EffectiveSettin
     """
     overridden = {setting.name: setting for setting in settings if setting.origin == "overridden"}
     found = [_without(finding, overridden) for finding in findings]
-    return sorted(found, key=lambda finding: (not finding.title, not finding.leads, -finding.weight))
+    return sorted(found, key=lambda finding: finding.place)
 
 
 def _without(finding: Finding, overridden: dict[str, EffectiveSetting]) -> Finding:

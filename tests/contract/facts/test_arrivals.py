@@ -151,6 +151,15 @@ def test_without_prefix_caching_salts_and_images_tell_prompts_apart_as_vllm_does
     assert image is None
 
 
+def test_tokens_that_are_no_integers_have_no_hashes():
+    request = Driver(lambda cls: cls).make_request("r", prompt=64, max_tokens=1)
+    prefixes = Prefixes(block_size=16)
+    for odd in (1.5, None, 2**70):
+        request.prompt_token_ids = [odd] * 64
+        prefixes.note(request)
+        assert prefixes.hashes("r") is None
+
+
 @pytest.mark.parametrize("caching", [True, False])
 def test_a_session_keeps_the_hashes_of_its_first_part(recording, caching):
     """The next part may come before the first one is written."""

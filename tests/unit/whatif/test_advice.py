@@ -1,0 +1,72 @@
+"""Where advice that was replayed stands in a report."""
+
+from types import SimpleNamespace
+
+from schedtrace.model.message import Setting, message
+from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.whatif.advice import Advised, attached
+from schedtrace.whatif.search import Trial
+
+NOTHING_TRIED = SimpleNamespace(families=set(), tried={}, name="E2E mean", refuted=lambda _: None)
+
+
+def a_finding(code, share, *options, gain=None):
+    advice = [Advice(message=message("{option} 1", option=Setting(option))) for option in options]
+    about = {
+        "cause": None,
+        "via": "recorded",
+        "engine_rank": 0,
+        "count": 1,
+        "trials": [],
+        "steps": [],
+        "tokens": 0,
+    }
+    return Finding(
+        code=code,
+        severity="warning",
+        title=message("of a rule"),
+        share_frac=share,
+        gain=gain,
+        message=message("x"),
+        advice=advice,
+        evidence=Evidence(),
+        **about,
+    )
+
+
+def a_gain(saved, method="replay"):
+    return Gain(metric="e2e_mean_ms", change_frac=-saved, saved_frac=saved, method=method)
+
+
+def advised(setting, saved):
+    advice = Advice(message=message("a replayed one"), setting=setting, value=9)
+    return Advised(Trial(((setting, 9),), saved, saved), advice, a_gain(saved))
+
+
+def test_of_two_findings_that_name_a_setting_the_one_that_leads_has_the_advice():
+    seats = a_finding("seats", 0.2, "--max-num-seqs", "--num-gpu-blocks-override")
+    kv = a_finding("kv", 0.5, "--num-gpu-blocks-override")
+    found = attached([seats, kv], [advised("num_gpu_blocks_override", 0.4)], NOTHING_TRIED)
+    assert [(one.code, one.gain and one.gain.saved_frac) for one in found] == [("kv", 0.4), ("seats", None)]
+    assert [one.setting for one in found[0].advice] == ["num_gpu_blocks_override", None]
+
+
+def test_an_estimate_that_was_replayed_ranks_no_finding():
+    """Its value was tried; nothing of it is left, and its share is the smaller one."""
+    seats = a_finding("seats", 0.2, gain=a_gain(0.9, "step_time"))
+    seats.advice = [
+        Advice(
+            message=message("{option} 9", option=Setting("--max-num-seqs")), setting="max_num_seqs", value=9
+        ),
+        Advice(message=message("{option} 1", option=Setting("--num-gpu-blocks-override"))),
+    ]
+    kv = a_finding("kv", 0.5, "--num-gpu-blocks-override")
+    tried = {(("max_num_seqs", 9),): Trial((("max_num_seqs", 9),), 0.4, 0.4)}
+    search = SimpleNamespace(families={"max_num_seqs"}, tried=tried, name="E2E mean", refuted=lambda _: None)
+    found = attached([seats, kv], [advised("num_gpu_blocks_override", 0.4)], search)
+    assert [(one.code, one.gain and one.gain.saved_frac) for one in found] == [("kv", 0.4), ("seats", None)]
+
+
+def test_what_no_finding_names_has_one_of_its_own():
+    found = attached([a_finding("kv", 0.1)], [advised("max_num_seqs", 0.4)], NOTHING_TRIED)
+    assert [one.code for one in found] == ["better-setting", "kv"]
