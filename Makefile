@@ -24,6 +24,7 @@ demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze
 
 # These run on all cores in processes of their own.
 test unit coverage: export POLARS_MAX_THREADS ?= 1
+test unit coverage: export OMP_NUM_THREADS ?= 1
 
 test: setup ## Run all tests: unit, browser, contract (real scheduler), end to end (real CPU engine)
 	@echo "== tests: unit (on all cores) =="

@@ -21,6 +21,9 @@ ENOUGH_FRAC = 0.97
 ENOUGH_UNSURE_FRAC = 0.7
 """Likewise of one that may be a loss: the further from what was recorded, the more so."""
 
+MOST_LOST = 2.0
+"""A change that may lose more than so many times what it may gain is not advised."""
+
 Progress = Callable[[int, int], None]
 """Called with the number of the replay that begins, and of how many."""
 
@@ -39,6 +42,13 @@ class Trial:
     def unsure(self) -> bool:
         """Whether it may be a loss, since no recorded step is as large as those that it makes."""
         return self.least_frac < 0 and self.saved_frac - self.least_frac > WIDEST_FRAC
+
+    @property
+    def helps(self) -> bool:
+        """Whether it saves enough, and is no worse a risk than a chance."""
+        return self.saved_frac >= LEAST_FRAC and not (
+            self.unsure and -self.least_frac > MOST_LOST * self.saved_frac
+        )
 
     @property
     def family(self) -> str:
@@ -115,7 +125,7 @@ class Search:
 
     def _helpful(self) -> Iterator[Trial]:
         for trial in self.tried.values():
-            if trial is not None and len(trial.changes) == 1 and trial.saved_frac >= LEAST_FRAC:
+            if trial is not None and len(trial.changes) == 1 and trial.helps:
                 yield trial
 
     def _between(self, change: Change) -> list[int]:

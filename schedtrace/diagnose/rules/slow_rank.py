@@ -47,6 +47,8 @@ class SlowRank(Evidence, kw_only=True):
     rank: int
     factor: float | None
     lockstep: bool
+    work_of: int
+    """The rank whose average step is compared: of a slow rank that holds far more, another one's."""
     own_us: float
     others_us: float
     ranks: list[RankPace]
@@ -123,9 +125,12 @@ def _message(evidence: SlowRank) -> Message:
             others=others,
         )
     return message(
-        "An average step of rank {rank} takes {own} there; by the other ranks' step times it takes {others}. "
-        "Compared are {ranks}.",
-        rank=Number(evidence.rank),
+        "An average step of rank {rank} takes {own} {there}; by the other ranks' step times it takes "
+        "{others}. Compared are {ranks}.",
+        rank=Number(evidence.work_of),
+        there="there"
+        if evidence.work_of == evidence.rank
+        else message("on rank {rank}", rank=Number(evidence.rank)),
         own=own,
         others=others,
         ranks=Count(len(evidence.ranks), "rank"),
@@ -138,34 +143,34 @@ def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
     if len(paces) < 2:  # noqa: PLR2004  # likewise
         return None
     factors, least = {}, {}
+    compared: dict[int, tuple[int, dict[str, float]]] = {}
     for number, own in paces.items():
-        others = [
-            pace
-            for other, pace in paces.items()
-            if other != number and own.knows(pace.work) and pace.knows(own.work)
-        ]
-        if not others:
-            continue
-        both = [
-            [own.expected_us(work) / max(1.0, other.expected_us(work)) for work in (own.work, other.work)]
-            for other in others
-        ]
-        factors[number] = median(sum(pair) / 2 for pair in both)
-        least[number] = median(min(pair) for pair in both)
+        ratios = []
+        for other, pace in paces.items():
+            works = {} if other == number else own.works_of_both(pace, number, other)
+            if works:
+                ratios.append(
+                    [own.expected_us(one) / max(1.0, pace.expected_us(one)) for one in works.values()]
+                )
+                compared.setdefault(number, next(iter(works.items())))
+        if ratios:
+            factors[number] = median(sum(one) / len(one) for one in ratios)
+            least[number] = median(min(one) for one in ratios)
     if not factors:
         return None
     slowest = max(factors, key=lambda number: factors[number])
     error = max(pace.model.error_frac for pace in paces.values())
     if least[slowest] < max(SLOW_FACTOR, 1 + ERRORS * error):
         return None
-    pace, factor = paces[slowest], factors[slowest]
-    others_us = median(one.expected_us(pace.work) for number, one in paces.items() if number != slowest)
+    pace, factor, (whose, work) = paces[slowest], factors[slowest], compared[slowest]
+    others_us = median(one.expected_us(work) for number, one in paces.items() if number != slowest)
     lost = sum(rank.requests_us for rank in ranks.each if rank.number == slowest) * (1 - 1 / factor)
     evidence = SlowRank(
         rank=slowest,
         factor=factor,
         lockstep=False,
-        own_us=pace.expected_us(pace.work),
+        work_of=whose,
+        own_us=pace.expected_us(work),
         others_us=others_us,
         ranks=[RankPace(rank=number, factor=factors[number]) for number in factors],
     )
@@ -210,6 +215,7 @@ def _in_lockstep(ranks: Ranks) -> tuple[SlowRank, float] | None:
         rank=slowest,
         factor=own / other if other else None,
         lockstep=True,
+        work_of=slowest,
         own_us=1000 * own,
         others_us=1000 * other,
         ranks=[],

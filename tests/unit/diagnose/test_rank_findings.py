@@ -154,6 +154,22 @@ def test_an_independent_rank_that_takes_half_as_long_again(report_of):
     assert found.share_frac == pytest.approx(0.6 * (1 - 1 / factor), rel=0.005)
 
 
+def test_an_independent_rank_so_slow_that_its_requests_pile_up(report_of):
+    """Rank 0 never has as many; what an average step of its takes both have shown."""
+    passes = [
+        [
+            (5 - step // 10, 500 if step % 10 == 5 else 0),
+            (24 if step < 30 else 3, 500 if step % 10 == 5 else 0),
+        ]
+        for step in range(40)
+    ]
+    found = slow_rank(report_of(passes, lockstep=False, factors=[1.0, 2.0]))
+    evidence = found.evidence
+    assert (evidence.rank, evidence.work_of) == (1, 0)
+    assert (evidence.own_us, evidence.others_us) == pytest.approx((12_500, 6_150), rel=0.005)
+    assert plain(found.message).startswith("An average step of rank 0 takes 12.5 ms on rank 1; by the other")
+
+
 def test_equal_independent_ranks_of_which_one_has_more_to_do(report_of):
     passes = [
         [(8 - step // 10 % 4, 500 if step % 10 == 5 else 0), (12, 500 if step % 5 == 2 else 0)]

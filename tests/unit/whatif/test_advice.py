@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from schedtrace.model.message import Setting, message
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.whatif.advice import Advised, attached
@@ -70,3 +72,11 @@ def test_an_estimate_that_was_replayed_ranks_no_finding():
 def test_what_no_finding_names_has_one_of_its_own():
     found = attached([a_finding("kv", 0.1)], [advised("max_num_seqs", 0.4)], NOTHING_TRIED)
     assert [one.code for one in found] == ["better-setting", "kv"]
+
+
+@pytest.mark.parametrize(
+    ("most", "least", "helps"),
+    [(0.1, 0.05, True), (0.01, 0.0, False), (0.3, -0.5, True), (0.1, -0.5, False), (0.05, -0.01, True)],
+)
+def test_what_may_lose_far_more_than_it_may_gain_is_no_advice(most, least, helps):
+    assert Trial((("max_num_batched_tokens", 512),), most, least).helps is helps
