@@ -34,11 +34,6 @@ class Pace:
         """Whether its steps had about as much of each feature: far beyond, a model guesses."""
         return all(self.least[name] / BEYOND <= work[name] <= self.most[name] * BEYOND for name in FEATURES)
 
-    def works_of_both(self, other: "Pace", number: int, of_other: int) -> dict[int, dict[str, float]]:
-        """Rank to its mean work, of those which both have about done: a slow rank may hold far more."""
-        works = {number: self.work, of_other: other.work}
-        return {rank: work for rank, work in works.items() if self.knows(work) and other.knows(work)}
-
     def expected_us(self, work: dict[str, float]) -> float:
         """What a step with this work takes on the rank."""
         return float(pl.DataFrame(work).select(self.model.predicted()).item())

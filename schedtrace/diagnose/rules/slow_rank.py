@@ -138,7 +138,11 @@ def _message(evidence: SlowRank) -> Message:
 
 
 def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
-    """By each rank's model of step times, at the other ranks' work and at its own."""
+    """By each rank's model of step times, at the other ranks' work and at its own if they know that, too.
+
+    A slow rank may hold far more than the others ever had. Not the other way round: what a busy rank's model
+    says of small batches may be too little, as times have a floor.
+    """
     paces = {rank.number: rank.pace for rank in ranks.each if rank.pace is not None}
     if len(paces) < 2:  # noqa: PLR2004  # likewise
         return None
@@ -147,12 +151,12 @@ def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
     for number, own in paces.items():
         ratios = []
         for other, pace in paces.items():
-            works = {} if other == number else own.works_of_both(pace, number, other)
-            if works:
+            if other != number and own.knows(pace.work):
+                works = {other: pace.work} | ({number: own.work} if pace.knows(own.work) else {})
                 ratios.append(
                     [own.expected_us(one) / max(1.0, pace.expected_us(one)) for one in works.values()]
                 )
-                compared.setdefault(number, next(iter(works.items())))
+                compared.setdefault(number, [*works.items()][-1])
         if ratios:
             factors[number] = median(sum(one) / len(one) for one in ratios)
             least[number] = median(min(one) for one in ratios)
