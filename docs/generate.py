@@ -26,18 +26,18 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from schedtrace.diagnose import catalogue
 from schedtrace.model import (
-    catalogue,
     causes,
     comparison,
-    front_end,
+    front_end_lines,
     life,
+    limits,
     manifest,
     report,
-    settings,
     statistics,
     story,
-    sweep,
+    sweep_result,
     trace,
     trace_facts,
 )
@@ -46,29 +46,29 @@ DOCS = Path(__file__).parent
 MODULES = {
     "trace": trace,
     "trace_facts": trace_facts,
-    "front_end": front_end,
+    "front_end": front_end_lines,
     "manifest": manifest,
     "report": report,
     "statistics": statistics,
-    "settings": settings,
+    "settings": limits,
     "comparison": comparison,
     "story": story,
     "life": life,
     "catalogue": catalogue,
-    "sweep": sweep,
+    "sweep": sweep_result,
 }
 LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)
 """Kinds of lines; a type checker takes a delta, which is made at run time, for any line."""
 SCHEMAS = {
     "trace-line": (Union[LINES], "One line of engine-<rank>.jsonl"),  # noqa: UP007  # made at run time
-    "front-end-line": (front_end.FrontEndLine, "One line of front-end-<pid>.jsonl"),
+    "front-end-line": (front_end_lines.FrontEndLine, "One line of front-end-<pid>.jsonl"),
     "manifest": (manifest.Manifest, "run.json"),
     "report": (report.Report, "What schedtrace analyze --format json prints"),
     "comparison": (comparison.Comparison, "What schedtrace diff --format json prints"),
     "step": (story.StepStory, "What schedtrace step --format json prints"),
     "request": (life.Life, "What schedtrace request --format json prints"),
     "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
-    "sweep": (sweep.Sweep, "What schedtrace sweep --format json prints"),
+    "sweep": (sweep_result.Sweep, "What schedtrace sweep --format json prints"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MESSAGE_TEXT = "The sentence as text, made from the template and its arguments."

@@ -17,7 +17,7 @@ RELATIVE = 1e-9
 FITS = {
     "schedtrace.timeline.step_time": ("fit_step_time", "fit_line", "nearly_predicted"),
     "schedtrace.step_times.linear": ("fit_linear",),
-    "schedtrace.compare.statistics": ("change_interval",),
+    "schedtrace.compare.significance": ("change_interval",),
     "schedtrace.diagnose.rules.slow_rank": ("_rates",),
 }
 """Modules and their functions that fit. In an order in which none is imported before it is perturbed."""

@@ -1,4 +1,4 @@
-"""vLLM's own scheduler classes with the gate of ``gate.py`` before their admissions, and nothing else.
+"""vLLM's own scheduler classes with a gate before their admissions, and nothing else.
 
 ``schedule()`` stays vLLM's. While the gate is closed it is called with as many seats as are taken, so its
 waiting loop ends where it ends without a free seat. vLLM 0.10 to 0.33 read that number there and, in 0.10 to
@@ -10,7 +10,20 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from schedtrace.balance.gate import closed
+
+def closed(own: int, ranks: Sequence[int], max_num_seqs: int) -> bool:
+    """Whether a rank admits no request, neither a new nor a preempted one.
+
+    No rank admits while one of them runs ``max_num_seqs - 1`` requests or more. A rank that runs none may
+    always admit: so each rank with requests has one to run, and the ranks cannot wait for each other.
+
+    Args:
+        own: Requests that run on this rank now.
+        ranks: Requests that ran on each rank, this one included, when they were gathered last. With fewer
+            than two ranks there is nobody to wait for, and the gate is open.
+        max_num_seqs: Seats of each rank.
+    """
+    return own > 0 and len(ranks) > 1 and max(ranks) >= max_num_seqs - 1
 
 
 class _Gate:

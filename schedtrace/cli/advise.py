@@ -6,8 +6,16 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import ConcurrencyOption, FormatOption, require_vllm, show, stderr_console
-from schedtrace.cli.ranks import DataParallelSize, Router, changes_of_ranks
+from schedtrace.cli.options import (
+    ConcurrencyOption,
+    DataParallelSize,
+    FormatOption,
+    Router,
+    changes_of_ranks,
+    require_vllm,
+    show,
+    stderr_console,
+)
 from schedtrace.present.renderers import Format
 
 
@@ -31,7 +39,7 @@ def advise(
     together, with vLLM's own scheduler. Proposes at most three, with what each costs and how to try it.
     """
     from schedtrace.cli.runs import one_run
-    from schedtrace.present.pages.proposals import proposals_page
+    from schedtrace.present.pages.prediction import proposals_page
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
     from schedtrace.whatif.objective import parse_slo
@@ -40,8 +48,8 @@ def advise(
     require_vllm()
     from schedtrace.whatif.advise import advise as proposed
     from schedtrace.whatif.prediction import recorded
-    from schedtrace.whatif.sweep_pools import LocalPool
-    from schedtrace.whatif.sweep_sources import recorded_work
+    from schedtrace.whatif.sweep import recorded_work
+    from schedtrace.whatif.sweep_play import LocalPool
 
     base = recorded(one_run(run), load(step_times) if step_times else None, concurrency)
     work, most = recorded_work(base), jobs or os.cpu_count() or 1

@@ -14,6 +14,7 @@ from schedtrace.present.renderers import Format
 if TYPE_CHECKING:
     from schedtrace.model.comparison import MetricChange
 
+
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -81,7 +82,7 @@ def diff(
 def _regression(fail_on: list[str] | None) -> "Callable[[MetricChange], bool]":
     if not fail_on:
         return lambda _: False
-    from schedtrace.compare.regression import regressed  # takes a second, for the statistics
+    from schedtrace.compare.metric_changes import regressed  # takes a second, for the statistics
 
     return regressed(fail_on)
 

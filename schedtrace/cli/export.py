@@ -30,7 +30,7 @@ def export(
     Perfetto and Chrome JSON show requests, steps and counters on the clock of a torch profile.
     """
     from schedtrace.cli.runs import one_run
-    from schedtrace.export.files import export as write_files
+    from schedtrace.export.exports import export as write_files
     from schedtrace.present.phrases import plain
     from schedtrace.present.progress import CountBar
 

@@ -62,8 +62,8 @@ def load_of(context: typer.Context, source: str) -> "Workload":
         UsageError: an option was given that does not go with the source.
         InputError: the file cannot be read.
     """
-    from schedtrace.workloads.files import open_workload
     from schedtrace.workloads.random_load import DEFAULT_OUTPUT_LEN, DEFAULT_PROMPTS, random_workload
+    from schedtrace.workloads.workload_files import open_workload
 
     for name in OF_FILES if source == "random" else OF_RANDOM:
         if was_given(context, name):

@@ -26,7 +26,7 @@ from schedtrace.cli import (
 )
 from schedtrace.cli.options import say
 from schedtrace.errors import ExitCode, SchedtraceError
-from schedtrace.model.ids import capped, shortened
+from schedtrace.model.printable import capped, shortened
 
 LONGEST_ARGUMENT = 1000
 """Characters of one that is quoted as it is: paths may be long."""

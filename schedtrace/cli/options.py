@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from schedtrace.present.sections import Page
     from schedtrace.timeline.window import Window
+from typing import Literal
 
 FormatOption = Annotated[
     Format,
@@ -183,3 +184,20 @@ def option_names(context: "typer.Context") -> list[str]:
 def _pipe_width() -> int:
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) else 100
+
+
+DataParallelSize = Annotated[
+    int | None, typer.Option(min=1, help="Data-parallel ranks (default: as recorded).")
+]
+Router = Annotated[
+    Literal["vllm", "round-robin", "least-running", "least-tokens"] | None,
+    typer.Option(
+        help="Route requests anew: as vLLM's front end, in turn, to the fewest requests or the fewest tokens."
+    ),
+]
+
+
+def changes_of_ranks(data_parallel_size: int | None, router: str | None) -> dict[str, Any]:
+    """What was given, as changes of settings."""
+    given = {"data_parallel_size": data_parallel_size, "router": router}
+    return {name: value for name, value in given.items() if value is not None}

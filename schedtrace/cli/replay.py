@@ -5,8 +5,15 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import ConcurrencyOption, FormatOption, show, stderr_console
-from schedtrace.cli.ranks import DataParallelSize, Router, changes_of_ranks
+from schedtrace.cli.options import (
+    ConcurrencyOption,
+    DataParallelSize,
+    FormatOption,
+    Router,
+    changes_of_ranks,
+    show,
+    stderr_console,
+)
 from schedtrace.present.renderers import Format
 
 

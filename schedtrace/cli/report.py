@@ -31,7 +31,7 @@ def report(
     """
     from schedtrace.cli.runs import one_run
     from schedtrace.diagnose.analyze import Timelines, analyze_run
-    from schedtrace.model import private
+    from schedtrace.model import safe_files
     from schedtrace.present.progress import CountBar
     from schedtrace.present.report.page import comparison_html, run_html
 
@@ -54,7 +54,7 @@ def report(
 
             html = comparison_html(compare(base=found[0], new=found[1]), found)
     try:
-        private.replace(file, html.encode(errors="backslashreplace"))
+        safe_files.replace(file, html.encode(errors="backslashreplace"))
     except OSError as error:
         msg = f"{file}: {error.strerror}"
         raise InputError(msg) from error

@@ -17,6 +17,7 @@ from schedtrace.errors import InterruptedRunError, UsageError
 if TYPE_CHECKING:
     from schedtrace.engine.plan import Given
 
+
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 MAX_SEED = 2**32 - 1
 """Of NumPy, which vLLM seeds, too."""
@@ -124,14 +125,14 @@ def make_plan(
     """
     import msgspec
 
-    from schedtrace.engine import simulated
+    from schedtrace.engine import simulated_executor
     from schedtrace.engine.folder import folder_of
     from schedtrace.engine.plan import Plan, check, check_arguments
     from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
 
     model = options["model"] and str(options["model"])
     if model and options["executor"] == "simulated":
-        model = simulated.model_folder(model)
+        model = simulated_executor.model_folder(model)
     if options["request_rate"] == float("inf"):  # vLLM's own way to say: all at once
         options = {**options, "request_rate": None}
     arguments = [*(["--model", model] if model else []), "--seed", str(options["seed"])]
@@ -152,7 +153,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
     """Make the runs, telling on stderr what happens."""
     from schedtrace.engine.execute import execute
     from schedtrace.engine.plan import check_arguments
-    from schedtrace.engine.recorded import traces_in
+    from schedtrace.engine.recording_check import traces_in
     from schedtrace.present.progress import RunProgress
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end in order, as with Ctrl-C

@@ -20,8 +20,8 @@ def read_runs(paths: list[Path], *, cache: bool = True) -> "list[Run]":
     Raises:
         InputError: one cannot be read.
     """
-    from schedtrace.present.reading import ReadingBar
-    from schedtrace.read.options import ReadOptions
+    from schedtrace.present.progress import ReadingBar
+    from schedtrace.read.read_options import ReadOptions
     from schedtrace.read.run import read_run
 
     with ReadingBar(stderr_console()) as bar:

@@ -19,11 +19,11 @@ from schedtrace.cli.loads import (
     Speedup,
     load_of,
 )
-from schedtrace.cli.options import say, show, stderr_console
-from schedtrace.cli.ranks import Router, changes_of_ranks
+from schedtrace.cli.options import Router, changes_of_ranks, say, show, stderr_console
 
 if TYPE_CHECKING:
     from schedtrace.workloads.workload import Workload
+
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -110,8 +110,8 @@ def _loads(context: typer.Context, dataset: str, arrivals_of: Path | None) -> "l
     if arrivals_of is None:
         return [load]
     from schedtrace.cli.runs import one_run
-    from schedtrace.workloads.recorded import loads_of
-    from schedtrace.workloads.regrouped import at_times_of
+    from schedtrace.workloads.random_load import at_times_of
+    from schedtrace.workloads.recorded_load import loads_of
 
     run = one_run(arrivals_of)
     return [at_times_of(load, times) for times in loads_of(run.traces[0], manifest=run.manifest)]

@@ -21,13 +21,22 @@ from schedtrace.cli.loads import (
     load_of,
     was_given,
 )
-from schedtrace.cli.options import ConcurrencyOption, FormatOption, require_vllm, show, stderr_console
-from schedtrace.cli.ranks import DataParallelSize, Router, changes_of_ranks
+from schedtrace.cli.options import (
+    ConcurrencyOption,
+    DataParallelSize,
+    FormatOption,
+    Router,
+    changes_of_ranks,
+    require_vllm,
+    show,
+    stderr_console,
+)
 from schedtrace.errors import InterruptedRunError, UsageError
 from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
     from schedtrace.whatif.sweep_play import Work
+
 
 FIRST_BYTES = 200
 
@@ -92,7 +101,7 @@ def sweep(
     from schedtrace.whatif.sweep import combinations, parse_changes
     from schedtrace.whatif.sweep import sweep as replayed
     from schedtrace.whatif.sweep_log import FILE_NAME, SweepLog
-    from schedtrace.whatif.sweep_pools import LocalPool, RayPool
+    from schedtrace.whatif.sweep_play import LocalPool, RayPool
 
     bounds = parse_slo(slo) if slo else []
     changed, varied = parse_changes(fixed or []), _varied(vary or [])
@@ -145,9 +154,9 @@ def _work(
     from schedtrace.step_times.shapes import shape
     from schedtrace.whatif.baseline import require_baseline
     from schedtrace.whatif.prediction import recorded
+    from schedtrace.whatif.sweep import recorded_loads, recorded_work
     from schedtrace.whatif.sweep_engines import ModelledEngine
     from schedtrace.whatif.sweep_play import Work
-    from schedtrace.whatif.sweep_sources import recorded_loads, recorded_work
 
     if (model is None) != (gpu is None):
         msg = "--model and --gpu go together: a model's shape takes its time on a GPU"

@@ -32,7 +32,7 @@ def watch(
     from pathlib import Path
 
     from schedtrace.watch.find import target as found
-    from schedtrace.watch.lines import page
+    from schedtrace.watch.plain_lines import page
     from schedtrace.watch.session import Session
 
     session = Session(found(target, dict(os.environ), Path.cwd(), wait=not once))
@@ -43,6 +43,6 @@ def watch(
 
         WatchApp(session).run()
     else:
-        from schedtrace.watch.stream import stream as print_lines
+        from schedtrace.watch.plain_lines import stream as print_lines
 
         print_lines(session, every, say)

@@ -1,16 +1,27 @@
 """Two runs to a comparison."""
 
+from schedtrace.compare.comparability import (
+    Load,
+    fairness_notes,
+    load_notes,
+    records_work,
+    same_work,
+    taken_in_turn,
+    workload,
+)
+from schedtrace.compare.comparison_verdict import verdict
 from schedtrace.compare.decisions import compare_decisions
-from schedtrace.compare.fairness import fairness_notes, taken_in_turn
 from schedtrace.compare.findings import finding_changes, refusal_changes
-from schedtrace.compare.loads import Load, load_notes
-from schedtrace.compare.metric_changes import judge_servers, metric_changes, most_tests, number_of_tests
-from schedtrace.compare.metrics import trials_used
-from schedtrace.compare.power import fewest_trials
+from schedtrace.compare.metric_changes import (
+    judge_servers,
+    metric_changes,
+    most_tests,
+    number_of_tests,
+    trials_used,
+)
 from schedtrace.compare.servers import Served, judged
-from schedtrace.compare.settings import changed_settings
-from schedtrace.compare.verdict import verdict
-from schedtrace.compare.work import records_work, same_work, workload
+from schedtrace.compare.setting_changes import changed_settings
+from schedtrace.compare.significance import fewest_trials
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.throughput import counted_time
 from schedtrace.errors import InputError

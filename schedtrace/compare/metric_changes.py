@@ -1,11 +1,80 @@
 """What became of each metric between two runs, and whether that is more than chance."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from schedtrace.compare import power, servers, statistics
-from schedtrace.compare.metrics import METRICS, Metric, sample
+from schedtrace.compare import servers, significance
+from schedtrace.compare.significance import effective_count
+from schedtrace.errors import UsageError
 from schedtrace.model.comparison import MetricChange, Outcome, Sample
-from schedtrace.model.report import RunReport
+from schedtrace.model.report import Percentiles, RunReport, TrialReport
+
+Value = float | int | None
+
+
+def _sum(values: list[float]) -> float:
+    return sum(values)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of a trial, and how the engines of a run are put together for it."""
+
+    name: str
+    unit: str
+    higher_is_better: bool | None
+    """None: neither; it is a shape."""
+    value: Callable[[TrialReport], Value]
+    over_engines: Callable[[list[float]], float] = _sum
+
+
+METRICS = [
+    Metric("output", "tok/s", True, lambda t: t.output_tokens_per_s),
+    Metric("total", "tok/s", True, lambda t: t.total_tokens_per_s),
+    Metric("requests", "req/s", True, lambda t: t.requests_per_s),
+    Metric("TTFT p50", "ms", False, lambda t: _p(t.ttft_ms, "p50"), _mean),
+    Metric("TTFT p99", "ms", False, lambda t: _p(t.ttft_ms, "p99"), _mean),
+    Metric("TPOT p50", "ms", False, lambda t: _p(t.tpot_ms, "p50"), _mean),
+    Metric("E2E p50", "ms", False, lambda t: _p(t.e2e_ms, "p50"), _mean),
+    Metric("E2E p99", "ms", False, lambda t: _p(t.e2e_ms, "p99"), _mean),
+    Metric("steps", "", None, lambda t: t.steps),
+    Metric("first-step requests", "", None, lambda t: t.first_step_requests),
+    Metric("first-step tokens", "", None, lambda t: t.first_step_tokens),
+    Metric("steps that admit", "", None, lambda t: None if t.new_per_step is None else len(t.new_per_step)),
+    Metric("preemptions", "", False, lambda t: t.preemptions),
+]
+
+
+def trials_used(report: RunReport) -> list[list[TrialReport]]:
+    """Whole trials, each as the reports of its engines; cut ones only where there is no whole one."""
+    whole = [trial for trial in report.trials if trial.complete]
+    by_trial: dict[int | None, list[TrialReport]] = {}
+    for trial in whole or report.trials:
+        by_trial.setdefault(trial.trial, []).append(trial)
+    return list(by_trial.values())
+
+
+def sample(metric: Metric, report: RunReport) -> Sample | None:
+    """The metric over the trials of a run; None if no trial has it."""
+    figures = []
+    for engines in trials_used(report):
+        values = [value for trial in engines if (value := metric.value(trial)) is not None]
+        if values:
+            figures.append(metric.over_engines(values))
+    if not figures:
+        return None
+    return Sample(
+        values=figures,
+        count=len(figures),
+        effective_count=effective_count(figures),
+        mean=figures[0] if len({*figures}) == 1 else _mean(figures),
+        min=min(figures),
+        max=max(figures),
+    )
 
 
 def metric_changes(*, base: RunReport, new: RunReport) -> list[MetricChange]:
@@ -15,8 +84,8 @@ def metric_changes(*, base: RunReport, new: RunReport) -> list[MetricChange]:
         _untested(metric, base=before, new=after) for metric, before, after in pairs if before and after
     ]
     families = _families(changes)
-    tested = [statistics.rank_test(family[0].base.values, family[0].new.values) for family in families]
-    corrected = statistics.holm([p for _, p in tested])
+    tested = [significance.rank_test(family[0].base.values, family[0].new.values) for family in families]
+    corrected = significance.holm([p for _, p in tested])
     for family, (effect, p), p_corrected in zip(families, tested, corrected, strict=True):
         for change in family:
             change.effect, change.p, change.p_corrected = effect, p, p_corrected
@@ -53,7 +122,7 @@ def judge_servers(
             change.p, change.p_corrected = found.p, p_corrected
             change.ci_low_frac, change.ci_high_frac = found.interval
             change.noise_floor_frac = found.noise_floor(len(tested))
-            change.significant = p_corrected <= statistics.ALPHA
+            change.significant = p_corrected <= significance.ALPHA
             better = (found.change > 0) == change.higher_is_better
             change.outcome = Outcome.NONE_FOUND
             if change.significant:
@@ -62,14 +131,14 @@ def judge_servers(
 
 def _untested(metric: Metric, *, base: Sample, new: Sample) -> MetricChange:
     several = base.count > 1 and new.count > 1
-    interval = statistics.change_interval(base.values, new.values)
+    interval = significance.change_interval(base.values, new.values)
     return MetricChange(
         name=metric.name,
         unit=metric.unit,
         higher_is_better=metric.higher_is_better,
         base=base,
         new=new,
-        change_frac=statistics.change(base.values, new.values),
+        change_frac=significance.change(base.values, new.values),
         beyond_spread=(new.min > base.max or new.max < base.min) if several else None,
         outcome=Outcome.TOO_FEW,
         significant=None,
@@ -91,7 +160,7 @@ def _families(changes: Sequence[MetricChange]) -> list[list[MetricChange]]:
     families: dict[tuple[float, ...], list[MetricChange]] = {}
     for change in changes:
         several = min(change.base.count, change.new.count) > 1
-        if several and (statistics.spreads(change.base.values) or statistics.spreads(change.new.values)):
+        if several and (significance.spreads(change.base.values) or significance.spreads(change.new.values)):
             families.setdefault(_shape(change), []).append(change)
     return list(families.values())
 
@@ -109,13 +178,13 @@ def _judge(change: MetricChange, *, tests: int) -> None:
     if change.p is None:
         change.outcome, change.significant = _without_test(change)
         return
-    change.noise_floor_frac = power.noise_floor(*values, tests)
-    change.trials_needed = power.trials_for(*values, tests)
+    change.noise_floor_frac = significance.noise_floor(*values, tests)
+    change.trials_needed = significance.trials_for(*values, tests)
     if change.base.same_figures(change.new):
         change.significant, change.outcome = False, Outcome.SAME
-    elif change.p_corrected is not None and change.p_corrected <= statistics.ALPHA:
+    elif change.p_corrected is not None and change.p_corrected <= significance.ALPHA:
         change.significant, change.outcome = True, _direction(change)
-    elif statistics.smallest_p(change.base.count, change.new.count) * tests > statistics.ALPHA:
+    elif significance.smallest_p(change.base.count, change.new.count) * tests > significance.ALPHA:
         change.significant, change.outcome = None, Outcome.TOO_FEW
     else:
         change.significant, change.outcome = False, Outcome.NONE_FOUND
@@ -134,3 +203,60 @@ def _direction(change: MetricChange) -> Outcome:
     if change.higher_is_better is None or change.effect is None or higher != (change.effect > 0):
         return Outcome.DIFFERS
     return Outcome.BETTER if higher == change.higher_is_better else Outcome.WORSE
+
+
+def _p(percentiles: Percentiles | None, name: str) -> float | None:
+    return None if percentiles is None else float(getattr(percentiles, name))
+
+
+NAMES = [metric.name for metric in METRICS if metric.higher_is_better is not None]
+"""Metrics that can be worse."""
+
+
+def regressed(asked: Sequence[str]) -> Callable[[MetricChange], bool]:
+    """A test for metrics that became worse as asked for; for nothing asked, one that none passes.
+
+    Args:
+        asked: ``regression`` (any metric), ``regression:METRIC`` or ``regression:METRIC:PERCENT``: this
+            metric, by at least so many percent of the base. Dashes and spaces in names are alike, and so are
+            cases.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    conditions = [_condition(text) for text in asked]
+    return lambda change: any(condition(change) for condition in conditions)
+
+
+def _condition(asked: str) -> Callable[[MetricChange], bool]:
+    kind, *rest = asked.split(":")
+    if kind != "regression" or len(rest) > 2:  # noqa: PLR2004  # a metric and a percentage
+        msg = f"--fail-on {asked}: expected regression, regression:METRIC or regression:METRIC:PERCENT"
+        raise UsageError(msg)
+    names = [name for name in NAMES if _plain(name) == _plain(rest[0])] if rest else NAMES
+    if not names:
+        listed = ", ".join(name.replace(" ", "-") for name in NAMES)
+        msg = f"--fail-on {asked}: no metric {rest[0]} that can be worse; there are {listed}"
+        raise UsageError(msg)
+    least_frac = _percent(asked, rest[1]) if rest[1:] else 0.0
+
+    def is_met(change: MetricChange) -> bool:
+        large = change.change_frac is None or abs(change.change_frac) >= least_frac
+        return change.name in names and change.worsened and large
+
+    return is_met
+
+
+def _percent(asked: str, text: str) -> float:
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        msg = f"--fail-on {asked}: {text} is no percentage, such as 5"
+        raise UsageError(msg)
+    return value / 100
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", " ").strip().lower()

@@ -15,8 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy.stats import norm, t
 
-from schedtrace.compare.power import POWER
-from schedtrace.compare.statistics import ALPHA, CONFIDENCE, holm
+from schedtrace.compare.significance import ALPHA, CONFIDENCE, POWER, holm
 from schedtrace.diagnose.throughput import counted_spans
 from schedtrace.diagnose.trials import FINISHED
 from schedtrace.model.facts import Fact

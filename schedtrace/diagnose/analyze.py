@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from schedtrace.diagnose.exit_counts import cap_table, cause_table
-from schedtrace.diagnose.one_engine import one_engine
+from schedtrace.diagnose.effective_settings import effective_settings, without_followed
+from schedtrace.diagnose.one_engine import cap_table, cause_table, one_engine
 from schedtrace.diagnose.root_causes import Judged, ranked
 from schedtrace.diagnose.rules import RANK_RULES, RULES
-from schedtrace.diagnose.settings.effective import effective_settings
-from schedtrace.diagnose.settings.kept import without_followed
-from schedtrace.diagnose.statistics import statistics
+from schedtrace.diagnose.run_statistics import statistics
 from schedtrace.diagnose.throughput import counted_s
 from schedtrace.diagnose.time_split import time_split
 from schedtrace.diagnose.trials import over_all_engines
@@ -20,8 +18,8 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, message
 from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
 from schedtrace.read.run import Run
-from schedtrace.read.trace import Trace
-from schedtrace.timeline.ranks import Ranks
+from schedtrace.read.trace_file import Trace
+from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.window import Window, windowed
 

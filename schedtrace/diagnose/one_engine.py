@@ -1,26 +1,89 @@
 """What a report needs of one engine of a run: taken from its timeline, which need not be kept."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
+from schedtrace.diagnose.effective_settings import Use, use_of
 from schedtrace.diagnose.engine_sums import EngineSums, engine_sums
-from schedtrace.diagnose.exit_counts import cap_counts, exit_counts
 from schedtrace.diagnose.root_causes import Judged, judged
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.rules.allowed import allowed
-from schedtrace.diagnose.settings.used import Use, use_of
-from schedtrace.diagnose.time_split import engine_split
-from schedtrace.diagnose.times import engine_time, request_time
+from schedtrace.diagnose.time_split import engine_split, engine_time, request_time
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.verdict import Unlimited, unlimited
 from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Code, Count, Message, Number, Steps, message
-from schedtrace.model.report import EngineTime, RequestTime, StripCell, TrialReport
+from schedtrace.model.report import CapRow, CauseRow, EngineTime, RequestTime, StripCell, TrialReport
+from schedtrace.timeline.queue_waits import mismatches, overtakings
 from schedtrace.timeline.rank import Rank, rank_of
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.waits import mismatches, overtakings
+
+_EXIT = ["loop", "kind", "cause", "detail", "location", "via", "refusal"]
+_CAP = ["cap", "location"]
+_REQUESTS = pl.col("request_ids").explode().drop_nulls().n_unique()
+
+
+def exit_counts(timeline: Timeline) -> pl.DataFrame:
+    """One row per kind of exit of one engine: ``exits``, ``steps``, ``request_ids``, budget ``left``."""
+    return timeline.exits.group_by(_EXIT).agg(
+        pl.col("count").sum().alias("exits"),
+        pl.col("step").n_unique().cast(pl.Int64).alias("steps"),
+        pl.col("request_id").drop_nulls().unique().alias("request_ids"),
+        (pl.col("budget_left") * pl.col("count")).sum().alias("left"),
+    )
+
+
+def cause_table(engines: Sequence[pl.DataFrame]) -> list[CauseRow]:
+    """One row per kind of exit over all engines: refusals first, the most frequent first.
+
+    Args:
+        engines: ``exit_counts`` of each engine.
+    """
+    rows = (
+        pl.concat(engines)
+        .group_by(_EXIT)
+        .agg(pl.col("exits", "steps", "left").sum(), requests=_REQUESTS)
+        .with_columns(mean_budget_left=pl.col("left") / pl.col("exits"))
+        .drop("left")
+        .sort("refusal", "exits", *_EXIT[:-1], descending=[True, True, *[False] * 6])
+    )
+    return [CauseRow(**row) for row in rows.to_dicts()]
+
+
+def cap_counts(timeline: Timeline) -> pl.DataFrame:
+    """One row per kind of cap of one engine: ``chunks``, ``steps``, ``request_ids``, ``withheld_tokens``.
+
+    And of their steps the budget that was ``left`` in all, and in how many it is ``known``.
+    """
+    of_steps = pl.struct("step", "remaining_budget").unique().struct.field("remaining_budget")
+    return timeline.caps.group_by(_CAP).agg(
+        pl.len().cast(pl.Int64).alias("chunks"),
+        pl.col("step").n_unique().cast(pl.Int64).alias("steps"),
+        pl.col("request_id").drop_nulls().unique().alias("request_ids"),
+        (pl.col("wanted_tokens") - pl.col("capped_tokens")).sum().alias("withheld_tokens"),
+        of_steps.sum().cast(pl.Int64).alias("left"),
+        of_steps.count().cast(pl.Int64).alias("known"),
+    )
+
+
+def cap_table(engines: Sequence[pl.DataFrame]) -> list[CapRow]:
+    """One row per kind of cap over all engines, that which withheld most first.
+
+    Args:
+        engines: ``cap_counts`` of each engine.
+    """
+    rows = (
+        pl.concat(engines)
+        .group_by(_CAP)
+        .agg(pl.col("chunks", "steps", "withheld_tokens", "left", "known").sum(), requests=_REQUESTS)
+        .with_columns(mean_budget_left=pl.when(pl.col("known") > 0).then(pl.col("left") / pl.col("known")))
+        .drop("left", "known")
+        .sort("withheld_tokens", *_CAP, descending=[True, False, False])
+    )
+    return [CapRow(**row) for row in rows.to_dicts()]
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,80 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import even_cycle_frac
-from schedtrace.diagnose.rank_figures import RankFigures, rank_figures
+from schedtrace.model.causes import Cause
 from schedtrace.model.report import Evidence
+from schedtrace.model.trace import Header
+from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.rank import Rank
 from schedtrace.timeline.rank_loads import RankLoads
-from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
+
+
+class RankFigures(msgspec.Struct, kw_only=True):
+    """One rank; means of requests are over the time in which any rank had one."""
+
+    rank: int
+    requests: int
+    """That reached its scheduler."""
+    chosen: int
+    """Of these: the client asked for this rank."""
+    mean_prompt_tokens: float | None
+    mean_output_tokens: float | None
+    """Of those that ended; null: none did."""
+    prefill_tokens: int
+    """Computed, with those that a preemption had thrown away."""
+    decode_tokens: int
+    mean_running: float
+    mean_waiting: float
+    """Refused requests."""
+    kv_used_frac: float | None
+    """Mean share of the KV blocks in use after its steps; null: not recorded."""
+    waited_ms: float
+    """Time that its requests were refused."""
+    avoidable_ms: float
+    """Of that: while another rank had a seat and nobody waiting."""
+
+
+def rank_figures(ranks: Ranks, loads: RankLoads) -> list[RankFigures]:
+    """One entry per rank, in their order."""
+    means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
+    return [_of_rank(rank, loads, *means[rank.number]) for rank in ranks.each]
+
+
+def _of_rank(rank: Rank, loads: RankLoads, running: float, waiting: float) -> RankFigures:
+    return RankFigures(
+        rank=rank.number,
+        requests=rank.arrived,
+        chosen=rank.pinned,
+        mean_prompt_tokens=rank.mean_prompt_tokens,
+        mean_output_tokens=rank.mean_output_tokens,
+        prefill_tokens=int((rank.steps["used_tokens"] - rank.steps["decode_tokens"]).sum()),
+        decode_tokens=int(rank.steps["decode_tokens"].sum()),
+        mean_running=running,
+        mean_waiting=waiting,
+        kv_used_frac=rank.kv_used_frac,
+        waited_ms=loads.waited_us[rank.number] / 1e3,
+        avoidable_ms=loads.avoidable_us[rank.number] / 1e3,
+    )
+
+
+SCHEDULER_CLASS = "schedtrace.balance.BalanceScheduler"
+"""Of ``schedtrace.balance``, as ``--scheduler-cls`` takes it."""
+CAUSE = str(Cause.RANK_BALANCE)
+"""The cause of a wait while the gate of balance scheduling is closed."""
+
+
+def balanced(header: Header) -> bool:
+    """Whether a scheduler that balances ranks ran: that of schedtrace, or vllm-ascend's."""
+    names = (header.scheduler_class, str(header.scheduler_config.get("scheduler_cls")))
+    return any("balance" in name.lower() for name in names)
+
+
+def prefill_interval(header: Header) -> int | None:
+    """``prefill_schedule_interval``; None for a vLLM without it (before 0.24)."""
+    value = header.scheduler_config.get("prefill_schedule_interval")
+    return value if isinstance(value, int) else None
+
 
 UNEVEN_FRAC = 0.25
 """``1 - mean / max`` of the ranks' mean loads."""

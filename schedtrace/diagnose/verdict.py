@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.diagnose.engine_shares import on_engine, quotes_share
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
-from schedtrace.diagnose.root_causes import is_root
+from schedtrace.diagnose.root_causes import is_root, on_engine, quotes_share
 from schedtrace.diagnose.rules.allowed import threshold
 from schedtrace.model.causes import Cap
 from schedtrace.model.message import (

@@ -5,9 +5,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NoReturn
 
-from schedtrace.engine.options_cache import write_options
 from schedtrace.engine.spec import OWN_OPTIONS
-from schedtrace.engine.vllm_options import options_of, refuse
+from schedtrace.engine.vllm_options import options_of, refuse, write_options
 from schedtrace.errors import UsageError
 from schedtrace.model.redact import hide_secrets
 

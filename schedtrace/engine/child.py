@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -15,11 +16,52 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from schedtrace.engine import args, cpu, simulated, spec, watchdog
-from schedtrace.engine.workload import load_prompts, make_requests
-from schedtrace.errors import SchedtraceError, UsageError, reason_of
+from schedtrace.engine import args, cpu, simulated_executor, spec
+from schedtrace.engine.run_workload import load_prompts, make_requests
+from schedtrace.errors import EngineError, SchedtraceError, UsageError, reason_of
 from schedtrace.model.manifest import OFFLINE, ONLINE
 from schedtrace.model.redact import hide_secrets, vllm_environment
+
+LOOK_EVERY_S = 0.25
+
+
+def watch(client: Any) -> None:
+    """Raise ``EngineError`` in the main thread once vLLM's client knows that its engine core is dead.
+
+    Args:
+        client: vLLM's ``MPClient``; one that runs the engine in this process has nothing to watch.
+    """
+    resources = getattr(client, "resources", None)
+    if resources is None:
+        return
+
+    def died(_signal: int, _frame: Any) -> NoReturn:
+        raise EngineError(_how(resources))
+
+    def look() -> None:
+        while not resources.engine_dead:
+            time.sleep(LOOK_EVERY_S)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    signal.signal(signal.SIGUSR1, died)
+    threading.Thread(target=look, name="schedtrace-watchdog", daemon=True).start()
+
+
+def stop_watching() -> None:
+    """From now on the engine core may end: it was asked to."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def _how(resources: Any) -> str:
+    """What is known of the dead processes."""
+    processes = getattr(resources.engine_manager, "processes", ())
+    codes = [process.exitcode for process in processes if process.exitcode not in {None, 0}]
+    if any(code == -signal.SIGKILL for code in codes):
+        return "vLLM's engine core was killed (SIGKILL; out of memory?)"
+    if codes:
+        return f"vLLM's engine core died (exit code {codes[0]})"
+    return "vLLM's engine core died"
+
 
 RESET_TRIES = 20
 RESET_PAUSE_S = 0.05
@@ -67,7 +109,7 @@ def main(pipe: int) -> None:
         send(spec.Failed(_in_one_line(error)))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        watchdog.stop_watching()
+        stop_watching()
         if session is not None:
             with contextlib.suppress(Exception):
                 session.front_end.shutdown()
@@ -98,7 +140,7 @@ class Session:
         if on_cpu or run.executor is not None:
             cpu.prepare_environment()
         if run.executor is not None:
-            from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
+            from schedtrace.simulate.config import CPU_CACHE_SPACE, is_cpu
             from schedtrace.simulate.releases import by_name_or_class
 
             os.environ.pop(CPU_CACHE_SPACE, None)
@@ -115,11 +157,11 @@ class Session:
         if real:
             config = engine_args.create_engine_config(context)
         else:
-            chosen["simulated_step_times"] = simulated.use_executor(engine_args, run)
-            engine_args.distributed_executor_backend = by_name_or_class(simulated.EXECUTOR)
-            with simulated.defaults_of_the_gpu(run):
+            chosen["simulated_step_times"] = simulated_executor.use_executor(engine_args, run)
+            engine_args.distributed_executor_backend = by_name_or_class(simulated_executor.EXECUTOR)
+            with simulated_executor.defaults_of_the_gpu(run):
                 config = engine_args.create_engine_config(context)
-            chosen |= simulated.taken(config, given)
+            chosen |= simulated_executor.taken(config, given)
         if on_cpu and real:
             chosen |= cpu.keep_async_scheduling(config, given)
             longest = config.model_config.max_model_len
@@ -132,7 +174,7 @@ class Session:
         gc.freeze()  # forked processes and this one's end need not look through vLLM's modules, either
         gc.enable()
         self.front_end = _front_end(config, run, offline=offline)
-        watchdog.watch(self.front_end.client())
+        watch(self.front_end.client())
         tokenizer = self.front_end.tokenizer()
         self._requests = make_requests(
             prompts, seed=run.seed, vocab_size=config.model_config.get_vocab_size(), tokenizer=tokenizer

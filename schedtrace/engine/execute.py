@@ -6,9 +6,9 @@ from typing import Protocol
 
 from schedtrace.engine import spec
 from schedtrace.engine.plan import Plan
-from schedtrace.engine.recorded import TRACES, require_recording, require_whole, traces_in
+from schedtrace.engine.recording_check import TRACES, require_recording, require_whole, traces_in
+from schedtrace.engine.run_workload import DEFAULT_RANDOM_OUTPUT_LEN
 from schedtrace.engine.supervise import EngineProcess, log_lines
-from schedtrace.engine.workload import DEFAULT_RANDOM_OUTPUT_LEN
 from schedtrace.errors import EngineError, RecordingError, SchedtraceError, UsageError
 from schedtrace.model.manifest import Status, TrialResult, Workload
 

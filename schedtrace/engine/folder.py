@@ -5,9 +5,9 @@ import re
 import shutil
 from pathlib import Path
 
-from schedtrace.engine.recorded import TRACES
+from schedtrace.engine.recording_check import TRACES
 from schedtrace.errors import UsageError
-from schedtrace.model import private
+from schedtrace.model import safe_files
 from schedtrace.model.manifest import FILE_NAME
 
 
@@ -64,7 +64,7 @@ def _check(folder: Path, *, force: bool) -> None:
 def _make(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         shutil.rmtree(folder)
-    private.make_folder(folder)
+    safe_files.make_folder(folder)
     if not os.access(folder, os.W_OK | os.X_OK):
         msg = f"{folder}: cannot be written to; give another --output"
         raise UsageError(msg)

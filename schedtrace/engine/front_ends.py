@@ -6,9 +6,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Protocol
 
-from schedtrace.engine.workload import Request
+from schedtrace.engine.run_workload import Request
 from schedtrace.model.manifest import TrialResult
-from schedtrace.workloads.arrivals import arrivals_s
+from schedtrace.workloads.random_load import arrivals_s
 
 Progress = Callable[[int], None]
 """Told how many requests of the trial are finished."""

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from schedtrace import __version__
-from schedtrace.engine import simulated
+from schedtrace.engine import simulated_executor
 from schedtrace.engine.arguments import model_of, option_of
 from schedtrace.engine.cpu import is_cpu_build
 from schedtrace.engine.lengths import check_lengths
-from schedtrace.engine.options_cache import read_options
+from schedtrace.engine.run_workload import check_ranks, load_prompts
 from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
-from schedtrace.engine.vllm_options import refuse
-from schedtrace.engine.workload import check_ranks, load_prompts
+from schedtrace.engine.vllm_options import read_options, refuse
 from schedtrace.errors import RecordingError, UsageError
 from schedtrace.model.manifest import FILE_NAME, Manifest, Status, write_manifest
 from schedtrace.model.printable import encodable
@@ -109,7 +108,7 @@ def check(run: RunSpec) -> None:
     if model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists():
         msg = f"--model {model}: no such folder"
         raise UsageError(msg)
-    simulated.check(run)
+    simulated_executor.check(run)
     if run.prequeue and run.request_rate is not None:
         msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
         raise UsageError(msg)

@@ -18,7 +18,7 @@ from schedtrace.engine import spec
 from schedtrace.engine.arguments import model_is_local
 from schedtrace.engine.spec import RunSpec
 from schedtrace.errors import EngineError, RecordingError, UsageError
-from schedtrace.model import private
+from schedtrace.model import safe_files
 from schedtrace.record import settings
 
 LOG_NAME = "vllm.log"
@@ -42,7 +42,7 @@ class EngineProcess:
     def __init__(self, run: RunSpec, folder: Path) -> None:
         self.log_path = folder / LOG_NAME
         try:
-            self._log: IO[bytes] = private.writable(self.log_path)
+            self._log: IO[bytes] = safe_files.writable(self.log_path)
         except OSError as error:
             msg = f"{self.log_path}: cannot be written ({error.strerror})"
             raise RecordingError(msg) from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schedtrace.explain.admission import Left, admit
+from schedtrace.explain.leftover import Left, admit
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.message import Count, Message, Number, Request, Requests, Setting, joined, message
 from schedtrace.model.story import Scheduled, Stop, Waiter, WhatIf

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import schedtrace
-from schedtrace.export.clock import Clock, clock_of
-from schedtrace.export.scene import Process, Track, processes
-from schedtrace.model import private
+from schedtrace.export.scene import Clock, Process, Track, clock_of, processes
+from schedtrace.model import safe_files
 from schedtrace.model.printable import json_of
 from schedtrace.read.run import Run
 
@@ -31,7 +30,7 @@ def write_chrome(run: Run, file: Path) -> int:
     """
     clock = clock_of(run.traces[0].header)
     count = 0
-    with private.writable(file) as target, gzip.open(target, "wb", LEVEL) as text:
+    with safe_files.writable(file) as target, gzip.open(target, "wb", LEVEL) as text:
         head = json_of(_head(run, clock))
         text.write(head[:-1] + b',"traceEvents":[\n')
         for number, event in enumerate(event for one in processes(run) for event in _events(one, clock)):

@@ -6,9 +6,8 @@ from typing import IO, Any
 import polars as pl
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from schedtrace.export.clock import Clock, clock_of
-from schedtrace.export.scene import REQUESTS, Facts, Preempted, Process, processes
-from schedtrace.model import private
+from schedtrace.export.scene import REQUESTS, Clock, Facts, Preempted, Process, clock_of, processes
+from schedtrace.model import safe_files
 from schedtrace.read.run import Run
 
 _SEQUENCE = 1
@@ -28,7 +27,7 @@ def write_perfetto(run: Run, file: Path) -> int:
     Raises:
         OSError: the file cannot be written.
     """
-    with private.writable(file) as target:
+    with safe_files.writable(file) as target:
         writer = _Writer(target, clock_of(run.traces[0].header))
         for process in processes(run):
             writer.process(process)

@@ -1,6 +1,9 @@
 """What a viewer of traces shows of a run: processes with tracks of slices, counters, and arrows.
 
 Both formats for viewers are written from it. Times are microseconds on the clock of the run's first trace.
+
+Spans have ``begin_us`` and ``end_us`` in microseconds of the trace's clock, ``name``, and facts in further
+columns. Viewers get Unix time in nanoseconds, which torch's profiles have, too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,14 +12,119 @@ from typing import NamedTuple
 
 import polars as pl
 
-from schedtrace.export.spans import engine_spans, execution_spans, in_lanes, request_spans, step_spans
 from schedtrace.model.printable import encodable
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
-from schedtrace.read.trace import Trace
+from schedtrace.read.trace_file import Trace
 from schedtrace.timeline.chart import per_step
-from schedtrace.timeline.clocks import offset
+from schedtrace.timeline.clock_offsets import offset
 from schedtrace.timeline.timeline import Timeline, make_timeline
+
+QUARTER_NS = 7_889_238_000_000_000
+"""A quarter of a mean Gregorian year, ``std::chrono::months(3)``."""
+
+
+class Clock(NamedTuple):
+    """How times of a run, in microseconds of its first trace's clock, become Unix time."""
+
+    wall_ns: int
+    """``CLOCK_REALTIME`` at 0; 0 where a foreign log has no wall clock."""
+    monotonic_ns: int | None
+    """``CLOCK_MONOTONIC`` at 0; None: not recorded, or a simulation's virtual time."""
+
+    def ns(self, us: int) -> int:
+        """Unix time; at least 0."""
+        return max(0, self.wall_ns + 1000 * us)
+
+    @property
+    def torch_base_ns(self) -> int:
+        """``baseTimeNanoseconds`` of a torch profile of the same time.
+
+        Kineto counts from a multiple of three months since 1970 (its class ``ChromeTraceBaseTime``), so that
+        microseconds fit into a JSON number and profiles agree.
+        """
+        return self.wall_ns // QUARTER_NS * QUARTER_NS
+
+
+def clock_of(header: Header) -> Clock:
+    """From the anchors of a trace's header."""
+    monotonic_us = header.monotonic_anchor_us
+    return Clock(1000 * header.wall_anchor_us, None if monotonic_us is None else 1000 * monotonic_us)
+
+
+def step_spans(timeline: Timeline) -> pl.DataFrame:
+    """One row per step, with all of ``chart.per_step``; named by its number and the cause of its end."""
+    cause = pl.concat_str(pl.lit(": "), "cause").fill_null("")
+    name = pl.concat_str(pl.lit("step "), pl.col("step").cast(pl.String), cause)
+    return _whole(per_step(timeline).with_columns(name=name))
+
+
+def engine_spans(timeline: Timeline, trace: Trace) -> pl.DataFrame:
+    """What the thread of vLLM's ``EngineCore`` did, in order of time.
+
+    ``schedule()`` and ``update_from_output()`` of each step; of a rank in lock-step also its dummy batches
+    and the all-reduces in which ranks agree on going on.
+    """
+    steps = timeline.steps
+    passes = ("wave", "step_counter")
+    spans = pl.concat(
+        [
+            _spans(steps, "schedule()", pl.col("start_us"), pl.col("schedule_us"), "step"),
+            _spans(steps, "update_from_output()", pl.col("output_us"), pl.col("update_us"), "step"),
+            _spans(trace.dummies, "dummy batch", pl.col("began_us"), pl.col("took_us"), *passes),
+            _spans(trace.syncs, "ranks agree", pl.col("began_us"), pl.col("took_us"), *passes, "wave_ended"),
+        ],
+        how="diagonal_relaxed",
+    ).sort("begin_us", maintain_order=True)
+    # A thread does one thing at a time, but times are rounded to microseconds. In a simulation's virtual time
+    # a dummy batch may last beyond the all-reduce after it: that is no rounding, and gets a track of its own.
+    after = pl.col("begin_us").shift(-1)
+    return spans.with_columns(end_us=pl.when(pl.col("end_us") - after == 1).then(after).otherwise("end_us"))
+
+
+def execution_spans(timeline: Timeline) -> pl.DataFrame:
+    """When the worker that answers executed each step; no row where the record has no clock of it."""
+    began = pl.col("start_us") + pl.col("execute_after_us")
+    tokens = ("decode_tokens", "prefill_tokens")
+    return _spans(timeline.steps, "execute", began, pl.col("execute_us"), "step", *tokens).sort("begin_us")
+
+
+def request_spans(timeline: Timeline) -> pl.DataFrame:
+    """``timeline.request_states``, requests in order of arrival; named by state and cause."""
+    state = pl.col("state").replace({"front_end": "front end"})
+    cause = pl.concat_str(pl.lit(": "), "cause").fill_null("")
+    return (
+        timeline.request_states.with_columns(came_us=pl.col("begin_us").min().over("request_id"))
+        .sort("came_us", "request_id", "begin_us", maintain_order=True)
+        .with_columns(name=pl.concat_str(state, cause))
+        .drop("came_us", "engine_rank", "state")
+    )
+
+
+def in_lanes(spans: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Spans in as few parts as needed so that none of a part overlap; at least one part.
+
+    Steps overlap under asynchronous scheduling. On one track viewers would nest one in the other.
+    """
+    free_us: list[int] = []
+    lanes: list[int] = []
+    for begin_us, end_us in spans.select("begin_us", "end_us").iter_rows():
+        lane = next((lane for lane, us in enumerate(free_us) if us <= begin_us), len(free_us))
+        free_us[lane : lane + 1] = [end_us]
+        lanes.append(lane)
+    of_lane = pl.Series(lanes, dtype=pl.Int64)
+    for lane in range(max(1, len(free_us))):
+        yield spans.filter(of_lane == lane)
+
+
+def _spans(frame: pl.DataFrame, name: str, begin: pl.Expr, took: pl.Expr, *facts: str) -> pl.DataFrame:
+    return _whole(frame.select(*facts, name=pl.lit(name), begin_us=begin, end_us=begin + took))
+
+
+def _whole(spans: pl.DataFrame) -> pl.DataFrame:
+    """Those that have both times: a foreign log or a damaged line may lack one."""
+    return spans.filter(pl.col("end_us") >= pl.col("begin_us"))
+
 
 REQUESTS = "requests"
 """Name of the group that has a track per request."""

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import msgspec
 
 from schedtrace.errors import InputError
-from schedtrace.model import private
+from schedtrace.model import safe_files
 from schedtrace.model.printable import json_of
-from schedtrace.model.regular import opened
+from schedtrace.model.safe_files import opened
 
 SCHEMA_VERSION = 1
 OFFLINE = "LLMEngine"
@@ -93,7 +93,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     Raises:
         OSError: the disk is full, or the folder gone or read-only; the old one stays.
     """
-    private.replace(folder / FILE_NAME, msgspec.json.format(json_of(manifest), indent=2) + b"\n")
+    safe_files.replace(folder / FILE_NAME, msgspec.json.format(json_of(manifest), indent=2) + b"\n")
 
 
 def read_manifest(folder: Path) -> Manifest | None:

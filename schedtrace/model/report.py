@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from schedtrace.model.limits import EffectiveSetting
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.settings import EffectiveSetting
 from schedtrace.model.statistics import Statistics
 
 REPORT_SCHEMA_VERSION = 2

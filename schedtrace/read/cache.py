@@ -20,14 +20,14 @@ import polars as pl
 
 from schedtrace import __version__
 from schedtrace.errors import InputError
-from schedtrace.model import private
+from schedtrace.model import safe_files
 from schedtrace.model.trace import SCHEMA_VERSION, End, Header, Step
-from schedtrace.read.options import ReadOptions
+from schedtrace.read.lines import WholeLines
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.problems import Problems
+from schedtrace.read.read_options import ReadOptions
 from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import CannotWriteError, Tables, scan, write
-from schedtrace.read.whole_lines import WholeLines
 
 FOLDER = "traces"
 NOTE = "cache.json"
@@ -108,7 +108,7 @@ def made_by() -> str:
 def folders_of(path: Path) -> list[Path]:
     """Cache folders of this trace, those under construction included."""
     with suppress(OSError):
-        return sorted(private.own_folder(FOLDER).glob(f"{_prefix(path)}*"))
+        return sorted(safe_files.own_folder(FOLDER).glob(f"{_prefix(path)}*"))
     return []
 
 
@@ -183,7 +183,7 @@ def _open(folder: Path, note: Note) -> Content:
 
 
 def _write_note(folder: Path, note: Note) -> None:
-    private.replace(folder / NOTE, msgspec.json.encode(note))
+    safe_files.replace(folder / NOTE, msgspec.json.encode(note))
 
 
 @contextmanager
@@ -194,7 +194,7 @@ def building(path: Path) -> Iterator[Path]:
         CannotWriteError: the user's cache cannot be written to, or the disk is full.
     """
     try:
-        folder = Path(tempfile.mkdtemp(prefix=_prefix(path), dir=private.own_folder(FOLDER)))
+        folder = Path(tempfile.mkdtemp(prefix=_prefix(path), dir=safe_files.own_folder(FOLDER)))
     except OSError as error:
         raise CannotWriteError(str(error)) from error
     try:

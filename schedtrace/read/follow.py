@@ -11,20 +11,18 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
-from schedtrace.model.regular import descriptor, opened
+from schedtrace.model.safe_files import descriptor, opened
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, ScheduledRequest, Step
 from schedtrace.read.chain import Chain
 from schedtrace.read.columns import FLAT, Columns, between_steps, columns_of, entries_of, frame_of
-from schedtrace.read.cpu_times import cpu_times
 from schedtrace.read.deltas import FIELDS, Values, value
-from schedtrace.read.lines import AS_READ, decode_line, read_header
-from schedtrace.read.lives import Live, Lives, arrivals_of, earlier
+from schedtrace.read.lines import AS_READ, LONGEST_LINE, decode_line, read_header
+from schedtrace.read.living import Live, Lives, arrivals_of, earlier, skim
 from schedtrace.read.parse import merge_outputs
 from schedtrace.read.problems import Problems
-from schedtrace.read.skim import skim
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
-from schedtrace.read.trace import Trace
-from schedtrace.read.whole_lines import LONGEST_LINE
+from schedtrace.read.thread_times import cpu_times
+from schedtrace.read.trace_file import Trace
 
 BLOCK = 2**20
 _EMPTY = {name: entries_of(columns_of([]), name) for name in (*LISTS, *EVENTS)}

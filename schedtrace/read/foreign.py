@@ -9,12 +9,12 @@ import polars as pl
 
 from schedtrace.errors import InputError
 from schedtrace.model.facts import Fact
-from schedtrace.model.regular import opened
+from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header, Step
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import Tables, flat
-from schedtrace.read.trace import Trace
+from schedtrace.read.trace_file import Trace
 
 UNKNOWN = "unknown"
 LONGEST_LINE = 16 * 2**20

@@ -1,16 +1,117 @@
 """The lines of a trace, told apart and checked; broken ones are dropped, and their numbers noted."""
 
+import hashlib
+import os
 import re
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Union
 
 import msgspec
 
 from schedtrace.errors import InputError
+from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
-from schedtrace.read.known_settings import check_settings
 from schedtrace.read.problems import Problems
+from schedtrace.read.read_options import Progress
 from schedtrace.read.schema import readable
+
+LONGEST_LINE = 2**27
+"""Bytes: 100,000 requests that arrive in one step take as much, 8,192 that are scheduled in one 3 MB."""
+
+
+@dataclass
+class WholeLines:
+    """The whole lines of a file in chunks: the number (from 1) of a chunk's first line, and its lines.
+
+    What is longer than ``LONGEST_LINE`` is cut, and so is no line of a trace.
+
+    Args:
+        path: The file.
+        chunk_bytes: A chunk has about so many.
+        progress: Told after every chunk.
+    """
+
+    path: Path
+    chunk_bytes: int
+    progress: Progress | None = None
+    cut_off: bool = field(default=False, init=False)
+    """At the end: whether something stood behind the last newline."""
+    size: int = field(default=0, init=False)
+    """Bytes read."""
+    digest: str = field(default="", init=False)
+    """At the end: BLAKE2b of all of them."""
+
+    def __iter__(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Read the file.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        number, begun, size = 1, [b""], 0
+        for block in self._blocks():
+            *lines, end = block.split(b"\n")
+            if not lines:
+                begun += [end] if size < LONGEST_LINE else []
+                size += len(end)
+                continue
+            lines[0] = b"".join([*begun, lines[0]])
+            begun, size = [end], len(end)
+            yield number, lines
+            number += len(lines)
+        self.cut_off = any(begun)
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Blocks of bytes, hashed beside what is done with them."""
+        hashed = hashlib.blake2b(digest_size=16)
+        try:
+            with opened(self.path) as file, ThreadPoolExecutor(1) as beside:
+                total = os.fstat(file.fileno()).st_size
+                pending: Future[None] | None = None
+                while block := file.read(self.chunk_bytes):
+                    if pending is not None:
+                        pending.result()
+                    pending = beside.submit(hashed.update, block)
+                    self.size += len(block)
+                    yield block
+                    if self.progress is not None:
+                        self.progress(self.size, max(self.size, total))
+        except OSError as error:
+            msg = f"{self.path}: cannot be read ({error.strerror})"
+            raise InputError(msg) from error
+        self.digest = hashed.hexdigest()
+
+
+class KnownSettings(msgspec.Struct):
+    """Names and types are those of vLLM's ``SchedulerConfig``; every other field may be anything."""
+
+    max_num_seqs: int | None = None
+    max_num_active_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_scheduled_tokens: int | None = None
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    max_num_partial_prefills: int | None = None
+    max_long_partial_prefills: int | None = None
+    long_prefill_token_threshold: int | None = None
+    enable_chunked_prefill: bool | None = None
+    scheduler_reserve_full_isl: bool | None = None
+    policy: str | None = None
+    watermark: float | None = None
+    prefill_schedule_interval: int | None = None
+
+
+def check_settings(scheduler_config: dict[str, Any]) -> None:
+    """Refuse settings that vLLM cannot have written.
+
+    Raises:
+        msgspec.ValidationError: a type is another one, with its place.
+    """
+    known = {name: scheduler_config.get(name) for name in KnownSettings.__struct_fields__}
+    msgspec.convert(known, KnownSettings)
+
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON of ours; the last for brackets nested without end."""

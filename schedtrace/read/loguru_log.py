@@ -5,14 +5,185 @@ A record stands on one line or is wrapped over several, with or without ``#`` co
 Every key may be missing. Records are repeated where the patch added its sink in every call.
 """
 
+import re
 from collections.abc import Iterator
+from datetime import datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from schedtrace.model.facts import Fact
-from schedtrace.read.foreign import StepRows, foreign_trace
-from schedtrace.read.loguru_record import Record, records
+from schedtrace.read.foreign import LARGEST, LONGEST_LINE, StepRows, foreign_trace, text_lines
 from schedtrace.read.problems import Problems
-from schedtrace.read.trace import Trace
+from schedtrace.read.trace_file import Trace
+
+KEYS = ("token_budget", "remaining_budget", "total_requests", "requests", "max_num_running_reqs")
+BEGINS = re.compile(rf"""\{{\s*['"](?:{"|".join(KEYS)})['"]\s*:""")
+_KEY = re.compile(rf"""['"](?:{"|".join(KEYS)})['"]""")
+_OPENS = re.compile(r"\{\s*(?:#.*)?$")
+"""A brace that ends its line: a wrapped record, whose first key stands on the next one."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?")
+_PREFIX = 200
+"""Characters of a line in which its time is looked for."""
+_TOKEN = re.compile(
+    r"""(?P<text>'(?:[^'\\\n]|\\.)*'?|"(?:[^"\\\n]|\\.)*"?)|(?P<comment>\#[^\n]*)|(?P<more>\.\.\.)"""
+    r"""|[{}\[\](),:]|[^\s'"\#{}\[\](),:]+"""
+)
+_WORDS = {"None": "null", "True": "true", "False": "false", "(": "[", ")": "]"}
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  # the log does not tell its time zone; only differences count
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Left = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+
+
+class RecordedRequest(msgspec.Struct):
+    """An entry of ``requests``."""
+
+    request_id: str | int
+    computed_tokens: Count | None = None
+    scheduled_tokens: Count | None = None
+
+
+class Record(msgspec.Struct):
+    """What one call wrote; its keys are the thread's."""
+
+    token_budget: Count | None = None
+    remaining_budget: Left | None = None
+    total_requests: Count | None = None
+    max_num_running_reqs: Count | None = None
+    requests: list[RecordedRequest] | None = None
+
+    @property
+    def scheduled_tokens(self) -> int | None:
+        """Of all requests; None where one is not told."""
+        told = [one.scheduled_tokens for one in self.requests or []]
+        known = [tokens for tokens in told if tokens is not None]
+        return sum(known) if self.requests is not None and len(known) == self.scheduled_requests else None
+
+    @property
+    def scheduled_requests(self) -> int | None:
+        """``total_requests``, or as many as are listed."""
+        return len(self.requests or []) if self.total_requests is None else self.total_requests
+
+    @property
+    def budget(self) -> int | None:
+        """``token_budget``, or the sum of what was used and left."""
+        if self.token_budget is not None:
+            return self.token_budget
+        return self._put_together(1, self.remaining_budget)
+
+    @property
+    def left(self) -> int | None:
+        """``remaining_budget``, or what the requests left of the budget."""
+        if self.remaining_budget is not None:
+            return self.remaining_budget
+        return self._put_together(-1, self.token_budget)
+
+    def key(self) -> bytes:
+        """The same for repeats of the same record, however they are wrapped."""
+        return msgspec.json.encode(self)
+
+    def _put_together(self, sign: int, known: int | None) -> int | None:
+        used = self.scheduled_tokens
+        return None if used is None or known is None else known + sign * used
+
+
+def records(path: Path) -> Iterator[tuple[int, int | None, Record | None]]:
+    """Line, time (microseconds, of an unknown time zone) and content of each record; None: it is broken."""
+    start, depth, size, logged_us = 0, 0, 0, None
+    parts: list[str] = []
+    for number, line in text_lines(path):
+        at, time = 0, _time_of(line)
+        if parts and (time is not None or BEGINS.search(line)):
+            yield from _told(start, logged_us, "\n".join(parts), whole=False)
+            parts = []
+        if not parts:
+            logged_us = time if time is not None else logged_us
+        while at < len(line):
+            if not parts:
+                begins = BEGINS.search(line, at) or _OPENS.search(line, at)
+                if begins is None:
+                    break
+                start, depth, size = number, 0, 0
+                alone, at = at == 0, begins.start()
+                if alone and (record := _as_it_stands(line[at : line.rfind("}") + 1])):
+                    yield number, logged_us, record  # nearly always, and far faster
+                    logged_us = None
+                    break
+            end, depth = _end_of(line, at, depth)
+            parts.append(line[at:end])
+            size += len(parts[-1])
+            at = len(line) if end is None else end
+            if end is not None or size > LONGEST_LINE:
+                yield from _told(start, logged_us, "\n".join(parts), whole=end is not None)
+                parts, logged_us = [], None
+    if parts:
+        yield from _told(start, logged_us, "\n".join(parts), whole=False)
+
+
+def parse(text: str) -> Record | None:
+    """A record from its text; None if it is none."""
+    return _decoded(_as_json(text))
+
+
+@lru_cache(maxsize=1)
+def _as_it_stands(text: str) -> Record | None:
+    """The same for a record that is JSON but for its quotes; kept, since the next one is often a repeat."""
+    return None if '"' in text or "\\" in text else _decoded(text.replace("'", '"'))
+
+
+def _decoded(text: str) -> Record | None:
+    try:
+        record = msgspec.json.decode(text, type=Record)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return record if any(getattr(record, key) is not None for key in KEYS) else None
+
+
+def _told(
+    start: int, logged_us: int | None, text: str, *, whole: bool
+) -> Iterator[tuple[int, int | None, Record | None]]:
+    """A record, unless it is some other thing in braces."""
+    if _KEY.search(text):
+        yield start, logged_us, parse(text) if whole else None
+
+
+def _time_of(line: str) -> int | None:
+    found = _TIME.search(line, 0, _PREFIX)
+    if found is None:
+        return None
+    try:
+        return (datetime.fromisoformat(found[0].replace(",", ".")) - _EPOCH) // timedelta(microseconds=1)
+    except ValueError:
+        return None
+
+
+def _end_of(line: str, at: int, depth: int) -> tuple[int | None, int]:
+    """Where the outermost bracket closes, if it does in this line from ``at`` on, and how deep its end is."""
+    for token in _TOKEN.finditer(line, at):
+        depth += (token[0] in "{[(") - (token[0] in "}])")
+        if depth == 0:
+            return token.end(), 0
+    return None, depth
+
+
+def _as_json(text: str) -> str:
+    """A Python literal as JSON: other quotes, no comments, no ``...``, no comma before a closing bracket."""
+    out: list[str] = []
+    for token in _TOKEN.finditer(text):
+        word = token[0]
+        if token["comment"] or token["more"]:
+            continue
+        if token["text"]:
+            word = msgspec.json.encode(word[1:-1]).decode()
+        if word in "}])" and out and out[-1] == ",":
+            out.pop()
+        if word != "," or (out and out[-1] not in {"[", "{", ","}):
+            out.append(_WORDS.get(word, word))
+    return "".join(out)
+
 
 RECORD = "log of a patched schedule(), one dict a call"
 

@@ -7,7 +7,7 @@ from typing import get_args, get_origin
 import msgspec
 import polars as pl
 
-from schedtrace.model import private
+from schedtrace.model import safe_files
 from schedtrace.model.trace import Events, Step
 from schedtrace.read.schema import defaults_of, schema_of
 from schedtrace.read.stretches import SCHEMA
@@ -137,7 +137,7 @@ def write(table: pl.DataFrame, file: Path) -> None:
         CannotWriteError: the disk is full, for instance.
     """
     try:
-        private.create(file)
+        safe_files.create(file)
         table.write_parquet(file, compression="lz4")
     except (OSError, pl.exceptions.PolarsError) as error:
         raise CannotWriteError(str(error)) from error

@@ -5,22 +5,110 @@ there for its effect is left out. What remains is run once more, with the argume
 and tells where it returns and what it had computed by then.
 
 What it calls may still note something: a Mamba group's ``get_num_blocks_to_allocate`` sets or forgets a
-checkpoint. Unless it is known to compute only (``purity.py``), it is run on a copy of the managers
+checkpoint. Unless it is known to compute only, it is run on a copy of the managers
 (``apart``), whose containers are its own.
+
+Whether a cache manager only computes when it is asked for its need is told from its methods' byte code.
+Anything that is not recognised counts as an effect: then the manager is copied before it is asked, which
+costs more and is right as well.
 """
 
 import ast
+import dis
+import inspect
+import types
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import msgspec
 
 from schedtrace.record import syntax
-from schedtrace.record.cache_managers import managers_of
 from schedtrace.record.own import is_own
-from schedtrace.record.purity import only_computes
 from schedtrace.record.source import Proven, UnprovableError, copy_of, prove
+
+
+def managers_of(manager: Any) -> tuple[Any, ...]:
+    """One per cache group, in order; none where this ``KVCacheManager`` is not put together of such."""
+    coordinator = getattr(manager, "coordinator", None)
+    return tuple(getattr(coordinator, "single_type_managers", ()))
+
+
+def blocks_of(manager: Any, request_id: str) -> list[int]:
+    """How many blocks a request has, by cache group, null blocks included; none where it cannot be read."""
+    tables = [one.req_to_blocks for one in managers_of(manager)]
+    if not all(isinstance(table, dict) for table in tables):
+        return []
+    return [len(dict.get(table, request_id, ())) for table in tables]
+
+
+_EFFECTS = frozenset(
+    {"STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_GLOBAL", "STORE_DEREF"}
+    | {"DELETE_ATTR", "DELETE_SUBSCR", "DELETE_GLOBAL", "IMPORT_NAME"}
+)
+_FUNCTIONS = frozenset({"cdiv", "max", "min", "sum", "len", "int", "bool", "isinstance", "AssertionError"})
+_READ = frozenset({"get", "ref_cnt", "is_null"})
+"""Attributes of blocks, and the one method of a dict that does not make an entry."""
+
+
+def only_computes(manager: Any) -> bool:
+    """Whether ``manager.get_num_blocks_to_allocate`` surely leaves everything as it is."""
+    plain = frozenset(name for name, value in vars(manager).items() if not callable(value))
+    if len(plain) < len(vars(manager)):
+        return False  # somebody has put a method on the object itself
+    kind: Any = type(manager)  # hashable, as every class
+    return _only_computes(kind, plain)
+
+
+@cache
+def _only_computes(kind: type, attributes: frozenset[str]) -> bool:
+    try:
+        return _pure(kind, "get_num_blocks_to_allocate", attributes, set())
+    except Exception:  # whatever it is, it is not known to be harmless
+        return False
+
+
+def _pure(kind: type, name: str, attributes: frozenset[str], seen: set[str]) -> bool:
+    if name in seen:
+        return True
+    seen.add(name)
+    member = inspect.getattr_static(kind, name)
+    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    if not isinstance(function, types.FunctionType):
+        return False
+    for code in _codes(function.__code__):
+        if not _harmless(code):
+            return False
+        for used in code.co_names:
+            if used in attributes or used in _READ or used in _FUNCTIONS:
+                continue
+            if not hasattr(kind, used) or not (_is_value(kind, used) or _pure(kind, used, attributes, seen)):
+                return False
+    return True
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _harmless(code: types.CodeType) -> bool:
+    """No store, and no subscript but slices: a subscript makes an entry in a ``defaultdict``."""
+    before = ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _EFFECTS:
+            return False
+        if instruction.opname == "BINARY_SUBSCR" and before != "BUILD_SLICE":
+            return False
+        before = instruction.opname
+    return True
+
+
+def _is_value(kind: type, name: str) -> bool:
+    return isinstance(inspect.getattr_static(kind, name), bool | int | str | type(None))
 
 
 class StandIn(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from schedtrace.model.ids import capped
+from schedtrace.model.printable import capped
 from schedtrace.model.trace import (
     Arrival,
     ChunkCap,
@@ -20,16 +20,12 @@ from schedtrace.model.trace import (
 )
 from schedtrace.model.trace_facts import DummyBatch, HeadRefusal, RankSync
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.capture import Came, Capture, Dropped, Result, Rows
-from schedtrace.record.delta import Deltas
+from schedtrace.record.capture import Came, Capture, Dropped, Happened, Result, Rows, tells_invalid_drafts
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.exits import Noted
-from schedtrace.record.happened import Happened
-from schedtrace.record.ids import WrittenIds
-from schedtrace.record.lives import Lives
-from schedtrace.record.returned import tells_invalid_drafts
-from schedtrace.record.rows import LatestRows
+from schedtrace.record.request_lives import Lives
 from schedtrace.record.state_facts import FIELDS, State
+from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 
 _TRIAL = re.compile(r"t(\d{1,9})-")
 _LARGEST = 10**18 - 1

@@ -6,21 +6,44 @@ are not steady; vLLM builds new ones for every step and does not change them aft
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, TypeVar
+from itertools import compress
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
-from schedtrace.model.trace_facts import Control
-from schedtrace.record.execution import Execution
+from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, SetAside
+from schedtrace.record import holdings
 from schedtrace.record.exits import Noted
-from schedtrace.record.happened import Happened
 from schedtrace.record.state_facts import State
+from schedtrace.record.worker_hooks import Execution
 
 _T = TypeVar("_T")
 
 ALL = "all"
 """Every request of the step got exactly one token."""
+
+
+class Happened(msgspec.Struct, gc=False):
+    """What one step has of it, if anything."""
+
+    admitted: list[Admission] = []
+    refusals: list[holdings.Snapshot] = []
+    kv_loads: list[KvLoad] = []
+    grammars: list[Grammar] = []
+    set_aside: list[SetAside] = []
+
+    def lines(self) -> dict[str, list[Any]]:
+        """Fields of a ``Step`` (writer's thread)."""
+        refusals: list[HeadRefusal] = list(map(holdings.line, self.refusals))
+        return {
+            "admitted": self.admitted,
+            "refusals": refusals,
+            "kv_loads": self.kv_loads,
+            "grammars": self.grammars,
+            "set_aside": self.set_aside,
+        }
 
 
 class Rows(msgspec.Struct, gc=False):
@@ -168,3 +191,54 @@ def _keep(kept: list[_T], more: Sequence[_T]) -> Sequence[_T]:
     room = MOST_KEPT - len(kept)
     kept += more[:room]
     return more[room:]
+
+
+_request_id = attrgetter("request_id")
+
+
+def only_samples(scheduler: Any) -> bool:
+    """Whether an output of this scheduler always holds a token: no pooling, no transfer of KV or encodings.
+
+    ``update_from_output`` emits an output for new tokens, a pooler's result, transfer parameters, or a
+    request that stopped; the last without a token only where nothing is sampled.
+    """
+    model = scheduler.vllm_config.model_config
+    connectors = (getattr(scheduler, name, None) for name in ("connector", "ec_connector"))
+    return (
+        getattr(model, "runner_type", None) == "generate"
+        and not any(connector is not None for connector in connectors)
+        and not getattr(scheduler, "is_mm_encoder_only", False)
+    )
+
+
+def tells_invalid_drafts() -> bool:
+    """Whether a ``SchedulerOutput`` names the drafts that a grammar forbade."""
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    return "num_invalid_spec_tokens" in getattr(SchedulerOutput, "__dataclass_fields__", ())
+
+
+def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[str], list[int] | None]:
+    """``ALL``, or ids and numbers of tokens (None: one each).
+
+    One token sampled for each, one client, no drafts, nobody gone meanwhile, and as many outputs as samples:
+    then every sample became an output, and nothing else did. Otherwise the outputs are read one by one.
+
+    Args:
+        output: The step's ``SchedulerOutput``.
+        sampled_by: vLLM's ``ModelRunnerOutput`` for it; None unless ``only_samples`` holds and no request has
+            left or was preempted since the step was scheduled.
+        outputs: What ``update_from_output`` returned: client index to ``EngineCoreOutputs``.
+    """
+    if not outputs:
+        return [], None
+    if sampled_by is not None and len(outputs) == 1 and not output.scheduled_spec_decode_tokens:
+        (returned,) = outputs.values()
+        lengths = list(map(len, sampled_by.sampled_token_ids))
+        ones = lengths.count(1)
+        if len(returned.outputs) == ones and ones + lengths.count(0) == len(lengths):
+            if ones == len(output.num_scheduled_tokens):
+                return ALL
+            return list(compress(sampled_by.req_ids, lengths)), None
+    every = [one for returned in outputs.values() for one in returned.outputs]
+    return list(map(_request_id, every)), [len(one.new_token_ids) for one in every]

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from schedtrace.model.trace_facts import CacheGroup
-from schedtrace.record.cache_managers import managers_of
+from schedtrace.record.allocation import managers_of
 
 SETTINGS = {
     "parallel_config": (

@@ -7,7 +7,7 @@ import contextlib
 import time
 from typing import Any
 
-from schedtrace.model.ids import shortened
+from schedtrace.model.printable import shortened
 from schedtrace.model.trace_facts import ControlKind
 from schedtrace.record.capture import DummyPass, Synced
 from schedtrace.record.hooks import Method, wrap

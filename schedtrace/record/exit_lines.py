@@ -26,7 +26,7 @@ _NOT_ELIGIBLE: tuple[tuple[Cause, str | None], ...] = (
     (Cause.OUTPUT_IN_FLIGHT, "diffusion_read_only"),
     (Cause.OTHER, None),
 )
-"""By what ``eligibility.py`` has found at the exit."""
+"""By what ``exits.py`` has found at the exit."""
 
 _WITH_DETAIL: dict[str, tuple[str, str | None]] = {
     guards.ONE_STEP_IN_FLIGHT: (Cause.OUTPUT_IN_FLIGHT, "pipeline_parallel"),

@@ -2,8 +2,14 @@
 
 A mark appends one tuple of plain values, since the objects change after the exit; an ``Event`` is made of it
 off the scheduler's path. It never raises.
+
+A request may not decode yet while its ``next_decode_eligible_step`` lies ahead, for one of two reasons. With
+pipeline parallelism vLLM (0.23 and newer) lets it wait its turn between two decodes. A read-only request of a
+diffusion model (0.31 and newer) waits, at any pipeline size, once all its denoising steps are in flight: it
+ends with their output.
 """
 
+import sys
 from collections import deque
 from enum import Enum
 from itertools import pairwise
@@ -11,9 +17,24 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.record import eligibility, queues
+from schedtrace.record import queues
 from schedtrace.record.allocation import Refusal, why_refused
 from schedtrace.record.marking import Site
+
+PP_STAGGER, READ_IN_FLIGHT, UNKNOWN = range(3)
+
+_DIFFUSION = "vllm.v1.core.sched.diffusion_scheduler"
+
+
+def why_not_eligible(scheduler: Any, request: Any) -> int:
+    """One of the three constants; of a read in flight that awaits its turn as well, the former."""
+    diffusion = sys.modules.get(_DIFFUSION)
+    if diffusion is not None and issubclass(type(scheduler), diffusion.DiffusionAsyncScheduler):
+        width = diffusion.diffusion_canvas_width(request, scheduler.num_spec_tokens)
+        if diffusion._read_in_flight(request, width):
+            return READ_IN_FLIGHT
+    return PP_STAGGER if getattr(scheduler, "use_pp", False) else UNKNOWN
+
 
 SITES: list[Site] = []
 """All marked places of this process; an event says its place by its number here."""
@@ -187,10 +208,10 @@ class Marks:
     def why_not_eligible(scheduler: Any, request: Any) -> int:
         """Which of the reasons for a ``next_decode_eligible_step`` ahead it is: a number for ``end``."""
         try:
-            return eligibility.why_not_eligible(scheduler, request)
+            return why_not_eligible(scheduler, request)
         except Exception as error:
             _failed(scheduler, error)
-            return eligibility.UNKNOWN
+            return UNKNOWN
 
 
 _DEFAULTS = tuple(field.default for field in msgspec.structs.fields(Event))

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.model import private
-from schedtrace.model.front_end import Configured, Refused
+from schedtrace.model import safe_files
+from schedtrace.model.front_end_lines import Configured, Refused
 from schedtrace.model.redact import hide_secrets
 from schedtrace.record import settings
 from schedtrace.record.hooks import Method, wrap
@@ -118,9 +118,9 @@ def _shown(value: Any) -> Any:
 def _write(line: msgspec.Struct) -> None:
     """Append one whole line; the file is this process's own."""
     folder = settings.claim_run_dir()
-    private.make_folder(folder)
+    safe_files.make_folder(folder)
     with _lock:
-        file = private.appendable(folder / f"front-end-{os.getpid()}.jsonl")
+        file = safe_files.appendable(folder / f"front-end-{os.getpid()}.jsonl")
         try:
             os.write(file, msgspec.json.encode(line) + b"\n")
         finally:

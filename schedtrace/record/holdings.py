@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from schedtrace.model.trace_facts import HeadRefusal
-from schedtrace.record.allocation import apart, not_own, question
-from schedtrace.record.cache_managers import managers_of
+from schedtrace.record.allocation import apart, managers_of, not_own, question
 from schedtrace.record.own import is_own
 
 MOST_HOLDERS = 16

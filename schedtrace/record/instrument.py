@@ -1,6 +1,6 @@
 """Makes a copy of ``schedule()`` that notes each exit it takes, for every class that defines one.
 
-The copy is the proven source with marks (``sites.py``), compiled as a part of its module and given the
+The copy is the proven source with marks (``marking.py``), compiled as a part of its module and given the
 original's globals, defaults and closure. It becomes the method of a class between the original's class and
 the traced one, so that nothing of vLLM is patched and ``super()`` leads where it always led.
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
-from schedtrace.record import guards, loops, outcomes, syntax
+from schedtrace.record import guards, outcomes, syntax
 from schedtrace.record.assigned import explained
 from schedtrace.record.decided import Decided, held
 from schedtrace.record.source import Proven, UnprovableError
@@ -202,8 +202,8 @@ class Marker:
 
     def _if(self, node: ast.If, scope: _Scope) -> None:
         self._conditions.add(id(node.test))
-        loop = None if scope.loop else loops.first_loop(node.body)
-        if loop == loops.first_loop(node.orelse):
+        loop = None if scope.loop else syntax.first_loop(node.body)
+        if loop == syntax.first_loop(node.orelse):
             loop = None  # one or the other is entered: neither way closes it
         node.body = self._block(node.body, scope.within(node.test, negated=False))
         node.orelse = self._block(node.orelse, scope.within(node.test, negated=True))
@@ -212,7 +212,7 @@ class Marker:
         self._rewrite(node)
 
     def _loop(self, node: ast.While | ast.For, scope: _Scope) -> None:
-        loop = scope.loop or loops.loop_of(node)
+        loop = scope.loop or syntax.loop_of(node)
         if loop is None or (scope.loop and not syntax.has_call(node, "allocate_slots")):
             return  # a helper's loop: leaving it early stops nothing
         if scope.loop:

@@ -11,20 +11,26 @@ from loguru import logger
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_facts import Control, ControlKind
 from schedtrace.record import settings
-from schedtrace.record.capture import Came, Capture, DummyPass, Result, Synced
+from schedtrace.record.capture import (
+    Came,
+    Capture,
+    DummyPass,
+    Happened,
+    Result,
+    Synced,
+    only_samples,
+    tokens_got,
+)
 from schedtrace.record.clocks import read_anchor
-from schedtrace.record.departures import Departures, set_aside
-from schedtrace.record.execution import execution_of
 from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Noted, event_of
-from schedtrace.record.facts import Facts
-from schedtrace.record.happened import Happened
 from schedtrace.record.header import make_header
-from schedtrace.record.inference import InferredExits
+from schedtrace.record.inference import Departures, InferredExits, set_aside
 from schedtrace.record.own import is_own, is_own_class
 from schedtrace.record.queues import Queues, policy
-from schedtrace.record.returned import only_samples, tokens_got
 from schedtrace.record.steady import SteadySteps
+from schedtrace.record.verdict_facts import Facts
+from schedtrace.record.worker_hooks import execution_of
 from schedtrace.record.writer import Writer
 
 MOST_IN_FLIGHT = 1000

@@ -1,9 +1,11 @@
-"""Small questions about pieces of syntax trees, for ``sites.py``."""
+"""Small questions about pieces of syntax trees, for ``marking.py``."""
 
 import ast
 import copy
 from collections.abc import Iterator
 from typing import TypeVar
+
+from schedtrace.model.trace import Loop
 
 _Node = TypeVar("_Node", bound=ast.AST)
 
@@ -230,3 +232,24 @@ def is_min_of(node: ast.stmt, name: str) -> bool:
             return any(isinstance(one, ast.Name) and one.id == name for one in arguments)
         case _:
             return False
+
+
+_TAKES = frozenset({"peek_request", "pop_request"})
+
+
+def loop_of(node: ast.While | ast.For) -> Loop | None:
+    """Which of the scheduler's two loops this is; None: a helper's loop."""
+    if not hands_out_tokens(node):
+        return None
+    condition = names(node.test if isinstance(node, ast.While) else node.iter)
+    body = names(ast.Module(node.body, []))
+    if not QUEUES.isdisjoint(condition) or not _TAKES.isdisjoint(body):
+        return "waiting"
+    if "running" in condition:
+        return "running"
+    return None if QUEUES.isdisjoint(body) else "waiting"
+
+
+def first_loop(statements: list[ast.stmt]) -> Loop | None:
+    """The first of the scheduler's loops among these statements."""
+    return next(filter(None, map(loop_of, loops(statements))), None)

@@ -1,16 +1,40 @@
 """In a worker's process: when it began to execute a batch, and when the output was ready.
 
-Both are put on the output that goes to the engine anyway; nothing else is sent, and nothing is waited for.
+Both are readings of its monotonic clock, which processes of one host share, put on the output that goes to
+the engine anyway; nothing else is sent, and nothing is waited for.
 """
 
 import contextlib
 import functools
 import time
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from schedtrace.record.execution import NAME, machine
 from schedtrace.record.hooks import Method, wrap
+
+Execution = tuple[str, int, int]
+"""Which boot of which machine; begin and end in nanoseconds."""
+
+NAME = "_schedtrace_execution"
+"""Attribute of a ``ModelRunnerOutput``."""
+
+
+def execution_of(output: Any) -> tuple[str, int, int] | None:
+    """What a worker of this machine has noted on a ``ModelRunnerOutput``; None if nothing, or elsewhere."""
+    noted: Execution | None = getattr(output, NAME, None)
+    return noted if noted is not None and noted[0] == machine() else None
+
+
+@cache
+def machine() -> str:
+    """Equal for processes whose monotonic clocks are one and the same; empty where that is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
 
 _BEGAN = "_schedtrace_began_ns"
 

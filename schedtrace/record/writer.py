@@ -19,17 +19,15 @@ from weakref import WeakSet
 import msgspec
 from loguru import logger
 
-from schedtrace.model.ids import shortened
-from schedtrace.model.printable import json_of
-from schedtrace.model.private import FILE_MODE
+from schedtrace.model.printable import json_of, shortened
+from schedtrace.model.safe_files import FILE_MODE
 from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
 from schedtrace.model.trace_facts import Control
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Came, Capture, Dropped, DummyPass, Synced
 from schedtrace.record.cpu_times import CpuTimes
-from schedtrace.record.run_folder import create, write_manifest_if_missing
-from schedtrace.record.settings import Settings
+from schedtrace.record.settings import Settings, create, write_manifest_if_missing
 
 _T = TypeVar("_T")
 

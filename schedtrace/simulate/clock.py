@@ -2,9 +2,13 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
+
+from schedtrace.step_times.batch import Batch
+from schedtrace.step_times.model import StepTimes
 
 READERS = ("vllm.v1", "schedtrace.record")
 """Packages whose modules read the virtual clock: the engine's core and the recorder."""
@@ -76,3 +80,62 @@ class VirtualClock:
 
     time_ns = perf_counter_ns = monotonic_ns
     time = perf_counter = monotonic
+
+
+SPIN_US = 100.0
+"""Linux wakes a sleeper 50 us late (its timer slack) and more: the rest is waited for awake."""
+
+
+class MachineClock:
+    """What an executor in real time reads and waits by (``executor.Clock``)."""
+
+    @property
+    def now_us(self) -> float:
+        """Microseconds, on the clock that the recorder reads."""
+        return time.monotonic_ns() / 1000
+
+    def until(self, us: float) -> None:
+        """Wait for a moment; return at once if it is over. Other threads run meanwhile."""
+        left = us - self.now_us
+        if left > SPIN_US:
+            time.sleep((left - SPIN_US) / 1e6)
+        while self.now_us < us:
+            time.sleep(0)  # gives the interpreter lock away
+
+
+def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable[[Any], Batch]) -> type:
+    """A subclass of a scheduler class that lets time pass within ``schedule()`` and ``update_from_output()``.
+
+    It decides nothing, and has the name of its parent: a trace's header says which class vLLM chose.
+
+    Args:
+        plain: vLLM's class.
+        clock: Of the simulation.
+        times: How long the calls take.
+        batch_of: What a ``SchedulerOutput`` computes.
+    """
+    parent: Any = plain
+
+    class Timed(parent):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._schedtrace_scheduled: deque[Batch] = deque()
+            self.schedtrace_steps = self.schedtrace_updates = 0
+
+        def _update_after_schedule(self, output: Any) -> None:
+            """The last statement of ``schedule()``."""
+            super()._update_after_schedule(output)
+            self.schedtrace_steps += 1
+            batch = batch_of(output)
+            self._schedtrace_scheduled.append(batch)
+            clock.advance(times.schedule_us(batch))
+
+        def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+            told = super().update_from_output(*args, **kwargs)
+            self.schedtrace_updates += 1
+            clock.advance(times.update_us(self._schedtrace_scheduled.popleft()))
+            return told
+
+    for name in ("__name__", "__qualname__", "__module__"):
+        setattr(Timed, name, getattr(plain, name))
+    return Timed

@@ -4,12 +4,74 @@ import atexit
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from vllm import platforms
 from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
+
+from schedtrace.errors import UsageError
+from schedtrace.simulate.routers import ROUTERS
+
+CPU_CACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+"""Sizes the cache of a CPU, and is none of a GPU that is simulated."""
+
+
+def stand_in() -> None:
+    """Give vLLM a platform if it finds none: without one it configures nothing."""
+    if not platforms.resolve_current_platform_cls_qualname().endswith(".UnspecifiedPlatform"):
+        return
+    from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415  # needs what other platforms' machines may lack
+
+    class WithoutKernels(CpuPlatform):  # type: ignore[misc]  # vLLM is untyped here
+        """The kernels in the package are for another device, or another torch."""
+
+        @classmethod
+        def import_kernels(cls) -> None:
+            """Load nothing."""
+
+    platforms._current_platform = WithoutKernels()  # noqa: SLF001  # 0.10 has no other way to set it
+
+
+def is_cpu() -> bool:
+    """Whether vLLM's platform is a CPU's, of its own or as a stand-in."""
+    found: bool = platforms.current_platform.is_cpu()
+    return found
+
+
+OF_RANKS: dict[str, tuple[Any, ...]] = {"router": tuple(ROUTERS), "balance_ranks": (True, False)}
+"""No arguments of vLLM, and their values."""
+
+
+def require_values(changes: Mapping[str, Any], *, ranks: int, lockstep: bool) -> None:
+    """Check the settings of ranks.
+
+    Args:
+        changes: Names of settings to values.
+        ranks: How many there are.
+        lockstep: Whether ranks of this model run in lock-step.
+
+    Raises:
+        UsageError: a value that there is not, or balance scheduling where no rank waits for another.
+    """
+    if not isinstance(ranks, int) or ranks < 1:
+        msg = f"data_parallel_size={ranks}: expected a number of ranks, 1 or more"
+        raise UsageError(msg)
+    for name, values in OF_RANKS.items():
+        if name in changes and changes[name] not in values:
+            allowed = ", ".join(str(one).lower() for one in values)
+            msg = f"{name}={changes[name]}: one of {allowed}"
+            raise UsageError(msg)
+    if changes.get("balance_ranks") and ranks == 1:
+        msg = "balance_ranks=true: with one rank there is nobody to wait for; data_parallel_size=N as well"
+        raise UsageError(msg)
+    if changes.get("balance_ranks") and not lockstep:
+        msg = "balance_ranks=true: ranks of a dense model are independent, none waits for another"
+        raise UsageError(msg)
+
 
 TINY_MODEL = {
     "architectures": ["Qwen3ForCausalLM"],

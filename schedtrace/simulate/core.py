@@ -1,14 +1,22 @@
-"""vLLM's ``EngineCore`` in this process, with an executor and a KV cache of ours."""
+"""vLLM's ``EngineCore`` in this process, with an executor and a KV cache of ours.
+
+Ranks of a mixture of experts are ``DPEngineCoreProc``, which run in lock-step; those of a dense model are
+``EngineCoreProc``, each for itself. Processes, sockets and the process group are left out: the queues and the
+group are ours.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
-from vllm.config import SchedulerConfig
+from vllm.config import ParallelConfig, SchedulerConfig
 from vllm.v1.engine import core
 from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from schedtrace.record.engine_hooks import record_passes
+from schedtrace.simulate.lockstep import Member
 
 
 def make_core(
@@ -63,5 +71,120 @@ def built_here(scheduler_class: type) -> Iterator[None]:
         chosen,
         patch.object(core, "freeze_gc_heap", lambda: None, create=True),
         patch.object(core, "enable_envs_cache", lambda: None, create=True),
+    ):
+        yield
+
+
+class Around(Protocol):
+    """The rank around a core."""
+
+    number: int
+    inputs: Any
+    """vLLM's input queue."""
+    outputs: Any
+    """vLLM's output queue."""
+    gathering_us: float
+    """What it takes the ranks to gather their counts, for balance scheduling."""
+
+    def loop_begins(self) -> None:
+        """Before the input queue is read."""
+        ...
+
+    def stepped(self, *, executed: bool) -> None:
+        """After a step: whether a batch was executed."""
+        ...
+
+
+def make_rank_core(
+    config: Any, executor: Any, scheduler_class: type, groups: list[Any], around: Around, group: Member | None
+) -> Any:
+    """The core of a rank.
+
+    Args:
+        config: The rank's ``VllmConfig``.
+        executor: Makes the executor, from the configuration.
+        scheduler_class: What ``get_scheduler_cls`` would return.
+        groups: vLLM's ``KVCacheGroupSpec`` objects.
+        around: The rank.
+        group: Its place among ranks in lock-step; None: it is on its own.
+    """
+    with built_here(scheduler_class):
+        made = (_Independent if group is None else _Lockstep)(config, executor, groups, around, group)
+    record_passes(_Recorded)  # now plugins are loaded, which may have done so for all
+    if (recorder := getattr(made.scheduler, "_schedtrace_recorder", None)) is not None:
+        recorder.facts.engine_is(made)
+    return made
+
+
+class _Rank:
+    """What both kinds replace: how the core is made, and the moments at which time passes."""
+
+    def __init__(
+        self, config: Any, executor: Any, groups: list[Any], around: Around, group: Member | None
+    ) -> None:
+        self._around, self._groups = around, groups
+        self.engine_index = around.number
+        self.input_queue, self.output_queue = around.inputs, around.outputs
+        self.engines_running = False
+        self.shutdown_state = core.EngineShutdownState.RUNNING
+        self.has_coordinator = self.publish_dp_lb_stats = True
+        self.last_counts = (0, 0)
+        self.process_input_queue_block = True
+        self.enable_fault_tolerance = self.reject_new_requests = False
+        if group is not None:
+            parallel = config.parallel_config
+            self.dp_rank, self.dp_size, self.dp_group = around.number, parallel.data_parallel_size, group
+            self.prefill_schedule_interval = config.scheduler_config.prefill_schedule_interval
+            self.dp_sync_interval = parallel.dp_sync_interval
+            self.step_counter = self.current_wave = 0
+            self.pending_pause = self.ignore_start_dp_wave = False
+            self.eep_scaling_state = None
+        core.EngineCore.__init__(self, config, executor, log_stats=True, include_finished_set=True)
+
+    def _initialize_kv_caches(self, vllm_config: Any) -> Any:
+        return sized_cache(vllm_config, self._groups)
+
+    def _process_input_queue(self) -> None:
+        self._around.loop_begins()
+        super()._process_input_queue()  # type: ignore[misc]
+
+    def _process_engine_step(self) -> Any:
+        executed = super()._process_engine_step()  # type: ignore[misc]
+        self._around.stepped(executed=executed)
+        return executed
+
+
+class _Independent(_Rank, core.EngineCoreProc):  # type: ignore[misc]  # vLLM is untyped here
+    pass
+
+
+class _Recorded(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]
+    pass
+
+
+class _Lockstep(_Recorded):
+    def _has_global_unfinished_reqs(self, local_unfinished: bool) -> Any:
+        """Every rank comes here once a loop: ``schedtrace.balance`` gathers counts here in an engine."""
+        unfinished = super()._has_global_unfinished_reqs(local_unfinished)
+        if (observe := getattr(self.scheduler, "observe_ranks", None)) is not None:
+            observe(self.dp_group.gather(len(self.scheduler.running), self._around.gathering_us))
+        return unfinished
+
+
+@contextmanager
+def reduced_here() -> Iterator[None]:
+    """vLLM's all-reduces of the ranks' states go by way of ``Member`` while it is entered."""
+
+    def sync(dp_group: Member, has_unfinished: bool, pending_pause: bool) -> tuple[bool, bool]:
+        states = dp_group.gather((has_unfinished, pending_pause))
+        unfinished, pending = (set(one) for one in zip(*states, strict=True))
+        return True in unfinished or len(pending) > 1, pending == {True}
+
+    def has_unfinished_dp(dp_group: Member, has_unfinished: bool) -> bool:
+        return any(dp_group.gather(has_unfinished))
+
+    with (
+        patch.object(ParallelConfig, "sync_dp_state", staticmethod(sync), create=True),
+        patch.object(ParallelConfig, "has_unfinished_dp", staticmethod(has_unfinished_dp)),
     ):
         yield

@@ -11,7 +11,7 @@ from vllm.v1 import outputs
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
-from schedtrace.record.execution import NAME, machine
+from schedtrace.record.worker_hooks import NAME, machine
 from schedtrace.simulate import releases
 from schedtrace.simulate.model_runner import ModelRunner
 from schedtrace.step_times.batch import Batch

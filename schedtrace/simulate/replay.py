@@ -11,18 +11,16 @@ from typing import Any
 import msgspec
 
 from schedtrace.errors import NeverEndsError, UsageError, reason_of
-from schedtrace.model import private
+from schedtrace.model import safe_files
 from schedtrace.model.manifest import Manifest, write_manifest
 from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRIAL_IDS
 from schedtrace.record.traced import traced_class
-from schedtrace.simulate.by_step import play_by_step
 from schedtrace.simulate.clock import VirtualClock
-from schedtrace.simulate.player import Played, Player
+from schedtrace.simulate.player import Played, Player, play_by_step
 from schedtrace.simulate.ranks import OF_RANKS, Ranks
 from schedtrace.simulate.simulation import NoProgressError, Simulation
 from schedtrace.step_times.model import StepTimes
-from schedtrace.workloads.request import LoadRequest
-from schedtrace.workloads.workload import Workload
+from schedtrace.workloads.workload import LoadRequest, Workload
 
 BETWEEN_TRIALS_US = 1000.0
 
@@ -59,7 +57,7 @@ def play(
     """
     played, began_s = Played(folder), time.perf_counter()
     if manifest is not None:
-        private.make_folder(folder)
+        safe_files.make_folder(folder)
         write_manifest(folder, manifest)
     with _recording_to(folder, trial_ids=trial_ids), VirtualClock() as clock:
         try:

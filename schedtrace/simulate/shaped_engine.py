@@ -9,10 +9,10 @@ from vllm.usage.usage_lib import UsageContext
 
 from schedtrace.errors import UsageError
 from schedtrace.simulate import releases
-from schedtrace.simulate.rank_options import require_values
+from schedtrace.simulate.config import require_values
 from schedtrace.step_times.gpus import Gpu, GpuPlatform
 from schedtrace.step_times.memory import FIT_TO_MEMORY, kv_cache_blocks
-from schedtrace.step_times.shape import Shape
+from schedtrace.step_times.shapes import Shape
 
 BLOCK_SIZE = 16
 """vLLM's on CUDA."""

@@ -9,12 +9,11 @@ from itertools import count
 from typing import Any
 
 from schedtrace.record.engine_hooks import INPUTS
-from schedtrace.simulate.clock import VirtualClock
+from schedtrace.simulate.clock import VirtualClock, timed
 from schedtrace.simulate.core import make_core
 from schedtrace.simulate.engine import Engine
 from schedtrace.simulate.executor import SimulatedExecutor
 from schedtrace.simulate.model_runner import ModelRunner
-from schedtrace.simulate.timed import timed
 from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.model import StepTimes
 

@@ -5,7 +5,7 @@ All figures are of one GPU out of ``tensor_parallel_size``, and estimates: ``doc
 
 from schedtrace.errors import UsageError
 from schedtrace.step_times.gpus import Gpu
-from schedtrace.step_times.shape import DTYPE_BYTES, Shape
+from schedtrace.step_times.shapes import DTYPE_BYTES, Shape
 
 OUTSIDE_BYTES = 2**30
 """Assumed: CUDA context, NCCL's buffers and CUDA graphs, which no tensor accounts for."""

@@ -2,8 +2,8 @@
 
 import polars as pl
 
-from schedtrace.timeline.overlap import time_within
 from schedtrace.timeline.per_step import begins_and_ends, sums_by_step
+from schedtrace.timeline.spans import time_within
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.work import with_work
 

@@ -11,7 +11,7 @@ from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.constants import HostTimes
 from schedtrace.step_times.gpus import Gpu
 from schedtrace.step_times.memory import dtype_bytes, kv_bytes_per_token, weight_bytes
-from schedtrace.step_times.shape import Shape
+from schedtrace.step_times.shapes import Shape
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from schedtrace.model import private
-from schedtrace.step_times.shape import Shape
-from schedtrace.step_times.shapes import SHAPES, shape
+from schedtrace.model import safe_files
+from schedtrace.step_times.shapes import SHAPES, Shape, shape
 
 _FAMILIES = {
     "Qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
@@ -41,15 +40,15 @@ def shape_folder(known: Shape) -> Path:
     """
     content = (json.dumps(config_of(known), indent=2) + "\n").encode()
     try:
-        folder = private.user_cache() / "models" / known.name
+        folder = safe_files.user_cache() / "models" / known.name
         file = folder / "config.json"
         if not (file.is_file() and file.read_bytes() == content):
-            private.make_folder(folder)
-            private.replace(file, content)
+            safe_files.make_folder(folder)
+            safe_files.replace(file, content)
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="schedtrace-")) / known.name
         folder.mkdir()
-        private.replace(folder / "config.json", content)
+        safe_files.replace(folder / "config.json", content)
     return folder
 
 

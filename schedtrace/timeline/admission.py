@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.model.causes import OF_ITS_OWN_SIZE
+from schedtrace.timeline.queue_waits import mismatches
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.waits import mismatches
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from schedtrace.timeline.admission import Need, need_of
+from schedtrace.timeline.queue_waits import NEVER
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.waits import NEVER
 
 COLUMNS = {
     "step": pl.Int64,

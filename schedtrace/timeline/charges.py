@@ -13,12 +13,11 @@ from schedtrace.model.causes import Cause
 from schedtrace.timeline.admission import refused_heads
 from schedtrace.timeline.behind_head import behind_head
 from schedtrace.timeline.events import merged
-from schedtrace.timeline.idle_holders import idle_holders
+from schedtrace.timeline.holders import idle_holders
 from schedtrace.timeline.long_prompts import SHORT_FRAC, long_prefills
-from schedtrace.timeline.overlap import time_within
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
-from schedtrace.timeline.shares import per_step
+from schedtrace.timeline.spans import per_step, time_within
 from schedtrace.timeline.timeline import Timeline
 
 PARKED_LOADS = "parked_loads"

@@ -10,9 +10,8 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.pieces import COMPUTES, DECODES, WAITS, pieces, place_of
-from schedtrace.timeline.refusals import OTHER, cause_runs
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.waiting import loop_ends
+from schedtrace.timeline.waiting import OTHER, cause_runs, loop_ends
 from schedtrace.timeline.work import with_work
 
 ADMISSION = ["request_id", "admission"]

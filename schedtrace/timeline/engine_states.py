@@ -6,7 +6,7 @@ first: host work that hides behind it costs nothing.
 
 import polars as pl
 
-from schedtrace.timeline.overlap import time_within
+from schedtrace.timeline.spans import time_within
 from schedtrace.timeline.timeline import Timeline
 
 STATES = ("device", "schedule", "update", "dummy", "host_gap", "idle")

@@ -13,11 +13,10 @@ from typing import Literal
 
 import polars as pl
 
-from schedtrace.timeline.overlap import time_within
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.shares import until
 from schedtrace.timeline.slowdown import slowdown
+from schedtrace.timeline.spans import time_within, until
 from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, nearly_predicted
 from schedtrace.timeline.timeline import Timeline
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.timeline.ranks import PASS, Ranks
+from schedtrace.timeline.engine_ranks import PASS, Ranks
 from schedtrace.timeline.step_time import fit_line
 
 FEWEST_PASSES = 20

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.timeline.overlap import time_within
+from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.pieces import LENGTH_US
-from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.spans import time_within
 
 PARTS = 60
 """Equal parts that a run's time is looked at in."""

@@ -8,9 +8,9 @@ import polars as pl
 
 from schedtrace.timeline.computing import running_pieces
 from schedtrace.timeline.pieces import ARRIVES, WAITS, pieces, placed
+from schedtrace.timeline.queue_waits import after_gaps
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.waiting import waiting_pieces
-from schedtrace.timeline.waits import after_gaps
 
 QUEUED = ("waiting", "preempted", "set_aside")
 """States in which a request is in the waiting queue."""

@@ -11,11 +11,10 @@ from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.message import Message, message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Control
-from schedtrace.read.cpu_times import cpu_times
-from schedtrace.read.front_end import FrontEnd
-from schedtrace.read.rows import all_rows, rows_between, rows_of
+from schedtrace.read.front_end_files import FrontEnd
 from schedtrace.read.schema import schema_of
-from schedtrace.read.trace import Trace
+from schedtrace.read.thread_times import cpu_times
+from schedtrace.read.trace_file import Trace, all_rows, rows_between, rows_of
 from schedtrace.timeline.demand import Demand, demand
 from schedtrace.timeline.per_step import context_tokens
 from schedtrace.timeline.pieces import LENGTH_US
@@ -63,7 +62,7 @@ class Timeline:
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
-    """Processor times of threads (``read/cpu_times.py``)."""
+    """Processor times of threads (``read/thread_times.py``)."""
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
     """What was asked of the engine beside requests, in order of time: of the whole trace."""
     front_end: FrontEnd | None = None
@@ -77,8 +76,8 @@ class Timeline:
 
     @cached_property
     def waits(self) -> pl.DataFrame:
-        """Each time that a request was in the waiting queue (``timeline/waits.py``)."""
-        from schedtrace.timeline.waits import waits  # noqa: PLC0415  # it reads a timeline itself
+        """Each time that a request was in the waiting queue (``timeline/queue_waits.py``)."""
+        from schedtrace.timeline.queue_waits import waits  # noqa: PLC0415  # it reads a timeline itself
 
         return waits(self)
 

@@ -14,10 +14,10 @@ from textual.events import Resize
 from textual.widgets import Footer, Static
 
 from schedtrace.errors import SchedtraceError
-from schedtrace.model import private
+from schedtrace.model import safe_files
 from schedtrace.model.printable import visible
 from schedtrace.watch import view
-from schedtrace.watch.lines import moment, page
+from schedtrace.watch.plain_lines import moment, page
 from schedtrace.watch.seen import Seen, Slow
 from schedtrace.watch.session import Session
 from schedtrace.watch.widgets import Listing, TextScreen
@@ -206,7 +206,7 @@ class WatchApp(App[None]):
         """Save what is seen as text."""
         if self.seen is not None:
             path = self._folder / f"{self._file_name()}.txt"
-            self._save(lambda seen: private.replace(path, page(seen).encode()), path)
+            self._save(lambda seen: safe_files.replace(path, page(seen).encode()), path)
 
     def action_save_window(self) -> None:
         """Save the last minute as a run folder."""

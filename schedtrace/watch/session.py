@@ -7,19 +7,17 @@ from pathlib import Path
 
 from schedtrace.errors import InputError
 from schedtrace.explain.request import explain_request
-from schedtrace.model import private
+from schedtrace.model import safe_files
 from schedtrace.model.manifest import read_manifest
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.follow import LostError
-from schedtrace.read.options import ReadOptions
+from schedtrace.read.read_options import ReadOptions
 from schedtrace.read.run import read_run
-from schedtrace.watch.cells import together
-from schedtrace.watch.engine import SECONDS_KEPT, Engine
 from schedtrace.watch.find import Target, grows
-from schedtrace.watch.judge import LONG_S, SHORT_S, Judge
-from schedtrace.watch.picture import picture
-from schedtrace.watch.seen import Cell, Figures, Note, Seen, Slow, at_one_time
+from schedtrace.watch.judge import LONG_S, SHORT_S, Judge, picture
+from schedtrace.watch.seen import Cell, Figures, Note, Seen, Slow, at_one_time, together
+from schedtrace.watch.watched_engine import SECONDS_KEPT, Engine
 
 MOST_SLOW = 50
 MOST_NOTES = 100
@@ -86,11 +84,11 @@ class Session:
         Raises:
             OSError: it cannot be written.
         """
-        private.make_folder(folder)
+        safe_files.make_folder(folder)
         self._saved.add(folder.absolute())
         for path, engine in self.engines.items():
             begin = engine.edge_us(self._clock()) - LONG_S * 1_000_000
-            with private.writable(folder / path.name) as file:
+            with safe_files.writable(folder / path.name) as file:
                 file.write(engine.following.saved(begin))
         return folder
 

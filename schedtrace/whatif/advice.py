@@ -15,9 +15,8 @@ from schedtrace.diagnose.rules.allowed import kv_space, why_no_async_scheduling
 from schedtrace.model.message import NOTHING, Count, Message, Number, Setting, Share, given, joined, message
 from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
-from schedtrace.whatif.baseline import usual_figure
+from schedtrace.whatif.baseline import first_part, usual_figure
 from schedtrace.whatif.menu import KV_BLOCKS, family, menu
-from schedtrace.whatif.part import first_part
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.search import Progress, Search, Trial, saved_frac
 

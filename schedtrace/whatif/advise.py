@@ -9,22 +9,21 @@ from types import MappingProxyType
 from typing import Any
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.settings.origin import GIVEN
+from schedtrace.diagnose.setting_origins import GIVEN
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Code, Message, message
-from schedtrace.model.proposals import Proposal, Proposals, as_options
+from schedtrace.model.prediction import Proposal, Proposals, as_options
 from schedtrace.model.redact import HIDDEN
 from schedtrace.model.report import Finding
-from schedtrace.model.sweep import Bound, SweepRow
+from schedtrace.model.sweep_result import Bound, SweepRow
 from schedtrace.read.run import read_run
 from schedtrace.step_times.memory import OF_MEMORY
-from schedtrace.timeline.front_end import OFFLINE_CONTEXT
+from schedtrace.timeline.ingress import OFFLINE_CONTEXT
 from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor, Recorded
 from schedtrace.whatif.sweep import sweep
 from schedtrace.whatif.sweep_log import SweepLog
-from schedtrace.whatif.sweep_play import Work
-from schedtrace.whatif.sweep_pools import Pool
+from schedtrace.whatif.sweep_play import Pool, Work
 
 MOST = 3
 """Proposals."""

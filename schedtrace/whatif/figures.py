@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 from scipy import stats
 
-from schedtrace.compare.metrics import METRICS as COMPARED
-from schedtrace.compare.metrics import Metric
+from schedtrace.compare.metric_changes import METRICS as COMPARED
+from schedtrace.compare.metric_changes import Metric
 from schedtrace.model.prediction import Figure
 from schedtrace.model.report import TrialReport
 from schedtrace.timeline.timeline import Timeline

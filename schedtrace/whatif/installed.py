@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from schedtrace.engine.options_cache import read_options
-from schedtrace.engine.vllm_options import refuse_setting
+from schedtrace.engine.vllm_options import read_options, refuse_setting
 from schedtrace.errors import UsageError
 from schedtrace.step_times.memory import refuse_of_memory
 

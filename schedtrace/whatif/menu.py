@@ -8,8 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.rank_settings import prefill_interval
 from schedtrace.diagnose.rules.allowed import why_no_async_scheduling
+from schedtrace.diagnose.uneven_ranks import prefill_interval
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.whatif.prediction import Recorded

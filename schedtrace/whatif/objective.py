@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from schedtrace.errors import UsageError
-from schedtrace.model.sweep import Bound, Outcome
+from schedtrace.model.sweep_result import Bound, Outcome
 
 MILLISECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
 _BOUND = re.compile(

@@ -11,13 +11,16 @@ import msgspec
 
 from schedtrace.errors import EngineError, UsageError
 from schedtrace.model.message import Count, Message, message
-from schedtrace.model.sweep import Bound, Outcome, Sweep
+from schedtrace.model.sweep_result import Bound, Outcome, Sweep
+from schedtrace.read.run import Run
 from schedtrace.whatif.installed import vllm_version
+from schedtrace.whatif.prediction import Recorded
 from schedtrace.whatif.sweep_engines import RecordedEngine, gathering_notes
 from schedtrace.whatif.sweep_log import SweepLog, digest, key
-from schedtrace.whatif.sweep_play import Work, base_settings, outcome_of
-from schedtrace.whatif.sweep_pools import Pool
+from schedtrace.whatif.sweep_play import Pool, Work, base_settings, outcome_of
 from schedtrace.whatif.sweep_rows import objectives, sweep_rows
+from schedtrace.workloads.recorded_ranks import loads_of_run, without_ranks
+from schedtrace.workloads.workload import Workload
 
 MOST = 10_000
 """Combinations: more are a slip of the pen."""
@@ -180,3 +183,24 @@ def _value(text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
+
+
+def recorded_loads(run: Run, clients: int | None = None) -> list[Workload]:
+    """The load of each trial of a run, for another engine: its requests name no rank.
+
+    Args:
+        run: Any.
+        clients: As ``prediction.recorded``.
+
+    Raises:
+        InputError: it has no requests.
+    """
+    loads = [without_ranks(load) for load in loads_of_run(run.traces, manifest=run.manifest)]
+    return loads if clients is None else [load.with_clients(clients) for load in loads]
+
+
+def recorded_work(base: Recorded) -> Work:
+    """A recorded load on its engine."""
+    engine = RecordedEngine(base.header, base.times, len(base.timelines))
+    warmups = len(base.loads) - base.trials
+    return Work(base.loads, engine, base.keep_prefix_cache, warmups)

@@ -10,7 +10,7 @@ from schedtrace.step_times.gpus import Gpu
 from schedtrace.step_times.memory import FIT_TO_MEMORY
 from schedtrace.step_times.model import StepTimes
 from schedtrace.step_times.roofline import Roofline
-from schedtrace.step_times.shape import Shape
+from schedtrace.step_times.shapes import Shape
 
 BLOCKS = "num_gpu_blocks_override"
 ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}

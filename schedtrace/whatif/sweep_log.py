@@ -10,8 +10,8 @@ import msgspec
 
 import schedtrace
 from schedtrace.errors import InputError, UsageError
-from schedtrace.model import private
-from schedtrace.model.sweep import Outcome
+from schedtrace.model import safe_files
+from schedtrace.model.sweep_result import Outcome
 from schedtrace.whatif.installed import vllm_version
 from schedtrace.whatif.sweep_play import Work
 
@@ -32,11 +32,11 @@ class SweepLog:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
         try:
-            private.make_folder(folder)
+            safe_files.make_folder(folder)
             content = self.path.read_bytes() if self.path.exists() else b""
             *lines, cut = content.split(b"\n")
             if cut:  # the machine went down in the middle of a line: that configuration is done again
-                with os.fdopen(private.appendable(self.path), "ab") as file:
+                with os.fdopen(safe_files.appendable(self.path), "ab") as file:
                     file.truncate(len(content) - len(cut))
         except OSError as error:
             msg = f"{folder}: {error.strerror}"
@@ -59,7 +59,7 @@ class SweepLog:
             return
         self.finished[outcome.key] = outcome
         line = msgspec.json.encode(outcome) + b"\n"
-        with os.fdopen(private.appendable(self.path), "ab", buffering=0) as stream:
+        with os.fdopen(safe_files.appendable(self.path), "ab", buffering=0) as stream:
             stream.write(line)
 
 

@@ -1,11 +1,10 @@
 """Loads from files of the field, random draws or recorded traces: lengths and times, no text."""
 
-from schedtrace.workloads.files import open_workload
 from schedtrace.workloads.random_load import random_workload
-from schedtrace.workloads.recorded import from_trace, loads_of
-from schedtrace.workloads.request import LoadRequest
+from schedtrace.workloads.recorded_load import from_trace, loads_of
 from schedtrace.workloads.tokens import token_ids
-from schedtrace.workloads.workload import Workload
+from schedtrace.workloads.workload import LoadRequest, Workload
+from schedtrace.workloads.workload_files import open_workload
 
 __all__ = [
     "LoadRequest",

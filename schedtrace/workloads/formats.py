@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from schedtrace.errors import InputError
-from schedtrace.workloads import azure, burstgpt, mooncake
+from schedtrace.workloads import csv_traces, mooncake
 from schedtrace.workloads.jsonl import JsonlRow, read_jsonl
 from schedtrace.workloads.rows import CountTokens, Reader, cells, opened, refused
 from schedtrace.workloads.sharegpt import read_sharegpt
@@ -15,7 +15,8 @@ from schedtrace.workloads.workload import Source
 
 KNOWN = (
     "Mooncake or Qwen-Bailian (JSON Lines with timestamp, input_length, output_length), "
-    f"Azure (CSV with {', '.join(azure.COLUMNS)}), BurstGPT (CSV with {', '.join(burstgpt.COLUMNS)}), "
+    f"Azure (CSV with {', '.join(csv_traces.AZURE_COLUMNS)}), "
+    f"BurstGPT (CSV with {', '.join(csv_traces.BURSTGPT_COLUMNS)}), "
     "ShareGPT (a JSON list of conversations) or JSON Lines with prompt or input_len"
 )
 LONGEST_LINE = 2**24
@@ -73,10 +74,10 @@ def _of_columns(path: Path, line: bytes) -> Format:
         columns = set(cells(line))
     except ValueError as error:
         raise _unknown(path) from error
-    if columns.issuperset(azure.COLUMNS):
-        return Format("azure", azure.read_azure, images=azure.IMAGES in columns)
-    if columns.issuperset(burstgpt.COLUMNS):
-        return Format("burstgpt", burstgpt.read_burstgpt)
+    if columns.issuperset(csv_traces.AZURE_COLUMNS):
+        return Format("azure", csv_traces.read_azure, images=csv_traces.IMAGES in columns)
+    if columns.issuperset(csv_traces.BURSTGPT_COLUMNS):
+        return Format("burstgpt", csv_traces.read_burstgpt)
     raise _unknown(path)
 
 

@@ -2,13 +2,70 @@
 
 import random
 from collections.abc import Iterator
-from itertools import islice
+from dataclasses import replace
+from itertools import accumulate, chain, islice, repeat
 
-from schedtrace.errors import UsageError
+import msgspec
+
+from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import message
-from schedtrace.workloads.arrivals import arrivals_s
-from schedtrace.workloads.request import LoadRequest
-from schedtrace.workloads.workload import Workload, make_workload
+from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
+
+DRAWN_AT_ONCE = 1024
+
+
+def arrivals_s(rate: float | None, *, burstiness: float = 1.0, seed: int = 0) -> Iterator[float]:
+    """Seconds from the start at which each request arrives, without end; the first at 0.
+
+    Gaps follow a gamma distribution with shape ``burstiness`` and mean ``1 / rate``, as in ``get_request`` of
+    vLLM's ``benchmarks/serve.py``; shape 1 is a Poisson process.
+
+    Args:
+        rate: Requests per second; None: all at 0.
+        burstiness: Shape of the distribution.
+        seed: The same seed gives the same times, however many are taken.
+    """
+    if rate is None:
+        return repeat(0.0)
+    return accumulate(chain([0.0], _gaps(rate, burstiness, seed)))
+
+
+def _gaps(rate: float, burstiness: float, seed: int) -> Iterator[float]:
+    import numpy as np  # noqa: PLC0415  # the command line must answer before it is loaded
+
+    draw = np.random.default_rng(seed)
+    while True:
+        yield from draw.gamma(burstiness, 1.0 / (rate * burstiness), size=DRAWN_AT_ONCE).tolist()
+
+
+def at_times_of(load: Workload, times: Workload) -> Workload:
+    """The requests of ``load``, the nth arriving when the nth of ``times`` did.
+
+    An idle engine does not wake at once. Those that it found waiting when it did, in the recorded first step,
+    reach the engine together.
+
+    Raises:
+        InputError: ``times`` has fewer requests.
+    """
+    if len(times) < len(load):
+        msg = f"{times.name}: {len(times)} arrivals for {len(load)} requests; give --num-prompts {len(times)}"
+        raise InputError(msg)
+
+    woke_us = max((_reached_us(timed) for timed in times if timed.queued_step == 0), default=0.0)
+
+    def read() -> Iterator[LoadRequest]:
+        for request, timed in zip(load, times, strict=False):
+            reached_us = max(_reached_us(timed), woke_us)
+            yield msgspec.structs.replace(
+                request, arrived_us=timed.arrived_us, front_end_us=reached_us - timed.arrived_us
+            )
+
+    return replace(load, name=f"{load.name} at the times of {times.name}", read=read)
+
+
+def _reached_us(request: LoadRequest) -> float:
+    return request.arrived_us + request.front_end_us
+
 
 DEFAULT_PROMPTS = 1000
 DEFAULT_INPUT_LEN = 1024

@@ -10,14 +10,13 @@ import polars as pl
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Count, Message, message
-from schedtrace.read.trace import Trace
-from schedtrace.timeline.clocks import offset
+from schedtrace.read.trace_file import Trace
+from schedtrace.timeline.clock_offsets import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL
 from schedtrace.workloads.closed_loop import closed_loop
-from schedtrace.workloads.recorded import from_trace, loads_of, trials_of
+from schedtrace.workloads.recorded_load import from_trace, loads_of, trials_of
 from schedtrace.workloads.recorded_notes import ONE_OF_SEVERAL
-from schedtrace.workloads.request import LoadRequest, Pass
-from schedtrace.workloads.workload import Workload, make_workload
+from schedtrace.workloads.workload import LoadRequest, Pass, Workload, make_workload
 
 
 def loads_of_run(traces: Sequence[Trace], *, manifest: Manifest | None = None) -> list[Workload]:

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from schedtrace.workloads.request import LoadRequest
+from schedtrace.workloads.workload import LoadRequest
 
 ID_BYTES = 8
 """Of the hash of a request's id: two of 20,000 requests have the same one with a probability of 1e-11."""

@@ -19,8 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from schedtrace.compare.metric_changes import metric_changes
-from schedtrace.compare.metrics import trials_used
+from schedtrace.compare.metric_changes import metric_changes, trials_used
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.read.run import read_run
 

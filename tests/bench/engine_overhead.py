@@ -30,15 +30,15 @@ def engine_of(running, step_ms, *, overlapped):
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from schedtrace.record.traced import traced_class
-    from schedtrace.simulate import machine_clock
+    from schedtrace.simulate import clock
     from schedtrace.simulate.config import engine_config
     from schedtrace.simulate.core import make_core
+    from schedtrace.simulate.engine import kv_cache_groups, make_request
     from schedtrace.simulate.executor import SimulatedExecutor
     from schedtrace.simulate.model_runner import ModelRunner
-    from schedtrace.simulate.parts import kv_cache_groups, make_request
     from schedtrace.step_times.constants import Constants
 
-    machine_clock.SPIN_US = 0.0  # waiting awake would count as work
+    clock.SPIN_US = 0.0  # waiting awake would count as work
     plain = AsyncScheduler if overlapped else Scheduler
     traced = traced_class(plain)
 
@@ -53,9 +53,7 @@ def engine_of(running, step_ms, *, overlapped):
 
     def executor(config):
         times = Constants(1000 * step_ms, 0, 0, 0)
-        return SimulatedExecutor(
-            config, clock=machine_clock.MachineClock(), times=times, model_runner=ModelRunner()
-        )
+        return SimulatedExecutor(config, clock=clock.MachineClock(), times=times, model_runner=ModelRunner())
 
     config = engine_config(
         num_blocks=running * 500, async_scheduling=overlapped, max_num_seqs=running,

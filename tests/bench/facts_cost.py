@@ -12,13 +12,12 @@ from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 
-from schedtrace.record import allocation, holdings, purity
-from schedtrace.record.admissions import admissions
+from schedtrace.record import allocation, holdings
 from schedtrace.record.arrival_facts import Prefixes
+from schedtrace.record.capture import Happened
 from schedtrace.record.cpu_times import CpuTimes
 from schedtrace.record.engine_facts import engine_facts
-from schedtrace.record.facts import Facts
-from schedtrace.record.happened import Happened
+from schedtrace.record.verdict_facts import Facts, admissions
 from schedtrace.simulate import Driver
 
 ROUNDS, PROMPT = 7, 100
@@ -89,7 +88,7 @@ def costs(running: int) -> dict[str, float]:
             lambda: allocation.apart(manager)
         ),
         "every refusal, else: known to compute only": best_us(
-            lambda: purity.only_computes(manager.coordinator.single_type_managers[0])
+            lambda: allocation.only_computes(manager.coordinator.single_type_managers[0])
         ),
         "once: cache groups and settings": best_us(lambda: engine_facts(scheduler), 100),
         "writer, an arrival: 250 block hashes salted": best_us(hashed, 50),

@@ -17,13 +17,13 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from schedtrace.model.private import user_cache
+from schedtrace.model.safe_files import user_cache
 from schedtrace.read.cache import FOLDER
 from tests.bench.big_trace import write_big_trace
 
 ROOT = Path(__file__).parents[2]
 ANALYZE = "import sys; from schedtrace.cli.main import main; sys.exit(main(['analyze', sys.argv[1]]))"
-READ = "import sys; from pathlib import Path; from schedtrace.read.trace import read_trace; "
+READ = "import sys; from pathlib import Path; from schedtrace.read.trace_file import read_trace; "
 READ += "read_trace(Path(sys.argv[1]))"
 POLARS = """
 import sys, polars as pl

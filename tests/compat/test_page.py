@@ -2,7 +2,7 @@
 
 import tomllib
 
-from schedtrace.record.releases import TESTED_RELEASES, notices_about
+from schedtrace.record.header import TESTED_RELEASES, notices_about
 from tests.compat.environment import ROOT
 from tests.compat.page import PAGE, page, read_results
 

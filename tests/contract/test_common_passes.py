@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.errors import UsageError
-from schedtrace.simulate import common_passes
-from schedtrace.simulate.common_passes import CommonPasses, Ran
+from schedtrace.simulate import lockstep
+from schedtrace.simulate.lockstep import CommonPasses, Ran
 
 pytestmark = pytest.mark.vllm
 
@@ -83,12 +83,12 @@ def test_each_stage_of_a_pipeline_takes_its_part(two_ranks):
 
 def test_ranks_of_two_machines_are_refused(two_ranks, monkeypatch):
     names = iter(["0123456789ab", "0123456789ac"])
-    monkeypatch.setattr(common_passes, "clock_id", lambda: next(names))
+    monkeypatch.setattr(lockstep, "clock_id", lambda: next(names))
     with pytest.raises(UsageError, match="on one machine only"):
         two_ranks()
 
 
 def test_without_a_clocks_name_the_hosts_counts(two_ranks, monkeypatch):
-    monkeypatch.setattr(common_passes, "clock_id", lambda: None)
+    monkeypatch.setattr(lockstep, "clock_id", lambda: None)
     monkeypatch.setattr(platform, "node", lambda: "box")
     assert len(two_ranks()) == 2

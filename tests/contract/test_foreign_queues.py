@@ -16,8 +16,8 @@ from schedtrace.read.run import read_run
 from schedtrace.record.header import vllm_version
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
+from schedtrace.timeline.queue_waits import mismatches, overtakings
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.timeline.waits import mismatches, overtakings
 from tests.contract.deciding import first_difference
 from tests.contract.loads import FAMILIES, make_script, play
 from tests.contract.toy_queues import QUEUES, gives_back, sets_aside, with_queue

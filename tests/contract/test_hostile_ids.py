@@ -12,8 +12,8 @@ pytest.importorskip("vllm")
 
 from vllm.lora.request import LoRARequest
 
-from schedtrace.explain.find import find_request
-from schedtrace.model.ids import capped, hashed
+from schedtrace.explain.request import find_request
+from schedtrace.model.printable import capped, hashed
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver

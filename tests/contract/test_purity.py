@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.record.purity import only_computes
+from schedtrace.record.allocation import only_computes
 from tests.contract.test_hybrid_models import MODELS, engine
 
 pytestmark = pytest.mark.vllm

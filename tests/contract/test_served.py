@@ -14,14 +14,13 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
-from schedtrace.engine.simulated import EXECUTOR, defaults_of_the_gpu, taken
+from schedtrace.engine.simulated_executor import EXECUTOR, defaults_of_the_gpu, taken
 from schedtrace.engine.spec import RunSpec
 from schedtrace.errors import UsageError
 from schedtrace.record.header import device_name
+from schedtrace.simulate.clock import MachineClock
 from schedtrace.simulate.config import TINY_MODEL
-from schedtrace.simulate.kv_specs import kv_cache_specs, kv_dtype
-from schedtrace.simulate.machine_clock import MachineClock
-from schedtrace.simulate.served import ServedExecutor
+from schedtrace.simulate.served import ServedExecutor, kv_cache_specs, kv_dtype
 from schedtrace.step_times.gpus import gpu
 from schedtrace.step_times.memory import kv_cache_blocks
 from schedtrace.step_times.shape_folder import shape_folder

@@ -5,11 +5,11 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.engine_sums import engine_sums
-from schedtrace.diagnose.statistics import statistics
+from schedtrace.diagnose.run_statistics import statistics
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
-from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.loads import FAMILIES, make_script, play
 

@@ -21,8 +21,7 @@ from schedtrace.step_times.shapes import shape
 from schedtrace.whatif.sweep import sweep
 from schedtrace.whatif.sweep_engines import ModelledEngine
 from schedtrace.whatif.sweep_log import SweepLog
-from schedtrace.whatif.sweep_play import Work, base_settings, outcome_of
-from schedtrace.whatif.sweep_pools import LocalPool
+from schedtrace.whatif.sweep_play import LocalPool, Work, base_settings, outcome_of
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.workload import make_workload
 
@@ -76,7 +75,7 @@ def test_a_pool_that_is_closed_early_leaves_no_process_and_no_file(work, made, t
 
 KILLED = """
 import os, signal
-from schedtrace.whatif.sweep_pools import LocalPool
+from schedtrace.whatif.sweep_play import LocalPool
 pool = LocalPool(None, 2)
 pool.submit(print).exception()  # they are past their start
 print(*[process.pid for process in pool._processes], flush=True)

@@ -6,14 +6,14 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.times import request_time
+from schedtrace.diagnose.time_split import request_time
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
-from schedtrace.timeline.shares import per_step, refused
+from schedtrace.timeline.queue_waits import mismatches, waiting_after
+from schedtrace.timeline.spans import per_step, refused
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.timeline.waits import mismatches, waiting_after
 from tests.contract.loads import FAMILIES, FEWER_STEPS, make_script, play
 
 pytestmark = pytest.mark.vllm

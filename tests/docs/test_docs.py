@@ -12,17 +12,17 @@ import typer
 from jsonschema import Draft202012Validator
 
 from schedtrace.cli.main import app, main
-from schedtrace.compare.metrics import METRICS
-from schedtrace.compare.work import WORK
+from schedtrace.compare.comparability import WORK
+from schedtrace.compare.metric_changes import METRICS
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.diagnose.rules import KINDS, better_setting
 from schedtrace.diagnose.trials import FINISHED
 from schedtrace.errors import ExitCode
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption, Step
-from schedtrace.read.expand import expanded
+from schedtrace.read.chain import expanded
 from schedtrace.read.run import read_run
-from schedtrace.read.trace import read_trace
+from schedtrace.read.trace_file import read_trace
 from schedtrace.record import settings
 from tests.makers import arrival, run_folder, step
 from tests.unit.diagnose.sentences import found_in

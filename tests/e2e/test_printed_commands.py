@@ -123,7 +123,7 @@ def test_a_printed_command_runs(command, place, engines, monkeypatch, capsys):
         if re.search(rf"logs/{_label(made)}\b", command):
             assert ended.result().code == 0, ended.result().err
     monkeypatch.chdir(place)
-    monkeypatch.setattr("schedtrace.whatif.sweep_pools.LocalPool", Here)
+    monkeypatch.setattr("schedtrace.whatif.sweep_play.LocalPool", Here)
     code = main(arguments(command))
     assert code == 0, capsys.readouterr().err
 

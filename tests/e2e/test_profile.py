@@ -13,7 +13,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from schedtrace.export import Kind
-from schedtrace.export.files import export
+from schedtrace.export.exports import export
 from schedtrace.read.run import read_run
 from tests.e2e.conftest import MODEL, START_LIMIT_S, environment
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.diagnose.proven import PROVEN
+from schedtrace.diagnose.rules import PROVEN
 from tests.exam.advice import Tried, advised, tried
 
 pytestmark = pytest.mark.vllm

@@ -55,7 +55,7 @@ from schedtrace.diagnose.rules import (
 )
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Finding
-from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
 
 Seen = TypeVar("Seen")

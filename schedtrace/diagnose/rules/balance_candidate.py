@@ -2,13 +2,13 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rank_settings import balanced, prefill_interval
 from schedtrace.diagnose.rules.common import StepExample
 from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
+from schedtrace.diagnose.uneven_ranks import balanced, prefill_interval
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Duration, Number, Share, message
 from schedtrace.model.report import MAX_STEPS, Evidence, Finding
-from schedtrace.timeline.ranks import PASS, Ranks
+from schedtrace.timeline.engine_ranks import PASS, Ranks
 
 CODE = "balance-candidate"
 SUMMARY = "ranks in lock-step prefill in different steps; what it could save at most to align them"

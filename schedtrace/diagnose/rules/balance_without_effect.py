@@ -2,13 +2,13 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rank_settings import CAUSE, balanced
 from schedtrace.diagnose.rules.common import StepExample, severity_by_weight
+from schedtrace.diagnose.uneven_ranks import CAUSE, balanced
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import CauseWord, Code, Count, Duration, Message, Number, Share, message
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.pieces import LENGTH_US
-from schedtrace.timeline.ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "balance-without-effect"

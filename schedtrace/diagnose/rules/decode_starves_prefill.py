@@ -7,7 +7,7 @@ from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Duration, Message, Number, Share, message
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.timeline.shares import refused, until
+from schedtrace.timeline.spans import refused, until
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "decode-starves-prefill"

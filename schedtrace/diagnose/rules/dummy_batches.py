@@ -7,7 +7,7 @@ from schedtrace.diagnose.rules.common import StepExample
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Message, Number, Share, message
 from schedtrace.model.report import MAX_STEPS, Evidence, Finding
-from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.engine_ranks import Ranks
 
 CODE = "dummy-batches"
 SUMMARY = "ranks in lock-step ran batches without a request, only to keep others company"

@@ -18,7 +18,7 @@ from schedtrace.model.message import (
     message,
 )
 from schedtrace.model.report import Advice, Evidence, Finding
-from schedtrace.timeline.front_end import idle_meanwhile_us, is_offline, ways_to_engine
+from schedtrace.timeline.ingress import idle_meanwhile_us, is_offline, ways_to_engine
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.kv_need import kv_need
+from schedtrace.diagnose.kv_blocks import kv_need
 from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import StepExample, only, wait_finding
 from schedtrace.diagnose.rules.kv_bound import largest_holder

@@ -12,7 +12,7 @@ from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, Share, Steps, message
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.charges import IDLE_HOLDERS
-from schedtrace.timeline.idle_holders import idle_holders
+from schedtrace.timeline.holders import idle_holders
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "idle-holders"

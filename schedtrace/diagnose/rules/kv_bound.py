@@ -3,8 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import RAN, with_more_running
-from schedtrace.diagnose.kv_groups import group_holdings
-from schedtrace.diagnose.kv_need import Need, kv_need
+from schedtrace.diagnose.kv_blocks import Need, group_holdings, kv_need
 from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged, mean

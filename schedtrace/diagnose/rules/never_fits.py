@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.capacity import blocks_needed, longest_sequence, usable_blocks
-from schedtrace.diagnose.queue.alone import never_fitting
+from schedtrace.diagnose.kv_blocks import blocks_needed, longest_sequence, usable_blocks
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, kv_space
 from schedtrace.diagnose.rules.common import only, trial_numbers
+from schedtrace.diagnose.stuck_requests import never_fitting
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import (

@@ -3,11 +3,9 @@
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.queue.alone import never_fitting
-from schedtrace.diagnose.queue.ready import ready_but_parked
-from schedtrace.diagnose.queue.restarts import no_progress
 from schedtrace.diagnose.rules.allowed import kv_space, now, seats_setting
 from schedtrace.diagnose.rules.common import trial_numbers
+from schedtrace.diagnose.stuck_requests import never_fitting, no_progress, ready_but_parked
 from schedtrace.model.causes import CAUSES, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import (

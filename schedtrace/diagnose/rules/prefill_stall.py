@@ -3,13 +3,13 @@
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rank_settings import SCHEDULER_CLASS, balanced, prefill_interval
 from schedtrace.diagnose.rules.common import StepExample, severity_by_weight
+from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, balanced, prefill_interval
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Code, Count, Duration, Message, Number, Setting, Share, message
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.timeline.engine_ranks import PASS, Ranks
 from schedtrace.timeline.prefill_stalls import PrefillStalls
-from schedtrace.timeline.ranks import PASS, Ranks
 
 CODE = "prefill-stall"
 SUMMARY = "ranks in lock-step that only decoded waited for another rank's prefill"

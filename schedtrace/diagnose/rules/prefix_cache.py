@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.queue.resumptions import resumptions
+from schedtrace.diagnose.resumptions import resumptions
 from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import (
     StepExample,

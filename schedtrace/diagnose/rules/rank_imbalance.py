@@ -2,9 +2,14 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rank_figures import RankFigures
 from schedtrace.diagnose.rules.common import severity_by_weight
-from schedtrace.diagnose.uneven_ranks import AVOIDABLE_FROM_FRAC, RankImbalance, WaitExample, rank_imbalance
+from schedtrace.diagnose.uneven_ranks import (
+    AVOIDABLE_FROM_FRAC,
+    RankFigures,
+    RankImbalance,
+    WaitExample,
+    rank_imbalance,
+)
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import (
     NOTHING,
@@ -18,7 +23,7 @@ from schedtrace.model.message import (
     message,
 )
 from schedtrace.model.report import MAX_STEPS, Advice, Finding
-from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.engine_ranks import Ranks
 
 CODE = "rank-imbalance"
 SUMMARY = (

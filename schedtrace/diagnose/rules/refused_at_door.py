@@ -22,7 +22,7 @@ from schedtrace.model.message import (
 )
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.timeline.pieces import LENGTH_US
-from schedtrace.timeline.shares import refused as waits_for_a_cause
+from schedtrace.timeline.spans import refused as waits_for_a_cause
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "refused-at-door"

@@ -13,7 +13,7 @@ from schedtrace.model.message import NOTHING, Count, Duration, Message, Setting,
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.events import host_spans, interrupted_us
-from schedtrace.timeline.overlap import time_within
+from schedtrace.timeline.spans import time_within
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "scheduler-overhead"

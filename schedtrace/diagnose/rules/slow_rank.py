@@ -9,8 +9,8 @@ from schedtrace.diagnose.rules.common import severity_by_weight
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Duration, Message, Number, Share, message
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.timeline.engine_ranks import PASS, Ranks
 from schedtrace.timeline.rank import BEYOND
-from schedtrace.timeline.ranks import PASS, Ranks
 
 CODE = "slow-rank"
 SUMMARY = "the steps of one data-parallel rank take longer than those of the others for the same work"

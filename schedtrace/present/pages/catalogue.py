@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from schedtrace.model.catalogue import Catalogue
+from schedtrace.diagnose.catalogue import Catalogue
 from schedtrace.present.sections import Column, Page, Section, Style, Styled, Table
 
 

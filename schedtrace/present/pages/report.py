@@ -11,11 +11,10 @@ from schedtrace.model.message import Code, Message, Number, Share, joined, messa
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
 from schedtrace.present.numbers import integer
-from schedtrace.present.pages.engines import whose_figures
+from schedtrace.present.pages.names import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import trials_table
-from schedtrace.present.pages.run_header import header, log_figures, not_judged, summary
-from schedtrace.present.pages.settings import noteworthy
+from schedtrace.present.pages.run_header import header, log_figures, not_judged, noteworthy, summary
 from schedtrace.present.pages.statistics import engines_table
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from schedtrace.model.message import CauseWord, Code, Duration, Message, Share, StepList, joined, message
 from schedtrace.model.report import MAX_STEPS, Advice, RunReport
 from schedtrace.model.report import Finding as Found
-from schedtrace.present.pages.engines import on_engines
+from schedtrace.present.pages.names import on_engines
 from schedtrace.present.pages.report_tables import (
     cap_table,
     cause_table,
@@ -13,8 +13,7 @@ from schedtrace.present.pages.report_tables import (
     request_time_table,
     trials_table,
 )
-from schedtrace.present.pages.run_header import log_figures, not_judged
-from schedtrace.present.pages.settings import settings_table
+from schedtrace.present.pages.run_header import log_figures, not_judged, settings_table
 from schedtrace.present.pages.statistics import statistics_sections
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from schedtrace.model.message import Code, Count, Message, Number, Share, message
 from schedtrace.model.report import Percentiles
-from schedtrace.model.sweep import Bound, Sweep, SweepRow
+from schedtrace.model.sweep_result import Bound, Sweep, SweepRow
 from schedtrace.present.numbers import integer, number, percent
 from schedtrace.present.sections import Cell, Column, Headline, Note, Page, Section, Style, Styled, Table
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from schedtrace.present.console import make_console
 from schedtrace.present.numbers import percent
 from schedtrace.present.phrases import plain
+from schedtrace.present.rich_tables import STYLES, drawn, least_width, longest_word, table_view, written
 from schedtrace.present.sections import (
     Cause,
     Commands,
@@ -29,8 +30,6 @@ from schedtrace.present.sections import (
     Table,
 )
 from schedtrace.present.strips import horizontal_bar, legend_with_key
-from schedtrace.present.styled import STYLES, drawn, longest_word, written
-from schedtrace.present.tables import least_width, table_view
 
 INDENT = 2
 LABELS = 9

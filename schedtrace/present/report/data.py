@@ -4,7 +4,7 @@ A row of ``steps`` is one step or, in a trace of more than ``MOST_ROWS``, severa
 findings stay single steps, and the page says so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,16 +14,122 @@ from schedtrace.diagnose.analyze import Timelines
 from schedtrace.model.causes import CAUSES
 from schedtrace.model.facts import Fact
 from schedtrace.model.printable import visible
-from schedtrace.present.report.lives import lives_of
 from schedtrace.present.report.named import Named
 from schedtrace.present.report.packed import Packed
-from schedtrace.present.report.rows import merged
-from schedtrace.present.report.words import add_words
+from schedtrace.present.report.step_sentences import add_words
 from schedtrace.read.run import Run
 from schedtrace.timeline.chart import per_step
-from schedtrace.timeline.clocks import offset
-from schedtrace.timeline.request_states import NEXT_STEP
+from schedtrace.timeline.clock_offsets import offset
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.timeline import Timeline
+
+MOST_REQUESTS, MOST_PIECES = 8_000, 50_000
+"""Requests and pieces of their lives in a page, at most."""
+
+
+def lives_of(
+    timeline: Timeline, steps: pl.DataFrame, named: Collection[str], engines: int
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Requests to draw, by arrival, with ``first_us`` and ``pieces``; and the pieces of all lives.
+
+    Pieces are rows of ``request_states``. Waits that follow each other and have at each moment the cause
+    that the step of the moment had are one piece, ``by_step``: of a long queue this is most of the table.
+    """
+    run_of_cause = steps.select(
+        pl.col("step").cast(pl.Int64), cause_of_step="cause", same=pl.col("cause").rle_id()
+    )
+    last = run_of_cause.select(end_step="step", same_to_end="same")
+    by_step = (
+        pl.col("state").is_in(QUEUED)
+        & pl.col("cause").eq(pl.col("cause_of_step"))
+        & pl.col("same").eq(pl.col("same_to_end"))
+    ).fill_null(value=False)
+    pieces = (
+        timeline.request_states.lazy()
+        .join(run_of_cause.lazy(), left_on="begin_step", right_on="step", how="left", maintain_order="left")
+        .join(last.lazy(), on="end_step", how="left", maintain_order="left")
+        .select("request_id", "begin_us", "end_us", "state", "cause", "tokens", by_step=by_step)
+        .with_columns(
+            row=pl.when("by_step")
+            .then(pl.struct("request_id", "state").rle_id())
+            .otherwise(-1 - pl.int_range(pl.len()))
+        )
+        .with_columns(row=pl.struct("row", "by_step").rle_id())
+        .group_by("row", maintain_order=True)
+        .agg(
+            pl.col("request_id", "begin_us", "state", "cause", "by_step").first(),
+            pl.col("end_us").last(),
+            pl.col("tokens").sum(),
+        )
+        .collect()
+    )
+    requests = (
+        pieces.group_by("request_id", maintain_order=True)
+        .agg(first_us=pl.col("begin_us").first(), pieces=pl.len())
+        .sort("first_us", maintain_order=True)
+    )
+    a_request = max(1.0, pieces.height / max(1, requests.height))
+    room = int(min(MOST_REQUESTS, MOST_PIECES / a_request)) // engines
+    every = max(1.0, requests.height / max(1, room))
+    place = pl.int_range(pl.len())
+    even = (place / every).floor() != ((place - 1) / every).floor()
+    return requests.filter(even | pl.col("request_id").is_in(list(named))), pieces
+
+
+DETAIL = 500
+"""Steps before and after each step that a finding names which are kept single."""
+
+
+def merged(steps: pl.DataFrame, named: Collection[int], most: int) -> pl.DataFrame:
+    """Steps as at most about ``most`` rows, with ``count``: how many each stands for.
+
+    ``offered_tokens`` is the token budget of those that scheduled anything. Rows of several steps have the
+    sum of their tokens and preemptions, the most running, waiting, KV blocks and requests, and the cause
+    that the most of them had. Rows do not reach over the end of a trial.
+
+    Args:
+        steps: Of ``timeline.chart.per_step``.
+        named: Steps that stay single, as ``DETAIL`` on either side of each do, as far as half of the rows
+            suffice for them.
+        most: Rows.
+    """
+    steps = steps.with_columns(
+        offered_tokens=pl.when(pl.col("requests") > 0).then("token_budget").otherwise(0)
+    )
+    if steps.height <= most:
+        return steps.with_columns(count=pl.lit(1))
+    near = steps["step"].is_in(list(named))
+    span = max(1, min(2 * DETAIL + 1, most // (2 * max(1, int(near.sum())))))
+    single = near.cast(pl.Int8).rolling_max(span, center=True, min_samples=1) > 0
+    wide = -(-steps.height // max(1, most - int(single.sum())))
+    place = pl.int_range(pl.len())
+    rows = steps.with_columns(single=single).with_columns(
+        part=pl.when("single").then(place).otherwise(-1 - place // wide),
+        run=pl.struct("single", "trial").rle_id(),
+    )
+    summed = (
+        "decode_tokens",
+        "prefill_tokens",
+        "recompute_tokens",
+        "unused_tokens",
+        "token_budget",
+        "offered_tokens",
+        "preempted",
+    )
+    most_of = ("requests", "running", "waiting", "kv_used", "kv_total")
+    return (
+        rows.group_by("run", "part", maintain_order=True)
+        .agg(
+            pl.col("step", "trial", "begin_us").first(),
+            pl.col("end_us").max(),
+            pl.col(*summed).sum(),
+            pl.col(*most_of).max(),
+            pl.col("cause").mode().sort().first(),
+            count=pl.len(),
+        )
+        .select(*steps.columns, "count")
+    )
+
 
 MOST_ROWS = 50_000
 """Rows of steps of a whole page, shared among its engines."""

@@ -11,9 +11,9 @@ pytest.importorskip("vllm")
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-from schedtrace.record import execution
-from schedtrace.record.execution import NAME
+from schedtrace.record import worker_hooks
 from schedtrace.record.plugin import register
+from schedtrace.record.worker_hooks import NAME
 from tests.contract.facts.told import Traced, steps
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("recording")]
@@ -52,7 +52,7 @@ def test_one_call(recording):
     output, began, ended = timed(lambda: worker.execute_model(None))
     machine, first, last = vars(output)[NAME]
     assert began <= first <= last - 1e9 * HELD_S < last <= ended
-    assert machine == execution.machine() != ""
+    assert machine == worker_hooks.machine() != ""
     assert recording.name == "run"
 
 
@@ -60,7 +60,7 @@ def test_the_wrapped_output_crosses_processes_with_it():
     worker = sleeping(execute_model=after(sampled()))
     output = worker.execute_model(None)
     arrived = pickle.loads(pickle.dumps(output))  # noqa: S301  # our own
-    assert execution.execution_of(arrived) == vars(output)[NAME]
+    assert worker_hooks.execution_of(arrived) == vars(output)[NAME]
     assert arrived == sampled()
 
 
@@ -119,7 +119,7 @@ def played(engine, noted):
 @pytest.mark.parametrize("lines", ["full", "delta"])
 def test_the_step_says_when(recording, monkeypatch, lines):
     monkeypatch.setenv("SCHEDTRACE_LINES", lines)
-    played(Traced(), lambda began: (execution.machine(), began + 5_000_000, began + 9_000_000))
+    played(Traced(), lambda began: (worker_hooks.machine(), began + 5_000_000, began + 9_000_000))
     [step] = steps(recording)
     assert step["execute_us"] == 4000
     assert 4000 < step["execute_after_us"] <= 5000
@@ -139,7 +139,7 @@ def test_in_deltas_too(recording):
         output = engine.scheduler.schedule()
         result = sampled()
         now = time.monotonic_ns()
-        setattr(result, NAME, (execution.machine(), now, now + 1_000_000))
+        setattr(result, NAME, (worker_hooks.machine(), now, now + 1_000_000))
         engine.scheduler.update_from_output(output, result)
     engine.scheduler.shutdown()
     assert [step["execute_us"] for step in steps(recording)] == [1000] * 5

@@ -10,7 +10,7 @@ from tests.contract.loads import make_script, play
 
 pytestmark = pytest.mark.vllm
 
-FACTS = "schedtrace.record.facts"
+FACTS = "schedtrace.record.verdict_facts"
 
 
 def broken(*_args, **_options):

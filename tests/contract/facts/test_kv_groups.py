@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.diagnose.kv_groups import group_holdings
+from schedtrace.diagnose.kv_blocks import group_holdings
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.timeline.timeline import make_timeline

@@ -82,7 +82,7 @@ def test_a_sweep_over_ranks_and_balance_scheduling(tmp_path, gathering_us, told)
 def test_advice_with_two_ranks_has_them_in_every_proposal(tmp_path, monkeypatch, capsys):
     """More goodput from two ranks of a dense model than from one engine, with whatever else."""
     run = drive(tmp_path / "base", monkeypatch, **LOADS["seats"]).path
-    monkeypatch.setattr("schedtrace.whatif.sweep_pools.LocalPool", lambda work, _: Here(work))
+    monkeypatch.setattr("schedtrace.whatif.sweep_play.LocalPool", lambda work, _: Here(work))
     monkeypatch.setattr("schedtrace.whatif.advise.candidates", lambda *_: [{"max_num_seqs": 8}])
     monkeypatch.setattr("schedtrace.whatif.advise.RESAMPLES", 0)
     command = ["advise", str(run), "--slo", "ttft_p99=60ms", "--data-parallel-size", "2", "--format", "json"]

@@ -3,8 +3,8 @@
 import pytest
 
 from schedtrace.errors import reason_of
-from schedtrace.model.ids import capped
 from schedtrace.model.manifest import FILE_NAME
+from schedtrace.model.printable import capped
 from tests.makers import encoded, header, manifest, run_folder, step, workload, write_trace
 
 USAGE, INPUT = 2, 3

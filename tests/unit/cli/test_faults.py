@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.cli import run as run_command
+from schedtrace.cli import run
 from schedtrace.cli.main import main
 from schedtrace.engine import execute, plan
 from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
@@ -151,7 +151,7 @@ def test_the_outcome_names_what_is_wrong_with_the_recording(cli, tmp_path, monke
     def run_plans(made):
         run_folder(made[0].folder, step(0, trial=1), step(4, trial=1), about=made[0].manifest)
 
-    monkeypatch.setattr(run_command, "run_plans", run_plans)
+    monkeypatch.setattr(run, "run_plans", run_plans)
     code, out, _ = cli("run", "--model", "tiny", "--output", tmp_path, "--label", "x")
     assert code == 0
     lacks = "3 steps are missing, and so is any request that arrived or ended in them"

@@ -5,8 +5,8 @@ import json
 import polars as pl
 import pytest
 
+from schedtrace.diagnose.catalogue import Catalogue
 from schedtrace.diagnose.rules import KINDS
-from schedtrace.model.catalogue import Catalogue
 from schedtrace.model.life import Life
 from schedtrace.model.story import StepStory
 

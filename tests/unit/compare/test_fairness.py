@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.compare.fairness import fairness_notes, taken_in_turn
+from schedtrace.compare.comparability import fairness_notes, taken_in_turn
 from schedtrace.model.comparison import Sample
 from schedtrace.present.phrases import plain
 from schedtrace.timeline.timeline import make_timeline

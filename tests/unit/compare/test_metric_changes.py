@@ -127,7 +127,7 @@ def share_found(slower, comparisons=200, trials=20):
 @pytest.fixture
 def without_intervals(monkeypatch):
     """They take most of the time and decide nothing."""
-    monkeypatch.setattr("schedtrace.compare.statistics.change_interval", lambda *_: None)
+    monkeypatch.setattr("schedtrace.compare.significance.change_interval", lambda *_: None)
 
 
 @pytest.mark.usefixtures("without_intervals")

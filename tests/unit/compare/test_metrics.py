@@ -1,7 +1,6 @@
 import pytest
 
-from schedtrace.compare.metric_changes import metric_changes
-from schedtrace.compare.metrics import METRICS, trials_used
+from schedtrace.compare.metric_changes import METRICS, metric_changes, trials_used
 from schedtrace.model.report import Percentiles, RunReport, TrialReport
 
 LATENCIES = ["TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99"]

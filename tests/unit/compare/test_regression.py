@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedtrace.compare.regression import NAMES, regressed
+from schedtrace.compare.metric_changes import NAMES, regressed
 from schedtrace.errors import UsageError
 
 

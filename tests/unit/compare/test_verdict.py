@@ -2,8 +2,8 @@ import textwrap
 
 import pytest
 
-from schedtrace.compare.metrics import METRICS
-from schedtrace.compare.verdict import verdict
+from schedtrace.compare.comparison_verdict import verdict
+from schedtrace.compare.metric_changes import METRICS
 from schedtrace.model.causes import Cause
 from schedtrace.model.comparison import FindingChange, MetricChange, Outcome, Sample
 from schedtrace.present.phrases import plain

@@ -4,13 +4,13 @@ import pytest
 
 from schedtrace.diagnose.one_engine import judge
 from schedtrace.diagnose.rules.allowed import allowed, kv_space, seats_cost
-from schedtrace.model.front_end import Configured
+from schedtrace.model.front_end_lines import Configured
 from schedtrace.model.message import message
 from schedtrace.model.report import Advice
 from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.present.phrases import plain
-from schedtrace.read.front_end import FrontEnd
-from schedtrace.read.trace import read_trace
+from schedtrace.read.front_end_files import FrontEnd
+from schedtrace.read.trace_file import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import header, step, write_trace
 from tests.unit.diagnose.test_scheduler_overhead import one_after_the_other

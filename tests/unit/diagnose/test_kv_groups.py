@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.diagnose.kv_groups import GroupHolding, group_holdings
+from schedtrace.diagnose.kv_blocks import GroupHolding, group_holdings
 from schedtrace.model.trace import ScheduledRequest
 from schedtrace.model.trace_facts import CacheGroup, HeadRefusal
 from tests.makers import step

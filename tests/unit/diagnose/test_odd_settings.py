@@ -7,7 +7,7 @@ from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.present.pages.report import report_page
-from schedtrace.read.known_settings import KnownSettings
+from schedtrace.read.lines import KnownSettings
 from schedtrace.read.run import read_run
 from tests.makers import run_folder, step
 

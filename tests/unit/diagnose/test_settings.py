@@ -3,15 +3,13 @@
 import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.diagnose.settings.effective import effective_settings
-from schedtrace.diagnose.settings.kept import without_followed
-from schedtrace.diagnose.settings.used import use_of
-from schedtrace.model.front_end import Configured
+from schedtrace.diagnose.effective_settings import effective_settings, use_of, without_followed
+from schedtrace.model.front_end_lines import Configured
+from schedtrace.model.limits import EffectiveSetting
 from schedtrace.model.message import message
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
-from schedtrace.model.settings import EffectiveSetting
 from schedtrace.present.phrases import plain
-from schedtrace.read.front_end import FrontEnd
+from schedtrace.read.front_end_files import FrontEnd
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import SEATS, manifest, step
 

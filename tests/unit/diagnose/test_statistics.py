@@ -1,13 +1,13 @@
 import pytest
 
 from schedtrace.diagnose.engine_sums import engine_sums
-from schedtrace.diagnose.statistics import statistics
+from schedtrace.diagnose.run_statistics import statistics
 from schedtrace.model.causes import Cause
 from schedtrace.model.statistics import DraftUse, Outcomes, PrefixCacheUse
 from schedtrace.model.trace import Exit, ScheduledRequest
 from schedtrace.model.trace_facts import Admission
 from schedtrace.read.run import read_run
-from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, run_folder, step
 

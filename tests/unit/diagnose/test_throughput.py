@@ -5,7 +5,7 @@ import pytest
 from schedtrace.compare.compare import compare
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.diagnose.throughput import counted_time, seconds, united
-from schedtrace.model.sweep import Outcome
+from schedtrace.model.sweep_result import Outcome
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import Format, renderer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.times import engine_time, request_time
+from schedtrace.diagnose.time_split import engine_time, request_time
 from schedtrace.model.causes import Cause
 from schedtrace.present.phrases import plain
 from tests.makers import arrival, finish, step

@@ -3,9 +3,8 @@ import sys
 
 import pytest
 
-from schedtrace.engine import options_cache
-from schedtrace.engine.options_cache import cache_path, read_options, write_options
-from schedtrace.engine.vllm_options import Option
+from schedtrace.engine import vllm_options
+from schedtrace.engine.vllm_options import Option, cache_path, read_options, write_options
 
 OPTIONS = [Option(names=[name]) for name in ("--model", "--max-num-seqs", "--max-model-len")]
 OPTIONS += [Option(names=["--dtype"], values="+", choices=["a"], refuses=["word"])]
@@ -55,7 +54,7 @@ def test_another_vllm_has_another_cache(vllm, monkeypatch):
     paths.append(cache_path())
     monkeypatch.setenv("VLLM_PLUGINS", "mine")
     paths.append(cache_path())
-    monkeypatch.setattr(options_cache, "_versions", lambda: ["2.0"])
+    monkeypatch.setattr(vllm_options, "_versions", lambda: ["2.0"])
     paths.append(cache_path())
     monkeypatch.setattr("sys.prefix", "/elsewhere")
     paths.append(cache_path())
@@ -99,7 +98,7 @@ def test_a_full_disk_leaves_no_part(monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(options_cache.Path, "replace", full)
+    monkeypatch.setattr(vllm_options.Path, "replace", full)
     write_options(OPTIONS)
     assert list(cache_path().parent.iterdir()) == []
 
@@ -116,5 +115,5 @@ def test_without_a_home_there_is_none(monkeypatch):
     def homeless():
         raise RuntimeError
 
-    monkeypatch.setattr(options_cache.Path, "home", homeless)
+    monkeypatch.setattr(vllm_options.Path, "home", homeless)
     assert cache_path() is None

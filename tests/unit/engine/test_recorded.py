@@ -3,8 +3,8 @@ from typing import NamedTuple
 
 import pytest
 
-from schedtrace.engine import recorded
-from schedtrace.engine.recorded import require_recording, require_whole, traces_in
+from schedtrace.engine import recording_check
+from schedtrace.engine.recording_check import require_recording, require_whole, traces_in
 from schedtrace.errors import RecordingError
 from schedtrace.model.trace import End, Notice
 from tests.makers import encoded, finish, header, manifest, result, step, write_trace
@@ -18,7 +18,7 @@ class Usage(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _roomy(monkeypatch):
-    monkeypatch.setattr(recorded.shutil, "disk_usage", lambda _: Usage(1 << 40))
+    monkeypatch.setattr(recording_check.shutil, "disk_usage", lambda _: Usage(1 << 40))
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_the_reason_is_the_writers_own_from_the_log_or_the_trace(cut, log, why, 
 
 
 def test_a_log_that_is_full_too_leaves_the_look_of_the_disk(cut, log, monkeypatch):
-    monkeypatch.setattr(recorded.shutil, "disk_usage", lambda _: Usage(4096))
+    monkeypatch.setattr(recording_check.shutil, "disk_usage", lambda _: Usage(4096))
     assert reason(said(require_whole, [cut(step(0))], manifest(), log)) == "the disk is full"
 
 

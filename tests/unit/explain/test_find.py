@@ -1,8 +1,8 @@
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.explain.find import find_request
-from schedtrace.model.ids import capped, hashed
+from schedtrace.explain.request import find_request
+from schedtrace.model.printable import capped, hashed
 from schedtrace.read.run import read_run
 from tests import makers
 from tests.makers import arrival, finish, step

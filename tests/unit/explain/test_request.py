@@ -5,7 +5,7 @@ from itertools import groupby
 import pytest
 
 from schedtrace.explain.request import explain_request
-from schedtrace.explain.waits import waits
+from schedtrace.explain.request_rows import waits
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
 from schedtrace.present.phrases import plain

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.explain.exits import stop_values, stops, victim_values, victims
-from schedtrace.explain.step_words import step_words
+from schedtrace.explain.exit_sentences import stop_values, stops, victim_values, victims
 from schedtrace.model.causes import Cause
 from schedtrace.model.message import filled
 from schedtrace.model.trace import Exit, Preemption
 from schedtrace.present.phrases import plain
+from schedtrace.present.report.step_sentences import step_words
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import step

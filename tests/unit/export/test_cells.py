@@ -1,7 +1,7 @@
 import polars as pl
 import pytest
 
-from schedtrace.export.cells import safe_cell, safe_cells
+from schedtrace.export.exports import safe_cell, safe_cells
 
 
 @pytest.mark.parametrize(

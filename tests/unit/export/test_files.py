@@ -8,8 +8,7 @@ from polars.testing import assert_frame_equal
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.export import Kind
-from schedtrace.export.files import export
-from schedtrace.export.tables import tables
+from schedtrace.export.exports import export, tables
 from schedtrace.model.causes import Cap
 from schedtrace.model.trace import ChunkCap, Events, Notice, Output, Preemption
 from schedtrace.read.run import read_run

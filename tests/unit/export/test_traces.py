@@ -11,7 +11,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from schedtrace.errors import UsageError
 from schedtrace.export import Kind
-from schedtrace.export.files import export
+from schedtrace.export.exports import export
 from schedtrace.model.trace import Events, Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.read.run import read_run

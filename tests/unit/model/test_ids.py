@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.model.ids import LONGEST, MARK, capped, hashed, kept_prefix, shortened
+from schedtrace.model.printable import LONGEST, MARK, capped, hashed, kept_prefix, shortened
 
 HUGE = "x" * 1_000_000
 

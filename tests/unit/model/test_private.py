@@ -3,7 +3,7 @@ from stat import S_IMODE
 
 import pytest
 
-from schedtrace.model import private
+from schedtrace.model import safe_files
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])
@@ -18,12 +18,12 @@ def mode(path):
 
 
 def test_files_and_folders_are_the_owners_only_whatever_the_umask(tmp_path, umask):
-    private.make_folder(tmp_path / "above" / "run")
+    safe_files.make_folder(tmp_path / "above" / "run")
     assert mode(tmp_path / "above" / "run") == 0o700
     assert mode(tmp_path / "above") == 0o777 & ~umask
-    private.create(tmp_path / "created")
-    private.replace(tmp_path / "replaced", b"a")
-    with private.writable(tmp_path / "written") as file:
+    safe_files.create(tmp_path / "created")
+    safe_files.replace(tmp_path / "replaced", b"a")
+    with safe_files.writable(tmp_path / "written") as file:
         file.write(b"b")
     assert {mode(tmp_path / name) for name in ("created", "replaced", "written")} == {0o600}
 
@@ -31,7 +31,7 @@ def test_files_and_folders_are_the_owners_only_whatever_the_umask(tmp_path, umas
 def test_what_is_replaced_becomes_private_and_links_are_not_followed(tmp_path):
     target = tmp_path / "mine"
     target.write_text("keep")
-    for name, make in (("a", private.create), ("b", lambda path: private.replace(path, b"x"))):
+    for name, make in (("a", safe_files.create), ("b", lambda path: safe_files.replace(path, b"x"))):
         (tmp_path / name).symlink_to(target)
         make(tmp_path / name)
         assert not (tmp_path / name).is_symlink()
@@ -42,14 +42,14 @@ def test_what_is_replaced_becomes_private_and_links_are_not_followed(tmp_path):
 def test_nothing_is_left_behind_where_replacing_fails(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="Is a directory"):
-        private.replace(tmp_path / "folder", b"x")
+        safe_files.replace(tmp_path / "folder", b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_a_pipe_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
-        private.replace(tmp_path / "pipe", b"x")
+        safe_files.replace(tmp_path / "pipe", b"x")
     assert (tmp_path / "pipe").is_fifo()
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -60,7 +60,7 @@ def test_a_file_that_is_written_anew_is_not_the_one_that_a_link_names(tmp_path):
     link.symlink_to(target)
     loose.symlink_to(tmp_path / "outside")
     for path in (link, loose):
-        with private.writable(path) as file:
+        with safe_files.writable(path) as file:
             file.write(b"new")
         assert (path.is_symlink(), path.read_text(), mode(path)) == (False, "new", 0o600)
     assert target.read_text() == "keep"
@@ -70,9 +70,9 @@ def test_a_file_that_is_written_anew_is_not_the_one_that_a_link_names(tmp_path):
 def test_what_grows_is_no_link(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "outside")
     with pytest.raises(OSError, match="symbolic links"):
-        private.appendable(tmp_path / "link")
+        safe_files.appendable(tmp_path / "link")
     for text in (b"a", b"b"):
-        with os.fdopen(private.appendable(tmp_path / "file"), "ab") as file:
+        with os.fdopen(safe_files.appendable(tmp_path / "file"), "ab") as file:
             file.write(text)
     assert ((tmp_path / "file").read_bytes(), mode(tmp_path / "file")) == (b"ab", 0o600)
     assert not (tmp_path / "outside").exists()

@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.present.markdown_text import cell, code, prose
+from schedtrace.present.renderers.markdown import cell, code, prose
 
 
 @pytest.mark.parametrize(

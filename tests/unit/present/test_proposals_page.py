@@ -1,9 +1,8 @@
 """The page of ``advise``."""
 
-from schedtrace.model.prediction import Figure, SettingChange
-from schedtrace.model.proposals import Proposal, Proposals
-from schedtrace.model.sweep import Bound
-from schedtrace.present.pages.proposals import proposals_page
+from schedtrace.model.prediction import Figure, Proposal, Proposals, SettingChange
+from schedtrace.model.sweep_result import Bound
+from schedtrace.present.pages.prediction import proposals_page
 from tests.unit.present.test_goldens import text_of
 
 SLO = [

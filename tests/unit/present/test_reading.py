@@ -3,8 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from schedtrace.present import reading
-from schedtrace.present.reading import ReadingBar
+from schedtrace.present import progress
+from schedtrace.present.progress import ReadingBar
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ def shown():
 
 
 def test_what_takes_long_has_a_bar_on_a_terminal(shown, monkeypatch):
-    monkeypatch.setattr(reading, "SOON_S", 0)
+    monkeypatch.setattr(progress, "SOON_S", 0)
     assert "0.5/1.0 GB" in shown(terminal=True)
 
 
 def test_elsewhere_a_line_now_and_then_says_how_far_it_is(shown, monkeypatch):
-    monkeypatch.setattr(reading, "SOON_S", 0)
+    monkeypatch.setattr(progress, "SOON_S", 0)
     assert shown(terminal=False) == ""
-    monkeypatch.setattr(reading, "EVERY_S", 0)
+    monkeypatch.setattr(progress, "EVERY_S", 0)
     assert shown(terminal=False).splitlines()[1] == "[   0.0 s] reading: 500 of 1,000 MB"
 
 
@@ -41,7 +41,7 @@ def test_what_is_quick_has_none(shown):
 
 def test_a_file_that_is_read_whole_has_no_bar_any_more(monkeypatch):
     """What comes next may print, while other files are still to be read."""
-    monkeypatch.setattr(reading, "SOON_S", 0)
+    monkeypatch.setattr(progress, "SOON_S", 0)
     out = io.StringIO()
     bar = ReadingBar(Console(file=out, force_terminal=True, width=80, _environ={"TERM": "xterm"}))
     bar(10**9, 10**9)

@@ -1,6 +1,6 @@
+from schedtrace.model.limits import EffectiveSetting
 from schedtrace.model.message import message
-from schedtrace.model.settings import EffectiveSetting
-from schedtrace.present.pages.settings import noteworthy, settings_table
+from schedtrace.present.pages.run_header import noteworthy, settings_table
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers.text import render
 from schedtrace.present.sections import Page

@@ -10,9 +10,8 @@ import polars as pl
 import pytest
 
 import schedtrace.present
-from schedtrace.explain.exits import stop_values, victim_values
+from schedtrace.explain.exit_sentences import stop_values, victim_values
 from schedtrace.explain.step import StepStories
-from schedtrace.explain.step_words import StepWords, Words, step_words
 from schedtrace.model.message import (
     CauseWord,
     Code,
@@ -30,7 +29,7 @@ from schedtrace.model.message import (
 from schedtrace.present import numbers
 from schedtrace.present.pages.step import crowd, used
 from schedtrace.present.phrases import duration, pieces, plain
-from schedtrace.present.step_templates import parts, step_templates
+from schedtrace.present.report.step_sentences import StepWords, Words, parts, step_templates, step_words
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 

@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.model.message import message
-from schedtrace.model.sweep import Sweep
+from schedtrace.model.sweep_result import Sweep
 from schedtrace.present.pages.sweep import sweep_page
 from schedtrace.present.renderers.markdown import render as markdown
 from schedtrace.present.renderers.text import render

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from schedtrace.model.trace import End, ScheduledRequest
-from schedtrace.read.expand import expanded
-from schedtrace.read.trace import read_trace
+from schedtrace.read.chain import expanded
+from schedtrace.read.trace_file import read_trace
 from tests.deltas import Deltas
 from tests.makers import arrival, encoded, header, step
 

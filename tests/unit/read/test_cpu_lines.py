@@ -1,9 +1,9 @@
+from schedtrace.diagnose.threads import thread_times
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
-from schedtrace.read.options import ReadOptions
 from schedtrace.read.problems import Problems
-from schedtrace.read.trace import read_trace
-from schedtrace.timeline.thread_times import thread_times
+from schedtrace.read.read_options import ReadOptions
+from schedtrace.read.trace_file import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import step
 

@@ -21,12 +21,11 @@ from schedtrace.model.trace import (
     ScheduledRequest,
     Step,
 )
-from schedtrace.read import rows as rows_module
 from schedtrace.read import stretches
-from schedtrace.read.expand import expanded
-from schedtrace.read.rows import rows_between
+from schedtrace.read import trace_file as rows_module
+from schedtrace.read.chain import expanded
 from schedtrace.read.tables import LARGE
-from schedtrace.read.trace import read_trace
+from schedtrace.read.trace_file import read_trace, rows_between
 from tests.deltas import Deltas
 from tests.makers import arrival, encoded, finish, header, step, write_trace
 

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from schedtrace.model.facts import Fact
-from schedtrace.read.loguru_log import read_loguru_log
-from schedtrace.read.loguru_record import parse, records
+from schedtrace.read.loguru_log import parse, read_loguru_log, records
 
 THREAD = Path(__file__).parents[3] / "examples" / "forum-thread"
 PREFIX = "2025-07-28 10:25:09.{:03} | DEBUG | vllm.v1.core.sched.scheduler:schedule:562 - "
@@ -214,7 +213,7 @@ def test_python_is_read_as_far_as_people_write_it(text, requests):
 
 
 def test_a_record_without_an_end_does_not_swallow_more_than_a_lines_length(tmp_path, monkeypatch):
-    monkeypatch.setattr("schedtrace.read.loguru_record.LONGEST_LINE", 50)
+    monkeypatch.setattr("schedtrace.read.loguru_log.LONGEST_LINE", 50)
     path = tmp_path / "x.log"
     path.write_text("{'token_budget': 1,\n" + "'a': 1,\n" * 20)
     assert [(line, record) for line, _, record in records(path)] == [(1, None)]

@@ -6,9 +6,9 @@ import pytest
 
 from schedtrace.model.trace_facts import Grammar
 from schedtrace.record import engine_hooks, inputs, worker_hooks
-from schedtrace.record.execution import NAME, execution_of
 from schedtrace.record.hooks import wrap
 from schedtrace.record.inputs import Inputs
+from schedtrace.record.worker_hooks import NAME, execution_of
 
 
 def outer(original, self, *args):

@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.model.trace import Arrival, Finish
 from schedtrace.record.capture import ALL, Result
-from schedtrace.record.lives import Lives
+from schedtrace.record.request_lives import Lives
 
 
 def drafted(got, invalid=None):

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedtrace.record.capture import ALL
-from schedtrace.record.returned import only_samples, tokens_got
+from schedtrace.record.capture import ALL, only_samples, tokens_got
 
 
 def step(number=3, drafts=None):

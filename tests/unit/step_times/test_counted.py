@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.counted import Counted
+from schedtrace.step_times.fitted import Counted
 
 
 def fitted(outside, total_frac=0.0):

@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.model.trace_facts import RankSync
-from schedtrace.step_times.lockstep import gathering_us
+from schedtrace.step_times.lockstep_times import gathering_us
 from tests.makers import step
 
 TOOK = [[900, 300, 5000], [400, 800, 700]]
@@ -31,5 +31,5 @@ def test_without_all_reduces_of_several_ranks_it_is_not_known(run_of, took):
 
 
 def test_what_the_recorded_ranks_gathered_is_in_their_gaps(run_of):
-    balanced = "schedtrace.balance.engine.BalanceScheduler"
+    balanced = "schedtrace.balance.policy.BalanceScheduler"
     assert gathering_us(ranks(run_of, TOOK, scheduler_class=balanced)) == 0.0

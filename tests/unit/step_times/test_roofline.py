@@ -8,8 +8,7 @@ from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.gpus import Gpu, gpu
 from schedtrace.step_times.memory import activation_bytes, kv_bytes_per_token, kv_cache_blocks, weight_bytes
 from schedtrace.step_times.roofline import Efficiency, Roofline
-from schedtrace.step_times.shape import Shape
-from schedtrace.step_times.shapes import shape
+from schedtrace.step_times.shapes import Shape, shape
 
 SHAPE = Shape(
     name="tiny", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=3, intermediate=16, vocab=100

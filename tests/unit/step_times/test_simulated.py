@@ -10,11 +10,10 @@ from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.gpus import gpu
 from schedtrace.step_times.memory import MOST_BLOCKS, kv_cache_blocks
-from schedtrace.step_times.noise import Noisy
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shape_folder import shape_folder, shape_of
 from schedtrace.step_times.shapes import SHAPES, shape
-from schedtrace.step_times.simulated import SimulatedDevice, simulated_device
+from schedtrace.step_times.simulated_device import Noisy, SimulatedDevice, simulated_device
 
 DECODE = Batch({"a": 1}, 0, 1, 100, decode_requests=1, decode_context_tokens=100)
 

@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, HeadRefusal
-from schedtrace.timeline.idle_holders import FEWEST_STEPS, idle_holders
+from schedtrace.timeline.holders import FEWEST_STEPS, idle_holders
 from tests.makers import arrival, finish, step
 
 

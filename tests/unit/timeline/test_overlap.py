@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.timeline.overlap import time_within
+from schedtrace.timeline.spans import time_within
 
 SPANS = pl.DataFrame(
     {"begin_us": [0, 10, 40], "end_us": [10, 30, 50], "kind": ["a", "b", "a"], "share": [0.3, 0.5, 1.0]}

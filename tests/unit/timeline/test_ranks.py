@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.read.run import read_run
-from schedtrace.timeline.ranks import Ranks
+from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import header, step, write_trace
 from tests.rank_traces import prefills, write_ranks

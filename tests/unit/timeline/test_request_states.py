@@ -8,8 +8,8 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import SetAside
 from schedtrace.read.run import read_run
+from schedtrace.timeline.queue_waits import mismatches, overtakings
 from schedtrace.timeline.timeline import make_timeline
-from schedtrace.timeline.waits import mismatches, overtakings
 from tests.makers import arrival, finish, run_folder, step
 
 COLUMNS = ("begin_us", "end_us", "state", "cause", "begin_step", "end_step", "tokens")

@@ -4,7 +4,7 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption
-from schedtrace.timeline.shares import per_step, queue_times, until
+from schedtrace.timeline.spans import per_step, queue_times, until
 from tests.makers import arrival, step
 
 

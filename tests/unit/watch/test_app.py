@@ -9,7 +9,7 @@ from schedtrace.model.trace import End
 from schedtrace.read.run import read_run
 from schedtrace.watch import view
 from schedtrace.watch.app import WatchApp
-from schedtrace.watch.lines import page
+from schedtrace.watch.plain_lines import page
 from tests.unit.watch.growing import Growing, session_of
 
 

@@ -1,7 +1,7 @@
 """Waiting by cause in characters: each place of a small chart, exactly."""
 
-from schedtrace.watch.chart import waiting_chart
 from schedtrace.watch.seen import Cell
+from schedtrace.watch.view import waiting_chart
 
 
 def drawn(cells, width, height, order=("kv_blocks", "max_num_seqs"), edge_s=9):

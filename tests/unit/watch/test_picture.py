@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.watch.picture import Picture
+from schedtrace.watch.judge import Picture
 
 CALM = Picture(idle=False, waiting_for={}, kv_frac=0.5, preempting=False)
 IDLE = Picture(idle=True, waiting_for={}, kv_frac=0.0, preempting=False)

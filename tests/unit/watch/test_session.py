@@ -15,10 +15,9 @@ from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, of_process, target
 from schedtrace.watch.judge import LINES_LOST
-from schedtrace.watch.lines import age, line, page, verdict_text
+from schedtrace.watch.plain_lines import age, line, page, stream, verdict_text
 from schedtrace.watch.seen import Verdict
 from schedtrace.watch.session import Session
-from schedtrace.watch.stream import stream
 from tests.makers import arrival, finish, step
 from tests.unit.watch.growing import ANCHOR_S, STEP_US, Growing, session_of
 

@@ -4,11 +4,11 @@ import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
-from schedtrace.model.front_end import Configured
+from schedtrace.model.front_end_lines import Configured
 from schedtrace.model.prediction import SettingChange
 from schedtrace.model.redact import HIDDEN
 from schedtrace.present.phrases import plain
-from schedtrace.read.front_end import FrontEnd
+from schedtrace.read.front_end_files import FrontEnd
 from schedtrace.whatif.advise import _commands, _not_in_commands
 
 PROPOSAL = SimpleNamespace(

@@ -1,7 +1,7 @@
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.model.sweep import Bound, Outcome
+from schedtrace.model.sweep_result import Bound, Outcome
 from schedtrace.whatif.objective import good_requests, measured, meets, parse_slo, percentile
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.whatif.pareto import pareto_front
+from schedtrace.whatif.sweep_rows import pareto_front
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.read.run import read_run
-from schedtrace.whatif.part import REQUEST_US, STEP_US, first_part, replay_s
+from schedtrace.whatif.baseline import REQUEST_US, STEP_US, first_part, replay_s
 from schedtrace.whatif.prediction import recorded
 from tests import makers
 from tests.unit.whatif.conftest import a_fit

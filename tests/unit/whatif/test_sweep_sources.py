@@ -3,8 +3,8 @@
 import pytest
 
 from schedtrace.whatif.prediction import recorded
+from schedtrace.whatif.sweep import recorded_loads, recorded_work
 from schedtrace.whatif.sweep_engines import RecordedEngine
-from schedtrace.whatif.sweep_sources import recorded_loads, recorded_work
 from tests.makers import arrival, finish, manifest, step, workload
 from tests.unit.whatif.conftest import a_fit
 

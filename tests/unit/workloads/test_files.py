@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.workloads import files, open_workload
+from schedtrace.workloads import open_workload, workload_files
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "workloads"
 
@@ -202,7 +202,7 @@ def test_rows_out_of_order_are_sorted(file):
 
 
 def test_more_than_fit_are_not_sorted(file, monkeypatch):
-    monkeypatch.setattr(files, "MOST_SORTED", 2)
+    monkeypatch.setattr(workload_files, "MOST_SORTED", 2)
     path = file(
         "x.csv", HEADER + "2024-01-01 00:00:02,2,1\n2024-01-01 00:00:01,3,1\n2024-01-01 00:00:03,1,1\n"
     )

@@ -5,11 +5,11 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from schedtrace.engine.run_workload import load_prompts
 from schedtrace.engine.spec import RunSpec
-from schedtrace.engine.workload import load_prompts
 from schedtrace.errors import UsageError
 from schedtrace.workloads import random_workload
-from schedtrace.workloads.arrivals import DRAWN_AT_ONCE, arrivals_s
+from schedtrace.workloads.random_load import DRAWN_AT_ONCE, arrivals_s
 
 
 def test_the_lengths_are_those_of_run():

@@ -3,9 +3,8 @@
 import pytest
 
 from schedtrace.errors import InputError
-from schedtrace.workloads.regrouped import at_times_of
-from schedtrace.workloads.request import LoadRequest
-from schedtrace.workloads.workload import make_workload
+from schedtrace.workloads.random_load import at_times_of
+from schedtrace.workloads.workload import LoadRequest, make_workload
 
 
 def made(name, *requests):

@@ -1,6 +1,6 @@
 from schedtrace.model.causes import Cause
-from schedtrace.present.report import lives
-from schedtrace.present.report.lives import lives_of
+from schedtrace.present.report import data
+from schedtrace.present.report.data import lives_of
 from schedtrace.timeline.chart import per_step
 from tests.makers import arrival, finish, step
 
@@ -38,7 +38,7 @@ def test_a_wait_with_the_causes_of_its_steps_is_one_piece(view_of):
 
 
 def test_a_sample_is_even_and_keeps_what_is_named(view_of, monkeypatch):
-    monkeypatch.setattr(lives, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(data, "MOST_REQUESTS", 2)
     came = [arrival(name, at, at) for at, name in enumerate("abcdef")]
     timeline = view_of(step(0, got=dict.fromkeys("abcdef", 1), new="abcdef", start=10, arrived=came))
     shown, _ = lives_of(timeline, per_step(timeline), ["b"], 1)

@@ -1,7 +1,7 @@
 import polars as pl
 
-from schedtrace.present.report import rows
-from schedtrace.present.report.rows import merged
+from schedtrace.present.report import data
+from schedtrace.present.report.data import merged
 from schedtrace.timeline.chart import SCHEMA
 
 
@@ -47,7 +47,7 @@ def test_a_row_ends_with_its_trial():
 
 
 def test_steps_near_a_named_one_stay_single(monkeypatch):
-    monkeypatch.setattr(rows, "DETAIL", 1)
+    monkeypatch.setattr(data, "DETAIL", 1)
     found = merged(steps(20), [10], 8)
     assert found.select("step", "count").rows() == [
         *[(0, 4), (4, 4), (8, 1)],

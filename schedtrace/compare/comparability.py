@@ -1,0 +1,179 @@
+"""Whether two runs can be compared: the machine, the load, and the work that it made."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import polars as pl
+
+from schedtrace.diagnose.trials import FINISHED
+from schedtrace.model.comparison import MetricChange
+from schedtrace.model.facts import Fact
+from schedtrace.model.message import NOTHING, Code, Count, Message, Number, given, message
+from schedtrace.model.report import RunReport
+from schedtrace.timeline.timeline import Timeline
+
+
+def taken_in_turn(base: Timeline, new: Timeline) -> bool | None:
+    """Whether the trials of both runs were made in the same time; None where that is unknown."""
+    if not (Fact.TIMES in base.facts & new.facts and base.steps.height and new.steps.height):
+        return None
+    spans = [_span_us(timeline) for timeline in (base, new)]
+    return max(start for start, _ in spans) <= min(last for _, last in spans)
+
+
+def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]) -> list[Message]:
+    """What may make two runs differ without their configurations."""
+    notes = []
+    if base.header.host != new.header.host:
+        hosts = {"base": Code(base.header.host), "new": Code(new.header.host)}
+        notes.append(message("different machines: base {base}, new {new}", **hosts))
+    elif taken_in_turn(base, new) is False:
+        notes.append(
+            message(
+                "one run was made after the other: what the machine did meanwhile counts as a difference; "
+                "schedtrace diff --run takes their trials in turn"
+            )
+        )
+    for side in ("base", "new"):
+        samples = [(metric.name, getattr(metric, side)) for metric in metrics]
+        held = [(name, sample) for name, sample in samples if sample.effective_count < sample.count]
+        if held:
+            name, sample = held[0]
+            notes.append(
+                message(
+                    "{side}: slow phases hit several trials in a row (unsteady machine): in {metric} "
+                    "{trials} count as {worth}",
+                    side=side,
+                    metric=name,
+                    trials=Count(sample.count, "trial"),
+                    worth=f"{sample.effective_count:.1f}",
+                )
+            )
+    return notes
+
+
+def _span_us(timeline: Timeline) -> tuple[int, int]:
+    """Wall-clock start of the first and of the last step."""
+    starts = timeline.steps["start_us"].to_list()
+    return timeline.header.wall_anchor_us + min(starts), timeline.header.wall_anchor_us + max(starts)
+
+
+ALIKE_FRAC = 0.05
+"""Loads differ if one of their figures differs by more: sampling lets outputs vary by less."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a run was given to do. None: not recorded.
+
+    The rate of arrivals is none of it: clients that wait for their answers send faster to a faster engine.
+    """
+
+    requests: float | None
+    """That arrived, per trial, on all engines."""
+    prompt_tokens: float | None
+    output_tokens: float | None
+    """Means, of a run of one engine: which requests one of several gets is chance. Outputs are of those that
+    finished."""
+
+    @classmethod
+    def of(cls, report: RunReport, timeline: Timeline) -> Self:
+        """That of a run with the timeline of its first engine."""
+        outcomes = report.statistics.outcomes if report.statistics else None
+        if outcomes is None or not outcomes.arrived:
+            return cls(None, None, None)
+        requests = outcomes.arrived / len({trial.trial for trial in report.trials})
+        if report.config["engines"] > 1:
+            return cls(requests, None, None)
+        prompts = timeline.arrivals.filter(~pl.col("streaming_update"))["prompt_tokens"].mean()
+        outputs = timeline.finishes.filter(pl.col("status").is_in(FINISHED))["output_tokens"].mean()
+        return cls(requests, *(None if mean is None else float(mean) for mean in (prompts, outputs)))  # type: ignore[arg-type]
+
+    def differs(self, other: Self) -> bool:
+        """Whether a figure that both have differs by more than ``ALIKE_FRAC`` of the larger one."""
+        pairs = [
+            (self.requests, other.requests),
+            (self.prompt_tokens, other.prompt_tokens),
+            (self.output_tokens, other.output_tokens),
+        ]
+        return any(
+            abs(mine - theirs) > ALIKE_FRAC * max(mine, theirs)
+            for mine, theirs in pairs
+            if mine is not None and theirs is not None
+        )
+
+    def described(self) -> Message:
+        """``220 requests (1,373 + 365 tokens on average)``."""
+        sizes = NOTHING
+        if self.prompt_tokens is not None and self.output_tokens is not None:
+            sizes = message(
+                " ({prompt} + {output} tokens on average)",
+                prompt=Number(round(self.prompt_tokens)),
+                output=Number(round(self.output_tokens)),
+            )
+        return message("{requests}{sizes}", requests=Count(round(self.requests or 0), "request"), sizes=sizes)
+
+
+def load_notes(*, base: Load, new: Load) -> list[Message]:
+    """That the loads differ, if they do."""
+    if not base.differs(new):
+        return []
+    return [
+        message(
+            "the loads differ: base {base}, new {new}: that alone changes the figures",
+            base=base.described(),
+            new=new.described(),
+        )
+    ]
+
+
+WORK = ("dataset", "num_prompts", "input_tokens", "output_tokens", "request_rate", "burstiness")
+"""What makes two workloads the same: how much there is to do, and how it comes."""
+NAMED_WORK = ("batch_size", "input_len", "output_len")
+"""The same for a log that has it in its name."""
+
+
+def same_work(*, base: RunReport, new: RunReport) -> bool:
+    """Whether both runs had the same to do; also where one of them does not record it."""
+    before, after = _work(base), _work(new)
+    return before is None or after is None or before == after
+
+
+def records_work(report: RunReport) -> bool:
+    """Whether the run's manifest or name says what it had to do."""
+    return _work(report) is not None
+
+
+def workload(report: RunReport) -> Message:
+    """``16 prompts (random, 8,192 + 512 tokens, 4 per second, burstiness 1)``."""
+    if named := report.config.get("named"):
+        return message(
+            "batch size {batch}, {input} + {output} tokens",
+            **{name: Number(named[field]) for name, field in zip(_NAMED, NAMED_WORK, strict=True)},
+        )
+    work = report.config["workload"]
+    tokens = [work["input_tokens"], work["output_tokens"]]
+    sizes = pace = NOTHING
+    if None not in tokens:
+        sizes = message(", {input} + {output} tokens", input=Number(tokens[0]), output=Number(tokens[1]))
+    if work["request_rate"] is not None:
+        rate, burstiness = given(work["request_rate"]), given(work["burstiness"])
+        pace = message(", {rate} per second, burstiness {burstiness}", rate=rate, burstiness=burstiness)
+    return message(
+        "{prompts} ({dataset}{sizes}{pace})",
+        prompts=Count(work["num_prompts"], "prompt"),
+        dataset=Code(work["dataset"]),
+        sizes=sizes,
+        pace=pace,
+    )
+
+
+_NAMED = ("batch", "input", "output")
+
+
+def _work(report: RunReport) -> tuple[Any, ...] | None:
+    """What the run had to do, as far as its manifest records it."""
+    if named := report.config.get("named"):
+        return tuple(named[name] for name in NAMED_WORK)
+    work = report.config.get("workload")
+    return None if work is None else tuple(work[name] for name in WORK)

@@ -1,0 +1,157 @@
+"""The first lines of a comparison: what changed, in the order of what matters, in three lines at most."""
+
+from schedtrace.compare.significance import fewest_trials, trials_for
+from schedtrace.model.comparison import FindingChange, MetricChange, Outcome
+from schedtrace.model.message import NOTHING, CauseWord, Count, Message, Number, Share, joined, message
+
+MOST_METRICS = 3
+MOST_FINDINGS = 2
+"""Named of those that went or appeared; one of each where there are both."""
+SAME = "no difference found"
+
+
+def verdict(
+    metrics: list[MetricChange],
+    findings: list[FindingChange],
+    *,
+    same_work: bool,
+    most_tests: int,
+    in_turn: bool | None,
+) -> Message:
+    """Findings that went or appeared, then the largest changes beyond chance, or that none was found.
+
+    Args:
+        metrics: With their outcomes.
+        findings: Of both runs.
+        same_work: Whether both runs had the same to do.
+        most_tests: Metrics that may vary once there are more trials.
+        in_turn: Whether the machine was the same for both; None: unknown.
+    """
+    parts = [] if same_work else [message("different workloads: the figures say little")]
+    parts += _findings(findings)
+    first_steps = [metric for metric in metrics if metric.name == "first-step requests" and same_work]
+    steadied = [steady for metric in first_steps if (steady := _steadied(metric))]
+    parts += steadied
+    figures = _figures(metrics, most=1 if steadied else MOST_METRICS, shapes_too=not parts)
+    parts += figures or _nothing_found(metrics, most_tests, other=bool(parts))
+    if figures and same_work and in_turn is False:
+        parts.append(message("not made in turn: may be the machine"))
+    return joined(parts, "; ") if parts else message(SAME)
+
+
+def _findings(findings: list[FindingChange]) -> list[Message]:
+    states = {"went": "gone", "appeared": "new"}
+    changed = {state: [change for change in findings if change.state == state] for state in states}
+    most = 1 if all(changed.values()) else MOST_FINDINGS
+    return [
+        message("{state}: {named}", state=states[state], named=_named(changes, most))
+        for state, changes in changed.items()
+        if changes
+    ]
+
+
+def _named(changes: list[FindingChange], most: int) -> Message:
+    rest = len(changes) - most
+    more = message(" and {rest} more", rest=Number(rest)) if rest > 0 else NOTHING
+    return message(
+        "{named}{more}", named=joined([_finding(change) for change in changes[:most]], ", "), more=more
+    )
+
+
+def _finding(change: FindingChange) -> Message:
+    if change.code == "blocked-budget" and change.cause:
+        return message("{code} {cause}", code=change.code, cause=CauseWord(change.cause))
+    return message("{code}", code=change.code)
+
+
+def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> list[Message]:
+    """The largest changes beyond chance.
+
+    Figures without a unit, such as the number of steps, count only where nothing else is to be said.
+    """
+    certain = sorted((metric for metric in metrics if metric.significant), key=_size, reverse=True)
+    in_other_units = {(_size(m), m.new.mean > m.base.mean, m.p): m for m in reversed(certain) if m.unit}
+    if measured := list(in_other_units.values())[::-1]:
+        return [joined([_changed(metric) for metric in measured[:most]], ", ")]
+    if certain and shapes_too:
+        return [joined([_shape(metric) for metric in certain[:most]], ", ")]
+    return []
+
+
+def _changed(metric: MetricChange) -> Message:
+    """``output +12.3 %``, or that the base was 0."""
+    if metric.change_frac is None:
+        return message("{metric} from 0", metric=metric.name)
+    return message("{metric} {change}", metric=metric.name, change=Share(metric.change_frac, signed=True))
+
+
+def _shape(metric: MetricChange) -> Message:
+    means = {"base": Number(metric.base.mean), "new": Number(metric.new.mean)}
+    return message("{metric} {base} -> {new}", metric=metric.name, **means)
+
+
+def _nothing_found(metrics: list[MetricChange], most_tests: int, *, other: bool) -> list[Message]:
+    """That no figure differs for certain, and what could not have been seen; nothing if all are the same."""
+    untold = {Outcome.NONE_FOUND, Outcome.TOO_FEW, Outcome.ONE_EACH}
+    changed = [m for m in metrics if m.outcome in untold]
+    if not changed:
+        return []
+    tested = [m for m in changed if m.outcome is Outcome.NONE_FOUND]
+    first = (tested or changed)[0]
+    if first.outcome is Outcome.TOO_FEW:
+        return [_too_few(first, most_tests)]
+    if first.outcome is Outcome.ONE_EACH:
+        what = message("one server against one: how much it would vary by itself is unknown")
+        return [message("{change}, {what}", change=_changed(first), what=what)]
+    seen = NOTHING
+    if first.noise_floor_frac is not None:
+        floor = Share(first.noise_floor_frac)
+        seen = message(" ({floor} in {metric} would have shown)", floor=floor, metric=first.name)
+    what = message("no other difference found") if other else message(SAME)
+    by_requests = any(m.outcome is Outcome.ONE_EACH for m in metrics)
+    number = "requests" if by_requests else "trials"
+    return [message("{what} at this number of {number}{seen}", what=what, number=number, seen=seen)]
+
+
+def _too_few(metric: MetricChange, most_tests: int) -> Message:
+    """How many trials would tell: of this change at this spread, and with as many tests as there may be."""
+    least = fewest_trials(most_tests)
+    if metric.change_frac:
+        wanted = abs(metric.change_frac)
+        least = max(least, trials_for(metric.base.values, metric.new.values, most_tests, wanted) or 0)
+    spread_known = min(metric.base.count, metric.new.count) > 1
+    return message(
+        "{change}, but {trials} a side cannot tell: {at_least}{least} needed",
+        change=_changed(metric),
+        trials=Count(min(metric.base.count, metric.new.count), "trial"),
+        at_least="" if spread_known else "at least ",
+        least=Number(least),
+    )
+
+
+def _size(metric: MetricChange) -> float:
+    """How large a change is, as a ratio: twice and half are alike."""
+    low, high = sorted((metric.base.mean, metric.new.mean))
+    return round(high / low, 9) if low > 0 else float("inf")
+
+
+def _steadied(metric: MetricChange) -> Message:
+    """That trials no longer vary, or now do; nothing if neither, or if that may be chance."""
+    before, after = metric.base, metric.new
+    if metric.significant and after.min == after.max and before.min < before.max:
+        return message(
+            "{metric} now always {now} (were {low} to {high})",
+            metric=metric.name,
+            now=Number(after.min),
+            low=Number(before.min),
+            high=Number(before.max),
+        )
+    if metric.significant and before.min == before.max and after.min < after.max:
+        return message(
+            "{metric} now {low} to {high} (were always {before})",
+            metric=metric.name,
+            before=Number(before.min),
+            low=Number(after.min),
+            high=Number(after.max),
+        )
+    return NOTHING

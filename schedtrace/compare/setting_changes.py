@@ -1,0 +1,167 @@
+"""The settings of two runs that differ: those that were given, and what vLLM resolved, with their origin."""
+
+import re
+from typing import Any
+
+from schedtrace.diagnose.effective_settings import effective_settings
+from schedtrace.diagnose.setting_origins import configured_by
+from schedtrace.model.comparison import ConfigChange
+from schedtrace.model.manifest import Manifest
+from schedtrace.model.message import NOTHING, Code, Message, message
+from schedtrace.read.foreign import UNKNOWN
+from schedtrace.read.run import Run
+
+OWN = "SCHEDTRACE_"
+"""Begins the names of variables that say where and how to record, and nothing about vLLM."""
+OF_A_START = "_port"
+"""Ends the names of fields that every start of data-parallel ranks draws anew."""
+ADDRESS = {"port", "host", "uds"}
+"""Options that say where a server listens."""
+OPTION = re.compile(r"--?[A-Za-z]")
+NAMES = {
+    "policy": "scheduling_policy",
+    "cache_dtype": "kv_cache_dtype",
+    "kv_blocks_total": "num_gpu_blocks",
+    "token_budget": "max_num_scheduled_tokens",
+}
+"""Fields of vLLM's configuration and of the header whose setting has another name."""
+
+
+def changed_settings(*, base: Run, new: Run) -> list[ConfigChange]:
+    """Settings that differ: options that were given, workload, environment, then what vLLM resolved.
+
+    Of what vLLM resolved, the settings that decide scheduling come first.
+    """
+    before, after = _flat_config(base), _flat_config(new)
+    given = _given(base) | _given(new)
+    base_origins, new_origins = _origins(base), _origins(new)
+    changes = [
+        ConfigChange(
+            name=name,
+            base=before.get(name),
+            new=after.get(name),
+            given=_setting_of(name) in given or name.startswith(("workload.", "environment.")),
+            base_origin=base_origins.get(_setting_of(name), NOTHING),
+            new_origin=new_origins.get(_setting_of(name), NOTHING),
+        )
+        for name in sorted(before.keys() & after.keys() | _variables(base, new))
+        if before.get(name) != after.get(name)
+    ]
+    known = {_setting_of(name) for name in before.keys() & after.keys()}
+    changes = _once(changes) + _options(base, new, known)
+    return sorted(changes, key=lambda one: (_group(one), not one.base_origin))
+
+
+def _group(change: ConfigChange) -> int:
+    """Place in the list: options, the workload, the environment, what vLLM resolved."""
+    if not change.given:
+        return 3
+    return {"workload": 1, "environment": 2}.get(change.name.partition(".")[0], 0)
+
+
+def _once(changes: list[ConfigChange]) -> list[ConfigChange]:
+    """Without second names of one setting that say the same of it."""
+    by_value: dict[tuple[str, str], ConfigChange] = {}
+    for change in changes:
+        by_value.setdefault((_setting_of(change.name), repr((change.base, change.new))), change)
+    return list(by_value.values())
+
+
+def _options(base: Run, new: Run, known: set[str]) -> list[ConfigChange]:
+    """Options of two servers' commands that differ, of settings whose value neither record tells."""
+    before, after = (_command_options(run.manifest) for run in (base, new))
+    if before is None or after is None:
+        return []
+    says = {True: message("given"), False: message("not given")}
+    return [
+        ConfigChange(
+            name=f"--{name.replace('_', '-')}",
+            base=before.get(name),
+            new=after.get(name),
+            given=True,
+            base_origin=says[name in before],
+            new_origin=says[name in after],
+        )
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and name not in known | ADDRESS
+    ]
+
+
+def _command_options(manifest: Manifest | None) -> dict[str, str] | None:
+    """Name to value of the options in a server's command; None: it is no server, or its command is not known.
+
+    The arguments of ``schedtrace run`` are in ``engine_args_given``, and its own options in the workload.
+    """
+    if manifest is None or manifest.status != "attached" or not manifest.command:
+        return None
+    options: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in manifest.command[1:]:
+        if OPTION.match(word):
+            name, equals, value = word.lstrip("-").partition("=")
+            values = options[name.replace("-", "_")] = [value] if equals else []
+        else:
+            values.append(word)
+    return {name: " ".join(words) for name, words in options.items()}
+
+
+def _origins(run: Run) -> dict[str, Message]:
+    """Name of each setting that decides scheduling to where its value comes from, as far as that is known."""
+    return {
+        setting.name: message(
+            "{origin}{context}",
+            origin=setting.origin,
+            context=message(" for {context}", context=Code(setting.context)) if setting.context else NOTHING,
+        )
+        for setting in effective_settings(run)
+        if setting.origin != "unknown"
+    }
+
+
+def _setting_of(name: str) -> str:
+    """``scheduler_config.policy`` to ``scheduling_policy``."""
+    field = name.rpartition(".")[2]
+    return NAMES.get(field, field)
+
+
+def _variables(base: Run, new: Run) -> set[str]:
+    """Environment variables of either side, if both sides tell theirs; other settings need both values."""
+    if not (base.manifest and new.manifest):
+        return set()
+    names = base.manifest.environment.keys() | new.manifest.environment.keys()
+    return {f"environment.{name}" for name in names if not name.startswith(OWN)}
+
+
+def _given(run: Run) -> set[str]:
+    """Names of vLLM's arguments that were given."""
+    configured = configured_by(run)
+    of_run = run.manifest.engine_args_given if run.manifest else {}
+    return {_setting_of(name) for name in (*of_run, *(configured.given if configured else ()))}
+
+
+def _flat_config(run: Run) -> dict[str, Any]:
+    """``section.field`` to value, from the manifest, or from the trace's header without one."""
+    header = run.traces[0].header
+    flat: dict[str, Any] = {
+        "model": header.model,
+        "vllm_version": header.vllm_version,
+        "device": header.device,
+        "scheduler_class": header.scheduler_class,
+        "kv_blocks_total": header.kv_blocks_total,
+        "token_budget": header.token_budget,
+        "scheduler_config.max_num_seqs": header.max_num_running_reqs,
+    }
+    flat = {name: value for name, value in flat.items() if value not in {None, UNKNOWN}}
+    flat |= {f"scheduler_config.{name}": value for name, value in header.scheduler_config.items()}
+    flat |= {name: value for name, value in header.settings.items() if not name.endswith(OF_A_START)}
+    manifest = run.manifest
+    if manifest is not None:
+        for section, fields in manifest.config_resolved.items():
+            flat |= {
+                f"{section}.{name}": value for name, value in fields.items() if not name.endswith(OF_A_START)
+            }
+        if manifest.workload is not None:
+            workload = manifest.workload
+            flat |= {f"workload.{name}": getattr(workload, name) for name in workload.__struct_fields__}
+        flat |= {f"environment.{k}": v for k, v in manifest.environment.items() if not k.startswith(OWN)}
+    return flat

@@ -1,0 +1,163 @@
+"""What two sets of trials say about a figure, and how small a change they could have seen.
+
+Nothing here assumes that the figures are distributed normally. Only how many trials it takes is planned
+with the normal approximation: of figures with heavy tails it is an estimate, and the spread itself is known
+only as well as so few trials tell it.
+"""
+
+from collections.abc import Callable, Sequence
+from math import ceil, comb, pi, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import PermutationMethod, bootstrap, mannwhitneyu, norm, rankdata
+
+ALPHA = 0.05
+"""Chance of calling anything different in a whole comparison although nothing is."""
+CONFIDENCE = 0.95
+RESAMPLES = 9999
+FEWEST_TO_CORRELATE = 6
+MOST_DIVISIONS = 3_432
+"""Of trials into two sides: 7 a side. Asymptotic p-values of so few are far off where trials are equal."""
+
+Values = Sequence[float]
+Figures = NDArray[np.float64]
+
+
+def change(base: Values, new: Values) -> float | None:
+    """``new / base - 1`` of the means; None where the base is 0."""
+    return float(np.mean(new) / np.mean(base) - 1) if any(base) else None
+
+
+def change_interval(base: Values, new: Values) -> tuple[float, float] | None:
+    """95 % percentile bootstrap interval of ``change``, from a fixed seed.
+
+    Trials are taken as independent. Of four a side it holds the truth in about 84 of 100 cases, of eight in
+    94. None under four, without spread on either side, or with 0 in a base trial: it may be all drawn.
+    """
+    if min(base) <= 0 or not (spreads(base) or spreads(new)) or smallest_p(len(base), len(new)) > ALPHA:
+        return None
+
+    def changes(now: Figures, before: Figures, axis: int = -1) -> Figures:
+        return np.asarray(now.mean(axis=axis) / before.mean(axis=axis) - 1)
+
+    found = bootstrap(
+        (new, base),
+        changes,
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        vectorized=True,
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def rank_test(base: Values, new: Values) -> tuple[float, float]:
+    """Two-sided Mann-Whitney U test: Cliff's delta and p.
+
+    The delta is ``P(new > base) - P(new < base)`` over all pairs of trials: 1 if every new one is larger. p
+    is exact for few trials, else asymptotic, but never below what the number of trials allows. Few are up to
+    8 on a side; with ties, as numbers of steps have, up to 7 on both, whose every division is counted. Where
+    trials hang together, p is that of the ``effective_count``: its normal score is scaled.
+    """
+    divisions = comb(len(new) + len(base), len(base))
+    tied = len({*new, *base}) < len(new) + len(base)
+    few = tied and divisions <= MOST_DIVISIONS
+    method = PermutationMethod(n_resamples=divisions) if few else "auto"
+    tested = mannwhitneyu(new, base, alternative="two-sided", method=method)
+    delta = 2 * tested.statistic / (len(new) * len(base)) - 1
+    p = max(float(tested.pvalue), smallest_p(len(base), len(new)))
+    worth = sqrt(per_trial(base, new, len) / per_trial(base, new, effective_count))
+    return float(delta), p if worth == 1 else float(2 * norm.sf(norm.isf(p / 2) * worth))
+
+
+def effective_count(values: Values) -> float:
+    """How many independent trials these are worth, in their order.
+
+    A machine has slow phases, which hit several trials in a row; two such sides differ without any difference
+    between the configurations. With a correlation r of the ranks of neighbouring trials, n of them are worth
+    ``n * (1 - r) / (1 + r)`` (Bayley and Hammersley 1946). All n, where r could be chance (one-sided, 5 %).
+    """
+    count = len(values)
+    if count < FEWEST_TO_CORRELATE or not spreads(values):
+        return float(count)
+    ranks = rankdata(values) - (count + 1) / 2
+    r = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
+    chance = norm.isf(ALPHA) / sqrt(count) - 1 / count
+    return count * (1 - r) / (1 + r) if r > chance else float(count)
+
+
+def smallest_p(base_count: int, new_count: int) -> float:
+    """Of a two-sided rank test with so many trials, if all of one side lie above all of the other."""
+    return min(1.0, 2 / comb(base_count + new_count, base_count))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """p-values corrected for their number (Holm 1979): below ``ALPHA`` keeps the chance of any false one."""
+    corrected, highest = [0.0] * len(ps), 0.0
+    for rank, at in enumerate(sorted(range(len(ps)), key=lambda at: ps[at])):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[at]))
+        corrected[at] = highest
+    return corrected
+
+
+def spreads(values: Values) -> bool:
+    """Whether the figure varies at all."""
+    return min(values) != max(values)
+
+
+def per_trial(base: Values, new: Values, count: Callable[[Values], float]) -> float:
+    """What the variance of a difference of means is a multiple of."""
+    return 1 / count(base) + 1 / count(new)
+
+
+POWER = 0.8
+"""How surely a difference as large as the noise floor is found."""
+WANTED_FRAC = 0.05
+"""The change that people want to see."""
+RANK_EFFICIENCY = 3 / pi
+"""Of the rank test, relative to the t-test, for normal figures: it needs 5 % more trials."""
+
+
+def noise_floor(base: Values, new: Values, tests: int) -> float | None:
+    """The smallest relative change that these trials would show as significant in ``POWER`` of all cases.
+
+    ``z * spread * sqrt((1 / base_count + 1 / new_count) / efficiency)`` with the relative standard deviation
+    of both sides pooled, their effective counts, the ``z`` for ``ALPHA / tests`` two-sided plus that for
+    ``POWER``, and the rank test's efficiency. None where the trials are too few for any significance, or the
+    base is 0.
+    """
+    relative = _relative_spread(base, new)
+    if relative is None or smallest_p(len(base), len(new)) * tests > ALPHA:
+        return None
+    return _z(tests) * relative * sqrt(per_trial(base, new, effective_count) / RANK_EFFICIENCY)
+
+
+def trials_for(base: Values, new: Values, tests: int, wanted_frac: float = WANTED_FRAC) -> int | None:
+    """Trials a side for a noise floor of this change, by the same approximation."""
+    relative = _relative_spread(base, new)
+    if relative is None:
+        return None
+    held_together = per_trial(base, new, effective_count) / per_trial(base, new, len)
+    needed = ceil(2 * (_z(tests) * relative / wanted_frac) ** 2 / RANK_EFFICIENCY * held_together)
+    return max(needed, fewest_trials(tests))
+
+
+def fewest_trials(tests: int) -> int:
+    """A side, for any of ``tests`` rank tests to become significant after correction."""
+    return next(count for count in range(1, 100) if smallest_p(count, count) * max(1, tests) <= ALPHA)
+
+
+def _relative_spread(base: Values, new: Values) -> float | None:
+    """Each side's standard deviation over its mean, pooled; None with one trial on a side or a base of 0."""
+    if min(len(base), len(new)) == 1 or not any(base):
+        return None
+    squares = [
+        (len(side) - 1) * np.var(side, ddof=1) / np.mean(side) ** 2 for side in (base, new) if spreads(side)
+    ]
+    return float(sqrt(sum(squares) / (len(base) + len(new) - 2)))
+
+
+def _z(tests: int) -> float:
+    return float(norm.isf(ALPHA / max(1, tests) / 2) + norm.isf(1 - POWER))

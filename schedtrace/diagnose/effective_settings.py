@@ -1,0 +1,282 @@
+"""The settings that decided scheduling: what ran is not always what was given, and some do nothing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from schedtrace.diagnose.setting_origins import VALUES, configured_by, with_origin
+from schedtrace.model.facts import Fact
+from schedtrace.model.front_end_lines import Configured
+from schedtrace.model.limits import EffectiveSetting
+from schedtrace.model.message import NOTHING, Count, Message, Number, Setting, Share, given, joined, message
+from schedtrace.model.report import Advice, Finding
+from schedtrace.model.trace import Header
+from schedtrace.read.run import Run
+from schedtrace.timeline.ingress import OFFLINE_CONTEXT
+from schedtrace.timeline.timeline import Timeline
+
+LOCAL_INTERVAL_SINCE = (0, 33)
+"""Before this release only data-parallel ranks in lock-step read ``prefill_schedule_interval``."""
+
+
+def why_inert(setting: EffectiveSetting, header: Header, configured: Configured | None) -> Message:
+    """Why this setting has no effect; nothing where it has one, is at its default, or is switched off."""
+    check = _CHECKS.get(setting.name)
+    return check(setting, header, configured) if check and setting.origin != "overridden" else NOTHING
+
+
+def _partial_prefills(setting: EffectiveSetting, _: Header, __: Configured | None) -> Message:
+    """No release's V1 scheduler reads them; vLLM 0.27 removed them."""
+    return NOTHING if setting.value == 1 else message("vLLM's V1 scheduler does not read it")
+
+
+def _threshold(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
+    value, budget = setting.value, header.token_budget
+    if not isinstance(value, int) or not value or budget is None or value < budget:
+        return NOTHING
+    return message("no effect: the token budget of {budget} limits chunks first", budget=Number(budget))
+
+
+def _adaptive(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
+    if not setting.value or header.scheduler_config.get("long_prefill_token_threshold"):
+        return NOTHING
+    return message("no effect without {setting}", setting=Setting("long_prefill_token_threshold"))
+
+
+def _active(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
+    """``max_num_active_seqs`` replaces ``max_num_seqs`` as the limit only where it is smaller."""
+    if setting.value != header.scheduler_config.get("max_num_seqs"):
+        return NOTHING
+    return message("no effect: {setting} is the same", setting=Setting("max_num_seqs"))
+
+
+def _watermark(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
+    """vLLM reserves ``int(watermark * blocks)``."""
+    value, blocks = setting.value, header.kv_blocks_total
+    if not isinstance(value, int | float) or not value or blocks is None or int(value * blocks) > 0:
+        return NOTHING
+    return message("no effect: of {blocks} blocks it keeps 0 free", blocks=Number(blocks))
+
+
+def _interval(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
+    """Ranks that schedule by themselves have ``data_parallel_size`` 1 in their configuration."""
+    release = _release(header.vllm_version)
+    in_lock_step = header.data_parallel_size is None or header.data_parallel_size > 1
+    if setting.value == 1 or in_lock_step or release is None or release >= LOCAL_INTERVAL_SINCE:
+        return NOTHING
+    return message("no effect in this release: only data-parallel ranks in lock-step read it")
+
+
+def _queued(_: EffectiveSetting, __: Header, configured: Configured | None) -> Message:
+    """``LLM`` never asks ``AsyncLLM.check_admission``."""
+    if configured is None or configured.usage_context != OFFLINE_CONTEXT:
+        return NOTHING
+    return message("no effect offline: only a server's front end checks it")
+
+
+def _utilization(setting: EffectiveSetting, header: Header, __: Configured | None) -> Message:
+    if setting.origin != "given" or header.settings.get("cache_config.kv_cache_memory_bytes") is None:
+        return NOTHING
+    return message("no effect: {setting} decides", setting=Setting("kv_cache_memory_bytes"))
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    """``0.32.0+cpu`` to (0, 32); None for what is no version."""
+    try:
+        major, minor = version.split(".")[:2]
+        return int(major), int(minor)
+    except ValueError:
+        return None
+
+
+_CHECKS: dict[str, Callable[[EffectiveSetting, Header, Configured | None], Message]] = {
+    "max_num_partial_prefills": _partial_prefills,
+    "max_long_partial_prefills": _partial_prefills,
+    "long_prefill_token_threshold": _threshold,
+    "long_prefill_token_threshold_adaptive": _adaptive,
+    "max_num_active_seqs": _active,
+    "watermark": _watermark,
+    "prefill_schedule_interval": _interval,
+    "max_num_queued_reqs": _queued,
+    "max_num_queued_tokens": _queued,
+    "gpu_memory_utilization": _utilization,
+}
+
+
+LITTLE_USED = 0.5
+"""A limit of which never more than half was used limits nothing."""
+FEWEST_STEPS = 100
+"""Working steps before "never" says anything about a limit."""
+FEWEST_REQUESTS = 10
+"""Prompts that must have come before "no hit in the prefix cache" says anything."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """The most that one engine used, and how long one looked."""
+
+    steps: int
+    """That scheduled something."""
+    most_tokens: int
+    """In one step."""
+    most_running: int
+    """Requests at once."""
+    admitted: int
+    cached_tokens: int
+
+
+def use_of(timeline: Timeline) -> Use | None:
+    """None where the record does not tell."""
+    if not {Fact.QUEUE, Fact.CONFIG} <= timeline.facts:
+        return None
+    steps = timeline.steps
+    most_tokens, most_running = (
+        int(steps.select(pl.col(column).max().fill_null(0)).item() or 0)
+        for column in ("used_tokens", "num_running_after")
+    )
+    return Use(
+        steps=steps.filter(pl.col("total_requests") > 0).height,
+        most_tokens=most_tokens,
+        most_running=most_running,
+        admitted=int(steps["num_new"].sum() or 0),
+        cached_tokens=int(steps["cached_tokens"].sum() or 0),
+    )
+
+
+def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
+    """What the run used of this setting, over all engines; nothing where there is too little to say it."""
+    check = {
+        "max_num_batched_tokens": _tokens,
+        "max_num_seqs": _seats,
+        "enable_prefix_caching": _hits,
+    }.get(setting.name)
+    return check(setting, engines) if check and engines else NOTHING
+
+
+def _tokens(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
+    most = max(engine.most_tokens for engine in engines)
+    limit = _limit(setting, engines)
+    if limit is None or most > LITTLE_USED * limit:
+        return NOTHING
+    return message("no step used more than {most} ({share})", most=Number(most), share=Share(most / limit))
+
+
+def _seats(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
+    most = max(engine.most_running for engine in engines)
+    limit = _limit(setting, engines)
+    if limit is None or most > LITTLE_USED * limit:
+        return NOTHING
+    return message("at most {most} ran at once", most=Count(most, "request"))
+
+
+def _hits(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
+    admitted = sum(engine.admitted for engine in engines)
+    hits = sum(engine.cached_tokens for engine in engines)
+    if not setting.value or hits or admitted < FEWEST_REQUESTS:
+        return NOTHING
+    return message("none of {requests} found a cached token", requests=Count(admitted, "request"))
+
+
+def _limit(setting: EffectiveSetting, engines: Sequence[Use]) -> int | None:
+    """The limit in a run that is long enough to say how little of it was used; None: it is not."""
+    value = setting.value
+    if not isinstance(value, int) or sum(engine.steps for engine in engines) < FEWEST_STEPS:
+        return None
+    return value or None
+
+
+def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveSetting]:
+    """The settings of a run's engines, which are the same for all ranks, in the order of ``VALUES``.
+
+    Args:
+        run: With the front end's record, or without: then the origin is known only of what the manifest says
+            was given.
+        engines: What each used, to say it of a limit; none: only where it comes from.
+    """
+    header = run.traces[0].header
+    found = []
+    for name, value_of in VALUES.items():
+        value = value_of(header)
+        if name == "data_parallel_size" and value is not None:  # independent ranks know of themselves only
+            value = max(value, run.engines)
+        if _is_plain(value):
+            found.append(with_origin(name, value, run))
+    for setting in found:
+        inert = why_inert(setting, header, configured_by(run))
+        setting.inert = bool(inert)
+        setting.explanation = joined([setting.explanation, inert, used(setting, engines)], "; ")
+    return [setting for setting in found if _says_something(setting, header)]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a header's value is known, and one that vLLM can have written."""
+    if isinstance(value, list):
+        return all(type(size) is int for size in value)
+    return isinstance(value, bool | int | float | str)
+
+
+def _says_something(setting: EffectiveSetting, header: Header) -> bool:
+    """False for an empty list, a second name of the same limit, and what another setting has replaced."""
+    if setting.value == []:
+        return False
+    if setting.origin not in {"default", "derived", "unknown"}:
+        return True
+    if setting.name == "max_num_scheduled_tokens":
+        return setting.value != header.scheduler_config.get("max_num_batched_tokens")
+    return setting.name != "gpu_memory_utilization" or not VALUES["kv_cache_memory_bytes"](header)
+
+
+def without_followed(findings: list[Finding], settings: Sequence[EffectiveSetting]) -> list[Finding]:
+    """The findings without advice to give what was given and overridden, ranked anew.
+
+    A finding whose first advice goes loses its gain with it, since that is what this advice would gain; its
+    ``refuted`` says why if no advice is left.
+
+    Args:
+        findings: Ranked.
+        settings: The run's.
+    """
+    overridden = {setting.name: setting for setting in settings if setting.origin == "overridden"}
+    found = [_without(finding, overridden) for finding in findings]
+    return sorted(found, key=lambda finding: finding.place)
+
+
+def _without(finding: Finding, overridden: dict[str, EffectiveSetting]) -> Finding:
+    kept = [advice for advice in finding.advice if not _was_given(advice, overridden)]
+    if len(kept) == len(finding.advice):
+        return finding
+    first = finding.advice[0]
+    return msgspec.structs.replace(
+        finding,
+        advice=kept,
+        gain=finding.gain if first in kept else None,
+        refuted=finding.refuted if kept else [*finding.refuted, _why(overridden[str(first.setting)])],
+    )
+
+
+def _was_given(advice: Advice, overridden: dict[str, EffectiveSetting]) -> bool:
+    setting = overridden.get(advice.setting or "")
+    return setting is not None and advice.value is not None and setting.given == advice.value
+
+
+def _why(setting: EffectiveSetting) -> Message:
+    option = setting.name.replace("_", "-")
+    if isinstance(setting.given, bool):
+        return message(
+            "{option} was given, and vLLM keeps it {state} here.",
+            option=Setting(f"--{option}" if setting.given else f"--no-{option}"),
+            state="on" if setting.value else "off",
+        )
+    return message(
+        "{option} {given} was given, and vLLM keeps {value} here.",
+        option=Setting(f"--{option}"),
+        given=_plain(setting.given),
+        value=_plain(setting.value),
+    )
+
+
+def _plain(value: object) -> Number | str:
+    return given(value) if isinstance(value, int | float) else str(value)

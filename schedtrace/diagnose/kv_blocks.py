@@ -1,0 +1,256 @@
+"""KV blocks: how many a request needs, how many the running ones held, by KV cache group.
+
+As vLLM's cache managers count, for those groups whose need follows from the header alone.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Header
+from schedtrace.model.trace_facts import CacheGroup
+from schedtrace.timeline.timeline import Timeline
+
+_WHOLE = {"FullAttention", "MLAAttention"}
+"""Kinds of groups that keep every token."""
+
+
+def usable_blocks(header: Header) -> int | None:
+    """Blocks that requests can hold: vLLM keeps one as its null block. None where the total is unknown."""
+    return None if header.kv_blocks_total is None else header.kv_blocks_total - 1
+
+
+def blocks_needed(header: Header, tokens: int) -> list[int] | None:
+    """Blocks for so many tokens by cache group; None where a group's need cannot be known."""
+    needed = [_of_group(group, tokens) for group in header.cache_groups]
+    known = [blocks for blocks in needed if blocks is not None]
+    return known if known and len(known) == len(needed) else None
+
+
+def longest_sequence(header: Header) -> int | None:
+    """Most tokens that one request can have in the whole KV cache, slots for drafts set aside."""
+    usable, length = usable_blocks(header), header.max_model_len
+    if usable is None or length is None or blocks_needed(header, 1) is None:
+        return None
+    lookahead = int(header.settings.get("scheduler.num_lookahead_tokens") or 0)
+    needs = range(1, length + lookahead + 1)
+    fitting = bisect_right(needs, usable, key=lambda tokens: sum(blocks_needed(header, tokens) or [0]))
+    return max(0, min(length, fitting - lookahead))
+
+
+def _of_group(group: CacheGroup, tokens: int) -> int | None:
+    if group.block_size < 1:  # a broken header
+        return None
+    blocks = -(-tokens // group.block_size)
+    if group.kind in _WHOLE:
+        return blocks
+    if group.admission_cap is not None:
+        return min(blocks, group.admission_cap)
+    if group.kind == "Mamba" and group.cache_mode == "none":
+        return blocks + (group.speculative_blocks or 0)
+    return None
+
+
+@dataclass(frozen=True)
+class Need:
+    """KV blocks at one refusal: all of one step, so that they add up. None: not recorded."""
+
+    held_step: int | None
+    """That step: of the refusal that lasted longest, where holders are recorded; else one that holds as many
+    blocks as the median of the refused ones."""
+    running: int | None
+    blocks_held: int | None
+    blocks_free: int | None
+    blocks_needed: int | None
+    blocks_total: int | None
+    blocks_for_all: int | None
+    """For the most requests that were there at once, as far as seats allow; None: the cache has these."""
+    largest_holder: str | None
+    largest_holder_blocks: int | None
+    set_aside: int
+    """Requests that hold blocks and do not run."""
+
+    def holdings(self) -> dict[str, Any]:
+        """The fields by name."""
+        return vars(self)
+
+
+def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
+    """From the refusals in the waiting loop; where there are none, from all steps.
+
+    Args:
+        timeline: The engine's.
+        request_id: Only of this request, as far as it is recorded whose they are; None: of all.
+    """
+    refused = timeline.exits.filter(
+        (pl.col("loop") == "waiting") & (pl.col("cause") == Cause.KV_BLOCKS) & pl.col("refusal")
+    )
+    if request_id is not None:
+        refused = refused.filter((pl.col("request_id") == request_id).fill_null(value=True))
+    of_step = _with_set_aside(
+        timeline,
+        timeline.steps.select("step", "kv_blocks_total", "kv_blocks_free_after", "num_running_after"),
+    )
+    seen = refused.select("step", "blocks_needed", "blocks_free").join(of_step, on="step", how="inner")
+    if seen.is_empty():
+        seen = of_step.with_columns(blocks_needed=pl.lit(None, pl.Int64), blocks_free=pl.lit(None, pl.Int64))
+    free = pl.coalesce("blocks_free", "kv_blocks_free_after")
+    seen = seen.with_columns(free=free, held=pl.col("kv_blocks_total") - 1 - free)  # 1: the null block
+    holders = pl.col("num_running_after") + pl.col("set_aside")
+    held_each = (
+        seen.filter(pl.col("num_running_after") > 0).select((pl.col("held") / holders).median()).item()
+    )
+    step, holder, blocks = _longest_refusal(timeline, seen["step"])
+    at = seen if step is None else seen.filter(pl.col("step") == step)
+    at = at.drop_nulls("held").sort("held", "blocks_needed", "step")
+    one = at.row((at.height - 1) // 2, named=True) if at.height else {}
+    return Need(
+        held_step=one.get("step"),
+        running=one.get("num_running_after"),
+        blocks_held=one.get("held"),
+        blocks_free=one.get("free"),
+        blocks_needed=one.get("blocks_needed"),
+        blocks_total=timeline.header.kv_blocks_total,
+        blocks_for_all=_for_all(timeline, held_each),
+        largest_holder=holder,
+        largest_holder_blocks=blocks,
+        set_aside=one.get("set_aside", 0),
+    )
+
+
+def _with_set_aside(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
+    """Steps with how many requests were ``set_aside`` after each."""
+    aside = timeline.waits.filter(pl.col("set_aside"))
+    changes = (
+        pl.concat([aside.select(step="since_step", change=1), aside.select(step="left_step", change=-1)])
+        .group_by("step")
+        .agg(pl.col("change").sum())
+        .sort("step")
+        .select("step", set_aside=pl.col("change").cum_sum())
+    )
+    of_steps = steps.with_columns(pl.col("step").cast(pl.Int64)).sort("step")
+    return of_steps.join_asof(changes, on="step").with_columns(pl.col("set_aside").fill_null(0))
+
+
+def _for_all(timeline: Timeline, held_each: float | None) -> int | None:
+    """Blocks for all requests at once: each as long as it got, or as much as one was seen to hold on average.
+
+    Blocks by tokens are right where there is one cache group of full attention; state blocks of hybrid models
+    do not follow from tokens, so there what was held counts.
+    """
+    peak = timeline.demand.requests
+    peak = min(peak, timeline.seats) if timeline.seats else peak
+    each = held_each
+    if len(timeline.header.cache_groups) <= 1:
+        each = timeline.demand.blocks_each or held_each
+    if each is None:
+        return None
+    wanted = round(peak * each) + 1  # vLLM keeps one block for itself
+    return wanted if wanted > (timeline.header.kv_blocks_total or 0) else None
+
+
+def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, str | None, int | None]:
+    """Of the refusal that lasted longest, of these steps: the step, who held the most blocks, how many."""
+    if "refusals" not in timeline.lists:
+        return None, None, None
+    rows = timeline.lists["refusals"].select("step", "holders", "held").collect()
+    last = pl.lit(timeline.steps["step"].max())
+    lasted = pl.col("step").shift(-1).fill_null(last) - pl.col("step")
+    known = rows.with_columns(lasted=lasted).filter(
+        (pl.col("holders").list.len() > 0) & pl.col("step").is_in(steps.implode())
+    )
+    if known.is_empty():
+        return None, None, None
+    longest = known.sort("lasted", "step", descending=[True, False]).row(0, named=True)
+    return longest["step"], longest["holders"][0], sum(group[0] for group in longest["held"] if group)
+
+
+@dataclass(frozen=True)
+class GroupHolding:
+    """One KV cache group. Means over the refusals for KV blocks that tell who holds how much."""
+
+    kind: str
+    """vLLM's class of the group's spec: FullAttention, SlidingWindow, Mamba, ..."""
+    block_size: int
+    """Tokens in a block of this group."""
+    blocks_per_request: float
+    """Blocks that one of the named holders has in this group, null blocks aside."""
+    tokens_need_blocks: float
+    """Blocks that the tokens of such a request fill: ``ceil(tokens / block_size)``."""
+    refused_needs_blocks: float | None
+    """New blocks that a refused request asked for; None: vLLM's managers could not be asked."""
+    share_of_pool: float | None
+    """Blocks of all holders in this group as a share of all KV blocks; shared blocks count for each holder.
+    None: the pool's size is not recorded."""
+
+
+def group_holdings(timeline: Timeline) -> list[GroupHolding]:
+    """One entry per KV cache group, in vLLM's order; none where no refusal tells who holds what.
+
+    A group of which vLLM had too many blocks to look at is left out.
+    """
+    refusals = timeline.lists.get("refusals", pl.LazyFrame()).collect()
+    if refusals.is_empty():
+        return []
+    refusals = refusals.filter(pl.col("holders").list.len() > 0).with_row_index("refusal")
+    holders = _holders(timeline, refusals)
+    total = timeline.header.kv_blocks_total
+    found = []
+    for number, group in enumerate(timeline.header.cache_groups):
+        held = _number(pl.col("held"), number).list.get(pl.col("place"), null_on_oob=True)
+        of_group = holders.with_columns(
+            blocks=held, need=-(-pl.col("tokens") // group.block_size)
+        ).drop_nulls(["blocks", "need"])
+        if of_group.is_empty():
+            continue
+        others = pl.when(pl.col("other_holders") > 0).then(_number(pl.col("other_held"), number)).otherwise(0)
+        all_held = refusals.select(
+            blocks=_number(pl.col("held"), number).list.sum() + others,
+            known=_number(pl.col("held"), number).list.len() > 0,
+            needed=_number(pl.col("blocks_needed"), number),
+        )
+        taken = all_held.filter("known")["blocks"].mean()
+        needed = all_held["needed"].mean()
+        found.append(
+            GroupHolding(
+                kind=group.kind,
+                block_size=group.block_size,
+                blocks_per_request=_mean(of_group["blocks"]),
+                tokens_need_blocks=_mean(of_group["need"]),
+                refused_needs_blocks=None if needed is None else float(needed),  # type: ignore[arg-type]
+                share_of_pool=float(taken) / total if taken is not None and total else None,  # type: ignore[arg-type]
+            )
+        )
+    return found
+
+
+def _holders(timeline: Timeline, refusals: pl.DataFrame) -> pl.DataFrame:
+    """One row per refusal and named holder: ``held``, its ``place`` in it, and ``tokens`` when refused."""
+    rows = (
+        refusals.select("refusal", "step", "held", request_id="holders")
+        .with_columns(place=pl.int_ranges(pl.col("request_id").list.len()))
+        .explode("request_id", "place")
+        .sort("step")
+    )
+    names = rows["request_id"].unique().implode()
+    stretches = (
+        timeline.stretches.filter(pl.col("request_id").is_in(names))
+        .select("request_id", "step", "last_step", "computed_tokens", "scheduled_tokens", began="step")
+        .sort("step")
+        .collect()
+    )
+    steps = pl.min_horizontal("step", "last_step") - pl.col("began") + 1
+    return rows.join_asof(stretches, on="step", by="request_id", check_sortedness=False).with_columns(
+        tokens=pl.col("computed_tokens") + steps * pl.col("scheduled_tokens")
+    )
+
+
+def _number(lists: pl.Expr, number: int) -> pl.Expr:
+    return lists.list.get(number, null_on_oob=True)
+
+
+def _mean(values: pl.Series) -> float:
+    return float(values.mean() or 0)  # type: ignore[arg-type]  # of numbers

@@ -1,1 +1,0 @@
-"""The settings that an engine ran with: values, origins, and what they did in the run."""

@@ -1,0 +1,269 @@
+"""Requests that get nowhere: refused though alone, ready but parked, or computing the same again."""
+
+import polars as pl
+
+from schedtrace.diagnose.kv_blocks import blocks_needed, usable_blocks
+from schedtrace.model.causes import OF_ITS_OWN_SIZE, Cause
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.timeline import Timeline
+
+FEWEST_REFUSALS = 10
+LONG_US = 1_000_000
+"""Fewer refusals prove it only if they last so long."""
+FEWEST_PREEMPTIONS = 2
+"""Of a request by itself with nobody else there."""
+GONE = ("ABORTED", "IGNORED", "ERROR")
+"""``RequestStatus`` names of requests that ended without what they asked for."""
+
+
+def never_fitting(timeline: Timeline) -> pl.DataFrame:
+    """One row per request that can never run to its end, in the order of their first refusal.
+
+    Columns: ``request_id``, ``trial``, ``cause``, ``via``, ``location``, ``first_step`` and ``last_step``
+    (that refused it), ``refusals``, ``blocks_needed`` (recorded with a refusal; null: none was), ``waiting``
+    (requests after the last refusal, itself included), ``prompt_tokens``, ``max_tokens``,
+    ``self_preemptions``, ``tokens`` (the most that it was refused room for).
+
+    A refusal for its size counts if nobody ran after that step, no load was parked, no finished request kept
+    blocks and all KV blocks were free; for KV blocks also if its prompt alone needs more than there are.
+    """
+    refused = _refusals(timeline)
+    alone = _alone(timeline)
+    own = timeline.preemptions.filter(
+        pl.col("in_schedule") & (pl.col("for_request_id") == pl.col("request_id"))
+    )
+    preempted = (
+        own.filter(pl.col("step").is_in(alone.implode()))
+        .group_by("request_id")
+        .agg(pl.len().alias("self_preemptions"), pl.col("lost_tokens").max())
+    )
+    arrived = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
+    counted = (pl.col("cause") == str(Cause.KV_BLOCKS)) & pl.col("request_id").is_in(
+        _too_long(timeline, arrived)
+    )
+    long = pl.col("until_us") - pl.col("since_us") >= LONG_US
+    refused_often = ((pl.col("refusals") >= FEWEST_REFUSALS) | long) & ~pl.col("runs_later")
+    return (
+        refused.filter(pl.col("step").is_in(alone.implode()) | counted)
+        .group_by("request_id", maintain_order=True)
+        .agg(
+            pl.col("trial", "cause", "via", "location").last(),
+            pl.col("step").first().alias("first_step"),
+            pl.col("step").last().alias("last_step"),
+            pl.len().alias("refusals"),
+            pl.col("blocks_needed").drop_nulls().last(),
+            pl.col("num_waiting_after").last().alias("waiting"),
+            pl.col("start_us").first().alias("since_us"),
+            pl.col("end_us").last().alias("until_us"),
+        )
+        .join(
+            arrived.select("request_id", "prompt_tokens", "max_tokens"),
+            on="request_id",
+            maintain_order="left",
+        )
+        .join(preempted, on="request_id", how="left", maintain_order="left")
+        .join(_last_scheduled(timeline), on="request_id", how="left", maintain_order="left")
+        .with_columns(
+            pl.col("self_preemptions", "lost_tokens").fill_null(0),
+            runs_later=pl.col("scheduled_step").fill_null(-1) > pl.col("last_step"),
+        )
+        .filter(refused_often | (pl.col("self_preemptions") >= FEWEST_PREEMPTIONS))
+        .with_columns(tokens=pl.max_horizontal("prompt_tokens", pl.col("lost_tokens") + 1))
+        .drop("since_us", "until_us", "lost_tokens", "scheduled_step", "runs_later")
+    )
+
+
+def _refusals(timeline: Timeline) -> pl.DataFrame:
+    """Exits that refused, for its own size, a request which then never got what it asked for."""
+    done = timeline.finishes.filter(~pl.col("status").is_in(GONE))
+    steps = timeline.steps.select("step", "num_waiting_after", "end_us")
+    return (
+        timeline.exits.filter("refusal", pl.col("cause").is_in(list(OF_ITS_OWN_SIZE)))
+        .drop_nulls("request_id")
+        .drop("num_waiting_after")
+        .unique(["step", "request_id"], keep="last", maintain_order=True)
+        .join(done, on="request_id", how="anti", maintain_order="left")
+        .join(steps, on="step", maintain_order="left")
+    )
+
+
+def _alone(timeline: Timeline) -> pl.Series:
+    """The steps after which nobody ran and nobody, running or not, held anything."""
+    nobody = (
+        pl.col(name).fill_null(0) == 0
+        for name in ("num_running_after", "kv_loads_parked", "finished_holding", "deferred_free_blocks")
+    )
+    usable = usable_blocks(timeline.header)
+    free = pl.col("kv_blocks_free_after")
+    all_free = pl.lit(value=True) if usable is None else free.fill_null(usable) >= usable
+    # Requests that wait may keep encoder outputs; the cache is empty where most can be freed.
+    encoder = pl.col("encoder_slots_freeable")
+    return timeline.steps.filter(*nobody, all_free, encoder.is_null() | (encoder == encoder.max()))["step"]
+
+
+def _too_long(timeline: Timeline, arrived: pl.DataFrame) -> list[str]:
+    """Requests whose prompts need more KV blocks than there are, as far as the header tells."""
+    usable = usable_blocks(timeline.header)
+    if usable is None or blocks_needed(timeline.header, 1) is None:
+        return []
+    prompts = arrived.select("request_id", "prompt_tokens").iter_rows()
+    return [one for one, tokens in prompts if sum(blocks_needed(timeline.header, tokens) or []) > usable]
+
+
+def _last_scheduled(timeline: Timeline) -> pl.DataFrame:
+    """``request_id`` and ``scheduled_step``, the last step that gave it tokens."""
+    got = timeline.stretches.group_by("request_id").agg(pl.col("last_step").max().alias("scheduled_step"))
+    return got.collect()
+
+
+FEWEST_STEPS = 10
+"""The step after the news promotes a request; one or two more may be under way."""
+
+
+def ready_but_parked(timeline: Timeline) -> pl.DataFrame:
+    """One row per such request and reason, the longest first.
+
+    Columns: ``request_id``, ``trial``, ``cause`` (``grammar_pending`` or ``remote_kv_pending``),
+    ``ready_us``, ``parked_us`` (how long it was still in the queue for that cause, or while the engine
+    scheduled nothing at all), ``steps``, ``first_step`` and ``last_step`` of that, ``unended`` (no step
+    scheduled it later).
+    """
+    ready = _ready(timeline)
+    scheduled = (
+        timeline.stretches.select("request_id", "step")
+        .collect()
+        .join(timeline.steps.select("step", "start_us"), on="step", maintain_order="left")
+        .join(ready, on="request_id", maintain_order="left")
+        .filter(pl.col("start_us") >= pl.col("ready_us"))
+        .group_by("request_id", "own")
+        .agg(pl.col("start_us").min().alias("until_us"))
+    )
+    own = pl.col("cause") == pl.col("own")
+    since = pl.when(own).then("ready_us").otherwise(pl.max_horizontal("ready_us", pl.lit(_idle_us(timeline))))
+    waits = timeline.request_states.filter(
+        pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP) & pl.col("end_step").is_not_null()
+    )
+    return (
+        waits.join(ready, on="request_id", maintain_order="left")
+        .join(scheduled, on=["request_id", "own"], how="left", maintain_order="left")
+        .with_columns(unended=pl.col("until_us").is_null())
+        .with_columns(begin_us=pl.max_horizontal("begin_us", since))
+        .filter(
+            own | pl.col("unended"),
+            pl.col("unended") | (pl.col("begin_us") < pl.col("until_us")),
+            pl.col("begin_us") < pl.col("end_us"),
+        )
+        .pipe(_with_first_step, timeline)
+        .group_by("request_id", "own", maintain_order=True)
+        .agg(
+            pl.col("trial", "ready_us", "unended").first(),
+            (pl.col("end_us") - pl.col("begin_us")).sum().alias("parked_us"),
+            (pl.col("end_step") - pl.col("first_step") + 1).sum().alias("steps"),
+            pl.col("first_step").min(),
+            pl.col("end_step").max().alias("last_step"),
+        )
+        .rename({"own": "cause"})
+        .filter(pl.col("steps") >= FEWEST_STEPS)
+        .sort("parked_us", descending=True, maintain_order=True)
+    )
+
+
+def _idle_us(timeline: Timeline) -> int:
+    """The start of the first step after which nothing was scheduled any more."""
+    steps = timeline.steps.select("start_us", "total_requests").sort("start_us")
+    working = steps.filter(pl.col("total_requests") > 0)["start_us"].to_list()
+    idle = steps.filter(pl.col("start_us") > working[-1]) if working else steps
+    return min(idle["start_us"].to_list(), default=timeline.end_us)
+
+
+def _with_first_step(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
+    """``first_step``: the first one that began after the request was ready."""
+    starts = timeline.steps.select("start_us", pl.col("step").cast(pl.Int64).alias("first_step"))
+    return rows.sort("begin_us").join_asof(
+        starts.sort("start_us"),
+        left_on="begin_us",
+        right_on="start_us",
+        strategy="forward",
+        check_sortedness=False,
+    )
+
+
+def _ready(timeline: Timeline) -> pl.DataFrame:
+    """``request_id``, ``own`` (the cause that is over) and ``ready_us``."""
+    found = [pl.DataFrame(schema={"request_id": pl.String, "own": pl.String, "ready_us": pl.Int64})]
+    if "grammars" in timeline.lists:
+        compiled = timeline.lists["grammars"].filter(~pl.col("failed"))
+        found.append(_latest(compiled, Cause.GRAMMAR_PENDING, "compiled_us"))
+    if "kv_loads" in timeline.lists:
+        arrived = timeline.lists["kv_loads"].filter(pl.col("event") == "arrived")
+        found.append(_latest(arrived, Cause.REMOTE_KV_PENDING, "at_us"))
+    return pl.concat(found)
+
+
+def _latest(rows: pl.LazyFrame, cause: Cause, ready: str) -> pl.DataFrame:
+    own = pl.lit(str(cause)).alias("own")
+    latest = rows.group_by("request_id").agg(pl.col(ready).max().alias("ready_us"))
+    return latest.select("request_id", own, pl.col("ready_us").cast(pl.Int64)).collect()
+
+
+TIMES_OVER = 2
+"""So many times its high-water mark has a request computed again that makes no progress."""
+FEWEST_FRUITLESS = 2
+GAIN_FRAC = 0.1
+"""A restart is fruitless if it gained less than this share of what it computed again."""
+USUAL_BLOCK = 16
+"""Tokens, where the trace does not tell vLLM's block size."""
+
+
+def no_progress(timeline: Timeline) -> pl.DataFrame:
+    """One row per such request, the one that recomputed most first.
+
+    Columns: ``request_id``, ``trial``, ``restarts``, ``fruitless`` (restarts that hardly passed the
+    high-water mark before them), ``high_tokens`` (the most that it had computed before its last restart),
+    ``recomputed_tokens``, ``first_step`` and ``last_step`` (from its first restart to its last),
+    ``unfinished``.
+
+    A restart is an admission, or a fall of its computed tokens by more than a block, after its first tokens.
+    Rejected drafts are taken back too, but never so many. Tokens found in a cache are not recomputed.
+    """
+    block = timeline.header.block_size or USUAL_BLOCK
+    steps = pl.col("last_step") - pl.col("step") + 1
+    end = pl.col("computed_tokens") + steps * pl.col("scheduled_tokens").fill_null(0) - pl.col("draft_tokens")
+    falls = pl.col("computed_tokens") + block < pl.col("end").shift(1).over("request_id")
+    again = (pl.col("phase") != "running") | falls
+    restarted = pl.col("high").is_not_null()
+    attempts = (
+        timeline.stretches.sort("request_id", "step", maintain_order=True)
+        .with_columns(end=end)
+        .with_columns(attempt=again.fill_null(value=False).cum_sum().over("request_id"))
+        .group_by("request_id", "attempt", maintain_order=True)
+        .agg(
+            pl.col("trial", "step", "computed_tokens").first(),
+            pl.col("end").max(),
+        )
+        .with_columns(high=pl.col("end").cum_max().shift(1).over("request_id"))
+        .with_columns(
+            again=pl.when(restarted).then(pl.min_horizontal("end", "high") - pl.col("computed_tokens"))
+        )
+    )
+    fruitless = restarted & (pl.col("end") - pl.col("high") <= GAIN_FRAC * pl.col("again"))
+    left = timeline.finishes.filter(~pl.col("status").is_in(GONE))
+    return (
+        attempts.group_by("request_id", maintain_order=True)
+        .agg(
+            pl.col("trial").first(),
+            restarted.sum().alias("restarts"),
+            fruitless.sum().alias("fruitless"),
+            pl.col("high").last().alias("high_tokens"),
+            pl.col("again").clip(0).sum().alias("recomputed_tokens"),
+            pl.col("step").filter(restarted).first().alias("first_step"),
+            pl.col("step").last().alias("last_step"),
+        )
+        .filter(
+            pl.col("recomputed_tokens") >= TIMES_OVER * pl.col("high_tokens"),
+            pl.col("fruitless") >= FEWEST_FRUITLESS,
+        )
+        .collect()
+        .with_columns(unfinished=~pl.col("request_id").is_in(left["request_id"].implode()))
+        .sort("recomputed_tokens", descending=True, maintain_order=True)
+    )

@@ -1,0 +1,169 @@
+"""Whether a run's recording is whole, found out from its traces: the disk may be too full for any other word.
+
+An engine that was shut down in order has ended each trace with an ``end`` line. A trace without one is cut,
+unless the end of every request stands in it: then the engine was only killed on its way out.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+from schedtrace.engine.supervise import log_lines
+from schedtrace.errors import InputError, RecordingError
+from schedtrace.model.manifest import Manifest
+
+TRACES = "engine-*.jsonl"
+_FULL_BELOW_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 16
+_STOPPED = re.compile(r"schedtrace: recording to (?P<path>.+) stopped: (?P<why>.+); serving goes on")
+_DISK_FULL = ("No space left on device", "Disk quota exceeded")
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """The traces that have begun: the engine writes the first line before it is ready."""
+    return sorted(path for path in folder.glob(TRACES) if path.stat().st_size)
+
+
+def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None:
+    """Between trials: find out about a recording that has stopped, as far as that is known by then.
+
+    Raises:
+        RecordingError: what was recorded, what is missing and what to do.
+    """
+    for path in traces:
+        if not path.exists() or _why(path, log):
+            raise _stopped(path, manifest, log)
+        _require_begin(path)
+
+
+def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
+    """After the engine was shut down in order: every trace must be there to its end, and have every step.
+
+    Raises:
+        RecordingError: what was recorded, what is missing and what to do.
+    """
+    for path in traces:
+        _require_begin(path)
+        end = _last_line(path)
+        if end.get("type") != "end":
+            if _why(path, log) is None and _all_finished(traces, manifest):
+                continue
+            raise _stopped(path, manifest, log)
+        if end.get("dropped_steps"):
+            msg = f"{path} lacks {end['dropped_steps']} of {end.get('steps')} steps: the disk was too slow"
+            raise RecordingError(msg, f"choose a faster disk with --output and run again; {_see(path)}")
+
+
+def _require_begin(path: Path) -> None:
+    """Raises RecordingError for a trace that its recorder had to begin anew."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+    except (OSError, ValueError):
+        return
+    if isinstance(header, dict) and (first := header.get("first_step")):
+        msg = f"{path} was truncated, replaced or removed during the run: it begins at step {first}"
+        raise RecordingError(msg, f"run it again; {_see(path)}")
+
+
+def _all_finished(traces: list[Path], manifest: Manifest) -> bool:
+    """Whether every trial was run, no step before the last one is missing, and all requests have ended."""
+    from schedtrace.read.read_options import ReadOptions
+    from schedtrace.read.trace_file import read_trace
+
+    finished: Counter[int] = Counter()
+    try:
+        for path in traces:
+            trace = read_trace(path, ReadOptions(cache=False))
+            if trace.problems.missing_steps or trace.notices[len(trace.header.notices) :]:
+                return False
+            finished.update(trace.finishes["trial"].drop_nulls().to_list())
+    except (InputError, OSError):
+        return False
+    ran = manifest.trials
+    every = all(finished[trial.trial] >= trial.num_requests for trial in ran)
+    return len(ran) >= (manifest.trials_asked or 1) and every
+
+
+def _stopped(path: Path, manifest: Manifest, log: Path) -> RecordingError:
+    if not path.exists():
+        gone = path if path.parent.exists() else path.parent
+        ran = len(manifest.trials)
+        lost = f"; {_trials(1, ran)} ran and left no record" if ran else ""
+        return RecordingError(f"{gone} was removed while the run wrote to it{lost}: run it again")
+    step, trial = _last_step(path)
+    return RecordingError(
+        f"recording to {path} stopped: {_reason(path, log)}; {_how_far(step, trial, manifest)}",
+        f"make room or choose another disk with --output, and run again; {_see(path)}",
+    )
+
+
+def _see(path: Path) -> str:
+    return f"to see what was recorded: schedtrace analyze {path.parent}"
+
+
+def _how_far(step: int | None, trial: int | None, manifest: Manifest) -> str:
+    """What is recorded, and what is not."""
+    asked = manifest.trials_asked or 1
+    if step is None:
+        return f"no step was recorded; missing: {_trials(1, asked)}"
+    if not trial:
+        return f"recorded: steps 0 to {step}, of the warm-up; missing: {_trials(1, asked)}"
+    rest = f" and {_trials(trial + 1, asked)}" if trial < asked else ""
+    recorded = f"steps 0 to {step}, up to trial {trial} of {asked}"
+    return f"recorded: {recorded}; missing: the rest of trial {trial}{rest}"
+
+
+def _trials(first: int, last: int) -> str:
+    return f"trial {first}" if first == last else f"trials {first} to {last}"
+
+
+def _last_step(path: Path) -> tuple[int | None, int | None]:
+    """Number and trial of the last step that can be read."""
+    from schedtrace.read.read_options import ReadOptions
+    from schedtrace.read.trace_file import read_trace
+
+    try:
+        steps = read_trace(path, ReadOptions(cache=False)).steps
+    except (InputError, OSError):
+        return None, None
+    if steps.is_empty():
+        return None, None
+    row = steps.row(-1, named=True)
+    return row["step"], row["trial"]
+
+
+def _reason(path: Path, log: Path) -> str:
+    """Why, as the writer said in vLLM's log or in the trace, or as the disk looks."""
+    why = _why(path, log)
+    if why is None:
+        notice = _last_line(path)
+        if notice.get("type") == "notice":
+            why = str(notice.get("message", "")).removeprefix("recording stopped: ") or None
+    free = shutil.disk_usage(path.parent).free
+    if any(words in (why or "") for words in _DISK_FULL) or (why is None and free < _FULL_BELOW_BYTES):
+        return "the disk is full"
+    return why or "the engine ended before the last steps were on disk"
+
+
+def _why(path: Path, log: Path) -> str | None:
+    for line in reversed(log_lines(log)):
+        match = _STOPPED.search(line)
+        if match and Path(match["path"]).name == path.name:
+            return match["why"]
+    return None
+
+
+def _last_line(path: Path) -> dict[str, object]:
+    """The last line, if it is whole."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES), os.SEEK_SET)
+            line = file.read().splitlines()[-1]
+        content = json.loads(line)
+    except (OSError, IndexError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

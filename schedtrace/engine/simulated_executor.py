@@ -1,0 +1,130 @@
+"""``--executor simulated``: checks, vLLM's arguments, and vLLM's defaults for the GPU named."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from schedtrace.engine.arguments import any_given, model_of, number_of
+from schedtrace.engine.spec import RunSpec
+from schedtrace.errors import UsageError
+from schedtrace.step_times.gpus import GpuPlatform
+from schedtrace.step_times.shape_folder import shape_folder
+from schedtrace.step_times.shapes import shape
+from schedtrace.step_times.simulated_device import KEY, SimulatedDevice
+
+EXECUTOR = "schedtrace.simulate.served.ServedExecutor"
+"""Named, not imported: vLLM loads it."""
+_SIZED = ("--num-gpu-blocks-override", "--kv-cache-memory-bytes")
+_DEPENDENT = {
+    "max_num_batched_tokens": "scheduler_config",
+    "max_num_seqs": "scheduler_config",
+    "async_scheduling": "scheduler_config",
+    "block_size": "cache_config",
+}
+"""Settings whose default depends on the device, and where they stand in vLLM's configuration."""
+
+
+def model_folder(model: str) -> str:
+    """``--model`` as vLLM can read it: a folder, made here for a shape of the table.
+
+    Raises:
+        UsageError: neither a folder nor a known shape.
+    """
+    return model if Path(model).is_dir() else str(shape_folder(shape(model)))
+
+
+def check(run: RunSpec) -> None:
+    """Refuse what cannot be simulated.
+
+    Raises:
+        UsageError: options that need another, an unknown GPU or model, or a model that does not fit.
+        InputError: step times or a model's ``config.json`` that cannot be read.
+    """
+    if run.executor is None:
+        for option, given in (("gpu", run.gpu), ("step-times", run.step_times), ("noise", run.noise)):
+            if given:
+                msg = f"--{option} describes a simulated device: give --executor simulated as well"
+                raise UsageError(msg)
+        return
+    if any_given(run.engine_args, ["--distributed-executor-backend"]):
+        msg = "--executor simulated is an executor backend: drop --distributed-executor-backend"
+        raise UsageError(msg)
+    device, model = _device(run), str(model_of(run.engine_args))
+    tensor_parallel_size = _number(run, "--tensor-parallel-size", "-tp")
+    device.times(model, tensor_parallel_size)
+    if any_given(run.engine_args, _SIZED):
+        return
+    # At least this much must fit; the engine itself knows the budget and the block size.
+    device.blocks(
+        model, pipeline_parallel_size=_number(run, "--pipeline-parallel-size", "-pp"),
+        tensor_parallel_size=tensor_parallel_size, gpu_memory_utilization=1.0,
+        max_num_batched_tokens=1, max_num_seqs=1,
+    )  # fmt: skip
+
+
+def use_executor(engine_args: Any, run: RunSpec) -> str:
+    """Set the executor and its device on vLLM's ``EngineArgs``; returns a sentence about step times."""
+    device = _device(run)
+    engine_args.distributed_executor_backend = EXECUTOR
+    named = msgspec.to_builtins(device) | {"device": device.name()}  # as the executor does in its process
+    engine_args.additional_config = {**(engine_args.additional_config or {}), KEY: named}
+    return device.times(engine_args.model, engine_args.tensor_parallel_size).description
+
+
+@contextmanager
+def defaults_of_the_gpu(run: RunSpec) -> Iterator[None]:
+    """Within it, vLLM resolves a configuration with the defaults that it would have on the GPU.
+
+    vLLM asks its platform for the device's memory and name, and its CPU platform overrules asynchronous
+    scheduling and the block size. Only these answers are replaced, and only here.
+    """
+    from vllm.engine import arg_utils
+    from vllm.platforms import current_platform
+
+    device = _device(run).gpu_of()
+    plain = current_platform.check_and_update_config
+
+    def keep(config: Any) -> None:
+        cache = config.cache_config
+        block_size, overlapped = cache.block_size, config.scheduler_config.async_scheduling
+        plain(config)
+        cache.block_size = block_size or cache.block_size
+        config.scheduler_config.async_scheduling = overlapped
+
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(current_platform, "check_and_update_config", keep))
+        resolve = getattr(arg_utils.EngineArgs, "get_batch_defaults", None)
+        if device is not None and resolve is not None:  # older releases have none, and keep the CPU's
+            stand_in = GpuPlatform(device)
+
+            def get_batch_defaults(_: Any, world_size: int) -> Any:
+                with patch.object(arg_utils, "current_platform", stand_in):
+                    return resolve(world_size)
+
+            patches.enter_context(
+                patch.object(arg_utils.EngineArgs, "get_batch_defaults", classmethod(get_batch_defaults))
+            )
+        yield
+
+
+def taken(config: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings that depend on the device and were not given, as vLLM has resolved them."""
+    return {
+        name: getattr(getattr(config, section), name)
+        for name, section in _DEPENDENT.items()
+        if name not in given
+    }
+
+
+def _number(run: RunSpec, *names: str) -> int:
+    """The value of an option that has several names; 1 if it is not given, or no number: vLLM will say so."""
+    return next((number for name in names if (number := number_of(run.engine_args, name))), 1)
+
+
+def _device(run: RunSpec) -> SimulatedDevice:
+    file = None if run.step_times is None else str(Path(run.step_times).absolute())
+    return SimulatedDevice(gpu=run.gpu, step_times=file, noise=run.noise, seed=run.seed)

@@ -1,0 +1,180 @@
+"""Everything that a trace has of one request, and when it waited."""
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import polars as pl
+
+from schedtrace.model.life import LifeEvent, LifeState
+from schedtrace.model.message import Message
+from schedtrace.timeline.engine_states import with_engine_time
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.work import with_work
+
+Row = dict[str, Any]
+_TIMES = ("arrived_us", "queued_us", "scheduled_us", "first_token_us", "last_token_us", "finished_us")
+"""Of a finish."""
+
+
+@dataclass(frozen=True)
+class RequestRows:
+    """One request's rows; times in microseconds of the trace's clock."""
+
+    timeline: Timeline
+    request_id: str
+    arrival: Row | None
+    finish: Row | None
+    scheduled: list[Row]
+    """One per step that scheduled it, with ``work``, ``lost_tokens``, ``start_us``, ``output_us`` and
+    ``outputs``: the step gave it a token, since it reached the end of what it had to compute."""
+    preemptions: list[Row]
+    """With ``start_us`` of their step."""
+    set_aside: list[Row]
+    """Likewise."""
+    states: list[Row]
+    """Of ``timeline.request_states``, in their order in time, with the engine's time in each."""
+    caps: dict[int, list[str]]
+    """Step to the limits that made its chunk smaller."""
+
+    @property
+    def begin_us(self) -> int:
+        """Arrival at the front end; where it is not recorded, the first thing that is."""
+        return min(self._times_us() + [int(row["begin_us"]) for row in self.states[:1]])
+
+    @property
+    def end_us(self) -> int | None:
+        """When it left the scheduler; None: it did not."""
+        if self.finish is None:
+            return None
+        return max([int(self.finish["finished_us"]), *(int(row["end_us"]) for row in self.states[-1:])])
+
+    @property
+    def first_token_us(self) -> int | None:
+        """When the output with its first token came back."""
+        recorded = self.finish["first_token_us"] if self.finish else None
+        # Otherwise it may have got tokens in steps that are missing.
+        seen = self.scheduled if self.scheduled and self.scheduled[0]["phase"] == "new" else []
+        outputs = (row["output_us"] for row in seen if row["outputs"])
+        return recorded if recorded is not None else next(outputs, None)
+
+    def _times_us(self) -> list[int]:
+        """What is known of a request that was in no state for any time."""
+        came, gone = self.arrival or {}, self.finish or {}
+        told = [came.get("arrived_us"), came.get("queued_us"), *(gone.get(name) for name in _TIMES)]
+        told += [row["start_us"] for row in (*self.scheduled, *self.preemptions)]
+        return [int(us) for us in told if us is not None]
+
+    def life_states(self) -> list[LifeState]:
+        """Its states, in milliseconds since it arrived."""
+        return [
+            LifeState(
+                state=row["state"],
+                cause=row["cause"],
+                from_ms=self.since_us(row["begin_us"]),
+                to_ms=self.since_us(row["end_us"]),
+                first_step=row["begin_step"],
+                last_step=row["end_step"],
+                tokens=row["tokens"],
+                device_ms=row["device_us"] / 1e3,
+            )
+            for row in self.states
+        ]
+
+    def since_us(self, us: int) -> float:
+        """Milliseconds since it arrived."""
+        return (us - self.begin_us) / 1e3
+
+    def event(self, us: int, what: str, sentence: Message, step: int | None = None) -> LifeEvent:
+        """An event at a time of the trace's clock."""
+        return LifeEvent(at_ms=self.since_us(us), what=what, step=step, last_step=step, message=sentence)
+
+
+def ending() -> pl.Expr:
+    """How a request of ``timeline.finishes`` ended: an abort that no client asked for is its scheduler's."""
+    by_scheduler = pl.col("in_schedule") & pl.col("abort_us").is_null()
+    return pl.when(by_scheduler).then(pl.col("status") + " by the scheduler").otherwise("status")
+
+
+def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
+    """Gather a request's rows from a timeline of the whole trace."""
+    its = pl.col("request_id") == request_id
+    times = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us", "output_us")
+    scheduled = with_work(timeline, timeline.requests_of(its).drop("start_us"))
+    lost, prompt = pl.col("lost_tokens"), pl.col("prompt_tokens")
+    known = pl.max_horizontal(prompt, pl.when(lost >= prompt).then(lost + 1))  # one was sampled, not computed
+    scheduled = scheduled.join(times, on="step", how="left", maintain_order="left").with_columns(
+        outputs=pl.col("computed_tokens") + pl.col("scheduled_tokens") >= known
+    )
+    caps: dict[int, list[str]] = {}
+    for cap in timeline.caps.filter(its).to_dicts():
+        caps.setdefault(cap["step"], []).append(cap["cap"])
+    came = timeline.arrivals.filter(its & ~pl.col("streaming_update")).to_dicts()
+    went = timeline.finishes.filter(its).with_columns(status=ending()).to_dicts()
+    return RequestRows(
+        timeline=timeline,
+        request_id=request_id,
+        arrival=came[0] if came else None,
+        finish=went[-1] if went else None,
+        scheduled=scheduled.to_dicts(),
+        preemptions=timeline.preemptions.filter(its).sort("step").to_dicts(),
+        set_aside=timeline.set_aside.filter(its).join(times, on="step").sort("step").to_dicts(),
+        states=with_engine_time(timeline.request_states.filter(its), timeline.engine_states).to_dicts(),
+        caps=caps,
+    )
+
+
+@dataclass(frozen=True)
+class WaitedFor:
+    """One cause that it waited for."""
+
+    cause: str
+    steps: int
+    wait_ms: float
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One time in the waiting queue."""
+
+    from_ms: float
+    since_step: int | None
+    """First step that refused it; None: the first step that could schedule it did."""
+    left_step: int | None
+    """The step that scheduled it; None: none did."""
+    wait_ms: float
+    before_step_ms: float
+    """Of these, until a step could see it."""
+    causes: list[WaitedFor]
+    """The rest, the longest first."""
+
+
+def waits(states: list[LifeState]) -> list[Wait]:
+    """Each stay in the queue; a request that the first possible step schedules has one, too."""
+    found = []
+    for queued, group in groupby(enumerate(states), key=lambda entry: entry[1].state in QUEUED):
+        stay = list(group)
+        if queued:
+            after = states[stay[-1][0] + 1 :]
+            found.append(_wait([state for _, state in stay], after[0].first_step if after else None))
+    return found
+
+
+def _wait(stay: list[LifeState], left_step: int | None) -> Wait:
+    refused = [state for state in stay if state.cause != NEXT_STEP]
+    causes = []
+    for cause in dict.fromkeys(state.cause or "" for state in refused):
+        runs = [state for state in refused if state.cause == cause]
+        causes.append(
+            WaitedFor(cause, sum(run.steps for run in runs), sum(run.to_ms - run.from_ms for run in runs))
+        )
+    wait_ms = stay[-1].to_ms - stay[0].from_ms
+    return Wait(
+        from_ms=stay[0].from_ms,
+        since_step=refused[0].first_step if refused else None,
+        left_step=left_step,
+        wait_ms=wait_ms,
+        before_step_ms=wait_ms - sum(cause.wait_ms for cause in causes),
+        causes=sorted(causes, key=lambda cause: -cause.wait_ms),
+    )

@@ -1,0 +1,171 @@
+"""What ``schedtrace export`` writes: which files, and none over another."""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+from polars import selectors as cs
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.export import Kind
+from schedtrace.model import safe_files
+from schedtrace.model.facts import ALL_FACTS, Fact
+from schedtrace.model.printable import encodable, visible, visible_json
+from schedtrace.read.chain import expanded
+from schedtrace.read.run import Run
+from schedtrace.read.trace_file import Trace
+from schedtrace.timeline.timeline import make_timeline
+
+_FORMULA = r"(^|[;,|])([=+@\-\uff1d\uff0b\uff20\uff0d])"
+"""What a spreadsheet evaluates: also behind what it may take for a separator, and in full width."""
+_SUSPECT = rf"[^\x20-\x5b\x5d-\x7e]|{_FORMULA}"
+
+
+def safe_cells(table: pl.LazyFrame) -> pl.LazyFrame:
+    """The table with its texts fit for a CSV file; numbers stay."""
+    texts = [name for name, dtype in table.collect_schema().items() if dtype == pl.String]
+    return table.with_columns(
+        pl.col(name).map_batches(_safe, return_dtype=pl.String, is_elementwise=True) for name in texts
+    )
+
+
+def safe_cell(text: str) -> str:
+    """The text with everything visible, and an apostrophe before what would begin a formula."""
+    return re.sub(_FORMULA, r"\1'\2", visible(text))
+
+
+def _safe(cells: pl.Series) -> pl.Series:
+    suspect = cells.filter(cells.str.contains(_SUSPECT)).unique()
+    if suspect.is_empty():
+        return cells
+    return cells.replace(suspect, pl.Series([safe_cell(text) for text in suspect], dtype=pl.String))
+
+
+def tables(run: Run) -> dict[str, pl.LazyFrame]:
+    """Name to table, the warm-up (trial 0) included; all engines, told apart by ``engine_rank``.
+
+    Columns are those of the trace format; ``steps`` is without its lists, which are tables of their own.
+    ``request_states`` and ``engine_states`` divide the time (``timeline/``).
+    """
+    of_traces = [(trace.header.engine_rank, _tables(trace)) for trace in run.traces]
+    first = of_traces[0][1]
+    return {
+        name: pl.concat(
+            [_of_engine(rank, frames[name]) for rank, frames in of_traces], how="diagonal_relaxed"
+        )
+        for name in first
+    }
+
+
+def write_table(table: pl.LazyFrame, kind: Kind, file: Path) -> int:
+    """Write one as Parquet or CSV, streamed, as a large trace's table does not fit memory; gives its rows.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    safe_files.create(file)
+    if kind is Kind.CSV:
+        safe_cells(table).sink_csv(file)
+    else:
+        table.sink_parquet(file)
+    return int(table.select(pl.len()).collect().item())
+
+
+def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
+    timeline = make_timeline(trace, whole=True)
+    return {
+        "steps": trace.steps.lazy().select(~cs.nested()),
+        "requests": trace.requests(),
+        "exits": trace.exits(),
+        "caps": trace.caps(),
+        "preemptions": trace.preemptions(),
+        "arrivals": trace.arrivals.lazy(),
+        "finishes": trace.finishes.lazy(),
+        "request_states": timeline.request_states.lazy().drop("engine_rank"),
+        "engine_states": timeline.engine_states.lazy().drop("engine_rank"),
+    }
+
+
+def _of_engine(rank: int, table: pl.LazyFrame) -> pl.LazyFrame:
+    return table.select(pl.lit(rank, dtype=pl.Int64).alias("engine_rank"), pl.all())
+
+
+def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[Path, int]:
+    """Write one file per table, one per trace for ``Kind.JSONL``, or one for a viewer, into ``folder``.
+
+    Args:
+        run: A run.
+        folder: Made if need be.
+        kind: Format of the files.
+        force: Replace files that are there.
+
+    Returns:
+        Each file with its number of rows, lines or events.
+
+    Raises:
+        UsageError: a file is there already, a log of another kind has no trace to write or no times to
+            show, or Polars cannot write to a folder of this name.
+        InputError: the folder cannot be written to.
+    """
+    if encodable(str(folder)) != str(folder):
+        msg = f"{folder}: its name is not UTF-8, which Polars needs; --output names another folder"
+        raise UsageError(msg)
+    files = _files(run, folder, kind)
+    there = [file for file in files if file.exists() or file.is_symlink()]
+    if there and not force:
+        msg = f"{there[0]} is there already; --force replaces it, --output names another folder"
+        raise UsageError(msg)
+    try:
+        safe_files.make_folder(folder)
+        return {file: write(file) for file, write in files.items()}
+    except OSError as error:
+        msg = f"{folder}: cannot be written to ({error.strerror or error})"
+        raise InputError(msg) from error
+
+
+def _files(run: Run, folder: Path, kind: Kind) -> dict[Path, Callable[[Path], int]]:
+    """Each file with what writes it."""
+    if kind is Kind.JSONL:
+        files = {folder / trace.path.name: partial(_expand, trace) for trace in run.traces}
+        _require_traces(run, files)
+        return dict(files)
+    if kind in {Kind.PERFETTO, Kind.CHROME}:
+        for trace in run.traces:
+            trace.require(Fact.TIMES, "a viewer")
+    if kind is Kind.PERFETTO:
+        from schedtrace.export.perfetto import write_perfetto  # noqa: PLC0415  # protobuf takes 0.1 s
+
+        return {folder / "trace.pftrace": partial(write_perfetto, run)}
+    if kind is Kind.CHROME:
+        from schedtrace.export.chrome import write_chrome  # noqa: PLC0415  # likewise: only what is asked for
+
+        return {folder / "trace.json.gz": partial(write_chrome, run)}
+    from schedtrace.export.exports import tables, write_table  # noqa: PLC0415  # likewise
+
+    return {
+        folder / f"{name}.{kind}": partial(write_table, table, kind) for name, table in tables(run).items()
+    }
+
+
+def _require_traces(run: Run, files: Iterable[Path]) -> None:
+    """Raises UsageError unless each file can be written from a trace of its own."""
+    foreign = [trace for trace in run.traces if trace.facts != ALL_FACTS]
+    if foreign:
+        msg = f"{foreign[0].path}: --to jsonl expands traces of schedtrace, and this is a {foreign[0].record}"
+        raise UsageError(msg)
+    sources = {trace.path.resolve() for trace in run.traces}
+    if over := [file for file in files if file.resolve() in sources]:
+        msg = f"{over[0]}: --output names the folder of the trace itself, which would be lost"
+        raise UsageError(msg)
+
+
+def _expand(trace: Trace, file: Path) -> int:
+    """Line by line, as a large trace in full does not fit memory."""
+    count = 0
+    with safe_files.writable(file) as target:
+        for line in expanded(trace.path):
+            target.write(visible_json(line) + b"\n")
+            count += 1
+    return count

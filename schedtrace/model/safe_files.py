@@ -1,0 +1,122 @@
+"""Files as they are safe to open: to read them, and to write what names clients' requests.
+
+What is read is a regular file, since a pipe in its place would block whoever opens it. What is written only
+its owner may read, whatever the umask: traces name clients' requests. Nothing here follows a symbolic link in
+the place of the file: a run folder may come from somebody else.
+"""
+
+import errno
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import IO, BinaryIO
+
+
+def opened(path: Path) -> BinaryIO:
+    """A regular file, open for reading.
+
+    Raises:
+        OSError: it cannot be read, or is none.
+    """
+    return os.fdopen(descriptor(path), "rb")
+
+
+def descriptor(path: Path) -> int:
+    """The same, as a file descriptor."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    kind = stat.S_IFMT(os.fstat(file).st_mode)
+    if kind == stat.S_IFREG:
+        return file
+    os.close(file)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+
+
+def writable(path: Path) -> IO[bytes]:
+    """A new private file, open for writing; replaces a file or a link that is there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb")
+
+
+def create(path: Path) -> None:
+    """The same, empty, for a library that opens it by its name.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    writable(path).close()
+
+
+def appendable(path: Path) -> int:
+    """The descriptor of a private file that is made if need be, and only grows.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a private file so that a reader sees the old or the new one, never a part.
+
+    Raises:
+        OSError: it cannot be written, or it is a device or a pipe: a file in the place of ``/dev/null`` would
+            break the machine.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    file, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # with mode 0600
+    try:
+        with os.fdopen(file, "wb") as stream:
+            stream.write(content)
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def make_folder(path: Path) -> None:
+    """Make a private folder, and its parents as usual; one that is there stays as it is.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+
+
+def own_folder(name: str) -> Path:
+    """A folder of this name in the user's cache; made if it is not there.
+
+    Raises:
+        OSError: it cannot be made, or others own it or may enter it: what is in it may not be this user's.
+    """
+    make_folder(user_cache())
+    folder = user_cache() / name
+    make_folder(folder)
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+        raise OSError(errno.EPERM, "not a folder of this user alone", str(folder))
+    return folder
+
+
+def user_cache() -> Path:
+    """Where schedtrace keeps what it can make again: ``$XDG_CACHE_HOME/schedtrace``, else below ``~/.cache``.
+
+    Raises:
+        OSError: the user has no home.
+    """
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(given).expanduser() if given else Path.home() / ".cache") / "schedtrace"
+    except RuntimeError as error:
+        raise OSError(errno.ENOENT, str(error)) from error

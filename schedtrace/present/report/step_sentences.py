@@ -1,0 +1,220 @@
+"""The sentences of ``schedtrace step`` for every step of the page: templates, and columns that fill them.
+
+What a sentence has in common with its step is written as the difference to it, which is mostly 0.
+
+A page that shows any of 50,000 steps cannot hold 50,000 stories. These are the very sentences of
+``explain/exit_sentences.py``, made once for each kind with slots in place of what differs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from schedtrace.explain.exit_sentences import (
+    SAME_STOP,
+    Row,
+    Values,
+    preempted,
+    stop_rows,
+    stop_values,
+    stopped,
+    victim_values,
+)
+from schedtrace.model.message import Message, Slot, with_slots
+from schedtrace.model.printable import visible
+from schedtrace.present.pages.step import crowd, used
+from schedtrace.present.phrases import MOST_REQUESTS, pieces
+from schedtrace.present.report.packed import Packed
+from schedtrace.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Words:
+    """Templates, and a row for each sentence."""
+
+    templates: list[Message]
+    rows: pl.DataFrame
+    """In their order; ``template``: the index of its own."""
+
+
+@dataclass(frozen=True)
+class StepWords:
+    """Every sentence of ``stops`` and ``victims``, for all steps of one engine."""
+
+    stops: Words
+    """Columns ``step``, ``template``, ``request_ids``, ``count``, ``blocks_needed``, ``blocks_free`` and
+    ``budget_left``; slots ``requests`` (``request_ids``, of ``count``), ``needed``, ``free`` and ``left``."""
+    preempted: Words
+    """Columns ``step``, ``template``, ``request_id``, ``for_request_id``, ``lost_tokens``, ``blocks_needed``,
+    ``blocks_freed`` and ``num_preemptions``; slots ``victim``, ``for``, ``lost``, ``needed``, ``freed`` and
+    ``times``."""
+
+
+def step_words(timeline: Timeline) -> StepWords:
+    """The sentences of every step of a timeline; work of the number of exits, not of templates."""
+    header = timeline.header
+    stops = stop_rows(timeline.exits.sort("step", maintain_order=True)).with_columns(
+        values=pl.lit(None, pl.String),  # they differ from exit to exit of one kind
+        named=pl.col("request_ids").list.len() > 0,
+        several=pl.col("count") > 1,
+        lacked=pl.col("blocks_needed").is_not_null() & pl.col("blocks_free").is_not_null(),
+    )
+    lost = timeline.preemptions.sort("step", maintain_order=True).with_columns(
+        by_itself=pl.col("for_request_id") == pl.col("request_id"),
+        known=pl.col("for_request_id").fill_null("") != "",
+        asked=pl.col("blocks_needed").is_not_null(),
+        gave=pl.col("blocks_freed").is_not_null(),
+        again=pl.col("num_preemptions").fill_null(0) > 1,
+    )
+    return StepWords(
+        _words(
+            stops,
+            [*SAME_STOP, "named", "several", "lacked"],
+            ["request_ids", "count", "blocks_needed", "blocks_free", "budget_left"],
+            lambda row: stopped(header, row, _slots(stop_values, row)),
+        ),
+        _words(
+            lost,
+            ["in_schedule", "by_itself", "known", "asked", "gave", "again"],
+            [
+                "request_id",
+                "for_request_id",
+                "lost_tokens",
+                "blocks_needed",
+                "blocks_freed",
+                "num_preemptions",
+            ],
+            lambda row: preempted(row, _slots(victim_values, row)),
+        ),
+    )
+
+
+def _slots(values: Callable[[Row], Values], row: Row) -> Values:
+    return with_slots(values(row))
+
+
+def _words(
+    frame: pl.DataFrame, kinds: list[str], filling: list[str], make: Callable[[Row], Message]
+) -> Words:
+    """One template for each combination of the columns ``kinds``, from the first row that has it."""
+    firsts = frame.unique(kinds, keep="first", maintain_order=True)
+    numbered = firsts.select(*kinds).with_row_index("template")
+    rows = frame.join(numbered, on=kinds, how="left", nulls_equal=True, maintain_order="left")
+    return Words([make(row) for row in firsts.to_dicts()], rows.select("step", "template", *filling))
+
+
+Parts = list[str | dict[str, Any]]
+"""A sentence: plain words, ``{"is": "code", "text": "a.py:1"}``, and slots (``model.message.Slot``)."""
+
+
+def step_templates(words: StepWords) -> dict[str, list[Parts]]:
+    """The lines of ``schedtrace step`` that are known of every step.
+
+    ``used``: with ``tokens``, ``budget``, ``left`` and ``requests``; the second where nobody was scheduled.
+    ``crowd``, before and after a step: with ``running``, ``waiting``, ``free`` and ``total`` (KV blocks); the
+    second where only the free blocks are known, the third where no blocks are. ``stops`` and ``preempted``:
+    those of ``words``, in their order.
+    """
+    tokens, left, running, waiting, free, total = (
+        Slot(name, "number") for name in ("tokens", "left", "running", "waiting", "free", "total")
+    )
+    budget, requests = Slot("budget", "count", "token"), Slot("requests", "count", "request")
+    return {
+        "used": [parts(used(tokens, budget, left, someone)) for someone in (requests, None)],
+        "crowd": [
+            parts(crowd(running, waiting, *blocks)) for blocks in ((free, total), (free, None), (None, None))
+        ],
+        "stops": [parts(template) for template in words.stops.templates],
+        "preempted": [parts(template) for template in words.preempted.templates],
+    }
+
+
+def parts(template: Message) -> Parts:
+    """A template with everything written but its slots, printable."""
+    found: Parts = []
+    for text, value in pieces(template):
+        if isinstance(value, Slot):
+            found.append(msgspec.to_builtins(value))
+        elif value is not None:
+            found.append({"is": str(value.__struct_config__.tag), "text": visible(text)})
+        elif found and isinstance(found[-1], str):
+            found[-1] += visible(text)
+        else:
+            found.append(visible(text))
+    return found
+
+
+MOST_NAMED = MOST_REQUESTS + 1
+"""Requests of one sentence: more are counted."""
+NOT_DRAWN = -2
+"""A request that is not among those of the page."""
+
+
+def add_words(
+    packed: Packed, name: str, timeline: Timeline, rows: pl.DataFrame, ids: pl.Series
+) -> dict[str, list[Parts]]:
+    """Add what fills the sentences of an engine's steps; gives their templates.
+
+    Columns ``<name>stops.*``: ``step``, ``template``, ``count``, ``needed``; ``free`` and ``left``: the
+    step's free blocks and unused tokens minus the sentence's; ``named``: how many of ``request`` are its.
+    Columns ``<name>preempted.*``: ``step``, ``template``, ``victim``, ``for``, ``lost``, ``needed``,
+    ``freed``, ``times``. Requests are places in ``ids``.
+
+    Args:
+        packed: Where to.
+        name: Of the engine in it.
+        timeline: The engine's.
+        rows: The page's steps; those that are not rows of their own get no words.
+        ids: Requests of the page.
+    """
+    single = rows.filter(pl.col("count") == 1).select(
+        pl.col("step").cast(pl.Int64),
+        of_free=pl.col("kv_total") - pl.col("kv_used"),
+        of_left=pl.col("token_budget")
+        - pl.sum_horizontal("decode_tokens", "prefill_tokens", "recompute_tokens"),
+    )
+    told = single.select("step")
+    words = step_words(
+        replace(
+            timeline,
+            exits=timeline.exits.join(told, on="step", how="semi", maintain_order="left"),
+            preemptions=timeline.preemptions.join(told, on="step", how="semi", maintain_order="left"),
+        )
+    )
+    stops = words.stops.rows.join(single, on="step", how="inner", maintain_order="left")
+    named = stops["request_ids"].list.head(MOST_NAMED)
+    for column, values in {
+        "step": stops["step"],
+        "template": stops["template"],
+        "count": stops["count"],
+        "needed": stops["blocks_needed"],
+        "free": stops["of_free"] - stops["blocks_free"],
+        "left": stops["of_left"] - stops["budget_left"],
+        "named": named.list.len(),
+        "request": _places(named.explode(empty_as_null=False), ids),
+    }.items():
+        packed.add(f"{name}stops.{column}", values, differences=column in {"step", "request"})
+    lost = words.preempted.rows
+    for column, values in {
+        "step": lost["step"],
+        "template": lost["template"],
+        "victim": _places(lost["request_id"], ids),
+        "for": _places(lost["for_request_id"], ids),
+        "lost": lost["lost_tokens"],
+        "needed": lost["blocks_needed"],
+        "freed": lost["blocks_freed"],
+        "times": lost["num_preemptions"],
+    }.items():
+        packed.add(f"{name}preempted.{column}", values, differences=column == "step")
+    return step_templates(words)
+
+
+def _places(names: pl.Series, ids: pl.Series) -> pl.Series:
+    """Where each request is among those of the page; null stays null."""
+    place = names.replace_strict(
+        ids, pl.int_range(len(ids), eager=True), default=NOT_DRAWN, return_dtype=pl.Int64
+    )
+    return pl.select(pl.when(names.is_not_null()).then(place)).to_series()

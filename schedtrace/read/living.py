@@ -1,0 +1,181 @@
+"""Which requests are alive at the end of what was read of a growing trace, and which of them wait."""
+
+import os
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from schedtrace.model.trace import Arrival, Finish, Preemption
+from schedtrace.read.columns import structs_of
+from schedtrace.read.lines import LONGEST_LINE, UNREADABLE, decode_line
+from schedtrace.read.schema import readable
+from schedtrace.read.stretches import SCHEMA
+
+CAME, LOST, RUNS = -3, -2, -1
+"""Steps, before any, in which those who were there before a window came, were preempted and were admitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A request that has come and not gone."""
+
+    came: Any
+    """Its ``Arrival`` as read."""
+    waits_since_us: int | None
+    """Since when it is in the waiting queue; None: it runs."""
+    preempted: int = 0
+    """Times."""
+    lost_tokens: int = 0
+    """The most that a preemption threw away."""
+
+
+class Lives:
+    """Follows the requests from step to step."""
+
+    def __init__(self) -> None:
+        self.alive: dict[str, Live] = {}
+        """By their ids, in the order of their arrival."""
+
+    def step(
+        self, start_us: int, arrived: Iterable[Any], finished: Iterable[Any], preempted: Iterable[Any]
+    ) -> None:
+        """What a step's line tells of those who came, went, or were preempted."""
+        self.events(arrived, finished)
+        for one in preempted:
+            if (known := self.alive.get(one.request_id)) is not None:
+                lost = max(known.lost_tokens, one.lost_tokens)
+                self.alive[one.request_id] = Live(known.came, start_us, known.preempted + 1, lost)
+
+    def events(self, arrived: Iterable[Any], finished: Iterable[Any]) -> None:
+        """Those who came, and those who went."""
+        for one in arrived:
+            if not one.streaming_update:
+                self.alive[one.request_id] = Live(one, one.queued_us)
+        for one in finished:
+            self.alive.pop(one.request_id, None)
+
+    def scheduled(self, request_ids: Iterable[str]) -> None:
+        """They run."""
+        for name in request_ids:
+            known = self.alive.get(name)
+            if known is not None and known.waits_since_us is not None:
+                self.alive[name] = Live(known.came, None, known.preempted, known.lost_tokens)
+
+    def snapshot(self) -> list[Live]:
+        """Those alive now."""
+        return list(self.alive.values())
+
+
+def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Arrivals, stretches and preemptions that lead to these lives before the first step of a window.
+
+    Their steps have negative numbers and scheduled nothing. Only what matters later stands in them: who ran,
+    who waited, and how much a preemption threw away. The arrival of one who waits after a preemption is that
+    of an update: as that of a new request it would be a second wait.
+    """
+    queued_again = [one for one in lives if one.preempted and one.waits_since_us is not None]
+    others = [one for one in lives if not one.preempted or one.waits_since_us is None]
+    came = [one.came for one in others]
+    came += [msgspec.structs.replace(one.came, streaming_update=True) for one in queued_again]
+    arrivals = structs_of(came, Arrival).select(
+        pl.lit(CAME, pl.Int64).alias("step"), pl.lit(None, pl.Int64).alias("trial"), pl.all()
+    )
+    rows = [
+        (RUNS, RUNS, None, one.came.request_id, 0, 0, "resumed" if one.preempted else "new", 0, 0)
+        for one in others
+        if one.waits_since_us is None
+    ]
+    stretches = pl.DataFrame(rows, schema=SCHEMA, orient="row")
+    again = [*queued_again, *(one for one in others if one.preempted)]
+    lost = [Preemption(one.came.request_id, one.lost_tokens) for one in again]
+    preempted = structs_of(lost, Preemption).select(
+        pl.lit(LOST, pl.Int64).alias("step"),
+        pl.lit(None, pl.Int64).alias("trial"),
+        pl.lit(None, pl.Int64).alias("start_us"),
+        pl.all(),
+    )
+    return arrivals, stretches, preempted
+
+
+def arrivals_of(lives: list[Live]) -> list[Arrival]:
+    """The arrivals of those who wait, as the format has them."""
+    waiting = [one.came for one in lives if one.waits_since_us is not None]
+    return [msgspec.convert(came, Arrival, from_attributes=True) for came in waiting]
+
+
+BLOCK = 2**23
+FULL = b'{"type":"step"'
+NOTICE = b'{"type":"notice"'
+TELLING = (b'"arrived":[', b'"finished":[', b'"preempted":[', b'"added":[')
+"""In lines of any kind; inside an id the quotes would be escaped."""
+
+
+def _told() -> type[msgspec.Struct]:
+    """What is decoded of a line: who came, went, was preempted or scheduled."""
+    named: Any = msgspec.defstruct("Named", [("request_id", str)], gc=False)
+    changes: Any = msgspec.defstruct("Changes", [("added", list[named], [])], gc=False)
+    fields: list[Any] = [
+        ("start_us", int, 0),
+        ("requests", list[named], []),
+        ("changes", changes | None, None),
+    ]
+    for name, kind in (("arrived", Arrival), ("finished", Finish), ("preempted", Preemption)):
+        entry: Any = readable(kind)
+        fields.append((name, list[entry], []))
+    return msgspec.defstruct("Told", fields, kw_only=True, gc=False)
+
+
+_decode = msgspec.json.Decoder(_told()).decode
+
+
+def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int, list[str]]:
+    """Where to begin to read a trace, with the lives up to there, and the notices before.
+
+    That is the last full line that is ``keep_us`` before the last one, or the trace's begin.
+
+    Args:
+        file: Its descriptor.
+        at: Where its second line begins.
+        size: Up to where to read.
+        keep_us: Microseconds.
+        lives: Gets who came and went before that place.
+    """
+    full: deque[tuple[int, int]] = deque()
+    told: deque[tuple[int, Any]] = deque()
+    notices, begun, begin = [], b"", at
+    while at + len(begun) < size and (
+        block := os.pread(file, min(BLOCK, size - at - len(begun)), at + len(begun))
+    ):
+        *lines, begun = (begun + block).split(b"\n")
+        if len(begun) > LONGEST_LINE:  # no line of a trace
+            lines, begun = [*lines, begun], b""
+        for line in lines:
+            if line.startswith(NOTICE):
+                notice = decode_line(line)
+                notices += [(at, notice.message)] if hasattr(notice, "message") else []
+            elif any(key in line for key in TELLING) or line.startswith(FULL):
+                _take(line, at, full, told)
+            at += len(line) + 1
+        while len(full) > 1 and full[1][1] <= full[-1][1] - keep_us:
+            full.popleft()
+            begin = full[0][0]
+        while told and told[0][0] < begin:
+            one = told.popleft()[1]
+            lives.step(one.start_us, one.arrived, one.finished, one.preempted)
+            admitted = one.changes.added if one.changes else []
+            lives.scheduled([row.request_id for row in (*one.requests, *admitted)])
+    return begin, [text for place, text in notices if place < begin]
+
+
+def _take(line: bytes, at: int, full: deque[tuple[int, int]], told: deque[tuple[int, Any]]) -> None:
+    try:
+        read: Any = _decode(line)
+    except UNREADABLE:
+        return
+    if line.startswith(FULL):
+        full.append((at, read.start_us))
+    told.append((at, read))

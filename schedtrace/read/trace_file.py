@@ -1,0 +1,183 @@
+"""One ``engine-<rank>.jsonl`` as frames."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+from polars.io.plugins import register_io_source
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model.facts import ALL_FACTS, Fact
+from schedtrace.model.trace import End, Header
+from schedtrace.model.trace_facts import Control, DummyBatch, RankSync
+from schedtrace.read.cache import read_by_files
+from schedtrace.read.lines import WholeLines
+from schedtrace.read.parse import parse
+from schedtrace.read.problems import Problems
+from schedtrace.read.read_options import READ, ReadOptions
+from schedtrace.read.schema import schema_of
+from schedtrace.read.stretches import ROWS_AT_ONCE, SCHEMA
+from schedtrace.read.tables import OF_STEP, STRETCHES, Tables
+from schedtrace.read.thread_times import cpu_times
+
+COLUMNS = {
+    **dict.fromkeys(OF_STEP, pl.Int64),
+    **{name: dtype for name, dtype in SCHEMA.items() if name not in {"step", "last_step", "trial", "order"}},
+}
+"""Of a table of rows."""
+
+
+def rows_of(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """All rows of these stretches, in the order of the steps.
+
+    Args:
+        stretches: Some of a trace.
+        steps: At least those that the stretches are in.
+    """
+    into = pl.col("at") - pl.col("step")
+    return (
+        stretches.with_columns(at=pl.int_ranges("step", pl.col("last_step") + 1))
+        .explode("at")
+        .with_columns(
+            step="at",
+            computed_tokens=pl.col("computed_tokens") + into * pl.col("scheduled_tokens").fill_null(0),
+        )
+        .sort("step", "order")
+        .join(steps.lazy().select("step", "start_us"), on="step", how="left", maintain_order="left")
+        .select(list(COLUMNS))
+        .set_sorted("step")
+        .collect()
+    )
+
+
+def rows_between(stretches: pl.LazyFrame, steps: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
+    """The rows of the steps from ``first`` to ``last``."""
+    begin, end = pl.max_horizontal("step", first), pl.min_horizontal("last_step", last)
+    into = begin - pl.col("step")
+    cut = stretches.filter((pl.col("step") <= last) & (pl.col("last_step") >= first)).with_columns(
+        step=begin,
+        last_step=end,
+        computed_tokens=pl.col("computed_tokens") + into * pl.col("scheduled_tokens").fill_null(0),
+    )
+    return rows_of(cut, steps.filter(pl.col("step").is_between(first, last)))
+
+
+def all_rows(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.LazyFrame:
+    """The rows of all steps; made bit by bit, so that they need never be in memory as a whole."""
+
+    def source(
+        with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
+    ) -> Iterator[pl.DataFrame]:
+        left = n_rows
+        for first, last in _windows(steps):
+            rows = rows_between(stretches, steps, first, last)
+            if predicate is not None:
+                rows = rows.filter(predicate)
+            if left is not None:
+                rows = rows.head(left)
+                left -= rows.height
+            yield rows if with_columns is None else rows.select(with_columns)
+            if left == 0:
+                return
+
+    return register_io_source(source, schema=COLUMNS).set_sorted("step")
+
+
+def _windows(steps: pl.DataFrame) -> Iterator[tuple[int, int]]:
+    """First and last steps that have so many rows together."""
+    at = pl.col("total_requests").fill_null(1).clip(1, ROWS_AT_ONCE).cum_sum() // ROWS_AT_ONCE
+    windows = steps.group_by(at.alias("at"), maintain_order=True).agg(
+        pl.col("step").first(), pl.col("step").last().alias("last")
+    )
+    yield from windows.select("step", "last").iter_rows()
+
+
+@dataclass
+class Trace:
+    """One engine's trace. Frames have the columns of ``model.trace``'s structs."""
+
+    path: Path
+    header: Header
+    steps: pl.DataFrame
+    """Without their lists, which are tables of their own."""
+    large: dict[str, pl.LazyFrame]
+    """What requests got (``stretches``), and the entries of each list of a step; on disk where they are many,
+    so never collected as a whole."""
+    arrivals: pl.DataFrame
+    finishes: pl.DataFrame
+    notices: list[str]
+    end: End | None
+    problems: Problems
+    facts: frozenset[Fact] = ALL_FACTS
+    """Other records than schedtrace's tell less."""
+    record: str = "trace of schedtrace"
+    """What kind of record it was read from."""
+    cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
+    """Processor times of threads (``read/thread_times.py``)."""
+    dummies: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(DummyBatch)))
+    """Dummy batches of a rank in lock-step, in their order; fewer than are counted in older traces."""
+    syncs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(RankSync)))
+    """All-reduces among ranks in lock-step, in their order."""
+    controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
+    """What was asked of the engine beside requests, in order of time."""
+
+    def require(self, fact: Fact, what: str) -> None:
+        """Raises UsageError where the record lacks what somebody needs."""
+        if fact not in self.facts:
+            msg = f"{self.path}: a {self.record} does not tell {fact}, which {what} needs"
+            raise UsageError(msg)
+
+    def stretches(self) -> pl.LazyFrame:
+        """What every request got, as stretches of steps (``read/stretches.py``)."""
+        return self.large[STRETCHES]
+
+    def requests(self) -> pl.LazyFrame:
+        """What every request got: one row per step and request, in the order of the steps."""
+        return all_rows(self.stretches(), self.steps)
+
+    def exits(self) -> pl.LazyFrame:
+        """Every recorded exit: one row each, in the order in which they were taken."""
+        return self.large["exits"]
+
+    def caps(self) -> pl.LazyFrame:
+        """Every limit that made a chunk smaller: one row each, in the order in which they were applied."""
+        return self.large["caps"]
+
+    def preemptions(self) -> pl.LazyFrame:
+        """Every preemption: one row each."""
+        return self.large["preempted"]
+
+
+def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
+    """Read and check one trace; a large one by way of Parquet files, which serve the next time.
+
+    Raises:
+        InputError: missing, empty, no schedtrace trace, or of a newer schema.
+    """
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(msg) from error
+    if size > options.memory_bytes:
+        parsed, large = read_by_files(path, options)
+    else:
+        tables = Tables()
+        parsed = parse(WholeLines(path, options.chunk_bytes, options.progress), tables)
+        large = tables.scan(in_order=parsed.in_order)
+    return Trace(
+        path=path,
+        header=parsed.header,
+        steps=parsed.steps,
+        large=large,
+        arrivals=parsed.arrivals,
+        finishes=parsed.finishes,
+        notices=parsed.notices,
+        end=parsed.end,
+        problems=parsed.problems,
+        cpu=parsed.cpu,
+        dummies=parsed.dummies,
+        syncs=parsed.syncs,
+        controls=parsed.controls,
+    )

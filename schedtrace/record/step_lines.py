@@ -1,0 +1,183 @@
+"""How steps are written: each id once, requests and steps told by what changes (writer's thread)."""
+
+from operator import attrgetter
+from typing import Any
+
+from schedtrace.model.printable import capped, hashed
+from schedtrace.model.trace import (
+    BEFORE_FIELDS,
+    CARRIED_FIELDS,
+    EVENT_FIELDS,
+    OWN_FIELDS,
+    Phase,
+    RowChange,
+    RowChanges,
+    ScheduledRequest,
+    Step,
+)
+from schedtrace.record.capture import Rows
+
+MOST_KEPT = 100_000
+"""Ids kept at most; more are requests of which the recorder never learned that they left."""
+
+
+class WrittenIds(dict[Any, str]):
+    """A cache: ``written[request_id]`` is what stands in the trace, by ``model.ids``.
+
+    The answer depends on the id alone, so an entry may be dropped at any time.
+
+    Args:
+        hash_ids: Whether ids are written as hashes.
+    """
+
+    def __init__(self, *, hash_ids: bool) -> None:
+        super().__init__()
+        self._write = hashed if hash_ids else capped
+
+    def __missing__(self, request_id: Any) -> str:
+        if len(self) >= MOST_KEPT:
+            self.clear()
+        written = self[request_id] = self._write(request_id)
+        return written
+
+    def forget(self, request_id: Any) -> None:
+        """Drop the entry of a request that has left."""
+        self.pop(request_id, None)
+
+
+class LatestRows:
+    """The rows of a step; steady steps after it are only counted."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        """One list object for a step and the steady steps after it."""
+        self._computed: list[int] = []
+        self._scheduled: list[int] = []
+        self._drafts: dict[str, int] = {}
+        self.phases: dict[str, Phase] = {}
+        """Of those requests of the latest step that is not steady which are not ``running``."""
+        self._steady = 0
+
+    def goes_on(self) -> None:
+        """A steady step."""
+        self._steady += 1
+
+    def counts(self) -> tuple[list[int], list[int]]:
+        """Computed and scheduled tokens of each, in the latest step."""
+        if not self._steady:
+            return self._computed, self._scheduled
+        return [tokens - 1 for tokens in self._expected()], [1] * len(self.ids)
+
+    def _expected(self) -> list[int]:
+        """Computed tokens of each in the next step, if it is steady."""
+        done = self._steady
+        return [
+            computed + scheduled + done
+            for computed, scheduled in zip(self._computed, self._scheduled, strict=True)
+        ]
+
+    def become(self, rows: Rows, phases: dict[str, Phase]) -> RowChanges | None:
+        """Go to the next step; returns what changed, or None if that cannot be told as changes.
+
+        Args:
+            rows: Of the next step.
+            phases: Of those requests that are not ``running``.
+        """
+        before, expected = self.ids, self._expected()
+        self.ids = rows.ids + [request_id for request_id, _ in rows.new] if rows.new else rows.ids
+        self._computed = rows.computed + [tokens for _, tokens in rows.new] if rows.new else rows.computed
+        self._scheduled = list(map(rows.scheduled.__getitem__, self.ids))
+        self._drafts, self.phases, self._steady = rows.drafts, phases, 0
+        changes = RowChanges()
+        kept = before
+        if self.ids[: len(before)] != before:
+            changes.gone = [place for place, one in enumerate(before) if one not in rows.scheduled]
+            kept = [one for one in before if one in rows.scheduled]
+            expected = [tokens for one, tokens in zip(before, expected, strict=True) if one in rows.scheduled]
+        number = len(kept)
+        if self.ids[:number] != kept or any(phase_of in phases for phase_of in kept if phases):
+            return None
+        changes.added = self._requests(number)
+        if rows.drafts or self._computed[:number] != expected or self._scheduled[:number].count(1) != number:
+            changes.changed = self._changed(expected)
+        return changes
+
+    def _changed(self, expected: list[int]) -> list[RowChange]:
+        drafts = self._drafts
+        return [
+            RowChange(place, computed, scheduled, drafts.get(self.ids[place], 0))
+            for place, (computed, scheduled, wanted) in enumerate(
+                zip(self._computed, self._scheduled, expected, strict=False)
+            )
+            if computed != wanted or scheduled != 1 or self.ids[place] in drafts
+        ]
+
+    def requests(self) -> list[ScheduledRequest]:
+        """All rows of the latest step."""
+        return self._requests(0)
+
+    def _requests(self, first: int) -> list[ScheduledRequest]:
+        if first == len(self.ids):
+            return []
+        computed, scheduled = self.counts()
+        drafts, phases = ({}, {}) if self._steady else (self._drafts, self.phases)
+        return [
+            ScheduledRequest(one, before, tokens, phases.get(one, "running"), drafts.get(one, 0))
+            for one, before, tokens in zip(self.ids[first:], computed[first:], scheduled[first:], strict=True)
+        ]
+
+
+_OWN = [name for name in Step.__struct_fields__ if name in OWN_FIELDS]
+_EVENTS = sorted(EVENT_FIELDS)
+_carried, _events = attrgetter(*CARRIED_FIELDS), attrgetter(*_EVENTS)
+_NONE = RowChanges()
+
+
+class Deltas:
+    """The latest step, which the next delta refers to."""
+
+    def __init__(self) -> None:
+        self._latest: Step | None = None
+        self._carried: tuple[Any, ...] = ()
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a step that a delta could refer to."""
+        return self._latest is not None
+
+    def follow(self, step: Step) -> None:
+        """This step has a line in full."""
+        self._latest, self._carried = step, _carried(step)
+
+    def delta(self, step: Step, changes: RowChanges | None) -> dict[str, Any]:
+        """The ``Delta`` of a step as a dict, ready to be encoded.
+
+        Args:
+            step: Without its requests.
+            changes: Of the requests; None: there are none.
+
+        Raises:
+            ValueError: no step came before.
+        """
+        before, carried_before = self._latest, self._carried
+        if before is None:
+            msg = "no step came before"
+            raise ValueError(msg)
+        self.follow(step)
+        line: dict[str, Any] = {"type": "delta"} | {name: getattr(step, name) for name in _OWN}
+        if step.output_us is not None:
+            line["output_us"], line["update_us"] = step.output_us, step.update_us
+            if step.output_tokens != step.total_requests:
+                line["output_tokens"] = step.output_tokens
+            if step.execute_us is not None:
+                line["execute_after_us"], line["execute_us"] = step.execute_after_us, step.execute_us
+        if self._carried != carried_before:
+            triples = zip(CARRIED_FIELDS, self._carried, carried_before, strict=True)
+            line |= {name: value for name, value, old in triples if value != old}
+        for name, after in BEFORE_FIELDS.items():
+            if (value := getattr(step, name)) != getattr(before, after):
+                line[name] = value
+        line |= {name: value for name, value in zip(_EVENTS, _events(step), strict=True) if value}
+        if changes is not None and changes != _NONE:
+            line["changes"] = changes
+        return line

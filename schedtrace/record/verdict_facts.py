@@ -1,0 +1,208 @@
+"""What a verdict needs beside the decisions: taken for the recorder at the few places where it can be seen.
+
+Every method runs on the scheduler's thread. None may raise into vLLM: the recorder and the marks, which call
+them, see to that.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Finish
+from schedtrace.model.trace_facts import Admission, KvLoad, Miss
+from schedtrace.record import arrival_facts, holdings
+from schedtrace.record.allocation import blocks_of, managers_of
+from schedtrace.record.capture import Capture, Happened
+from schedtrace.record.engine_hooks import INPUTS
+from schedtrace.record.exits import SITES, Noted
+from schedtrace.record.inputs import Inputs
+from schedtrace.record.own import is_own
+from schedtrace.record.state_facts import State, StateReader
+
+
+def admissions(scheduler: Any, new_requests: list[Any]) -> list[Admission]:
+    """One for every request among vLLM's ``scheduled_new_reqs`` that was never scheduled before."""
+    requests = scheduler.requests
+    found = ((new, requests.get(new.req_id)) for new in new_requests)
+    return [
+        _admission(scheduler, request, new.num_computed_tokens)
+        for new, request in found
+        if request is not None and not getattr(request, "num_preemptions", 0)
+    ]
+
+
+def _admission(scheduler: Any, request: Any, hit_tokens: int) -> Admission:
+    manager = scheduler.kv_cache_manager
+    caching = getattr(manager, "enable_caching", False)
+    stats = getattr(request, "prefill_stats", None)
+    local = getattr(stats, "num_local_cached_tokens", None)
+    return Admission(
+        request_id=request.request_id,
+        local_tokens=local,
+        external_tokens=getattr(stats, "num_external_cached_tokens", None),
+        full_blocks=_full_blocks(scheduler, request) if caching else None,
+        salted=getattr(request, "cache_salt", None) is not None,
+        miss=_miss(scheduler, request) if caching and not (hit_tokens if local is None else local) else None,
+    )
+
+
+def _hashes(request: Any) -> Any:
+    """Of its full blocks; None before vLLM 0.10.2, where requests do not carry them."""
+    return getattr(request, "block_hashes", None)
+
+
+def _full_blocks(scheduler: Any, request: Any) -> int | None:
+    size = int(getattr(scheduler, "hash_block_size", None) or scheduler.block_size)
+    hashes = _hashes(request)
+    return None if hashes is None else min(len(hashes), int(request.num_prompt_tokens) // size)
+
+
+def _miss(scheduler: Any, request: Any) -> Miss:
+    """Why nothing was found. Looked at after the call, when its own blocks are in the pool already."""
+    if getattr(request, "skip_reading_prefix_cache", False):
+        return "skipped"
+    if (request.num_tokens - 1) // scheduler.block_size == 0:
+        return "short"
+    pool, hashes = scheduler.kv_cache_manager.block_pool, _hashes(request)
+    groups = _searched(scheduler)
+    if not groups or not hashes or not is_own(pool):
+        return "unknown"
+    by_others = [_cached_by_others(pool, hashes[0], number, one, request) for number, one in groups]
+    if not any(by_others):
+        return "not_cached"
+    return "unknown" if all(by_others) else "other_group"
+
+
+def _searched(scheduler: Any) -> list[tuple[int, Any]]:
+    """Number and manager of the groups whose first block has the hash that requests carry."""
+    size = getattr(scheduler, "hash_block_size", None) or scheduler.block_size
+    managers = enumerate(managers_of(scheduler.kv_cache_manager))
+    return [(number, one) for number, one in managers if one.block_size == size]
+
+
+def _cached_by_others(pool: Any, first: Any, group: int, manager: Any, request: Any) -> bool:
+    cached = pool.get_cached_block(first, [group])
+    own = dict.get(manager.req_to_blocks, request.request_id) or [None]
+    return bool(cached) and cached[0] is not own[0]
+
+
+class KvLoads:
+    """The parked requests of one scheduler; all methods run on its thread."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.used = getattr(scheduler, "connector", None) is not None
+        self._parked: set[str] = set()
+        self._events: list[KvLoad] = []
+
+    @property
+    def parked(self) -> int | None:
+        """How many wait; None without a connector."""
+        return len(self._parked) if self.used else None
+
+    def begun(self, scheduler: Any, events: list[Noted], at_us: int) -> None:
+        """Note the loads that a ``schedule()`` started, by its marks."""
+        for noted in events:
+            if Cause.KV_LOAD_STARTED in SITES[noted[0]].causes:
+                self._parked.add(noted[2])
+                self._note(scheduler, noted[2], "begun", at_us)
+
+    def ended(self, scheduler: Any, arrived: Any, at_us: int) -> None:
+        """Note those that vLLM is told of: ``KVConnectorOutput.finished_recving``."""
+        for request_id in arrived if isinstance(arrived, set | frozenset | list | tuple) else ():
+            self._parked.discard(request_id)
+            self._note(
+                scheduler, request_id, "failed" if _failed(scheduler, request_id) else "arrived", at_us
+            )
+
+    def leaves(self, request_id: str) -> None:
+        """A request is done, whatever became of its load."""
+        self._parked.discard(request_id)
+
+    def take(self) -> list[KvLoad]:
+        """Those noted since the last call."""
+        taken, self._events = self._events, []
+        return taken
+
+    def _note(self, scheduler: Any, request_id: str, event: Any, at_us: int) -> None:
+        blocks = blocks_of(scheduler.kv_cache_manager, request_id)
+        self._events.append(KvLoad(request_id, event, at_us, blocks or None))
+
+
+def _failed(scheduler: Any, request_id: str) -> bool:
+    """To be computed here after all, or already ended in an error, as the policy is."""
+    status = getattr(scheduler.requests.get(request_id), "status", None)
+    again = getattr(scheduler, "failed_recving_kv_req_ids", ())
+    return request_id in again or getattr(status, "name", None) == "FINISHED_ERROR"
+
+
+class Facts:
+    """One scheduler's.
+
+    Args:
+        scheduler: vLLM's, just built.
+        since_anchor: Nanoseconds of the monotonic clock to the trace's microseconds.
+    """
+
+    def __init__(self, scheduler: Any, since_anchor: Callable[[int], int]) -> None:
+        self._us = since_anchor
+        self._state: State = ()
+        self._reader = StateReader(scheduler)
+        self._salt = arrival_facts.Salt()
+        self.throttled: Any = None
+        """``throttle_prefills`` of the call that runs; None where this release does not pass it."""
+        self._refused: str | None = None
+        self._refusals: list[holdings.Snapshot] = []
+        self.inputs = Inputs(since_anchor)
+        self.kv_loads = KvLoads(scheduler)
+        if (manager := getattr(scheduler, "structured_output_manager", None)) is not None:
+            setattr(manager, INPUTS, self.inputs)
+
+    @property
+    def prefix_keys(self) -> int | None:
+        """Block hashes that the prefix cache knows now; None without prefix caching."""
+        return self._reader.prefix_keys
+
+    def engine_is(self, engine: Any) -> None:
+        """The ``EngineCore`` around this scheduler; ranks in lock-step have a wave and a step counter."""
+        if hasattr(engine, "current_wave") and hasattr(engine, "step_counter"):
+            self._reader.engine = engine
+
+    def arrival(self, request: Any) -> dict[str, Any]:
+        """Fields of an ``Arrival``, before the request enters the queue."""
+        facts = arrival_facts.asked_for(request) | self.inputs.arrival(request.request_id)
+        if (found := arrival_facts.sibling(request.request_id, self._salt)) is not None:
+            facts["sibling_index"], facts["parent"] = found
+        return facts
+
+    def leaves(self, finish: Finish) -> None:
+        """A request is done."""
+        finish.abort_us = self.inputs.abort_us(finish.request_id)
+        self.kv_loads.leaves(finish.request_id)
+        if finish.request_id == self._refused:
+            self._refused = None
+
+    def head_refused(self, scheduler: Any, request: Any, arguments: holdings.Arguments) -> None:
+        """``allocate_slots`` has refused the head of the queue: look at the holders if it is another one."""
+        if request.request_id == self._refused:
+            return
+        self._refused = request.request_id
+        if (taken := holdings.snapshot(scheduler, request.request_id, arguments)) is not None:
+            self._refusals.append(taken)
+
+    def note(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:
+        """What the call that just ended, and the time before it, brought; mostly nothing."""
+        state = self._reader.read(
+            capture.running_after, capture.waiting_after, self.kv_loads.parked, self.throttled
+        )
+        if state != self._state:
+            self._state = state
+        capture.state = self._state
+        new, loads = output.scheduled_new_reqs, self.kv_loads
+        if not (new or self._refusals or loads.used or self.inputs.compiled):
+            return
+        if loads.used:
+            loads.begun(scheduler, events, self._us(capture.end_ns))
+        refusals, self._refusals = self._refusals, []
+        capture.happened = Happened(
+            admissions(scheduler, new) if new else [], refusals, loads.take(), self.inputs.grammars()
+        )

@@ -1,0 +1,202 @@
+"""A device to be simulated in real time: what is asked for, and what that makes of a model's steps.
+
+vLLM carries it to the engine's process in its own ``additional_config``, under ``KEY``. A setting of vLLM's
+reaches every engine process, a Ray actor's too, and stands in vLLM's log; an environment variable may not.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from schedtrace.errors import UsageError
+from schedtrace.step_times.gpus import GPUS, Gpu, gpu
+from schedtrace.step_times.memory import kv_cache_blocks
+from schedtrace.step_times.model import StepTimes
+from schedtrace.step_times.roofline import Roofline
+from schedtrace.step_times.shape_folder import shape_of
+from schedtrace.step_times.shapes import Shape
+
+if TYPE_CHECKING:
+    from schedtrace.step_times.fitted import Fitted
+import random
+
+from schedtrace.step_times.batch import Batch
+
+MOST = 1.0
+"""A standard deviation above that is no noise any more."""
+
+
+class Noisy:
+    """Another model's step times (``StepTimes``), device times multiplied by lognormal noise of mean 1.
+
+    Each call draws anew, so the same batch asked for twice takes two different times.
+
+    Args:
+        times: The model.
+        deviation: Standard deviation of the factor's logarithm: 0.03 is about 3 %.
+        seed: Of the draws.
+
+    Raises:
+        UsageError: the deviation is negative or above ``MOST``.
+    """
+
+    def __init__(self, times: StepTimes, deviation: float, seed: int = 0) -> None:
+        if not 0 <= deviation <= MOST:
+            msg = f"noise of {deviation:g}: it is a share of a step's time, from 0 to {MOST:g}"
+            raise UsageError(msg)
+        self._times, self._deviation = times, deviation
+        self._random = random.Random(seed)  # noqa: S311  # no secret hangs on it
+        self._seed = seed
+
+    @property
+    def description(self) -> str:
+        """One sentence for each of the two."""
+        return (
+            f"{self._times.description} Device times scatter lognormally by {self._deviation:.1%} "
+            f"(seed {self._seed})."
+        )
+
+    def device_us(self, batch: Batch) -> float:
+        """Execution in the worker."""
+        factor = self._random.lognormvariate(-(self._deviation**2) / 2, self._deviation)
+        return self._times.device_us(batch) * factor
+
+    def schedule_us(self, batch: Batch) -> float:
+        """``schedule()``; the host's times do not scatter."""
+        return self._times.schedule_us(batch)
+
+    def update_us(self, batch: Batch) -> float:
+        """``update_from_output()``."""
+        return self._times.update_us(batch)
+
+    def gap_us(self, arrivals: int) -> float:
+        """From an update to the next ``schedule()``."""
+        return self._times.gap_us(arrivals)
+
+    def wake_us(self) -> float:
+        """From the input queue into an idle engine."""
+        return self._times.wake_us()
+
+    def gathering_us(self) -> float | None:
+        """Of ranks in lock-step."""
+        return self._times.gathering_us()
+
+
+KEY = "schedtrace"
+
+
+class SimulatedDevice(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One device, or several alike; ``gpu`` or ``step_times`` must be given."""
+
+    gpu: str | None = None
+    """A name of ``gpus.GPUS``: its memory, and without ``step_times`` a roofline of the model on it."""
+    step_times: str | None = None
+    """File of a saved fit (``fitted.load``)."""
+    noise: Annotated[float, msgspec.Meta(ge=0, le=MOST)] = 0.0
+    """Standard deviation of the logarithm of each step's device time."""
+    seed: int = 0
+    """Of the noise."""
+    async_scheduling: bool | None = None
+    """Overrules vLLM, which switches it off on its CPU build; None: as vLLM has it."""
+    device: str | None = None
+    """Written by the executor: what traces call the device."""
+
+    def gpu_of(self) -> Gpu | None:
+        """The GPU.
+
+        Raises:
+            UsageError: unknown.
+        """
+        return None if self.gpu is None else gpu(self.gpu)
+
+    def fit(self) -> "Fitted | None":
+        """The saved step times.
+
+        Raises:
+            InputError: no such file.
+        """
+        if self.step_times is None:
+            return None
+        from schedtrace.step_times.fitted import load  # noqa: PLC0415  # Polars, which a roofline does not need
+
+        return load(Path(self.step_times))
+
+    def name(self) -> str:
+        """What traces call the device.
+
+        Raises:
+            UsageError: unknown, or none given.
+            InputError: no such file.
+        """
+        fitted = self.fit()
+        if self.gpu is None and fitted is not None:
+            return f"simulated {fitted.fit.source.device.removeprefix('simulated ')}"
+        return f"simulated NVIDIA {self._given_gpu().name}"
+
+    def times(self, model: str, tensor_parallel_size: int, kv_dtype: str | None = None) -> StepTimes:
+        """How long steps take: as saved, else a roofline; with the noise.
+
+        Args:
+            model: As for ``shape_folder.shape_of``.
+            tensor_parallel_size: GPUs that share a step.
+            kv_dtype: Of the KV cache; None: as the model's.
+
+        Raises:
+            UsageError: unknown GPU, model or type, or none given.
+            InputError: no such file, or a model's folder that cannot be read.
+        """
+        times: StepTimes | None = self.fit()
+        if times is None:
+            times = Roofline(shape_of(model), self._given_gpu(), tensor_parallel_size, kv_dtype)
+        return Noisy(times, self.noise, self.seed) if self.noise else times
+
+    def blocks(self, model: str, *, pipeline_parallel_size: int = 1, **options: Any) -> int:
+        """KV cache blocks in the GPU's memory.
+
+        Args:
+            model: As in ``times``.
+            pipeline_parallel_size: Parts into which the layers are divided.
+            options: Of ``memory.kv_cache_blocks``.
+
+        Raises:
+            UsageError: without a GPU, or the model does not fit.
+            InputError: a model's folder that cannot be read.
+        """
+        device = self.gpu_of()
+        if device is None:
+            msg = "without a GPU the KV cache's size is unknown: give --gpu or --num-gpu-blocks-override"
+            raise UsageError(msg)
+        part = _part(shape_of(model), pipeline_parallel_size)
+        return kv_cache_blocks(part, device, **options)
+
+    def _given_gpu(self) -> Gpu:
+        device = self.gpu_of()
+        if device is None:
+            msg = f"the simulated executor needs a GPU or saved step times: --gpu {' or '.join(GPUS)}"
+            raise UsageError(msg)
+        return device
+
+
+def simulated_device(additional_config: Any) -> SimulatedDevice:
+    """What ``additional_config`` asks for.
+
+    Raises:
+        UsageError: a key or value that is none of ``SimulatedDevice``.
+    """
+    given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+    try:
+        return msgspec.convert(given, SimulatedDevice)
+    except msgspec.ValidationError as error:
+        msg = f'additional_config["{KEY}"]: {error}'
+        raise UsageError(msg) from error
+
+
+def _part(whole: Shape, stages: int) -> Shape:
+    """The largest stage of a pipeline; embeddings count in each, though two stages have one of them."""
+    layers = -(-whole.layers // stages)
+    return replace(whole, layers=layers, dense_layers=min(whole.dense_layers, layers))

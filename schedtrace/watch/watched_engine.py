@@ -1,0 +1,215 @@
+"""One engine while it runs: its figures now, its last seconds, and who waits for what."""
+
+import heapq
+import os
+import socket
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+
+from schedtrace.diagnose.throughput import SPAN, lives
+from schedtrace.model.trace import Header
+from schedtrace.read.follow import Chunk, Following
+from schedtrace.timeline.chart import per_step
+from schedtrace.timeline.demand import Demand
+from schedtrace.timeline.step_time import StepTime
+from schedtrace.timeline.timeline import Timeline, make_timeline
+from schedtrace.timeline.waiting import waits_for
+from schedtrace.watch.seen import UNNAMED, Cell, Figures, Slow, added, cells
+
+KEEP_S = 75
+"""What is in memory: the longer verdict's minute, and what its first steps need from before."""
+RATES_S = 10
+RECENT = ("start_us", "requests", "token_budget", "unused_tokens", "preempted")
+SECONDS_KEPT = 300
+"""Of the chart."""
+LAG_S = 1.5
+"""A step is in the file at most so much later."""
+IDLE_FROM_S = 3.0
+SILENT_FROM_S = 10.0
+"""The recorder writes a line every second while it lives."""
+
+
+class Engine:
+    """One trace that grows.
+
+    Args:
+        path: ``engine-<rank>.jsonl``.
+
+    Raises:
+        InputError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.following = Following(path, KEEP_S * 1_000_000)
+        self.cells: dict[int, Cell] = {}
+        """Second (Unix time) to what happened in it."""
+        self.demand = Demand()
+        """Of the load since the watch began."""
+        self.step_time: StepTime | None = None
+        """The model of the longest verdict's steps."""
+        self._recent = pl.DataFrame(schema=dict.fromkeys(RECENT, pl.Int64))
+        """The steps of the last ``RATES_S``."""
+        self._last: dict[str, int | None] = {}
+        self._last_step_us: int | None = None
+        self._usual: str | None = None
+        self._named: dict[str, str] = {}
+        self._modified_s = 0.0
+
+    @property
+    def header(self) -> Header | None:
+        """None: it is not there yet."""
+        return self.following.header
+
+    @property
+    def rank(self) -> int:
+        """Data-parallel rank."""
+        return self.header.engine_rank if self.header else 0
+
+    @property
+    def over(self) -> bool:
+        """It was shut down in order, or its process is gone."""
+        return self.following.end is not None or self._process_is_gone()
+
+    def read(self) -> None:
+        """Read what is new.
+
+        Raises:
+            InputError: the file was removed, replaced or cut, or is no trace.
+        """
+        new = self.following.read()
+        self._modified_s = self.following.path.stat().st_mtime
+        if any(chunk.steps.height for chunk in new):
+            self._take(new)
+
+    def edge_us(self, now_s: float) -> int:
+        """Up to when the trace tells what happened, on its own clock."""
+        header, newest = self.header, self.following.newest_us
+        if header is None or self.over or header.clock == "virtual" or self.silent(now_s):
+            return newest
+        return max(newest, int((now_s - LAG_S) * 1e6) - header.wall_anchor_us)
+
+    def timeline(self, begin_us: int) -> Timeline | None:
+        """Of what it did since then on its own clock, and a little before; None: no step."""
+        chunks = self.following.since(begin_us)
+        if not any(chunk.steps.height for chunk in chunks):
+            return None
+        return make_timeline(self.following.trace(chunks), whole=True)
+
+    def figures(self, now_s: float) -> Figures:
+        """How it is now."""
+        recent = self._recent.filter(pl.col("start_us") > self.edge_us(now_s) - RATES_S * 1_000_000)
+        budget, unused = (
+            recent.filter(pl.col("requests") > 0).select("token_budget", "unused_tokens").sum().row(0)
+        )
+        output_tokens, present = self._served(self.edge_us(now_s))
+        last = self._last
+        waiting = last.get("waiting") or 0
+        return Figures(
+            rank=self.rank,
+            state=self._state(now_s),
+            running=last.get("running") or 0,
+            seats=self.header.max_num_running_reqs if self.header else None,
+            waiting=waiting,
+            waiting_for=self._waiting_for(waiting),
+            kv_used=last.get("kv_used"),
+            kv_total=last.get("kv_total"),
+            budget_frac=(budget - unused) / budget if budget else None,
+            preempted_per_s=int(recent["preempted"].sum()) / RATES_S,
+            steps_per_s=recent.height / RATES_S,
+            output_tokens=output_tokens,
+            present=present,
+        )
+
+    def _served(self, edge_us: int) -> tuple[int, pl.DataFrame]:
+        """Output tokens of the last ``RATES_S``, and when there were requests, by the wall clock."""
+        begin_us = edge_us - RATES_S * 1_000_000
+        chunks = self.following.since(begin_us)
+        if self.header is None or not chunks:
+            return 0, pl.DataFrame(schema=SPAN)
+        trace = self.following.trace(chunks)
+        back = trace.steps.filter(pl.col("output_us").is_between(begin_us, edge_us, closed="right"))
+        there = lives(trace.arrivals, trace.finishes, begin_us, edge_us)
+        return int(back["output_tokens"].sum()), there.select(pl.all() + self.header.wall_anchor_us)
+
+    def slowest(self, now_s: float, most: int) -> list[Slow]:
+        """The requests that wait longest, and those that are here longest."""
+        edge, lives = self.edge_us(now_s), self.following.lives
+        waits = [
+            (live.waits_since_us, at) for at, live in enumerate(lives) if live.waits_since_us is not None
+        ]
+        chosen = {at for _, at in heapq.nsmallest(most, waits)} | set(range(min(most, len(lives))))
+        found = []
+        for live in [lives[at] for at in sorted(chosen)]:
+            since, name = live.waits_since_us, live.came.request_id
+            came = live.came.arrived_us if live.came.arrived_us is not None else live.came.queued_us
+            found.append(
+                Slow(
+                    rank=self.rank,
+                    request_id=name,
+                    age_us=max(0, edge - came),
+                    waits_us=None if since is None else max(0, edge - since),
+                    cause=None if since is None else self._named.get(name, self._usual),
+                    preempted=live.preempted,
+                )
+            )
+        return found
+
+    def _take(self, new: list[Chunk]) -> None:
+        timeline = make_timeline(self.following.trace(new), whole=True)
+        self.demand += timeline.demand
+        rows = per_step(timeline, timeline.header.wall_anchor_us)
+        self._usual, self._named = waits_for(timeline)
+        self._last = rows.select("running", "waiting", "kv_used", "kv_total").row(-1, named=True)
+        self._last_step_us = int(timeline.steps["start_us"][-1])
+        starts = pl.col("begin_us") - timeline.header.wall_anchor_us
+        self._recent = pl.concat([self._recent, rows.select(starts.alias("start_us"), *RECENT[1:])]).filter(
+            pl.col("start_us") > self._last_step_us - RATES_S * 1_000_000
+        )
+        for second, of_second in cells(rows).items():
+            self.cells[second] = added(self.cells.get(second, Cell()), of_second)
+        for second in [one for one in self.cells if one < max(self.cells) - SECONDS_KEPT]:
+            del self.cells[second]
+
+    def _waiting_for(self, waiting: int) -> dict[str, int]:
+        """Cause to requests: those named by the last step's skips, all others by what ended its loop."""
+        queued = [live.came.request_id for live in self.following.lives if live.waits_since_us is not None]
+        named = Counter(self._named[name] for name in queued if name in self._named)
+        rest = max(0, waiting - named.total())
+        if rest:
+            named[self._usual or UNNAMED] += rest
+        return dict(named.most_common())
+
+    def edge_s(self, now_s: float) -> int:
+        """``edge_us`` in whole seconds of Unix time."""
+        anchor = self.header.wall_anchor_us if self.header else 0
+        return (self.edge_us(now_s) + anchor) // 1_000_000
+
+    def _state(self, now_s: float) -> str:
+        if self.following.end is not None:
+            return "ended"
+        if self._process_is_gone():
+            return "killed"
+        silent = self._silent_s(now_s)
+        if silent >= SILENT_FROM_S:
+            return f"silent for {silent:,.0f} s"
+        if self._last_step_us is None:
+            return "no step yet"
+        still = (self.edge_us(now_s) - self._last_step_us) / 1e6
+        if still < IDLE_FROM_S:
+            return ""
+        return f"no step for {still:,.0f} s" if self._last.get("running") else f"idle for {still:,.0f} s"
+
+    def silent(self, now_s: float) -> bool:
+        """The recorder writes no more."""
+        return self._silent_s(now_s) >= SILENT_FROM_S
+
+    def _silent_s(self, now_s: float) -> float:
+        return now_s - self._modified_s
+
+    def _process_is_gone(self) -> bool:
+        header = self.header
+        if header is None or header.pid is None or header.host != socket.gethostname():
+            return False
+        return not os.path.exists(f"/proc/{header.pid}") and os.path.exists("/proc/self")  # noqa: PTH110  # one call

@@ -1,0 +1,193 @@
+"""The load of a recorded trial: its requests at their times and, for a replay by step, at their steps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import polars as pl
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model.manifest import Manifest
+from schedtrace.read.trace_file import Trace
+from schedtrace.timeline.timeline import WARMUP_TRIAL
+from schedtrace.workloads.closed_loop import closed_loop
+from schedtrace.workloads.recorded_notes import recorded_notes
+from schedtrace.workloads.recorded_prefixes import identities, prefix_block
+from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
+
+CUT_SHORT = ("ABORTED", "ERROR")
+"""Statuses of requests that did not end by themselves."""
+_FINISHED = (
+    "status",
+    "finished_us",
+    "output_tokens",
+    "cached_tokens",
+    "abort_us",
+    "drafts",
+    "drafts_accepted",
+)
+
+
+def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | None = None) -> Workload:
+    """The load of one trial; of the whole trace where it has no trials.
+
+    How much a request would have generated that was aborted, failed or had not ended when the record ends is
+    not known: it is given its ``max_tokens`` as output, and is aborted then.
+
+    Args:
+        trace: One engine's.
+        trial: None: the first trial after the warm-up; 0 is the warm-up.
+        manifest: Of its run: it tells whether requests were queued before the first step.
+
+    Raises:
+        UsageError: there is no such trial.
+        InputError: the record has no requests, or only those of the warm-up.
+    """
+    trials = trials_of(trace)
+    if not trials:
+        msg = f"{trace.path}: no requests in this {trace.record}, so no load"
+        raise InputError(msg)
+    if trial is None:
+        measured = [one for one in trials if one != WARMUP_TRIAL]
+        if not measured:
+            msg = f"{trace.path}: only the warm-up is recorded; ask for trial {WARMUP_TRIAL} to get it"
+            raise InputError(msg)
+        trial = measured[0]
+    elif trial not in trials:
+        known = ", ".join(str(one) for one in trials if one is not None) or "no trials"
+        msg = f"{trace.path}: no trial {trial}; it has {known}"
+        raise UsageError(msg)
+    return _load(trace, trial, manifest)
+
+
+def loads_of(trace: Trace, *, manifest: Manifest | None = None) -> list[Workload]:
+    """The load of each trial, in order and without the warm-up; one load where the trace has no trials.
+
+    Raises:
+        InputError: as ``from_trace``.
+    """
+    measured = [trial for trial in trials_of(trace) if trial != WARMUP_TRIAL]
+    return [_load(trace, trial, manifest) for trial in measured] or [from_trace(trace)]
+
+
+def trials_of(trace: Trace) -> list[int | None]:
+    """Trials with requests, the warm-up among them; ``None`` alone where requests tell none."""
+    if not trace.arrivals.height:
+        return []
+    found = trace.arrivals["trial"].drop_nulls().unique().sort().to_list()
+    return found or [None]
+
+
+def _load(trace: Trace, trial: int | None, manifest: Manifest | None) -> Workload:
+    prequeue = manifest is not None and manifest.workload is not None and manifest.workload.prequeue
+    requests = _requests(trace, trial)
+    block = prefix_block(trace.header, requests)
+    steps = _Steps.of(trace, trial)
+    rows = _timed(requests, steps, room=trace.header.max_model_len, prequeue=prequeue)
+
+    def read() -> Iterator[LoadRequest]:
+        for row in rows.iter_rows(named=True):
+            yield LoadRequest(
+                request_id=row["request_id"] if not row["nth"] else f"{row['request_id']}#{row['nth'] + 1}",
+                arrived_us=row["arrived"],
+                prompt_tokens=row["prompt_tokens"],
+                output_tokens=row["output"],
+                max_tokens=row["max_tokens"],
+                priority=row["priority"],
+                lora=row["lora"],
+                prefix=identities(row["prefix_hashes"]) if block else (),
+                front_end_us=row["front_end"],
+                queued_step=row["queued_step"],
+                abort_us=row["abort"],
+                abort_step=row["abort_step"],
+                answered_us=row["answered"],
+                structured=row["structured"],
+                draft_acceptance=row["accepted"],
+            )
+
+    name = trace.path.parent.name or trace.path.stem
+    return make_workload(
+        name if trial is None else f"{name}, trial {trial}",
+        "recorded",
+        read,
+        prefix_block=block,
+        notes=recorded_notes(trace, requests, block, manifest),
+        began_us=int(requests.select(_arrived().min()).item()),
+        of_server=trial is None,
+        closed=closed_loop(rows["arrived"].to_list(), rows["answered"].to_list()),
+    )
+
+
+def _requests(trace: Trace, trial: int | None) -> pl.DataFrame:
+    """Arrivals of a trial in the queue's order, each with its end.
+
+    ``nth``: how often its id had come before; ``cut_short``: it did not end by itself.
+    """
+    nth = pl.int_range(pl.len()).over("request_id").alias("nth")
+    ends = trace.finishes.select("request_id", nth, *_FINISHED)
+    first = trace.arrivals.filter(~pl.col("streaming_update")).with_columns(nth)
+    rows = first.join(ends, on=["request_id", "nth"], how="left", maintain_order="left")
+    return rows.filter(pl.col("trial").eq_missing(trial)).with_columns(
+        cut_short=pl.col("status").is_null() | pl.col("status").is_in(CUT_SHORT)
+    )
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The ``schedule()`` calls of a trial."""
+
+    frame: pl.DataFrame
+    first: int
+    count: int
+    """Calls, those included whose lines are missing."""
+    end_us: int | None
+    """When the record of the trial ends."""
+
+    @classmethod
+    def of(cls, trace: Trace, trial: int | None) -> "_Steps":
+        of_trial = trace.steps.filter(pl.col("trial").eq_missing(trial)).sort("step")
+        if not of_trial.height:
+            return cls(of_trial, 0, 0, None)
+        first, last = of_trial["step"][0], of_trial["step"][-1]
+        ends = of_trial.select(pl.max_horizontal("start_us", "output_us").max()).item()
+        return cls(of_trial, first, last - first + 1, ends)
+
+    def begun_before(self, us: pl.Series) -> pl.Series:
+        """How many calls had begun before these times; null for a null."""
+        begun = pl.concat([pl.Series([0]), self.frame["step"] - self.first + 1])
+        places = self.frame["start_us"].search_sorted(us.fill_null(0), side="left")
+        counts = begun.gather(places)
+        return pl.select(pl.when(us.is_not_null()).then(counts)).to_series()
+
+
+def _arrived() -> pl.Expr:
+    return pl.min_horizontal("arrived_us", "input_queue_us", "queued_us")
+
+
+def _timed(requests: pl.DataFrame, steps: _Steps, *, room: int | None, prequeue: bool) -> pl.DataFrame:
+    """Times since the load began; numbers of steps since the trial's first.
+
+    The order of the queue is kept where clocks disagree: nobody reaches the engine before the one ahead.
+    """
+    reached = pl.coalesce("input_queue_us", "queued_us").cum_max()
+    if prequeue:
+        reached = reached.max()
+    began = _arrived().min()
+    most = pl.coalesce("max_tokens", pl.lit(room, pl.Int64) - pl.col("prompt_tokens"), "output_tokens")
+    output = pl.when("cut_short").then(pl.max_horizontal(most, "output_tokens")).otherwise("output_tokens")
+    dropped = pl.when("cut_short").then(pl.coalesce("finished_us", pl.lit(steps.end_us, pl.Int64)))
+    left = pl.when("cut_short").then(pl.coalesce("abort_us", dropped))
+    rows = requests.with_columns(
+        arrived=(_arrived() - began).cast(pl.Float64),
+        front_end=(reached - _arrived()).cast(pl.Float64),
+        queued_step=(pl.col("step").fill_null(steps.first + steps.count) - steps.first).clip(0),
+        output=output.fill_null(1).clip(1),
+        dropped=dropped,
+        abort=(left - began).cast(pl.Float64),
+        answered=(pl.coalesce(left, "finished_us") - began).cast(pl.Float64),
+        accepted=pl.when(pl.col("drafts") > 0).then(pl.col("drafts_accepted") / pl.col("drafts")),
+    )
+    begun = steps.begun_before(rows["dropped"]).alias("abort_step")
+    never_ended = pl.col("cut_short") & pl.col("finished_us").is_null()
+    return rows.with_columns(begun).with_columns(
+        abort_step=pl.when(never_ended).then(steps.count).otherwise("abort_step")
+    )

@@ -1,0 +1,225 @@
+"""Workload files of any known format as a load."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from schedtrace.errors import InputError, UsageError
+from schedtrace.model.message import Count, Message, message
+from schedtrace.workloads.formats import Format, format_of
+from schedtrace.workloads.mooncake import NO_IDS, SPARE_IDS
+from schedtrace.workloads.random_load import AT_ONCE, arrivals_s
+from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, refused
+from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
+
+NO_OUTPUT, NO_PROMPT, SORTED = "no output", "no prompt", "sorted"
+"""Counted, beside what the readers count."""
+OF_ROWS = {
+    NO_OUTPUT: "{rows} without output tokens left out.",
+    NO_PROMPT: "{rows} without prompt tokens left out.",
+    NO_IDS: "{rows} without block ids: they share no prefix.",
+    SPARE_IDS: "{rows} with more block ids than the prompt has blocks: the last ids were ignored.",
+}
+"""What is said of so many rows."""
+
+
+def file_notes(
+    kind: Format, counts: Counter[str], *, requests: int, asked: int | None, at_once: bool
+) -> Iterator[Message]:
+    """The notes on a file.
+
+    Args:
+        kind: Its format.
+        counts: What one reading counted.
+        requests: Usable ones.
+        asked: So many were asked for; None: all.
+        at_once: All requests arrive at once because the file has no times.
+    """
+    for counted, template in OF_ROWS.items():
+        if counts[counted]:
+            yield message(template, rows=Count(counts[counted], "row"))
+    if asked is not None and requests < asked:
+        found, wanted = Count(requests, "usable request"), Count(asked, "request")
+        yield message("The file has {found}, not the {wanted} asked for.", found=found, wanted=wanted)
+    if counts[SORTED]:
+        yield message("Rows were not in order of time, and were sorted.")
+    if counts[ESTIMATED]:
+        characters = Count(CHARACTERS_A_TOKEN, "character")
+        yield message("Lengths of texts are estimates: {characters} a token.", characters=characters)
+    if kind.prefix_block is None:
+        yield message("Which prompts begin alike is not in the file: no prefix is shared.")
+    if kind.images:
+        yield message("Images are left out: requests have the tokens of their texts only.")
+    if at_once:
+        yield AT_ONCE
+
+
+MOST_SORTED = 100_000
+"""Requests of a file that is not in order of time; so many fit memory."""
+
+
+def open_workload(
+    path: Path,
+    *,
+    num_prompts: int | None = None,
+    output_len: int | None = None,
+    rate: float | None = None,
+    burstiness: float = 1.0,
+    seed: int = 0,
+    speedup: float | None = None,
+    prequeue: bool = False,
+    count_tokens: CountTokens | None = None,
+) -> Workload:
+    """The load in a file; its content tells the format (``docs/workloads.md``).
+
+    The file is read once to check it, and once by each iteration. Rows without prompt or output tokens are
+    left out and counted in the notes. Up to ``MOST_SORTED`` requests out of order are sorted by time.
+
+    Args:
+        path: A regular file.
+        num_prompts: The first so many usable requests; a file without times is repeated if it has fewer.
+        output_len: Output tokens of every request, instead of the file's.
+        rate: Requests per second: draws the arrival times anew, as ``schedtrace run`` does.
+        burstiness: Shape of the gamma distribution of the gaps at that rate; 1 is Poisson.
+        seed: Random seed for them.
+        speedup: Divides the file's gaps.
+        prequeue: All requests arrive at 0.
+        count_tokens: Measures texts; None: estimates 4 characters a token.
+
+    Raises:
+        InputError: unreadable, of no known format or without a usable request; ``path:line: what`` for a row.
+        UsageError: options that exclude each other, or ``speedup`` for a file without times.
+    """
+    if sum([rate is not None, speedup is not None, prequeue]) > 1:
+        msg = "a request rate, a speedup and prequeue exclude each other: give one of them"
+        raise UsageError(msg)
+    kind = format_of(path, count_tokens, output_len)
+    if speedup is not None and not kind.timed:
+        msg = f"{path}: a speedup needs arrival times, which this file does not have: give a request rate"
+        raise UsageError(msg)
+    if kind.timed and rate is None and not prequeue:
+        times = _Times(speedup=speedup or 1.0)
+    else:
+        times = _Times(drawn=True, rate=rate, burstiness=burstiness, seed=seed)
+    file = _File(path, kind, num_prompts, output_len, times)
+    counts: Counter[str] = Counter()
+
+    def checked() -> Workload:
+        return make_workload(
+            path.name, kind.source, lambda: file.requests(counts), prefix_block=kind.prefix_block
+        )
+
+    try:
+        load = checked()
+    except _OutOfOrderError as error:
+        file, counts = replace(file, unsorted_line=error.line), Counter({SORTED: 1})
+        load = checked()
+    if not load.requests:
+        msg = f"{path}: no usable request in it"
+        raise InputError(msg)
+    at_once = times.drawn and rate is None and not prequeue
+    notes = file_notes(kind, counts, requests=load.requests, asked=num_prompts, at_once=at_once)
+    return replace(load, notes=list(notes), read=lambda: file.requests(Counter()))
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Where arrival times come from: the file, or a draw."""
+
+    drawn: bool = False
+    rate: float | None = None
+    burstiness: float = 1.0
+    seed: int = 0
+    speedup: float = 1.0
+
+    def arrivals_us(self, rows: Iterator[Row]) -> Iterator[tuple[Row, float]]:
+        """Each row with its arrival, the first at 0."""
+        if self.drawn:
+            times = arrivals_s(self.rate, burstiness=self.burstiness, seed=self.seed)
+            for row, at_s in zip(rows, times, strict=False):
+                yield row, at_s * 1e6
+            return
+        first: float | None = None
+        for row in rows:
+            at_us = row.at_us or 0.0
+            first = at_us if first is None else first
+            yield row, (at_us - first) / self.speedup
+
+
+@dataclass(frozen=True)
+class _File:
+    """One file and what is wanted of it."""
+
+    path: Path
+    kind: Format
+    num_prompts: int | None
+    output_len: int | None
+    times: _Times
+    unsorted_line: int | None = None
+    """A row that is earlier than the one before it: sort them."""
+
+    def requests(self, counts: Counter[str]) -> Iterator[LoadRequest]:
+        """Read it once.
+
+        Raises:
+            _OutOfOrderError: a row is earlier than the one before it, and ``unsorted_line`` is not known.
+        """
+        rows = (
+            self._in_order(counts) if self.unsorted_line is None else self._sorted(counts, self.unsorted_line)
+        )
+        for number, (row, at_us) in enumerate(self.times.arrivals_us(rows)):
+            yield LoadRequest(
+                request_id=f"r{number}",
+                arrived_us=at_us,
+                prompt_tokens=row.prompt_tokens,
+                output_tokens=self.output_len or row.output_tokens,
+                priority=row.priority,
+                data_parallel_rank=row.data_parallel_rank,
+                prefix=row.prefix,
+            )
+
+    def _rows(self, counts: Counter[str]) -> Iterator[Row]:
+        return islice(self._usable(counts), self.num_prompts)
+
+    def _usable(self, counts: Counter[str]) -> Iterator[Row]:
+        """Rows with tokens; a file without times is repeated for ``num_prompts``."""
+        usable = 0
+        while True:
+            before = usable
+            for row in self.kind.reader(self.path, counts):
+                if not row.prompt_tokens or not row.output_tokens:
+                    counts[NO_OUTPUT if row.prompt_tokens else NO_PROMPT] += 1
+                    continue
+                usable += 1
+                yield row
+            if self.num_prompts is None or self.kind.timed or usable == before:
+                return
+
+    def _in_order(self, counts: Counter[str]) -> Iterator[Row]:
+        last = float("-inf")
+        for row in self._rows(counts):
+            at_us = row.at_us or 0.0
+            if at_us < last and not self.times.drawn:
+                raise _OutOfOrderError(row.line)
+            last = at_us
+            yield row
+
+    def _sorted(self, counts: Counter[str], line: int) -> Iterator[Row]:
+        rows = list(islice(self._rows(counts), MOST_SORTED + 1))
+        if len(rows) > MOST_SORTED:
+            what = (
+                f"earlier than the row before it, and more than {MOST_SORTED:,} requests are not sorted: "
+                "sort the file by time"
+            )
+            raise refused(self.path, line, what)
+        return iter(sorted(rows, key=lambda row: row.at_us or 0.0))
+
+
+class _OutOfOrderError(Exception):
+    """The row on this line is earlier than the one before it."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
