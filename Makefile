@@ -61,14 +61,14 @@ wheel: ## Build the wheel and try it in a new environment without vLLM (half a m
 check: lint types test wheel ## Everything that CI runs
 
 mutants: setup ## Break record/ and read/ in 40 places, one at a time, and see whether a test fails (an hour)
-	@$(BIN)/python -m tests.mutants $(MUTANTS)
+	@$(BIN)/python -m tools.mutants $(MUTANTS)
 
 lock: setup ## Pin the environment of setup anew for pyproject.toml (LOCK=--upgrade: with the newest releases)
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --annotation-style line \
 		--custom-compile-command "make lock" --group dev --group engine $(LOCK) pyproject.toml -o requirements/lock.txt
 
 bench: setup ## Measure what recording costs (ten minutes; quiet machine)
-	@$(BIN)/python tests/bench/record_overhead.py
+	@$(BIN)/python tools/bench/record_overhead.py
 
 compat: $(COMPAT)/.ready ## Contract tests on other releases of vLLM (45 minutes; VLLM="0.33.0 0.32.0+cpu" for some)
 	@$(COMPAT)/base/bin/python -m tests.compat $(VLLM)

@@ -29,7 +29,7 @@ BLOCKS = 5
 """Few, and so as long as they can be. Shorter ones, also of the length that Politis and White (2004) compute,
 find differences between two servers that are alike: a queue outlasts them."""
 FREEDOM = BLOCKS - 2
-"""Degrees of freedom of Student's t; one more and too many are found (``tests/bench/server_rates.py``)."""
+"""Degrees of freedom of Student's t; one more and too many are found (``tools/bench/server_rates.py``)."""
 FEWEST_VALUES = 30
 MOST_WINDOWS, STEPS_A_WINDOW = 120, 5
 STATISTICS: dict[str, Callable[..., Series]] = {

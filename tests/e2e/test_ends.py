@@ -11,8 +11,8 @@ import pytest
 
 from schedtrace.model.manifest import read_manifest
 from schedtrace.read.trace_file import read_trace
-from tests.bench.run_kills import KINDS, Run
 from tests.e2e.conftest import environment, run_options, schedtrace
+from tools.bench.run_kills import KINDS, Run
 
 SHORT = {"input_len": 64, "output_len": 4}
 LONG = {"input_len": 64, "output_len": 4000, "num_prompts": 4, "max-model-len": 8192, "warmup": 0}

@@ -1,4 +1,4 @@
-"""Texts from strangers, as a person sees them; ``tests/bench/fuzz_hostile.py`` tries many more."""
+"""Texts from strangers, as a person sees them; ``tools/bench/fuzz_hostile.py`` tries many more."""
 
 import json
 from random import Random

@@ -1,4 +1,4 @@
-"""Broken runs end in a result or in a clear error; ``tests/bench/fuzz_reader.py`` tries many more."""
+"""Broken runs end in a result or in a clear error; ``tools/bench/fuzz_reader.py`` tries many more."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What ``schedtrace watch`` costs: ``python tests/bench/watch_cost.py [--screen]``.
+"""What ``schedtrace watch`` costs: ``python tools/bench/watch_cost.py [--screen]``.
 
 A writer process appends a made-up trace of 100 steps a second with 256 running requests in real time, every
 0.2 s as the recorder does, deltas included. Printed is the processor time that ``watch`` took meanwhile, as a
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.bench import big_trace
+from tools.bench import big_trace
 
 STEPS_PER_S = 100
 BEFORE_S = 70

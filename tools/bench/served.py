@@ -1,4 +1,4 @@
-"""A real ``vllm serve`` under bad loads, beside vLLM's client: ``python -m tests.bench.served --out DIR``.
+"""A real ``vllm serve`` under bad loads, beside vLLM's client: ``python -m tools.bench.served --out DIR``.
 
 For each load a server of the CPU build with a tiny model is recorded while vLLM's own benchmark client runs
 (``--dataset-name custom``, which needs pandas): its figures stand beside those of ``analyze``. Then the first

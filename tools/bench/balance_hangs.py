@@ -1,7 +1,7 @@
 """Looks for hangs of balance scheduling: many small loads on two ranks in lock-step, on vLLM's real engine.
 
-    python tests/bench/balance_hangs.py                       # 50 loads on one engine
-    python tests/bench/balance_hangs.py --async-scheduling    # likewise, with asynchronous scheduling
+    python tools/bench/balance_hangs.py                       # 50 loads on one engine
+    python tools/bench/balance_hangs.py --async-scheduling    # likewise, with asynchronous scheduling
 
 A load has random numbers of requests, lengths, arrivals and aborts; in every fifth the engine is paused. One
 that is not done after ``--limit`` seconds is a hang: its number is printed and the exit code is 1. Between

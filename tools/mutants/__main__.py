@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 
-from tests.mutants.mutations import Mutant, sample
+from tools.mutants.mutations import Mutant, sample
 
 ROOT = Path(__file__).parents[2]
 TESTS = {
@@ -42,7 +42,7 @@ ENOUGH = 0.9
 
 def main() -> int:
     """Try the mutants that were asked for; 1 if too many survive, 2 if the tests fail without any."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
     parser.add_argument("--package", action="append", choices=TESTS, help="record and read if not given")
     parser.add_argument("--count", type=int, default=20, help="mutants of each package")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Time and memory of ``analyze`` on many ranks: ``python tests/bench/many_ranks.py [RANKS [STEPS]]``.
+"""Time and memory of ``analyze`` on many ranks: ``python tools/bench/many_ranks.py [RANKS [STEPS]]``.
 
 The traces are made by hand: ranks in lock-step, each with 16 requests at a time that decode 180 tokens, one
 prefill step after the other rank's. Every line but a prefill's is a delta, as the recorder writes them.

@@ -1,4 +1,4 @@
-"""What recording costs an engine at realistic step times: ``python tests/bench/engine_overhead.py`` (no GPU).
+"""What recording costs an engine at realistic step times: ``python tools/bench/engine_overhead.py`` (no GPU).
 
 vLLM's ``EngineCore`` with the simulated executor in real time decodes for a fixed number of running requests.
 One engine steps in turns with and without the recorder: the same requests, the same minute of the machine.

@@ -1,4 +1,4 @@
-"""What recording costs vLLM's real scheduler: ``python tests/bench/record_overhead.py`` (no GPU, minutes).
+"""What recording costs vLLM's real scheduler: ``python tools/bench/record_overhead.py`` (no GPU, minutes).
 
 One scheduler works its load off, in turns with and without the recorder: the same requests, the same memory,
 the same minute of the machine. A round is one turn of each, and gives one ratio. ``--before COMMIT`` measures

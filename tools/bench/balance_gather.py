@@ -1,4 +1,4 @@
-"""What gathering the ranks' counts costs where nobody has to wait: ``python tests/bench/balance_gather.py``.
+"""What gathering the ranks' counts costs where nobody has to wait: ``python tools/bench/balance_gather.py``.
 
 Each rank is a process that does nothing else. They gather over vLLM's own kind of group (gloo).
 """

@@ -1,4 +1,4 @@
-"""How often ``diff`` finds what is not there, and what is: ``python tests/bench/diff_rates.py RUN [RUN]``.
+"""How often ``diff`` finds what is not there, and what is: ``python tools/bench/diff_rates.py RUN [RUN]``.
 
 Takes the trials of one configuration (of one run with 40 trials, or two with 20), draws two sets of 20 from
 them again and again and compares these as ``diff`` does. A/A: nothing differs, so at most 5 % of these

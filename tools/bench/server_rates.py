@@ -1,4 +1,4 @@
-"""How often ``diff`` calls two servers different: ``python tests/bench/server_rates.py``.
+"""How often ``diff`` calls two servers different: ``python tools/bench/server_rates.py``.
 
 Servers are simulated: requests arrive at random or from so many clients that wait for their answers, share a
 batch, and each step takes a fixed time, a time per request, and a factor that drifts like a machine with slow

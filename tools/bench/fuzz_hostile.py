@@ -1,6 +1,6 @@
 """Print many hostile runs with every command and format; no output may hold what cannot be seen.
 
-``python tests/bench/fuzz_hostile.py 500 [first number]``: one JSON object; exits with 1 if a case failed.
+``python tools/bench/fuzz_hostile.py 500 [first number]``: one JSON object; exits with 1 if a case failed.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What reading a large trace takes: ``python tests/bench/read_scale.py`` (no vLLM, minutes).
+"""What reading a large trace takes: ``python tools/bench/read_scale.py`` (no vLLM, minutes).
 
 The same load in both versions of the format, each way in a process of its own, in turns: ``schedtrace
 analyze`` and reading alone without and with the cache; of format 1 also tokens per request counted by Polars,
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from schedtrace.model.safe_files import user_cache
 from schedtrace.read.cache import FOLDER
-from tests.bench.big_trace import write_big_trace
+from tools.bench.big_trace import write_big_trace
 
 ROOT = Path(__file__).parents[2]
 ANALYZE = "import sys; from schedtrace.cli.main import main; sys.exit(main(['analyze', sys.argv[1]]))"

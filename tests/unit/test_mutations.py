@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.mutants.mutations import mutants, sample
+from tools.mutants.mutations import mutants, sample
 
 SOURCE = b'''"""Docs with 1 == 2."""
 LIMIT = 5

@@ -4,8 +4,8 @@ For each set-up (ranks, seats and router are not published) the step times and t
 fitted to the published baseline row only; then the same load runs with balance scheduling. vLLM's own
 schedulers decide, in virtual time. A set-up takes minutes; finished ones are kept in the file.
 
-    python tests/bench/balance_table.py FILE [RANKS,SEATS,ROUTER[,DECODE_SHARE] ...]
-    python tests/bench/balance_table.py FILE --table
+    python tools/bench/balance_table.py FILE [RANKS,SEATS,ROUTER[,DECODE_SHARE] ...]
+    python tools/bench/balance_table.py FILE --table
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Kills processes of ``schedtrace run`` at random times on vLLM's real engine, and counts what is left.
 
-``python -m tests.bench.run_kills [--kills 20] [--seed 0]``: in turn the command, a guard, the engine process,
+``python -m tools.bench.run_kills [--kills 20] [--seed 0]``: in turn the command, a guard, the engine process,
 the engine core and a worker (before there is one, the process above it), while vLLM starts or in a trial. A
 process is of the run if it was below the command at any look, is in the session of the engine process, or has
 the run folder in its environment. Ends with 1 if one is left 5 s after the kill.

@@ -1,10 +1,10 @@
 """Read many broken runs with every command that reads runs, and count how that ends.
 
-``python tests/bench/fuzz_reader.py 20000 [first number] [commands a run]``: every command must end with a
+``python tools/bench/fuzz_reader.py 20000 [first number] [commands a run]``: every command must end with a
 result or one clear error, within 10 s of processor time and 1 GB more memory than the first one needed.
 Prints one JSON object; exits with 1 if one ended otherwise.
 
-``python tests/bench/fuzz_reader.py --one NUMBER`` keeps the run of one number in a folder and prints how each
+``python tools/bench/fuzz_reader.py --one NUMBER`` keeps the run of one number in a folder and prints how each
 command ends.
 
 The work is done by one process after the other, which limits of the kernel end; the next one goes on behind

@@ -1,6 +1,6 @@
 """How fast a simulation runs: virtual seconds a second, and all its time over that of vLLM's own two calls.
 
-``python tests/bench/simulate_speed.py``: Llama-3.1-8B on an H100 (roofline), steady decode of 16, 64 and 256
+``python tools/bench/simulate_speed.py``: Llama-3.1-8B on an H100 (roofline), steady decode of 16, 64 and 256
 requests of 500 tokens, prefix caching off; plain, and recorded as ``simulate`` does. One process, in turn.
 """
 

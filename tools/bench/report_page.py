@@ -1,4 +1,4 @@
-"""Size and speed of the report page: ``python tests/bench/report_page.py [STEPS [SEATS [FOLDER]]]``.
+"""Size and speed of the report page: ``python tools/bench/report_page.py [STEPS [SEATS [FOLDER]]]``.
 
 Makes a trace of that size (50,000 steps, 256 running), or takes the run in FOLDER. Prints one JSON object:
 the processor's seconds of ``analyze`` and what ``report`` adds, the file's size, when the page is painted,
@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 from schedtrace.diagnose.analyze import Timelines, analyze_run
 from schedtrace.present.report.page import run_html
 from schedtrace.read.run import read_run
-from tests.bench.big_trace import write_big_trace
+from tools.bench.big_trace import write_big_trace
 
 ZOOMS = """() => {
     const {view, whole, zoomTo, draw, engines} = schedtrace, took = [];

@@ -1,4 +1,4 @@
-"""What each fact beside the decisions costs, in microseconds a time: ``python tests/bench/facts_cost.py``.
+"""What each fact beside the decisions costs, in microseconds a time: ``python tools/bench/facts_cost.py``.
 
 vLLM's real scheduler, driven without a model; the best of seven rounds, since other work only ever adds.
 """
