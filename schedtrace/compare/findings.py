@@ -1,20 +1,9 @@
 """Which findings and which refusals appeared, stayed or went between two runs."""
 
 from collections import defaultdict
-from collections.abc import Callable
-from typing import NamedTuple
 
-from schedtrace.diagnose.rules import (
-    RULES,
-    aborted_requests,
-    batched_prefill,
-    budget_underused,
-    interruption,
-    late_arrivals,
-    long_tail,
-    prefill_starves_decode,
-    scheduler_overhead,
-)
+from schedtrace.diagnose.rule import Threshold, share_frac
+from schedtrace.diagnose.rules import KINDS, RULES, budget_underused
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.comparison import CauseChange, FindingChange
 from schedtrace.model.report import Finding, RunReport
@@ -23,33 +12,6 @@ _Refusal = tuple[str, str, str | None]
 _Kind = tuple[str, str | None]
 
 
-class Threshold(NamedTuple):
-    """A share of something, without which a rule finds nothing."""
-
-    least_frac: float
-    found: Callable[[Finding], float | None]
-    """The share that a finding was found for; None: it was found for something else."""
-
-
-def _evidence(key: str) -> Callable[[Finding], float | None]:
-    return lambda finding: getattr(finding.evidence, key, None)
-
-
-THRESHOLDS = {
-    scheduler_overhead.CODE: Threshold(scheduler_overhead.FOUND_FROM_FRAC, lambda finding: finding.cost_frac),
-    batched_prefill.CODE: Threshold(batched_prefill.MOST_FRAC, lambda finding: finding.share_frac),
-    late_arrivals.CODE: Threshold(late_arrivals.FOUND_FROM_FRAC, _evidence("spent_frac")),
-    prefill_starves_decode.CODE: Threshold(prefill_starves_decode.FOUND_FROM_FRAC, _evidence("stretch_frac")),
-    interruption.CODE: Threshold(interruption.LEAST_FRAC, lambda finding: finding.share_frac),
-    aborted_requests.CODE: Threshold(FOUND_FROM_FRAC, lambda finding: finding.share_frac),
-    long_tail.CODE: Threshold(long_tail.FOUND_FROM_FRAC, lambda finding: finding.cost_frac),
-    **{
-        rule.code: Threshold(FOUND_FROM_FRAC, lambda finding: finding.share_frac)
-        for rule in RULES.values()
-        if rule.charges
-    },
-}
-"""Rules that a step more or less can bring across their threshold."""
 FELL = 2.0
 """A finding went, or appeared, if its share is now at most half, or at least twice, what it was."""
 
@@ -67,7 +29,7 @@ def finding_changes(*, base: RunReport, new: RunReport) -> list[FindingChange]:
 
 def _change(kind: _Kind, old: list[Finding], now: list[Finding]) -> FindingChange:
     code, cause = kind
-    threshold = THRESHOLDS.get(code)
+    threshold = _threshold(code)
     base_frac, new_frac = (_frac(threshold, findings) for findings in (old, now))
     changed = not (old and now) and _really(threshold, [base_frac, new_frac])
     return FindingChange(
@@ -83,6 +45,13 @@ def _change(kind: _Kind, old: list[Finding], now: list[Finding]) -> FindingChang
         threshold_frac=threshold.least_frac if threshold else None,
         message=(now or old)[0].message,
     )
+
+
+def _threshold(code: str) -> Threshold | None:
+    rule = KINDS[code]
+    if rule.threshold is None and rule.charges and code in RULES:
+        return Threshold(FOUND_FROM_FRAC, share_frac)
+    return rule.threshold
 
 
 def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:

@@ -13,16 +13,6 @@ from schedtrace.model.message import NOTHING, Message, Number, Share, message
 from schedtrace.model.report import Finding, Gain
 from schedtrace.timeline.timeline import Timeline
 
-SPECIFIC = (
-    "head-of-line",
-    "parked-loads",
-    "idle-holders",
-    "priority-inversion",
-    "long-prompt",
-    "interruption",
-)
-"""Who holds a resource, or what happened, not only that it is scarce: such a one is first among near
-equals."""
 NEARLY = 0.8
 SMALL_FRAC = 0.5
 """A root cause is folded only under one at least twice as large."""
@@ -170,7 +160,7 @@ def _specific_first(roots: list[Finding]) -> list[Finding]:
         at = len(ordered)
         while (
             at
-            and root.code in SPECIFIC
+            and KINDS[root.code].specific
             and not ordered[at - 1].leads
             and _share(root) >= NEARLY * _share(ordered[at - 1])
         ):

@@ -8,6 +8,7 @@ import polars as pl
 
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.root_causes import is_root, on_engine, quotes_share
+from schedtrace.diagnose.rules import KINDS, RULES, client_limited
 from schedtrace.diagnose.rules.allowed import threshold
 from schedtrace.model.causes import Cap
 from schedtrace.model.message import (
@@ -27,11 +28,9 @@ from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import Timeline
 
-LEADS_FROM_FRAC = 0.05
-"""A twentieth of the requests' time, or of throughput: less is no limit of a run."""
+SAID_FROM_FRAC = 0.05
+"""Parts of the requests' time that the first sentence names."""
 STAYS_FRAC = 0.5
-HOST_LEADS_FROM_FRAC = 0.25
-"""Every engine has some host time; it limits a run only if it is a quarter of it, and vLLM could hide it."""
 EXPLAINS_FROM_FRAC = 0.10
 """What nothing can be gained from still explains the run from a tenth of the requests' time on."""
 NEARLY = 0.8
@@ -59,10 +58,13 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
         found = [*stays, *(root for root in found if root not in stays)]
     if not found:  # nothing can be gained, but something explains the run
         found = [
-            root for root in roots if (root.share_frac or 0.0) >= EXPLAINS_FROM_FRAC and root.code != HOST
+            root
+            for root in roots
+            if (root.share_frac or 0.0) >= EXPLAINS_FROM_FRAC and not KINDS[root.code].only_if_avoidable
         ]
         found = sorted(found, key=lambda root: -(root.share_frac or 0.0))[:1]
-    return found or [root for code in QUIETLY for root in roots if root.code == code][:1]
+    quiet = [(place, root) for root in roots if (place := KINDS[root.code].quiet) is not None]
+    return found or [root for _, root in sorted(quiet, key=lambda one: one[0])][:1]
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,12 @@ def verdict(
     main = max(engines, key=lambda engine: engine.requests_us)
     found = leading(findings, before)
     load = engines[0].load.summary if len(engines) == 1 else NOTHING
-    if not found or found[0].code in {*QUIETLY} - {UNEVEN}:
+    if not found or (found[0].code in RULES and KINDS[found[0].code].quiet is not None):
         if load and main.load.grows:
             return [message("The engine is the limit: no setting held requests back for long."), load]
         explained = main.capped or (found[0].verdict if found else NOTHING)
         sentences = (explained,) if explained else (main.nothing, _split(split))
-        if found and found[0].code == CLIENT and not main.capped:
+        if found and found[0].code == client_limited.CODE and not main.capped:
             return [*sentences]
         return [sentence for sentence in (*sentences, load or _idle(engines)) if sentence]
     first, *others = found
@@ -129,16 +131,10 @@ def verdict(
     return [sentence for sentence in (first.verdict, grows, holder, also) if sentence][:3]
 
 
-HOST, UNEVEN, CLIENT = "scheduler-overhead", "rank-imbalance", "client-limited"
-QUIETLY = ("pipeline-bubbles", UNEVEN, CLIENT, "arrival-limited", "prefix-cache")
-"""What is worth the first sentence where nothing limits the run, in this order."""
-
-
 def _from(root: Finding) -> float:
-    if root.code != HOST:
-        return LEADS_FROM_FRAC
-    nothing_helps = root.gain is None and bool(root.refuted)
-    return math.inf if nothing_helps else HOST_LEADS_FROM_FRAC
+    rule = KINDS[root.code]
+    nothing_helps = rule.only_if_avoidable and root.gain is None and bool(root.refuted)
+    return math.inf if nothing_helps else rule.leads_from_frac
 
 
 def _lowered(title: Message) -> Message:
@@ -218,7 +214,7 @@ def _split(split: list[TimePart]) -> Message:
     parts = [
         message("{share} {part}", share=Share(part.share_frac), part=PARTS.get(part.part, part.part))
         for part in split
-        if part.share_frac >= LEADS_FROM_FRAC
+        if part.share_frac >= SAID_FROM_FRAC
     ]
     if not parts:
         return NOTHING

@@ -15,7 +15,7 @@ from tests.e2e.conftest import environment, run_options, schedtrace
 from tools.bench.run_kills import KINDS, Run
 
 SHORT = {"input_len": 64, "output_len": 4}
-LONG = {"input_len": 64, "output_len": 4000, "num_prompts": 4, "max-model-len": 8192, "warmup": 0}
+LONG = {"input_len": 64, "output_len": 30_000, "num_prompts": 4, "max-model-len": 32_000, "warmup": 0}
 
 
 def start(workplace, label):

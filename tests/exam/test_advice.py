@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.diagnose.rules import PROVEN
+from schedtrace.diagnose.rules import KINDS
 from tests.exam.advice import Tried, advised, tried
 
 pytestmark = pytest.mark.vllm
@@ -15,7 +15,7 @@ def test_every_advice_helps(recorded, tmp_path):
     print(*(one.row() for one in results), sep="\n")
     assert [one.row() for one in results if not one.helps] == []
     driven = {(finding.code, finding.cause, setting) for _, finding, setting, _ in advised(recorded)}
-    assert driven == PROVEN
+    assert driven == {(rule.code, *one) for rule in KINDS.values() for one in rule.proven}
 
 
 def a_try(*, before=100.0, after=10.0, total=100.0, refused=""):

@@ -3,12 +3,10 @@
 Every rule's definition, with its columns and thresholds, stands in ``docs/findings/<code>.md``.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from schedtrace.diagnose.proven import PROVEN
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules import (
     aborted_requests,
     arrival_limited,
@@ -53,38 +51,8 @@ from schedtrace.diagnose.rules import (
     stall,
     token_budget_bound,
 )
-from schedtrace.model.facts import Fact
-from schedtrace.model.report import Finding
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
-
-Seen = TypeVar("Seen")
-"""What a rule looks at: one engine's ``Timeline``, or the ``Ranks`` of a run."""
-
-
-@dataclass(frozen=True)
-class Rule(Generic[Seen]):
-    """One kind of finding."""
-
-    code: str
-    summary: str
-    """One line: what it means when this is found."""
-    needs: frozenset[Fact]
-    """What a record must hold for this rule to judge it."""
-    find: Callable[[Seen], list[Finding]]
-    symptom_of: tuple[str, ...] = ()
-    """Codes of the root causes whose effect it may be; empty: it is a root cause."""
-    charges: tuple[str, ...] = ()
-    """Of ``timeline.charges``: what it is about, where that is a wait which may be the effect of another."""
-
-    def __call__(self, seen: Seen) -> list[Finding]:
-        """Its findings in one engine's timeline, or in all ranks of a run."""
-        found = self.find(seen)
-        for finding in found:
-            for advice in finding.advice:
-                advice.proven = (finding.code, finding.cause, advice.setting) in PROVEN
-        return found
-
 
 _OF_AN_ENGINE = (
     never_fits,
@@ -137,17 +105,7 @@ _OF_REPLAYS = (better_setting,)
 
 
 def _rules(modules: tuple[ModuleType, ...]) -> dict[str, Rule[Any]]:
-    return {
-        module.CODE: Rule(
-            module.CODE,
-            module.SUMMARY,
-            frozenset(module.NEEDS),
-            module.find,
-            getattr(module, "SYMPTOM_OF", ()),
-            tuple(str(charge) for charge in getattr(module, "CHARGES", ())),
-        )
-        for module in modules
-    }
+    return {module.CODE: module.RULE for module in modules}
 
 
 RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.facts import Fact
@@ -16,8 +17,6 @@ from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "aborted-requests"
-SUMMARY = "requests were aborted before their end; some clients sent the same prompt again"
-NEEDS = (Fact.TIMES, Fact.LIVES)
 
 FEWEST = 3
 """Of fewer requests no pattern can be told."""
@@ -208,3 +207,12 @@ def _described(example: AbortExample) -> Message:
         tokens=Count(example.output_tokens, "output token"),
         retried=retried,
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="requests were aborted before their end; some clients sent the same prompt again",
+    needs=frozenset({Fact.TIMES, Fact.LIVES}),
+    find=find,
+    threshold=Threshold(FOUND_FROM_FRAC, share_frac),
+)

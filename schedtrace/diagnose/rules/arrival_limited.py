@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, only, step_numbers, trial_numbers
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
@@ -11,8 +12,6 @@ from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "arrival-limited"
-SUMMARY = "steps were small because requests had not reached the scheduler yet; no request was refused"
-NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.REQUESTS)
 
 
 MOST_FRAC = 0.5
@@ -286,3 +285,12 @@ def _examples(late: pl.DataFrame) -> list[LateExample]:
         .sort("late_requests", "step", descending=[True, False])
     )
     return LateExample.first(rows)
+
+
+RULE = Rule(
+    code=CODE,
+    summary="steps were small because requests had not reached the scheduler yet; no request was refused",
+    needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.REQUESTS}),
+    find=find,
+    quiet=4,
+)

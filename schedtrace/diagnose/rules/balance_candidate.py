@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample
 from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
 from schedtrace.diagnose.uneven_ranks import balanced, prefill_interval
@@ -11,9 +12,6 @@ from schedtrace.model.report import MAX_STEPS, Evidence, Finding
 from schedtrace.timeline.engine_ranks import PASS, Ranks
 
 CODE = "balance-candidate"
-SUMMARY = "ranks in lock-step prefill in different steps; what it could save at most to align them"
-NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES)
-SYMPTOM_OF = ("prefill-stall",)
 
 WARNING_FRAC = 0.05
 """Of the time of all passes, saved at most."""
@@ -108,3 +106,12 @@ def find(ranks: Ranks) -> list[Finding]:
             ),
         )
     ]
+
+
+RULE = Rule(
+    code=CODE,
+    summary="ranks in lock-step prefill in different steps; what it could save at most to align them",
+    needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
+    find=find,
+    symptom_of=("prefill-stall",),
+)

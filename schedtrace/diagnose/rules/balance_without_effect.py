@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, severity_by_weight
 from schedtrace.diagnose.uneven_ranks import CAUSE, balanced
 from schedtrace.model.facts import Fact
@@ -12,8 +13,6 @@ from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "balance-without-effect"
-SUMMARY = "balance scheduling is on where there are no ranks in lock-step to balance: it can only cost a seat"
-NEEDS = (Fact.CONFIG, Fact.EXITS)
 
 
 class GateExample(StepExample, kw_only=True):
@@ -140,3 +139,12 @@ def _described(example: GateExample) -> Message:
         waiting=Count(example.waiting, "request"),
         cause=CauseWord(CAUSE),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="balance scheduling is on where there are no ranks in lock-step to balance: it can only cost a "
+    "seat",
+    needs=frozenset({Fact.CONFIG, Fact.EXITS}),
+    find=find,
+)

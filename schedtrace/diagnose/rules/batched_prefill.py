@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, can_lower_batched_tokens
 from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
@@ -12,8 +13,6 @@ from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "batched-prefill"
-SUMMARY = "prompts were prefilled in one long step: each had its first token only when all were done"
-NEEDS = (Fact.TIMES, Fact.LIVES, Fact.REQUESTS)
 
 MOST_FRAC = 0.5
 """More than half of the requests' time."""
@@ -127,3 +126,12 @@ def _base_us(timeline: Timeline) -> float | None:
     if usual is not None:
         return float(usual)  # type: ignore[arg-type]  # integers
     return None if timeline.step_time is None else timeline.step_time.base_us
+
+
+RULE = Rule(
+    code=CODE,
+    summary="prompts were prefilled in one long step: each had its first token only when all were done",
+    needs=frozenset({Fact.TIMES, Fact.LIVES, Fact.REQUESTS}),
+    find=find,
+    threshold=Threshold(MOST_FRAC, share_frac),
+)

@@ -2,14 +2,13 @@
 
 from typing import Any
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import severity_by_weight
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Share, message
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 
 CODE = "better-setting"
-SUMMARY = "no other finding proposes it, but a replay of the load with another setting is better (--predict)"
-NEEDS = (Fact.TIMES, Fact.LIVES, Fact.REQUESTS)
 TIMES = {"e2e_mean_ms": "requests' time", "output_tokens_per_s": "run's time"}
 """What a gain of a metric saves."""
 
@@ -77,3 +76,12 @@ def finding(
         advice=[advice],
         evidence=BetterSetting(settings=settings, saved_frac=gain.saved_frac if gain else None),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="no other finding proposes it, but a replay of the load with another setting is better "
+    "(--predict)",
+    needs=frozenset({Fact.TIMES, Fact.LIVES, Fact.REQUESTS}),
+    find=find,
+)

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, in_trials, only, step_numbers, trial_numbers
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import Fact
@@ -11,17 +12,6 @@ from schedtrace.model.vocabulary import reason, reasoned_details
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "blocked-budget"
-SUMMARY = "token budget was left although requests waited; one finding per cause"
-NEEDS = (Fact.QUEUE, Fact.EXITS)
-SYMPTOM_OF = (
-    "kv-bound",
-    "max-num-seqs-bound",
-    "other-limit",
-    "head-of-line",
-    "parked-loads",
-    "idle-holders",
-    "priority-inversion",
-)
 
 _LIMITS = {cause: limits for cause in Cause if (limits := reasoned_details(cause, "waiting"))}
 """Several limits share these causes: the limit decides what helps."""
@@ -151,3 +141,20 @@ def _described(example: BlockedStep, *, several_places: bool) -> Message:
         free=free,
         where=where,
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="token budget was left although requests waited; one finding per cause",
+    needs=frozenset({Fact.QUEUE, Fact.EXITS}),
+    find=find,
+    symptom_of=(
+        "kv-bound",
+        "max-num-seqs-bound",
+        "other-limit",
+        "head-of-line",
+        "parked-loads",
+        "idle-holders",
+        "priority-inversion",
+    ),
+)

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -10,9 +11,6 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "budget-saturated"
-SUMMARY = "steps spent the whole token budget while requests waited"
-NEEDS = (Fact.QUEUE,)
-SYMPTOM_OF = ("token-budget-bound", "long-prompt")
 
 
 class FullStep(StepExample, kw_only=True):
@@ -84,3 +82,12 @@ def _described(example: FullStep) -> Message:
         running=Count(example.total_requests, "request"),
         waiting=Count(example.num_waiting_after, "request"),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="steps spent the whole token budget while requests waited",
+    needs=frozenset({Fact.QUEUE}),
+    find=find,
+    symptom_of=("token-budget-bound", "long-prompt"),
+)

@@ -5,6 +5,7 @@ Only for records without queue lengths: with them, ``arrival-limited`` and ``blo
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Steps, message
@@ -12,12 +13,6 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "budget-underused"
-SUMMARY = (
-    "steps left budget that the next step's new requests would have fitted into (this log does not record "
-    "why)"
-)
-NEEDS = (Fact.REQUESTS,)
-SYMPTOM_OF = ("arrival-limited",)
 
 
 class MissedExample(StepExample, kw_only=True):
@@ -129,3 +124,13 @@ def _described(example: MissedExample) -> Message:
         if gap_ms is None
         else message("; the next step began {gap} later", gap=Duration(1e3 * gap_ms)),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="steps left budget that the next step's new requests would have fitted into "
+    "(this log does not record why)",
+    needs=frozenset({Fact.REQUESTS}),
+    find=find,
+    symptom_of=("arrival-limited",),
+)

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, severity_by_weight, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Request, Share, message
@@ -10,8 +11,6 @@ from schedtrace.timeline.charges import CACHE_RESET
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "cache-resets"
-SUMMARY = "resets of the prefix cache preempted running requests, which computed again what they had computed"
-NEEDS = (Fact.TIMES, Fact.LIVES, Fact.PREEMPTIONS)
 CHARGES = (CACHE_RESET,)
 
 
@@ -125,3 +124,13 @@ def _message(evidence: Resets) -> Message:
         time=Duration(1e3 * evidence.wait_ms),
         keys=keys,
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="resets of the prefix cache preempted running requests, which computed again what they had "
+    "computed",
+    needs=frozenset({Fact.TIMES, Fact.LIVES, Fact.PREEMPTIONS}),
+    find=find,
+    charges=tuple(map(str, CHARGES)),
+)

@@ -1,14 +1,13 @@
 """``client-limited``: the engine waits for its clients, which keep few requests open or send few."""
 
 from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_load
+from schedtrace.diagnose.rule import Rule
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Count, Message, message
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "client-limited"
-SUMMARY = "the engine waits for its clients, which keep few requests open or send few"
-NEEDS = (Fact.TIMES, Fact.LIVES)
 
 
 class ClientPace(Evidence, kw_only=True):
@@ -87,3 +86,12 @@ def _verdict(timeline: Timeline, load: OfferedLoad) -> Message:
         seats=seats,
         works=load.works,
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="the engine waits for its clients, which keep few requests open or send few",
+    needs=frozenset({Fact.TIMES, Fact.LIVES}),
+    find=find,
+    quiet=3,
+)

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.facts import Fact
@@ -11,9 +12,6 @@ from schedtrace.timeline.spans import refused, until
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "decode-starves-prefill"
-SUMMARY = "decodes took most of the token budget, so prefills were cut or had to wait"
-NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.REQUESTS)
-SYMPTOM_OF = ("token-budget-bound", "long-prompt", "max-num-seqs-bound")
 
 MOST_OF_IT = 0.5
 """From half of the budget on, decodes leave prefills less than they take."""
@@ -115,3 +113,12 @@ def _described(example: StarvedStep) -> Message:
         prefill=Number(example.prefill_tokens),
         waiting=Count(example.num_waiting_after, "request"),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="decodes took most of the token budget, so prefills were cut or had to wait",
+    needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.REQUESTS}),
+    find=find,
+    symptom_of=("token-budget-bound", "long-prompt", "max-num-seqs-bound"),
+)

@@ -3,6 +3,7 @@
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Message, Number, Share, message
@@ -10,9 +11,6 @@ from schedtrace.model.report import MAX_STEPS, Evidence, Finding
 from schedtrace.timeline.engine_ranks import Ranks
 
 CODE = "dummy-batches"
-SUMMARY = "ranks in lock-step ran batches without a request, only to keep others company"
-NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES)
-SYMPTOM_OF = ("rank-imbalance",)
 
 FOUND_FROM_FRAC = 0.01
 """Of the ranks' time."""
@@ -133,3 +131,12 @@ def _described(example: DummyExample) -> Message:
         rank=Number(example.rank),
         batches=Count(example.batches, "dummy batch", "dummy batches"),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="ranks in lock-step ran batches without a request, only to keep others company",
+    needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
+    find=find,
+    symptom_of=("rank-imbalance",),
+)

@@ -3,6 +3,7 @@
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import severity_by_weight
 from schedtrace.diagnose.threads import ThreadShare, saturated, starved, thread_shares
 from schedtrace.model.facts import Fact
@@ -23,8 +24,6 @@ from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "front-end"
-SUMMARY = "requests spent much of their time to first token on their way to the engine"
-NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.LIVES)
 
 FOUND_FROM_FRAC = 0.15
 """Of the time to first token, offline of the run: below that it is what every request pays."""
@@ -244,3 +243,11 @@ def _more_processes(timeline: Timeline) -> list[Advice]:
             costs=message("Each needs a processor core and memory of its own."),
         )
     ]
+
+
+RULE = Rule(
+    code=CODE,
+    summary="requests spent much of their time to first token on their way to the engine",
+    needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.LIVES}),
+    find=find,
+)

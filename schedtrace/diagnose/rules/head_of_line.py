@@ -3,6 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.kv_blocks import kv_need
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import StepExample, only, wait_finding
 from schedtrace.diagnose.rules.kv_bound import largest_holder
@@ -29,8 +30,6 @@ from schedtrace.timeline.charges import BY_SIZE, HEAD_OF_LINE
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "head-of-line"
-SUMMARY = "a refused request held up others behind it that would have fitted"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.BLOCKS, Fact.REQUESTS, Fact.TIMES, Fact.CONFIG)
 CHARGES = (HEAD_OF_LINE,)
 
 
@@ -225,3 +224,16 @@ def _described(example: HeldUp) -> Message:
         blocks=Count(example.blocks, "block"),
         waited=Duration(example.waited_us),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="a refused request held up others behind it that would have fitted",
+    needs=frozenset(
+        {Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.BLOCKS, Fact.REQUESTS, Fact.TIMES, Fact.CONFIG}
+    ),
+    find=find,
+    charges=tuple(map(str, CHARGES)),
+    specific=True,
+    proven=(("kv_blocks", "num_gpu_blocks_override"),),
+)

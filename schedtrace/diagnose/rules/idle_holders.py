@@ -4,6 +4,7 @@ from typing import Any
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import charged
@@ -16,8 +17,6 @@ from schedtrace.timeline.holders import idle_holders
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "idle-holders"
-SUMMARY = "requests that got nothing kept the KV blocks that others waited for, or waited for each other"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS)
 CHARGES = (IDLE_HOLDERS,)
 
 NOUNS = {"session": "streaming session", "finished": "finished request", "request": "request"}
@@ -141,3 +140,13 @@ def _holder(evidence: IdleHolders) -> Message:
         largest=Request(evidence.largest),
         most=Number(evidence.largest_blocks),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="requests that got nothing kept the KV blocks that others waited for, or waited for each other",
+    needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS}),
+    find=find,
+    charges=tuple(map(str, CHARGES)),
+    specific=True,
+)

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import (
     StepExample,
     severity_by_weight,
@@ -28,10 +29,6 @@ from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "interruption"
-SUMMARY = (
-    "the scheduler was paused, the engine did something else, or some steps took far too long; one per kind"
-)
-NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.QUEUE)
 
 LEAST_FRAC = 0.01
 """Of the requests' time: what is less moves none of their latencies."""
@@ -346,3 +343,14 @@ def _described(example: Interruption) -> Message:
         begin=Duration(example.begin_us),
         step=example.at,
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="the scheduler was paused, the engine did something else, or some steps took far too long; one "
+    "per kind",
+    needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.QUEUE}),
+    find=find,
+    specific=True,
+    threshold=Threshold(LEAST_FRAC, share_frac),
+)

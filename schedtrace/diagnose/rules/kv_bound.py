@@ -4,6 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.gains import RAN, with_more_running
 from schedtrace.diagnose.kv_blocks import Need, group_holdings, kv_need
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged, mean
@@ -27,8 +28,6 @@ from schedtrace.timeline.charges import RECOMPUTE
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "kv-bound"
-SUMMARY = "requests waited for KV cache space, or were preempted for want of it"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
 CHARGES = (Cause.KV_BLOCKS, RECOMPUTE)
 
 
@@ -313,3 +312,16 @@ def _watermark(timeline: Timeline) -> float | None:
     if "watermark" not in config or config["watermark"]:
         return None  # what more of it would do is not known
     return next((share for share in WATERMARKS if share * total >= 1), None)
+
+
+RULE = Rule(
+    code=CODE,
+    summary="requests waited for KV cache space, or were preempted for want of it",
+    needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
+    find=find,
+    charges=tuple(map(str, CHARGES)),
+    proven=(
+        ("kv_blocks", "num_gpu_blocks_override"),
+        ("kv_blocks", "watermark"),
+    ),
+)

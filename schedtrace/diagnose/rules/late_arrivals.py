@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule, Threshold
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -10,9 +11,6 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "late-arrivals"
-SUMMARY = "steps were small because the front end was slow to hand requests over"
-NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES)
-SYMPTOM_OF = ("arrival-limited",)
 
 FOUND_FROM_FRAC = 0.01
 """A hundredth of the run; what is less does not move throughput."""
@@ -141,3 +139,13 @@ def _handed_over_us(timeline: Timeline) -> float:
     """Mean over the trials: from the first request in the scheduler to the last one."""
     spans = timeline.arrivals.group_by("trial").agg(pl.col("queued_us").max() - pl.col("queued_us").min())
     return float(spans["queued_us"].mean() or 0)  # type: ignore[arg-type]  # a mean of integers
+
+
+RULE = Rule(
+    code=CODE,
+    summary="steps were small because the front end was slow to hand requests over",
+    needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES}),
+    find=find,
+    symptom_of=("arrival-limited",),
+    threshold=Threshold(FOUND_FROM_FRAC, lambda finding: getattr(finding.evidence, "spent_frac", None)),
+)

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import (
     StepExample,
     in_trials,
@@ -16,9 +17,6 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "long-prefill-cap"
-SUMMARY = "long_prefill_token_threshold cut prompts into small chunks while token budget was left"
-NEEDS = (Fact.EXITS, Fact.REQUESTS)
-SYMPTOM_OF = ("long-prompt",)
 THRESHOLD = "long_prefill_token_threshold"
 
 
@@ -119,3 +117,12 @@ def _described(example: CappedStep, capped: int, running: int) -> Message:
         capped=Count(capped, "capped request"),
         withheld=Number(example.withheld),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="long_prefill_token_threshold cut prompts into small chunks while token budget was left",
+    needs=frozenset({Fact.EXITS, Fact.REQUESTS}),
+    find=find,
+    symptom_of=("long-prompt",),
+)

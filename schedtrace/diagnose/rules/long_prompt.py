@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import LONG_PREFILL, replayed, threshold
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged
@@ -22,8 +23,6 @@ from schedtrace.timeline.long_prompts import long_prefills
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "long-prompt"
-SUMMARY = "one long prompt took the token budget while far shorter requests waited"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.REQUESTS)
 CHARGES = (LONG_PROMPT,)
 
 
@@ -101,3 +100,13 @@ def _message(evidence: LongPrompt) -> Message:
         share=Share(evidence.prefill_frac),
         others=others,
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="one long prompt took the token budget while far shorter requests waited",
+    needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.REQUESTS}),
+    find=find,
+    charges=tuple(map(str, CHARGES)),
+    specific=True,
+)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
 from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Duration, Message, Number, Request, Requests, Share, message
@@ -11,8 +12,6 @@ from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "long-tail"
-SUMMARY = "at the end of a run a few requests with far longer outputs ran alone"
-NEEDS = (Fact.TIMES, Fact.LIVES)
 
 FAR = 3.0
 """Times as long as the outputs of nine tenths of the requests: a spread of outputs is no tail."""
@@ -183,3 +182,12 @@ def _message(evidence: Tail, steps: pl.DataFrame) -> Message:
         steps=Count(steps.height, "step"),
         requests=Count(len(evidence.requests), "request"),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="at the end of a run a few requests with far longer outputs ran alone",
+    needs=frozenset({Fact.TIMES, Fact.LIVES}),
+    find=find,
+    threshold=Threshold(FOUND_FROM_FRAC, cost_frac),
+)

@@ -3,6 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import peak_requests, with_more_running
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import (
     BATCHED_TOKENS,
     batched_tokens,
@@ -30,8 +31,6 @@ from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "max-num-seqs-bound"
-SUMMARY = "requests waited for a seat (max_num_seqs)"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
 CHARGES = (Cause.MAX_NUM_SEQS,)
 LEAST_TIMES = 1.1
 """As many seats: fewer more are not worth a restart."""
@@ -226,3 +225,16 @@ def _other_limit_first(
     else:
         return []
     return [Advice(message=text, costs=seats_cost(timeline))]
+
+
+RULE = Rule(
+    code=CODE,
+    summary="requests waited for a seat (max_num_seqs)",
+    needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
+    find=find,
+    charges=tuple(map(str, CHARGES)),
+    proven=(
+        ("max_num_seqs", "max_num_active_seqs"),
+        ("max_num_seqs", "max_num_seqs"),
+    ),
+)

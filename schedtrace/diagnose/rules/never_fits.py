@@ -6,6 +6,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.kv_blocks import blocks_needed, longest_sequence, usable_blocks
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, kv_space
 from schedtrace.diagnose.rules.common import only, trial_numbers
 from schedtrace.diagnose.stuck_requests import never_fitting
@@ -30,8 +31,6 @@ from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "never-fits"
-SUMMARY = "a request needs more than the engine has in total, so it can never run; one finding per cause"
-NEEDS = (Fact.REQUESTS, Fact.QUEUE, Fact.EXITS, Fact.LIVES)
 MOST_EXAMPLES = 3
 
 
@@ -307,3 +306,15 @@ def _mamba_block(timeline: Timeline) -> int:
     """Tokens in a block of the aligned groups; 0 if there is none."""
     groups = timeline.header.cache_groups
     return max((group.block_size for group in groups if group.kind == "Mamba"), default=0)
+
+
+RULE = Rule(
+    code=CODE,
+    summary="a request needs more than the engine has in total, so it can never run; one finding per cause",
+    needs=frozenset({Fact.REQUESTS, Fact.QUEUE, Fact.EXITS, Fact.LIVES}),
+    find=find,
+    proven=(
+        ("kv_blocks", "max_model_len"),
+        ("kv_blocks", "num_gpu_blocks_override"),
+    ),
+)

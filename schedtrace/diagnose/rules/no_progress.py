@@ -3,6 +3,7 @@
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space, now, seats_setting
 from schedtrace.diagnose.rules.common import trial_numbers
 from schedtrace.diagnose.stuck_requests import never_fitting, no_progress, ready_but_parked
@@ -27,8 +28,6 @@ from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "no-progress"
-SUMMARY = "requests computed the same tokens again and again, or were ready and stayed parked"
-NEEDS = (Fact.REQUESTS, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.PREEMPTIONS)
 MOST_EXAMPLES = 3
 MOST_HOLDERS = 3
 LEADS_FRAC = 0.5
@@ -330,3 +329,15 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
 def _share(timeline: Timeline, rows: pl.DataFrame) -> float | None:
     total_us = timeline.requests_us
     return int(rows.select(LENGTH_US.sum()).item()) / total_us if total_us else None
+
+
+RULE = Rule(
+    code=CODE,
+    summary="requests computed the same tokens again and again, or were ready and stayed parked",
+    needs=frozenset({Fact.REQUESTS, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.PREEMPTIONS}),
+    find=find,
+    proven=(
+        ("kv_blocks", "max_num_seqs"),
+        ("kv_blocks", "scheduler_reserve_full_isl"),
+    ),
+)

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import batched_tokens
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside
@@ -137,10 +138,6 @@ def _loads(timeline: Timeline) -> Message:
 
 
 CODE = "other-limit"
-SUMMARY = (
-    "requests waited for another limit: LoRA slots, a grammar, a KV transfer, the encoder, ...; one per cause"
-)
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
 
 OWN_RULES = (Cause.KV_BLOCKS, Cause.MAX_NUM_SEQS, Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 """Causes with a rule of their own."""
@@ -286,3 +283,18 @@ def _set(name: str, now: int, value: int, costs: Message) -> Advice:
         value=value,
         costs=costs,
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="requests waited for another limit: LoRA slots, a grammar, a KV transfer, the encoder, ...; one "
+    "per cause",
+    needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
+    find=find,
+    proven=(
+        ("chunked_prefill_off", "enable_chunked_prefill"),
+        ("encoder_budget", "max_num_batched_tokens"),
+        ("lora_cap", "max_loras"),
+        ("mamba_alignment", "max_num_batched_tokens"),
+    ),
+)

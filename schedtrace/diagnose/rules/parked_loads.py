@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import charged, mean
@@ -13,8 +14,6 @@ from schedtrace.timeline.charges import PARKED_LOADS
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "parked-loads"
-SUMMARY = "requests that wait for KV blocks from elsewhere held the KV cache"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS)
 CHARGES = (PARKED_LOADS,)
 
 
@@ -129,3 +128,14 @@ def _parked(timeline: Timeline) -> tuple[int | None, int | None, int | None]:
     )
     age = spans.select((pl.col("over_us") - pl.col("at_us")).max()).item()
     return int(changes["blocks"].max() or 0), int(changes["requests"].max() or 0), int(age)  # type: ignore[arg-type]  # integers
+
+
+RULE = Rule(
+    code=CODE,
+    summary="requests that wait for KV blocks from elsewhere held the KV cache",
+    needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS}),
+    find=find,
+    charges=tuple(map(str, CHARGES)),
+    specific=True,
+    proven=(("remote_kv_pending", "num_gpu_blocks_override"),),
+)

@@ -3,6 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import Cohort, cohorts, cycles, even_cycle_frac
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, smallest_batched_tokens
 from schedtrace.diagnose.rules.common import (
     StepExample,
@@ -28,8 +29,6 @@ from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "pipeline-bubbles"
-SUMMARY = "the batches in flight of a pipeline differ in size, so its stages wait for the largest"
-NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG)
 
 UNEVEN_FRAC = 0.2
 """``1 - mean / max`` of the batches in flight; those of 7, 13, 2 and 10 requests have 0.38."""
@@ -195,3 +194,13 @@ def _described(example: Cycle) -> Message:
         sizes=listed([message("{size}", size=Number(size)) for size in example.sizes]),
         cycle=Duration(example.cycle_us),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="the batches in flight of a pipeline differ in size, so its stages wait for the largest",
+    needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
+    find=find,
+    quiet=1,
+    proven=((None, "max_num_batched_tokens"),),
+)

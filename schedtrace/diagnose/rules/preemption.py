@@ -3,6 +3,7 @@
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -11,9 +12,6 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "preemption"
-SUMMARY = "running requests lost their KV blocks and had to compute again"
-NEEDS = (Fact.PREEMPTIONS,)
-SYMPTOM_OF = ("kv-bound", "no-progress")
 CRITICAL_RECOMPUTE_FRAC = 0.10
 """A tenth of all tokens computed for the second time is about a tenth of the throughput."""
 MOST_VICTIMS = 10
@@ -132,3 +130,12 @@ def _described(example: PreemptionExample) -> Message:
         whom=whom,
         lost=Count(example.lost_tokens, "computed token"),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="running requests lost their KV blocks and had to compute again",
+    needs=frozenset({Fact.PREEMPTIONS}),
+    find=find,
+    symptom_of=("kv-bound", "no-progress"),
+)

@@ -5,6 +5,7 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.resumptions import resumptions, steps_of_a_block
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import (
     StepExample,
     in_trials,
@@ -31,9 +32,6 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "preemption-storm"
-SUMMARY = "the same requests were preempted again and again, or much of the prefill was done twice"
-NEEDS = (Fact.PREEMPTIONS, Fact.REQUESTS, Fact.BLOCKS, Fact.TIMES)
-SYMPTOM_OF = ("kv-bound", "no-progress")
 
 OFTEN = 3
 """Preemptions of one request: the second may be bad luck, the third says that coming back does not help."""
@@ -187,3 +185,12 @@ def _described(example: StormExample) -> Message:
         lost=Count(example.lost_tokens, "computed token"),
         away=Duration(example.away_us),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="the same requests were preempted again and again, or much of the prefill was done twice",
+    needs=frozenset({Fact.PREEMPTIONS, Fact.REQUESTS, Fact.BLOCKS, Fact.TIMES}),
+    find=find,
+    symptom_of=("kv-bound", "no-progress"),
+)

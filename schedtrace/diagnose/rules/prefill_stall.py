@@ -3,6 +3,7 @@
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, severity_by_weight
 from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, balanced, prefill_interval
 from schedtrace.model.facts import Fact
@@ -12,8 +13,6 @@ from schedtrace.timeline.engine_ranks import PASS, Ranks
 from schedtrace.timeline.prefill_stalls import PrefillStalls
 
 CODE = "prefill-stall"
-SUMMARY = "ranks in lock-step that only decoded waited for another rank's prefill"
-NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES)
 
 FOUND_FROM_FRAC = 0.01
 """Of the time of all passes."""
@@ -249,3 +248,11 @@ def _described(example: StallExample) -> Message:
         took=Duration(example.pass_us),
         excess=Duration(example.excess_us),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="ranks in lock-step that only decoded waited for another rank's prefill",
+    needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
+    find=find,
+)

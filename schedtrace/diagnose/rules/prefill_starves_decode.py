@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule, Threshold
 from schedtrace.diagnose.rules.allowed import LONG_PREFILL, replayed
 from schedtrace.diagnose.rules.arrival_limited import late_requests
 from schedtrace.diagnose.rules.common import (
@@ -26,9 +27,6 @@ from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "prefill-starves-decode"
-SUMMARY = "steps with prefill chunks stretched the time between the tokens of running requests"
-NEEDS = (Fact.TIMES, Fact.REQUESTS)
-SYMPTOM_OF = ("token-budget-bound", "long-prompt", "arrival-limited")
 
 FOUND_FROM_FRAC = 0.10
 """A tenth of all the time that decoding requests spent in steps."""
@@ -189,3 +187,13 @@ def stretched_steps(timeline: Timeline) -> pl.DataFrame:
     )
     per_token = 0.0 if model is None else model.per_prefill_token_us
     return mixed.with_columns(stretch_us=pl.min_horizontal(pl.col("prefill_tokens") * per_token, "busy_us"))
+
+
+RULE = Rule(
+    code=CODE,
+    summary="steps with prefill chunks stretched the time between the tokens of running requests",
+    needs=frozenset({Fact.TIMES, Fact.REQUESTS}),
+    find=find,
+    symptom_of=("token-budget-bound", "long-prompt", "arrival-limited"),
+    threshold=Threshold(FOUND_FROM_FRAC, lambda finding: getattr(finding.evidence, "stretch_frac", None)),
+)

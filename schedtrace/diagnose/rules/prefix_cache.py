@@ -3,6 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.resumptions import resumptions
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import (
     StepExample,
@@ -30,8 +31,6 @@ from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "prefix-cache"
-SUMMARY = "prompts or preempted requests found less in the prefix cache than had been computed before"
-NEEDS = (Fact.CACHE, Fact.REQUESTS, Fact.LIVES, Fact.PREEMPTIONS, Fact.BLOCKS, Fact.CONFIG)
 
 MISSED_FRAC = 0.05
 """A twentieth of all prompt tokens: less is not worth a change."""
@@ -416,3 +415,12 @@ def _described(example: Found) -> Message:
         before=Count(example.computed_before_tokens, "token", "tokens that had been computed before"),
         step=Steps(example.step, example.step, example.trial),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="prompts or preempted requests found less in the prefix cache than had been computed before",
+    needs=frozenset({Fact.CACHE, Fact.REQUESTS, Fact.LIVES, Fact.PREEMPTIONS, Fact.BLOCKS, Fact.CONFIG}),
+    find=find,
+    quiet=5,
+)

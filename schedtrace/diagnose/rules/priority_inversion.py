@@ -3,6 +3,7 @@
 import numpy as np
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import batched_tokens, seats_cost, seats_setting
 from schedtrace.diagnose.rules.common import by_class, listed, wait_finding
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, running_classes
@@ -66,8 +67,6 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
 
 
 CODE = "priority-inversion"
-SUMMARY = "more urgent requests waited while less urgent ones ran"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
 
 
 class Inversion(Evidence, kw_only=True):
@@ -174,3 +173,13 @@ def _advice(timeline: Timeline) -> list[Advice]:
             )
         )
     return found
+
+
+RULE = Rule(
+    code=CODE,
+    summary="more urgent requests waited while less urgent ones ran",
+    needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
+    find=find,
+    specific=True,
+    proven=(("max_num_seqs", "max_num_seqs"),),
+)

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import severity_by_weight
 from schedtrace.diagnose.uneven_ranks import (
     AVOIDABLE_FROM_FRAC,
@@ -26,10 +27,6 @@ from schedtrace.model.report import MAX_STEPS, Advice, Finding
 from schedtrace.timeline.engine_ranks import Ranks
 
 CODE = "rank-imbalance"
-SUMMARY = (
-    "one data-parallel rank had far more requests than the others, or refused some while another had room"
-)
-NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.QUEUE)
 
 
 def find(ranks: Ranks) -> list[Finding]:
@@ -235,3 +232,13 @@ def _described(example: WaitExample) -> Message:
         step=Number(example.step),
         waited=Duration(example.waited_us),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="one data-parallel rank had far more requests than the others, or refused some while another "
+    "had room",
+    needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.QUEUE}),
+    find=find,
+    quiet=2,
+)

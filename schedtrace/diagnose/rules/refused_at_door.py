@@ -5,6 +5,7 @@ from collections import Counter
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import seats_cost
 from schedtrace.diagnose.rules.common import listed, trial_numbers
 from schedtrace.model.facts import Fact
@@ -26,8 +27,6 @@ from schedtrace.timeline.spans import refused as waits_for_a_cause
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "refused-at-door"
-SUMMARY = "the front end turned requests away: max_num_queued_reqs or max_num_queued_tokens was reached"
-NEEDS = (Fact.TIMES, Fact.QUEUE, Fact.LIVES, Fact.CONFIG)
 
 LEADS_FROM_FRAC = 0.05
 """Of all requests: for the users of so many, nothing else of the run matters."""
@@ -207,3 +206,11 @@ def _example(steps: pl.DataFrame) -> Message:
         return message("no step ran meanwhile.")
     first, last = steps["step"][0], steps["step"][-1]
     return message("during {steps} the front end turned requests away.", steps=Steps(first, last))
+
+
+RULE = Rule(
+    code=CODE,
+    summary="the front end turned requests away: max_num_queued_reqs or max_num_queued_tokens was reached",
+    needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.LIVES, Fact.CONFIG}),
+    find=find,
+)

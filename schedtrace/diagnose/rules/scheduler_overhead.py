@@ -3,6 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import host_gain
+from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
 from schedtrace.diagnose.rules.common import (
     StepExample,
     step_numbers,
@@ -17,13 +18,13 @@ from schedtrace.timeline.spans import time_within
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "scheduler-overhead"
-SUMMARY = "the device waited between steps while the host scheduled, processed outputs or did other work"
-NEEDS = (Fact.TIMES, Fact.QUEUE)
 
 FOUND_FROM_FRAC = 0.01
 """A hundredth of the run: what is less is in the noise of most runs."""
 
 
+LEADS_FROM_FRAC = 0.25
+"""Every engine has some host time; it limits a run only if it is a quarter of it, and vLLM could hide it."""
 ADVISED_FROM_FRAC = 0.05
 """Below a twentieth of the run no setting of the host's work is worth a person's time."""
 WARNING_FRAC, CRITICAL_FRAC = 0.25, 0.50
@@ -220,3 +221,15 @@ def _without_events(timeline: Timeline, gaps: pl.DataFrame) -> pl.DataFrame:
     return gaps.with_columns(
         gap_us=pl.col("gap_us") - lost, in_schedule_us=(pl.col("in_schedule_us") - in_schedule).clip(0)
     ).filter(pl.col("gap_us") > 0)
+
+
+RULE = Rule(
+    code=CODE,
+    summary="the device waited between steps while the host scheduled, processed outputs or did other work",
+    needs=frozenset({Fact.TIMES, Fact.QUEUE}),
+    find=find,
+    leads_from_frac=LEADS_FROM_FRAC,
+    only_if_avoidable=True,
+    threshold=Threshold(FOUND_FROM_FRAC, cost_frac),
+    proven=((None, "async_scheduling"),),
+)

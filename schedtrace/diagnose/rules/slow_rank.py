@@ -5,6 +5,7 @@ from statistics import median
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import severity_by_weight
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Duration, Message, Number, Share, message
@@ -13,8 +14,6 @@ from schedtrace.timeline.engine_ranks import PASS, Ranks
 from schedtrace.timeline.rank import BEYOND
 
 CODE = "slow-rank"
-SUMMARY = "the steps of one data-parallel rank take longer than those of the others for the same work"
-NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES)
 
 SLOW_FACTOR = 1.2
 """A fifth longer: models of two equal ranks differ by less."""
@@ -258,3 +257,11 @@ def _rates(times: pl.Series, *tokens: pl.Series) -> tuple[list[float], float]:
     measured = times.to_numpy().astype(float)
     rates = nnls(columns, measured)[0]
     return [float(rate) for rate in rates], float(np.abs(columns @ rates - measured).mean())
+
+
+RULE = Rule(
+    code=CODE,
+    summary="the steps of one data-parallel rank take longer than those of the others for the same work",
+    needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
+    find=find,
+)

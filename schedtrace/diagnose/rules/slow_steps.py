@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import now, seats_setting
 from schedtrace.diagnose.rules.common import (
     StepExample,
@@ -29,8 +30,6 @@ from schedtrace.timeline.events import FIRST
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "slow-steps"
-SUMMARY = "steps that share a batch size, a request or another trait took longer than their tokens explain"
-NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES)
 
 LEAST_FRAC = 0.01
 """Of the requests' time."""
@@ -335,3 +334,12 @@ def _described(example: SlowStep) -> Message:
         busy=Duration(example.busy_us),
         expected=Duration(example.expected_us),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="steps that share a batch size, a request or another trait took longer than their tokens explain",
+    needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
+    find=find,
+    proven=((None, "max_num_seqs"),),
+)

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, severity_by_weight, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -20,8 +21,6 @@ from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "spec-decode"
-SUMMARY = "so few draft tokens are accepted that verifying them costs more than they give"
-NEEDS = (Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG)
 
 FEWEST_STEPS = 20
 LEAST_CHANGE = 0.02
@@ -203,3 +202,11 @@ def _described(example: DraftStep) -> Message:
         busy=Duration(example.busy_us),
         output=Count(example.output_tokens, "token"),
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="so few draft tokens are accepted that verifying them costs more than they give",
+    needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
+    find=find,
+)

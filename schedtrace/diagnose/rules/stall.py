@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import (
     StepExample,
     in_trials,
@@ -96,9 +97,6 @@ def _running_exits(timeline: Timeline) -> pl.DataFrame:
 
 
 CODE = "stall"
-SUMMARY = "the engine stepped without scheduling anything although it had requests; one finding per cause"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES)
-SYMPTOM_OF = ("never-fits", "no-progress", "kv-bound", "other-limit", "parked-loads", "idle-holders")
 
 FEWEST_STEPS = 10
 """vLLM sleeps 1 ms after an empty step: about 10 ms. One or two are usual (outputs in flight)."""
@@ -223,3 +221,12 @@ def _described(example: Stall) -> Message:
         running=Number(example.num_running),
         refused=refused,
     )
+
+
+RULE = Rule(
+    code=CODE,
+    summary="the engine stepped without scheduling anything although it had requests; one finding per cause",
+    needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES}),
+    find=find,
+    symptom_of=("never-fits", "no-progress", "kv-bound", "other-limit", "parked-loads", "idle-holders"),
+)

@@ -3,6 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
+from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, replayed
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged
@@ -24,8 +25,6 @@ from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "token-budget-bound"
-SUMMARY = "requests waited for tokens of the steps' budget (max_num_batched_tokens)"
-NEEDS = (Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES)
 CHARGES = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
@@ -192,3 +191,13 @@ def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool, paced: b
     )
     larger = raise_it if paced else replayed(BATCHED_TOKENS)
     return [larger, fewer] if drafts else [larger]
+
+
+RULE = Rule(
+    code=CODE,
+    summary="requests waited for tokens of the steps' budget (max_num_batched_tokens)",
+    needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
+    find=find,
+    charges=tuple(map(str, CHARGES)),
+    proven=(("token_budget", "max_num_batched_tokens"),),
+)

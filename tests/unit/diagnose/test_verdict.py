@@ -68,14 +68,14 @@ def test_another_nearly_as_large_is_named(said, share, title):
 @pytest.mark.parametrize(
     ("before", "shares", "first"),
     [
-        ("", {"b": 0.40, "a": 0.30}, "b"),
-        ("a", {"b": 0.40, "a": 0.20}, "a"),
-        ("a", {"b": 0.40, "a": 0.19}, "b"),
-        ("", {"a": 0.049}, None),
-        ("a", {"a": 0.025}, "a"),
-        ("a", {"a": 0.024}, None),
-        ("", {"a": 0.05}, "a"),
-        ("c", {"b": 0.40, "a": 0.30}, "b"),
+        ("", {"token-budget-bound": 0.40, "kv-bound": 0.30}, "token-budget-bound"),
+        ("kv-bound", {"token-budget-bound": 0.40, "kv-bound": 0.20}, "kv-bound"),
+        ("kv-bound", {"token-budget-bound": 0.40, "kv-bound": 0.19}, "token-budget-bound"),
+        ("", {"kv-bound": 0.049}, None),
+        ("kv-bound", {"kv-bound": 0.025}, "kv-bound"),
+        ("kv-bound", {"kv-bound": 0.024}, None),
+        ("", {"kv-bound": 0.05}, "kv-bound"),
+        ("head-of-line", {"token-budget-bound": 0.40, "kv-bound": 0.30}, "token-budget-bound"),
     ],
 )
 def test_near_equals_do_not_alternate_while_an_engine_is_watched(before, shares, first):
@@ -84,8 +84,8 @@ def test_near_equals_do_not_alternate_while_an_engine_is_watched(before, shares,
 
 
 def test_what_leads_by_its_kind_does_so_at_once():
-    found = leading([root("b", 0.1, leads=True), root("a", 0.3)], "a")
-    assert [one.code for one in found] == ["b", "a"]
+    found = leading([root("token-budget-bound", 0.1, leads=True), root("kv-bound", 0.3)], "kv-bound")
+    assert [one.code for one in found] == ["token-budget-bound", "kv-bound"]
 
 
 def test_abbreviations_keep_their_capitals(said):
@@ -111,8 +111,8 @@ def test_host_time_limits_a_run_from_a_quarter_on(said, share, leads):
 
 def test_host_time_that_vllm_cannot_hide_does_not_lead():
     refused = root("scheduler-overhead", 0.4, refuted=[message("No choice here.")])
-    assert leading([refused, root("a", 0.06)])[0].code == "a"
-    assert leading([root("scheduler-overhead", 0.4), root("a", 0.06)])[0].code == "scheduler-overhead"
+    assert leading([refused, root("kv-bound", 0.06)])[0].code == "kv-bound"
+    assert leading([root("scheduler-overhead", 0.4), root("kv-bound", 0.06)])[0].code == "scheduler-overhead"
 
 
 def test_where_nothing_limits_it_the_time_is_split(said):

@@ -1,0 +1,67 @@
+"""A rule: one kind of finding, and all that is true of this kind alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from schedtrace.model.facts import Fact
+from schedtrace.model.report import Finding
+
+Seen = TypeVar("Seen")
+"""What a rule looks at: one engine's ``Timeline``, or the ``Ranks`` of a run."""
+
+
+class Threshold(NamedTuple):
+    """A share of something, without which a rule finds nothing: one step can bring a run across it."""
+
+    least_frac: float
+    found: Callable[[Finding], float | None]
+    """The share that a finding was found for; None: it was found for something else."""
+
+
+def share_frac(finding: Finding) -> float | None:
+    """Of the requests' time."""
+    return finding.share_frac
+
+
+def cost_frac(finding: Finding) -> float | None:
+    """Of the busy time, or of the run."""
+    return finding.cost_frac
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(Generic[Seen]):
+    """One kind of finding."""
+
+    code: str
+    summary: str
+    """One line: what it means when this is found."""
+    needs: frozenset[Fact]
+    """What a record must hold for this rule to judge it."""
+    find: Callable[[Seen], list[Finding]]
+    symptom_of: tuple[str, ...] = ()
+    """Codes of the root causes whose effect it may be; empty: it is a root cause."""
+    charges: tuple[str, ...] = ()
+    """Of ``timeline.charges``: what it is about, where that is a wait which may be the effect of another."""
+    specific: bool = False
+    """It names who holds a resource, or what happened, not only that it is scarce: first of near equals."""
+    leads_from_frac: float = 0.05
+    """Of the requests' time, or of throughput: less is no limit of a run."""
+    only_if_avoidable: bool = False
+    """Where nothing helps it is no limit of a run."""
+    quiet: int | None = None
+    """Its place among what is worth the first sentence where nothing limits the run; None: it is not."""
+    threshold: Threshold | None = None
+    """What ``diff`` holds a finding against that one run has and the other has not; of a rule about charges
+    their share."""
+    proven: tuple[tuple[str | None, str], ...] = ()
+    """Cause and setting of advice that a contract test has tried: vLLM's scheduler was driven with it, and
+    the wait got shorter. ``tests/exam/test_advice.py`` fails if these differ from what it tries."""
+
+    def __call__(self, seen: Seen) -> list[Finding]:
+        """Its findings in one engine's timeline, or in all ranks of a run."""
+        found = self.find(seen)
+        for finding in found:
+            for advice in finding.advice:
+                advice.proven = (finding.cause, advice.setting) in self.proven
+        return found
