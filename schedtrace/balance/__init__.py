@@ -4,7 +4,7 @@
 ``--scheduler-cls``. ``docs/balance.md`` is their page.
 """
 
-from schedtrace.balance.policy import SCHEDULER_CLS, BalanceScheduler
+from schedtrace.balance.engine import SCHEDULER_CLS, BalanceScheduler
 from schedtrace.balance.scheduler import balanced, closed
 
 __all__ = ["SCHEDULER_CLS", "BalanceScheduler", "balanced", "closed"]

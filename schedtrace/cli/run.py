@@ -125,14 +125,14 @@ def make_plan(
     """
     import msgspec
 
-    from schedtrace.engine import simulated_executor
+    from schedtrace.engine import simulated
     from schedtrace.engine.folder import folder_of
     from schedtrace.engine.plan import Plan, check, check_arguments
     from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
 
     model = options["model"] and str(options["model"])
     if model and options["executor"] == "simulated":
-        model = simulated_executor.model_folder(model)
+        model = simulated.model_folder(model)
     if options["request_rate"] == float("inf"):  # vLLM's own way to say: all at once
         options = {**options, "request_rate": None}
     arguments = [*(["--model", model] if model else []), "--seed", str(options["seed"])]

@@ -18,7 +18,7 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, message
 from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
 from schedtrace.read.run import Run
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.window import Window, windowed

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from schedtrace.engine import args, cpu, simulated_executor, spec
+from schedtrace.engine import args, cpu, simulated, spec
 from schedtrace.engine.run_workload import load_prompts, make_requests
 from schedtrace.errors import EngineError, SchedtraceError, UsageError, reason_of
 from schedtrace.model.manifest import OFFLINE, ONLINE
@@ -157,11 +157,11 @@ class Session:
         if real:
             config = engine_args.create_engine_config(context)
         else:
-            chosen["simulated_step_times"] = simulated_executor.use_executor(engine_args, run)
-            engine_args.distributed_executor_backend = by_name_or_class(simulated_executor.EXECUTOR)
-            with simulated_executor.defaults_of_the_gpu(run):
+            chosen["simulated_step_times"] = simulated.use_executor(engine_args, run)
+            engine_args.distributed_executor_backend = by_name_or_class(simulated.EXECUTOR)
+            with simulated.defaults_of_the_gpu(run):
                 config = engine_args.create_engine_config(context)
-            chosen |= simulated_executor.taken(config, given)
+            chosen |= simulated.taken(config, given)
         if on_cpu and real:
             chosen |= cpu.keep_async_scheduling(config, given)
             longest = config.model_config.max_model_len

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from schedtrace import __version__
-from schedtrace.engine import simulated_executor
+from schedtrace.engine import simulated
 from schedtrace.engine.arguments import model_of, option_of
 from schedtrace.engine.cpu import is_cpu_build
 from schedtrace.engine.lengths import check_lengths
@@ -108,7 +108,7 @@ def check(run: RunSpec) -> None:
     if model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists():
         msg = f"--model {model}: no such folder"
         raise UsageError(msg)
-    simulated_executor.check(run)
+    simulated.check(run)
     if run.prequeue and run.request_rate is not None:
         msg = "--prequeue hands all requests over before the first step: it cannot go with --request-rate"
         raise UsageError(msg)

@@ -12,7 +12,7 @@ from schedtrace.model.facts import Fact
 from schedtrace.model.life import MOST_GAPS, Gap, Life
 from schedtrace.model.printable import capped, hashed, kept_prefix, visible
 from schedtrace.read.run import Run
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
 MOST_LISTED = 8

@@ -17,7 +17,7 @@ from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, message
 from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepStory, Waiter, WhatIf
 from schedtrace.read.run import Run
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 from schedtrace.timeline.admission import Need
 from schedtrace.timeline.clock_offsets import offset
 from schedtrace.timeline.engine_ranks import PASS

@@ -15,7 +15,7 @@ from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.printable import encodable, visible, visible_json
 from schedtrace.read.chain import expanded
 from schedtrace.read.run import Run
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import make_timeline
 
 _FORMULA = r"(^|[;,|])([=+@\-\uff1d\uff0b\uff20\uff0d])"

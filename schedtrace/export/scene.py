@@ -15,7 +15,7 @@ import polars as pl
 from schedtrace.model.printable import encodable
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 from schedtrace.timeline.chart import per_step
 from schedtrace.timeline.clock_offsets import offset
 from schedtrace.timeline.timeline import Timeline, make_timeline

@@ -22,7 +22,7 @@ from schedtrace.read.parse import merge_outputs
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.thread_times import cpu_times
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 
 BLOCK = 2**20
 _EMPTY = {name: entries_of(columns_of([]), name) for name in (*LISTS, *EVENTS)}

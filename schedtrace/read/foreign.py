@@ -14,7 +14,7 @@ from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header, Step
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import Tables, flat
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 
 UNKNOWN = "unknown"
 LONGEST_LINE = 16 * 2**20

@@ -10,7 +10,7 @@ from pathlib import Path
 from schedtrace.errors import InputError
 from schedtrace.read.foreign import LARGEST, UNKNOWN, StepRows, foreign_trace, text_lines
 from schedtrace.read.problems import Problems
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 
 RECORD = "vLLM's log with iteration details"
 ITERATION = re.compile(

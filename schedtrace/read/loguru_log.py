@@ -17,7 +17,7 @@ import msgspec
 from schedtrace.model.facts import Fact
 from schedtrace.read.foreign import LARGEST, LONGEST_LINE, StepRows, foreign_trace, text_lines
 from schedtrace.read.problems import Problems
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 
 KEYS = ("token_budget", "remaining_budget", "total_requests", "requests", "max_num_running_reqs")
 BEGINS = re.compile(rf"""\{{\s*['"](?:{"|".join(KEYS)})['"]\s*:""")

@@ -12,7 +12,7 @@ from schedtrace.read.iteration_log import ITERATION, read_iteration_log
 from schedtrace.read.lines import WholeLines, decode_line, read_header
 from schedtrace.read.loguru_log import BEGINS, read_loguru_log
 from schedtrace.read.read_options import READ, ReadOptions
-from schedtrace.read.trace_file import Trace, read_trace
+from schedtrace.read.trace import Trace, read_trace
 
 HEAD = 2**20
 """Bytes at the start of a file in which its kind must show; vLLM's own lines may come before."""

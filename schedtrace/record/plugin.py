@@ -73,7 +73,7 @@ def _wrap_configured_class() -> None:
 
 
 def _class_for(chosen: Any, config: Any) -> Any:
-    """The class that is built, where the chosen one picks it by the configuration (``balance/policy.py``)."""
+    """The class that is built, where the chosen one picks it by the configuration (``balance/engine.py``)."""
     choose = getattr(chosen, "scheduler_class_for", None)
     return chosen if choose is None else choose(config)
 

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from schedtrace.simulate import releases
-from schedtrace.simulate.engine import Engine
+from schedtrace.simulate.assembled_engine import Engine
 
 
 class Driver(Engine):

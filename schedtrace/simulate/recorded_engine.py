@@ -10,8 +10,8 @@ from vllm.engine.arg_utils import EngineArgs
 
 from schedtrace.errors import UsageError
 from schedtrace.model.trace import Header
+from schedtrace.simulate.assembled_engine import recorded_groups
 from schedtrace.simulate.config import OF_RANKS, require_values
-from schedtrace.simulate.engine import recorded_groups
 from schedtrace.step_times.memory import refuse_of_memory
 
 RENAMED = {"policy": "scheduling_policy"}

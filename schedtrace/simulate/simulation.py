@@ -9,9 +9,9 @@ from itertools import count
 from typing import Any
 
 from schedtrace.record.engine_hooks import INPUTS
+from schedtrace.simulate.assembled_engine import Engine
 from schedtrace.simulate.clock import VirtualClock, timed
 from schedtrace.simulate.core import make_core
-from schedtrace.simulate.engine import Engine
 from schedtrace.simulate.executor import SimulatedExecutor
 from schedtrace.simulate.model_runner import ModelRunner
 from schedtrace.step_times.constants import Constants

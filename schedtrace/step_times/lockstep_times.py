@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 from schedtrace.step_times.fitting import Source, fit_rows
 
 ROUNDS = 4

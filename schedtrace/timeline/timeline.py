@@ -14,7 +14,7 @@ from schedtrace.model.trace_facts import Control
 from schedtrace.read.front_end_files import FrontEnd
 from schedtrace.read.schema import schema_of
 from schedtrace.read.thread_times import cpu_times
-from schedtrace.read.trace_file import Trace, all_rows, rows_between, rows_of
+from schedtrace.read.trace import Trace, all_rows, rows_between, rows_of
 from schedtrace.timeline.demand import Demand, demand
 from schedtrace.timeline.per_step import context_tokens
 from schedtrace.timeline.pieces import LENGTH_US

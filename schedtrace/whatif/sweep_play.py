@@ -22,7 +22,7 @@ from schedtrace.errors import UsageError
 from schedtrace.model.printable import capped
 from schedtrace.model.sweep_result import Outcome
 from schedtrace.read.run import read_run
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 from schedtrace.step_times.fitted import Counted, Fitted
 from schedtrace.whatif.installed import import_vllm
 from schedtrace.whatif.sweep_engines import Engine, ModelledEngine, fitted_length

@@ -7,7 +7,7 @@ import polars as pl
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.manifest import Manifest
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import WARMUP_TRIAL
 from schedtrace.workloads.closed_loop import closed_loop
 from schedtrace.workloads.recorded_notes import recorded_notes

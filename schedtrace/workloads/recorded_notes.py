@@ -6,7 +6,7 @@ import polars as pl
 
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Count, Message, message
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 from schedtrace.workloads.recorded_prefixes import CHARACTERS, MOST_BLOCKS, found_elsewhere
 
 ONE_OF_SEVERAL = "One engine of {ranks}: the load is what reached this one."

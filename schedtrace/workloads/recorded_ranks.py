@@ -10,7 +10,7 @@ import polars as pl
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Count, Message, message
-from schedtrace.read.trace_file import Trace
+from schedtrace.read.trace import Trace
 from schedtrace.timeline.clock_offsets import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL
 from schedtrace.workloads.closed_loop import closed_loop

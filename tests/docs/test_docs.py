@@ -22,7 +22,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption, Step
 from schedtrace.read.chain import expanded
 from schedtrace.read.run import read_run
-from schedtrace.read.trace_file import read_trace
+from schedtrace.read.trace import read_trace
 from schedtrace.record import settings
 from tests.makers import arrival, run_folder, step
 from tests.unit.diagnose.sentences import found_in

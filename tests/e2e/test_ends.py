@@ -10,7 +10,7 @@ import time
 import pytest
 
 from schedtrace.model.manifest import read_manifest
-from schedtrace.read.trace_file import read_trace
+from schedtrace.read.trace import read_trace
 from tests.e2e.conftest import environment, run_options, schedtrace
 from tools.bench.run_kills import KINDS, Run
 

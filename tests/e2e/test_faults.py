@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from schedtrace.read.trace_file import read_trace
+from schedtrace.read.trace import read_trace
 from tests.e2e.conftest import MODEL, run_options, schedtrace
 
 BUSY = {"input_len": 64, "output_len": 64, "num_prompts": 16, "trials": 8, "lines": "full"}

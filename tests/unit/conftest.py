@@ -5,7 +5,7 @@ import pytest
 from schedtrace.cli.main import main
 from schedtrace.diagnose.rules import RULES
 from schedtrace.read.run import read_run
-from schedtrace.read.trace_file import read_trace
+from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests import makers
 

@@ -23,7 +23,7 @@ from tools.bench.big_trace import write_big_trace
 
 ROOT = Path(__file__).parents[2]
 ANALYZE = "import sys; from schedtrace.cli.main import main; sys.exit(main(['analyze', sys.argv[1]]))"
-READ = "import sys; from pathlib import Path; from schedtrace.read.trace_file import read_trace; "
+READ = "import sys; from pathlib import Path; from schedtrace.read.trace import read_trace; "
 READ += "read_trace(Path(sys.argv[1]))"
 POLARS = """
 import sys, polars as pl

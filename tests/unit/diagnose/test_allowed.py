@@ -10,7 +10,7 @@ from schedtrace.model.report import Advice
 from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.present.phrases import plain
 from schedtrace.read.front_end_files import FrontEnd
-from schedtrace.read.trace_file import read_trace
+from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import header, step, write_trace
 from tests.unit.diagnose.test_scheduler_overhead import one_after_the_other

@@ -5,7 +5,7 @@ import pytest
 from schedtrace.diagnose.kv_blocks import kv_need
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_facts import HeadRefusal
-from schedtrace.read.trace_file import read_trace
+from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import header, step, write_trace
 

@@ -11,7 +11,7 @@ from schedtrace.model.report import Severity
 from schedtrace.model.trace import Events, Exit, Preemption, Step
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
-from schedtrace.read.trace_file import read_trace
+from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, header, step, write_trace
 

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from schedtrace.engine.simulated_executor import EXECUTOR, check, model_folder, use_executor
+from schedtrace.engine.simulated import EXECUTOR, check, model_folder, use_executor
 from schedtrace.engine.spec import RunSpec
 from schedtrace.errors import InputError, UsageError
 

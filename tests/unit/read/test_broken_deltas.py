@@ -7,7 +7,7 @@ import pytest
 
 from schedtrace.model.trace import End, ScheduledRequest
 from schedtrace.read.chain import expanded
-from schedtrace.read.trace_file import read_trace
+from schedtrace.read.trace import read_trace
 from tests.deltas import Deltas
 from tests.makers import arrival, encoded, header, step
 

@@ -21,7 +21,7 @@ from schedtrace.read import cache
 from schedtrace.read.read_options import ReadOptions
 from schedtrace.read.run import read_run
 from schedtrace.read.tables import LARGE, CannotWriteError
-from schedtrace.read.trace_file import read_trace
+from schedtrace.read.trace import read_trace
 from tests.makers import arrival, encoded, finish, header, step, write_trace
 
 TINY = ReadOptions(memory_bytes=0, chunk_bytes=700)

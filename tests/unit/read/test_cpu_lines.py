@@ -3,7 +3,7 @@ from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.read.problems import Problems
 from schedtrace.read.read_options import ReadOptions
-from schedtrace.read.trace_file import read_trace
+from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import step
 

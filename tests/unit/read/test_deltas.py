@@ -22,10 +22,10 @@ from schedtrace.model.trace import (
     Step,
 )
 from schedtrace.read import stretches
-from schedtrace.read import trace_file as rows_module
+from schedtrace.read import trace as rows_module
 from schedtrace.read.chain import expanded
 from schedtrace.read.tables import LARGE
-from schedtrace.read.trace_file import read_trace, rows_between
+from schedtrace.read.trace import read_trace, rows_between
 from tests.deltas import Deltas
 from tests.makers import arrival, encoded, finish, header, step, write_trace
 

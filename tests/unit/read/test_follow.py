@@ -9,7 +9,7 @@ from schedtrace.errors import InputError
 from schedtrace.model.trace import End, Events, Output, Preemption, ScheduledRequest
 from schedtrace.read import follow
 from schedtrace.read.follow import Following, LostError, require_header
-from schedtrace.read.trace_file import read_trace
+from schedtrace.read.trace import read_trace
 from schedtrace.timeline.queue_waits import mismatches
 from schedtrace.timeline.timeline import make_timeline
 from tests.deltas import Deltas
