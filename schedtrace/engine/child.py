@@ -140,7 +140,7 @@ class Session:
         if on_cpu or run.executor is not None:
             cpu.prepare_environment()
         if run.executor is not None:
-            from schedtrace.simulate.config import CPU_CACHE_SPACE, is_cpu
+            from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
             from schedtrace.simulate.releases import by_name_or_class
 
             os.environ.pop(CPU_CACHE_SPACE, None)

@@ -3,7 +3,7 @@
 ``Driver`` works it call by call, ``Simulation`` in virtual time; ``docs/simulate.md`` is their page.
 """
 
-from schedtrace.simulate.config import stand_in
+from schedtrace.simulate.no_gpu import stand_in
 
 stand_in()
 
