@@ -21,7 +21,7 @@ from schedtrace.record import queues
 from schedtrace.record.allocation import Refusal, why_refused
 from schedtrace.record.marking import Site
 
-PP_STAGGER, READ_IN_FLIGHT, UNKNOWN = range(3)
+PP_STAGGER, READ_IN_FLIGHT, NOT_KNOWN_WHY = range(3)
 
 _DIFFUSION = "vllm.v1.core.sched.diffusion_scheduler"
 
@@ -33,7 +33,7 @@ def why_not_eligible(scheduler: Any, request: Any) -> int:
         width = diffusion.diffusion_canvas_width(request, scheduler.num_spec_tokens)
         if diffusion._read_in_flight(request, width):
             return READ_IN_FLIGHT
-    return PP_STAGGER if getattr(scheduler, "use_pp", False) else UNKNOWN
+    return PP_STAGGER if getattr(scheduler, "use_pp", False) else NOT_KNOWN_WHY
 
 
 SITES: list[Site] = []
@@ -211,7 +211,7 @@ class Marks:
             return why_not_eligible(scheduler, request)
         except Exception as error:
             _failed(scheduler, error)
-            return UNKNOWN
+            return NOT_KNOWN_WHY
 
 
 _DEFAULTS = tuple(field.default for field in msgspec.structs.fields(Event))

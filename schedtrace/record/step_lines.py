@@ -22,7 +22,7 @@ MOST_KEPT = 100_000
 
 
 class WrittenIds(dict[Any, str]):
-    """A cache: ``written[request_id]`` is what stands in the trace, by ``model.ids``.
+    """A cache: ``written[request_id]`` is what stands in the trace, by ``model.printable``.
 
     The answer depends on the id alone, so an entry may be dropped at any time.
 

@@ -68,7 +68,7 @@ class Fitted:
         return self.fit.wake_us
 
     def gathering_us(self) -> float | None:
-        """Of ranks in lock-step: as their recorded all-reduces (``lockstep.gathering_us``)."""
+        """Of ranks in lock-step: as their recorded all-reduces (``lockstep_times.gathering_us``)."""
         return self.fit.gathering_us
 
     def outside(self, batch: Batch) -> bool:
@@ -161,7 +161,7 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
     Args:
         timelines: Of one model on one device.
         runs: What to call where they came from, for instance the run folder's name.
-        gathering_us: Of ranks in lock-step (``lockstep.gathering_us``); None: not known.
+        gathering_us: Of ranks in lock-step (``lockstep_times.gathering_us``); None: not known.
 
     Raises:
         InputError: too few steps have an output and requests that are known.

@@ -43,7 +43,7 @@ def behind_head(timeline: Timeline, heads: pl.DataFrame) -> pl.DataFrame:
     Returns:
         ``COLUMNS``: ``head`` was refused there, ``budget_left``, ``kv_blocks_free`` and ``seats_left`` are
         what the step left over, ``tokens`` and ``blocks`` what the request would have got, ``left_step``
-        the step in which it really left the queue (``waits.NEVER``: none).
+        the step in which it really left the queue (``queue_waits.NEVER``: none).
     """
     if heads.is_empty() or timeline.header.foreign_queues:  # who comes next there is not known
         return pl.DataFrame(schema=COLUMNS)

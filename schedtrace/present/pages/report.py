@@ -268,7 +268,7 @@ def _commands(run: RunReport, roots: list[Found]) -> Commands:
 
 
 def _replay(run: RunReport) -> Commands:
-    """How to find out which setting helps; a replay is no longer than ``whatif.part.MOST_S``."""
+    """How to find out which setting helps; a replay is no longer than ``whatif.baseline.MOST_S``."""
     return Commands(
         "Which setting helps, and how much, by replaying this load (about a minute):",
         [shlex.join(["schedtrace", "analyze", run.path, "--predict"])],
