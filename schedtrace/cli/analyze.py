@@ -12,7 +12,7 @@ from schedtrace.cli.options import (
     FromOption,
     LastOption,
     ToOption,
-    say,
+    print_line,
     show,
     stderr_console,
     window_of,
@@ -84,7 +84,7 @@ def analyze(
         test = partial(_replay, objective=objective, clients=concurrency, progress=bar) if predict else None
         report = keep(analyze_runs(runs, window, test), codes)
     for folder in runs_without_trace(paths):
-        say(f"schedtrace: skipped {folder}: it contains no trace", err=True)
+        print_line(f"schedtrace: skipped {folder}: it contains no trace", err=True)
     replays = not predict and window is None and find_spec("vllm") is not None
     show(report_page(report, full=details, replays=replays), output_format)
     if any(severe(finding) for run in report.runs for finding in run.findings):
@@ -108,5 +108,5 @@ def _replay(
     try:
         return judged(findings, recorded(run, clients=clients), objective=objective, progress=progress)
     except SchedtraceError as error:
-        say(f"schedtrace: not predicted: {error}", err=True)
+        print_line(f"schedtrace: not predicted: {error}", err=True)
         return findings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedtrace.cli.options import FormatOption, option_names, say, show
+from schedtrace.cli.options import FormatOption, option_names, print_line, show
 from schedtrace.errors import ExitCode, InputError, UsageError
 from schedtrace.present.renderers import Format
 
@@ -74,7 +74,7 @@ def diff(
         why = f"too few trials to tell; {comparison.trials_least} a side are needed"
         if comparison.compared_by == "requests":
             why = "one server against one, and their requests do not tell; make runs with trials"
-        say(f"schedtrace: --fail-on: {why}", err=True)
+        print_line(f"schedtrace: --fail-on: {why}", err=True)
     if any(is_regression(metric) for metric in comparison.metrics):
         raise typer.Exit(ExitCode.FINDINGS)
 

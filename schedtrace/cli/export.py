@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import say, stderr_console
+from schedtrace.cli.options import print_line, stderr_console
 from schedtrace.errors import UsageError
 from schedtrace.export import Kind
 
@@ -39,7 +39,7 @@ def export(
     if to is Kind.JSONL:
         for trace in found.traces:
             for problem in trace.problems.sentences(trace.path):
-                say(f"schedtrace: {plain(problem)}", err=True)
+                print_line(f"schedtrace: {plain(problem)}", err=True)
     folder = output or beside / "export"
     if output is None and folder.is_symlink():
         msg = f"{folder} is a link to {folder.readlink()}; --output names the folder to write to"
@@ -49,6 +49,6 @@ def export(
     width = max(len(str(file)) for file in written)
     what = {Kind.JSONL: "lines", Kind.PERFETTO: "events", Kind.CHROME: "events"}.get(to, "rows")
     for file, count in written.items():
-        say(f"{file!s:<{width}}  {count:>9,} {what}")
+        print_line(f"{file!s:<{width}}  {count:>9,} {what}")
     if to in {Kind.PERFETTO, Kind.CHROME}:
-        say("next: open it in Perfetto UI, https://ui.perfetto.dev (the file stays in your browser)")
+        print_line("next: open it in Perfetto UI, https://ui.perfetto.dev (the file stays in your browser)")

@@ -24,7 +24,7 @@ from schedtrace.cli import (
     sweep,
     watch,
 )
-from schedtrace.cli.options import say
+from schedtrace.cli.options import print_line
 from schedtrace.errors import ExitCode, SchedtraceError
 from schedtrace.model.printable import capped, shortened
 
@@ -56,7 +56,7 @@ app.command("diff", context_settings=diff.CONTEXT_SETTINGS)(diff.diff)
 
 def _show_version(asked: bool) -> None:
     if asked:
-        say(f"schedtrace {__version__}")
+        print_line(f"schedtrace {__version__}")
         raise typer.Exit
 
 
@@ -110,7 +110,7 @@ def _cut(message: str, given: list[str]) -> str:
 
 def _tell(message: str, code: int, *details: str) -> int:
     for line in (f"schedtrace: {message}", *details):
-        say(line, err=True)
+        print_line(line, err=True)
     return code
 
 

@@ -97,7 +97,7 @@ def require_vllm() -> None:
     logger.add(sys.stderr, level="WARNING", format="schedtrace: {message}")
 
 
-def say(line: str, *, err: bool = False) -> None:
+def print_line(line: str, *, err: bool = False) -> None:
     """Print one line, on stderr if ``err``."""
     typer.echo(visible(line), err=err)
 

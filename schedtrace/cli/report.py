@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import FromOption, LastOption, ToOption, say, stderr_console, window_of
+from schedtrace.cli.options import FromOption, LastOption, ToOption, print_line, stderr_console, window_of
 from schedtrace.errors import InputError, UsageError
 
 
@@ -58,4 +58,4 @@ def report(
     except OSError as error:
         msg = f"{file}: {error.strerror}"
         raise InputError(msg) from error
-    say(f"{file}  {len(html) / 1e6:,.1f} MB")
+    print_line(f"{file}  {len(html) / 1e6:,.1f} MB")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from schedtrace.cli.loads import Burstiness, InputLen, NumPrompts, OutputLen, Prequeue, RangeRatio
-from schedtrace.cli.options import as_arguments, read_yaml, say, show, stderr_console
+from schedtrace.cli.options import as_arguments, read_yaml, print_line, show, stderr_console
 from schedtrace.errors import InterruptedRunError, UsageError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def make_plan(
     model = options["model"] and str(options["model"])
     if model and options["executor"] == "simulated":
         model = simulated.model_folder(model)
-    if options["request_rate"] == float("inf"):  # vLLM's own way to say: all at once
+    if options["request_rate"] == float("inf"):  # vLLM's own way to print_line: all at once
         options = {**options, "request_rate": None}
     arguments = [*(["--model", model] if model else []), "--seed", str(options["seed"])]
     arguments += [argument for part in given for argument in part.arguments]
@@ -171,7 +171,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
         msg = f"interrupted; {what}"
         raise InterruptedRunError(msg) from None
     except UsageError:
-        for plan in plans:  # vLLM's options are known now: say where the wrong one stands
+        for plan in plans:  # vLLM's options are known now: print_line where the wrong one stands
             check_arguments(plan.given)
         raise
 
@@ -201,11 +201,11 @@ def _show_outcome(plan: Any) -> None:
     show(trials_page(report))
     _show_device(plan.manifest)
     for problem in report.problems:
-        say(f"! {plain(problem)}")
+        print_line(f"! {plain(problem)}")
     found = len(report.findings)
-    say("")
-    say(f"recorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")
-    say(f"next: schedtrace analyze {plan.folder}")
+    print_line("")
+    print_line(f"recorded to {plan.folder}, {found} finding{'' if found == 1 else 's'}")
+    print_line(f"next: schedtrace analyze {plan.folder}")
 
 
 def _show_device(manifest: Any) -> None:
@@ -215,7 +215,7 @@ def _show_device(manifest: Any) -> None:
     if times is None:
         return
     chosen.pop("skip_tokenizer_init", None)
-    say(f"device: {manifest.device}. {times}")
+    print_line(f"device: {manifest.device}. {times}")
     if chosen:
         taken = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in chosen.items())
-        say(f"vLLM's defaults for it: {taken}")
+        print_line(f"vLLM's defaults for it: {taken}")

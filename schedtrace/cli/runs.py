@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedtrace.cli.options import say, stderr_console
+from schedtrace.cli.options import print_line, stderr_console
 from schedtrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def read_runs(paths: list[Path], *, cache: bool = True) -> "list[Run]":
 def say_left_out(runs: "list[Run]") -> None:
     """Name the files of these runs that are left out, on stderr."""
     for problem in (problem for run in runs for problem in run.problems):
-        say(f"schedtrace: {problem}", err=True)
+        print_line(f"schedtrace: {problem}", err=True)
 
 
 def one_run(path: Path) -> "Run":

@@ -19,7 +19,7 @@ from schedtrace.cli.loads import (
     Speedup,
     load_of,
 )
-from schedtrace.cli.options import Router, changes_of_ranks, say, show, stderr_console
+from schedtrace.cli.options import Router, changes_of_ranks, print_line, show, stderr_console
 
 if TYPE_CHECKING:
     from schedtrace.workloads.workload import Workload
@@ -101,7 +101,7 @@ def simulate(
     with CountBar(stderr_console(), "simulating", counted=False):
         played = play(loads, options, times, folder, trial_ids=True, manifest=about)
     for request_id in played.refused[:3]:
-        say(f"! {request_id}: refused, its prompt fills max_model_len {options['max_model_len']:,}")
+        print_line(f"! {request_id}: refused, its prompt fills max_model_len {options['max_model_len']:,}")
     _show(played, times, options, fitted_length(shape, given, options))
 
 
@@ -146,17 +146,19 @@ def _show(played: Any, times: Any, options: dict[str, Any], fitted: int | None) 
 
     report = analyze_run(read_run(played.folder))
     show(trials_page(report))
-    say("")
-    say(f"step times: {times.description}")
+    print_line("")
+    print_line(f"step times: {times.description}")
     for note in gathering_notes(times, [options]):
-        say(plain(note))
-    say(
+        print_line(plain(note))
+    print_line(
         f"engine: budget {options['max_num_batched_tokens']:,}, {options['max_num_seqs']:,} seats, "
         f"{options['num_blocks']:,} KV blocks of {options['block_size']} tokens"
     )
     if options["num_blocks"] == MOST_BLOCKS:
-        say("KV cache cut to that many blocks: more would only slow vLLM")
+        print_line("KV cache cut to that many blocks: more would only slow vLLM")
     if fitted:
-        say(f"max-model-len {fitted:,}: all that the KV cache holds, as with vLLM's --max-model-len auto")
-    say(f"simulated {played.virtual_s:,.1f} s in {played.wall_s:.1f} s; recorded to {played.folder}")
-    say(f"next: schedtrace analyze {played.folder}")
+        print_line(
+            f"max-model-len {fitted:,}: all that the KV cache holds, as with vLLM's --max-model-len auto"
+        )
+    print_line(f"simulated {played.virtual_s:,.1f} s in {played.wall_s:.1f} s; recorded to {played.folder}")
+    print_line(f"next: schedtrace analyze {played.folder}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import is_terminal, put, say
+from schedtrace.cli.options import is_terminal, put, print_line
 
 
 def watch(
@@ -45,4 +45,4 @@ def watch(
     else:
         from schedtrace.watch.plain_lines import stream as print_lines
 
-        print_lines(session, every, say)
+        print_lines(session, every, print_line)
