@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from schedtrace.cli.loads import Burstiness, InputLen, NumPrompts, OutputLen, Prequeue, RangeRatio
-from schedtrace.cli.options import as_arguments, read_yaml, print_line, show, stderr_console
+from schedtrace.cli.options import as_arguments, print_line, read_yaml, show, stderr_console
 from schedtrace.errors import InterruptedRunError, UsageError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import is_terminal, put, print_line
+from schedtrace.cli.options import is_terminal, print_line, put
 
 
 def watch(

@@ -8,8 +8,9 @@ import polars as pl
 from schedtrace.diagnose.trials import FINISHED
 from schedtrace.model.comparison import MetricChange
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Code, Count, Message, Number, given, message
+from schedtrace.model.message import NOTHING, Code, Message, Number, given
 from schedtrace.model.report import RunReport
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -26,10 +27,10 @@ def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]
     notes = []
     if base.header.host != new.header.host:
         hosts = {"base": Code(base.header.host), "new": Code(new.header.host)}
-        notes.append(message("different machines: base {base}, new {new}", **hosts))
+        notes.append(say("different machines: base {base}, new {new}", **hosts))
     elif taken_in_turn(base, new) is False:
         notes.append(
-            message(
+            say(
                 "one run was made after the other: what the machine did meanwhile counts as a difference; "
                 "schedtrace diff --run takes their trials in turn"
             )
@@ -40,12 +41,12 @@ def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]
         if held:
             name, sample = held[0]
             notes.append(
-                message(
+                say(
                     "{side}: slow phases hit several trials in a row (unsteady machine): in {metric} "
-                    "{trials} count as {worth}",
+                    "{trials:n trial} count as {worth}",
                     side=side,
                     metric=name,
-                    trials=Count(sample.count, "trial"),
+                    trials=sample.count,
                     worth=f"{sample.effective_count:.1f}",
                 )
             )
@@ -106,12 +107,12 @@ class Load:
         """``220 requests (1,373 + 365 tokens on average)``."""
         sizes = NOTHING
         if self.prompt_tokens is not None and self.output_tokens is not None:
-            sizes = message(
-                " ({prompt} + {output} tokens on average)",
-                prompt=Number(round(self.prompt_tokens)),
-                output=Number(round(self.output_tokens)),
+            sizes = say(
+                " ({prompt:n} + {output:n} tokens on average)",
+                prompt=round(self.prompt_tokens),
+                output=round(self.output_tokens),
             )
-        return message("{requests}{sizes}", requests=Count(round(self.requests or 0), "request"), sizes=sizes)
+        return say("{requests:n request}{sizes}", requests=round(self.requests or 0), sizes=sizes)
 
 
 def load_notes(*, base: Load, new: Load) -> list[Message]:
@@ -119,7 +120,7 @@ def load_notes(*, base: Load, new: Load) -> list[Message]:
     if not base.differs(new):
         return []
     return [
-        message(
+        say(
             "the loads differ: base {base}, new {new}: that alone changes the figures",
             base=base.described(),
             new=new.described(),
@@ -147,7 +148,7 @@ def records_work(report: RunReport) -> bool:
 def workload(report: RunReport) -> Message:
     """``16 prompts (random, 8,192 + 512 tokens, 4 per second, burstiness 1)``."""
     if named := report.config.get("named"):
-        return message(
+        return say(
             "batch size {batch}, {input} + {output} tokens",
             **{name: Number(named[field]) for name, field in zip(_NAMED, NAMED_WORK, strict=True)},
         )
@@ -155,14 +156,14 @@ def workload(report: RunReport) -> Message:
     tokens = [work["input_tokens"], work["output_tokens"]]
     sizes = pace = NOTHING
     if None not in tokens:
-        sizes = message(", {input} + {output} tokens", input=Number(tokens[0]), output=Number(tokens[1]))
+        sizes = say(", {input:n} + {output:n} tokens", input=tokens[0], output=tokens[1])
     if work["request_rate"] is not None:
         rate, burstiness = given(work["request_rate"]), given(work["burstiness"])
-        pace = message(", {rate} per second, burstiness {burstiness}", rate=rate, burstiness=burstiness)
-    return message(
-        "{prompts} ({dataset}{sizes}{pace})",
-        prompts=Count(work["num_prompts"], "prompt"),
-        dataset=Code(work["dataset"]),
+        pace = say(", {rate} per second, burstiness {burstiness}", rate=rate, burstiness=burstiness)
+    return say(
+        "{prompts:n prompt} ({dataset:code}{sizes}{pace})",
+        prompts=work["num_prompts"],
+        dataset=work["dataset"],
         sizes=sizes,
         pace=pace,
     )

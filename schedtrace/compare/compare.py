@@ -26,12 +26,13 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.throughput import counted_time
 from schedtrace.errors import InputError
 from schedtrace.model.comparison import Comparison
-from schedtrace.model.message import Code, Count, Message, message
+from schedtrace.model.message import Count, Message
 from schedtrace.model.report import RunReport
+from schedtrace.model.say import say
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import make_timeline
 
-SERVERS = message("servers have no trials: how much one start of a server differs from the next is unknown")
+SERVERS = say("servers have no trials: how much one start of a server differs from the next is unknown")
 
 
 def compare(*, base: Run, new: Run) -> Comparison:
@@ -93,31 +94,31 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
     """What to keep in mind when reading the figures."""
     sides = (("base", base), ("new", new))
     notes = [
-        message("{side}: {problem}", side=side, problem=problem)
+        say("{side}: {problem}", side=side, problem=problem)
         for side, run in sides
         for problem in run.problems
     ]
     notes += _not_compared(sides)
     if not alike:
         loads = {side: workload(run) for side, run in sides}
-        notes.append(message("different workloads: base {base}, new {new}", **loads))
+        notes.append(say("different workloads: base {base}, new {new}", **loads))
     counts = [len(trials_used(report)) for report in (base, new)]
     if counts[0] != counts[1]:
         trials = [Count(count, "trial") for count in counts]
-        notes.append(message("base has {base}, new has {new}: all are used", base=trials[0], new=trials[1]))
+        notes.append(say("base has {base}, new has {new}: all are used", base=trials[0], new=trials[1]))
     notes += [
-        message("{side}: its only trial was cut", side=side)
+        say("{side}: its only trial was cut", side=side)
         for side, run in sides
         if not any(trial.complete for trial in run.trials)
     ]
     sources = [{t.throughput_from for t in report.trials if t.throughput_from} for report in (base, new)]
     if all(sources) and sources[0] != sources[1]:
         notes.append(
-            message("throughput is the front end's on one side and the trace's on the other: not quite alike")
+            say("throughput is the front end's on one side and the trace's on the other: not quite alike")
         )
     if any(trial.throughput_over == "requests" for _, run in sides for trial in run.trials):
         notes += [
-            message("{side}: throughput is {over}", side=side, over=over)
+            say("{side}: throughput is {over}", side=side, over=over)
             for side, run in sides
             if (over := counted_time(run))
         ]
@@ -129,9 +130,9 @@ def _number_notes(*, base: RunReport, new: RunReport, least: int) -> list[Messag
     if min(len(trials_used(report)) for report in (base, new)) > 1:
         return []
     return [
-        message(
-            "one trial on a side: how much it would vary by itself is unknown; {option} can tell",
-            option=Code(f"--trials {least}"),
+        say(
+            "one trial on a side: how much it would vary by itself is unknown; {option:code} can tell",
+            option=f"--trials {least}",
         )
     ]
 
@@ -158,10 +159,10 @@ def _not_compared(sides: tuple[tuple[str, RunReport], ...]) -> list[Message]:
             codes = ", ".join(rule.code for rule in run.not_judged)
             found.setdefault((run.config["record"], ", ".join(missing), codes), []).append(side)
     return [
-        message(
-            "{sides}: {record}; it does not record {missing}: not compared are {codes}",
+        say(
+            "{sides}: {record:code}; it does not record {missing}: not compared are {codes}",
             sides=" and ".join(names),
-            record=Code(record),
+            record=record,
             missing=missing,
             codes=codes,
         )

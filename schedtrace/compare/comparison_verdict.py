@@ -2,7 +2,8 @@
 
 from schedtrace.compare.significance import fewest_trials, trials_for
 from schedtrace.model.comparison import FindingChange, MetricChange, Outcome
-from schedtrace.model.message import NOTHING, CauseWord, Count, Message, Number, Share, joined, message
+from schedtrace.model.message import NOTHING, Message, Number, Share, joined
+from schedtrace.model.say import say
 
 MOST_METRICS = 3
 MOST_FINDINGS = 2
@@ -27,7 +28,7 @@ def verdict(
         most_tests: Metrics that may vary once there are more trials.
         in_turn: Whether the machine was the same for both; None: unknown.
     """
-    parts = [] if same_work else [message("different workloads: the figures say little")]
+    parts = [] if same_work else [say("different workloads: the figures say little")]
     parts += _findings(findings)
     first_steps = [metric for metric in metrics if metric.name == "first-step requests" and same_work]
     steadied = [steady for metric in first_steps if (steady := _steadied(metric))]
@@ -35,8 +36,8 @@ def verdict(
     figures = _figures(metrics, most=1 if steadied else MOST_METRICS, shapes_too=not parts)
     parts += figures or _nothing_found(metrics, most_tests, other=bool(parts))
     if figures and same_work and in_turn is False:
-        parts.append(message("not made in turn: may be the machine"))
-    return joined(parts, "; ") if parts else message(SAME)
+        parts.append(say("not made in turn: may be the machine"))
+    return joined(parts, "; ") if parts else say(SAME)
 
 
 def _findings(findings: list[FindingChange]) -> list[Message]:
@@ -44,7 +45,7 @@ def _findings(findings: list[FindingChange]) -> list[Message]:
     changed = {state: [change for change in findings if change.state == state] for state in states}
     most = 1 if all(changed.values()) else MOST_FINDINGS
     return [
-        message("{state}: {named}", state=states[state], named=_named(changes, most))
+        say("{state}: {named}", state=states[state], named=_named(changes, most))
         for state, changes in changed.items()
         if changes
     ]
@@ -52,16 +53,16 @@ def _findings(findings: list[FindingChange]) -> list[Message]:
 
 def _named(changes: list[FindingChange], most: int) -> Message:
     rest = len(changes) - most
-    more = message(" and {rest} more", rest=Number(rest)) if rest > 0 else NOTHING
-    return message(
+    more = say(" and {rest:n} more", rest=rest) if rest > 0 else NOTHING
+    return say(
         "{named}{more}", named=joined([_finding(change) for change in changes[:most]], ", "), more=more
     )
 
 
 def _finding(change: FindingChange) -> Message:
     if change.code == "blocked-budget" and change.cause:
-        return message("{code} {cause}", code=change.code, cause=CauseWord(change.cause))
-    return message("{code}", code=change.code)
+        return say("{code} {cause:cause}", code=change.code, cause=change.cause)
+    return say("{code}", code=change.code)
 
 
 def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> list[Message]:
@@ -81,13 +82,13 @@ def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> lis
 def _changed(metric: MetricChange) -> Message:
     """``output +12.3 %``, or that the base was 0."""
     if metric.change_frac is None:
-        return message("{metric} from 0", metric=metric.name)
-    return message("{metric} {change}", metric=metric.name, change=Share(metric.change_frac, signed=True))
+        return say("{metric} from 0", metric=metric.name)
+    return say("{metric} {change:+%}", metric=metric.name, change=metric.change_frac)
 
 
 def _shape(metric: MetricChange) -> Message:
     means = {"base": Number(metric.base.mean), "new": Number(metric.new.mean)}
-    return message("{metric} {base} -> {new}", metric=metric.name, **means)
+    return say("{metric} {base} -> {new}", metric=metric.name, **means)
 
 
 def _nothing_found(metrics: list[MetricChange], most_tests: int, *, other: bool) -> list[Message]:
@@ -101,16 +102,16 @@ def _nothing_found(metrics: list[MetricChange], most_tests: int, *, other: bool)
     if first.outcome is Outcome.TOO_FEW:
         return [_too_few(first, most_tests)]
     if first.outcome is Outcome.ONE_EACH:
-        what = message("one server against one: how much it would vary by itself is unknown")
-        return [message("{change}, {what}", change=_changed(first), what=what)]
+        what = say("one server against one: how much it would vary by itself is unknown")
+        return [say("{change}, {what}", change=_changed(first), what=what)]
     seen = NOTHING
     if first.noise_floor_frac is not None:
         floor = Share(first.noise_floor_frac)
-        seen = message(" ({floor} in {metric} would have shown)", floor=floor, metric=first.name)
-    what = message("no other difference found") if other else message(SAME)
+        seen = say(" ({floor} in {metric} would have shown)", floor=floor, metric=first.name)
+    what = say("no other difference found") if other else say(SAME)
     by_requests = any(m.outcome is Outcome.ONE_EACH for m in metrics)
     number = "requests" if by_requests else "trials"
-    return [message("{what} at this number of {number}{seen}", what=what, number=number, seen=seen)]
+    return [say("{what} at this number of {number}{seen}", what=what, number=number, seen=seen)]
 
 
 def _too_few(metric: MetricChange, most_tests: int) -> Message:
@@ -120,12 +121,12 @@ def _too_few(metric: MetricChange, most_tests: int) -> Message:
         wanted = abs(metric.change_frac)
         least = max(least, trials_for(metric.base.values, metric.new.values, most_tests, wanted) or 0)
     spread_known = min(metric.base.count, metric.new.count) > 1
-    return message(
-        "{change}, but {trials} a side cannot tell: {at_least}{least} needed",
+    return say(
+        "{change}, but {trials:n trial} a side cannot tell: {at_least}{least:n} needed",
         change=_changed(metric),
-        trials=Count(min(metric.base.count, metric.new.count), "trial"),
+        trials=min(metric.base.count, metric.new.count),
         at_least="" if spread_known else "at least ",
-        least=Number(least),
+        least=least,
     )
 
 
@@ -139,19 +140,19 @@ def _steadied(metric: MetricChange) -> Message:
     """That trials no longer vary, or now do; nothing if neither, or if that may be chance."""
     before, after = metric.base, metric.new
     if metric.significant and after.min == after.max and before.min < before.max:
-        return message(
-            "{metric} now always {now} (were {low} to {high})",
+        return say(
+            "{metric} now always {now:n} (were {low:n} to {high:n})",
             metric=metric.name,
-            now=Number(after.min),
-            low=Number(before.min),
-            high=Number(before.max),
+            now=after.min,
+            low=before.min,
+            high=before.max,
         )
     if metric.significant and before.min == before.max and after.min < after.max:
-        return message(
-            "{metric} now {low} to {high} (were always {before})",
+        return say(
+            "{metric} now {low:n} to {high:n} (were always {before:n})",
             metric=metric.name,
-            before=Number(before.min),
-            low=Number(after.min),
-            high=Number(after.max),
+            before=before.min,
+            low=after.min,
+            high=after.max,
         )
     return NOTHING

@@ -7,7 +7,8 @@ from schedtrace.diagnose.effective_settings import effective_settings
 from schedtrace.diagnose.setting_origins import configured_by
 from schedtrace.model.comparison import ConfigChange
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import NOTHING, Code, Message, message
+from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.say import say
 from schedtrace.read.foreign import UNKNOWN
 from schedtrace.read.run import Run
 
@@ -72,7 +73,7 @@ def _options(base: Run, new: Run, known: set[str]) -> list[ConfigChange]:
     before, after = (_command_options(run.manifest) for run in (base, new))
     if before is None or after is None:
         return []
-    says = {True: message("given"), False: message("not given")}
+    says = {True: say("given"), False: say("not given")}
     return [
         ConfigChange(
             name=f"--{name.replace('_', '-')}",
@@ -108,10 +109,10 @@ def _command_options(manifest: Manifest | None) -> dict[str, str] | None:
 def _origins(run: Run) -> dict[str, Message]:
     """Name of each setting that decides scheduling to where its value comes from, as far as that is known."""
     return {
-        setting.name: message(
+        setting.name: say(
             "{origin}{context}",
             origin=setting.origin,
-            context=message(" for {context}", context=Code(setting.context)) if setting.context else NOTHING,
+            context=say(" for {context:code}", context=setting.context) if setting.context else NOTHING,
         )
         for setting in effective_settings(run)
         if setting.origin != "unknown"

@@ -15,8 +15,9 @@ from schedtrace.diagnose.verdict import leading, verdict
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, message
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
+from schedtrace.model.say import say
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_ranks import Ranks
@@ -89,7 +90,7 @@ class Timelines:
 def _of_trace(trace: Trace) -> list[Message]:
     """What is wrong with the file, and the recorder's notices."""
     notices = [f"{trace.path}: {notice}" for notice in trace.notices]
-    return [message("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
+    return [say("{problem}", problem=text) for text in (*trace.problems.sentences(trace.path), *notices)]
 
 
 def analyze_run(
@@ -126,7 +127,7 @@ def analyze_run(
     split = time_split([engine.split for engine in engines]) if Fact.TIMES in engines[0].rank.facts else []
     of_queues = [problem for engine in engines for problem in engine.problems]
     of_run = _of_run(run.manifest) if run.manifest else []
-    of_files = [message("{problem}", problem=text) for text in run.problems]
+    of_files = [say("{problem}", problem=text) for text in run.problems]
     return RunReport(
         path=str(run.path),
         label=run.label,
@@ -227,21 +228,22 @@ def _of_ranks(ranks: Ranks) -> list[Message]:
     problems, found = [], len(ranks.each)
     if ranks.missing:
         problems.append(
-            message(
-                "{found} of {size} recorded: what the others made them wait for is not known.",
-                found=Number(found),
-                size=Count(found + ranks.missing, "rank"),
+            say(
+                "{found:n} of {size:n rank} recorded: what the others made them wait for is not known.",
+                found=found,
+                size=found + ranks.missing,
             )
         )
     if ranks.hosts > 1:
         off = ranks.uncertainty_us
         apart: Message | str = "differ by an unknown time"
         if off is not None:
-            apart = message("differ by up to {off}", off=Duration(off))
+            apart = say("differ by up to {off:us}", off=off)
         problems.append(
-            message(
-                "The ranks ran on {hosts} whose clocks may {apart}: no comparison of their times is better.",
-                hosts=Count(ranks.hosts, "host"),
+            say(
+                "The ranks ran on {hosts:n host} whose clocks may {apart}: no comparison of their "
+                "times is better.",
+                hosts=ranks.hosts,
                 apart=apart,
             )
         )
@@ -253,20 +255,20 @@ def _of_run(manifest: Manifest) -> list[Message]:
     problems = []
     ended = {"failed": "failed", "interrupted": "was interrupted"}.get(manifest.status)
     if ended is not None:
-        error = message(": {error}", error=manifest.error) if manifest.error else NOTHING
+        error = say(": {error}", error=manifest.error) if manifest.error else NOTHING
         problems.append(
-            message(
+            say(
                 "The run {ended}{error}. This report covers what was recorded before.",
                 ended=ended,
                 error=error,
             )
         )
     if manifest.status in {"starting", "running"}:
-        problems.append(message("The run's command ended without a result, or is still running."))
+        problems.append(say("The run's command ended without a result, or is still running."))
     dirty = [trial.trial for trial in manifest.trials if trial.prefix_cache_reset is False]
     if dirty:
         problems.append(
-            message(
+            say(
                 "The prefix cache could not be emptied before {trials}.",
                 trials=f"trial {', '.join(map(str, dirty))}",
             )

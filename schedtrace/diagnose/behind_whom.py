@@ -12,8 +12,9 @@ import polars as pl
 
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC, Charged
 from schedtrace.model.causes import Cause
-from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, Setting, message
+from schedtrace.model.message import NOTHING, Count, Message, Setting
 from schedtrace.model.report import Advice, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import SHORT_FRAC
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
@@ -238,16 +239,16 @@ def sentence(behind: Behind) -> Message:
     shorter = behind.waiter_tokens <= SHORT_FRAC * behind.holder_tokens
     sizes = NOTHING
     if shorter:
-        sizes = message(
-            " (prompts of {waiter} and {holder} at the median)",
-            waiter=Number(round(behind.waiter_tokens)),
-            holder=Count(round(behind.holder_tokens), "token"),
+        sizes = say(
+            " (prompts of {waiter:n} and {holder:n token} at the median)",
+            waiter=round(behind.waiter_tokens),
+            holder=round(behind.holder_tokens),
         )
-    return message(
-        "{waiters} waited {time} on average behind {holders} {kind}{sizes}.",
+    return say(
+        "{waiters} waited {time:us} on average behind {holders:n} {kind}{sizes}.",
         waiters=Count(behind.waiters, "shorter request" if shorter else "request"),
-        time=Duration(behind.wait_us / behind.waiters),
-        holders=Number(behind.holders),
+        time=behind.wait_us / behind.waiters,
+        holders=behind.holders,
         kind=_kind(behind),
         sizes=sizes,
     )
@@ -256,25 +257,23 @@ def sentence(behind: Behind) -> Message:
 def _kind(behind: Behind) -> Message:
     value = behind.value
     if behind.trait == "lora":
-        return (
-            message("for adapter {name}", name=Code(str(value))) if value else message("without an adapter")
-        )
+        return say("for adapter {name:code}", name=str(value)) if value else say("without an adapter")
     return {
-        "at_once": message("that came at once"),
-        "priority": message("of priority {value}", value=Number(value)),  # type: ignore[arg-type]  # an integer
-        "client_index": message("from API server {value}", value=Number(value)),  # type: ignore[arg-type]  # likewise
-        "prefix": message("that begin alike") if value else message("that share no prefix"),
-        "prompt_tokens": message("with long prompts"),
-        "output_tokens": message("with long outputs"),
+        "at_once": say("that came at once"),
+        "priority": say("of priority {value:n}", value=value),
+        "client_index": say("from API server {value:n}", value=value),
+        "prefix": say("that begin alike") if value else say("that share no prefix"),
+        "prompt_tokens": say("with long prompts"),
+        "output_tokens": say("with long outputs"),
     }[behind.trait]
 
 
 def _advice(timeline: Timeline, behind: Behind) -> Advice:
     policy = Setting("--scheduling-policy priority")
-    urgent = message("more urgent priorities for the {waiters}", waiters=Number(behind.waiters))
+    urgent = say("more urgent priorities for the {waiters:n}", waiters=behind.waiters)
     if timeline.header.scheduler_config.get("policy") != "priority":
-        urgent = message("{policy} with {urgent}", policy=policy, urgent=urgent)
+        urgent = say("{policy} with {urgent}", policy=policy, urgent=urgent)
     return Advice(
-        message=message("{urgent}, or an engine of their own", urgent=urgent),
-        costs=message("The other {holders} wait longer.", holders=Number(behind.holders)),
+        message=say("{urgent}, or an engine of their own", urgent=urgent),
+        costs=say("The other {holders:n} wait longer.", holders=behind.holders),
     )

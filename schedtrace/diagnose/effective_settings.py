@@ -11,8 +11,9 @@ from schedtrace.diagnose.setting_origins import VALUES, configured_by, with_orig
 from schedtrace.model.facts import Fact
 from schedtrace.model.front_end_lines import Configured
 from schedtrace.model.limits import EffectiveSetting
-from schedtrace.model.message import NOTHING, Count, Message, Number, Setting, Share, given, joined, message
+from schedtrace.model.message import NOTHING, Message, Number, given, joined
 from schedtrace.model.report import Advice, Finding
+from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
 from schedtrace.timeline.ingress import OFFLINE_CONTEXT
@@ -30,27 +31,27 @@ def why_inert(setting: EffectiveSetting, header: Header, configured: Configured 
 
 def _partial_prefills(setting: EffectiveSetting, _: Header, __: Configured | None) -> Message:
     """No release's V1 scheduler reads them; vLLM 0.27 removed them."""
-    return NOTHING if setting.value == 1 else message("vLLM's V1 scheduler does not read it")
+    return NOTHING if setting.value == 1 else say("vLLM's V1 scheduler does not read it")
 
 
 def _threshold(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
     value, budget = setting.value, header.token_budget
     if not isinstance(value, int) or not value or budget is None or value < budget:
         return NOTHING
-    return message("no effect: the token budget of {budget} limits chunks first", budget=Number(budget))
+    return say("no effect: the token budget of {budget:n} limits chunks first", budget=budget)
 
 
 def _adaptive(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
     if not setting.value or header.scheduler_config.get("long_prefill_token_threshold"):
         return NOTHING
-    return message("no effect without {setting}", setting=Setting("long_prefill_token_threshold"))
+    return say("no effect without {setting:setting}", setting="long_prefill_token_threshold")
 
 
 def _active(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
     """``max_num_active_seqs`` replaces ``max_num_seqs`` as the limit only where it is smaller."""
     if setting.value != header.scheduler_config.get("max_num_seqs"):
         return NOTHING
-    return message("no effect: {setting} is the same", setting=Setting("max_num_seqs"))
+    return say("no effect: {setting:setting} is the same", setting="max_num_seqs")
 
 
 def _watermark(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
@@ -58,7 +59,7 @@ def _watermark(setting: EffectiveSetting, header: Header, _: Configured | None) 
     value, blocks = setting.value, header.kv_blocks_total
     if not isinstance(value, int | float) or not value or blocks is None or int(value * blocks) > 0:
         return NOTHING
-    return message("no effect: of {blocks} blocks it keeps 0 free", blocks=Number(blocks))
+    return say("no effect: of {blocks:n} blocks it keeps 0 free", blocks=blocks)
 
 
 def _interval(setting: EffectiveSetting, header: Header, _: Configured | None) -> Message:
@@ -67,20 +68,20 @@ def _interval(setting: EffectiveSetting, header: Header, _: Configured | None) -
     in_lock_step = header.data_parallel_size is None or header.data_parallel_size > 1
     if setting.value == 1 or in_lock_step or release is None or release >= LOCAL_INTERVAL_SINCE:
         return NOTHING
-    return message("no effect in this release: only data-parallel ranks in lock-step read it")
+    return say("no effect in this release: only data-parallel ranks in lock-step read it")
 
 
 def _queued(_: EffectiveSetting, __: Header, configured: Configured | None) -> Message:
     """``LLM`` never asks ``AsyncLLM.check_admission``."""
     if configured is None or configured.usage_context != OFFLINE_CONTEXT:
         return NOTHING
-    return message("no effect offline: only a server's front end checks it")
+    return say("no effect offline: only a server's front end checks it")
 
 
 def _utilization(setting: EffectiveSetting, header: Header, __: Configured | None) -> Message:
     if setting.origin != "given" or header.settings.get("cache_config.kv_cache_memory_bytes") is None:
         return NOTHING
-    return message("no effect: {setting} decides", setting=Setting("kv_cache_memory_bytes"))
+    return say("no effect: {setting:setting} decides", setting="kv_cache_memory_bytes")
 
 
 def _release(version: str) -> tuple[int, int] | None:
@@ -161,7 +162,7 @@ def _tokens(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
     limit = _limit(setting, engines)
     if limit is None or most > LITTLE_USED * limit:
         return NOTHING
-    return message("no step used more than {most} ({share})", most=Number(most), share=Share(most / limit))
+    return say("no step used more than {most:n} ({share:%})", most=most, share=most / limit)
 
 
 def _seats(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
@@ -169,7 +170,7 @@ def _seats(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
     limit = _limit(setting, engines)
     if limit is None or most > LITTLE_USED * limit:
         return NOTHING
-    return message("at most {most} ran at once", most=Count(most, "request"))
+    return say("at most {most:n request} ran at once", most=most)
 
 
 def _hits(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
@@ -177,7 +178,7 @@ def _hits(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
     hits = sum(engine.cached_tokens for engine in engines)
     if not setting.value or hits or admitted < FEWEST_REQUESTS:
         return NOTHING
-    return message("none of {requests} found a cached token", requests=Count(admitted, "request"))
+    return say("none of {requests:n request} found a cached token", requests=admitted)
 
 
 def _limit(setting: EffectiveSetting, engines: Sequence[Use]) -> int | None:
@@ -265,14 +266,14 @@ def _was_given(advice: Advice, overridden: dict[str, EffectiveSetting]) -> bool:
 def _why(setting: EffectiveSetting) -> Message:
     option = setting.name.replace("_", "-")
     if isinstance(setting.given, bool):
-        return message(
-            "{option} was given, and vLLM keeps it {state} here.",
-            option=Setting(f"--{option}" if setting.given else f"--no-{option}"),
+        return say(
+            "{option:setting} was given, and vLLM keeps it {state} here.",
+            option=f"--{option}" if setting.given else f"--no-{option}",
             state="on" if setting.value else "off",
         )
-    return message(
-        "{option} {given} was given, and vLLM keeps {value} here.",
-        option=Setting(f"--{option}"),
+    return say(
+        "{option:setting} {given} was given, and vLLM keeps {value} here.",
+        option=f"--{option}",
         given=_plain(setting.given),
         value=_plain(setting.value),
     )

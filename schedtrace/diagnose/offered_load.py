@@ -7,7 +7,8 @@ from typing import Literal
 
 import polars as pl
 
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Share, message
+from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.workloads.closed_loop import ClosedLoop, closed_loop
@@ -83,17 +84,17 @@ class OfferedLoad:
     def summary(self) -> Message:
         """One sentence; nothing where there is no pattern."""
         if self.pace == "answers":
-            return message("{loop}; the engine {works}.", loop=self.clients, works=self.works)
+            return say("{loop}; the engine {works}.", loop=self.clients, works=self.works)
         if self.pace != "clock":
             return NOTHING
         if self.grows:
-            return message(
-                "Offered {offered}, served {served}: the backlog grew to {backlog}.",
+            return say(
+                "Offered {offered}, served {served}: the backlog grew to {backlog:n request}.",
                 offered=self.offered,
                 served=_rates(self.served_requests_per_s, self.served_tokens_per_s),
-                backlog=Count(self.backlog, "request"),
+                backlog=self.backlog,
             )
-        return message(
+        return say(
             "Offered {offered}, and the engine keeps up: it {works}.", offered=self.offered, works=self.works
         )
 
@@ -107,12 +108,12 @@ class OfferedLoad:
         """``2 clients with one request open each, the next one 300 ms (median) after an answer``."""
         if self.loop is None:
             return NOTHING
-        think_ms, thinks = self.think_ms or 0.0, message("at once")
+        think_ms, thinks = self.think_ms or 0.0, say("at once")
         if think_ms >= THINKS_MS:
-            thinks = message("{time} (median) after an answer", time=Duration(round(1e3 * think_ms)))
-        return message(
-            "{clients} with one request open each, the next one {thinks}",
-            clients=Count(self.loop.clients, "client"),
+            thinks = say("{time:us} (median) after an answer", time=round(1e3 * think_ms))
+        return say(
+            "{clients:n client} with one request open each, the next one {thinks}",
+            clients=self.loop.clients,
             thinks=thinks,
         )
 
@@ -121,18 +122,18 @@ class OfferedLoad:
         """``works 9 % of the time, in 10 busy periods of 8 requests each``."""
         detail = NOTHING
         if self.requests_per_busy_period >= BURST and self.working_frac <= IDLE_FRAC:
-            detail = message(
-                ", in {periods} of {each} requests on average",
-                periods=Count(self.busy_periods, "busy period"),
-                each=Number(self.requests_per_busy_period, 1),
+            detail = say(
+                ", in {periods:n busy period} of {each:n1} requests on average",
+                periods=self.busy_periods,
+                each=self.requests_per_busy_period,
             )
         elif self.at_fullest_frac is not None and self.at_fullest_frac < ROOM_FRAC * self.working_frac:
-            detail = message(
-                "; in steps as full as its fullest ({fullest}) the same work takes {share}",
-                fullest=Count(self.fullest, "request"),
-                share=Share(self.at_fullest_frac),
+            detail = say(
+                "; in steps as full as its fullest ({fullest:n request}) the same work takes {share:%}",
+                fullest=self.fullest,
+                share=self.at_fullest_frac,
             )
-        return message("works {share} of the time{detail}", share=Share(self.working_frac), detail=detail)
+        return say("works {share:%} of the time{detail}", share=self.working_frac, detail=detail)
 
 
 def offered_load(timeline: Timeline) -> OfferedLoad:
@@ -256,5 +257,5 @@ def _backlogs(timeline: Timeline, came: pl.DataFrame) -> tuple[list[float], int]
 def _rates(requests_per_s: float | None, tokens_per_s: float | None) -> Message:
     tokens = NOTHING
     if tokens_per_s is not None:
-        tokens = message(" ({tokens} tokens/s)", tokens=Number(float(tokens_per_s)))
-    return message("{requests} requests/s{tokens}", requests=Number(requests_per_s), tokens=tokens)
+        tokens = say(" ({tokens:n} tokens/s)", tokens=float(tokens_per_s))
+    return say("{requests:n} requests/s{tokens}", requests=requests_per_s, tokens=tokens)

@@ -15,8 +15,9 @@ from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.verdict import Unlimited, unlimited
 from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import Code, Count, Message, Number, Steps, message
+from schedtrace.model.message import Message
 from schedtrace.model.report import CapRow, CauseRow, EngineTime, RequestTime, StripCell, TrialReport
+from schedtrace.model.say import say
 from schedtrace.timeline.queue_waits import mismatches, overtakings
 from schedtrace.timeline.rank import Rank, rank_of
 from schedtrace.timeline.timeline import Timeline
@@ -147,12 +148,12 @@ def _of_queue(timeline: Timeline) -> list[Message]:
         return []
     wrong = mismatches(timeline)
     foreign = [
-        message(
-            "Requests wait in {queue}, which is not vLLM's: its order is not known. {overtook} of {arrived} "
-            "were admitted before an earlier one that waited.",
-            queue=Code(", ".join(timeline.header.foreign_queues)),
-            overtook=Number(overtakings(timeline)),
-            arrived=Count(timeline.arrivals.filter(~pl.col("streaming_update")).height, "request"),
+        say(
+            "Requests wait in {queue:code}, which is not vLLM's: its order is not known. "
+            "{overtook:n} of {arrived:n request} were admitted before an earlier one that waited.",
+            queue=", ".join(timeline.header.foreign_queues),
+            overtook=overtakings(timeline),
+            arrived=timeline.arrivals.filter(~pl.col("streaming_update")).height,
         )
         for _ in timeline.header.foreign_queues[:1]
     ]
@@ -161,14 +162,14 @@ def _of_queue(timeline: Timeline) -> list[Message]:
     first = wrong.row(0, named=True)
     return [
         *foreign,
-        message(
-            "The waiting queue rebuilt from the trace disagrees with the recorded count after {wrong} of "
-            "{steps}: after {first} it has {rebuilt}, the record {recorded}. Findings that name waiting "
-            "requests may be wrong.",
-            wrong=Number(wrong.height),
-            steps=Count(timeline.steps.height, "step"),
-            first=Steps(first["step"], first["step"]),
-            rebuilt=Count(first["reconstructed"], "request"),
-            recorded=Number(first["recorded"]),
+        say(
+            "The waiting queue rebuilt from the trace disagrees with the recorded count after "
+            "{wrong:n} of {steps:n step}: after {first:step} it has {rebuilt:n request}, the "
+            "record {recorded:n}. Findings that name waiting requests may be wrong.",
+            wrong=wrong.height,
+            steps=timeline.steps.height,
+            first=first["step"],
+            rebuilt=first["reconstructed"],
+            recorded=first["recorded"],
         ),
     ]

@@ -9,8 +9,9 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rules import KINDS, RULES, prefill_stall, rank_imbalance, slow_steps
-from schedtrace.model.message import NOTHING, Message, Number, Share, message
+from schedtrace.model.message import NOTHING, Message, Share
 from schedtrace.model.report import Finding, Gain
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 NEARLY = 0.8
@@ -257,7 +258,7 @@ def quotes_share(finding: Finding) -> bool:
 
 def on_engine(rank: int, sentence: Message) -> Message:
     """A sentence about one of several engines; nothing if it says nothing."""
-    return message("Engine {rank}: {sentence}", rank=Number(rank), sentence=sentence) if sentence else NOTHING
+    return say("Engine {rank:n}: {sentence}", rank=rank, sentence=sentence) if sentence else NOTHING
 
 
 def _set_share(finding: Finding, share: float) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 from schedtrace.model.front_end_lines import Configured
 from schedtrace.model.limits import EffectiveSetting, Origin
-from schedtrace.model.message import NOTHING, Code, Message, Number, Setting, joined, message
+from schedtrace.model.message import NOTHING, Code, Message, joined
+from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
 
@@ -91,9 +92,9 @@ def with_origin(name: str, value: Any, run: Run) -> EffectiveSetting:
         return EffectiveSetting(name=name, value=value, origin=origin, context=context, explanation=why)
     if given in (value, GIVEN):
         by_run = run.manifest is not None and name in run.manifest.engine_args_chosen
-        why = message("chosen by {run}", run=Code("schedtrace run")) if by_run else NOTHING
+        why = say("chosen by {run:code}", run="schedtrace run") if by_run else NOTHING
         return EffectiveSetting(name=name, value=value, origin="given", explanation=why)
-    why = message("{given} was given; vLLM or its platform changed it", given=Code(str(given)))
+    why = say("{given:code} was given; vLLM or its platform changed it", given=str(given))
     return EffectiveSetting(name=name, value=value, origin="overridden", given=given, explanation=why)
 
 
@@ -126,19 +127,19 @@ def _not_given(name: str, value: Any, run: Run) -> tuple[Origin, Message]:
         return _by_context(value, configured.context_defaults.get(name, {}), configured.usage_context)
     if configured.given.get(STRUCTURES.get(name, "")) is not None:
         structure = Code(STRUCTURES[name])
-        return "unknown", message("{structure} was given; its content is not recorded", structure=structure)
+        return "unknown", say("{structure} was given; its content is not recorded", structure=structure)
     return ("derived" if name in configured.derived or name in CHOSEN else "default"), NOTHING
 
 
 def _by_context(value: Any, defaults: dict[str, int], context: str | None) -> tuple[Origin, Message]:
     """One of ``BY_CONTEXT``: the context's default, or what vLLM made of it (``defaults``: perhaps none)."""
     others = [
-        message("{context} {value}", context=Code(other), value=Number(default))
+        say("{context:code} {value:n}", context=other, value=default)
         for other, default in defaults.items()
         if other != context and default != value
     ]
-    elsewhere = message("default elsewhere: {others}", others=joined(others, ", ")) if others else NOTHING
-    mine = message("for {context}", context=Code(context)) if context else NOTHING
+    elsewhere = say("default elsewhere: {others}", others=joined(others, ", ")) if others else NOTHING
+    mine = say("for {context:code}", context=context) if context else NOTHING
     is_default = context is not None and value == defaults.get(context)
     return ("default" if is_default else "derived"), joined([mine, elsewhere], "; ")
 
@@ -150,18 +151,18 @@ def _reserved_for_drafts(header: Header) -> Message:
     if not header.settings.get("speculative_config.num_speculative_tokens") or not batched or budget is None:
         return NOTHING
     if budget < batched:
-        return message(
-            "{setting} ({batched}) less {slots} for draft tokens",
-            setting=Setting("max_num_batched_tokens"),
-            batched=Number(batched),
-            slots=Number(batched - budget),
+        return say(
+            "{setting:setting} ({batched:n}) less {slots:n} for draft tokens",
+            setting="max_num_batched_tokens",
+            batched=batched,
+            slots=batched - budget,
         )
     if not isinstance(slots, int) or not slots:
         return NOTHING
-    return message(
-        "every scheduled request also takes {slots} of {setting} for draft tokens",
-        slots=Number(slots),
-        setting=Setting("max_num_batched_tokens"),
+    return say(
+        "every scheduled request also takes {slots:n} of {setting:setting} for draft tokens",
+        slots=slots,
+        setting="max_num_batched_tokens",
     )
 
 
@@ -169,4 +170,4 @@ def _blocks_from(header: Header) -> Message:
     """Which setting decided the number of blocks."""
     names = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     by = next((name for name in names if VALUES[name](header) is not None), None)
-    return message("by {setting}", setting=Setting(by)) if by else NOTHING
+    return say("by {setting:setting}", setting=by) if by else NOTHING

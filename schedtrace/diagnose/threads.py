@@ -3,7 +3,8 @@
 import msgspec
 import polars as pl
 
-from schedtrace.model.message import NOTHING, Message, Share, joined, message
+from schedtrace.model.message import NOTHING, Message, joined
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -70,15 +71,15 @@ def starved(shares: list[ThreadShare]) -> Message:
     if not short:
         return NOTHING
     others = [
-        message("{thread} {share}", thread=NAMES[share.role], share=Share(share.waited_frac))
+        say("{thread} {share:%}", thread=NAMES[share.role], share=share.waited_frac)
         for share in short[1:MOST_THREADS]
     ]
-    return message(
-        "Processors were short: {thread} waited for one {share} of the time that it was ready to "
-        "run{others}.",
+    return say(
+        "Processors were short: {thread} waited for one {share:%} of the time that it was "
+        "ready to run{others}.",
         thread=NAMES[short[0].role],
-        share=Share(short[0].waited_frac),
-        others=message(", {others}", others=joined(others, ", ")) if others else NOTHING,
+        share=short[0].waited_frac,
+        others=say(", {others}", others=joined(others, ", ")) if others else NOTHING,
     )
 
 
@@ -87,4 +88,4 @@ def saturated(shares: list[ThreadShare]) -> Message:
     ran = max((share.ran_frac for share in shares if share.role == "front_end"), default=0.0)
     if ran < SATURATED_FRAC:
         return NOTHING
-    return message("The front end's main thread ran {share} of the time.", share=Share(min(1.0, ran)))
+    return say("The front end's main thread ran {share:%} of the time.", share=min(1.0, ran))

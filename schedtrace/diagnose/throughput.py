@@ -10,8 +10,9 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
-from schedtrace.model.message import NOTHING, Message, Number, message
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import RunReport
+from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
@@ -102,16 +103,16 @@ def counted_time(run: RunReport) -> Message:
     )
     busy = max((_busy_s(run, rank) for rank in {trial.engine_rank for trial in trials}), default=0.0)
     if {trial.throughput_over for trial in trials} == {"requests"} and counted < NOT_IDLE_FRAC * lasted:
-        return message(
-            "while requests were there ({counted} of {lasted} s)",
-            counted=Number(counted),
-            lasted=Number(lasted),
+        return say(
+            "while requests were there ({counted:n} of {lasted:n} s)",
+            counted=counted,
+            lasted=lasted,
         )
     if {trial.throughput_over for trial in trials} == {"trial"} and busy < NOT_IDLE_FRAC * counted:
-        return message(
-            "over whole trials ({counted} s, requests for {busy} s)",
-            counted=Number(counted),
-            busy=Number(busy),
+        return say(
+            "over whole trials ({counted:n} s, requests for {busy:n} s)",
+            counted=counted,
+            busy=busy,
         )
     return NOTHING
 

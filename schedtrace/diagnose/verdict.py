@@ -11,19 +11,9 @@ from schedtrace.diagnose.root_causes import is_root, on_engine, quotes_share
 from schedtrace.diagnose.rules import KINDS, RULES, client_limited
 from schedtrace.diagnose.rules.allowed import threshold
 from schedtrace.model.causes import Cap
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Setting,
-    Share,
-    joined,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Finding, TimePart
+from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import QUEUED
 from schedtrace.timeline.timeline import Timeline
@@ -107,13 +97,13 @@ def verdict(
         before: As for ``leading``.
     """
     if not any(engine.steps for engine in engines):
-        return [message("No step was recorded: nothing to judge.")]
+        return [say("No step was recorded: nothing to judge.")]
     main = max(engines, key=lambda engine: engine.requests_us)
     found = leading(findings, before)
     load = engines[0].load.summary if len(engines) == 1 else NOTHING
     if not found or (found[0].code in RULES and KINDS[found[0].code].quiet is not None):
         if load and main.load.grows:
-            return [message("The engine is the limit: no setting held requests back for long."), load]
+            return [say("The engine is the limit: no setting held requests back for long."), load]
         explained = main.capped or (found[0].verdict if found else NOTHING)
         sentences = (explained,) if explained else (main.nothing, _split(split))
         if found and found[0].code == client_limited.CODE and not main.capped:
@@ -123,7 +113,7 @@ def verdict(
     equal = [root for root in others if root.weight >= NEARLY * first.weight and not first.leads]
     also = NOTHING
     if equal:
-        also = message("Nearly as much: {title}.", title=_lowered(equal[0].title))
+        also = say("Nearly as much: {title}.", title=_lowered(equal[0].title))
     holder = first.holder
     if len(engines) > 1 and not first.of_ranks and quotes_share(first):  # that share is of all engines
         holder = on_engine(first.engine_rank, holder)
@@ -148,20 +138,21 @@ def _lowered(title: Message) -> Message:
 def _nothing(timeline: Timeline) -> Message:
     working = timeline.steps.filter(pl.col("total_requests") > 0)
     if working.is_empty():
-        return message("No step scheduled anything.")
+        return say("No step scheduled anything.")
     ran = float(working["num_running_after"].mean() or 0)  # type: ignore[arg-type]  # a column of integers
     waits = timeline.request_states.filter(pl.col("state").is_in(QUEUED))
     each = waits.group_by("request_id").agg(LENGTH_US.sum().alias("us"))
     longest = int(each["us"].max() or 0)  # type: ignore[arg-type]  # likewise
     step_us = float(working.select((pl.col("output_us") - pl.col("start_us")).median()).item() or 0)
-    waited = message("waited longer than {longest} in the queue", longest=Duration(longest))
+    waited = say("waited longer than {longest:us} in the queue", longest=longest)
     if longest <= step_us:
-        waited = message("waited longer than a step ({step})", step=Duration(step_us))
-    of_seats = message(" of {seats}", seats=Count(timeline.seats, "seat")) if timeline.seats else NOTHING
-    return message(
-        "Nothing limits this engine: {there}on average {ran}{of_seats} were taken, and no request {waited}.",
+        waited = say("waited longer than a step ({step:us})", step=step_us)
+    of_seats = say(" of {seats:n seat}", seats=timeline.seats) if timeline.seats else NOTHING
+    return say(
+        "Nothing limits this engine: {there}on average {ran:n1}{of_seats} were taken, and no "
+        "request {waited}.",
         there=_all_there(timeline),
-        ran=Number(ran, 1),
+        ran=ran,
         of_seats=of_seats,
         waited=waited,
     )
@@ -178,7 +169,7 @@ def _all_there(timeline: Timeline) -> Message:
             or steps["total_requests"][0] < timeline.of_trial(timeline.arrivals, trial).height
         ):
             return NOTHING
-    return message("the first step of each trial had all of its requests, ")
+    return say("the first step of each trial had all of its requests, ")
 
 
 def _capped(timeline: Timeline) -> Message:
@@ -197,28 +188,29 @@ def _capped(timeline: Timeline) -> Message:
     own = first.filter(pl.col("request_id") == held["request_id"][0])["ttft"]
     if others.is_empty() or own.is_empty():
         return NOTHING
-    return message(
-        "Nothing to fix: {others} had their first token after {p50} (p50). {setting} held {request} to "
-        "{chunk} in {steps}; its first token came after {own}.",
-        others=Count(others.height, "other request"),
-        p50=Duration(float(others["ttft"].median() or 0)),  # type: ignore[arg-type]  # integers
-        setting=Setting("--long-prefill-token-threshold"),
-        request=Request(str(held["request_id"][0])),
-        chunk=Count(threshold(timeline), "token"),
-        steps=Count(int(held["steps"][0]), "step"),
-        own=Duration(int(own[0])),
+    return say(
+        "Nothing to fix: {others:n other request} had their first token after {p50:us} "
+        "(p50). {setting:setting} held {request:id} to {chunk:n token} in {steps:n step}; "
+        "its first token came after {own:us}.",
+        others=others.height,
+        p50=float(others["ttft"].median() or 0),  # type: ignore[arg-type]  # integers
+        setting="--long-prefill-token-threshold",
+        request=str(held["request_id"][0]),
+        chunk=threshold(timeline),
+        steps=int(held["steps"][0]),
+        own=int(own[0]),
     )
 
 
 def _split(split: list[TimePart]) -> Message:
     parts = [
-        message("{share} {part}", share=Share(part.share_frac), part=PARTS.get(part.part, part.part))
+        say("{share:%} {part}", share=part.share_frac, part=PARTS.get(part.part, part.part))
         for part in split
         if part.share_frac >= SAID_FROM_FRAC
     ]
     if not parts:
         return NOTHING
-    return message("The requests' time: {parts}.", parts=joined(parts, ", "))
+    return say("The requests' time: {parts}.", parts=joined(parts, ", "))
 
 
 def _idle(engines: Sequence[Unlimited]) -> Message:
@@ -226,4 +218,4 @@ def _idle(engines: Sequence[Unlimited]) -> Message:
     whole = idle + sum(engine.busy_us for engine in engines)
     if not whole or idle / whole < EXPLAINS_FROM_FRAC:
         return NOTHING
-    return message("Idle {idle} of {whole}.", idle=Duration(idle), whole=Duration(whole))
+    return say("Idle {idle:us} of {whole:us}.", idle=idle, whole=whole)

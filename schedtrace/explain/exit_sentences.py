@@ -4,7 +4,8 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.model.message import NOTHING, Code, Count, Message, Number, Request, Requests, Value, message
+from schedtrace.model.message import NOTHING, Count, Message, Number, Request, Requests, Value
+from schedtrace.model.say import say
 from schedtrace.model.story import Stop, Victim
 from schedtrace.model.trace import Header
 from schedtrace.model.vocabulary import reason
@@ -64,11 +65,11 @@ def stopped(header: Header, row: Row, values: Values) -> Message:
         values: ``stop_values`` of a row, or slots for them.
     """
     loop, place = row["loop"], row["location"]
-    return message(
+    return say(
         "The {loop} loop {action}{place}{inferred}: {reason}{evidence}; {next}{left} of budget left.",
         loop=loop,
         action=_action(row, values),
-        place=message(" at {place}", place=Code(place)) if place else NOTHING,
+        place=say(" at {place:code}", place=place) if place else NOTHING,
         inferred=" (inferred)" if row["via"] == "inferred" else "",
         reason=reason(header, loop=loop, cause=row["cause"], detail=row["detail"]),
         evidence=_evidence(row, values),
@@ -79,10 +80,10 @@ def stopped(header: Header, row: Row, values: Values) -> Message:
 
 def _action(row: Row, values: Values) -> Message:
     if row["kind"] != "continue":
-        return message("was not entered" if row["kind"] == "gate" else "ended")
+        return say("was not entered" if row["kind"] == "gate" else "ended")
     if row["request_ids"] or row["count"] > 1:
-        return message("skipped {requests}", requests=values["requests"])
-    return message("skipped a request")
+        return say("skipped {requests}", requests=values["requests"])
+    return say("skipped a request")
 
 
 def _next(row: Row, values: Values) -> Message:
@@ -90,19 +91,19 @@ def _next(row: Row, values: Values) -> Message:
     if row["kind"] == "continue" or not row["request_ids"]:
         return NOTHING
     template = "{requests} next in line, " if row["loop"] == "waiting" else "at {requests}, "
-    return message(template, requests=values["requests"])
+    return say(template, requests=values["requests"])
 
 
 def _evidence(row: Row, values: Values) -> Message:
     """The blocks that an allocation lacked, and a guard that no rule knows with what it compared."""
     guard, blocks = row["guard"], NOTHING
-    compared = message(", where {values}", values=Code(row["values"])) if row["values"] else NOTHING
+    compared = say(", where {values:code}", values=row["values"]) if row["values"] else NOTHING
     if row["blocks_needed"] is not None and row["blocks_free"] is not None:
-        blocks = message(" ({needed} needed, {free} free)", needed=values["needed"], free=values["free"])
-    return message(
+        blocks = say(" ({needed} needed, {free} free)", needed=values["needed"], free=values["free"])
+    return say(
         "{blocks}{guard}",
         blocks=blocks,
-        guard=message(" ({guard}{compared})", guard=Code(guard), compared=compared) if guard else NOTHING,
+        guard=say(" ({guard:code}{compared})", guard=guard, compared=compared) if guard else NOTHING,
     )
 
 
@@ -136,20 +137,20 @@ def preempted(row: Row, values: Values) -> Message:
         values: ``victim_values`` of a row, or slots for them.
     """
     freed, times = row["blocks_freed"], row["num_preemptions"] or 0
-    return message(
+    return say(
         "vLLM preempted {victim} {reason}: {victim} lost {lost}{freed}{again}.",
         victim=values["victim"],
         reason=_preemption_reason(row, values),
         lost=values["lost"],
-        freed=NOTHING if freed is None else message(" and freed {blocks} at once", blocks=values["freed"]),
-        again=message(" (preempted {times} times so far)", times=values["times"]) if times > 1 else NOTHING,
+        freed=NOTHING if freed is None else say(" and freed {blocks} at once", blocks=values["freed"]),
+        again=say(" (preempted {times} times so far)", times=values["times"]) if times > 1 else NOTHING,
     )
 
 
 def _preemption_reason(row: Row, values: Values) -> Message:
     if row["blocks_needed"] is None or row["for_request_id"] == row["request_id"]:
         return preempted_for(row, values["for"])
-    return message(
+    return say(
         "{reason}, which needed {needed}", reason=preempted_for(row, values["for"]), needed=values["needed"]
     )
 
@@ -157,9 +158,9 @@ def _preemption_reason(row: Row, values: Values) -> Message:
 def preempted_for(row: Row, request: Value) -> Message:
     """The request that a preemption made room for; ``row`` is of ``timeline.preemptions``."""
     if not row["in_schedule"]:
-        return message("outside schedule(), in a reset of the prefix cache")
+        return say("outside schedule(), in a reset of the prefix cache")
     if row["for_request_id"] == row["request_id"]:
-        return message("because it needed blocks itself and no other request was left to preempt")
+        return say("because it needed blocks itself and no other request was left to preempt")
     if row["for_request_id"]:
-        return message("for {request}", request=request)
-    return message("for a request that is not recorded")
+        return say("for {request}", request=request)
+    return say("for a request that is not recorded")

@@ -5,7 +5,8 @@ from typing import cast
 
 import polars as pl
 
-from schedtrace.model.message import Count, Message, Number, Request, Requests, Setting, message
+from schedtrace.model.message import Count, Message, Requests
+from schedtrace.model.say import say
 from schedtrace.model.story import Waiter
 from schedtrace.timeline.admission import Need, need_of, refused_heads
 from schedtrace.timeline.per_step import blocks_needed
@@ -42,11 +43,11 @@ class Admission:
     def described(self, noun: str) -> Message:
         """``2 more requests (a and b, 1,536 tokens)``."""
         count = len(self.request_ids)
-        return message(
-            "{count} ({requests}, {tokens}{part})",
+        return say(
+            "{count} ({requests}, {tokens:n token}{part})",
             count=Count(count, noun),
             requests=Requests(self.request_ids, count),
-            tokens=Count(self.tokens, "token"),
+            tokens=self.tokens,
             part=", the last one in part" if self.cut else "",
         )
 
@@ -59,26 +60,26 @@ def admit(need: Need, waiting: list[Waiter], left: Left, *, seats_name: str) -> 
     budget, blocks = left.budget, left.blocks
     taken: list[str] = []
     cut = False
-    limit = message("no request would have been left waiting")
+    limit = say("no request would have been left waiting")
     for request in waiting:
         tokens = need.tokens(request.wanted_tokens, budget)
         wanted = need.blocks(request.wanted_tokens if need.whole else tokens)
         if budget <= 0:
-            limit = message("then the budget would have been spent")
+            limit = say("then the budget would have been spent")
         elif len(taken) == left.seats:
-            limit = message("then as many would run as {seats} allows", seats=Setting(seats_name))
+            limit = say("then as many would run as {seats:setting} allows", seats=seats_name)
         elif not tokens:
-            limit = message(
-                "{request} ({tokens}) would not have fitted into the rest of it",
-                request=Request(request.request_id),
-                tokens=Count(request.wanted_tokens, "token"),
+            limit = say(
+                "{request:id} ({tokens:n token}) would not have fitted into the rest of it",
+                request=request.request_id,
+                tokens=request.wanted_tokens,
             )
         elif wanted > blocks:
-            limit = message(
-                "{request} would have needed {wanted} with {free} free",
-                request=Request(request.request_id),
-                wanted=Count(wanted, "KV block"),
-                free=Number(max(0, blocks)),
+            limit = say(
+                "{request:id} would have needed {wanted:n KV block} with {free:n} free",
+                request=request.request_id,
+                wanted=wanted,
+                free=max(0, blocks),
             )
         else:
             budget, blocks = budget - tokens, blocks - need.blocks(tokens)

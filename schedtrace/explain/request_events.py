@@ -10,18 +10,8 @@ from schedtrace.explain.exit_sentences import preempted_for
 from schedtrace.explain.request_rows import RequestRows, Row, Wait
 from schedtrace.explain.step_facts import MISSES, entries
 from schedtrace.model.life import LifeEvent
-from schedtrace.model.message import (
-    NOTHING,
-    CauseWord,
-    Code,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    joined,
-    message,
-)
+from schedtrace.model.message import NOTHING, Duration, Message, Request, joined
+from schedtrace.model.say import say
 
 SHORTEST_WAIT_MS = 0.05
 """A shorter wait is no wait: the next step scheduled it."""
@@ -47,18 +37,18 @@ def _arrival(rows: RequestRows) -> Iterator[LifeEvent]:
         return
     most = came["max_tokens"]
     about = [
-        message("{tokens}", tokens=Count(came["prompt_tokens"], "prompt token")),
-        NOTHING if most is None else message("at most {tokens} to generate", tokens=Number(most)),
-        message("priority {priority}", priority=Number(came["priority"])) if came["priority"] else NOTHING,
-        message("LoRA {name}", name=Code(came["lora"])) if came["lora"] else NOTHING,
+        say("{tokens:n prompt token}", tokens=came["prompt_tokens"]),
+        NOTHING if most is None else say("at most {tokens:n} to generate", tokens=most),
+        say("priority {priority:n}", priority=came["priority"]) if came["priority"] else NOTHING,
+        say("LoRA {name:code}", name=came["lora"]) if came["lora"] else NOTHING,
     ]
     described = joined(about, ", ")
     if came["arrived_us"] is None:
-        sentence = message("in the scheduler's queue: {about}", about=described)
+        sentence = say("in the scheduler's queue: {about}", about=described)
         yield rows.event(came["queued_us"], "queued", sentence)
         return
-    yield rows.event(came["arrived_us"], "arrived", message("at the front end: {about}", about=described))
-    yield rows.event(came["queued_us"], "queued", message("in the scheduler's queue"))
+    yield rows.event(came["arrived_us"], "arrived", say("at the front end: {about}", about=described))
+    yield rows.event(came["queued_us"], "queued", say("in the scheduler's queue"))
 
 
 def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
@@ -67,7 +57,7 @@ def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
     first_token = rows.first_token_us
     if first_token is not None:
         step = next((row["step"] for row in rows.scheduled if row["output_us"] == first_token), None)
-        yield rows.event(first_token, "first_token", message("first token back"), step)
+        yield rows.event(first_token, "first_token", say("first token back"), step)
     for (work, _), group in groupby(rows.scheduled, key=_same_work):
         run = list(group)
         first = run[0]
@@ -90,28 +80,28 @@ def _same_work(row: Row) -> tuple[str, int]:
 def _chunk(rows: RequestRows, row: Row) -> Message:
     start, end = row["computed_tokens"], row["computed_tokens"] + row["scheduled_tokens"]
     lost, caps = row["lost_tokens"], rows.caps.get(row["step"], [])
-    work = message(
-        "{work} of {tokens}",
+    work = say(
+        "{work} of {tokens:n token}",
         work=row["work"] or "computation",
-        tokens=Count(row["scheduled_tokens"], "token"),
+        tokens=row["scheduled_tokens"],
     )
     if row["work"] == "recompute" and end > lost and lost < (row["prompt_tokens"] or 0):
-        work = message(
-            "recompute of {again} and prefill of {tokens}",
-            again=Number(lost - start),
-            tokens=Count(end - lost, "token"),
+        work = say(
+            "recompute of {again:n} and prefill of {tokens:n token}",
+            again=lost - start,
+            tokens=end - lost,
         )
     cached = NOTHING
     if row["phase"] != "running" and start:
-        cached = message(", {start} found in a cache", start=Number(start))
-    cut = joined([message("{cap}", cap=CauseWord(cap)) for cap in caps], ", ")
-    return message(
-        "{work}, to {end} of {whole}{cached}{cut}",
+        cached = say(", {start:n} found in a cache", start=start)
+    cut = joined([say("{cap:cause}", cap=cap) for cap in caps], ", ")
+    return say(
+        "{work}, to {end:n} of {whole:n}{cached}{cut}",
         work=work,
-        end=Number(end),
-        whole=Number(max(row["prompt_tokens"] or 0, lost, end)),
+        end=end,
+        whole=max(row["prompt_tokens"] or 0, lost, end),
         cached=cached,
-        cut=message(", cut by {caps}", caps=cut) if caps else NOTHING,
+        cut=say(", cut by {caps}", caps=cut) if caps else NOTHING,
     )
 
 
@@ -123,16 +113,16 @@ def _decodes(rows: RequestRows, run: list[Row]) -> LifeEvent:
     ).height
     without = NOTHING
     if steps > len(run):
-        without = message(
-            "; {steps} between went without it{causes}",
-            steps=Count(steps - len(run), "step"),
+        without = say(
+            "; {steps:n step} between went without it{causes}",
+            steps=steps - len(run),
             causes=_stalled_by(rows, first, last),
         )
-    sentence = message(
-        "decoded in {steps}, {tokens} scheduled{drafts}{without}",
-        steps=Count(len(run), "step"),
-        tokens=Count(sum(row["scheduled_tokens"] for row in run), "token"),
-        drafts=message(", {drafts} of them drafts", drafts=Number(drafts)) if drafts else NOTHING,
+    sentence = say(
+        "decoded in {steps:n step}, {tokens:n token} scheduled{drafts}{without}",
+        steps=len(run),
+        tokens=sum(row["scheduled_tokens"] for row in run),
+        drafts=say(", {drafts:n} of them drafts", drafts=drafts) if drafts else NOTHING,
         without=without,
     )
     event = rows.event(first["start_us"], "decode", sentence, first["step"])
@@ -152,20 +142,17 @@ def _stalled_by(rows: RequestRows, first: Row, last: Row) -> Message:
         .len()
         .sort("len", "cause", descending=[True, False])
     )
-    each = [
-        message("{steps} {cause}", steps=Number(steps), cause=CauseWord(cause))
-        for cause, steps in causes.iter_rows()
-    ]
-    return message(" ({causes})", causes=joined(each, ", ")) if each else NOTHING
+    each = [say("{steps:n} {cause:cause}", steps=steps, cause=cause) for cause, steps in causes.iter_rows()]
+    return say(" ({causes})", causes=joined(each, ", ")) if each else NOTHING
 
 
 def _admitted(wait: Wait | None, *, again: bool) -> Message:
     if wait is None or wait.wait_ms < SHORTEST_WAIT_MS:
-        return message("scheduled {again}at once", again="again " if again else "")
-    return message(
-        "scheduled {again}after {waited} in the queue{causes}",
+        return say("scheduled {again}at once", again="again " if again else "")
+    return say(
+        "scheduled {again}after {waited:us} in the queue{causes}",
         again="again " if again else "",
-        waited=Duration(wait.wait_ms * 1e3),
+        waited=wait.wait_ms * 1e3,
         causes=_causes_of(wait),
     )
 
@@ -173,26 +160,26 @@ def _admitted(wait: Wait | None, *, again: bool) -> Message:
 def _causes_of(wait: Wait) -> Message:
     """``: 3 steps kv_blocks (9 ms)``; nothing where it did not wait through a step."""
     parts = [
-        message(
-            "{steps} {cause} ({waited})",
-            steps=Count(cause.steps, "step"),
-            cause=CauseWord(cause.cause),
-            waited=Duration(cause.wait_ms * 1e3),
+        say(
+            "{steps:n step} {cause:cause} ({waited:us})",
+            steps=cause.steps,
+            cause=cause.cause,
+            waited=cause.wait_ms * 1e3,
         )
         for cause in wait.causes
     ]
     if wait.causes and wait.before_step_ms >= SHORTEST_WAIT_MS:
         before = Duration(wait.before_step_ms * 1e3)
-        parts.append(message("{waited} until a step began", waited=before))
-    return message(": {causes}", causes=joined(parts, ", ")) if parts else NOTHING
+        parts.append(say("{waited} until a step began", waited=before))
+    return say(": {causes}", causes=joined(parts, ", ")) if parts else NOTHING
 
 
 def _preemptions(rows: RequestRows) -> Iterator[LifeEvent]:
     for row in rows.preemptions:
-        sentence = message(
-            "preempted {reason}: {lost} lost",
+        sentence = say(
+            "preempted {reason}: {lost:n computed token} lost",
             reason=preempted_for(row, Request(row["for_request_id"] or "")),
-            lost=Count(row["lost_tokens"], "computed token"),
+            lost=row["lost_tokens"],
         )
         yield rows.event(row["start_us"], "preempted", sentence, row["step"])
 
@@ -200,9 +187,9 @@ def _preemptions(rows: RequestRows) -> Iterator[LifeEvent]:
 def _set_aside(rows: RequestRows) -> Iterator[LifeEvent]:
     for row in rows.set_aside:
         held = row["blocks_held"]
-        sentence = message(
+        sentence = say(
             "set aside by its scheduler{held}",
-            held=NOTHING if held is None else message(": it keeps {blocks}", blocks=Count(held, "KV block")),
+            held=NOTHING if held is None else say(": it keeps {blocks:n KV block}", blocks=held),
         )
         yield rows.event(row["start_us"], "set_aside", sentence, row["step"])
 
@@ -211,9 +198,9 @@ def _waits_in_vain(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]
     """A wait that no step ended: it was aborted meanwhile, or the trace ends with it."""
     for wait in waited:
         if wait.left_step is None and wait.since_step is not None:
-            sentence = message(
-                "waited {waited} and was not scheduled{causes}",
-                waited=Duration(wait.wait_ms * 1e3),
+            sentence = say(
+                "waited {waited:us} and was not scheduled{causes}",
+                waited=wait.wait_ms * 1e3,
                 causes=_causes_of(wait),
             )
             since_us = rows.begin_us + round(1e3 * wait.from_ms)
@@ -223,10 +210,10 @@ def _waits_in_vain(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]
 def _end(rows: RequestRows) -> Iterator[LifeEvent]:
     gone = rows.finish
     if gone is not None:
-        sentence = message(
-            "{status} with {tokens}",
-            status=Code(gone["status"]),
-            tokens=Count(gone["output_tokens"], "output token"),
+        sentence = say(
+            "{status:code} with {tokens:n output token}",
+            status=gone["status"],
+            tokens=gone["output_tokens"],
         )
         yield rows.event(gone["finished_us"], "finished", sentence)
 
@@ -250,38 +237,38 @@ def request_facts(rows: RequestRows) -> Iterator[LifeEvent]:
 def _received(rows: RequestRows, came: Row) -> Iterator[LifeEvent]:
     received, queued = came["received_us"], came["input_queue_us"]
     if received is not None and queued is not None:
-        sentence = message(
-            "received by the engine: {prepared} to prepare, {lay} in its input queue",
-            prepared=Duration(queued - received),
-            lay=Duration(max(0, came["queued_us"] - queued)),
+        sentence = say(
+            "received by the engine: {prepared:us} to prepare, {lay:us} in its input queue",
+            prepared=queued - received,
+            lay=max(0, came["queued_us"] - queued),
         )
         yield rows.event(received, "received", sentence)
     if asked := list(_asked_for(came)):
-        sentence = message("asks for {features}", features=joined(asked, ", "))
+        sentence = say("asks for {features}", features=joined(asked, ", "))
         yield rows.event(came["queued_us"], "asked", sentence)
 
 
 def _asked_for(came: Row) -> Iterator[Message]:
     if came["structured"]:
-        yield message("structured output")
+        yield say("structured output")
     for column, where in (("logprobs", "output"), ("prompt_logprobs", "prompt")):
         if came[column] is not None:
-            yield message("{count} logprobs per {where} token", count=Number(came[column]), where=where)
+            yield say("{count:n} logprobs per {where} token", count=came[column], where=where)
     if came["min_tokens"]:
-        yield message("at least {tokens}", tokens=Count(came["min_tokens"], "token"))
+        yield say("at least {tokens:n token}", tokens=came["min_tokens"])
     if came["logit_bias"]:
-        yield message("a bias on {tokens}", tokens=Count(came["logit_bias"], "token"))
+        yield say("a bias on {tokens:n token}", tokens=came["logit_bias"])
 
 
 def _grammar(grammar: Row) -> Message:
     waited = NOTHING
     if grammar["submitted_us"] is not None:
         waited_us = max(0, grammar["started_us"] - grammar["submitted_us"])
-        waited = message(", after {waited} of waiting for a thread", waited=Duration(waited_us))
-    return message(
-        "its grammar {outcome} in {took}{waited}",
+        waited = say(", after {waited:us} of waiting for a thread", waited=waited_us)
+    return say(
+        "its grammar {outcome} in {took:us}{waited}",
         outcome="failed to compile" if grammar["failed"] else "was compiled",
-        took=Duration(grammar["compiled_us"] - grammar["started_us"]),
+        took=grammar["compiled_us"] - grammar["started_us"],
         waited=waited,
     )
 
@@ -289,20 +276,20 @@ def _grammar(grammar: Row) -> Message:
 def _kv_load(load: Row) -> Message:
     holding = NOTHING
     if load["blocks"]:
-        holding = message(", holding {blocks}", blocks=Count(sum(load["blocks"]), "KV block"))
-    return message("KV load from elsewhere {event}{holding}", event=load["event"], holding=holding)
+        holding = say(", holding {blocks:n KV block}", blocks=sum(load["blocks"]))
+    return say("KV load from elsewhere {event}{holding}", event=load["event"], holding=holding)
 
 
 def _cached(admitted: Row) -> Message:
     if admitted["miss"] in MISSES:
-        return message("found nothing in the prefix cache: {reason}", reason=MISSES[admitted["miss"]])
+        return say("found nothing in the prefix cache: {reason}", reason=MISSES[admitted["miss"]])
     if admitted["external_tokens"]:  # else the chunk says how many were found
         local = NOTHING
         if admitted["local_tokens"]:
-            local = message(", {tokens} in the prefix cache", tokens=Number(admitted["local_tokens"]))
-        return message(
-            "found {tokens} through a KV connector{local}",
-            tokens=Count(admitted["external_tokens"], "token"),
+            local = say(", {tokens:n} in the prefix cache", tokens=admitted["local_tokens"])
+        return say(
+            "found {tokens:n token} through a KV connector{local}",
+            tokens=admitted["external_tokens"],
             local=local,
         )
     return NOTHING
@@ -310,15 +297,15 @@ def _cached(admitted: Row) -> Message:
 
 def _left(rows: RequestRows, gone: Row) -> Iterator[LifeEvent]:
     if gone["abort_us"] is not None:
-        yield rows.event(gone["abort_us"], "abort", message("its client's abort reached the engine"))
+        yield rows.event(gone["abort_us"], "abort", say("its client's abort reached the engine"))
     if gone["drafts"]:
         invalid = NOTHING
         if gone["drafts_invalid"]:
-            invalid = message(", {count} forbidden by the grammar", count=Number(gone["drafts_invalid"]))
-        sentence = message(
-            "{accepted} of {drafts} accepted{invalid}",
-            accepted=Number(gone["drafts_accepted"]),
-            drafts=Count(gone["drafts"], "draft token"),
+            invalid = say(", {count:n} forbidden by the grammar", count=gone["drafts_invalid"])
+        sentence = say(
+            "{accepted:n} of {drafts:n draft token} accepted{invalid}",
+            accepted=gone["drafts_accepted"],
+            drafts=gone["drafts"],
             invalid=invalid,
         )
         yield rows.event(gone["finished_us"], "drafts", sentence)

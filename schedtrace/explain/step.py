@@ -14,7 +14,8 @@ from schedtrace.explain.request_rows import ending
 from schedtrace.explain.step_facts import step_facts
 from schedtrace.explain.what_if import what_if
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Message, message
+from schedtrace.model.message import Message
+from schedtrace.model.say import say
 from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepStory, Waiter, WhatIf
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
@@ -81,8 +82,8 @@ def _back(turn: RankTurn, us: int) -> RankTurn:
     return turn
 
 
-THIS_STEP_ALONE = message("this holds for this step alone: the change would alter later steps, too")
-NO_CACHE_HITS = message(
+THIS_STEP_ALONE = say("this holds for this step alone: the change would alter later steps, too")
+NO_CACHE_HITS = say(
     "a waiting prompt with prefix cache hits would have needed less; the trace does not record these hits"
 )
 LISTS = {"arrived", "finished", "preempted"}

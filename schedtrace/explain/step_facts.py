@@ -5,7 +5,8 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, Request, joined, message
+from schedtrace.model.message import NOTHING, Count, Message, joined
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 Row = dict[str, Any]
@@ -43,12 +44,12 @@ def _refusals(timeline: Timeline, row: Row) -> Iterator[Message]:
     for refusal in entries(timeline, "refusals", pl.col("step") == row["step"]):
         needed, free = sum(refusal["blocks_needed"]), refusal["blocks_free"]
         if needed and free is not None:
-            yield message(
-                "{request} needs {blocks}{by_group}, {free} free.",
-                request=Request(refusal["request_id"]),
-                blocks=Count(needed, "KV block"),
+            yield say(
+                "{request:id} needs {blocks:n KV block}{by_group}, {free:n} free.",
+                request=refusal["request_id"],
+                blocks=needed,
                 by_group=_by_group(timeline, refusal),
-                free=Number(free),
+                free=free,
             )
         yield from _holders(timeline, refusal)
 
@@ -58,10 +59,10 @@ def _by_group(timeline: Timeline, refusal: Row) -> Message:
     if len(refusal["blocks_needed"]) < 2 or len(kinds) != len(refusal["blocks_needed"]):  # noqa: PLR2004  # one group needs no naming
         return NOTHING
     each = [
-        message("{kind} {blocks}", kind=Code(kind), blocks=Number(blocks))
+        say("{kind:code} {blocks:n}", kind=kind, blocks=blocks)
         for kind, blocks in zip(kinds, refusal["blocks_needed"], strict=True)
     ]
-    return message(" ({groups})", groups=joined(each, ", "))
+    return say(" ({groups})", groups=joined(each, ", "))
 
 
 def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
@@ -71,25 +72,25 @@ def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
         return
     finished = set(refusal["finished_holders"])
     named = [
-        message(
-            "{holder} {blocks}{finished}",
-            holder=Request(holder),
-            blocks=Number(blocks),
+        say(
+            "{holder:id} {blocks:n}{finished}",
+            holder=holder,
+            blocks=blocks,
             finished=" (finished)" if holder in finished else "",
         )
         for holder, blocks in list(zip(refusal["holders"], held, strict=True))[:MOST_NAMED]
     ]
     if others := refusal["other_holders"] + len(held[MOST_NAMED:]):
         rest = sum(refusal["other_held"]) + sum(held[MOST_NAMED:])
-        more = message("{others} {rest}", others=Count(others, "more request"), rest=Number(rest))
+        more = say("{others:n more request} {rest:n}", others=others, rest=rest)
         named.append(more)
     holders = len(held) + refusal["other_holders"]
     shared = " (shared blocks count for each)" if timeline.header.enable_prefix_caching else ""
-    yield message(
-        "{holders} {hold} {blocks}{shared}: {named}.",
-        holders=Count(holders, "request"),
+    yield say(
+        "{holders:n request} {hold} {blocks:n block}{shared}: {named}.",
+        holders=holders,
         hold="holds" if holders == 1 else "hold",
-        blocks=Count(sum(held) + sum(refusal["other_held"]), "block"),
+        blocks=sum(held) + sum(refusal["other_held"]),
         shared=shared,
         named=joined(named, ", "),
     )
@@ -100,19 +101,17 @@ def _hits(timeline: Timeline, row: Row) -> Iterator[Message]:
     local = sum(request["local_tokens"] or 0 for request in came)
     external = sum(request["external_tokens"] or 0 for request in came)
     if local or external:
-        yield message(
-            "New requests found {local} in the prefix cache{brought}.",
-            local=Count(local, "token"),
-            brought=message(", a KV connector brought {external}", external=Number(external))
-            if external
-            else NOTHING,
+        yield say(
+            "New requests found {local:n token} in the prefix cache{brought}.",
+            local=local,
+            brought=say(", a KV connector brought {external:n}", external=external) if external else NOTHING,
         )
     for miss, reason in MISSES.items():
         missed = sum(request["miss"] == miss for request in came)
         if missed:
-            yield message(
-                "{requests} found nothing in the prefix cache: {reason}.",
-                requests=Count(missed, "new request"),
+            yield say(
+                "{requests:n new request} found nothing in the prefix cache: {reason}.",
+                requests=missed,
                 reason=reason,
             )
 
@@ -120,10 +119,10 @@ def _hits(timeline: Timeline, row: Row) -> Iterator[Message]:
 def _execution(row: Row) -> Iterator[Message]:
     after_us, took_us = row.get("execute_after_us"), row.get("execute_us")
     if after_us is not None and took_us is not None:
-        yield message(
-            "The worker began to execute it {after} after the step began and took {took}.",
-            after=Duration(after_us),
-            took=Duration(took_us),
+        yield say(
+            "The worker began to execute it {after:us} after the step began and took {took:us}.",
+            after=after_us,
+            took=took_us,
         )
 
 
@@ -139,29 +138,30 @@ _IN_BETWEEN = (
 def _in_between(row: Row) -> Iterator[Message]:
     for column, noun, sentence in _IN_BETWEEN:
         if count := row.get(column):
-            yield message(sentence, count=Count(count, noun))
+            yield say(sentence, count=Count(count, noun))
 
 
 def _encoder(row: Row) -> Iterator[Message]:
     free, freeable = row.get("encoder_slots_free"), row.get("encoder_slots_freeable")
     if free is not None and freeable is not None:
-        yield message(
-            "The encoder cache had room for {free}, {freeable} with those that no request uses.",
-            free=Count(free, "embedding"),
-            freeable=Number(freeable),
+        yield say(
+            "The encoder cache had room for {free:n embedding}, {freeable:n} with those that no "
+            "request uses.",
+            free=free,
+            freeable=freeable,
         )
 
 
 def _ranks(row: Row) -> Iterator[Message]:
     if row.get("dummy_us"):
-        yield message(
-            "This rank ran {batches} before it, {took} in total.",
-            batches=Count(row["dummy_batches"], "dummy batch", "dummy batches"),
-            took=Duration(row["dummy_us"]),
+        yield say(
+            "This rank ran {batches:n dummy batch/dummy batches} before it, {took:us} in total.",
+            batches=row["dummy_batches"],
+            took=row["dummy_us"],
         )
     if row.get("wave") is not None:
-        yield message(
-            "Wave {wave} of the data-parallel ranks, pass {counter}.",
-            wave=Number(row["wave"]),
-            counter=Number(row["step_counter"]),
+        yield say(
+            "Wave {wave:n} of the data-parallel ranks, pass {counter:n}.",
+            wave=row["wave"],
+            counter=row["step_counter"],
         )

@@ -11,7 +11,8 @@ from typing import Any
 
 from schedtrace.explain.leftover import Left, admit
 from schedtrace.model.causes import Cap, Cause
-from schedtrace.model.message import Count, Message, Number, Request, Requests, Setting, joined, message
+from schedtrace.model.message import Message, Number, Requests, Setting, joined
+from schedtrace.model.say import say
 from schedtrace.model.story import Scheduled, Stop, Waiter, WhatIf
 from schedtrace.timeline.admission import Need
 from schedtrace.timeline.timeline import Timeline
@@ -92,13 +93,13 @@ def _more_seats(asked: Question) -> Iterator[WhatIf]:
     more = admit(asked.need, asked.waiting, left, seats_name=asked.seats_name)
     limit, now = asked.seats_name, asked.timeline.seats
     then = now + len(more.request_ids) if more else None
-    sentence = message(
-        "A higher {limit} alone would have admitted no request: {next}.",
-        limit=Setting(limit),
+    sentence = say(
+        "A higher {limit:setting} alone would have admitted no request: {next}.",
+        limit=limit,
         next=more.limit,
     )
     if then is not None:
-        sentence = message(
+        sentence = say(
             "{changed}, {more} would have fitted into the budget left and the free KV blocks; {next}.",
             changed=_changed(limit, now, then),
             more=more.described("more request"),
@@ -123,10 +124,10 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
     parts = [_longer(cut_ids, lacking)] if cut else []
     if more:
         parts.append(
-            message(
-                "{more} would have fitted within {seats} and the free KV blocks; {next}",
+            say(
+                "{more} would have fitted within {seats:setting} and the free KV blocks; {next}",
                 more=more.described("more request"),
-                seats=Setting(asked.seats_name),
+                seats=asked.seats_name,
                 next=more.limit,
             )
         )
@@ -137,7 +138,7 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
             then=then,
             request_ids=cut_ids + more.request_ids,
             tokens=then - now,
-            message=message(
+            message=say(
                 "{changed}, {gained}.",
                 changed=_changed(asked.budget_name, now, then),
                 gained=joined(parts, " and "),
@@ -158,10 +159,10 @@ def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
         then=0,
         request_ids=request_ids,
         tokens=tokens,
-        message=message(
-            "Without {limit} {now}, {gained} of the budget left.",
-            limit=Setting(Cap.LONG_PREFILL),
-            now=Number(asked.need.most_at_once),
+        message=say(
+            "Without {limit:setting} {now:n}, {gained} of the budget left.",
+            limit=Cap.LONG_PREFILL,
+            now=asked.need.most_at_once,
             gained=_longer(request_ids, tokens),
         ),
     )
@@ -176,22 +177,23 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
         return
     now, then = stop.blocks_free, stop.blocks_needed + need.kept_free
     tokens = need.tokens(head.wanted_tokens, asked.left.budget)
-    sentence = message(
-        "With {more} ({then} instead of {now}), {head} ({tokens}) would have been admitted.",
-        more=Count(then - now, "more free KV block"),
-        then=Number(then),
-        now=Number(now),
-        head=Request(head.request_id),
-        tokens=Count(tokens, "token"),
+    sentence = say(
+        "With {more:n more free KV block} ({then:n} instead of {now:n}), {head:id} "
+        "({tokens:n token}) would have been admitted.",
+        more=then - now,
+        then=then,
+        now=now,
+        head=head.request_id,
+        tokens=tokens,
     )
     endless = sum(need.blocks(request.wanted_tokens) for request in asked.waiting)
     left = Left(asked.left.budget, endless, asked.left.seats)
     every = admit(need, asked.waiting, left, seats_name=asked.seats_name)
     if len(every.request_ids) > 1:
-        room = message(
-            "The budget left had room for {requests}, which take {blocks}; {next}.",
+        room = say(
+            "The budget left had room for {requests}, which take {blocks:n block}; {next}.",
             requests=every.described("request"),
-            blocks=Count(every.blocks, "block"),
+            blocks=every.blocks,
             next=every.limit,
         )
         sentence = joined([sentence, room])
@@ -205,11 +207,12 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
             then=0,
             request_ids=[head.request_id],
             tokens=tokens,
-            message=message(
-                "Without {limit}, {head} would have been admitted with a first chunk of {tokens}.",
-                limit=Setting("scheduler_reserve_full_isl"),
-                head=Request(head.request_id),
-                tokens=Count(tokens, "token"),
+            message=say(
+                "Without {limit:setting}, {head:id} would have been admitted with a first chunk of "
+                "{tokens:n token}.",
+                limit="scheduler_reserve_full_isl",
+                head=head.request_id,
+                tokens=tokens,
             ),
         )
 
@@ -226,11 +229,12 @@ def _chunked_prefill(asked: Question) -> Iterator[WhatIf]:
             then=1,
             request_ids=[head.request_id],
             tokens=tokens,
-            message=message(
-                "With chunked prefill, {head} would have got {tokens} of the {wanted} that it wants.",
-                head=Request(head.request_id),
-                tokens=Number(tokens),
-                wanted=Count(head.wanted_tokens, "token"),
+            message=say(
+                "With chunked prefill, {head:id} would have got {tokens:n} of the {wanted:n token} "
+                "that it wants.",
+                head=head.request_id,
+                tokens=tokens,
+                wanted=head.wanted_tokens,
             ),
         )
     if fits and head.wanted_tokens > left.budget:
@@ -241,10 +245,10 @@ def _chunked_prefill(asked: Question) -> Iterator[WhatIf]:
             then=then,
             request_ids=[head.request_id],
             tokens=head.wanted_tokens,
-            message=message(
-                "{changed}, {head} would have fitted whole.",
+            message=say(
+                "{changed}, {head:id} would have fitted whole.",
                 changed=_changed(asked.budget_name, now, then),
-                head=Request(head.request_id),
+                head=head.request_id,
             ),
         )
 
@@ -259,14 +263,14 @@ def _lacking(scheduled: list[Scheduled]) -> int:
 
 def _changed(limit: str, now: int, then: int) -> Message:
     template = "With {limit} {then} instead of {now}"
-    return message(template, limit=Setting(limit), then=Number(then), now=Number(now))
+    return say(template, limit=Setting(limit), then=Number(then), now=Number(now))
 
 
 def _longer(request_ids: list[str], tokens: int) -> Message:
-    return message(
-        "{requests} would have got {tokens}",
+    return say(
+        "{requests} would have got {tokens:n more token}",
         requests=Requests(request_ids, len(request_ids)),
-        tokens=Count(tokens, "more token"),
+        tokens=tokens,
     )
 
 

@@ -3,7 +3,8 @@
 import re
 
 from schedtrace.model.causes import CAUSES, PAGE, Cause, Entry
-from schedtrace.model.message import CauseWord, Code, Message, Number, Setting, Value, message
+from schedtrace.model.message import Message, Number, Setting, Value
+from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 
 FIGURES = frozenset({"seats", "seats_setting", "seats_option", "token_budget"})
@@ -25,8 +26,8 @@ def reason(header: Header, *, loop: str, cause: str, detail: str | None) -> Mess
             return _filled(header, text)
     registered = header.registered_causes.get(cause)
     if registered:
-        return message("{meaning} (cause {cause})", meaning=Code(registered), cause=CauseWord(cause))
-    return message("cause {cause}", cause=CauseWord(cause))
+        return say("{meaning:code} (cause {cause:cause})", meaning=registered, cause=cause)
+    return say("cause {cause:cause}", cause=cause)
 
 
 def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
@@ -35,8 +36,8 @@ def advice(header: Header, *, cause: str, detail: str | None = None) -> Message:
         if row.advice:
             return _filled(header, row.advice)
     if cause in header.registered_causes:
-        return message("See the package that registers the cause {cause}.", cause=CauseWord(cause))
-    return message("See {page}.", page=Code(PAGE))
+        return say("See the package that registers the cause {cause:cause}.", cause=cause)
+    return say("See {page:code}.", page=PAGE)
 
 
 def reasoned_details(cause: Cause, loop: str) -> list[str]:
@@ -68,4 +69,4 @@ def _filled(header: Header, text: str) -> Message:
     numbered = iter(settings)
     template = _NAME.sub(lambda _: f"{{{next(numbered)}}}", text)
     used = {name: value for name, value in figures.items() if f"{{{name}}}" in template}
-    return message(template, **used, **settings)
+    return say(template, **used, **settings)

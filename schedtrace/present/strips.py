@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import accumulate
 from typing import TypeVar
 
-from schedtrace.model.message import message
+from schedtrace.model.say import say
 from schedtrace.present.numbers import bar, settled
 from schedtrace.present.sections import Bars, State, States, Strip, Text
 
@@ -60,7 +60,7 @@ def states_of(strip: Strip) -> list[State]:
 def legend_with_key(strip: Strip) -> Text:
     """What its pictures mean, with the character of each state: ``steps 3-9: P prefill, = decode``."""
     key = ", ".join(f"{state.character} {state.word}" for state in states_of(strip))
-    return message("{legend}: {key}", legend=strip.legend, key=key) if key else strip.legend
+    return say("{legend}: {key}", legend=strip.legend, key=key) if key else strip.legend
 
 
 def _parts(values: list[_T], width: int) -> list[list[_T]]:

@@ -1,6 +1,6 @@
 """The words of severities, states and changes, and how each is marked: their one home."""
 
-from schedtrace.model.message import CauseWord, message
+from schedtrace.model.say import say
 from schedtrace.present.sections import State, Style, Styled, Text
 
 SEVERITIES = {"info": Style.INFO, "warning": Style.WARNING, "critical": Style.CRITICAL}
@@ -62,10 +62,10 @@ def severity(word: str) -> Styled:
 def time_part(part: str, cause: str | None) -> tuple[Text, Style]:
     """A part of the requests' time, and how it is drawn."""
     if part == "stalled":
-        return message("running without tokens ({cause})", cause=CauseWord(cause or "other")), Style.BAD
+        return say("running without tokens ({cause:cause})", cause=cause or "other"), Style.BAD
     if part == "waiting":
         known = _WAITS.get(cause or "")
-        return known or message("waiting ({cause})", cause=CauseWord(cause or "other")), Style.WARNING
+        return known or say("waiting ({cause:cause})", cause=cause or "other"), Style.WARNING
     if part in _PARTS:
         return _PARTS[part]
     return part, state(part).style

@@ -8,7 +8,8 @@ import polars as pl
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import OFFLINE, Manifest
-from schedtrace.model.message import Message, message
+from schedtrace.model.message import Message
+from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Control
 from schedtrace.read.front_end_files import FrontEnd
@@ -274,7 +275,7 @@ def make_timeline(
         cpu=trace.cpu,
         controls=trace.controls,
         front_end=front_end,
-        missing=[message("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
+        missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,
     )
 

@@ -9,7 +9,8 @@ from schedtrace.diagnose.one_engine import judge as judge_engine
 from schedtrace.diagnose.time_split import engine_split, time_split
 from schedtrace.diagnose.verdict import leading, unlimited, verdict
 from schedtrace.model.facts import ALL_FACTS
-from schedtrace.model.message import NOTHING, message
+from schedtrace.model.message import NOTHING
+from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.window import Window, windowed
@@ -83,7 +84,7 @@ def _most_frequent(causes: dict[str, int]) -> str:
 
 
 SHORT_S, LONG_S = 10, 60
-LINES_LOST = message("Lines of the trace in this time could not be read, so this may be wrong:")
+LINES_LOST = say("Lines of the trace in this time could not be read, so this may be wrong:")
 
 
 @dataclass
@@ -142,9 +143,7 @@ def judge(engines: list[Engine], now_s: float, span_s: int, before: str = "") ->
     """
     windows = [one for engine in engines if (one := _window(engine, now_s, span_s)) is not None]
     if not windows:
-        return Verdict(
-            span_s, now_s, [message("No step in this time: nothing to judge.")], NOTHING, judged=False
-        )
+        return Verdict(span_s, now_s, [say("No step in this time: nothing to judge.")], NOTHING, judged=False)
     findings = led(of_all([judge_engine(one) for one in windows], Ranks.of(windows), ALL_FACTS))
     split = time_split([engine_split(one) for one in windows])
     sentences = verdict([unlimited(one) for one in windows], findings, split, before)

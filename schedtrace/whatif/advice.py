@@ -12,9 +12,10 @@ import msgspec
 
 from schedtrace.diagnose.rules import better_setting
 from schedtrace.diagnose.rules.allowed import kv_space, why_no_async_scheduling
-from schedtrace.model.message import NOTHING, Count, Message, Number, Setting, Share, given, joined, message
+from schedtrace.model.message import NOTHING, Message, Number, Setting, Share, given, joined
 from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
+from schedtrace.model.say import say
 from schedtrace.whatif.baseline import first_part, usual_figure
 from schedtrace.whatif.menu import KV_BLOCKS, family, menu
 from schedtrace.whatif.prediction import Predictor, Recorded
@@ -136,13 +137,13 @@ def _gain(figure: Figure) -> Gain:
 def _unsure(figure: Figure, base: Recorded) -> Message:
     """What a replay bounds where no recorded step is as large as those that it makes."""
     ends = (figure.low_frac or 0.0, figure.high_frac or 0.0)
-    return message(
-        "Replayed on this load: {name} {low} to {high}, since no recorded step has more than {tokens}: a run "
-        "with it tells.",
+    return say(
+        "Replayed on this load: {name} {low:+%} to {high:+%}, since no recorded step has "
+        "more than {tokens:n token}: a run with it tells.",
         name=figure.name,
-        low=Share(ends[0], signed=True),
-        high=Share(ends[1], signed=True),
-        tokens=Count(int(base.times.most_tokens), "token"),
+        low=ends[0],
+        high=ends[1],
+        tokens=int(base.times.most_tokens),
     )
 
 
@@ -151,9 +152,9 @@ def _change(name: str, value: Any, predictor: Predictor, base: Recorded) -> Mess
     if name == KV_BLOCKS:
         return kv_space(base.timelines[0], value)
     if isinstance(value, bool):
-        return message("{option}", option=Setting(_option(name if value else f"no_{name}")))
+        return say("{option:setting}", option=_option(name if value else f"no_{name}"))
     said = [one if isinstance(one, str) else Number(one or 0) for one in (value, predictor.now(name))]
-    return message("{option} {value} (now {now})", option=Setting(_option(name)), value=said[0], now=said[1])
+    return say("{option:setting} {value} (now {now})", option=_option(name), value=said[0], now=said[1])
 
 
 def attached(findings: list[Finding], advised: list[Advised], search: Search) -> list[Finding]:
@@ -214,11 +215,11 @@ def _outcome(prediction: Prediction, name: str, base: Recorded) -> Message:
     changed = [
         *(_changed(figure) for figure in _felt(prediction, name) if not _is_worse(figure)),
         *(
-            message(
-                "{name} {before} -> {after}",
+            say(
+                "{name} {before:n} -> {after:n}",
                 name=figure.name,
-                before=Number(_round(figure.replayed)),
-                after=Number(_round(figure.changed)),
+                before=_round(figure.replayed),
+                after=_round(figure.changed),
             )
             for figure in prediction.decided
             if figure.name in SAID and _round(figure.replayed) != _round(figure.changed)
@@ -226,23 +227,23 @@ def _outcome(prediction: Prediction, name: str, base: Recorded) -> Message:
     ]
     if prediction.outside_frac:
         share = Share(prediction.outside_frac)
-        changed.append(message("{share} of its steps lie outside what was recorded", share=share))
-    load = message("this load")
+        changed.append(say("{share} of its steps lie outside what was recorded", share=share))
+    load = say("this load")
     if base.whole_requests is not None:
-        load = message(
-            "the first {requests} of its {whole}",
-            requests=Number(base.requests),
-            whole=Count(base.whole_requests, "request"),
+        load = say(
+            "the first {requests:n} of its {whole:n request}",
+            requests=base.requests,
+            whole=base.whole_requests,
         )
     if not changed:
-        return message("Replayed on {load}.", load=load)
-    return message("Replayed on {load}: {changes}.", load=load, changes=joined(changed, ", "))
+        return say("Replayed on {load}.", load=load)
+    return say("Replayed on {load}: {changes}.", load=load, changes=joined(changed, ", "))
 
 
 def _costs(prediction: Prediction, name: str) -> Message:
     """What gets worse, in figures."""
     worse = [_changed(figure) for figure in _felt(prediction, name) if _is_worse(figure)]
-    return message("{worse}.", worse=joined(worse, ", ")) if worse else NOTHING
+    return say("{worse}.", worse=joined(worse, ", ")) if worse else NOTHING
 
 
 def _felt(prediction: Prediction, name: str) -> list[Figure]:
@@ -264,7 +265,7 @@ def _is_worse(figure: Figure) -> bool:
 
 def _changed(figure: Figure) -> Message:
     change = Share(figure.change_frac or 0.0, signed=True)
-    return message("{name} {change}", name=figure.name, change=change)
+    return say("{name} {change}", name=figure.name, change=change)
 
 
 def _round(value: float | None) -> int:
@@ -279,12 +280,12 @@ def _option(setting: str) -> str:
 
 def _refuted(trial: Trial, name: str) -> Message:
     setting, value = trial.changes[0]
-    outcome = message("{name} {change}", name=name, change=Share(-trial.saved_frac, signed=True))
+    outcome = say("{name} {change:+%}", name=name, change=-trial.saved_frac)
     if math.isinf(trial.saved_frac):
-        outcome = message("the load never ends")
-    return message(
-        "{setting} {value} was tried on a replay of this load and does not help: {outcome}.",
-        setting=Setting(_option(setting)),
+        outcome = say("the load never ends")
+    return say(
+        "{setting:setting} {value} was tried on a replay of this load and does not help: {outcome}.",
+        setting=_option(setting),
         value=given(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else "",
         outcome=outcome,
     )

@@ -11,10 +11,11 @@ from typing import Any
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.setting_origins import GIVEN
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import Code, Message, message
+from schedtrace.model.message import Message
 from schedtrace.model.prediction import Proposal, Proposals, as_options
 from schedtrace.model.redact import HIDDEN
 from schedtrace.model.report import Finding
+from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, SweepRow
 from schedtrace.read.run import read_run
 from schedtrace.step_times.memory import OF_MEMORY
@@ -215,12 +216,12 @@ def _not_in_commands(base: Recorded) -> list[Message]:
         return []
     configured = base.run.front_end.configured if base.run.front_end else None
     if configured is None:
-        return [message("Add the server's other options to the command: they were not recorded.")]
+        return [say("Add the server's other options to the command: they were not recorded.")]
     hidden = [name for name, value in configured.given.items() if value in (GIVEN, HIDDEN)]
     if not hidden or configured.usage_context == OFFLINE_CONTEXT:
         return []
     names = ", ".join(f"--{name.replace('_', '-')}" for name in hidden)
-    return [message("Add {names} as given: the trace does not keep their values.", names=Code(names))]
+    return [say("Add {names:code} as given: the trace does not keep their values.", names=names)]
 
 
 def _without(command: Sequence[str], names: set[str]) -> list[str]:

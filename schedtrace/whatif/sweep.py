@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from schedtrace.errors import EngineError, UsageError
-from schedtrace.model.message import Count, Message, message
+from schedtrace.model.message import Message
+from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, Outcome, Sweep
 from schedtrace.read.run import Run
 from schedtrace.whatif.installed import vllm_version
@@ -160,11 +161,11 @@ def _lengths(outcomes: Iterable[Outcome]) -> list[Message]:
     if not fitted:
         return []
     return [
-        message(
-            "In {rows} max_model_len is all that the KV cache holds, as with vLLM's --max-model-len auto: "
-            "{tokens} or more.",
-            rows=Count(len(fitted), "configuration"),
-            tokens=Count(min(fitted), "token"),
+        say(
+            "In {rows:n configuration} max_model_len is all that the KV cache holds, as with "
+            "vLLM's --max-model-len auto: {tokens:n token} or more.",
+            rows=len(fitted),
+            tokens=min(fitted),
         )
     ]
 

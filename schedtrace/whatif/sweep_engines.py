@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schedtrace.model.message import Duration, Message, message
+from schedtrace.model.message import Duration, Message
+from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.step_times.gpus import Gpu
 from schedtrace.step_times.memory import FIT_TO_MEMORY
@@ -15,7 +16,7 @@ from schedtrace.step_times.shapes import Shape
 BLOCKS = "num_gpu_blocks_override"
 ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}
 """What an engine has that is no rank."""
-NOT_KNOWN = message(
+NOT_KNOWN = say(
     "balance_ranks: what gathering the ranks' counts costs is not known, since no all-reduce of theirs is "
     "recorded; it takes no time here."
 )
@@ -140,4 +141,4 @@ def gathering_notes(times: StepTimes | None, changes: Iterable[Mapping[str, Any]
     took_us = times.gathering_us() if times else None
     if took_us is None:
         return [NOT_KNOWN]
-    return [message(AS_RECORDED, time=Duration(took_us))] if took_us else []
+    return [say(AS_RECORDED, time=Duration(took_us))] if took_us else []

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from schedtrace.model.message import Count, Duration, Message, message
+from schedtrace.model.message import Count, Message
+from schedtrace.model.say import say
 
 FEWEST = 8
 """Requests that follow an answer: fewer show no pattern."""
@@ -35,12 +36,12 @@ class ClosedLoop:
         """How it is replayed."""
         clients = Count(self.clients, "client")
         if not self.think_us:
-            return message("The load is that of {clients} with one request open each.", clients=clients)
-        return message(
-            "The load is a closed loop: {clients} with one request open each; the next one was sent {thinks} "
-            "(median) after an answer, and so it is here.",
+            return say("The load is that of {clients} with one request open each.", clients=clients)
+        return say(
+            "The load is a closed loop: {clients} with one request open each; the next one was "
+            "sent {thinks:us} (median) after an answer, and so it is here.",
             clients=clients,
-            thinks=Duration(round(median(self.think_us))),
+            thinks=round(median(self.think_us)),
         )
 
 

@@ -8,7 +8,7 @@ from itertools import accumulate, chain, islice, repeat
 import msgspec
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.model.message import message
+from schedtrace.model.say import say
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 DRAWN_AT_ONCE = 1024
@@ -72,7 +72,7 @@ DEFAULT_INPUT_LEN = 1024
 DEFAULT_OUTPUT_LEN = 128
 """As in ``vllm bench throughput``."""
 
-AT_ONCE = message(
+AT_ONCE = say(
     "All requests arrive at once. A front end hands them over one by one, so an engine's first steps may "
     "see fewer."
 )

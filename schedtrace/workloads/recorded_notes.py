@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import polars as pl
 
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import Count, Message, message
+from schedtrace.model.message import Count, Message
+from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
 from schedtrace.workloads.recorded_prefixes import CHARACTERS, MOST_BLOCKS, found_elsewhere
 
@@ -26,7 +27,7 @@ def recorded_notes(
 
     def counted(which: pl.Expr, template: str) -> Iterator[Message]:
         if count := requests.filter(which).height:
-            yield message(template, requests=Count(count, "request"))
+            yield say(template, requests=Count(count, "request"))
 
     cut_short, ended = pl.col("cut_short"), pl.col("status").is_not_null()
     notes = [
@@ -62,7 +63,7 @@ def recorded_notes(
     ]
     if manifest is None and trace.header.trial_ids:
         notes.append(
-            message("Without run.json it is not known whether requests were queued before the first step.")
+            say("Without run.json it is not known whether requests were queued before the first step.")
         )
     return notes
 
@@ -73,41 +74,42 @@ def _prefixes(trace: Trace, requests: pl.DataFrame, block: int | None) -> Iterat
         return
     if block is None:
         if requests.filter(pl.col("prompt_tokens") >= size).height:
-            yield message(
+            yield say(
                 "Which prompts began alike is not recorded, though prefix caching was on: none share one."
             )
         return
     unknown = requests.filter(pl.col("prefix_hashes").is_null() & (pl.col("prompt_tokens") >= size)).height
     if unknown:
         template = "{requests} whose prompt's beginning is not recorded: they share no prefix."
-        yield message(template, requests=Count(unknown, "request"))
+        yield say(template, requests=Count(unknown, "request"))
     hashed = pl.col("prefix_hashes").str.len_bytes() == MOST_BLOCKS * CHARACTERS
     if longer := requests.filter(hashed & (pl.col("prompt_tokens") >= (MOST_BLOCKS + 1) * size)).height:
-        yield message(
-            "{requests} with prompts of more than {blocks}: what they share beyond is not recorded.",
-            requests=Count(longer, "request"),
-            blocks=Count(MOST_BLOCKS, "block"),
+        yield say(
+            "{requests:n request} with prompts of more than {blocks:n block}: what they share "
+            "beyond is not recorded.",
+            requests=longer,
+            blocks=MOST_BLOCKS,
         )
     if elsewhere := found_elsewhere(requests, trace.arrivals, size):
-        yield message(
-            "{requests} found more of their prompt in the cache than other prompts begin with, such as an "
-            "earlier answer: a replay computes that again.",
-            requests=Count(elsewhere, "request"),
+        yield say(
+            "{requests:n request} found more of their prompt in the cache than other prompts "
+            "begin with, such as an earlier answer: a replay computes that again.",
+            requests=elsewhere,
         )
 
 
 def _engine(trace: Trace) -> Iterator[Message]:
     if sessions := trace.arrivals.filter("streaming_update")["request_id"].n_unique():
         template = "{sessions}: only the first part of each is in the load."
-        yield message(template, sessions=Count(sessions, "streaming session"))
+        yield say(template, sessions=Count(sessions, "streaming session"))
     if trace.steps["encoder_slots_free"].is_not_null().any():
-        yield message("The model has an encoder: images and audio of the prompts are not recorded.")
+        yield say("The model has an encoder: images and audio of the prompts are not recorded.")
     external = pl.LazyFrame(schema={"external_tokens": pl.Int64})
     brought = trace.large.get("admitted", external).filter(pl.col("external_tokens") > 0)
     if count := brought.select(pl.len()).collect().item():
         template = "{requests} got tokens from a KV connector, which the load does not have."
-        yield message(template, requests=Count(count, "request"))
+        yield say(template, requests=Count(count, "request"))
     if (ranks := trace.header.data_parallel_size or 1) > 1:
-        yield message(ONE_OF_SEVERAL, ranks=Count(ranks, "data-parallel rank"))
+        yield say(ONE_OF_SEVERAL, ranks=Count(ranks, "data-parallel rank"))
     if trace.problems.missing_steps or trace.problems.garbled_lines:
-        yield message("Lines of the trace are missing: so may be requests that arrived there.")
+        yield say("Lines of the trace are missing: so may be requests that arrived there.")

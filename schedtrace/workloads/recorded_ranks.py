@@ -9,7 +9,8 @@ import polars as pl
 
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import Count, Message, message
+from schedtrace.model.message import Count, Message
+from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.clock_offsets import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL
@@ -129,8 +130,8 @@ def _notes(loads: Iterable[Workload], requests: Sequence[LoadRequest]) -> Iterat
         numbers = [count.count for count in counts if isinstance(count, Count)]
         if numbers:
             arguments["requests"] = Count(sum(numbers), "request")
-        yield message(template, **arguments)
+        yield say(template, **arguments)
     if len({request.data_parallel_rank for request in requests if request.prefix}) > 1:
-        yield message(
+        yield say(
             "Which prompts on different ranks begin alike is not recorded: routed anew, they share no prefix."
         )

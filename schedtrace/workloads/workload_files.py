@@ -7,7 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.model.message import Count, Message, message
+from schedtrace.model.message import Count, Message
+from schedtrace.model.say import say
 from schedtrace.workloads.formats import Format, format_of
 from schedtrace.workloads.mooncake import NO_IDS, SPARE_IDS
 from schedtrace.workloads.random_load import AT_ONCE, arrivals_s
@@ -39,19 +40,19 @@ def file_notes(
     """
     for counted, template in OF_ROWS.items():
         if counts[counted]:
-            yield message(template, rows=Count(counts[counted], "row"))
+            yield say(template, rows=Count(counts[counted], "row"))
     if asked is not None and requests < asked:
         found, wanted = Count(requests, "usable request"), Count(asked, "request")
-        yield message("The file has {found}, not the {wanted} asked for.", found=found, wanted=wanted)
+        yield say("The file has {found}, not the {wanted} asked for.", found=found, wanted=wanted)
     if counts[SORTED]:
-        yield message("Rows were not in order of time, and were sorted.")
+        yield say("Rows were not in order of time, and were sorted.")
     if counts[ESTIMATED]:
         characters = Count(CHARACTERS_A_TOKEN, "character")
-        yield message("Lengths of texts are estimates: {characters} a token.", characters=characters)
+        yield say("Lengths of texts are estimates: {characters} a token.", characters=characters)
     if kind.prefix_block is None:
-        yield message("Which prompts begin alike is not in the file: no prefix is shared.")
+        yield say("Which prompts begin alike is not in the file: no prefix is shared.")
     if kind.images:
-        yield message("Images are left out: requests have the tokens of their texts only.")
+        yield say("Images are left out: requests have the tokens of their texts only.")
     if at_once:
         yield AT_ONCE
 

@@ -11,8 +11,9 @@ from schedtrace.diagnose.rule import Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, Share, message
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
@@ -105,7 +106,7 @@ def find(timeline: Timeline) -> list[Finding]:
         Finding(
             code=CODE,
             severity=severity_by_weight(None, share),
-            title=message("Clients give up and try again") if again else message("Aborted requests"),
+            title=say("Clients give up and try again") if again else say("Aborted requests"),
             verdict=_verdict(evidence, share, again=again),
             share_frac=share,
             cause=None,
@@ -145,39 +146,38 @@ def _retries(aborted: pl.DataFrame, came: pl.DataFrame) -> tuple[dict[str, str],
 def _verdict(evidence: Aborts, share: float, *, again: bool) -> Message:
     when = NOTHING
     if evidence.same_age:
-        when = message(" after {age} each", age=Duration(1e3 * evidence.median_age_ms))
+        when = say(" after {age:us} each", age=1e3 * evidence.median_age_ms)
     retried = NOTHING
     if again:
-        retried = message("; {retries} of them came again at once", retries=Number(evidence.retries))
-    return message(
-        "{aborted} of {requests} were aborted{when}{retried}: {share} of the requests' time was spent on "
-        "them.",
-        aborted=Number(evidence.aborted),
-        requests=Count(evidence.requests, "request"),
+        retried = say("; {retries:n} of them came again at once", retries=evidence.retries)
+    return say(
+        "{aborted:n} of {requests:n request} were aborted{when}{retried}: {share:%} of the "
+        "requests' time was spent on them.",
+        aborted=evidence.aborted,
+        requests=evidence.requests,
         when=when,
         retried=retried,
-        share=Share(share),
+        share=share,
     )
 
 
 def _message(evidence: Aborts) -> Message:
-    who = message(
-        " The trace does not show whether the client left or the front end had found a stop string."
-    )
+    who = say(" The trace does not show whether the client left or the front end had found a stop string.")
     if evidence.same_age:
-        who = message(" They were of one age, as with a client's timeout.")
+        who = say(" They were of one age, as with a client's timeout.")
     if evidence.retries:
         like = "the same prompt" if evidence.by_content else "a prompt of the same length"
-        who = message(
-            " {retries} were followed at once by a request with {like}.",
-            retries=Number(evidence.retries),
+        who = say(
+            " {retries:n} were followed at once by a request with {like}.",
+            retries=evidence.retries,
             like=like,
         )
-    return message(
-        "The engine had computed {tokens} for them, {output} of these output; the median age was {age}.{who}",
-        tokens=Count(evidence.computed_tokens, "token"),
-        output=Number(evidence.output_tokens),
-        age=Duration(1e3 * evidence.median_age_ms),
+    return say(
+        "The engine had computed {tokens:n token} for them, {output:n} of these output; the "
+        "median age was {age:us}.{who}",
+        tokens=evidence.computed_tokens,
+        output=evidence.output_tokens,
+        age=1e3 * evidence.median_age_ms,
         who=who,
     )
 
@@ -187,10 +187,10 @@ def _advice(evidence: Aborts, *, again: bool) -> list[Advice]:
         return []
     return [
         Advice(
-            message=message(
-                "Let clients wait longer than {age}, or send fewer requests at a time: each retry adds to "
-                "the load that made it late.",
-                age=Duration(1e3 * evidence.median_age_ms),
+            message=say(
+                "Let clients wait longer than {age:us}, or send fewer requests at a time: each retry "
+                "adds to the load that made it late.",
+                age=1e3 * evidence.median_age_ms,
             )
         )
     ]
@@ -199,12 +199,12 @@ def _advice(evidence: Aborts, *, again: bool) -> list[Advice]:
 def _described(example: AbortExample) -> Message:
     retried = NOTHING
     if example.retried_as is not None:
-        retried = message(" and came again as {other}", other=Request(example.retried_as))
-    return message(
-        "{request} was aborted after {age} with {tokens}{retried}.",
-        request=Request(example.request_id),
-        age=Duration(1e3 * example.age_ms),
-        tokens=Count(example.output_tokens, "output token"),
+        retried = say(" and came again as {other:id}", other=example.retried_as)
+    return say(
+        "{request:id} was aborted after {age:us} with {tokens:n output token}{retried}.",
+        request=example.request_id,
+        age=1e3 * example.age_ms,
+        tokens=example.output_tokens,
         retried=retried,
     )
 

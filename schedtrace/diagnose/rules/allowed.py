@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, Setting, message
+from schedtrace.model.message import NOTHING, Message, Setting
 from schedtrace.model.report import Advice, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 UNITS = {"G": 2**30, "M": 2**20, "K": 2**10}
@@ -36,10 +37,10 @@ def allowed(timeline: Timeline, finding: Finding) -> Finding:
         check = _CHECKS.get(advice.setting or "")
         why = check(timeline, advice.value) if check else NOTHING
         if why:
-            refuted.append(message("{setting} is no choice here: {why}.", setting=_option(advice), why=why))
+            refuted.append(say("{setting} is no choice here: {why}.", setting=_option(advice), why=why))
         elif _unsure(timeline, advice):
             unsure = "{advice}; whether vLLM itself keeps it off here is not recorded"
-            kept.append(msgspec.structs.replace(advice, message=message(unsure, advice=advice.message)))
+            kept.append(msgspec.structs.replace(advice, message=say(unsure, advice=advice.message)))
         else:
             kept.append(advice)
     if not refuted and kept == finding.advice:
@@ -66,16 +67,16 @@ def why_no_async_scheduling(timeline: Timeline, value: Any = True) -> Message:  
         return NOTHING
     on_platform = header.clock != "virtual"  # a simulated device is not the CPU that vLLM was configured on
     if header.device == "cpu" and on_platform:
-        return message("vLLM switches it off on a CPU")
+        return say("vLLM switches it off on a CPU")
     if drafts in REFUSED_DRAFTS:
-        return message("vLLM refuses it together with {method} drafts", method=Code(str(drafts)))
+        return say("vLLM refuses it together with {method:code} drafts", method=str(drafts))
     if settings.get("speculative_config.disable_padded_drafter_batch"):
         option = Setting("disable_padded_drafter_batch")
-        return message("vLLM refuses it together with {option}", option=option)
+        return say("vLLM refuses it together with {option}", option=option)
     if (header.pipeline_parallel_size or 1) > 1 and settings.get("use_v2_model_runner") is False:
-        return message("vLLM's first model runner does not support it with pipeline parallelism")
+        return say("vLLM's first model runner does not support it with pipeline parallelism")
     if on_platform and chosen_by_vllm(timeline, "async_scheduling"):
-        return message("vLLM itself switched it off for this configuration")
+        return say("vLLM itself switched it off for this configuration")
     return NOTHING
 
 
@@ -85,7 +86,7 @@ REFUSED_DRAFTS = frozenset({"ngram", "medusa", "mlp_speculator", "suffix"})
 
 def _chunked(timeline: Timeline, value: Any) -> Message:
     if value is True and chosen_by_vllm(timeline, "enable_chunked_prefill"):
-        return message("vLLM itself switched it off for this model")
+        return say("vLLM itself switched it off for this model")
     return NOTHING
 
 
@@ -93,7 +94,7 @@ def _seats(timeline: Timeline, value: Any) -> Message:
     most = batched_tokens(timeline)
     if value is None or not most or value <= most:
         return NOTHING
-    return message("vLLM refuses more seats than {tokens} ({most})", tokens=BATCHED_TOKENS, most=Number(most))
+    return say("vLLM refuses more seats than {tokens} ({most:n})", tokens=BATCHED_TOKENS, most=most)
 
 
 def _active(timeline: Timeline, value: Any) -> Message:
@@ -101,14 +102,14 @@ def _active(timeline: Timeline, value: Any) -> Message:
     if value is None or most is None or value <= most:
         return NOTHING
     option = Setting("--max-num-seqs")
-    return message("vLLM refuses more than {option} ({most})", option=option, most=Number(most))
+    return say("vLLM refuses more than {option} ({most:n})", option=option, most=most)
 
 
 def _tokens(timeline: Timeline, value: Any) -> Message:
     least = smallest_batched_tokens(timeline)
     if value is None or least is None or value >= least:
         return NOTHING
-    return message("vLLM refuses less than {least}", least=Number(least))
+    return say("vLLM refuses less than {least:n}", least=least)
 
 
 def _adapters(timeline: Timeline, value: Any) -> Message:
@@ -117,12 +118,12 @@ def _adapters(timeline: Timeline, value: Any) -> Message:
     if value is None or not isinstance(most, int) or value <= most or most == now:
         return NOTHING
     option = Setting("--max-cpu-loras")
-    return message("vLLM refuses more than {option} ({most})", option=option, most=Number(most))
+    return say("vLLM refuses more than {option} ({most:n})", option=option, most=most)
 
 
 def _block_size(timeline: Timeline, _: Any) -> Message:
     if any(group.kind == "Mamba" for group in timeline.header.cache_groups):
-        return message("vLLM derives it from the state of the Mamba layers")
+        return say("vLLM derives it from the state of the Mamba layers")
     return NOTHING
 
 
@@ -161,7 +162,7 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     wanted = None if blocks is None else _bytes_of(timeline, blocks)
     if cpu and (gib := settings.get(f"environment.{SPACE}")):
         value = None if wanted is None else str(-(-wanted // UNITS["G"]))
-        return message("{space}, in GiB", space=_typed(SPACE, value, str(gib)))
+        return say("{space}, in GiB", space=_typed(SPACE, value, str(gib)))
     given = settings.get("cache_config.kv_cache_memory_bytes")
     memory = _typed(
         "--kv-cache-memory-bytes",
@@ -173,26 +174,26 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     share = settings.get("cache_config.gpu_memory_utilization")
     more = _more_of_gpu(timeline, blocks)
     if more is not None and isinstance(share, float) and share + more > 1:
-        return message(
-            "{share}, as far as the GPU's memory goes: {blocks} blocks need {times} of it",
+        return say(
+            "{share}, as far as the GPU's memory goes: {blocks:n} blocks need {times:n} of it",
             share=_typed("--gpu-memory-utilization", None, str(share)),
-            blocks=Number(blocks),
-            times=Number(round(share + more, 1)),
+            blocks=blocks,
+            times=round(share + more, 1),
         )
     value = (
         None if more is None or not isinstance(share, float) else f"{math.ceil(100 * (share + more)) / 100}"
     )
     utilization = _typed("--gpu-memory-utilization", value, None if share is None else str(share))
-    return message("{utilization} or {memory}", utilization=utilization, memory=memory)
+    return say("{utilization} or {memory}", utilization=utilization, memory=memory)
 
 
 def _typed(option: str, value: str | None, now: str | None) -> Message:
     """``--kv-cache-memory-bytes 32M (now 4M)``."""
     assign = "=" if option == SPACE else " "
-    return message(
-        "{option}{now}",
-        option=Setting(option if value is None else f"{option}{assign}{value}"),
-        now=NOTHING if now is None else message(" (now {now})", now=Code(now)),
+    return say(
+        "{option:setting}{now}",
+        option=option if value is None else f"{option}{assign}{value}",
+        now=NOTHING if now is None else say(" (now {now:code})", now=now),
     )
 
 
@@ -270,10 +271,10 @@ def threshold(timeline: Timeline) -> int:
 def replayed(setting: Setting) -> Advice:
     """Of what moves waits from one request to others: only a replay tells whether a value of it helps."""
     return Advice(
-        message=message(
-            "{setting}, if a replay of this load shows a value that helps: {command}",
+        message=say(
+            "{setting}, if a replay of this load shows a value that helps: {command:code}",
             setting=setting,
-            command=Code("schedtrace analyze --predict"),
+            command="schedtrace analyze --predict",
         )
     )
 
@@ -283,22 +284,22 @@ def watermark(timeline: Timeline) -> Message:
     config = timeline.header.scheduler_config
     if "watermark" not in config:
         return NOTHING
-    return message(
-        "keep a reserve with a larger {watermark} (now {now})",
-        watermark=Setting("--watermark"),
-        now=Number(config["watermark"] or 0),
+    return say(
+        "keep a reserve with a larger {watermark:setting} (now {now:n})",
+        watermark="--watermark",
+        now=config["watermark"] or 0,
     )
 
 
 def now(timeline: Timeline, name: str) -> Message:
     """`` (now 256)``; nothing where the header does not record this setting."""
     value = timeline.header.scheduler_config.get(name)
-    return NOTHING if value is None else message(" (now {value})", value=Number(value))
+    return NOTHING if value is None else say(" (now {value:n})", value=value)
 
 
 def seats_cost(timeline: Timeline) -> Message:
     """What another running request adds to each step, as far as the steps of several sizes show it."""
-    unknown = message("Longer steps: a longer time per output token.")
+    unknown = say("Longer steps: a longer time per output token.")
     model = timeline.step_time
     decoding = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("prefill_tokens") == 0))
     if model is None or decoding.is_empty():
@@ -312,10 +313,10 @@ def seats_cost(timeline: Timeline) -> Message:
     each_us = model.per_decode_token_us + model.per_context_token_us * (context or 0.0)
     if step_us is None or each_us * (most - fewest) <= max(model.error_frac, LEAST_COST) * step_us:
         return unknown  # the steps' noise hides it
-    return message(
-        "Longer steps: in those of {fewest} to {most} each further one adds about {each} to the time per "
-        "output token.",
-        fewest=Number(fewest),
-        most=Count(most, "request"),
-        each=Duration(each_us),
+    return say(
+        "Longer steps: in those of {fewest:n} to {most:n request} each further one adds "
+        "about {each:us} to the time per output token.",
+        fewest=fewest,
+        most=most,
+        each=each_us,
     )

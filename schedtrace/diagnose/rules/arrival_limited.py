@@ -7,8 +7,9 @@ from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, only, s
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Code, Count, Duration, Message, Number, Share, joined, message
+from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "arrival-limited"
@@ -52,7 +53,7 @@ def find(timeline: Timeline) -> list[Finding]:
     return [
         Finding(
             code=CODE,
-            title=message("Requests arrive while the engine already steps") if share is not None else NOTHING,
+            title=say("Requests arrive while the engine already steps") if share is not None else NOTHING,
             verdict=NOTHING if share is None else _verdict(timeline, late, share),
             share_frac=share,
             severity="info",
@@ -66,12 +67,12 @@ def find(timeline: Timeline) -> list[Finding]:
             tokens=tokens,
             message=joined(
                 [
-                    message(
-                        "{steps} left token budget unused because {requests} ({tokens}) that would "
-                        "have fitted reached the scheduler after schedule() had ended.",
-                        steps=Count(steps.height, "step"),
-                        requests=Count(late.height, "request"),
-                        tokens=Count(tokens, "token"),
+                    say(
+                        "{steps:n step} left token budget unused because {requests:n request} ({tokens:n "
+                        "token}) that would have fitted reached the scheduler after schedule() had ended.",
+                        steps=steps.height,
+                        requests=late.height,
+                        tokens=tokens,
                     ),
                     _lateness(evidence),
                     _later_steps(evidence),
@@ -116,20 +117,20 @@ def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
     if at_once and first["step"][0] == timeline.of_trial(timeline.steps, first["trial"][0])["step"].min():
         took = NOTHING
         if share >= RESOLVED_FRAC:
-            took = message("Waiting for them took {share} of the requests' time; ", share=Share(share))
-        return message(
-            "The client, not the scheduler: when the first step was made, {there} of {all} had arrived. The "
-            "others ran in later steps; no ready request was refused. {took}{prequeue} has them wait before "
-            "the first step.",
-            prequeue=Code("--prequeue"),
-            there=Number(there),
-            all=Count(in_trial.height, "request"),
+            took = say("Waiting for them took {share:%} of the requests' time; ", share=share)
+        return say(
+            "The client, not the scheduler: when the first step was made, {there:n} of {all:n "
+            "request} had arrived. The others ran in later steps; no ready request was refused. "
+            "{took}{prequeue:code} has them wait before the first step.",
+            prequeue="--prequeue",
+            there=there,
+            all=in_trial.height,
             took=took,
         )
-    return message(
+    return say(
         "The client, not the scheduler: steps were small because requests had not arrived; no ready "
         "request was refused.{spent}",
-        spent=message(" They spent {share} of their time until the next step.", share=Share(share))
+        spent=say(" They spent {share:%} of their time until the next step.", share=share)
         if share >= RESOLVED_FRAC
         else NOTHING,
     )
@@ -138,16 +139,14 @@ def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
 def _advice(timeline: Timeline) -> Advice:
     if not timeline.closed_workload:
         return Advice(
-            message=message(
-                "nothing in vLLM, which does not wait for requests; send them before the first step"
-            )
+            message=say("nothing in vLLM, which does not wait for requests; send them before the first step")
         )
     return Advice(
-        message=message(
-            "to measure with full batches, queue all requests before the first step: {run}, or {bench}. In "
-            "production there is nothing to change",
-            run=Code("schedtrace run --prequeue"),
-            bench=Code("vllm bench throughput --prequeue-requests"),
+        message=say(
+            "to measure with full batches, queue all requests before the first step: {run:code}, "
+            "or {bench:code}. In production there is nothing to change",
+            run="schedtrace run --prequeue",
+            bench="vllm bench throughput --prequeue-requests",
         )
     )
 
@@ -236,13 +235,11 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
 def _lateness(evidence: LateRequests) -> Message:
     """When they reached the front end, as seen from the end of ``schedule()``."""
     if evidence.on_their_way == evidence.late_requests:
-        return message("The front end already had all of them when schedule() ended.")
-    before = message(
-        "; {count} of them had reached it when schedule() ended", count=Number(evidence.on_their_way)
-    )
-    return message(
-        "The last one reached the front end {late} after schedule(){before}.",
-        late=Duration(evidence.late_us_max),
+        return say("The front end already had all of them when schedule() ended.")
+    before = say("; {count:n} of them had reached it when schedule() ended", count=evidence.on_their_way)
+    return say(
+        "The last one reached the front end {late:us} after schedule(){before}.",
+        late=evidence.late_us_max,
         before=before if evidence.on_their_way else NOTHING,
     )
 
@@ -250,23 +247,24 @@ def _lateness(evidence: LateRequests) -> Message:
 def _later_steps(evidence: LateRequests) -> Message:
     """When they were scheduled at last."""
     if not evidence.extra_steps:
-        return message("None of them was scheduled before the trace ended.")
-    took = message(" that took {time} in total", time=Duration(evidence.extra_steps_us))
-    return message(
-        "vLLM first scheduled them in {steps}{took}.",
-        steps=Count(evidence.extra_steps, "later step"),
+        return say("None of them was scheduled before the trace ended.")
+    took = say(" that took {time:us} in total", time=evidence.extra_steps_us)
+    return say(
+        "vLLM first scheduled them in {steps:n later step}{took}.",
+        steps=evidence.extra_steps,
         took=took if evidence.extra_steps_us else NOTHING,
     )
 
 
 def _described(example: LateExample) -> Message:
-    return message(
-        "{step} scheduled {scheduled} of {requests} ({tokens}) and left {budget} of budget.",
+    return say(
+        "{step} scheduled {scheduled:n} of {requests:n request} ({tokens:n token}) and left "
+        "{budget:n token} of budget.",
         step=example.at,
-        scheduled=Number(example.scheduled_requests),
-        requests=Count(example.scheduled_requests + example.late_requests, "request"),
-        tokens=Count(example.scheduled_tokens, "token"),
-        budget=Count(example.remaining_budget, "token"),
+        scheduled=example.scheduled_requests,
+        requests=example.scheduled_requests + example.late_requests,
+        tokens=example.scheduled_tokens,
+        budget=example.remaining_budget,
     )
 
 

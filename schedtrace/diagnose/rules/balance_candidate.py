@@ -7,8 +7,8 @@ from schedtrace.diagnose.rules.common import StepExample
 from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
 from schedtrace.diagnose.uneven_ranks import balanced, prefill_interval
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Duration, Number, Share, message
 from schedtrace.model.report import MAX_STEPS, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import PASS, Ranks
 
 CODE = "balance-candidate"
@@ -85,24 +85,25 @@ def find(ranks: Ranks) -> list[Finding]:
             trials=alone["trial"].drop_nulls().unique().sort().to_list(),
             steps=turns.filter(pl.col("rank") == first.rank)["step"].sort().head(MAX_STEPS).to_list(),
             tokens=int(turns["prefill_tokens"].sum()),
-            message=message(
-                "In {alone} of {prefills} with a prefill one rank alone prefilled. If all ranks prefilled "
-                "at the same time, the same chunks would take at most {saved} ({frac} of the busy time) "
-                "less: at most {gain} more throughput. Requests would wait longer for their first token.",
-                alone=Number(evidence.alone_passes),
-                prefills=Count(evidence.prefill_passes, "common step"),
-                saved=Duration(saved_us),
-                frac=Share(frac),
-                gain=Share(gain),
+            message=say(
+                "In {alone:n} of {prefills:n common step} with a prefill one rank alone prefilled. "
+                "If all ranks prefilled at the same time, the same chunks would take at most "
+                "{saved:us} ({frac:%} of the busy time) less: at most {gain:%} more throughput. "
+                "Requests would wait longer for their first token.",
+                alone=evidence.alone_passes,
+                prefills=evidence.prefill_passes,
+                saved=saved_us,
+                frac=frac,
+                gain=gain,
             ),
             evidence=evidence,
-            example=message(
-                "{step} of rank {rank} prefilled {tokens} alone, for which the common step took {excess} "
-                "longer.",
+            example=say(
+                "{step} of rank {rank:n} prefilled {tokens:n token} alone, for which the common step "
+                "took {excess:us} longer.",
                 step=first.at,
-                rank=Number(first.rank),
-                tokens=Count(first.prefill_tokens, "token"),
-                excess=Duration(first.excess_us),
+                rank=first.rank,
+                tokens=first.prefill_tokens,
+                excess=first.excess_us,
             ),
         )
     ]

@@ -6,8 +6,9 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, severity_by_weight
 from schedtrace.diagnose.uneven_ranks import CAUSE, balanced
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import CauseWord, Code, Count, Duration, Message, Number, Share, message
+from schedtrace.model.message import Message
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
@@ -60,12 +61,11 @@ def find(ranks: Ranks) -> list[Finding]:
         Finding(
             code=CODE,
             severity=severity_by_weight(None, share),
-            title=message("Balance scheduling without ranks to balance"),
-            verdict=message(
-                "Balance scheduling kept requests waiting for {share} of their time, although no rank waits "
-                "for "
-                "another one here.",
-                share=Share(share or 0.0),
+            title=say("Balance scheduling without ranks to balance"),
+            verdict=say(
+                "Balance scheduling kept requests waiting for {share:%} of their time, although no "
+                "rank waits for another one here.",
+                share=share or 0.0,
             ),
             share_frac=share,
             cause=CAUSE if steps.height else None,
@@ -79,10 +79,10 @@ def find(ranks: Ranks) -> list[Finding]:
             message=_message(evidence),
             advice=[
                 Advice(
-                    message=message(
-                        "Leave out {scheduler}: vLLM's own scheduler uses all {seats} seats.",
-                        scheduler=Code(header.scheduler_class),
-                        seats=Number(evidence.seats),
+                    message=say(
+                        "Leave out {scheduler:code}: vLLM's own scheduler uses all {seats:n} seats.",
+                        scheduler=header.scheduler_class,
+                        seats=evidence.seats,
                     )
                 )
             ],
@@ -113,31 +113,31 @@ def _by_gate() -> pl.Expr:
 
 def _message(evidence: BalanceWithoutEffect) -> Message:
     engines = "one engine" if evidence.ranks == 1 else f"{evidence.ranks} engines that step independently"
-    did = message("The gate never closed: it had no effect.")
+    did = say("The gate never closed: it had no effect.")
     if evidence.closed_steps:
-        did = message(
-            "The gate refused requests in {steps} for {waited} in total; at most {most} of {seats} seats "
-            "were taken.",
-            steps=Count(evidence.closed_steps, "step"),
-            waited=Duration(1e3 * evidence.waited_ms),
-            most=Number(evidence.most_running),
-            seats=Number(evidence.seats),
+        did = say(
+            "The gate refused requests in {steps:n step} for {waited:us} in total; at most "
+            "{most:n} of {seats:n} seats were taken.",
+            steps=evidence.closed_steps,
+            waited=1e3 * evidence.waited_ms,
+            most=evidence.most_running,
+            seats=evidence.seats,
         )
-    return message(
-        "{scheduler} balances ranks in lock-step, but this run has {engines}. {did}",
-        scheduler=Code(evidence.scheduler_class),
+    return say(
+        "{scheduler:code} balances ranks in lock-step, but this run has {engines}. {did}",
+        scheduler=evidence.scheduler_class,
         engines=engines,
         did=did,
     )
 
 
 def _described(example: GateExample) -> Message:
-    return message(
-        "In {step} {running} ran and {waiting} waited for {cause}.",
+    return say(
+        "In {step} {running:n} ran and {waiting:n request} waited for {cause:cause}.",
         step=example.at,
-        running=Number(example.running),
-        waiting=Count(example.waiting, "request"),
-        cause=CauseWord(CAUSE),
+        running=example.running,
+        waiting=example.waiting,
+        cause=CAUSE,
     )
 
 

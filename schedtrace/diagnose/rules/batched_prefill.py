@@ -6,8 +6,9 @@ from schedtrace.diagnose.rule import Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, can_lower_batched_tokens
 from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Code, Count, Duration, Number, Share, Steps, message
+from schedtrace.model.message import Steps
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
@@ -54,13 +55,13 @@ def find(timeline: Timeline) -> list[Finding]:
     return [
         Finding(
             code=CODE,
-            title=message("Prompts are prefilled together"),
-            verdict=message(
-                "{prompts} were prefilled in one step of {time}; each had its first token only when all were "
-                "done: {share} of the requests' time is prefill.",
-                prompts=Count(evidence.prompts, "prompt"),
-                time=Duration(1e3 * evidence.busy_ms),
-                share=Share(evidence.prefill_frac),
+            title=say("Prompts are prefilled together"),
+            verdict=say(
+                "{prompts:n prompt} were prefilled in one step of {time:us}; each had its first "
+                "token only when all were done: {share:%} of the requests' time is prefill.",
+                prompts=evidence.prompts,
+                time=1e3 * evidence.busy_ms,
+                share=evidence.prefill_frac,
             ),
             severity=severity_by_weight(None, others_frac),
             share_frac=others_frac,
@@ -71,24 +72,25 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trial_numbers(steps),
             steps=step_numbers(steps),
             tokens=int(steps["prefill_tokens"].sum()),
-            message=message(
-                "{steps} completed {mean} prompts each on average; waiting for the others' tokens in the "
-                "same step took {share} of the requests' time ({step} is the longest).",
-                steps=Count(steps.height, "step"),
-                mean=Number(evidence.mean_prompts, 1),
-                share=Share(others_frac),
+            message=say(
+                "{steps:n step} completed {mean:n1} prompts each on average; waiting for the others' "
+                "tokens in the same step took {share:%} of the requests' time ({step} is the "
+                "longest).",
+                steps=steps.height,
+                mean=evidence.mean_prompts,
+                share=others_frac,
                 step=Steps(evidence.step, evidence.step, worst["trial"]),
             ),
             advice=[
                 Advice(
-                    message=message(
-                        "a smaller {setting} (now {now}) gives the first prompts their token earlier, if a "
-                        "replay of this load shows a value that helps: {command}",
+                    message=say(
+                        "a smaller {setting} (now {now:n}) gives the first prompts their token earlier, if a "
+                        "replay of this load shows a value that helps: {command:code}",
                         setting=BATCHED_TOKENS,
-                        now=Number(batched_tokens(timeline)),
-                        command=Code("schedtrace analyze --predict"),
+                        now=batched_tokens(timeline),
+                        command="schedtrace analyze --predict",
                     ),
-                    costs=message("More steps for the same tokens."),
+                    costs=say("More steps for the same tokens."),
                 )
             ],
             evidence=evidence,

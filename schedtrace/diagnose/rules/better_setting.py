@@ -5,8 +5,8 @@ from typing import Any
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import severity_by_weight
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Share, message
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.say import say
 
 CODE = "better-setting"
 TIMES = {"e2e_mean_ms": "requests' time", "output_tokens_per_s": "run's time"}
@@ -42,20 +42,20 @@ def finding(
     change, time = advice.message, TIMES[metric]
     share = None if gain else most_frac
     if gain is None:
-        title = message("{change} may be better", change=change)
-        verdict = message(
-            "On a replay of this load {change} saves up to {saved} of the {time}, or nothing: no step showed "
-            "what more tokens cost.",
+        title = say("{change} may be better", change=change)
+        verdict = say(
+            "On a replay of this load {change} saves up to {saved:%} of the {time}, or nothing: "
+            "no step showed what more tokens cost.",
             change=change,
-            saved=Share(most_frac),
+            saved=most_frac,
             time=time,
         )
     else:
-        title = message("{change} is better", change=change)
-        verdict = message(
-            "On a replay of this load {change} saves {saved} of the {time}; no other finding proposes it.",
+        title = say("{change} is better", change=change)
+        verdict = say(
+            "On a replay of this load {change} saves {saved:%} of the {time}; no other finding proposes it.",
             change=change,
-            saved=Share(gain.saved_frac),
+            saved=gain.saved_frac,
             time=time,
         )
     return Finding(
@@ -72,7 +72,7 @@ def finding(
         trials=[],
         steps=[],
         tokens=0,
-        message=message("Found by replaying this load with one setting changed at a time."),
+        message=say("Found by replaying this load with one setting changed at a time."),
         advice=[advice],
         evidence=BetterSetting(settings=settings, saved_frac=gain.saved_frac if gain else None),
     )

@@ -6,8 +6,9 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, in_trials, only, step_numbers, trial_numbers
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Code, Count, Message, Number, Request, Share, message
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.model.vocabulary import reason, reasoned_details
 from schedtrace.timeline.timeline import Timeline
 
@@ -73,14 +74,14 @@ def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFr
         trials=trials,
         steps=step_numbers(steps),
         tokens=int(steps["unused"].sum()),
-        message=message(
-            "{steps} of {working}{trials} left {left} of the token budget unused on average although "
-            "requests waited ({waiting} on average): {reason}. {unused}",
-            steps=Count(steps.height, "step"),
-            working=Number(working),
+        message=say(
+            "{steps:n step} of {working:n}{trials} left {left:%} of the token budget unused on "
+            "average although requests waited ({waiting:n1} on average): {reason}. {unused}",
+            steps=steps.height,
+            working=working,
             trials=in_trials(timeline, trials),
-            left=Share(left),
-            waiting=Number(waiting, 1),
+            left=left,
+            waiting=waiting,
             reason=reason(timeline.header, loop="waiting", cause=cause, detail=limit),
             unused=_could_have_used(steps),
         ),
@@ -115,29 +116,30 @@ def _could_have_used(steps: pl.DataFrame) -> Message:
     """How much budget the waiting requests could have used, had the cause not stood in the way."""
     known = steps.filter(pl.col("waiting_tokens_after").is_not_null())
     if known.is_empty():
-        return message("The trace does not record how many tokens they wanted.")
+        return say("The trace does not record how many tokens they wanted.")
     mean = known["unused"].sum() / known.height
-    return message(
-        "Otherwise each step could have scheduled {tokens} more on average.",
-        tokens=Count(round(mean), "token"),
+    return say(
+        "Otherwise each step could have scheduled {tokens:n token} more on average.",
+        tokens=round(mean),
     )
 
 
 def _described(example: BlockedStep, *, several_places: bool) -> Message:
     refused = free = where = NOTHING
     if example.request_id:
-        refused = message(", {request} next in line", request=Request(example.request_id))
+        refused = say(", {request:id} next in line", request=example.request_id)
     if example.kv_blocks_free_after is not None:
-        free = message(", {blocks} free", blocks=Count(example.kv_blocks_free_after, "KV block"))
+        free = say(", {blocks:n KV block} free", blocks=example.kv_blocks_free_after)
     if several_places and example.location:
-        where = message(" (left at {place})", place=Code(example.location))
-    return message(
-        "{step}: {waiting} waiting{refused}, {running} running, {left} of budget left{free}{where}.",
+        where = say(" (left at {place:code})", place=example.location)
+    return say(
+        "{step}: {waiting:n request} waiting{refused}, {running:n} running, {left:n token} "
+        "of budget left{free}{where}.",
         step=example.at,
-        waiting=Count(example.num_waiting_after, "request"),
+        waiting=example.num_waiting_after,
         refused=refused,
-        running=Number(example.num_running_after),
-        left=Count(example.budget_left, "token"),
+        running=example.num_running_after,
+        left=example.budget_left,
         free=free,
         where=where,
     )

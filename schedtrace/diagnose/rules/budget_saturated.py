@@ -6,8 +6,9 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Message, Number, message
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "budget-saturated"
@@ -59,14 +60,14 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(full),
             tokens=most,
-            message=message(
-                "{steps} of {working}{trials} spent the whole token budget while {waiting} requests on "
-                "average waited for tokens{most}.",
-                steps=Count(full.height, "step"),
-                working=Number(working),
+            message=say(
+                "{steps:n step} of {working:n}{trials} spent the whole token budget while "
+                "{waiting:n1} requests on average waited for tokens{most}.",
+                steps=full.height,
+                working=working,
                 trials=in_trials(timeline, trials),
-                waiting=Number(evidence.mean_waiting, 1),
-                most=message(", {tokens} at most", tokens=Count(most, "token")) if known else NOTHING,
+                waiting=evidence.mean_waiting,
+                most=say(", {tokens:n token} at most", tokens=most) if known else NOTHING,
             ),
             evidence=evidence,
             example=_described(evidence.examples[0]),
@@ -75,12 +76,12 @@ def find(timeline: Timeline) -> list[Finding]:
 
 
 def _described(example: FullStep) -> Message:
-    return message(
-        "{step} spent {tokens} on {running} while {waiting} waited.",
+    return say(
+        "{step} spent {tokens:n token} on {running:n request} while {waiting:n request} waited.",
         step=example.at,
-        tokens=Count(example.used_tokens, "token"),
-        running=Count(example.total_requests, "request"),
-        waiting=Count(example.num_waiting_after, "request"),
+        tokens=example.used_tokens,
+        running=example.total_requests,
+        waiting=example.num_waiting_after,
     )
 
 

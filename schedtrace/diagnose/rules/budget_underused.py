@@ -8,8 +8,9 @@ import polars as pl
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Steps, message
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "budget-underused"
@@ -58,15 +59,15 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(missed),
             tokens=tokens,
-            message=message(
-                "{steps} of {working}{trials} left token budget that {requests} ({tokens}), new in the next "
-                "step, would have fitted into. This log has no queue lengths: it does not show whether they "
-                "had not arrived or were refused.",
-                steps=Count(missed.height, "step"),
-                working=Number(working),
+            message=say(
+                "{steps:n step} of {working:n}{trials} left token budget that {requests:n request} "
+                "({tokens:n token}), new in the next step, would have fitted into. This log has no "
+                "queue lengths: it does not show whether they had not arrived or were refused.",
+                steps=missed.height,
+                working=working,
                 trials=in_trials(timeline, trials),
-                requests=Count(requests, "request"),
-                tokens=Count(tokens, "token"),
+                requests=requests,
+                tokens=tokens,
             ),
             evidence=MissedRequests(missed_requests=requests, examples=examples),
             example=_described(examples[0]),
@@ -112,17 +113,16 @@ def _missed(timeline: Timeline) -> pl.DataFrame:
 
 def _described(example: MissedExample) -> Message:
     gap_ms = example.gap_ms
-    return message(
-        "{step} scheduled {scheduled} of the {total} of {next} ({tokens}) and left {budget} of budget{gap}.",
+    return say(
+        "{step} scheduled {scheduled:n} of the {total:n request} of {next:step} ({tokens:n "
+        "token}) and left {budget:n token} of budget{gap}.",
         step=example.at,
-        scheduled=Number(example.total_requests),
-        total=Count(example.next_total, "request"),
-        next=Steps(example.next_step, example.next_step),
-        tokens=Count(example.used_tokens, "token"),
-        budget=Count(example.remaining_budget, "token"),
-        gap=NOTHING
-        if gap_ms is None
-        else message("; the next step began {gap} later", gap=Duration(1e3 * gap_ms)),
+        scheduled=example.total_requests,
+        total=example.next_total,
+        next=example.next_step,
+        tokens=example.used_tokens,
+        budget=example.remaining_budget,
+        gap=NOTHING if gap_ms is None else say("; the next step began {gap:us} later", gap=1e3 * gap_ms),
     )
 
 

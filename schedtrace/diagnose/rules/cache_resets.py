@@ -5,8 +5,9 @@ import polars as pl
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, severity_by_weight, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Request, Share, message
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.charges import CACHE_RESET
 from schedtrace.timeline.timeline import Timeline
 
@@ -65,13 +66,13 @@ def find(timeline: Timeline) -> list[Finding]:
         Finding(
             code=CODE,
             severity=severity_by_weight(None, share),
-            title=message("Resets of the prefix cache"),
-            verdict=message(
-                "{resets} of the prefix cache took the KV blocks of running requests, which then spent "
-                "{share} of the requests' time on computing {tokens} again.",
-                resets=Count(evidence.resets, "reset"),
-                share=Share(share),
-                tokens=Count(evidence.lost_tokens, "token"),
+            title=say("Resets of the prefix cache"),
+            verdict=say(
+                "{resets:n reset} of the prefix cache took the KV blocks of running requests, which "
+                "then spent {share:%} of the requests' time on computing {tokens:n token} again.",
+                resets=evidence.resets,
+                share=share,
+                tokens=evidence.lost_tokens,
             ),
             share_frac=share,
             cause=None,
@@ -84,17 +85,17 @@ def find(timeline: Timeline) -> list[Finding]:
             message=_message(evidence),
             advice=[
                 Advice(
-                    message=message(
+                    message=say(
                         "Reset the cache while nothing runs, or without reset_running_requests: it then "
                         "refuses as long as requests hold blocks."
                     )
                 )
             ],
             evidence=evidence,
-            example=message(
-                "before {step} a reset preempted {requests}.",
+            example=say(
+                "before {step} a reset preempted {requests:n request}.",
                 step=evidence.examples[0].at,
-                requests=Count(evidence.examples[0].preempted, "request"),
+                requests=evidence.examples[0].preempted,
             ),
             cost_ms=time_us / 1e3,
         )
@@ -104,24 +105,24 @@ def find(timeline: Timeline) -> list[Finding]:
 def _message(evidence: Resets) -> Message:
     keys = NOTHING
     if evidence.prefix_keys is not None:
-        keys = message(
-            " The resets dropped {keys} that later prompts could have found.",
-            keys=Count(evidence.prefix_keys, "cached block"),
+        keys = say(
+            " The resets dropped {keys:n cached block} that later prompts could have found.",
+            keys=evidence.prefix_keys,
         )
     most = NOTHING
     if evidence.most_times > 1:
-        most = message(
-            ", {request} most often ({times})",
-            request=Request(evidence.most_request),
-            times=Count(evidence.most_times, "time"),
+        most = say(
+            ", {request:id} most often ({times:n time})",
+            request=evidence.most_request,
+            times=evidence.most_times,
         )
-    return message(
-        "{resets} preempted {requests}{most}; waiting for the blocks and computing again took them "
-        "{time}.{keys}",
-        resets=Count(evidence.resets, "reset"),
-        requests=Count(evidence.requests, "request"),
+    return say(
+        "{resets:n reset} preempted {requests:n request}{most}; waiting for the blocks and "
+        "computing again took them {time:us}.{keys}",
+        resets=evidence.resets,
+        requests=evidence.requests,
         most=most,
-        time=Duration(1e3 * evidence.wait_ms),
+        time=1e3 * evidence.wait_ms,
         keys=keys,
     )
 

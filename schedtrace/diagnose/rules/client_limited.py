@@ -3,8 +3,9 @@
 from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_load
 from schedtrace.diagnose.rule import Rule
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Message, message
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "client-limited"
@@ -30,7 +31,7 @@ def find(timeline: Timeline) -> list[Finding]:
     return [
         Finding(
             code=CODE,
-            title=message("The client sends too little"),
+            title=say("The client sends too little"),
             verdict=_verdict(timeline, load),
             severity="info",
             cause=None,
@@ -40,13 +41,13 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=[],
             steps=[],
             tokens=0,
-            message=message(
+            message=say(
                 "{pattern}The pattern is a hint: the trace does not see the client.",
-                pattern=message("Each further request followed an answer. ") if closed else NOTHING,
+                pattern=say("Each further request followed an answer. ") if closed else NOTHING,
             ),
             advice=[
                 Advice(
-                    message=message(
+                    message=say(
                         "more connections, or a higher concurrency, to load this engine"
                         if closed
                         else "a higher request rate, to load this engine"
@@ -72,15 +73,15 @@ def _waits_for_clients(timeline: Timeline, load: OfferedLoad) -> bool:
 
 def _verdict(timeline: Timeline, load: OfferedLoad) -> Message:
     if load.loop is None:
-        return message(
+        return say(
             "The client is the limit: it offers {offered}, and the engine keeps up: it {works}.",
             offered=load.offered,
             works=load.works,
         )
     seats = NOTHING
     if timeline.seats:
-        seats = message(" has {seats} and", seats=Count(timeline.seats, "seat"))
-    return message(
+        seats = say(" has {seats:n seat} and", seats=timeline.seats)
+    return say(
         "The client is the limit: {clients}; the engine{seats} {works}.",
         clients=load.clients,
         seats=seats,

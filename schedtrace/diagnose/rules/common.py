@@ -8,8 +8,9 @@ import polars as pl
 
 from schedtrace.diagnose.behind_whom import behind_whom, with_holders
 from schedtrace.diagnose.waits import Charged, ClassTime
-from schedtrace.model.message import NOTHING, Count, Message, Number, Steps, joined, message
+from schedtrace.model.message import NOTHING, Count, Message, Steps, joined
 from schedtrace.model.report import MAX_STEPS, Finding, Gain
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CRITICAL_COST_FRAC = 0.10
@@ -133,10 +134,10 @@ def by_class(classes: list[ClassTime]) -> Message:
     """``0.6 requests of priority 0 and 7.4 requests of priority 9``."""
     return listed(
         [
-            message(
-                "{count} requests of priority {priority}",
-                count=Number(ran.running, 1),
-                priority=Number(ran.priority),
+            say(
+                "{count:n1} requests of priority {priority:n}",
+                count=ran.running,
+                priority=ran.priority,
             )
             for ran in classes
         ]
@@ -154,7 +155,7 @@ def in_trials(timeline: Timeline, trials: list[int]) -> Message:
     if not trials or len(timeline.trials()) == 1:
         return NOTHING
     of = Count(len(timeline.trials()), "trial")
-    return message(" in {trials} of {of}", trials=Number(len(trials)), of=of)
+    return say(" in {trials:n} of {of}", trials=len(trials), of=of)
 
 
 def listed(parts: list[Message], last: str = "and") -> Message:

@@ -6,8 +6,9 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Duration, Message, Number, Share, message
+from schedtrace.model.message import Message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.spans import refused, until
 from schedtrace.timeline.timeline import Timeline
 
@@ -65,16 +66,16 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(starved),
             tokens=int(starved["decode_tokens"].sum()),
-            message=message(
-                "{steps}{trials} spent {taken} of the token budget on decodes on average and had too little "
-                "left for prefills. These steps took {spent}, {part} of the busy time; requests waited "
-                "{wait} in total.",
-                steps=Count(starved.height, "step"),
+            message=say(
+                "{steps:n step}{trials} spent {taken:%} of the token budget on decodes on average "
+                "and had too little left for prefills. These steps took {spent:us}, {part:%} of the "
+                "busy time; requests waited {wait:us} in total.",
+                steps=starved.height,
                 trials=in_trials(timeline, trials),
-                taken=Share(evidence.decode_share_frac),
-                spent=Duration(spent_us),
-                part=Share(part),
-                wait=Duration(wait_us),
+                taken=evidence.decode_share_frac,
+                spent=spent_us,
+                part=part,
+                wait=wait_us,
             ),
             evidence=evidence,
             example=_described(evidence.examples[0]),
@@ -105,13 +106,14 @@ def starved_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _described(example: StarvedStep) -> Message:
-    return message(
-        "{step} gave {decode} of {budget} to decodes and {prefill} to prefills; {waiting} waited.",
+    return say(
+        "{step} gave {decode:n} of {budget:n token} to decodes and {prefill:n} to prefills; "
+        "{waiting:n request} waited.",
         step=example.at,
-        decode=Number(example.decode_tokens),
-        budget=Count(example.token_budget, "token"),
-        prefill=Number(example.prefill_tokens),
-        waiting=Count(example.num_waiting_after, "request"),
+        decode=example.decode_tokens,
+        budget=example.token_budget,
+        prefill=example.prefill_tokens,
+        waiting=example.num_waiting_after,
     )
 
 

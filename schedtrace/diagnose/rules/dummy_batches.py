@@ -6,8 +6,9 @@ import polars as pl
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Message, Number, Share, message
+from schedtrace.model.message import Message
 from schedtrace.model.report import MAX_STEPS, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import Ranks
 
 CODE = "dummy-batches"
@@ -112,24 +113,25 @@ def _gaps(ranks: Ranks) -> pl.DataFrame:
 
 
 def _message(evidence: DummyBatches, most: RankDummies) -> Message:
-    return message(
-        "{share} of the ranks' batches held no request and ran only because other ranks had some: {batches}, "
-        "{time} of the ranks' time. Rank {rank} ran most of them: {own}, {own_time} of its time.",
-        share=Share(evidence.steps_frac),
-        batches=Count(evidence.batches, "dummy batch", "dummy batches"),
-        time=Share(evidence.time_frac),
-        rank=Number(most.rank),
-        own=Number(most.batches),
-        own_time=Share(most.time_frac),
+    return say(
+        "{share:%} of the ranks' batches held no request and ran only because other ranks "
+        "had some: {batches:n dummy batch/dummy batches}, {time:%} of the ranks' time. Rank "
+        "{rank:n} ran most of them: {own:n}, {own_time:%} of its time.",
+        share=evidence.steps_frac,
+        batches=evidence.batches,
+        time=evidence.time_frac,
+        rank=most.rank,
+        own=most.batches,
+        own_time=most.time_frac,
     )
 
 
 def _described(example: DummyExample) -> Message:
-    return message(
-        "Before {step} rank {rank} ran {batches} in a row.",
+    return say(
+        "Before {step} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
         step=example.at,
-        rank=Number(example.rank),
-        batches=Count(example.batches, "dummy batch", "dummy batches"),
+        rank=example.rank,
+        batches=example.batches,
     )
 
 

@@ -7,18 +7,9 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import severity_by_weight
 from schedtrace.diagnose.threads import ThreadShare, saturated, starved, thread_shares
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Setting,
-    Share,
-    joined,
-    message,
-)
+from schedtrace.model.message import NOTHING, Duration, Message, Share, joined
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.ingress import idle_meanwhile_us, is_offline, ways_to_engine
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
@@ -79,7 +70,7 @@ def find(timeline: Timeline) -> list[Finding]:
         Finding(
             code=CODE,
             severity=_severity(evidence, share_frac),
-            title=message("Requests are slow to reach the engine"),
+            title=say("Requests are slow to reach the engine"),
             verdict=_verdict(evidence),
             share_frac=share_frac,
             holder=_holder(evidence),
@@ -93,12 +84,12 @@ def find(timeline: Timeline) -> list[Finding]:
             message=_parts(evidence),
             advice=_advice(timeline, evidence),
             evidence=evidence,
-            example=message(
-                "{request} was prepared for the engine {way} after its arrival, and had its first token "
-                "after {ttft}.",
-                request=Request(longest.request_id),
-                way=Duration(longest.way_us),
-                ttft=Duration(longest.ttft_us),
+            example=say(
+                "{request:id} was prepared for the engine {way:us} after its arrival, and had its "
+                "first token after {ttft:us}.",
+                request=longest.request_id,
+                way=longest.way_us,
+                ttft=longest.ttft_us,
             ),
         )
     ]
@@ -153,17 +144,17 @@ def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> Fron
 
 def _verdict(evidence: FrontEndTime) -> Message:
     if evidence.offline:
-        return message(
-            "Not the scheduler: for {share} of the run the engine was idle while the front end still "
-            "prepared and sent requests (p50 {way} each).",
-            share=Share(evidence.found_frac),
-            way=Duration(1e3 * evidence.way_ms_p50),
+        return say(
+            "Not the scheduler: for {share:%} of the run the engine was idle while the front end "
+            "still prepared and sent requests (p50 {way:us} each).",
+            share=evidence.found_frac,
+            way=1e3 * evidence.way_ms_p50,
         )
-    return message(
-        "Not the scheduler: {share} of the time to first token is over before a request is ready for the "
-        "engine (front end: tokenizing and sending, p50 {way}).",
-        share=Share(evidence.found_frac),
-        way=Duration(1e3 * evidence.way_ms_p50),
+    return say(
+        "Not the scheduler: {share:%} of the time to first token is over before a request is "
+        "ready for the engine (front end: tokenizing and sending, p50 {way:us}).",
+        share=evidence.found_frac,
+        way=1e3 * evidence.way_ms_p50,
     )
 
 
@@ -172,16 +163,16 @@ def _parts(evidence: FrontEndTime) -> Message:
     thread = step = empty = NOTHING
     if evidence.prepare_ms_p50 is not None:
         prepare = Duration(1e3 * evidence.prepare_ms_p50)
-        thread = message(", block hashes and grammar in the engine's input thread {prepare}", prepare=prepare)
+        thread = say(", block hashes and grammar in the engine's input thread {prepare}", prepare=prepare)
     if evidence.input_queue_ms_p50 is not None:
         queue = Duration(1e3 * evidence.input_queue_ms_p50)
-        step = message("; then {queue} until the step under way was over", queue=queue)
+        step = say("; then {queue} until the step under way was over", queue=queue)
     if evidence.queue_empty_frac is not None:
         share = Share(evidence.queue_empty_frac)
-        empty = message(" The engine's queue was empty after {share} of the steps.", share=share)
-    return message(
-        "Front end and transport to the engine took p50 {before}{thread}{step}.{empty}",
-        before=Duration(1e3 * evidence.before_ms_p50),
+        empty = say(" The engine's queue was empty after {share} of the steps.", share=share)
+    return say(
+        "Front end and transport to the engine took p50 {before:us}{thread}{step}.{empty}",
+        before=1e3 * evidence.before_ms_p50,
         thread=thread,
         step=step,
         empty=empty,
@@ -191,7 +182,7 @@ def _parts(evidence: FrontEndTime) -> Message:
 def _holder(evidence: FrontEndTime) -> Message:
     """What kept the front end's threads; where nothing shows, what the engine's process cannot see."""
     known = joined([saturated(evidence.threads), starved(evidence.threads)])
-    return known or message(
+    return known or say(
         "Whether tokenizing, other work of the front end or the transport took it cannot be seen from the "
         "engine's process; a profile of the front end's process would show it."
     )
@@ -202,12 +193,12 @@ def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
     found = []
     short = bool(starved(evidence.threads))
     if short:
-        found.append(Advice(message=message("Give engine, workers and front end a processor core each.")))
+        found.append(Advice(message=say("Give engine, workers and front end a processor core each.")))
     configured = timeline.front_end.configured if timeline.front_end else None
     if configured is not None and configured.usage_context == SERVER_CONTEXT:
         found += _more_threads(timeline)
         found += [] if short else _more_processes(timeline)
-    found.append(Advice(message=message("Send token ids instead of text where the client can tokenize.")))
+    found.append(Advice(message=say("Send token ids instead of text where the client can tokenize.")))
     return found
 
 
@@ -219,13 +210,13 @@ def _more_threads(timeline: Timeline) -> list[Advice]:
         return []
     return [
         Advice(
-            message=message(
-                "Tokenize in more threads: {setting} (now {renderers}).",
-                setting=Setting("--renderer-num-workers"),
-                renderers=Number(renderers),
+            message=say(
+                "Tokenize in more threads: {setting:setting} (now {renderers:n}).",
+                setting="--renderer-num-workers",
+                renderers=renderers,
             ),
             setting="renderer_num_workers",
-            costs=message("They share the front end's processor cores."),
+            costs=say("They share the front end's processor cores."),
         )
     ]
 
@@ -235,12 +226,12 @@ def _more_processes(timeline: Timeline) -> list[Advice]:
     clients = timeline.arrivals["client_index"].drop_nulls().n_unique()
     return [
         Advice(
-            message=message(
-                "Run more front-end processes: {setting} (now {clients}).",
-                setting=Setting("--api-server-count"),
-                clients=Number(clients or 1),
+            message=say(
+                "Run more front-end processes: {setting:setting} (now {clients:n}).",
+                setting="--api-server-count",
+                clients=clients or 1,
             ),
-            costs=message("Each needs a processor core and memory of its own."),
+            costs=say("Each needs a processor core and memory of its own."),
         )
     ]
 

@@ -12,8 +12,9 @@ from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, wait_finding
 from schedtrace.diagnose.waits import Charged
 from schedtrace.model.causes import Cause
-from schedtrace.model.message import Count, Message, Share, message
+from schedtrace.model.message import Message
 from schedtrace.model.report import Advice, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
@@ -44,7 +45,7 @@ def limit_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
     if gain is None or not _is_full(load, gain):
         return wait_finding(timeline, waits, **fields)
     full: dict[str, Any] = {
-        "title": message("The device is full"),
+        "title": say("The device is full"),
         "verdict": _verdict(waits, fields["cause"], gain),
         "gain": None,
         "advice": [Advice(message=_advice(load))],
@@ -94,13 +95,13 @@ def _is_full(load: OfferedLoad, gain_frac: float) -> bool:
 
 def _verdict(waits: Charged, cause: Cause, gain_frac: float) -> Message:
     resource, wider = LIMITS[cause]
-    gains = message("not raise throughput")
+    gains = say("not raise throughput")
     if gain_frac >= RESOLVED_FRAC:
-        gains = message("raise throughput by about {gain}", gain=Share(gain_frac))
-    return message(
-        "The device is the limit: requests spent {share} of their time waiting for {resource}, but by the "
-        "step times seen {wider} would {gains}.",
-        share=Share(waits.share_frac),
+        gains = say("raise throughput by about {gain:%}", gain=gain_frac)
+    return say(
+        "The device is the limit: requests spent {share:%} of their time waiting for "
+        "{resource}, but by the step times seen {wider} would {gains}.",
+        share=waits.share_frac,
         resource=resource,
         wider=wider,
         gains=gains,
@@ -109,8 +110,8 @@ def _verdict(waits: Charged, cause: Cause, gain_frac: float) -> Message:
 
 def _advice(load: OfferedLoad) -> Message:
     if load.loop is None:
-        return message("another engine, or fewer requests at a time")
-    return message(
-        "another engine, or fewer than these {clients}: as many tokens/s, and shorter waits",
-        clients=Count(load.loop.clients, "client"),
+        return say("another engine, or fewer requests at a time")
+    return say(
+        "another engine, or fewer than these {clients:n client}: as many tokens/s, and shorter waits",
+        clients=load.loop.clients,
     )

@@ -10,20 +10,9 @@ from schedtrace.diagnose.rules.kv_bound import largest_holder
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    CauseWord,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Setting,
-    Share,
-    Steps,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.admission import refused_heads
 from schedtrace.timeline.behind_head import behind_head
 from schedtrace.timeline.charges import BY_SIZE, HEAD_OF_LINE
@@ -105,28 +94,29 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
         timeline,
         waits,
         code=CODE,
-        title=message("A refused request holds up others that would fit"),
-        verdict=message(
-            "The head of the queue holds up the rest: requests that would have fitted spent {share} of all "
-            "requests' time behind {head}{others} for {size}.",
-            share=Share(waits.share_frac),
-            head=Request(evidence.head),
-            others=message(", which was refused")
+        title=say("A refused request holds up others that would fit"),
+        verdict=say(
+            "The head of the queue holds up the rest: requests that would have fitted spent "
+            "{share:%} of all requests' time behind {head:id}{others} for {size}.",
+            share=waits.share_frac,
+            head=evidence.head,
+            others=say(", which was refused")
             if evidence.heads == 1
-            else message(" and {count} others, which were refused", count=Number(evidence.heads - 1)),
-            size=message("their size") if evidence.heads > 1 else message("its size"),
+            else say(" and {count:n} others, which were refused", count=evidence.heads - 1),
+            size=say("their size") if evidence.heads > 1 else say("its size"),
         ),
         holder=_holder(timeline, evidence, cause),
         cause=cause,
         location=only(heads["location"]),
-        message=message(
-            "{requests} would have been admitted {mean} earlier on average ({longest}: {wait}), had vLLM "
-            "looked past {heads}; it admits in queue order.",
-            requests=Count(waits.requests, "request"),
-            mean=Duration(waits.time_us / waits.requests),
-            longest=Request(waits.longest_id),
-            wait=Duration(waits.longest_us),
-            heads=Count(evidence.heads, "refused request"),
+        message=say(
+            "{requests:n request} would have been admitted {mean:us} earlier on average "
+            "({longest:id}: {wait:us}), had vLLM looked past {heads:n refused request}; it "
+            "admits in queue order.",
+            requests=waits.requests,
+            mean=waits.time_us / waits.requests,
+            longest=waits.longest_id,
+            wait=waits.longest_us,
+            heads=evidence.heads,
         ),
         advice=_advice(timeline, cause),
         evidence=evidence,
@@ -136,34 +126,32 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
 
 def _holder(timeline: Timeline, evidence: HeadOfLine, cause: str) -> Message:
     if cause != Cause.KV_BLOCKS or evidence.blocks_free is None:
-        return message(
-            "{head} has {tokens} ({cause}).",
-            head=Request(evidence.head),
-            tokens=Count(evidence.head_tokens, "token"),
-            cause=CauseWord(cause),
+        return say(
+            "{head:id} has {tokens:n token} ({cause:cause}).",
+            head=evidence.head,
+            tokens=evidence.head_tokens,
+            cause=cause,
         )
     held = kv_need(timeline, evidence.head)
     running = NOTHING
     if held.running and held.blocks_held is not None:
-        running = message(
-            "; {held} of {total} are held by {running}{largest}",
-            held=Number(held.blocks_held),
-            total=Number(held.blocks_total - 1 if held.blocks_total else None),
-            running=Count(held.running, "running request"),
+        running = say(
+            "; {held:n} of {total:n} are held by {running:n running request}{largest}",
+            held=held.blocks_held,
+            total=held.blocks_total - 1 if held.blocks_total else None,
+            running=held.running,
             largest=largest_holder(held),
         )
-    needs = message("has {tokens}", tokens=Count(evidence.head_tokens, "token"))
+    needs = say("has {tokens:n token}", tokens=evidence.head_tokens)
     if held.blocks_needed is not None:
-        needs = message("needs {blocks}", blocks=Count(held.blocks_needed, "KV block"))
-    return message(
-        "{head} {needs}, {free} are free{running}{step}.",
-        head=Request(evidence.head),
+        needs = say("needs {blocks:n KV block}", blocks=held.blocks_needed)
+    return say(
+        "{head:id} {needs}, {free:n} are free{running}{step}.",
+        head=evidence.head,
         needs=needs,
-        free=Number(held.blocks_free),
+        free=held.blocks_free,
         running=running,
-        step=NOTHING
-        if held.held_step is None
-        else message(" ({step})", step=Steps(held.held_step, held.held_step)),
+        step=NOTHING if held.held_step is None else say(" ({step:step})", step=held.held_step),
     )
 
 
@@ -174,11 +162,11 @@ def _advice(timeline: Timeline, cause: str) -> list[Advice]:
         total = timeline.header.kv_blocks_total or 0
         found.append(
             Advice(
-                message=message(
-                    "{space}: {blocks} instead of {total}",
+                message=say(
+                    "{space}: {blocks:n block} instead of {total:n}",
                     space=kv_space(timeline, 2 * total or None),
-                    blocks=Count(2 * total, "block"),
-                    total=Number(total),
+                    blocks=2 * total,
+                    total=total,
                 ),
                 setting="num_gpu_blocks_override",
                 value=2 * total or None,
@@ -187,42 +175,43 @@ def _advice(timeline: Timeline, cause: str) -> list[Advice]:
         if config.get("scheduler_reserve_full_isl") and config.get("enable_chunked_prefill"):
             found.append(
                 Advice(
-                    message=message(
-                        "{setting} (now on) admits it with its first chunk",
-                        setting=Setting("--no-scheduler-reserve-full-isl"),
+                    message=say(
+                        "{setting:setting} (now on) admits it with its first chunk",
+                        setting="--no-scheduler-reserve-full-isl",
                     ),
-                    costs=message("A risk of preemptions."),
+                    costs=say("A risk of preemptions."),
                 )
             )
     if cause == Cause.CHUNKED_PREFILL_OFF:
         found.append(
             Advice(
-                message=message(
-                    "{setting} (now off): the large prompt then takes the budget that is left",
-                    setting=Setting("--enable-chunked-prefill"),
+                message=say(
+                    "{setting:setting} (now off): the large prompt then takes the budget that is left",
+                    setting="--enable-chunked-prefill",
                 ),
                 setting="enable_chunked_prefill",
                 value=True,
             )
         )
-    found.append(Advice(message=message("send long prompts to an engine of their own")))
+    found.append(Advice(message=say("send long prompts to an engine of their own")))
     return found
 
 
 def _described(example: HeldUp) -> Message:
-    return message(
-        "{step} refused {head} ({head_tokens}) and left {budget}, {free} and {seats}; {request} behind it "
-        "needed {tokens} and {blocks}, and waited {waited} more.",
+    return say(
+        "{step} refused {head:id} ({head_tokens:n token}) and left {budget:n token}, {free:n "
+        "KV block} and {seats:n seat}; {request:id} behind it needed {tokens:n token} and "
+        "{blocks:n block}, and waited {waited:us} more.",
         step=example.at,
-        head=Request(example.head),
-        head_tokens=Count(example.head_tokens, "token"),
-        budget=Count(example.budget_left, "token"),
-        free=Count(example.kv_blocks_free, "KV block"),
-        seats=Count(example.seats_left, "seat"),
-        request=Request(example.request_id),
-        tokens=Count(example.tokens, "token"),
-        blocks=Count(example.blocks, "block"),
-        waited=Duration(example.waited_us),
+        head=example.head,
+        head_tokens=example.head_tokens,
+        budget=example.budget_left,
+        free=example.kv_blocks_free,
+        seats=example.seats_left,
+        request=example.request_id,
+        tokens=example.tokens,
+        blocks=example.blocks,
+        waited=example.waited_us,
     )
 
 

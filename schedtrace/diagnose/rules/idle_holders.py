@@ -10,8 +10,9 @@ from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, Share, Steps, message
+from schedtrace.model.message import NOTHING, Count, Message, Steps
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.charges import IDLE_HOLDERS
 from schedtrace.timeline.holders import idle_holders
 from schedtrace.timeline.timeline import Timeline
@@ -20,10 +21,10 @@ CODE = "idle-holders"
 CHARGES = (IDLE_HOLDERS,)
 
 NOUNS = {"session": "streaming session", "finished": "finished request", "request": "request"}
-END_SESSIONS = message(
+END_SESSIONS = say(
     "fewer streaming sessions at once, or end those that wait: nothing else frees their blocks"
 )
-FETCH = message("look at the KV connector's other side: it does not fetch the blocks of finished requests")
+FETCH = say("look at the KV connector's other side: it does not fetch the blocks of finished requests")
 
 
 class IdleHolders(Evidence, kw_only=True):
@@ -58,38 +59,39 @@ def find(timeline: Timeline) -> list[Finding]:
         **_longest(timeline),
     )
     holders = Count(evidence.holders, NOUNS[evidence.kind])
-    verdict = message(
-        "KV blocks of requests that do not run limit this run: {holders} kept theirs while requests spent "
-        "{share} of their time waiting for KV blocks.",
+    verdict = say(
+        "KV blocks of requests that do not run limit this run: {holders} kept theirs while "
+        "requests spent {share:%} of their time waiting for KV blocks.",
         holders=holders,
-        share=Share(waits.share_frac),
+        share=waits.share_frac,
     )
     if evidence.deadlock:
-        verdict = message(
-            "{holders} wait for each other (a deadlock): each keeps its KV blocks and waits for more, and no "
-            "request runs. Requests spent {share} of their time waiting for KV blocks.",
+        verdict = say(
+            "{holders} wait for each other (a deadlock): each keeps its KV blocks and waits for "
+            "more, and no request runs. Requests spent {share:%} of their time waiting for KV "
+            "blocks.",
             holders=holders,
-            share=Share(waits.share_frac),
+            share=waits.share_frac,
         )
     return [
         wait_finding(
             timeline,
             waits,
             code=CODE,
-            title=message("Requests that do not run keep the KV blocks"),
+            title=say("Requests that do not run keep the KV blocks"),
             verdict=verdict,
             holder=_holder(evidence),
             cause=Cause.KV_BLOCKS,
-            message=message(
-                "{requests} waited, {longest} the longest ({wait}).",
-                requests=Count(waits.requests, "request"),
-                longest=Request(waits.longest_id),
-                wait=Duration(waits.longest_us),
+            message=say(
+                "{requests:n request} waited, {longest:id} the longest ({wait:us}).",
+                requests=waits.requests,
+                longest=waits.longest_id,
+                wait=waits.longest_us,
             ),
             advice=[
                 *([Advice(message=END_SESSIONS)] if evidence.kind == "session" else []),
                 *([Advice(message=FETCH)] if evidence.kind == "finished" else []),
-                Advice(message=message("{space}, as room for all of them", space=kv_space(timeline))),
+                Advice(message=say("{space}, as room for all of them", space=kv_space(timeline))),
             ],
             evidence=evidence,
         )
@@ -130,15 +132,15 @@ def _longest(timeline: Timeline) -> dict[str, Any]:
 def _holder(evidence: IdleHolders) -> Message:
     total = NOTHING
     if evidence.blocks_total is not None:
-        total = message(" of {total} usable", total=Number(evidence.blocks_total - 1))
-    return message(
-        "They kept {blocks}{total} blocks for {time} ({steps}), {largest} the most ({most}).",
-        blocks=Number(evidence.idle_blocks),
+        total = say(" of {total:n} usable", total=evidence.blocks_total - 1)
+    return say(
+        "They kept {blocks:n}{total} blocks for {time:us} ({steps}), {largest:id} the most ({most:n}).",
+        blocks=evidence.idle_blocks,
         total=total,
-        time=Duration(1e3 * evidence.time_ms),
+        time=1e3 * evidence.time_ms,
         steps=Steps(evidence.first_step, evidence.last_step),
-        largest=Request(evidence.largest),
-        most=Number(evidence.largest_blocks),
+        largest=evidence.largest,
+        most=evidence.largest_blocks,
     )
 
 

@@ -11,19 +11,9 @@ from schedtrace.diagnose.rules.common import (
 )
 from schedtrace.diagnose.step_groups import slow_groups
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Code,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Share,
-    Steps,
-    message,
-)
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Steps
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline import events
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
@@ -124,9 +114,7 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         code=CODE,
         severity=severity_by_weight(None, share),
         title=_title(evidence),
-        verdict=message(
-            "{what}: {share} of the requests' time.", what=_what(evidence, time_us), share=Share(share)
-        ),
+        verdict=say("{what}: {share:%} of the requests' time.", what=_what(evidence, time_us), share=share),
         share_frac=share,
         holder=NOTHING,
         cause=kind,
@@ -148,64 +136,64 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
 def _title(evidence: Interruptions) -> Message:  # noqa: PLR0911  # one kind a line
     match evidence.kind:
         case events.PAUSED:
-            return message("The scheduler was paused")
+            return say("The scheduler was paused")
         case events.ASLEEP:
-            return message("The engine was asleep, or on its way")
+            return say("The engine was asleep, or on its way")
         case events.CALLED:
-            return message("Other calls kept the engine busy")
+            return say("Other calls kept the engine busy")
         case events.NO_CALL:
-            return message("No schedule() call while requests waited")
+            return say("No schedule() call while requests waited")
         case events.FIRST:
-            return message("The first steps are slow")
+            return say("The first steps are slow")
         case events.PERIODIC:
-            return message("Periodic slow steps")
+            return say("Periodic slow steps")
         case events.EPISODE:
-            return message("Slow steps in a row")
+            return say("Slow steps in a row")
         case events.SLOWER:
-            return message("The device was slower for a time")
+            return say("The device was slower for a time")
         case _:
-            return message("Slow steps now and then")
+            return say("Slow steps now and then")
 
 
 def _what(evidence: Interruptions, time_us: int) -> Message:  # noqa: PLR0911  # likewise
     """What happened: the begin of the verdict."""
     time, steps = Duration(time_us), Count(evidence.times, "step")
-    times = NOTHING if evidence.times == 1 else message(" {n}", n=Count(evidence.times, "time"))
+    times = NOTHING if evidence.times == 1 else say(" {n:n time}", n=evidence.times)
     waited = Count(evidence.requests, "request")
     where = WHERE[evidence.part]
-    longer = message("{factor} times as long as its work explains", factor=_factor(evidence))
+    longer = say("{factor} times as long as its work explains", factor=_factor(evidence))
     match evidence.kind:
         case events.PAUSED:
-            return message(
+            return say(
                 "The scheduler was paused{times} for {time}, and {waited} waited",
                 times=times,
                 time=time,
                 waited=waited,
             )
         case events.ASLEEP:
-            return message(
+            return say(
                 "The engine went to sleep or woke up{times}, which took {time} while {waited} waited",
                 times=times,
                 time=time,
                 waited=waited,
             )
         case events.CALLED:
-            return message(
-                "The engine's thread ran {call} for {time} instead of steps while {waited} waited",
-                call=Code(evidence.detail or "a call"),
+            return say(
+                "The engine's thread ran {call:code} for {time} instead of steps while {waited} waited",
+                call=evidence.detail or "a call",
                 time=time,
                 waited=waited,
             )
         case events.NO_CALL:
-            return message(
+            return say(
                 "The engine did not call schedule() for {time}{times} while {waited} waited",
                 time=time,
                 times=times,
                 waited=waited,
             )
         case events.FIRST:
-            first = message("{steps}", steps=steps) if evidence.times > 1 else message("step")
-            return message(
+            first = say("{steps}", steps=steps) if evidence.times > 1 else say("step")
+            return say(
                 "The first {first} took {time} longer {where} than the same work later, {factor} times as "
                 "long",
                 first=first,
@@ -214,7 +202,7 @@ def _what(evidence: Interruptions, time_us: int) -> Message:  # noqa: PLR0911  #
                 factor=_factor(evidence),
             )
         case events.PERIODIC:
-            return message(
+            return say(
                 "Every {period} one is slow {where}: {steps} took {longer}, {time} in total",
                 period=_period(evidence),
                 where=where,
@@ -223,7 +211,7 @@ def _what(evidence: Interruptions, time_us: int) -> Message:  # noqa: PLR0911  #
                 time=time,
             )
         case events.SLOWER:
-            return message(
+            return say(
                 "The device was slower in {which}: they took {factor} times as long as the same work in "
                 "other steps, {time} in total",
                 which=Steps(evidence.first_step or 0, evidence.last_step or 0),
@@ -231,7 +219,7 @@ def _what(evidence: Interruptions, time_us: int) -> Message:  # noqa: PLR0911  #
                 time=time,
             )
         case events.EPISODE:
-            return message(
+            return say(
                 "{steps} in a row took {longer} {where}, {time} in total",
                 steps=steps,
                 longer=longer,
@@ -239,7 +227,7 @@ def _what(evidence: Interruptions, time_us: int) -> Message:  # noqa: PLR0911  #
                 time=time,
             )
         case _:
-            return message(
+            return say(
                 "{steps} took {longer} {where}, {time} in total",
                 steps=steps,
                 longer=longer,
@@ -255,34 +243,32 @@ def _factor(evidence: Interruptions) -> Number:
 
 def _period(evidence: Interruptions) -> Message:
     if evidence.period_steps is not None:
-        return message("{n}", n=Count(round(evidence.period_steps), "step"))
-    return message("{time}", time=Duration(1e3 * (evidence.period_ms or 0)))
+        return say("{n:n step}", n=round(evidence.period_steps))
+    return say("{time:us}", time=1e3 * (evidence.period_ms or 0))
 
 
 def _message(evidence: Interruptions) -> Message:
-    lost = message(
-        "{requests} lost {time} in total, {longest} the most.",
-        requests=Count(evidence.requests, "request"),
-        time=Duration(1e3 * evidence.requests_ms),
-        longest=Request(evidence.longest_request),
+    lost = say(
+        "{requests:n request} lost {time:us} in total, {longest:id} the most.",
+        requests=evidence.requests,
+        time=1e3 * evidence.requests_ms,
+        longest=evidence.longest_request,
     )
     longest = evidence.examples[0] if evidence.examples else None
     if longest is None:
         return lost
-    where = message(
-        " The longest took {time}{more}, {step}.",
-        time=Duration(longest.length_us),
-        more=NOTHING if evidence.kind in _BETWEEN else message(" more than expected"),
+    where = say(
+        " The longest took {time:us}{more}, {step}.",
+        time=longest.length_us,
+        more=NOTHING if evidence.kind in _BETWEEN else say(" more than expected"),
         step=(
-            message("before {at}", at=longest.at)
-            if evidence.kind in _BETWEEN
-            else message("in {at}", at=longest.at)
+            say("before {at}", at=longest.at) if evidence.kind in _BETWEEN else say("in {at}", at=longest.at)
         ),
     )
     state = NOTHING
     if evidence.kind == events.PAUSED and evidence.detail == "PAUSED_NEW":
-        state = message(" Requests that ran went on; new ones were not admitted.")
-    return message("{lost}{where}{state}", lost=lost, where=where, state=state)
+        state = say(" Requests that ran went on; new ones were not admitted.")
+    return say("{lost}{where}{state}", lost=lost, where=where, state=state)
 
 
 _BETWEEN = (events.PAUSED, events.ASLEEP, events.CALLED, events.NO_CALL)
@@ -292,15 +278,13 @@ def _advice(evidence: Interruptions) -> list[Advice]:  # noqa: PLR0911  # likewi
     """What to look at: no setting of the scheduler helps."""
     match evidence.kind, evidence.part:
         case (events.PAUSED, _):
-            return [Advice(message=message("Nothing to tune: a client asked for the pause."))]
+            return [Advice(message=say("Nothing to tune: a client asked for the pause."))]
         case (events.ASLEEP | events.CALLED, _):
-            return [
-                Advice(message=message("Send requests to another engine meanwhile: a client asked for it."))
-            ]
+            return [Advice(message=say("Send requests to another engine meanwhile: a client asked for it."))]
         case (events.FIRST, _):
             return [
                 Advice(
-                    message=message(
+                    message=say(
                         "Send a few requests as a warm-up before the load: first steps compile kernels, "
                         "capture graphs or load code."
                     )
@@ -309,7 +293,7 @@ def _advice(evidence: Interruptions) -> list[Advice]:  # noqa: PLR0911  # likewi
         case (events.SLOWER, _):
             return [
                 Advice(
-                    message=message(
+                    message=say(
                         "Look at the device's clocks, power limit and temperature, and at who else used it "
                         "then: no setting of the scheduler changes that."
                     )
@@ -317,18 +301,14 @@ def _advice(evidence: Interruptions) -> list[Advice]:  # noqa: PLR0911  # likewi
             ]
         case (events.PERIODIC, "device"):
             return [
-                Advice(
-                    message=message("Profile one of these steps on the device; look for what else uses it.")
-                )
+                Advice(message=say("Profile one of these steps on the device; look for what else uses it."))
             ]
         case (_, "device"):
-            return [
-                Advice(message=message("Profile one of these steps: the trace does not see inside a step."))
-            ]
+            return [Advice(message=say("Profile one of these steps: the trace does not see inside a step."))]
         case _:
             return [
                 Advice(
-                    message=message(
+                    message=say(
                         "Look for garbage collection of Python in the engine process, and for other work on "
                         "its processor."
                     )
@@ -337,10 +317,10 @@ def _advice(evidence: Interruptions) -> list[Advice]:  # noqa: PLR0911  # likewi
 
 
 def _described(example: Interruption) -> Message:
-    return message(
-        "{time}, {begin} into the recording ({step}).",
-        time=Duration(example.length_us),
-        begin=Duration(example.begin_us),
+    return say(
+        "{time:us}, {begin:us} into the recording ({step}).",
+        time=example.length_us,
+        begin=example.begin_us,
         step=example.at,
     )
 

@@ -10,20 +10,9 @@ from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Setting,
-    Share,
-    Steps,
-    joined,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message, Number, Steps, joined
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.say import say
 from schedtrace.timeline.charges import RECOMPUTE
 from schedtrace.timeline.timeline import Timeline
 
@@ -89,9 +78,9 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             waits,
             code=CODE,
-            title=message("Preemptions: the KV cache is too small for the running requests")
+            title=say("Preemptions: the KV cache is too small for the running requests")
             if thrashing
-            else message("KV cache too small"),
+            else say("KV cache too small"),
             verdict=_verdict(evidence, again),
             holder=_holder(evidence),
             gain=_gain(timeline, waits, evidence),
@@ -165,54 +154,52 @@ def _of_groups(evidence: KvSpace) -> Message:
     each = sum(group.blocks_per_request for group in evidence.groups)
     share = NOTHING
     if evidence.blocks_total:
-        share = message(", {share} of the pool", share=Share(each / evidence.blocks_total))
-    return message(
-        " Each request takes {each} on average{share}; {own} of them for the state of {groups}, however "
-        "short it is.",
-        each=Count(round(each), "block"),
+        share = say(", {share:%} of the pool", share=each / evidence.blocks_total)
+    return say(
+        " Each request takes {each:n block} on average{share}; {own:n} of them for the state "
+        "of {groups:n Mamba group}, however short it is.",
+        each=round(each),
         share=share,
-        own=Number(round(own)),
-        groups=Count(len(states), "Mamba group"),
+        own=round(own),
+        groups=len(states),
     )
 
 
 def _verdict(evidence: KvSpace, again: float) -> Message:
     free = evidence.mean_budget_left_frac
-    return message(
-        "KV cache space limits this run: requests spent {share} of their time {waiting}{free}.",
-        share=Share(evidence.share_frac),
-        waiting=message("waiting for KV blocks or computing again after a preemption")
+    return say(
+        "KV cache space limits this run: requests spent {share:%} of their time {waiting}{free}.",
+        share=evidence.share_frac,
+        waiting=say("waiting for KV blocks or computing again after a preemption")
         if again >= 0.01  # noqa: PLR2004  # what is less is not worth the words
-        else message("waiting for KV blocks"),
-        free=NOTHING
-        if free is None
-        else message(", while {left} of the token budget stayed free", left=Share(free)),
+        else say("waiting for KV blocks"),
+        free=NOTHING if free is None else say(", while {left:%} of the token budget stayed free", left=free),
     )
 
 
 def _holder(evidence: KvSpace) -> Message:
     if evidence.blocks_held is None or not evidence.running:
         return NOTHING
-    held = message(
-        "{held} of {total} usable blocks are held by {running}{aside}{largest}",
-        held=Number(evidence.blocks_held),
-        total=Number(evidence.blocks_total - 1 if evidence.blocks_total else None),
-        running=Count(evidence.running, "running request"),
-        aside=message(" and {count} set aside by their scheduler", count=Number(evidence.set_aside))
+    held = say(
+        "{held:n} of {total:n} usable blocks are held by {running:n running request}{aside}{largest}",
+        held=evidence.blocks_held,
+        total=evidence.blocks_total - 1 if evidence.blocks_total else None,
+        running=evidence.running,
+        aside=say(" and {count:n} set aside by their scheduler", count=evidence.set_aside)
         if evidence.set_aside
         else NOTHING,
         largest=largest_holder(evidence),
     )
     short = NOTHING
     if evidence.blocks_needed is not None and evidence.blocks_free is not None:
-        short = message(
-            "; the next in line needs {need}, {free} free",
-            need=Number(evidence.blocks_needed),
-            free=message("{blocks} are", blocks=Number(evidence.blocks_free))
+        short = say(
+            "; the next in line needs {need:n}, {free} free",
+            need=evidence.blocks_needed,
+            free=say("{blocks:n} are", blocks=evidence.blocks_free)
             if evidence.blocks_needed > evidence.blocks_free
-            else message("{blocks} are, less vLLM's reserve", blocks=Number(evidence.blocks_free)),
+            else say("{blocks:n} are, less vLLM's reserve", blocks=evidence.blocks_free),
         )
-    return message(
+    return say(
         "{held}{short} ({step}).{groups}",
         held=held,
         short=short,
@@ -227,43 +214,44 @@ def largest_holder(held: Need | KvSpace) -> Message:
         return NOTHING
     blocks = held.largest_holder_blocks or 0
     if held.running == 1:
-        return message(" ({request})", request=Request(held.largest_holder))
+        return say(" ({request:id})", request=held.largest_holder)
     if blocks <= 2 * held.blocks_held / held.running:
         return NOTHING
-    return message(" ({request} alone {blocks})", request=Request(held.largest_holder), blocks=Number(blocks))
+    return say(" ({request:id} alone {blocks:n})", request=held.largest_holder, blocks=blocks)
 
 
 def _refusals(evidence: KvSpace) -> Message:
-    return message(
-        "{refused} of {steps} refused a request for KV blocks; {requests} waited, {longest} the longest "
-        "({wait}).",
-        refused=Number(evidence.refused_steps),
-        steps=Count(evidence.steps, "step"),
-        requests=Count(evidence.requests, "request"),
-        longest=Request(evidence.longest_request),
-        wait=Duration(1e3 * evidence.longest_ms),
+    return say(
+        "{refused:n} of {steps:n step} refused a request for KV blocks; {requests:n request} "
+        "waited, {longest:id} the longest ({wait:us}).",
+        refused=evidence.refused_steps,
+        steps=evidence.steps,
+        requests=evidence.requests,
+        longest=evidence.longest_request,
+        wait=1e3 * evidence.longest_ms,
     )
 
 
 def _preemptions(evidence: KvSpace) -> Message:
     if not evidence.preemptions:
         return NOTHING
-    return message(
-        "It also caused {preemptions}: vLLM computed {tokens} twice ({share} of all computed tokens).",
-        preemptions=Count(evidence.preemptions, "preemption"),
-        tokens=Count(evidence.recomputed_tokens, "token"),
-        share=Share(evidence.recomputed_frac),
+    return say(
+        "It also caused {preemptions:n preemption}: vLLM computed {tokens:n token} twice "
+        "({share:%} of all computed tokens).",
+        preemptions=evidence.preemptions,
+        tokens=evidence.recomputed_tokens,
+        share=evidence.recomputed_frac,
     )
 
 
 def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[Advice]:
     need, total = evidence.blocks_for_all, Number(evidence.blocks_total)
-    blocks = message("now {total} blocks", total=total)
+    blocks = say("now {total} blocks", total=total)
     if need is not None:
         wanted = Number(need)
-        blocks = message("{need} blocks instead of {total} hold all at once", need=wanted, total=total)
+        blocks = say("{need} blocks instead of {total} hold all at once", need=wanted, total=total)
     more = Advice(
-        message=message(
+        message=say(
             "{space}: {blocks}",
             space=kv_space(timeline, need),
             blocks=blocks,
@@ -275,28 +263,29 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
     if timeline.header.device != "cpu" and not _is_fp8(timeline):
         found.append(
             Advice(
-                message=message(
-                    "{dtype} (now {now}), where the GPU's attention backend supports it: twice the blocks in "
-                    "the same memory",
-                    dtype=Setting("--kv-cache-dtype fp8"),
+                message=say(
+                    "{dtype:setting} (now {now}), where the GPU's attention backend supports it: twice "
+                    "the blocks in the same memory",
+                    dtype="--kv-cache-dtype fp8",
                     now=str(timeline.header.settings.get("cache_config.cache_dtype", "auto")),
                 ),
-                costs=message("Some accuracy."),
+                costs=say("Some accuracy."),
             )
         )
     if thrashing and (value := _watermark(timeline)) is not None:
         found.append(
             Advice(
-                message=message(
-                    "{watermark} {value} (now {now}): a reserve of {blocks} for running requests",
-                    watermark=Setting("--watermark"),
-                    value=Number(value),
-                    now=Number(timeline.header.scheduler_config["watermark"] or 0),
-                    blocks=Count(int(value * (evidence.blocks_total or 0)), "block"),
+                message=say(
+                    "{watermark:setting} {value:n} (now {now:n}): a reserve of {blocks:n block} for "
+                    "running requests",
+                    watermark="--watermark",
+                    value=value,
+                    now=timeline.header.scheduler_config["watermark"] or 0,
+                    blocks=int(value * (evidence.blocks_total or 0)),
                 ),
                 setting="watermark",
                 value=value,
-                costs=message("Later admission: a longer time to first token."),
+                costs=say("Later admission: a longer time to first token."),
             )
         )
     return found

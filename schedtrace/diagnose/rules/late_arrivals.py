@@ -6,8 +6,9 @@ from schedtrace.diagnose.rule import Rule, Threshold
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Duration, Message, Share, message
+from schedtrace.model.message import Message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "late-arrivals"
@@ -58,17 +59,17 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(short),
             tokens=int(short["remaining_budget"].sum()),
-            message=message(
-                "{steps}{trials} ran with tokens and seats to spare and no request waiting, while requests "
-                "of the same trial had not arrived: {spent}, {part} of the busy time. They used {used} of "
-                "the budget on average. The front end took {handed_over} to hand over the requests of a "
-                "trial.",
-                steps=Count(short.height, "step"),
+            message=say(
+                "{steps:n step}{trials} ran with tokens and seats to spare and no request waiting, "
+                "while requests of the same trial had not arrived: {spent:us}, {part:%} of the busy "
+                "time. They used {used:%} of the budget on average. The front end took "
+                "{handed_over:us} to hand over the requests of a trial.",
+                steps=short.height,
                 trials=in_trials(timeline, trials),
-                spent=Duration(spent_us),
-                part=Share(part),
-                used=Share(float(short["use_frac"].sum()) / short.height),
-                handed_over=Duration(handed_over_us),
+                spent=spent_us,
+                part=part,
+                used=float(short["use_frac"].sum()) / short.height,
+                handed_over=handed_over_us,
             ),
             evidence=LateArrivals(
                 spent_ms=spent_us / 1e3,
@@ -82,11 +83,12 @@ def find(timeline: Timeline) -> list[Finding]:
 
 
 def _described(example: ShortStep) -> Message:
-    return message(
-        "{step} scheduled {scheduled} with no request waiting and {to_come} still to come.",
+    return say(
+        "{step} scheduled {scheduled:n request} with no request waiting and {to_come:n "
+        "request} still to come.",
         step=example.at,
-        scheduled=Count(example.total_requests, "request"),
-        to_come=Count(example.to_come, "request"),
+        scheduled=example.total_requests,
+        to_come=example.to_come,
     )
 
 

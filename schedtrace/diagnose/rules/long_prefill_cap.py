@@ -12,8 +12,9 @@ from schedtrace.diagnose.rules.common import (
 )
 from schedtrace.model.causes import Cap
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Message, Number, Setting, Share, message
+from schedtrace.model.message import Message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "long-prefill-cap"
@@ -67,17 +68,17 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(capped),
             tokens=int(capped["usable"].sum()),
-            message=message(
-                "{steps}{trials} left {empty} of {budget} unused on average ({share}) because {setting} "
-                "capped the chunks of prompts that wanted them. Full steps would have needed {fewest} for "
-                "the same work.",
-                steps=Count(capped.height, "step"),
+            message=say(
+                "{steps:n step}{trials} left {empty:n} of {budget:n token} unused on average "
+                "({share:%}) because {setting:setting} capped the chunks of prompts that wanted "
+                "them. Full steps would have needed {fewest:n step} for the same work.",
+                steps=capped.height,
                 trials=in_trials(timeline, trials),
-                empty=Number(evidence.mean_empty_tokens),
-                budget=Count(budget, "token"),
-                share=Share(evidence.mean_empty_tokens / budget),
-                setting=Setting(THRESHOLD),
-                fewest=Count(fewest, "step"),
+                empty=evidence.mean_empty_tokens,
+                budget=budget,
+                share=evidence.mean_empty_tokens / budget,
+                setting=THRESHOLD,
+                fewest=fewest,
             ),
             evidence=evidence,
             example=_described(evidence.examples[0], worst["requests"][0], worst["total_requests"][0]),
@@ -108,14 +109,15 @@ def _capped_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _described(example: CappedStep, capped: int, running: int) -> Message:
-    return message(
-        "{step} gave {tokens} to {running} and left {left} unused; {capped} wanted {withheld} more.",
+    return say(
+        "{step} gave {tokens:n token} to {running:n request} and left {left:n} unused; "
+        "{capped:n capped request} wanted {withheld:n} more.",
         step=example.at,
-        tokens=Count(example.used_tokens, "token"),
-        running=Count(running, "request"),
-        left=Number(example.remaining_budget),
-        capped=Count(capped, "capped request"),
-        withheld=Number(example.withheld),
+        tokens=example.used_tokens,
+        running=running,
+        left=example.remaining_budget,
+        capped=capped,
+        withheld=example.withheld,
     )
 
 

@@ -8,16 +8,9 @@ from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Request,
-    Share,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.charges import LONG_PROMPT
 from schedtrace.timeline.long_prompts import long_prefills
 from schedtrace.timeline.timeline import Timeline
@@ -51,17 +44,18 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             waits,
             code=CODE,
-            title=message("A long prompt monopolizes the token budget"),
-            verdict=message(
-                "One prompt took the steps: {request} ({tokens}) used {share} of the prefill tokens of "
-                "{steps} ({time}); {others} waited {wait} on average for it.",
-                request=Request(evidence.request_id),
-                tokens=Count(evidence.prompt_tokens, "token"),
-                share=Share(evidence.prefill_frac),
-                steps=Count(evidence.steps, "step"),
-                time=Duration(1e3 * evidence.time_ms),
-                others=Count(evidence.requests, "shorter request"),
-                wait=Duration(1e3 * evidence.mean_wait_ms),
+            title=say("A long prompt monopolizes the token budget"),
+            verdict=say(
+                "One prompt took the steps: {request:id} ({tokens:n token}) used {share:%} of the "
+                "prefill tokens of {steps:n step} ({time:us}); {others:n shorter request} waited "
+                "{wait:us} on average for it.",
+                request=evidence.request_id,
+                tokens=evidence.prompt_tokens,
+                share=evidence.prefill_frac,
+                steps=evidence.steps,
+                time=1e3 * evidence.time_ms,
+                others=evidence.requests,
+                wait=1e3 * evidence.mean_wait_ms,
             ),
             cause=Cause.TOKEN_BUDGET,
             message=_message(evidence),
@@ -94,10 +88,10 @@ def _evidence(timeline: Timeline, waits: Charged) -> LongPrompt:
 def _message(evidence: LongPrompt) -> Message:
     others = NOTHING
     if evidence.prompts > 1:
-        others = message(" {count} of this size did so.", count=Count(evidence.prompts, "prompt"))
-    return message(
-        "{share} of the prefill tokens of these steps were for it.{others}",
-        share=Share(evidence.prefill_frac),
+        others = say(" {count:n prompt} of this size did so.", count=evidence.prompts)
+    return say(
+        "{share:%} of the prefill tokens of these steps were for it.{others}",
+        share=evidence.prefill_frac,
         others=others,
     )
 

@@ -7,8 +7,9 @@ import polars as pl
 from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
 from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Duration, Message, Number, Request, Requests, Share, message
+from schedtrace.model.message import Message, Requests
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "long-tail"
@@ -79,15 +80,15 @@ def find(timeline: Timeline) -> list[Finding]:
         Finding(
             code=CODE,
             severity=severity_by_weight(None, share),
-            title=message("A long tail: few requests run alone at the end"),
-            verdict=message(
-                "{who} ran alone in the last {share} of the run ({time}): {output}, where nine tenths of the "
-                "requests have at most {usual}.",
+            title=say("A long tail: few requests run alone at the end"),
+            verdict=say(
+                "{who} ran alone in the last {share:%} of the run ({time:us}): {output:n output "
+                "token}, where nine tenths of the requests have at most {usual:n}.",
                 who=who,
-                share=Share(share),
-                time=Duration(tail_us),
-                output=Count(evidence.output_tokens, "output token"),
-                usual=Number(round(evidence.usual_tokens)),
+                share=share,
+                time=tail_us,
+                output=evidence.output_tokens,
+                usual=round(evidence.usual_tokens),
             ),
             share_frac=_share(timeline, tails),
             cause=None,
@@ -100,10 +101,10 @@ def find(timeline: Timeline) -> list[Finding]:
             message=_message(evidence, steps),
             advice=[_advice(worst)],
             evidence=evidence,
-            example=message(
-                "{request} wrote {tokens}.",
-                request=Request(evidence.requests[0]),
-                tokens=Count(evidence.output_tokens, "output token"),
+            example=say(
+                "{request:id} wrote {tokens:n output token}.",
+                request=evidence.requests[0],
+                tokens=evidence.output_tokens,
             ),
             cost_ms=tail_us / 1e3,
             cost_frac=share,
@@ -161,14 +162,14 @@ def _share(timeline: Timeline, tails: list[_OneTail]) -> float | None:
 def _advice(tail: _OneTail) -> Advice:
     if tail.began_first:
         return Advice(
-            message=message(
+            message=say(
                 "Bound the longest outputs (max_tokens), or have other requests to run meanwhile: the "
                 "longest began with the first ones, and no setting of the engine makes its tokens come in "
                 "parallel."
             )
         )
     return Advice(
-        message=message(
+        message=say(
             "Send the longest requests first, or bound their outputs (max_tokens): no setting of the engine "
             "makes one request's tokens come in parallel."
         )
@@ -176,11 +177,11 @@ def _advice(tail: _OneTail) -> Advice:
 
 
 def _message(evidence: Tail, steps: pl.DataFrame) -> Message:
-    return message(
-        "{steps} computed one token for each of {requests} while all other seats were free. This is the "
-        "length of an output, not a limit of the engine.",
-        steps=Count(steps.height, "step"),
-        requests=Count(len(evidence.requests), "request"),
+    return say(
+        "{steps:n step} computed one token for each of {requests:n request} while all other "
+        "seats were free. This is the length of an output, not a limit of the engine.",
+        steps=steps.height,
+        requests=len(evidence.requests),
     )
 
 

@@ -16,18 +16,9 @@ from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running_classes, steps_inside
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Setting,
-    Share,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message, Setting
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "max-num-seqs-bound"
@@ -74,24 +65,24 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             waits,
             code=CODE,
-            title=message("Too few seats"),
-            verdict=message(
-                "{seats} limit this run: requests spent {share} of their time waiting for one{free}.",
-                seats=message("{seats} ({setting})", seats=Count(timeline.seats, "seat"), setting=setting),
-                share=Share(waits.share_frac),
+            title=say("Too few seats"),
+            verdict=say(
+                "{seats} limit this run: requests spent {share:%} of their time waiting for one{free}.",
+                seats=say("{seats:n seat} ({setting})", seats=timeline.seats, setting=setting),
+                share=waits.share_frac,
                 free=_free(evidence),
             ),
             holder=_holder(evidence),
             gain=gain,
             cause=Cause.MAX_NUM_SEQS,
-            message=message(
-                "All seats were taken in {refused} of {steps}; {requests} waited, {longest} the longest "
-                "({wait}).",
-                refused=Number(evidence.refused_steps),
-                steps=Count(evidence.steps, "step"),
-                requests=Count(waits.requests, "request"),
-                longest=Request(waits.longest_id),
-                wait=Duration(waits.longest_us),
+            message=say(
+                "All seats were taken in {refused:n} of {steps:n step}; {requests:n request} waited, "
+                "{longest:id} the longest ({wait:us}).",
+                refused=evidence.refused_steps,
+                steps=evidence.steps,
+                requests=waits.requests,
+                longest=waits.longest_id,
+                wait=waits.longest_us,
             ),
             advice=advice,
             evidence=evidence,
@@ -140,30 +131,30 @@ def _per_step(steps: pl.DataFrame, states: pl.DataFrame) -> float | None:
 
 def _free(evidence: Seats) -> Message:
     parts = [
-        message("{share} of the {resource}", share=Share(max(0.0, free)), resource=resource)
+        say("{share:%} of the {resource}", share=max(0.0, free), resource=resource)
         for free, resource in (
             (evidence.mean_blocks_free_frac, "KV blocks"),
             (evidence.mean_budget_left_frac, "token budget"),
         )
         if free is not None
     ]
-    return message(", while {parts} stayed free", parts=listed(parts)) if parts else NOTHING
+    return say(", while {parts} stayed free", parts=listed(parts)) if parts else NOTHING
 
 
 def _holder(evidence: Seats) -> Message:
     parts = [
-        message("{count} decode", count=Number(evidence.decoding or 0, 1)),
-        message("{count} prefill", count=Number(evidence.prefilling or 0, 1)),
+        say("{count:n1} decode", count=evidence.decoding or 0),
+        say("{count:n1} prefill", count=evidence.prefilling or 0),
     ]
     idle = evidence.without_tokens or 0
     if idle >= 0.05 * evidence.seats:  # a twentieth of the seats
-        parts.append(message("{count} got no token", count=Number(idle, 1)))
+        parts.append(say("{count:n1} got no token", count=idle))
     classes = NOTHING
     if len(evidence.classes) > 1:
-        classes = message(": {classes}", classes=by_class(evidence.classes))
-    return message(
-        "Of the {seats}, on average {parts}{classes}.",
-        seats=Count(evidence.seats, "seat"),
+        classes = say(": {classes}", classes=by_class(evidence.classes))
+    return say(
+        "Of the {seats:n seat}, on average {parts}{classes}.",
+        seats=evidence.seats,
         parts=listed(parts),
         classes=classes,
     )
@@ -178,18 +169,18 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
     value = min(wanted, most, fit)
     if value < LEAST_TIMES * timeline.seats:
         return _other_limit_first(timeline, setting, fit=fit, most=most, wanted=wanted)
-    limits = message(
-        "{wanted} were there at once, the KV cache has room for about {fit}",
-        wanted=Count(wanted, "request"),
-        fit=Number(fit),
+    limits = say(
+        "{wanted:n request} were there at once, the KV cache has room for about {fit:n}",
+        wanted=wanted,
+        fit=fit,
     )
     return [
         Advice(
-            message=message(
-                "{setting} {value} (now {seats}): {limits}",
+            message=say(
+                "{setting} {value:n} (now {seats:n}): {limits}",
                 setting=setting,
-                value=Number(value),
-                seats=Number(timeline.seats),
+                value=value,
+                seats=timeline.seats,
                 limits=limits,
             ),
             setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
@@ -206,21 +197,21 @@ def _other_limit_first(
     if fit < LEAST_TIMES * timeline.seats:
         total, value = timeline.header.kv_blocks_total, min(wanted, most)
         blocks = -(-total * value // fit) if total and fit and value > timeline.seats else None
-        text = message(
-            "{space} together with {setting}{value} (now {seats}): at its fullest the KV cache has room for "
-            "about {fit}",
+        text = say(
+            "{space} together with {setting}{value} (now {seats:n}): at its fullest the KV cache "
+            "has room for about {fit:n request}",
             space=kv_space(timeline, blocks),
             setting=setting,
-            value=NOTHING if blocks is None else message(" {value}", value=Number(value)),
-            seats=Number(timeline.seats),
-            fit=Count(fit, "request"),
+            value=NOTHING if blocks is None else say(" {value:n}", value=value),
+            seats=timeline.seats,
+            fit=fit,
         )
     elif most <= timeline.seats:
-        text = message(
-            "a larger {limit} together with {setting} (both {seats} now): vLLM accepts no more seats",
+        text = say(
+            "a larger {limit} together with {setting} (both {seats:n} now): vLLM accepts no more seats",
             limit=Setting("--max-num-seqs") if timeline.active_limit else BATCHED_TOKENS,
             setting=setting,
-            seats=Number(timeline.seats),
+            seats=timeline.seats,
         )
     else:
         return []

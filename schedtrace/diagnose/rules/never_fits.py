@@ -12,19 +12,9 @@ from schedtrace.diagnose.rules.common import only, trial_numbers
 from schedtrace.diagnose.stuck_requests import never_fitting
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Setting,
-    Steps,
-    joined,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message, Request, Steps, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.model.vocabulary import advice, reason
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
@@ -79,10 +69,10 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     return Finding(
         code=CODE,
         severity="critical",
-        title=message("A request can never run"),
-        verdict=message(
-            "{request} can never run: {why}.",
-            request=Request(worst.request_id),
+        title=say("A request can never run"),
+        verdict=say(
+            "{request:id} can never run: {why}.",
+            request=worst.request_id,
             why=_why(timeline, cause, worst),
         ),
         share_frac=int(lost["us"].sum()) / total_us if total_us else None,
@@ -147,29 +137,30 @@ def _why(timeline: Timeline, cause: str, worst: NeverFits) -> Message:
     """What it needs and what there is; what the record does not tell is left out."""
     header, total = timeline.header, usable_blocks(timeline.header)
     if cause == Cause.KV_BLOCKS and total is not None and sum(worst.blocks_needed) > total:
-        return message(
-            "its {tokens} need {needed}{groups}, and requests can hold {total} in all",
-            tokens=Count(worst.tokens, "token"),
-            needed=Count(sum(worst.blocks_needed), "KV block"),
+        return say(
+            "its {tokens:n token} need {needed:n KV block}{groups}, and requests can hold {total:n} in all",
+            tokens=worst.tokens,
+            needed=sum(worst.blocks_needed),
             groups=_by_group(worst.blocks_needed),
-            total=Number(total),
+            total=total,
         )
     if cause == Cause.CHUNKED_PREFILL_OFF and worst.tokens > timeline.token_budget:
-        return message(
-            "its prompt of {tokens} is above the token budget of {budget}, and chunked prefill is off",
-            tokens=Count(worst.tokens, "token"),
-            budget=Number(timeline.token_budget),
+        return say(
+            "its prompt of {tokens:n token} is above the token budget of {budget:n}, and chunked "
+            "prefill is off",
+            tokens=worst.tokens,
+            budget=timeline.token_budget,
         )
     block = _mamba_block(timeline)
     if cause == Cause.MAMBA_ALIGNMENT and block > timeline.token_budget:
-        return message(
-            "a chunk has to end at a block of {block}, and the token budget of a step is {budget}",
-            block=Count(block, "token"),
-            budget=Number(timeline.token_budget),
+        return say(
+            "a chunk has to end at a block of {block:n token}, and the token budget of a step is {budget:n}",
+            block=block,
+            budget=timeline.token_budget,
         )
-    return message(
-        "in {steps} {reason}, although no other request held anything",
-        steps=Count(worst.refusals, "step"),
+    return say(
+        "in {steps:n step} {reason}, although no other request held anything",
+        steps=worst.refusals,
         reason=reason(header, loop="waiting", cause=cause, detail=None),
     )
 
@@ -178,48 +169,44 @@ def _by_group(needed: list[int]) -> Message:
     """`` (13 + 13 by cache group)``; nothing for a single group."""
     if len(needed) < 2:  # noqa: PLR2004  # one group
         return NOTHING
-    groups = joined([message("{blocks}", blocks=Number(blocks)) for blocks in needed], " + ")
-    return message(" ({groups} by cache group)", groups=groups)
+    groups = joined([say("{blocks:n}", blocks=blocks) for blocks in needed], " + ")
+    return say(" ({groups} by cache group)", groups=groups)
 
 
 def _evidence(timeline: Timeline, cause: str, worst: NeverFits, others: int) -> Message:
     longest = longest_sequence(timeline.header) if cause == Cause.KV_BLOCKS else None
-    return message(
-        "vLLM refused {request} in {steps} while no other request held anything{itself}; it waited {waited}."
-        "{longest}{others}",
-        request=Request(worst.request_id),
-        steps=Count(worst.refusals, "step"),
-        itself=message(" and preempted it {times} for itself", times=Count(worst.self_preemptions, "time"))
+    return say(
+        "vLLM refused {request:id} in {steps:n step} while no other request held "
+        "anything{itself}; it waited {waited:us}.{longest}{others}",
+        request=worst.request_id,
+        steps=worst.refusals,
+        itself=say(" and preempted it {times:n time} for itself", times=worst.self_preemptions)
         if worst.self_preemptions
         else NOTHING,
-        waited=Duration(1e3 * worst.waited_ms),
-        longest=message(
-            " The longest prompt that fits, output included, has {longest}.", longest=Count(longest, "token")
-        )
+        waited=1e3 * worst.waited_ms,
+        longest=say(" The longest prompt that fits, output included, has {longest:n token}.", longest=longest)
         if longest
         else NOTHING,
-        others=message(" {others} cannot run either.", others=Count(others, "other request"))
-        if others
-        else NOTHING,
+        others=say(" {others:n other request} cannot run either.", others=others) if others else NOTHING,
     )
 
 
 def _blocked(worst: NeverFits, behind: int) -> Message:
     if not behind:
         return NOTHING
-    return message(
-        "{request} blocked the queue: {behind} waited behind it.",
-        request=Request(worst.request_id),
-        behind=Count(behind, "other request"),
+    return say(
+        "{request:id} blocked the queue: {behind:n other request} waited behind it.",
+        request=worst.request_id,
+        behind=behind,
     )
 
 
 def _described(worst: NeverFits) -> Message:
-    return message(
-        "in {steps} {behind} waited behind {request}.",
+    return say(
+        "in {steps} {behind:n request} waited behind {request:id}.",
         steps=Steps(worst.step, worst.last_step, worst.trial),
-        behind=Count(worst.waiting_behind, "request"),
-        request=Request(worst.request_id),
+        behind=worst.waiting_behind,
+        request=worst.request_id,
     )
 
 
@@ -229,28 +216,26 @@ def _advice(timeline: Timeline, cause: str, rows: pl.DataFrame) -> list[Advice]:
     if cause == Cause.CHUNKED_PREFILL_OFF:
         return [
             Advice(
-                message=message(
-                    "Enable chunked prefill: {option} (now off).", option=Setting("--enable-chunked-prefill")
+                message=say(
+                    "Enable chunked prefill: {option:setting} (now off).", option="--enable-chunked-prefill"
                 ),
                 setting="enable_chunked_prefill",
                 value=True,
-                costs=message(
-                    "Steps then mix prefill chunks with decodes, which raises inter-token latency."
-                ),
+                costs=say("Steps then mix prefill chunks with decodes, which raises inter-token latency."),
             )
         ]
     if cause == Cause.MAMBA_ALIGNMENT and (block := _mamba_block(timeline)) > timeline.token_budget:
         return [
             Advice(
-                message=message(
-                    "Raise {option} to {block} or more (now {now}).",
+                message=say(
+                    "Raise {option} to {block:n} or more (now {now:n}).",
                     option=BATCHED_TOKENS,
-                    block=Number(block),
-                    now=Number(batched_tokens(timeline)),
+                    block=block,
+                    now=batched_tokens(timeline),
                 ),
                 setting="max_num_batched_tokens",
                 value=block,
-                costs=message("Longer steps raise inter-token latency."),
+                costs=say("Longer steps raise inter-token latency."),
             )
         ]
     return [] if cause == Cause.OTHER else [Advice(message=advice(timeline.header, cause=cause))]
@@ -263,20 +248,20 @@ def _more_blocks(timeline: Timeline, rows: pl.DataFrame) -> list[Advice]:
     largest = max(ends) if length is None else min(length, max(ends))
     needed = blocks_needed(timeline.header, max(largest, *rows["tokens"].to_list()))
     if needed is None or timeline.header.kv_blocks_total is None:
-        more = message("Give the KV cache more blocks: {space}.", space=kv_space(timeline))
+        more = say("Give the KV cache more blocks: {space}.", space=kv_space(timeline))
         return [Advice(message=more, setting="kv_cache_memory_bytes")]
     blocks = sum(needed) + 1
     return [
         Advice(
-            message=message(
-                "Give the KV cache {blocks} (now {now}): {space}.",
-                blocks=Count(blocks, "block"),
-                now=Number(timeline.header.kv_blocks_total),
+            message=say(
+                "Give the KV cache {blocks:n block} (now {now:n}): {space}.",
+                blocks=blocks,
+                now=timeline.header.kv_blocks_total,
                 space=kv_space(timeline, blocks),
             ),
             setting="num_gpu_blocks_override",
             value=blocks,
-            costs=message("More memory for the KV cache."),
+            costs=say("More memory for the KV cache."),
         )
     ]
 
@@ -286,18 +271,19 @@ def _shorter(timeline: Timeline, rows: pl.DataFrame) -> list[Advice]:
     longest, length = longest_sequence(timeline.header), timeline.header.max_model_len
     first = Request(rows["request_id"][0])
     if not longest or length is None or longest >= length:
-        return [Advice(message=message("Abort {request}: the queue behind it then moves.", request=first))]
+        return [Advice(message=say("Abort {request}: the queue behind it then moves.", request=first))]
     return [
         Advice(
-            message=message(
-                "Set {option} to {longest} (now {now}): vLLM then rejects such a request on arrival.",
-                option=Setting("--max-model-len"),
-                longest=Number(longest),
-                now=Number(length),
+            message=say(
+                "Set {option:setting} to {longest:n} (now {now:n}): vLLM then rejects such a request "
+                "on arrival.",
+                option="--max-model-len",
+                longest=longest,
+                now=length,
             ),
             setting="max_model_len",
             value=longest,
-            costs=message("Clients cannot send longer sequences."),
+            costs=say("Clients cannot send longer sequences."),
         )
     ]
 

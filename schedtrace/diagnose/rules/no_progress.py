@@ -9,21 +9,9 @@ from schedtrace.diagnose.rules.common import trial_numbers
 from schedtrace.diagnose.stuck_requests import never_fitting, no_progress, ready_but_parked
 from schedtrace.model.causes import CAUSES, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    CauseWord,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Requests,
-    Setting,
-    Share,
-    Steps,
-    message,
-)
+from schedtrace.model.message import NOTHING, Duration, Message, Request, Requests, Steps
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
@@ -106,15 +94,15 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
     return Finding(
         code=CODE,
         severity="critical" if unfinished else "warning",
-        title=message("A request makes no progress"),
-        verdict=message(
-            "{request} {made} no progress: it started again {times} and computed {again} again to get no "
-            "further than {high}.",
-            request=Request(worst.request_id),
+        title=say("A request makes no progress"),
+        verdict=say(
+            "{request:id} {made} no progress: it started again {times:n time} and computed "
+            "{again:n token} again to get no further than {high:n token}.",
+            request=worst.request_id,
             made="makes" if worst.unfinished else "long made",
-            times=Count(worst.restarts, "time"),
-            again=Count(worst.recomputed_tokens, "token"),
-            high=Count(worst.high_tokens, "token"),
+            times=worst.restarts,
+            again=worst.recomputed_tokens,
+            high=worst.high_tokens,
         ),
         share_frac=_share(timeline, timeline.request_states.filter(states & pl.col("request_id").is_in(ids))),
         holder=_held_by(worst, holders, resets=taken.filter(~pl.col("in_schedule"))),
@@ -126,17 +114,18 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
         trials=trial_numbers(rows),
         steps=lost["step"].unique().sort().head(MAX_STEPS).to_list(),
         tokens=recomputed,
-        message=message(
-            "{requests} computed {tokens} again, {part} of all computed tokens. {worst} restarted {times}, "
-            "{fruitless} of them without getting beyond {high}{unfinished}.",
+        message=say(
+            "{requests} computed {tokens:n token} again, {part:%} of all computed tokens. "
+            "{worst:id} restarted {times:n time}, {fruitless:n} of them without getting beyond "
+            "{high:n computed token}{unfinished}.",
             requests=Requests(rows["request_id"].to_list(), rows.height),
-            tokens=Count(recomputed, "token"),
-            part=Share(part),
-            worst=Request(worst.request_id),
-            times=Count(worst.restarts, "time"),
-            fruitless=Number(worst.fruitless),
-            high=Count(worst.high_tokens, "computed token"),
-            unfinished=message(", and did not finish") if worst.unfinished else NOTHING,
+            tokens=recomputed,
+            part=part,
+            worst=worst.request_id,
+            times=worst.restarts,
+            fruitless=worst.fruitless,
+            high=worst.high_tokens,
+            unfinished=say(", and did not finish") if worst.unfinished else NOTHING,
         ),
         advice=_advice(timeline, lost),
         evidence=NoProgress(
@@ -177,21 +166,21 @@ def _holders(timeline: Timeline, worst: NoProgressExample, lost: pl.DataFrame) -
 
 def _held_by(worst: NoProgressExample, holders: list[str], resets: pl.DataFrame) -> Message:
     if times := resets.filter(pl.col("request_id") == worst.request_id).height:
-        return message(
-            "{times} of the prefix cache preempted {request}.",
-            times=Count(times, "reset"),
-            request=Request(worst.request_id),
+        return say(
+            "{times:n reset} of the prefix cache preempted {request:id}.",
+            times=times,
+            request=worst.request_id,
         )
     if not holders or not worst.preemptions:
         return NOTHING
     if worst.preemptions > worst.for_itself:
-        return message(
-            "vLLM preempted {request} {times}, for {holders}.",
-            request=Request(worst.request_id),
-            times=Count(worst.preemptions, "time"),
+        return say(
+            "vLLM preempted {request:id} {times:n time}, for {holders}.",
+            request=worst.request_id,
+            times=worst.preemptions,
             holders=Requests(holders, len(holders)),
         )
-    return message("Meanwhile {holders} held KV blocks.", holders=Requests(holders, len(holders)))
+    return say("Meanwhile {holders} held KV blocks.", holders=Requests(holders, len(holders)))
 
 
 def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
@@ -202,24 +191,24 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
     if timeline.header.scheduler_config.get("scheduler_reserve_full_isl") is False:
         advices.append(
             Advice(
-                message=message(
-                    "Set {option} (now off): vLLM then admits a prompt only if all of it fits.",
-                    option=Setting("--scheduler-reserve-full-isl"),
+                message=say(
+                    "Set {option:setting} (now off): vLLM then admits a prompt only if all of it fits.",
+                    option="--scheduler-reserve-full-isl",
                 ),
                 setting="scheduler_reserve_full_isl",
                 value=True,
-                costs=message("Long prompts wait longer for their first chunk."),
+                costs=say("Long prompts wait longer for their first chunk."),
             )
         )
     advices.append(
         Advice(
-            message=message(
-                "Give the KV cache more blocks (now {total}): {space}.",
-                total=Number(timeline.header.kv_blocks_total),
+            message=say(
+                "Give the KV cache more blocks (now {total:n}): {space}.",
+                total=timeline.header.kv_blocks_total,
                 space=kv_space(timeline),
             ),
             setting="kv_cache_memory_bytes",
-            costs=message("More memory for the KV cache."),
+            costs=say("More memory for the KV cache."),
         )
     )
     after = timeline.steps.filter(pl.col("step").is_in(lost["step"].implode()))["num_running_after"]
@@ -227,27 +216,27 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
     if not timeline.active_limit and fewest < timeline.seats:
         advices.append(
             Advice(
-                message=message(
-                    "Lower {seats} to {fewest}{now}: so many ran after a preemption.",
+                message=say(
+                    "Lower {seats} to {fewest:n}{now}: so many ran after a preemption.",
                     seats=seats_setting(timeline),
-                    fewest=Number(fewest),
+                    fewest=fewest,
                     now=now(timeline, "max_num_seqs"),
                 ),
                 setting="max_num_seqs",
                 value=fewest,
-                costs=message("Fewer requests run at once, also while the KV cache has room."),
+                costs=say("Fewer requests run at once, also while the KV cache has room."),
             )
         )
     return advices
 
 
 def _described(worst: NoProgressExample) -> Message:
-    return message(
-        "in {steps} {request} computed {again} again, {times} its most.",
+    return say(
+        "in {steps} {request:id} computed {again:n token} again, {times:n time} its most.",
         steps=Steps(worst.step, worst.last_step, worst.trial),
-        request=Request(worst.request_id),
-        again=Count(worst.recomputed_tokens, "token"),
-        times=Count(worst.recomputed_tokens // max(1, worst.high_tokens), "time"),
+        request=worst.request_id,
+        again=worst.recomputed_tokens,
+        times=worst.recomputed_tokens // max(1, worst.high_tokens),
     )
 
 
@@ -269,13 +258,13 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     return Finding(
         code=CODE,
         severity="critical" if unended else "warning",
-        title=message("A ready request stays parked"),
-        verdict=message(
-            "{request} is ready and vLLM does not schedule it: {ready} {at} into the recording, and it "
-            "waited {parked} more.",
+        title=say("A ready request stays parked"),
+        verdict=say(
+            "{request} is ready and vLLM does not schedule it: {ready} {at:us} into the "
+            "recording, and it waited {parked} more.",
             request=request,
             ready=ready,
-            at=Duration(worst["ready_us"]),
+            at=worst["ready_us"],
             parked=parked,
         ),
         share_frac=int(rows["parked_us"].sum()) / total_us if total_us else None,
@@ -287,19 +276,19 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
         trials=trial_numbers(rows),
         steps=list(range(worst["first_step"], worst["last_step"] + 1))[:MAX_STEPS],
         tokens=0,
-        message=message(
-            "{requests} stayed in the queue ({cause}) after {ready}: {request} in {steps}, for "
-            "{parked}{end}.",
-            requests=Count(rows.height, "request"),
-            cause=CauseWord(cause),
+        message=say(
+            "{requests:n request} stayed in the queue ({cause:cause}) after {ready}: {request} "
+            "in {steps}, for {parked}{end}.",
+            requests=rows.height,
+            cause=cause,
             ready=ready,
             request=request,
             steps=steps,
             parked=parked,
-            end=message(", and was never scheduled") if worst["unended"] else NOTHING,
+            end=say(", and was never scheduled") if worst["unended"] else NOTHING,
         ),
         advice=[
-            Advice(message=message("Abort {request} and send it again; report it to vLLM.", request=request))
+            Advice(message=say("Abort {request} and send it again; report it to vLLM.", request=request))
         ],
         evidence=NoProgress(
             requests=rows.height,
@@ -320,7 +309,7 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
                 for row in rows.head(MOST_EXAMPLES).to_dicts()
             ],
         ),
-        example=message(
+        example=say(
             "{request} waited in {steps} although {ready}.", request=request, steps=steps, ready=ready
         ),
     )

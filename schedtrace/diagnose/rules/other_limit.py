@@ -8,20 +8,9 @@ from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside
 from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    CauseWord,
-    Code,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Setting,
-    Share,
-    message,
-)
+from schedtrace.model.message import NOTHING, CauseWord, Message
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.model.vocabulary import advice, reason
 from schedtrace.timeline.charges import CHARGES as NAMED
 from schedtrace.timeline.timeline import Timeline
@@ -60,12 +49,13 @@ def _adapters(timeline: Timeline, waits: Charged) -> Message:
     if held.is_empty() or wanted.is_empty():
         return NOTHING
     most = timeline.header.settings.get("lora_config.max_loras")
-    return message(
-        "Adapter {holder} ran the most meanwhile ({requests}){of}; {wanted} waited the longest.",
-        holder=Code(str(held["lora"][0])),
-        requests=Count(int(held["requests"][0]), "request"),
-        of=message(", with {slots} for all", slots=Count(int(most), "slot")) if most else NOTHING,
-        wanted=Code(str(wanted["lora"][0])),
+    return say(
+        "Adapter {holder:code} ran the most meanwhile ({requests:n request}){of}; "
+        "{wanted:code} waited the longest.",
+        holder=str(held["lora"][0]),
+        requests=int(held["requests"][0]),
+        of=say(", with {slots:n slot} for all", slots=int(most)) if most else NOTHING,
+        wanted=str(wanted["lora"][0]),
     )
 
 
@@ -80,11 +70,11 @@ def _grammars(timeline: Timeline) -> Message:
     )
     if took.is_empty():
         return NOTHING
-    return message(
-        "{grammars} compiled, {request} the longest ({time}).",
-        grammars=Count(took.height, "grammar"),
-        request=Request(str(took["request_id"][0])),
-        time=Duration(int(took["us"][0])),
+    return say(
+        "{grammars:n grammar} compiled, {request:id} the longest ({time:us}).",
+        grammars=took.height,
+        request=str(took["request_id"][0]),
+        time=int(took["us"][0]),
     )
 
 
@@ -94,12 +84,13 @@ def _budget(waits: Charged) -> Message:
     budget = mean(waits.steps, pl.col("token_budget"))
     if left is None or decodes is None or not budget:
         return NOTHING
-    return message(
-        "Decodes take {decodes} of the {budget} tokens of such a step; {left} ({share}) stay unused.",
-        decodes=Number(decodes, 1),
-        budget=Number(budget),
-        left=Number(left, 1),
-        share=Share(left / budget),
+    return say(
+        "Decodes take {decodes:n1} of the {budget:n} tokens of such a step; {left:n1} "
+        "({share:%}) stay unused.",
+        decodes=decodes,
+        budget=budget,
+        left=left,
+        share=left / budget,
     )
 
 
@@ -109,11 +100,12 @@ def _encoder(timeline: Timeline, waits: Charged) -> Message:
     size = timeline.header.scheduler_config.get("encoder_cache_size")
     if free is None or freeable is None or not isinstance(size, int):
         return NOTHING
-    return message(
-        "Of {size} encoder cache slots, {held} are held by requests in use and {free} are free on average.",
-        size=Number(size),
-        held=Number(round(size - freeable)),
-        free=Number(round(free)),
+    return say(
+        "Of {size:n} encoder cache slots, {held:n} are held by requests in use and {free:n} "
+        "are free on average.",
+        size=size,
+        held=round(size - freeable),
+        free=round(free),
     )
 
 
@@ -129,11 +121,11 @@ def _loads(timeline: Timeline) -> Message:
     if took.is_empty():
         return NOTHING
     pending = took["over_us"].null_count()
-    return message(
-        "{loads} began and took {median} (median){pending}.",
-        loads=Count(took.height, "KV load"),
-        median=Duration(float(took["us"].median() or 0)),  # type: ignore[arg-type]  # integers
-        pending=message("; {count} never arrived", count=Number(pending)) if pending else NOTHING,
+    return say(
+        "{loads:n KV load} began and took {median:us} (median){pending}.",
+        loads=took.height,
+        median=float(took["us"].median() or 0),  # type: ignore[arg-type]  # integers
+        pending=say("; {count:n} never arrived", count=pending) if pending else NOTHING,
     )
 
 
@@ -180,18 +172,18 @@ def _find(timeline: Timeline, cause: str) -> list[Finding]:
             timeline,
             waits,
             code=CODE,
-            title=message(title or "Waiting for {cause}", **({} if title else {"cause": CauseWord(cause)})),
+            title=say(title or "Waiting for {cause}", **({} if title else {"cause": CauseWord(cause)})),
             verdict=_verdict(waits, cause, why) if known.height else _unknown(waits),
             holder=_guard(known) if cause == Cause.OTHER else holder_of(timeline, cause, waits),
             cause=cause,
-            message=message(
-                "{refused} of {steps} refused or passed over a request for it; {requests} waited, "
-                "{longest} the longest ({wait}).",
-                refused=Number(known["step"].n_unique()),
-                steps=Count(timeline.steps.height, "step"),
-                requests=Count(waits.requests, "request"),
-                longest=Request(waits.longest_id),
-                wait=Duration(waits.longest_us),
+            message=say(
+                "{refused:n} of {steps:n step} refused or passed over a request for it; {requests:n "
+                "request} waited, {longest:id} the longest ({wait:us}).",
+                refused=known["step"].n_unique(),
+                steps=timeline.steps.height,
+                requests=waits.requests,
+                longest=waits.longest_id,
+                wait=waits.longest_us,
             ),
             advice=_advice(timeline, cause, detail[0]) if known.height else [],
             evidence=LimitWait(
@@ -219,28 +211,28 @@ def _guard(known: pl.DataFrame) -> Message:
         .sort("count", "location", descending=[True, False])
         .row(0, named=True)
     )
-    return message(
-        "Most often {guard} held at {place}{values}.",
-        guard=Code(often["guard"]),
-        place=Code(often["location"]),
-        values=message(", with {values}", values=Code(often["values"])) if often["values"] else NOTHING,
+    return say(
+        "Most often {guard:code} held at {place:code}{values}.",
+        guard=often["guard"],
+        place=often["location"],
+        values=say(", with {values:code}", values=often["values"]) if often["values"] else NOTHING,
     )
 
 
 def _verdict(waits: Charged, cause: str, why: Message) -> Message:
-    return message(
-        "Requests spent {share} of their time waiting because {why} ({cause}).",
-        share=Share(waits.share_frac),
+    return say(
+        "Requests spent {share:%} of their time waiting because {why} ({cause:cause}).",
+        share=waits.share_frac,
         why=why,
-        cause=CauseWord(cause),
+        cause=cause,
     )
 
 
 def _unknown(waits: Charged) -> Message:
     """No exit of the trace explains these waits, as with streaming sessions."""
-    return message(
-        "Requests spent {share} of their time waiting for something that the trace does not record.",
-        share=Share(waits.share_frac),
+    return say(
+        "Requests spent {share:%} of their time waiting for something that the trace does not record.",
+        share=waits.share_frac,
     )
 
 
@@ -253,31 +245,31 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
             now = timeline.header.settings.get("lora_config.max_loras")
             adapters = timeline.arrivals["lora"].drop_nulls().n_unique()
             if isinstance(now, int) and adapters > now:
-                return [_set("max_loras", now, adapters, message("Device memory for every further adapter."))]
+                return [_set("max_loras", now, adapters, say("Device memory for every further adapter."))]
         case (
             Cause.MAMBA_ALIGNMENT | Cause.PREFILL_LOOKAHEAD | Cause.ENCODER_BUDGET | Cause.SPEC_DECODE_PADDING
         ):
             now = batched_tokens(timeline)
-            costs = message("Longer steps with prefills: a higher inter-token latency meanwhile.")
+            costs = say("Longer steps with prefills: a higher inter-token latency meanwhile.")
             if now and detail != "max_model_len":
                 return [_set("max_num_batched_tokens", now, 2 * now, costs)]
         case Cause.CHUNKED_PREFILL_OFF:
-            text = message(
-                "{setting} (now off): the next prompt then takes what is left of a step's budget",
-                setting=Setting("--enable-chunked-prefill"),
+            text = say(
+                "{setting:setting} (now off): the next prompt then takes what is left of a step's budget",
+                setting="--enable-chunked-prefill",
             )
-            costs = message("Steps that mix prefills and decodes.")
+            costs = say("Steps that mix prefills and decodes.")
             return [Advice(message=text, setting="enable_chunked_prefill", value=True, costs=costs)]
     return [Advice(message=advice(timeline.header, cause=cause, detail=detail))]
 
 
 def _set(name: str, now: int, value: int, costs: Message) -> Advice:
     return Advice(
-        message=message(
-            "{setting} {value} (now {now})",
-            setting=Setting(f"--{name.replace('_', '-')}"),
-            value=Number(value),
-            now=Number(now),
+        message=say(
+            "{setting:setting} {value:n} (now {now:n})",
+            setting=f"--{name.replace('_', '-')}",
+            value=value,
+            now=now,
         ),
         setting=name,
         value=value,

@@ -8,8 +8,9 @@ from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import charged, mean
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, Share, message
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.charges import PARKED_LOADS
 from schedtrace.timeline.timeline import Timeline
 
@@ -53,31 +54,33 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             waits,
             code=CODE,
-            title=message("KV transfers hold the cache"),
-            verdict=message(
-                "KV blocks held for transfers limit this run: requests spent {share} of their time waiting "
-                "for KV blocks while {parked} waited for KV from elsewhere and {running} ran.",
-                share=Share(waits.share_frac),
-                parked=Count(round(evidence.parked or 0), "request"),
-                running=Number(round(evidence.running or 0)),
+            title=say("KV transfers hold the cache"),
+            verdict=say(
+                "KV blocks held for transfers limit this run: requests spent {share:%} of their time "
+                "waiting for KV blocks while {parked:n request} waited for KV from elsewhere and "
+                "{running:n} ran.",
+                share=waits.share_frac,
+                parked=round(evidence.parked or 0),
+                running=round(evidence.running or 0),
             ),
             holder=_holder(evidence),
             cause=Cause.REMOTE_KV_PENDING,
-            message=message(
-                "{requests} waited, {longest} the longest ({wait}). Why the other side is not ready is not "
-                "known in this process: its own trace, matched by the transfer, would show it.",
-                requests=Count(waits.requests, "request"),
-                longest=Request(waits.longest_id),
-                wait=Duration(waits.longest_us),
+            message=say(
+                "{requests:n request} waited, {longest:id} the longest ({wait:us}). Why the other "
+                "side is not ready is not known in this process: its own trace, matched by the "
+                "transfer, would show it.",
+                requests=waits.requests,
+                longest=waits.longest_id,
+                wait=waits.longest_us,
             ),
             advice=[
-                Advice(message=message("look at the KV connector's other side: its transfers take too long")),
+                Advice(message=say("look at the KV connector's other side: its transfers take too long")),
                 Advice(
-                    message=message(
-                        "{space}: {blocks} instead of {total}, as room for parked requests",
+                    message=say(
+                        "{space}: {blocks:n block} instead of {total:n}, as room for parked requests",
                         space=kv_space(timeline, 2 * (evidence.blocks_total or 0) or None),
-                        blocks=Count(2 * (evidence.blocks_total or 0), "block"),
-                        total=Number(evidence.blocks_total or 0),
+                        blocks=2 * (evidence.blocks_total or 0),
+                        total=evidence.blocks_total or 0,
                     ),
                     setting="num_gpu_blocks_override",
                     value=2 * (evidence.blocks_total or 0) or None,
@@ -93,11 +96,11 @@ def _holder(evidence: ParkedLoads) -> Message:
         return NOTHING
     oldest = NOTHING
     if evidence.oldest_ms is not None:
-        oldest = message("; the longest load took {age}", age=Duration(1e3 * evidence.oldest_ms))
-    return message(
-        "Parked requests held {blocks} of {total} usable blocks at most{oldest}.",
-        blocks=Number(evidence.parked_blocks),
-        total=Number(evidence.blocks_total - 1 if evidence.blocks_total else None),
+        oldest = say("; the longest load took {age:us}", age=1e3 * evidence.oldest_ms)
+    return say(
+        "Parked requests held {blocks:n} of {total:n} usable blocks at most{oldest}.",
+        blocks=evidence.parked_blocks,
+        total=evidence.blocks_total - 1 if evidence.blocks_total else None,
         oldest=oldest,
     )
 

@@ -13,19 +13,9 @@ from schedtrace.diagnose.rules.common import (
     trial_numbers,
 )
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Requests,
-    Share,
-    Steps,
-    joined,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message, Requests, Steps, joined
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "pipeline-bubbles"
@@ -69,7 +59,7 @@ def find(timeline: Timeline) -> list[Finding]:
     left = even_cycle_frac(every, uneven)
     share = _share(timeline, uneven, left)
     found = cohorts(timeline, uneven, depth)
-    sizes = listed([message("{mean}", mean=Number(cohort.mean_requests, 1)) for cohort in found])
+    sizes = listed([say("{mean:n1}", mean=cohort.mean_requests) for cohort in found])
     evidence = PipelineBubbles(
         stages=stages,
         depth=depth,
@@ -84,13 +74,13 @@ def find(timeline: Timeline) -> list[Finding]:
         Finding(
             code=CODE,
             severity=severity_by_weight(None, share),
-            title=message("Uneven batches in the pipeline"),
-            verdict=message(
-                "The {depth} batches in flight hold {sizes} requests on average; the pipeline runs at the "
-                "pace of the largest{cost}.",
-                depth=Number(depth),
+            title=say("Uneven batches in the pipeline"),
+            verdict=say(
+                "The {depth:n} batches in flight hold {sizes} requests on average; the pipeline runs "
+                "at the pace of the largest{cost}.",
+                depth=depth,
                 sizes=sizes,
-                cost=message(": even batches would take {saved} less time", saved=Share(1 - left))
+                cost=say(": even batches would take {saved:%} less time", saved=1 - left)
                 if left is not None
                 else NOTHING,
             ),
@@ -122,24 +112,24 @@ def _share(timeline: Timeline, uneven: pl.DataFrame, left: float | None) -> floa
 
 def _message(evidence: PipelineBubbles, left: float | None) -> Message:
     sentences = [
-        message(
-            "In {uneven} of {cycles} without prefill a batch was larger than an even share; on average the "
-            "batches lack {frac} of the largest one.",
-            uneven=Number(evidence.uneven_cycles),
-            cycles=Count(evidence.cycles, "cycle"),
-            frac=Share(evidence.unevenness_frac),
+        say(
+            "In {uneven:n} of {cycles:n cycle} without prefill a batch was larger than an even "
+            "share; on average the batches lack {frac:%} of the largest one.",
+            uneven=evidence.uneven_cycles,
+            cycles=evidence.cycles,
+            frac=evidence.unevenness_frac,
         ),
-        message(
-            "Even batches would finish at most {most} more tokens a second{estimate}.",
-            most=Share(evidence.most_gain_frac),
-            estimate=message(
-                ", by the lengths of cycles with smaller largest batches about {gain}",
-                gain=Share(1 / left - 1),
+        say(
+            "Even batches would finish at most {most:%} more tokens a second{estimate}.",
+            most=evidence.most_gain_frac,
+            estimate=say(
+                ", by the lengths of cycles with smaller largest batches about {gain:%}",
+                gain=1 / left - 1,
             )
             if left
             else NOTHING,
         ),
-        message("Times of single stages are not in the trace."),
+        say("Times of single stages are not in the trace."),
     ]
     return joined(sentences)
 
@@ -150,7 +140,7 @@ def _holder(found: list[Cohort]) -> Message:
     smallest = min(found, key=lambda cohort: cohort.mean_requests)
     if not largest.requests:
         return NOTHING
-    return message(
+    return say(
         "The largest batch holds {largest}, the smallest {smallest}. A request stays in its batch.",
         largest=Requests(largest.request_ids, largest.requests),
         smallest=Requests(smallest.request_ids, smallest.requests) if smallest.requests else "nobody",
@@ -160,7 +150,7 @@ def _holder(found: list[Cohort]) -> Message:
 def _advice(timeline: Timeline, depth: int) -> list[Advice]:
     advice = [
         Advice(
-            message=message(
+            message=say(
                 "Use a vLLM that balances the batches in flight (pull request 57433 measured 22.95 % more "
                 "output tokens a second for queues of 7, 13, 2 and 10)."
             )
@@ -174,25 +164,26 @@ def _advice(timeline: Timeline, depth: int) -> list[Advice]:
     if value >= burst:
         return advice
     spread = Advice(
-        message=message(
-            "Lower {setting} to {value} (now {present}): a burst of prompts then spreads over the batches.",
+        message=say(
+            "Lower {setting} to {value:n} (now {present:n}): a burst of prompts then spreads "
+            "over the batches.",
             setting=BATCHED_TOKENS,
-            value=Number(value),
-            present=Number(present),
+            value=value,
+            present=present,
         ),
         setting="max_num_batched_tokens",
         value=value,
-        costs=message("Long prompts take more steps to their first token."),
+        costs=say("Long prompts take more steps to their first token."),
     )
     return [spread, *advice]
 
 
 def _described(example: Cycle) -> Message:
-    return message(
-        "{steps} held {sizes} requests and took {cycle}.",
+    return say(
+        "{steps} held {sizes} requests and took {cycle:us}.",
         steps=Steps(example.step, example.step + len(example.sizes) - 1, example.trial),
-        sizes=listed([message("{size}", size=Number(size)) for size in example.sizes]),
-        cycle=Duration(example.cycle_us),
+        sizes=listed([say("{size:n}", size=size) for size in example.sizes]),
+        cycle=example.cycle_us,
     )
 
 

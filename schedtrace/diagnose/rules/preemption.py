@@ -7,8 +7,9 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Message, Number, Request, Share, message
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "preemption"
@@ -71,16 +72,17 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(lost),
             tokens=tokens,
-            message=message(
-                "{preemptions}{trials} discarded {lost} of {victims}{repeated}. vLLM computed {recomputed} "
-                "again, {part} of all tokens computed.",
-                preemptions=Count(lost.height, "preemption"),
+            message=say(
+                "{preemptions:n preemption}{trials} discarded {lost:n computed token} of {victims:n "
+                "request}{repeated}. vLLM computed {recomputed:n token} again, {part:%} of all "
+                "tokens computed.",
+                preemptions=lost.height,
                 trials=in_trials(timeline, trials),
-                lost=Count(tokens, "computed token"),
-                victims=Count(victims, "request"),
+                lost=tokens,
+                victims=victims,
                 repeated=repeatedly(repeated),
-                recomputed=Count(recomputed, "token"),
-                part=Share(part),
+                recomputed=recomputed,
+                part=part,
             ),
             evidence=Preemptions(
                 victims=victims,
@@ -108,27 +110,27 @@ def repeatedly(victims: list[RepeatVictim]) -> Message:
     """``, 2 of them repeatedly (r4 3 times)``."""
     if not victims:
         return NOTHING
-    return message(
-        ", {count} of them repeatedly ({request} {times})",
-        count=Number(len(victims)),
-        request=Request(victims[0].request_id),
-        times=Count(victims[0].times, "time"),
+    return say(
+        ", {count:n} of them repeatedly ({request:id} {times:n time})",
+        count=len(victims),
+        request=victims[0].request_id,
+        times=victims[0].times,
     )
 
 
 def _described(example: PreemptionExample) -> Message:
     if example.for_request_id is None:
-        whom = message("for a request that is not recorded")
+        whom = say("for a request that is not recorded")
     elif example.for_request_id == example.request_id:
-        whom = message("for blocks that it needed itself")
+        whom = say("for blocks that it needed itself")
     else:
-        whom = message("for {request}", request=Request(example.for_request_id))
-    return message(
-        "{step} preempted {request} {whom}, which discarded {lost}.",
+        whom = say("for {request:id}", request=example.for_request_id)
+    return say(
+        "{step} preempted {request:id} {whom}, which discarded {lost:n computed token}.",
         step=example.at,
-        request=Request(example.request_id),
+        request=example.request_id,
         whom=whom,
-        lost=Count(example.lost_tokens, "computed token"),
+        lost=example.lost_tokens,
     )
 
 

@@ -16,19 +16,9 @@ from schedtrace.diagnose.rules.common import (
 from schedtrace.diagnose.rules.preemption import MOST_VICTIMS, RepeatVictim, repeat_victims, repeatedly
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Share,
-    Steps,
-    joined,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "preemption-storm"
@@ -99,11 +89,11 @@ def find(timeline: Timeline) -> list[Finding]:
             tokens=recomputed,
             message=joined(
                 [
-                    message(
-                        "{preemptions}{trials} hit {victims}{repeated}.",
-                        preemptions=Count(lost.height, "preemption"),
+                    say(
+                        "{preemptions:n preemption}{trials} hit {victims:n request}{repeated}.",
+                        preemptions=lost.height,
                         trials=in_trials(timeline, trials),
-                        victims=Count(evidence.victims, "request"),
+                        victims=evidence.victims,
                         repeated=repeatedly(repeated),
                     ),
                     _course(evidence),
@@ -143,16 +133,17 @@ def _evidence(
 def _course(evidence: Storm) -> Message:
     """How soon they came after admission, what was computed again, and where it began."""
     used = evidence.first_used_frac
-    return message(
-        "{cycles} came within {steps} of admission. vLLM computed {recomputed} again, {part} of all "
-        "prefill. The first was in {first} with {running} running{used}.",
-        cycles=Number(evidence.cycles),
-        steps=Count(evidence.cycle_steps, "step"),
-        recomputed=Count(evidence.recomputed_tokens, "token"),
-        part=Share(evidence.recomputed_frac),
-        first=Steps(evidence.first_step, evidence.first_step),
-        running=Count(evidence.first_running, "request"),
-        used=NOTHING if used is None else message(" and {used} of the KV cache in use", used=Share(used)),
+    return say(
+        "{cycles:n} came within {steps:n step} of admission. vLLM computed {recomputed:n "
+        "token} again, {part:%} of all prefill. The first was in {first:step} with "
+        "{running:n request} running{used}.",
+        cycles=evidence.cycles,
+        steps=evidence.cycle_steps,
+        recomputed=evidence.recomputed_tokens,
+        part=evidence.recomputed_frac,
+        first=evidence.first_step,
+        running=evidence.first_running,
+        used=NOTHING if used is None else say(" and {used:%} of the KV cache in use", used=used),
     )
 
 
@@ -174,16 +165,15 @@ def _examples(lost: pl.DataFrame, repeated: list[RepeatVictim]) -> list[StormExa
 
 def _described(example: StormExample) -> Message:
     nth, lasted = example.num_preemptions, example.lasted_steps
-    return message(
-        "{step} preempted {request}{nth}{since}: it lost {lost} and was away for {away}.",
+    return say(
+        "{step} preempted {request:id}{nth}{since}: it lost {lost:n computed token} and was "
+        "away for {away:us}.",
         step=example.at,
-        request=Request(example.request_id),
-        nth=NOTHING if nth is None else message(" (its preemption number {nth})", nth=Number(nth)),
-        since=NOTHING
-        if lasted is None
-        else message(" {steps} after its admission", steps=Count(lasted, "step")),
-        lost=Count(example.lost_tokens, "computed token"),
-        away=Duration(example.away_us),
+        request=example.request_id,
+        nth=NOTHING if nth is None else say(" (its preemption number {nth:n})", nth=nth),
+        since=NOTHING if lasted is None else say(" {steps:n step} after its admission", steps=lasted),
+        lost=example.lost_tokens,
+        away=example.away_us,
     )
 
 

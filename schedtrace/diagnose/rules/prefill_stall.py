@@ -7,8 +7,9 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, severity_by_weight
 from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, balanced, prefill_interval
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Code, Count, Duration, Message, Number, Setting, Share, message
+from schedtrace.model.message import Message
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import PASS, Ranks
 from schedtrace.timeline.prefill_stalls import PrefillStalls
 
@@ -18,7 +19,7 @@ FOUND_FROM_FRAC = 0.01
 """Of the time of all passes."""
 RESOLVED = 2.0
 """Standard deviations that the sum of the stalls must be above 0."""
-TEST = message("{option} tells whether it gains.", option=Setting("--predict"))
+TEST = say("{option:setting} tells whether it gains.", option="--predict")
 
 
 class RankStall(msgspec.Struct, kw_only=True):
@@ -100,26 +101,25 @@ def find(ranks: Ranks) -> list[Finding]:
         Finding(
             code=CODE,
             severity=severity_by_weight(None, share),
-            title=message("Ranks wait for each other's prefills"),
-            verdict=message(
-                "Ranks in lock-step wait for each other's prefills: in {stalled} of {passes} a rank only "
-                "decoded "
-                "while another one prefilled, which cost {cost}, {frac} of the busy time.",
-                stalled=Number(stalling.height),
-                passes=Count(ranks.passes.height, "common step"),
-                cost=Duration(stalled_us),
-                frac=Share(frac),
+            title=say("Ranks wait for each other's prefills"),
+            verdict=say(
+                "Ranks in lock-step wait for each other's prefills: in {stalled:n} of {passes:n "
+                "common step} a rank only decoded while another one prefilled, which cost {cost:us}, "
+                "{frac:%} of the busy time.",
+                stalled=stalling.height,
+                passes=ranks.passes.height,
+                cost=stalled_us,
+                frac=frac,
             ),
             share_frac=share,
-            holder=message(
-                "Prefills of rank {worst} held the others up for {held}; rank {waited} waited longest, "
-                "{longest} "
-                "in {steps}.",
-                worst=Number(worst.rank),
-                held=Duration(1e3 * worst.stalled_others_ms),
-                waited=Number(held.rank),
-                longest=Duration(1e3 * held.stalled_ms),
-                steps=Count(held.stalled_passes, "step"),
+            holder=say(
+                "Prefills of rank {worst:n} held the others up for {held:us}; rank {waited:n} waited "
+                "longest, {longest:us} in {steps:n step}.",
+                worst=worst.rank,
+                held=1e3 * worst.stalled_others_ms,
+                waited=held.rank,
+                longest=1e3 * held.stalled_ms,
+                steps=held.stalled_passes,
             ),
             cause=None,
             via="recorded",
@@ -189,16 +189,16 @@ def _share(ranks: Ranks, stalls: PrefillStalls) -> float | None:
 
 
 def _message(ranks: Ranks, evidence: PrefillStall) -> Message:
-    return message(
-        "In {prefills} of {passes} a rank prefilled, on average {together} of {ranks} at the same time. In "
-        "{stalled} "
-        "of these another rank only decoded; such a step took {mean} longer than one without prefill.",
-        prefills=Number(evidence.prefill_passes),
-        passes=Count(evidence.passes, "common step"),
-        together=Number(evidence.mean_prefilling, 1),
-        ranks=Count(len(ranks.each), "rank"),
-        stalled=Number(evidence.stalled_passes),
-        mean=Duration(1e3 * evidence.stalled_ms / evidence.stalled_passes),
+    return say(
+        "In {prefills:n} of {passes:n common step} a rank prefilled, on average "
+        "{together:n1} of {ranks:n rank} at the same time. In {stalled:n} of these another "
+        "rank only decoded; such a step took {mean:us} longer than one without prefill.",
+        prefills=evidence.prefill_passes,
+        passes=evidence.passes,
+        together=evidence.mean_prefilling,
+        ranks=len(ranks.each),
+        stalled=evidence.stalled_passes,
+        mean=1e3 * evidence.stalled_ms / evidence.stalled_passes,
     )
 
 
@@ -210,11 +210,12 @@ def _advice(ranks: Ranks) -> list[Advice]:
     if prefill_interval(header) is not None:
         advice.append(
             Advice(
-                message=message(
-                    "{setting} above 1, if a replay of this load shows a value that helps: {command}. All "
-                    "ranks then admit prompts in the same steps, and new requests wait for one.",
-                    setting=Setting("--prefill-schedule-interval"),
-                    command=Code("schedtrace analyze --predict"),
+                message=say(
+                    "{setting:setting} above 1, if a replay of this load shows a value that helps: "
+                    "{command:code}. All ranks then admit prompts in the same steps, and new requests "
+                    "wait for one.",
+                    setting="--prefill-schedule-interval",
+                    command="schedtrace analyze --predict",
                 )
             )
         )
@@ -222,31 +223,31 @@ def _advice(ranks: Ranks) -> list[Advice]:
     if 1 < seats <= ranks.most_running + 1:  # else the gate would never have closed
         advice.append(
             Advice(
-                message=message(
-                    "{setting} {name}, an experiment of schedtrace: no rank admits a request while one has "
-                    "all but one of its {seats} seats taken.",
-                    setting=Setting("--scheduler-cls"),
+                message=say(
+                    "{setting:setting} {name}, an experiment of schedtrace: no rank admits a request "
+                    "while one has all but one of its {seats:n} seats taken.",
+                    setting="--scheduler-cls",
                     name=SCHEDULER_CLASS,
-                    seats=Number(seats),
+                    seats=seats,
                 ),
                 setting="balance_ranks",
                 value=True,
-                costs=message("Requests wait longer for their first token. {test}", test=TEST),
+                costs=say("Requests wait longer for their first token. {test}", test=TEST),
             )
         )
     return advice
 
 
 def _described(example: StallExample) -> Message:
-    return message(
-        "{step} of rank {rank} prefilled {tokens} and held {stalled} up: the common step took {took}, "
-        "{excess} of that for the prefill.",
+    return say(
+        "{step} of rank {rank:n} prefilled {tokens:n token} and held {stalled:n other rank} "
+        "up: the common step took {took:us}, {excess:us} of that for the prefill.",
         step=example.at,
-        rank=Number(example.rank),
-        tokens=Count(example.prefill_tokens, "token"),
-        stalled=Count(example.stalled_ranks, "other rank"),
-        took=Duration(example.pass_us),
-        excess=Duration(example.excess_us),
+        rank=example.rank,
+        tokens=example.prefill_tokens,
+        stalled=example.stalled_ranks,
+        took=example.pass_us,
+        excess=example.excess_us,
     )
 
 

@@ -13,16 +13,9 @@ from schedtrace.diagnose.rules.common import (
     trial_numbers,
 )
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Request,
-    Share,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 
@@ -84,7 +77,7 @@ def find(timeline: Timeline) -> list[Finding]:
     return [
         Finding(
             code=CODE,
-            title=message("Large prefill chunks interrupt the decodes") if interrupts else NOTHING,
+            title=say("Large prefill chunks interrupt the decodes") if interrupts else NOTHING,
             verdict=_verdict(evidence, mixed.height) if interrupts else NOTHING,
             holder=_holder(timeline, mixed) if interrupts else NOTHING,
             share_frac=share if interrupts else None,
@@ -123,14 +116,15 @@ def _of_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
 
 def _verdict(evidence: Stretch, steps: int) -> Message:
     worst = max(evidence.examples, key=lambda step: step.busy_us)
-    return message(
-        "Prefill chunks interrupt the decodes: {steps} with up to {tokens} took up to {worst}, where a "
-        "step with decodes only takes {usual}; that is {share} of the time between tokens.",
-        steps=Count(steps, "step"),
-        tokens=Count(worst.prefill_tokens, "prefill token"),
-        worst=Duration(evidence.max_busy_us),
-        usual=Duration(evidence.median_decode_step_us or 0),
-        share=Share(evidence.stretch_frac),
+    return say(
+        "Prefill chunks interrupt the decodes: {steps:n step} with up to {tokens:n prefill "
+        "token} took up to {worst:us}, where a step with decodes only takes {usual:us}; that "
+        "is {share:%} of the time between tokens.",
+        steps=steps,
+        tokens=worst.prefill_tokens,
+        worst=evidence.max_busy_us,
+        usual=evidence.median_decode_step_us or 0,
+        share=evidence.stretch_frac,
     )
 
 
@@ -141,36 +135,38 @@ def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
     largest = each.sort("scheduled_tokens", "request_id", descending=[True, False])
     if largest.is_empty():
         return NOTHING
-    return message(
-        "The chunks are of {prompts}; the largest is {request} ({tokens}).",
-        prompts=Count(largest.height, "prompt"),
-        request=Request(str(largest["request_id"][0])),
-        tokens=Count(int(largest["prompt_tokens"][0]), "token"),
+    return say(
+        "The chunks are of {prompts:n prompt}; the largest is {request:id} ({tokens:n token}).",
+        prompts=largest.height,
+        request=str(largest["request_id"][0]),
+        tokens=int(largest["prompt_tokens"][0]),
     )
 
 
 def _sentence(timeline: Timeline, evidence: Stretch, steps: int, trials: list[int]) -> Message:
     usual_us = evidence.median_decode_step_us
-    usual = message(" A step with decodes only took {time} at the median.", time=Duration(usual_us or 0))
-    return message(
-        "{steps}{trials} computed prefill chunks beside decodes, which delayed the decoding requests by "
-        "{mean} a step on average: {share} of all time between their tokens, by the step-time model.{usual}",
-        steps=Count(steps, "step"),
+    usual = say(" A step with decodes only took {time:us} at the median.", time=usual_us or 0)
+    return say(
+        "{steps:n step}{trials} computed prefill chunks beside decodes, which delayed the "
+        "decoding requests by {mean:us} a step on average: {share:%} of all time between "
+        "their tokens, by the step-time model.{usual}",
+        steps=steps,
         trials=in_trials(timeline, trials),
-        mean=Duration(evidence.mean_stretch_us),
-        share=Share(evidence.stretch_frac),
+        mean=evidence.mean_stretch_us,
+        share=evidence.stretch_frac,
         usual=NOTHING if usual_us is None else usual,
     )
 
 
 def _described(example: StretchedStep) -> Message:
-    return message(
-        "{step} took {busy} for {prefill} and {decode}, about {stretch} of it for the prefill.",
+    return say(
+        "{step} took {busy:us} for {prefill:n prefill token} and {decode:n decode token}, "
+        "about {stretch:us} of it for the prefill.",
         step=example.at,
-        busy=Duration(example.busy_us),
-        prefill=Count(example.prefill_tokens, "prefill token"),
-        decode=Count(example.decode_tokens, "decode token"),
-        stretch=Duration(example.stretch_us),
+        busy=example.busy_us,
+        prefill=example.prefill_tokens,
+        decode=example.decode_tokens,
+        stretch=example.stretch_us,
     )
 
 

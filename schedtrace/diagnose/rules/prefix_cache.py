@@ -15,19 +15,9 @@ from schedtrace.diagnose.rules.common import (
 )
 from schedtrace.diagnose.shared_prefixes import cache_use
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Message,
-    Number,
-    Request,
-    Setting,
-    Share,
-    Steps,
-    joined,
-    message,
-)
+from schedtrace.model.message import NOTHING, Count, Message, Steps, joined
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "prefix-cache"
@@ -105,7 +95,7 @@ def find(timeline: Timeline) -> list[Finding]:
         Finding(
             code=CODE,
             severity=severity_by_weight(None, share),
-            title=message("Prefix cache misses") if again else message("No prefix cache hits"),
+            title=say("Prefix cache misses") if again else say("No prefix cache hits"),
             verdict=_verdict(share, again),
             share_frac=share,
             holder=_holder(evidence),
@@ -139,11 +129,12 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> list[Finding]:
         Finding(
             code=CODE,
             severity=severity_by_weight(None, share),
-            title=message("Prefix caching is off"),
-            verdict=message(
-                "Prefix caching is off, and {again} of {prompt} are the beginning of an earlier one{felt}.",
-                again=Number(again),
-                prompt=Count(evidence.prompt_tokens, "prompt token"),
+            title=say("Prefix caching is off"),
+            verdict=say(
+                "Prefix caching is off, and {again:n} of {prompt:n prompt token} are the beginning "
+                "of an earlier one{felt}.",
+                again=again,
+                prompt=evidence.prompt_tokens,
                 felt=_felt(share),
             ),
             share_frac=share,
@@ -154,16 +145,17 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> list[Finding]:
             trials=trial_numbers(shared),
             steps=step_numbers(shared),
             tokens=again,
-            message=message(
-                "{requests} begin as an earlier one does, by at least a full block of {size}.",
-                requests=Count(shared["request_id"].n_unique(), "prompt"),
-                size=Count(timeline.header.block_size or 0, "token"),
+            message=say(
+                "{requests:n prompt} begin as an earlier one does, by at least a full block of "
+                "{size:n token}.",
+                requests=shared["request_id"].n_unique(),
+                size=timeline.header.block_size or 0,
             ),
             advice=[
                 Advice(
-                    message=message(
-                        "{setting}: blocks that are still there are not computed again.",
-                        setting=Setting("--enable-prefix-caching"),
+                    message=say(
+                        "{setting:setting}: blocks that are still there are not computed again.",
+                        setting="--enable-prefix-caching",
                     ),
                     setting="enable_prefix_caching",
                     value=True,
@@ -273,10 +265,11 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
 
 def _verdict(share: float | None, again: int) -> Message:
     if not again:
-        return message("The prefix cache gave nothing: none of the prompts found a block in it.")
-    return message(
-        "{again} that had been computed before were not in the prefix cache and were computed again{felt}.",
-        again=Count(again, "token"),
+        return say("The prefix cache gave nothing: none of the prompts found a block in it.")
+    return say(
+        "{again:n token} that had been computed before were not in the prefix cache and were "
+        "computed again{felt}.",
+        again=again,
         felt=_felt(share),
     )
 
@@ -284,24 +277,24 @@ def _verdict(share: float | None, again: int) -> Message:
 def _felt(share: float | None) -> Message:
     if share is None or share < LEAST_FRAC:
         return NOTHING
-    return message(", which took {share} of the requests' time", share=Share(share))
+    return say(", which took {share:%} of the requests' time", share=share)
 
 
 def _holder(evidence: PrefixCache) -> Message:
     """Who emptied the cache."""
     parts = []
     if evidence.resets:
-        parts.append(message("The cache was reset {times}.", times=Count(evidence.resets, "time")))
+        parts.append(say("The cache was reset {times:n time}.", times=evidence.resets))
     if evidence.evicted_blocks:
         parts.append(
-            message(
-                "Running requests took at least {blocks} that were cached.",
-                blocks=Count(evidence.evicted_blocks, "block"),
+            say(
+                "Running requests took at least {blocks:n block} that were cached.",
+                blocks=evidence.evicted_blocks,
             )
         )
     if evidence.missed_tokens and evidence.evicted_blocks == 0 and not evidence.resets:
         parts.append(
-            message(
+            say(
                 "The number of cached blocks never fell between two steps: the cache was reset while nothing "
                 "ran, blocks were replaced one for one, or the requests came before they were computed."
             )
@@ -313,29 +306,29 @@ def _sentences(evidence: PrefixCache, block_size: int, *, missed: bool, nothing:
     said = []
     if evidence.evicted_tokens:
         said.append(
-            message(
-                "{requests} came back{times} for {lost} and found {found} of them; {evicted} of full blocks "
-                "were gone.",
-                requests=Count(evidence.returned_requests, "preempted request"),
+            say(
+                "{requests:n preempted request} came back{times} for {lost:n computed token} and "
+                "found {found:n} of them; {evicted:n token} of full blocks were gone.",
+                requests=evidence.returned_requests,
                 times=NOTHING
                 if evidence.returned == evidence.returned_requests
-                else message(" {times}", times=Count(evidence.returned, "time")),
-                lost=Count(evidence.lost_tokens, "computed token"),
-                found=Number(evidence.found_tokens),
-                evicted=Count(evidence.evicted_tokens, "token"),
+                else say(" {times:n time}", times=evidence.returned),
+                lost=evidence.lost_tokens,
+                found=evidence.found_tokens,
+                evicted=evidence.evicted_tokens,
             )
         )
     if evidence.hit_frac is not None:
-        could = message(
-            "; earlier prompts began with {shareable} of them",
-            shareable=Number(evidence.shareable_tokens),
+        could = say(
+            "; earlier prompts began with {shareable:n} of them",
+            shareable=evidence.shareable_tokens,
         )
         said.append(
-            message(
-                "{requests} found {hit} of {prompt} cached{could}.",
-                requests=Count(evidence.requests, "new request"),
-                hit=Share(evidence.hit_frac),
-                prompt=Count(evidence.prompt_tokens, "prompt token"),
+            say(
+                "{requests:n new request} found {hit:%} of {prompt:n prompt token} cached{could}.",
+                requests=evidence.requests,
+                hit=evidence.hit_frac,
+                prompt=evidence.prompt_tokens,
                 could=could if evidence.shareable_tokens else NOTHING,
             )
         )
@@ -355,15 +348,13 @@ def _reasons(evidence: PrefixCache, block_size: int) -> Message:
         values: dict[str, Count] = {"requests": Count(count, "request")}
         if "{size}" in template:
             values["size"] = size
-        parts.append(message(template, **values))
-    reasons = message("{reasons}.", reasons=listed(parts)) if parts else NOTHING
+        parts.append(say(template, **values))
+    reasons = say("{reasons}.", reasons=listed(parts)) if parts else NOTHING
     salted = (
-        message("{salted} had a cache salt.", salted=Count(evidence.salted, "request"))
-        if evidence.salted
-        else NOTHING
+        say("{salted:n request} had a cache salt.", salted=evidence.salted) if evidence.salted else NOTHING
     )
     alone = (
-        message(
+        say(
             "No two prompts share a full block of {size}; vLLM does not find a shorter shared beginning.",
             size=size,
         )
@@ -381,38 +372,38 @@ def _advice(
     if missed and (evidence.evicted_tokens or evidence.evicted_blocks):
         advice.append(
             Advice(
-                message=message(
-                    "{space}: more than {blocks}",
+                message=say(
+                    "{space}: more than {blocks:n block}",
                     space=kv_space(timeline),
-                    blocks=Count(timeline.header.kv_blocks_total or 0, "block"),
+                    blocks=timeline.header.kv_blocks_total or 0,
                 ),
-                costs=message("Device memory."),
+                costs=say("Device memory."),
             )
         )
     if missed and evidence.without_hit.get("skipped"):
-        advice.append(Advice(message=message("Ask for prompt log-probabilities only where they are needed.")))
+        advice.append(Advice(message=say("Ask for prompt log-probabilities only where they are needed.")))
     if nothing and not evidence.salted:
         advice.append(
             Advice(
-                message=message(
-                    "If prompts begin alike, use a smaller {setting} (now {now}), as far as the attention "
-                    "backend accepts it.",
-                    setting=Setting("--block-size"),
-                    now=Number(block_size),
+                message=say(
+                    "If prompts begin alike, use a smaller {setting:setting} (now {now:n}), as far as "
+                    "the attention backend accepts it.",
+                    setting="--block-size",
+                    now=block_size,
                 ),
                 setting="block_size",
-                costs=message("More blocks for vLLM to manage."),
+                costs=say("More blocks for vLLM to manage."),
             )
         )
     return advice
 
 
 def _described(example: Found) -> Message:
-    return message(
-        "{request} found {found} of {before} in {step}.",
-        request=Request(example.request_id),
-        found=Number(example.found_tokens),
-        before=Count(example.computed_before_tokens, "token", "tokens that had been computed before"),
+    return say(
+        "{request:id} found {found:n} of {before:n token/tokens that had been computed before} in {step}.",
+        request=example.request_id,
+        found=example.found_tokens,
+        before=example.computed_before_tokens,
         step=Steps(example.step, example.step, example.trial),
     )
 

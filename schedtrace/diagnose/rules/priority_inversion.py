@@ -9,18 +9,9 @@ from schedtrace.diagnose.rules.common import by_class, listed, wait_finding
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, running_classes
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    CauseWord,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Share,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.charges import PRIORITY_INVERSION
 from schedtrace.timeline.timeline import Timeline
 
@@ -99,11 +90,11 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             waits,
             code=CODE,
-            title=message("Urgent requests wait for less urgent ones"),
-            verdict=message(
-                "Priority does not hold: more urgent requests spent {share} of all requests' time waiting "
-                "for {resource} that less urgent ones held.",
-                share=Share(waits.share_frac),
+            title=say("Urgent requests wait for less urgent ones"),
+            verdict=say(
+                "Priority does not hold: more urgent requests spent {share:%} of all requests' time "
+                "waiting for {resource} that less urgent ones held.",
+                share=waits.share_frac,
                 resource=listed([_resource(cause) for cause in evidence.waited_for]),
             ),
             holder=_holder(evidence),
@@ -116,13 +107,13 @@ def find(timeline: Timeline) -> list[Finding]:
 
 
 def _resource(cause: str) -> Message:
-    return {str(Cause.MAX_NUM_SEQS): message("seats"), str(Cause.KV_BLOCKS): message("KV blocks")}.get(
-        cause, message("{cause}", cause=CauseWord(cause))
+    return {str(Cause.MAX_NUM_SEQS): say("seats"), str(Cause.KV_BLOCKS): say("KV blocks")}.get(
+        cause, say("{cause:cause}", cause=cause)
     )
 
 
 def _holder(evidence: Inversion) -> Message:
-    return message(
+    return say(
         "Meanwhile {classes} ran on average (lower is more urgent).", classes=by_class(evidence.classes)
     )
 
@@ -130,17 +121,17 @@ def _holder(evidence: Inversion) -> Message:
 def _message(evidence: Inversion, waits: Charged) -> Message:
     passed = NOTHING
     if evidence.admitted_before:
-        passed = message(
-            " {steps} even admitted a less urgent request before a more urgent one.",
-            steps=Count(evidence.admitted_before, "step"),
+        passed = say(
+            " {steps:n step} even admitted a less urgent request before a more urgent one.",
+            steps=evidence.admitted_before,
         )
-    return message(
-        "{requests} waited {time} in total, {longest} the longest ({wait}). vLLM preempts nobody for a "
-        "waiting request, however urgent.{passed}",
-        requests=Count(waits.requests, "request"),
-        time=Duration(waits.time_us),
-        longest=Request(waits.longest_id),
-        wait=Duration(waits.longest_us),
+    return say(
+        "{requests:n request} waited {time:us} in total, {longest:id} the longest "
+        "({wait:us}). vLLM preempts nobody for a waiting request, however urgent.{passed}",
+        requests=waits.requests,
+        time=waits.time_us,
+        longest=waits.longest_id,
+        wait=waits.longest_us,
         passed=passed,
     )
 
@@ -148,10 +139,8 @@ def _message(evidence: Inversion, waits: Charged) -> Message:
 def _advice(timeline: Timeline) -> list[Advice]:
     found = [
         Advice(
-            message=message(
-                "send less urgent requests to an engine of their own, or limit how many are sent"
-            ),
-            costs=message("Idle capacity while there are few urgent requests."),
+            message=say("send less urgent requests to an engine of their own, or limit how many are sent"),
+            costs=say("Idle capacity while there are few urgent requests."),
         )
     ]
     most = batched_tokens(timeline)
@@ -161,11 +150,11 @@ def _advice(timeline: Timeline) -> list[Advice]:
     if value > timeline.seats:
         found.append(
             Advice(
-                message=message(
-                    "{setting} {value} (now {seats}), where the KV cache has room",
+                message=say(
+                    "{setting} {value:n} (now {seats:n}), where the KV cache has room",
                     setting=seats_setting(timeline),
-                    value=Number(value),
-                    seats=Number(timeline.seats),
+                    value=value,
+                    seats=timeline.seats,
                 ),
                 setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
                 value=value,

@@ -12,18 +12,9 @@ from schedtrace.diagnose.uneven_ranks import (
     rank_imbalance,
 )
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Share,
-    joined,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message, Number, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import Ranks
 
 CODE = "rank-imbalance"
@@ -42,7 +33,7 @@ def find(ranks: Ranks) -> list[Finding]:
         Finding(
             code=CODE,
             severity=severity_by_weight(None, share or None),
-            title=message("Ranks are loaded unevenly"),
+            title=say("Ranks are loaded unevenly"),
             verdict=_verdict(evidence),
             share_frac=share or None,
             holder=_holder(evidence),
@@ -65,33 +56,34 @@ def find(ranks: Ranks) -> list[Finding]:
 def _verdict(evidence: RankImbalance) -> Message:
     rank = Number(evidence.largest)
     if evidence.avoidable_frac >= AVOIDABLE_FROM_FRAC:
-        return message(
-            "Rank {rank} is overloaded while another rank has room: requests spent {share} of their time "
-            "waiting although another rank had a free seat and nobody waiting.",
+        return say(
+            "Rank {rank} is overloaded while another rank has room: requests spent {share:%} of "
+            "their time waiting although another rank had a free seat and nobody waiting.",
             rank=rank,
-            share=Share(evidence.avoidable_frac),
+            share=evidence.avoidable_frac,
         )
     if evidence.measure == "tokens":
         tokens = {one.rank: one.prefill_tokens + one.decode_tokens for one in evidence.ranks}
-        return message(
-            "The ranks are loaded unevenly: rank {rank} computed {own}, {mean} is the mean of the ranks.",
+        return say(
+            "The ranks are loaded unevenly: rank {rank} computed {own:n token}, {mean:n} is the "
+            "mean of the ranks.",
             rank=rank,
-            own=Count(tokens[evidence.largest], "token"),
-            mean=Number(round(sum(tokens.values()) / len(tokens))),
+            own=tokens[evidence.largest],
+            mean=round(sum(tokens.values()) / len(tokens)),
         )
     cost = NOTHING
     if evidence.lockstep_frac:
-        cost = message(
-            "; common steps are as long as its batch takes: even ranks would take {saved} less of the "
-            "requests' time",
-            saved=Share(evidence.lockstep_frac),
+        cost = say(
+            "; common steps are as long as its batch takes: even ranks would take {saved:%} less "
+            "of the requests' time",
+            saved=evidence.lockstep_frac,
         )
-    return message(
-        "The ranks are loaded unevenly: rank {rank} held {own} requests on average, {mean} is the "
-        "mean of the ranks{cost}.",
+    return say(
+        "The ranks are loaded unevenly: rank {rank} held {own:n1} requests on average, "
+        "{mean:n1} is the mean of the ranks{cost}.",
         rank=rank,
-        own=Number(_load(evidence, evidence.largest), 1),
-        mean=Number(_mean(evidence), 1),
+        own=_load(evidence, evidence.largest),
+        mean=_mean(evidence),
         cost=cost,
     )
 
@@ -110,16 +102,16 @@ def _holder(evidence: RankImbalance) -> Message:
     own = next(one for one in evidence.ranks if one.rank == evidence.largest)
     others = [one for one in evidence.ranks if one.rank != own.rank]
     total = sum(one.requests for one in evidence.ranks)
-    got = message(
-        "Rank {rank} got {own} of {total}",
-        rank=Number(own.rank),
-        own=Number(own.requests),
-        total=Count(total, "request"),
+    got = say(
+        "Rank {rank:n} got {own:n} of {total:n request}",
+        rank=own.rank,
+        own=own.requests,
+        total=total,
     )
     if evidence.why == "client":
-        return message("{got}; the client chose the rank of {chosen}.", got=got, chosen=Number(own.chosen))
+        return say("{got}; the client chose the rank of {chosen:n}.", got=got, chosen=own.chosen)
     if evidence.why == "lengths":
-        return message(
+        return say(
             "{got}, but longer ones: {prompt} prompt and {output} output tokens on average, {prompts} and "
             "{outputs} "
             "on the other {ranks}.",
@@ -131,8 +123,8 @@ def _holder(evidence: RankImbalance) -> Message:
             ranks="rank" if len(others) == 1 else "ranks",
         )
     if evidence.why == "requests":
-        return message("{got}; {chosen}.", got=got, chosen="the router chose the rank")
-    return message("{got}, of about the same lengths as on other ranks.", got=got)
+        return say("{got}; {chosen}.", got=got, chosen="the router chose the rank")
+    return say("{got}, of about the same lengths as on other ranks.", got=got)
 
 
 def _rounded(value: float | None) -> Number:
@@ -154,37 +146,37 @@ def _message(evidence: RankImbalance) -> Message:
     least = min(loads, key=lambda rank: loads[rank])
     since = NOTHING
     if evidence.since_s is not None:
-        since = message(
-            " It had far more {what}than the mean in {part} of the run, first {since} after the first "
-            "request.",
+        since = say(
+            " It had far more {what}than the mean in {part:%} of the run, first {since:us} after "
+            "the first request.",
             what="tokens " if tokens else "",
-            part=Share(evidence.uneven_frac),
-            since=Duration(1e6 * evidence.since_s),
+            part=evidence.uneven_frac,
+            since=1e6 * evidence.since_s,
         )
-    kv = message("")
+    kv = say("")
     own, other = (
         next(one for one in evidence.ranks if one.rank == rank) for rank in (evidence.largest, least)
     )
     if own.kv_used_frac is not None and other.kv_used_frac is not None:
-        kv = message(
-            " Mean KV cache usage was {own} there and {other} on rank {least}.",
-            own=Share(own.kv_used_frac),
-            other=Share(other.kv_used_frac),
-            least=Number(least),
+        kv = say(
+            " Mean KV cache usage was {own:%} there and {other:%} on rank {least:n}.",
+            own=own.kv_used_frac,
+            other=other.kv_used_frac,
+            least=least,
         )
     return joined(
         [
-            message(
-                "Rank {rank} held {running} running and {waiting} waiting requests on average, rank {least} "
-                "{others}.",
-                rank=Number(own.rank),
-                running=Number(own.mean_running, 1),
-                waiting=Number(own.mean_waiting, 1),
-                least=Number(least),
-                others=message(
-                    "{running} and {waiting}",
-                    running=Number(other.mean_running, 1),
-                    waiting=Number(other.mean_waiting, 1),
+            say(
+                "Rank {rank:n} held {running:n1} running and {waiting:n1} waiting requests on "
+                "average, rank {least:n} {others}.",
+                rank=own.rank,
+                running=own.mean_running,
+                waiting=own.mean_waiting,
+                least=least,
+                others=say(
+                    "{running:n1} and {waiting:n1}",
+                    running=other.mean_running,
+                    waiting=other.mean_waiting,
                 ),
             ),
             _computed(own, other) if tokens else NOTHING,
@@ -196,41 +188,38 @@ def _message(evidence: RankImbalance) -> Message:
 
 
 def _computed(own: RankFigures, other: RankFigures) -> Message:
-    return message(
-        " It computed {own}, rank {least} {others}.",
-        own=Count(own.prefill_tokens + own.decode_tokens, "token"),
-        least=Number(other.rank),
-        others=Number(other.prefill_tokens + other.decode_tokens),
+    return say(
+        " It computed {own:n token}, rank {least:n} {others:n}.",
+        own=own.prefill_tokens + own.decode_tokens,
+        least=other.rank,
+        others=other.prefill_tokens + other.decode_tokens,
     )
 
 
 def _advice(why: str, rank: int) -> Advice:
     if why == "client":
         return Advice(
-            message=message(
+            message=say(
                 "Let vLLM choose the rank: send requests without data_parallel_rank (header "
-                "X-data-parallel-rank), or "
-                "fewer of them to rank {rank}.",
-                rank=Number(rank),
+                "X-data-parallel-rank), or fewer of them to rank {rank:n}.",
+                rank=rank,
             )
         )
     return Advice(
-        message=message(
+        message=say(
             "Choose the rank by tokens, in the client or in a router before vLLM (header "
             "X-data-parallel-rank): vLLM's own router counts requests, not their tokens."
         ),
-        costs=message(
-            "Requests with a common prefix find it in the prefix cache only on the rank that has it."
-        ),
+        costs=say("Requests with a common prefix find it in the prefix cache only on the rank that has it."),
     )
 
 
 def _described(example: WaitExample) -> Message:
-    return message(
-        "{request} was refused from step {step} on and waited {waited}.",
-        request=Request(example.request_id),
-        step=Number(example.step),
-        waited=Duration(example.waited_us),
+    return say(
+        "{request:id} was refused from step {step:n} on and waited {waited:us}.",
+        request=example.request_id,
+        step=example.step,
+        waited=example.waited_us,
     )
 
 

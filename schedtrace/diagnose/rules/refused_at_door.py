@@ -9,19 +9,9 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import seats_cost
 from schedtrace.diagnose.rules.common import listed, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    CauseWord,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Setting,
-    Share,
-    Steps,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message, Setting, Steps
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.spans import refused as waits_for_a_cause
 from schedtrace.timeline.timeline import Timeline
@@ -80,11 +70,11 @@ def find(timeline: Timeline) -> list[Finding]:
         Finding(
             code=CODE,
             severity="critical" if evidence.refused_frac >= CRITICAL_FRAC else "warning" if leads else "info",
-            title=message("Requests turned away at the door"),
-            verdict=message(
-                "The front end turned {share} of the requests away ({refused}): {limits}.",
-                share=Share(evidence.refused_frac),
-                refused=Number(evidence.refused),
+            title=say("Requests turned away at the door"),
+            verdict=say(
+                "The front end turned {share:%} of the requests away ({refused:n}): {limits}.",
+                share=evidence.refused_frac,
+                refused=evidence.refused,
                 limits=listed([_limit(timeline, reason) for reason in evidence.by_reason]),
             ),
             holder=_holder(evidence),
@@ -96,19 +86,19 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trial_numbers(steps),
             steps=steps["step"].head(MAX_STEPS).to_list(),
             tokens=0,
-            message=message(
-                "Turned away within {span}, before an engine saw them: {reasons}.",
+            message=say(
+                "Turned away within {span:us}, before an engine saw them: {reasons}.",
                 reasons=listed(
                     [
-                        message(
-                            "{requests} by {limit}",
-                            requests=Count(count, "request"),
+                        say(
+                            "{requests:n request} by {limit}",
+                            requests=count,
                             limit=_limit(timeline, reason),
                         )
                         for reason, count in evidence.by_reason.items()
                     ]
                 ),
-                span=Duration(last_us - first_us),
+                span=last_us - first_us,
             ),
             advice=[_advice(timeline, reason) for reason in evidence.by_reason],
             evidence=evidence,
@@ -153,8 +143,8 @@ def _steps_between(timeline: Timeline, first_us: int, last_us: int) -> pl.DataFr
 def _limit(timeline: Timeline, reason: str) -> Message:
     """``max_num_queued_reqs (64)``."""
     value = _value(timeline, reason)
-    now = NOTHING if value is None else message(" ({value})", value=Number(value))
-    return message("{limit}{now}", limit=Setting(reason), now=now)
+    now = NOTHING if value is None else say(" ({value:n})", value=value)
+    return say("{limit:setting}{now}", limit=reason, now=now)
 
 
 def _value(timeline: Timeline, limit: str) -> int | None:
@@ -165,12 +155,12 @@ def _value(timeline: Timeline, limit: str) -> int | None:
 
 def _holder(evidence: AtDoor) -> Message:
     if not evidence.waited_for:
-        return message("Meanwhile no request waited in the engine's queue: none of its limits was reached.")
+        return say("Meanwhile no request waited in the engine's queue: none of its limits was reached.")
     cause, share = next(iter(evidence.waited_for.items()))
-    return message(
-        "Meanwhile the engine's queue waited for {cause} ({share} of the waiting).",
-        cause=CauseWord(cause),
-        share=Share(share),
+    return say(
+        "Meanwhile the engine's queue waited for {cause:cause} ({share:%} of the waiting).",
+        cause=cause,
+        share=share,
     )
 
 
@@ -178,34 +168,32 @@ def _advice(timeline: Timeline, reason: str) -> Advice:
     """A limit on requests below the seats keeps seats empty; any other trades refusals for a longer queue."""
     value = _value(timeline, reason)
     setting = Setting(f"--{reason.replace('_', '-')}")
-    now = NOTHING if value is None else message(" (now {value})", value=Number(value))
+    now = NOTHING if value is None else say(" (now {value:n})", value=value)
     if reason == "max_num_queued_reqs" and value is not None and value < timeline.seats:
         return Advice(
-            message=message(
-                "Raise {setting}{now} to {seats} or more: it counts running requests, too, and below the "
-                "seats it keeps some empty.",
+            message=say(
+                "Raise {setting}{now} to {seats:n} or more: it counts running requests, too, and "
+                "below the seats it keeps some empty.",
                 setting=setting,
                 now=now,
-                seats=Number(timeline.seats),
+                seats=timeline.seats,
             ),
             setting=reason,
             value=timeline.seats,
             costs=seats_cost(timeline),
         )
     return Advice(
-        message=message(
-            "Raise {setting}{now} if clients can rather wait than retry.", setting=setting, now=now
-        ),
+        message=say("Raise {setting}{now} if clients can rather wait than retry.", setting=setting, now=now),
         setting=reason,
-        costs=message("The requests then wait in the queue: the time to first token grows."),
+        costs=say("The requests then wait in the queue: the time to first token grows."),
     )
 
 
 def _example(steps: pl.DataFrame) -> Message:
     if steps.is_empty():
-        return message("no step ran meanwhile.")
+        return say("no step ran meanwhile.")
     first, last = steps["step"][0], steps["step"][-1]
-    return message("during {steps} the front end turned requests away.", steps=Steps(first, last))
+    return say("during {steps} the front end turned requests away.", steps=Steps(first, last))
 
 
 RULE = Rule(

@@ -10,8 +10,9 @@ from schedtrace.diagnose.rules.common import (
     trial_numbers,
 )
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Setting, Share, message
+from schedtrace.model.message import NOTHING, Message, Setting
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.events import host_spans, interrupted_us
 from schedtrace.timeline.spans import time_within
@@ -68,12 +69,12 @@ def find(timeline: Timeline) -> list[Finding]:
     return [
         Finding(
             code=CODE,
-            title=message("Host work between steps"),
-            verdict=message(
-                "The device waits for the host: {share} of the busy time ({gap}) passed between steps while "
-                "requests were running.",
-                share=Share(frac),
-                gap=Duration(gap_us),
+            title=say("Host work between steps"),
+            verdict=say(
+                "The device waits for the host: {share:%} of the busy time ({gap:us}) passed between "
+                "steps while requests were running.",
+                share=frac,
+                gap=gap_us,
             ),
             share_frac=_share_of_requests(timeline),
             gain=gain,
@@ -85,15 +86,15 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trials,
             steps=step_numbers(gaps),
             tokens=0,
-            message=message(
-                "The device waited {gap} for the host before {steps}: schedule() took {scheduling} of that"
-                "{updating}; the rest is other work of the engine process.",
-                gap=Duration(gap_us),
-                steps=Count(gaps.height, "step"),
-                scheduling=Share(scheduling / gap_us),
+            message=say(
+                "The device waited {gap:us} for the host before {steps:n step}: schedule() took "
+                "{scheduling:%} of that{updating}; the rest is other work of the engine process.",
+                gap=gap_us,
+                steps=gaps.height,
+                scheduling=scheduling / gap_us,
                 updating=NOTHING
                 if gaps["before_update_us"].is_null().all()
-                else message(", update_from_output() {share}", share=Share(updating / gap_us)),
+                else say(", update_from_output() {share:%}", share=updating / gap_us),
             ),
             advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
             evidence=HostGaps(
@@ -143,12 +144,12 @@ def _share_of_requests(timeline: Timeline) -> float | None:
 def _advice(timeline: Timeline) -> list[Advice]:
     """Larger steps are none: the host's work grows with them."""
     setting = Setting("--async-scheduling")
-    core = Advice(message=message("a CPU core of its own for the engine process"))
+    core = Advice(message=say("a CPU core of its own for the engine process"))
     match timeline.header.async_scheduling:
         case False:
             return [
                 Advice(
-                    message=message(
+                    message=say(
                         "{setting} (now off): vLLM then schedules the next step while the device computes",
                         setting=setting,
                     ),
@@ -159,19 +160,19 @@ def _advice(timeline: Timeline) -> list[Advice]:
             ]
         case True:
             engines = Setting("--data-parallel-size")
-            more = message("more engines ({engines}), as {setting} is on", engines=engines, setting=setting)
+            more = say("more engines ({engines}), as {setting} is on", engines=engines, setting=setting)
             return [core, Advice(message=more)]
         case _:
-            if_off = message("{setting}, if it is off (the trace does not record it)", setting=setting)
+            if_off = say("{setting}, if it is off (the trace does not record it)", setting=setting)
             return [Advice(message=if_off), core]
 
 
 def _described(example: Gap) -> Message:
-    return message(
-        "before {step} the device waited {gap} with {running} running.",
+    return say(
+        "before {step} the device waited {gap:us} with {running:n request} running.",
         step=example.at,
-        gap=Duration(example.gap_us),
-        running=Count(example.num_running_before, "request"),
+        gap=example.gap_us,
+        running=example.num_running_before,
     )
 
 

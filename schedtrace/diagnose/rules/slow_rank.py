@@ -8,8 +8,9 @@ import polars as pl
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import severity_by_weight
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Count, Duration, Message, Number, Share, message
+from schedtrace.model.message import Duration, Message, Number
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import PASS, Ranks
 from schedtrace.timeline.rank import BEYOND
 
@@ -67,7 +68,7 @@ def find(ranks: Ranks) -> list[Finding]:
         Finding(
             code=CODE,
             severity=severity_by_weight(None, share),
-            title=message("Rank {rank} is slower than the others", rank=rank),
+            title=say("Rank {rank} is slower than the others", rank=rank),
             verdict=_verdict(evidence, share),
             share_frac=share,
             cause=None,
@@ -81,7 +82,7 @@ def find(ranks: Ranks) -> list[Finding]:
             message=_message(evidence),
             advice=[
                 Advice(
-                    message=message(
+                    message=say(
                         "Look at the device and host of rank {rank}: clocks, temperature, who else uses "
                         "them. Until then send it fewer requests.",
                         rank=rank,
@@ -95,44 +96,42 @@ def find(ranks: Ranks) -> list[Finding]:
 
 def _verdict(evidence: SlowRank, share: float) -> Message:
     if evidence.lockstep:
-        return message(
-            "Rank {rank} is slower than the others: the common steps get longer with its prefill "
-            "tokens{factor}; this costs at least {share} of the requests' time.",
-            rank=Number(evidence.rank),
+        return say(
+            "Rank {rank:n} is slower than the others: the common steps get longer with its "
+            "prefill tokens{factor}; this costs at least {share:%} of the requests' time.",
+            rank=evidence.rank,
             factor=", not with those of other ranks"
             if evidence.factor is None or evidence.factor >= HIDDEN
-            else message(", {factor} times as much as with others'", factor=Number(evidence.factor, 1)),
-            share=Share(share),
+            else say(", {factor:n1} times as much as with others'", factor=evidence.factor),
+            share=share,
         )
-    return message(
-        "Rank {rank} is slower than the others: its steps take {factor} times as long for the same work; "
-        "{share} of the requests' time.",
-        rank=Number(evidence.rank),
-        factor=Number(evidence.factor, 1),
-        share=Share(share),
+    return say(
+        "Rank {rank:n} is slower than the others: its steps take {factor:n1} times as long "
+        "for the same work; {share:%} of the requests' time.",
+        rank=evidence.rank,
+        factor=evidence.factor,
+        share=share,
     )
 
 
 def _message(evidence: SlowRank) -> Message:
     own, others = Duration(evidence.own_us), Duration(evidence.others_us)
     if evidence.lockstep:
-        return message(
-            "By a fit to all common steps, a thousand prefill tokens of rank {rank} add {own} to one, and "
-            "those of other ranks {others}.",
-            rank=Number(evidence.rank),
+        return say(
+            "By a fit to all common steps, a thousand prefill tokens of rank {rank:n} add {own} "
+            "to one, and those of other ranks {others}.",
+            rank=evidence.rank,
             own=own,
             others=others,
         )
-    return message(
-        "An average step of rank {rank} takes {own} {there}; by the other ranks' step times it takes "
-        "{others}. Compared are {ranks}.",
-        rank=Number(evidence.work_of),
-        there="there"
-        if evidence.work_of == evidence.rank
-        else message("on rank {rank}", rank=Number(evidence.rank)),
+    return say(
+        "An average step of rank {rank:n} takes {own} {there}; by the other ranks' step "
+        "times it takes {others}. Compared are {ranks:n rank}.",
+        rank=evidence.work_of,
+        there="there" if evidence.work_of == evidence.rank else say("on rank {rank:n}", rank=evidence.rank),
         own=own,
         others=others,
-        ranks=Count(len(evidence.ranks), "rank"),
+        ranks=len(evidence.ranks),
     )
 
 

@@ -13,19 +13,9 @@ from schedtrace.diagnose.rules.common import (
 )
 from schedtrace.diagnose.step_groups import Group, SlowGroup, judged_steps, slow_groups
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    Code,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Requests,
-    Setting,
-    Share,
-    joined,
-    message,
-)
+from schedtrace.model.message import Message, Requests, joined
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.events import FIRST
 from schedtrace.timeline.timeline import Timeline
 
@@ -101,12 +91,12 @@ def find(timeline: Timeline) -> list[Finding]:
             code=CODE,
             severity=severity_by_weight(None, share),
             title=_title(best.group),
-            verdict=message(
-                "{subject} take {factor} times as long as their tokens explain; the excess is {share} of the "
-                "requests' time.",
+            verdict=say(
+                "{subject} take {factor:n1} times as long as their tokens explain; the excess is "
+                "{share:%} of the requests' time.",
                 subject=subject,
-                factor=Number(best.factor, 1),
-                share=Share(share),
+                factor=best.factor,
+                share=share,
             ),
             share_frac=share,
             holder=_holder(best.group, requests, others, captured),
@@ -117,13 +107,14 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trial_numbers(best.steps),
             steps=step_numbers(best.steps),
             tokens=0,
-            message=message(
-                "{steps} took {busy} on the device; a model of all other steps expects {expected} (typical "
-                "error {error}). This is a correlation; an A/B run proves it.",
-                steps=Count(best.steps.height, "such step"),
-                busy=Duration(busy_us),
-                expected=Duration(expected_us),
-                error=Share(best.error_frac),
+            message=say(
+                "{steps:n such step} took {busy:us} on the device; a model of all other steps "
+                "expects {expected:us} (typical error {error:%}). This is a correlation; an A/B run "
+                "proves it.",
+                steps=best.steps.height,
+                busy=busy_us,
+                expected=expected_us,
+                error=best.error_frac,
             ),
             advice=_advice(timeline, best, requests, captured),
             evidence=SlowSteps(
@@ -196,33 +187,33 @@ def _other_explanations(slow: list[SlowGroup], requests: tuple[str, ...]) -> lis
 def _title(group: Group) -> Message:
     match group.kind:
         case "batch_size":
-            return message("Slow steps above {size}", size=Count(group.size or 0, "request"))
+            return say("Slow steps above {size:n request}", size=group.size or 0)
         case "trait":
-            return message("Slow steps with {trait}", trait=TRAITS[group.trait or ""])
+            return say("Slow steps with {trait}", trait=TRAITS[group.trait or ""])
         case "request":
-            return message("Slow steps with one request")
+            return say("Slow steps with one request")
         case "mixed":
-            return message("Slow steps that mix prefill and decode")
+            return say("Slow steps that mix prefill and decode")
         case "first_steps":
-            return message("Slow first steps")
+            return say("Slow first steps")
         case _:
-            return message("Slow first step of a batch size")
+            return say("Slow first step of a batch size")
 
 
 def _subject(group: Group, requests: tuple[str, ...]) -> Message:
     match group.kind:
         case "batch_size":
-            return message("Steps above {size}", size=Count(group.size or 0, "request"))
+            return say("Steps above {size:n request}", size=group.size or 0)
         case "trait":
-            return message("Steps with {trait}", trait=TRAITS[group.trait or ""])
+            return say("Steps with {trait}", trait=TRAITS[group.trait or ""])
         case "request":
-            return message("Steps with {requests}", requests=Requests(list(requests), len(requests)))
+            return say("Steps with {requests}", requests=Requests(list(requests), len(requests)))
         case "mixed":
-            return message("Steps that mix prefill and decode")
+            return say("Steps that mix prefill and decode")
         case "first_steps":
-            return message("The first {steps}", steps=Count(group.size or 0, "step"))
+            return say("The first {steps:n step}", steps=group.size or 0)
         case _:
-            return message("The first steps of each batch size")
+            return say("The first steps of each batch size")
 
 
 def _holder(group: Group, requests: tuple[str, ...], others: list[Group], captured: int | None) -> Message:
@@ -230,18 +221,19 @@ def _holder(group: Group, requests: tuple[str, ...], others: list[Group], captur
     parts = []
     if captured is not None:
         parts.append(
-            message(
-                "The largest captured CUDA graph ({sizes}) holds {tokens}; larger batches run without one.",
-                sizes=Setting("cudagraph_capture_sizes"),
-                tokens=Count(captured, "token"),
+            say(
+                "The largest captured CUDA graph ({sizes:setting}) holds {tokens:n token}; larger "
+                "batches run without one.",
+                sizes="cudagraph_capture_sizes",
+                tokens=captured,
             )
         )
     elif group.kind == "trait":
         named = Requests(list(requests), len(requests))
-        parts.append(message("They schedule {requests}.", requests=named))
+        parts.append(say("They schedule {requests}.", requests=named))
     if others:
         also = listed([_subject(other, other.requests) for other in others])
-        parts.append(message("Nearly as good an explanation: {also}.", also=also))
+        parts.append(say("Nearly as good an explanation: {also}.", also=also))
     return joined(parts)
 
 
@@ -254,22 +246,22 @@ def _advice(
     if group.kind in {"trait", "request"}:
         return [
             Advice(
-                message=message(
-                    "Run the same load without {requests} and compare the two with {diff}.",
+                message=say(
+                    "Run the same load without {requests} and compare the two with {diff:code}.",
                     requests=Requests(list(requests), len(requests)),
-                    diff=Code("schedtrace diff"),
+                    diff="schedtrace diff",
                 )
             )
         ]
     if group.kind == "mixed":
-        return [Advice(message=message("Profile one of these steps: the trace does not see inside a step."))]
+        return [Advice(message=say("Profile one of these steps: the trace does not see inside a step."))]
     return [
         Advice(
-            message=message(
-                "Warm the engine up with batches of these sizes before it serves or is measured ({warmup} of "
-                "{run}).",
-                warmup=Setting("--warmup"),
-                run=Code("schedtrace run"),
+            message=say(
+                "Warm the engine up with batches of these sizes before it serves or is measured "
+                "({warmup:setting} of {run:code}).",
+                warmup="--warmup",
+                run="schedtrace run",
             )
         )
     ]
@@ -281,16 +273,16 @@ def _of_batches(timeline: Timeline, slow: SlowGroup, captured: int | None) -> li
         most = int(slow.steps["total_requests"].max())  # type: ignore[arg-type]
         advice.append(
             Advice(
-                message=message(
-                    "Capture graphs for {most}: a larger {largest} (now {now}), or more {sizes} where they "
-                    "are given.",
-                    most=Count(most, "request"),
-                    largest=Setting("--max-cudagraph-capture-size"),
-                    now=Number(captured),
-                    sizes=Setting("--cudagraph-capture-sizes"),
+                message=say(
+                    "Capture graphs for {most:n request}: a larger {largest:setting} (now {now:n}), or "
+                    "more {sizes:setting} where they are given.",
+                    most=most,
+                    largest="--max-cudagraph-capture-size",
+                    now=captured,
+                    sizes="--cudagraph-capture-sizes",
                 ),
                 setting="max_cudagraph_capture_size",
-                costs=message("Graphs take start-up time and device memory, so the KV cache gets smaller."),
+                costs=say("Graphs take start-up time and device memory, so the KV cache gets smaller."),
             )
         )
     size = slow.group.size or 0
@@ -299,20 +291,20 @@ def _of_batches(timeline: Timeline, slow: SlowGroup, captured: int | None) -> li
         name = setting.name.removeprefix("--").replace("-", "_")
         advice.append(
             Advice(
-                message=message(
-                    "Compare with a run with {seats} {size}{now}: below that size the steps finish more "
-                    "tokens a second.",
+                message=say(
+                    "Compare with a run with {seats} {size:n}{now}: below that size the steps finish "
+                    "more tokens a second.",
                     seats=setting,
-                    size=Number(size),
+                    size=size,
                     now=now(timeline, name),
                 ),
                 setting=name,
                 value=size,
-                costs=message("Requests above {size} wait for a seat.", size=Number(size)),
+                costs=say("Requests above {size:n} wait for a seat.", size=size),
             )
         )
     return advice or [
-        Advice(message=message("Profile one of these steps: the trace does not see inside a step."))
+        Advice(message=say("Profile one of these steps: the trace does not see inside a step."))
     ]
 
 
@@ -327,12 +319,12 @@ def _loses_throughput(timeline: Timeline, slow: SlowGroup) -> bool:
 
 
 def _described(example: SlowStep) -> Message:
-    return message(
-        "{step} with {requests} took {busy} instead of {expected}.",
+    return say(
+        "{step} with {requests:n request} took {busy:us} instead of {expected:us}.",
         step=example.at,
-        requests=Count(example.total_requests, "request"),
-        busy=Duration(example.busy_us),
-        expected=Duration(example.expected_us),
+        requests=example.total_requests,
+        busy=example.busy_us,
+        expected=example.expected_us,
     )
 
 

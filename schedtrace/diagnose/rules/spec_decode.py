@@ -6,18 +6,9 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, severity_by_weight, step_numbers, trial_numbers
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Setting,
-    Share,
-    joined,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "spec-decode"
@@ -92,12 +83,12 @@ def find(timeline: Timeline) -> list[Finding]:
         Finding(
             code=CODE,
             severity=severity_by_weight(None, share),
-            title=message("Drafts cost more than they give"),
-            verdict=message(
-                "Speculative decoding slows this run: {accepted} of its draft tokens are accepted, and "
-                "decode steps would finish {change} more tokens a second without them.",
-                accepted=Share(evidence.acceptance_frac),
-                change=Share(change),
+            title=say("Drafts cost more than they give"),
+            verdict=say(
+                "Speculative decoding slows this run: {accepted:%} of its draft tokens are accepted, "
+                "and decode steps would finish {change:%} more tokens a second without them.",
+                accepted=evidence.acceptance_frac,
+                change=change,
             ),
             share_frac=share,
             holder=_holder(evidence),
@@ -108,14 +99,14 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trial_numbers(steps),
             steps=step_numbers(steps),
             tokens=drafts - accepted,
-            message=message(
-                "{steps} without prefill verified {drafts} and accepted {accepted}. By the model of step "
-                "times, a draft token takes {each}; the drafter's own time is not in the trace, so the loss "
-                "is at least this.",
-                steps=Count(steps.height, "step"),
-                drafts=Count(drafts, "draft token"),
-                accepted=Number(accepted),
-                each=Duration(model.per_decode_token_us),
+            message=say(
+                "{steps:n step} without prefill verified {drafts:n draft token} and accepted "
+                "{accepted:n}. By the model of step times, a draft token takes {each:us}; the "
+                "drafter's own time is not in the trace, so the loss is at least this.",
+                steps=steps.height,
+                drafts=drafts,
+                accepted=accepted,
+                each=model.per_decode_token_us,
             ),
             advice=_advice(evidence),
             evidence=evidence,
@@ -152,55 +143,57 @@ def _share(timeline: Timeline, steps: pl.DataFrame, slower: float) -> float:
 
 
 def _holder(evidence: SpecDecode) -> Message:
-    wasted = message(
-        "Rejected drafts are {share} of the tokens that these steps computed.",
-        share=Share(evidence.wasted_frac),
+    wasted = say(
+        "Rejected drafts are {share:%} of the tokens that these steps computed.",
+        share=evidence.wasted_frac,
     )
     if not evidence.draft_slot_steps:
         return wasted
-    slots = message(
-        "Slots for the drafter ended the batch in {steps}, with {tokens} of the token budget left.",
-        steps=Count(evidence.draft_slot_steps, "step"),
-        tokens=Count(evidence.draft_slot_tokens, "token"),
+    slots = say(
+        "Slots for the drafter ended the batch in {steps:n step}, with {tokens:n token} of "
+        "the token budget left.",
+        steps=evidence.draft_slot_steps,
+        tokens=evidence.draft_slot_tokens,
     )
     return joined([wasted, slots])
 
 
 def _advice(evidence: SpecDecode) -> list[Advice]:
     present = (
-        message(
-            " (now {method} with {drafts})",
+        say(
+            " (now {method} with {drafts:n token})",
             method=evidence.method,
-            drafts=Count(evidence.num_speculative_tokens, "token"),
+            drafts=evidence.num_speculative_tokens,
         )
         if evidence.method and evidence.num_speculative_tokens
         else NOTHING
     )
     return [
         Advice(
-            message=message(
-                "Run without {setting}{present}.", setting=Setting("--speculative-config"), present=present
+            message=say(
+                "Run without {setting:setting}{present}.", setting="--speculative-config", present=present
             ),
             setting="speculative_config",
-            costs=message("Requests whose drafts are accepted often get slower."),
+            costs=say("Requests whose drafts are accepted often get slower."),
         ),
         Advice(
-            message=message(
-                "Or draft fewer tokens with {setting}: later drafts are accepted less often.",
-                setting=Setting("num_speculative_tokens"),
+            message=say(
+                "Or draft fewer tokens with {setting:setting}: later drafts are accepted less often.",
+                setting="num_speculative_tokens",
             )
         ),
     ]
 
 
 def _described(example: DraftStep) -> Message:
-    return message(
-        "{step} verified {drafts} for {requests} in {busy} and finished {output}.",
+    return say(
+        "{step} verified {drafts:n draft token} for {requests:n request} in {busy:us} and "
+        "finished {output:n token}.",
         step=example.at,
-        drafts=Count(example.draft_tokens, "draft token"),
-        requests=Count(example.total_requests, "request"),
-        busy=Duration(example.busy_us),
-        output=Count(example.output_tokens, "token"),
+        drafts=example.draft_tokens,
+        requests=example.total_requests,
+        busy=example.busy_us,
+        output=example.output_tokens,
     )
 
 

@@ -13,18 +13,9 @@ from schedtrace.diagnose.rules.common import (
 )
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Share,
-    Steps,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message, Steps
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -168,17 +159,17 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
         trials=trials,
         steps=step_numbers(every),
         tokens=0,
-        message=message(
-            "vLLM scheduled nothing in {steps}{trials} although requests waited or ran: {stalls}, {stalled} "
-            "in total, {part} of the run. The longest began {since} into the recording and took {longest} "
-            "({span}).{unended}",
-            steps=Count(steps, "step"),
+        message=say(
+            "vLLM scheduled nothing in {steps:n step}{trials} although requests waited or ran: "
+            "{stalls:n stall}, {stalled:us} in total, {part:%} of the run. The longest began "
+            "{since:us} into the recording and took {longest:us} ({span}).{unended}",
+            steps=steps,
             trials=in_trials(timeline, trials),
-            stalls=Count(stalls.height, "stall"),
-            stalled=Duration(stalled_us),
-            part=Share(part),
-            since=Duration(worst.since_us),
-            longest=Duration(worst.stalled_us),
+            stalls=stalls.height,
+            stalled=stalled_us,
+            part=part,
+            since=worst.since_us,
+            longest=worst.stalled_us,
             span=worst.span,
             unended=_unended(unended, of="trial" if trials else "trace"),
         ),
@@ -201,7 +192,7 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
 def _unended(count: int, *, of: str) -> Message:
     if not count:
         return NOTHING
-    return message(" {stalls} had not ended when the {of} ended.", stalls=Count(count, "stall"), of=of)
+    return say(" {stalls:n stall} had not ended when the {of} ended.", stalls=count, of=of)
 
 
 def _span_us(timeline: Timeline) -> int:
@@ -213,12 +204,12 @@ def _span_us(timeline: Timeline) -> int:
 def _described(example: Stall) -> Message:
     refused = NOTHING
     if example.request_id:
-        refused = message(" and vLLM refused {request}", request=Request(example.request_id))
-    return message(
-        "in {span} {waiting} waited, {running} ran{refused}.",
+        refused = say(" and vLLM refused {request:id}", request=example.request_id)
+    return say(
+        "in {span} {waiting:n request} waited, {running:n} ran{refused}.",
         span=example.span,
-        waiting=Count(example.num_waiting, "request"),
-        running=Number(example.num_running),
+        waiting=example.num_waiting,
+        running=example.num_running,
         refused=refused,
     )
 

@@ -9,18 +9,9 @@ from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import (
-    NOTHING,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Setting,
-    Share,
-    message,
-)
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 
@@ -64,19 +55,19 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             waits,
             code=CODE,
-            title=message("Token budget too small"),
+            title=say("Token budget too small"),
             verdict=_verdict(evidence),
             holder=_holder(evidence),
             gain=gain,
             cause=Cause.INPUT_BUDGET if drafts else Cause.TOKEN_BUDGET,
-            message=message(
-                "The budget was spent in {full} of {steps} while requests waited; {requests} waited, "
-                "{longest} the longest ({wait}).",
-                full=Number(evidence.full_steps),
-                steps=Count(evidence.steps, "step"),
-                requests=Count(waits.requests, "request"),
-                longest=Request(waits.longest_id),
-                wait=Duration(waits.longest_us),
+            message=say(
+                "The budget was spent in {full:n} of {steps:n step} while requests waited; "
+                "{requests:n request} waited, {longest:id} the longest ({wait:us}).",
+                full=evidence.full_steps,
+                steps=evidence.steps,
+                requests=waits.requests,
+                longest=waits.longest_id,
+                wait=waits.longest_us,
             ),
             advice=_advice(timeline, evidence, drafts=drafts, paced=paced),
             evidence=evidence,
@@ -143,51 +134,49 @@ def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) ->
 
 
 def _verdict(evidence: TokenBudget) -> Message:
-    return message(
-        "The token budget limits this run: requests spent {share} of their time waiting for it ({budget} per "
-        "step).",
-        share=Share(evidence.share_frac),
-        budget=Count(evidence.token_budget, "token"),
+    return say(
+        "The token budget limits this run: requests spent {share:%} of their time waiting "
+        "for it ({budget:n token} per step).",
+        share=evidence.share_frac,
+        budget=evidence.token_budget,
     )
 
 
 def _holder(evidence: TokenBudget) -> Message:
-    parts = message(
-        "Decodes took {decode} of the tokens of these steps, prefills {prefill}",
-        decode=Share(evidence.decode_frac),
-        prefill=Share(evidence.prefill_frac),
+    parts = say(
+        "Decodes took {decode:%} of the tokens of these steps, prefills {prefill:%}",
+        decode=evidence.decode_frac,
+        prefill=evidence.prefill_frac,
     )
     largest = NOTHING
     if evidence.largest_prefill and (evidence.largest_prefill_frac or 0) >= 0.25:  # noqa: PLR2004  # a quarter
-        largest = message(
-            ", {request} {share} of these",
-            request=Request(evidence.largest_prefill),
-            share=Share(evidence.largest_prefill_frac),
+        largest = say(
+            ", {request:id} {share:%} of these",
+            request=evidence.largest_prefill,
+            share=evidence.largest_prefill_frac,
         )
     slots = NOTHING
     if evidence.draft_slots:
-        slots = message(
-            "; {slots} of the budget are kept for drafts", slots=Count(evidence.draft_slots, "token")
-        )
-    return message("{parts}{largest}{slots}.", parts=parts, largest=largest, slots=slots)
+        slots = say("; {slots:n token} of the budget are kept for drafts", slots=evidence.draft_slots)
+    return say("{parts}{largest}{slots}.", parts=parts, largest=largest, slots=slots)
 
 
 def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool, paced: bool) -> list[Advice]:
     """A value only where the engine sets the pace: larger steps do more, but make those who decode wait."""
     raise_it = Advice(
-        message=message(
-            "{setting} {value} (now {now})",
+        message=say(
+            "{setting} {value:n} (now {now:n})",
             setting=BATCHED_TOKENS,
-            value=Number(evidence.proposed),
-            now=Number(batched_tokens(timeline)),
+            value=evidence.proposed,
+            now=batched_tokens(timeline),
         ),
         setting="max_num_batched_tokens",
         value=evidence.proposed,
-        costs=message("Longer steps with prefills: a higher inter-token latency meanwhile."),
+        costs=say("Longer steps with prefills: a higher inter-token latency meanwhile."),
     )
     fewer = Advice(
-        message=message("fewer drafts ({setting})", setting=Setting("num_speculative_tokens")),
-        costs=message("Fewer tokens per step where drafts are accepted."),
+        message=say("fewer drafts ({setting:setting})", setting="num_speculative_tokens"),
+        costs=say("Fewer tokens per step where drafts are accepted."),
     )
     larger = raise_it if paced else replayed(BATCHED_TOKENS)
     return [larger, fewer] if drafts else [larger]

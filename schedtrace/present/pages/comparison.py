@@ -14,7 +14,8 @@ from schedtrace.model.comparison import (
     Outcome,
     Sample,
 )
-from schedtrace.model.message import CauseWord, Code, Message, Share, message
+from schedtrace.model.message import Message
+from schedtrace.model.say import say
 from schedtrace.present.numbers import counted, integer, number, percent, settled
 from schedtrace.present.pages.report_tables import left_out
 from schedtrace.present.sections import (
@@ -206,7 +207,7 @@ def comparison_page(comparison: Comparison) -> Page[Comparison]:
 def _sections(comparison: Comparison) -> Iterator[Section]:
     base = _side("base", comparison.base_label, comparison.base_path)
     new = _side("new", comparison.new_label, comparison.new_path)
-    title = message("Verdict: {verdict}", verdict=comparison.verdict)
+    title = say("Verdict: {verdict}", verdict=comparison.verdict)
     yield Headline(title, "", [base, new], list(comparison.notes))
     yield _settings(comparison.config)
     yield metrics_table(comparison.metrics)
@@ -221,8 +222,8 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
 
 
 def _side(side: str, label: str, path: str) -> Message:
-    where = "" if label == path else message(", {path}", path=Code(path))
-    return message("{side}: {label}{where}", side=side, label=Code(label), where=where)
+    where = "" if label == path else say(", {path:code}", path=path)
+    return say("{side}: {label:code}{where}", side=side, label=label, where=where)
 
 
 def _settings(changes: list[ConfigChange]) -> Table | Note:
@@ -231,9 +232,9 @@ def _settings(changes: list[ConfigChange]) -> Table | Note:
     columns = [Column("setting that differs"), Column("base"), Column("new"), Column("")]
     rows: list[list[Cell]] = [
         [
-            message("{name}", name=Code(change.name)),
-            message("{value}", value=Code(str(change.base))),
-            message("{value}", value=Code(str(change.new))),
+            say("{name:code}", name=change.name),
+            say("{value:code}", value=str(change.base)),
+            say("{value:code}", value=str(change.new)),
             Styled(_origins(change), Style.DIM),
         ]
         for change in changes[:MOST_SETTINGS]
@@ -245,7 +246,7 @@ def _origins(change: ConfigChange) -> Text:
     """Where both values come from, as far as it is known."""
     if not (change.base_origin and change.new_origin):
         return "given" if change.given else "resolved"
-    return message("{base} / {new}", base=change.base_origin, new=change.new_origin)
+    return say("{base} / {new}", base=change.base_origin, new=change.new_origin)
 
 
 def _causes(changes: list[CauseChange] | None) -> Table | Note:
@@ -262,10 +263,10 @@ def _causes(changes: list[CauseChange] | None) -> Table | Note:
     ]
     rows: list[list[Cell]] = [
         [
-            message(
-                "{loop}: {cause}{detail}",
+            say(
+                "{loop}: {cause:cause}{detail}",
                 loop=change.loop,
-                cause=CauseWord(change.cause),
+                cause=change.cause,
                 detail=f" ({change.detail})" if change.detail else "",
             ),
             percent(change.base_steps_frac),
@@ -278,12 +279,12 @@ def _causes(changes: list[CauseChange] | None) -> Table | Note:
 
 
 def _finding(change: FindingChange) -> Finding:
-    cause = message("cause {cause}  ", cause=CauseWord(change.cause)) if change.cause else ""
-    about = message("{cause}{values}", cause=cause, values=_values(change))
+    cause = say("cause {cause:cause}  ", cause=change.cause) if change.cause else ""
+    about = say("{cause}{values}", cause=cause, values=_values(change))
     level = Styled(change.state, CHANGES[change.state])
     # What is below its threshold now has no words of the new run.
     of_base = change.state == "stayed" and not change.new_count
-    told = message("base: {told}", told=change.message) if of_base else change.message
+    told = say("base: {told}", told=change.message) if of_base else change.message
     return Finding(level, change.code, about, [Styled(told, Style.DIM)])
 
 
@@ -291,10 +292,10 @@ def _values(change: FindingChange) -> Text:
     """Of both sides: shares where one crossed its threshold, else how often it was found."""
     if change.state != "stayed" or (change.base_count and change.new_count):
         return f"{integer(change.base_count)} -> {integer(change.new_count)}"
-    least = message("below {least}", least=Share(change.threshold_frac))
+    least = say("below {least:%}", least=change.threshold_frac)
     base, new = (
-        least if frac is None else message("{share}", share=Share(frac))
+        least if frac is None else say("{share:%}", share=frac)
         for frac in (change.base_frac, change.new_frac)
     )
-    limit = message("(found from {least} on)", least=Share(change.threshold_frac))
-    return message("{base} -> {new} {limit}", base=base, new=new, limit=limit)
+    limit = say("(found from {least:%} on)", least=change.threshold_frac)
+    return say("{base} -> {new} {limit}", base=base, new=new, limit=limit)

@@ -1,7 +1,8 @@
 """Names of requests and trials in running text."""
 
-from schedtrace.model.message import Message, joined, message
+from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Finding
+from schedtrace.model.say import say
 from schedtrace.present.numbers import counted, integer
 
 MOST_NAMES = 6
@@ -12,7 +13,7 @@ def some(texts: list[Message], *, everything: bool = False) -> Message:
     most = len(texts) if everything or len(texts) == MOST_NAMES + 1 else MOST_NAMES
     rest = len(texts) - most
     more = f" and {integer(rest)} more" if rest > 0 else ""
-    return message("{names}{more}", names=joined(texts[:most], ", "), more=more)
+    return say("{names}{more}", names=joined(texts[:most], ", "), more=more)
 
 
 def of_trial(trial: int | None) -> str:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from schedtrace.model.message import Code, Count, Message, Number, Setting, Share, given, joined, message
+from schedtrace.model.message import Message, Share, given, joined
 from schedtrace.model.prediction import Figure, Prediction, Proposal, Proposals
+from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound
 from schedtrace.present.numbers import change_range, number, percent
 from schedtrace.present.phrases import phrase
@@ -34,7 +35,7 @@ def prediction_page(prediction: Prediction) -> Page[Prediction]:
 
 def _sections(prediction: Prediction) -> Iterator[Section]:
     lines: list[Content] = [
-        message(
+        say(
             "vLLM {version}'s own scheduler decides every step; only the step times are a model.",
             version=prediction.vllm_version,
         )
@@ -51,21 +52,19 @@ def _sections(prediction: Prediction) -> Iterator[Section]:
     origin = "as recorded" if prediction.kv_blocks_recorded else "as set"
     yield Note(Styled(f"{number(prediction.kv_blocks)} blocks, {origin}.", Style.DIM), "KV cache:")
     for folder in prediction.folders:
-        yield Note(message("schedtrace analyze {folder}", folder=Code(folder)), "Next:")
+        yield Note(say("schedtrace analyze {folder:code}", folder=folder), "Next:")
 
 
 def _title(prediction: Prediction) -> Message:
-    load = message(
-        "{label}: {requests}", label=Code(prediction.label), requests=Count(prediction.requests, "request")
-    )
+    load = say("{label:code}: {requests:n request}", label=prediction.label, requests=prediction.requests)
     if not prediction.changes:
-        return message("Replay of {load}, as recorded", load=load)
+        return say("Replay of {load}, as recorded", load=load)
     changes = ", ".join(f"{change.name} {change.recorded} -> {change.value}" for change in prediction.changes)
-    return message("Replay of {load}, with {changes}", load=load, changes=Code(changes))
+    return say("Replay of {load}, with {changes:code}", load=load, changes=changes)
 
 
 def _same(prediction: Prediction) -> Message:
-    return message(
+    return say(
         "{same} of {steps} steps have the same requests with the same tokens as recorded.",
         same=number(prediction.same_steps),
         steps=number(prediction.compared_steps),
@@ -74,19 +73,20 @@ def _same(prediction: Prediction) -> Message:
 
 def _warnings(prediction: Prediction) -> Iterator[Message]:
     if _release(prediction.recorded_version) != _release(prediction.vllm_version):
-        yield message(
+        yield say(
             "Recorded with vLLM {version}, whose scheduler may decide otherwise.",
             version=prediction.recorded_version,
         )
     if prediction.outside_frac and prediction.outside_frac >= LARGE_FRAC:
-        yield message(
-            "{share} of the steps lie outside what was recorded: their times are extrapolated.",
-            share=Share(prediction.outside_frac),
+        yield say(
+            "{share:%} of the steps lie outside what was recorded: their times are extrapolated.",
+            share=prediction.outside_frac,
         )
     if prediction.changes and prediction.trials < 2:  # noqa: PLR2004  # for a spread
-        yield message(
-            "One trial does not show how far trials differ, so no interval is given: record {trials}.",
-            trials=Setting("--trials 3"),
+        yield say(
+            "One trial does not show how far trials differ, so no interval is given: record "
+            "{trials:setting}.",
+            trials="--trials 3",
         )
 
 
@@ -146,13 +146,13 @@ def proposals_page(proposals: Proposals) -> Page[Proposals]:
 
 
 def _proposal_sections(proposals: Proposals) -> Iterator[Section]:
-    now = message(
-        "As recorded (replayed): {bounds}; {goodput} requests/s meet {slo}.",
+    now = say(
+        "As recorded (replayed): {bounds}; {goodput:n2} requests/s meet {slo}.",
         bounds=_bounds(proposals.slo, proposals.bounds_ms),
-        goodput=Number(proposals.goodput_requests_per_s, 2),
+        goodput=proposals.goodput_requests_per_s,
         slo=_slo(proposals.slo),
     )
-    yield Headline(message("Advice for {label}", label=Code(proposals.label)), "", [now])
+    yield Headline(say("Advice for {label:code}", label=proposals.label), "", [now])
     if not proposals.proposals:
         tried = f"The objective is not met, and none of {proposals.tried} configurations is better."
         yield Note("The objective is met: nothing to change." if proposals.meets_slo else tried)
@@ -174,26 +174,26 @@ def _proposal(place: int, proposal: Proposal, slo: list[Bound]) -> Cause:
     changes = ", ".join(f"{change.name} {change.recorded} -> {change.value}" for change in proposal.changes)
     meets = "meets the objective" if proposal.meets_slo else "does not meet the objective"
     paragraphs: list[Content] = [
-        message(
-            "{bounds}; {goodput} requests/s meet it.",
+        say(
+            "{bounds}; {goodput:n2} requests/s meet it.",
             bounds=_bounds(slo, proposal.bounds_ms),
-            goodput=Number(proposal.goodput_requests_per_s, 2),
+            goodput=proposal.goodput_requests_per_s,
         )
     ]
     better, worse = (_figures(proposal.figures, worse=worse) for worse in (False, True))
     if better:
-        paragraphs.append(message("Gains: {figures}.", figures=better))
+        paragraphs.append(say("Gains: {figures}.", figures=better))
     paragraphs.append(
-        message("Costs: {figures}.", figures=worse) if worse else "Costs: nothing that was measured."
+        say("Costs: {figures}.", figures=worse) if worse else "Costs: nothing that was measured."
     )
     for word, codes in (("Removes", proposal.removed), ("Brings", proposal.appeared)):
         if codes:
             paragraphs.append(f"{word}: {', '.join(codes)}.")
     if proposal.extrapolated_frac and proposal.extrapolated_frac >= LARGE_CHANGE_FRAC:
         share = Share(proposal.extrapolated_frac)
-        paragraphs.append(message("{share} of its steps lie outside what was recorded.", share=share))
+        paragraphs.append(say("{share} of its steps lie outside what was recorded.", share=share))
     style = Style.GOOD if proposal.meets_slo else Style.WARNING
-    return Cause(place, Styled(message("{changes}", changes=Code(changes)), style), meets, paragraphs, [])
+    return Cause(place, Styled(say("{changes:code}", changes=changes), style), meets, paragraphs, [])
 
 
 def _figures(figures: list[Figure], *, worse: bool) -> Message:
@@ -205,7 +205,7 @@ def _figures(figures: list[Figure], *, worse: bool) -> Message:
         and abs(figure.change_frac) >= WORSE_FRAC
         and ((figure.change_frac > 0) != figure.higher_is_better) is worse
     ]
-    return joined([message("{figure}", figure=one) for one in shown], ", ")
+    return joined([say("{figure}", figure=one) for one in shown], ", ")
 
 
 def _interval(figure: Figure) -> str:

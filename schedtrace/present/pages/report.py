@@ -7,9 +7,10 @@ from dataclasses import replace
 from statistics import mean
 
 from schedtrace.diagnose.throughput import counted_time
-from schedtrace.model.message import Code, Message, Number, Share, joined, message
+from schedtrace.model.message import Message, Number, joined
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
+from schedtrace.model.say import say
 from schedtrace.present.numbers import integer
 from schedtrace.present.pages.names import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
@@ -65,7 +66,7 @@ def report_page(report: Report, *, full: bool = False, replays: bool = False) ->
 
 
 def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
-    about = message("  {path}", path=Code(run.path)) if run.label != run.path else ""
+    about = say("  {path:code}", path=run.path) if run.label != run.path else ""
     lines = [*(header(run) if full else summary(run)), *_figures(run)]
     first: list[Section] = [Headline(run.label, about, list(lines), list(run.problems))]
     if run.verdict:
@@ -118,9 +119,9 @@ def _figures(run: RunReport) -> Iterator[Text]:
         ]
     else:
         parts = _over_trials(run.trials)
-    known = [message(text, value=Number(value)) for value, text in parts if value is not None]
+    known = [say(text, value=Number(value)) for value, text in parts if value is not None]
     if known and parts[0][0] is not None and (over := counted_time(run)):
-        known[0] = message("{figure} {over}", figure=known[0], over=over)
+        known[0] = say("{figure} {over}", figure=known[0], over=over)
     if known:
         yield joined(known, ", ")
 
@@ -182,7 +183,7 @@ def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[Cause], 
 
 def _cause(place: int, root: Found, engines: int) -> Cause:
     whose = whose_figures(root, engines)
-    paragraphs: list[Content] = [joined([root.message, message(whose)]) if whose else root.message]
+    paragraphs: list[Content] = [joined([root.message, say(whose)]) if whose else root.message]
     if root.holder and place > 1:
         paragraphs.append(root.holder)
     paragraphs += root.refuted[:1]
@@ -200,24 +201,20 @@ def _cause(place: int, root: Found, engines: int) -> Cause:
 def _gain(root: Found) -> Text:
     gain = root.gain
     if gain is None and root.cost_of == "run" and root.weight > (root.share_frac or 0.0):
-        return message("{share} of the run", share=Share(root.cost_frac))
+        return say("{share:%} of the run", share=root.cost_frac)
     if gain is None:
-        return (
-            ""
-            if root.share_frac is None
-            else message("{share} of requests' time", share=Share(root.share_frac))
-        )
+        return "" if root.share_frac is None else say("{share:%} of requests' time", share=root.share_frac)
     return _change(gain)
 
 
 def _after(words: str, text: Text) -> Text:
-    return message("{words}{text}", words=words, text=text) if text else ""
+    return say("{words}{text}", words=words, text=text) if text else ""
 
 
 def _change(gain: Gain) -> Message:
     metric = GAINS[gain.metric]
     if gain.before is not None and gain.after is not None:
-        return message(
+        return say(
             "{metric} {before} -> ~{after} ms",
             metric=metric,
             before=Number(gain.before, 0),
@@ -225,7 +222,7 @@ def _change(gain: Gain) -> Message:
         )
     ends = [integer(100 * end) for end in (gain.low_frac, gain.high_frac) if end is not None]
     interval = f" ({ends[0]} to {ends[1]})" if len({*ends}) > 1 else ""
-    return message(
+    return say(
         "~{sign}{change} % {metric}{interval}",
         sign="+" if gain.change_frac > 0 else "",
         change=Number(100 * gain.change_frac, 0),
@@ -239,14 +236,14 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
     parts = [
-        message("{title} ({code}{gain})", title=root.title, code=root.code, gain=_after(", ", _gain(root)))
+        say("{title} ({code}{gain})", title=root.title, code=root.code, gain=_after(", ", _gain(root)))
         for root in named
     ]
-    rest = [message("under 1 % each: {codes}", codes=", ".join(small))] if small else []
+    rest = [say("under 1 % each: {codes}", codes=", ".join(small))] if small else []
     for most in range(len(parts), -1, -1):
-        more = [message("{count} more", count=Number(len(parts) - most))] if most < len(parts) else []
+        more = [say("{count:n} more", count=len(parts) - most)] if most < len(parts) else []
         told = [*parts[:most], *more, *rest]
-        note = Note(message("{found}.", found=joined(told, "; ")), "Also found:")
+        note = Note(say("{found}.", found=joined(told, "; ")), "Also found:")
         if told and (_height(note) <= room or not most):
             yield note
             return

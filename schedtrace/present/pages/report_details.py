@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from schedtrace.model.message import CauseWord, Code, Duration, Message, Share, StepList, joined, message
+from schedtrace.model.message import Duration, Message, Share, StepList, joined
 from schedtrace.model.report import MAX_STEPS, Advice, RunReport
 from schedtrace.model.report import Finding as Found
+from schedtrace.model.say import say
 from schedtrace.present.pages.names import on_engines
 from schedtrace.present.pages.report_tables import (
     cap_table,
@@ -82,7 +83,7 @@ def _finding(found: Found, engines: int) -> Finding:
     about: list[Text] = []
     if found.cause:
         inferred = ", inferred" if found.via == "inferred" else ""
-        about.append(message("cause {cause}{inferred}", cause=CauseWord(found.cause), inferred=inferred))
+        about.append(say("cause {cause:cause}{inferred}", cause=found.cause, inferred=inferred))
     if engines > 1:
         about.append(on_engines(found, engines))
     paragraphs: list[Content] = [found.message]
@@ -95,7 +96,7 @@ def _finding(found: Found, engines: int) -> Finding:
     return Finding(
         severity(found.severity),
         found.code,
-        message("  ".join(f"{{{name}}}" for name in names), **names),
+        say("  ".join(f"{{{name}}}" for name in names), **names),
         paragraphs,
         joined([action(advice) for advice in found.advice]),
         found.engine_rank,
@@ -111,19 +112,17 @@ def _cost(found: Found) -> Text:
         if found.cost_frac < LEAST_SHOWN_FRAC:
             return ""
         off = Share(found.cost_error_frac)
-        sure = message("estimated; the model of step times is typically {off} off", off=off)
+        sure = say("estimated; the model of step times is typically {off} off", off=off)
     cost, share = Duration(1e3 * found.cost_ms), Share(found.cost_frac)
     of = found.cost_of
-    return message(
-        "cost: about {cost}, {share} of the {of} ({sure})", cost=cost, share=share, of=of, sure=sure
-    )
+    return say("cost: about {cost}, {share} of the {of} ({sure})", cost=cost, share=share, of=of, sure=sure)
 
 
 def _where(found: Found, engines: int = 1) -> Text:
-    place = message("At {location}. ", location=Code(found.location)) if found.location else ""
-    instance = message(" For instance {example}", example=found.example) if found.example else ""
+    place = say("At {location:code}. ", location=found.location) if found.location else ""
+    instance = say(" For instance {example}", example=found.example) if found.example else ""
     engine = f" of engine {found.engine_rank}" if engines > 1 else ""
-    return message(
+    return say(
         "{place}{steps}{engine}.{instance}",
         place=place,
         steps=step_list(found),
@@ -134,12 +133,12 @@ def _where(found: Found, engines: int = 1) -> Text:
 
 def step_list(found: Found) -> Message:
     """The steps that show it, as far as they are listed; at the start of a sentence."""
-    return message("{steps}", steps=StepList(found.steps, whole=len(found.steps) < MAX_STEPS))
+    return say("{steps}", steps=StepList(found.steps, whole=len(found.steps) < MAX_STEPS))
 
 
 def action(advice: Advice) -> Message:
     """What to do, with what it costs, as whole sentences."""
-    costs = message(" Costs: {costs}", costs=advice.costs) if advice.costs else Message("")
-    costs = joined([costs, message(" {tested}", tested=advice.tested)], "") if advice.tested else costs
+    costs = say(" Costs: {costs}", costs=advice.costs) if advice.costs else Message("")
+    costs = joined([costs, say(" {tested}", tested=advice.tested)], "") if advice.tested else costs
     end = "" if plain(advice.message).endswith(".") else "."
-    return message("{advice}{end}{costs}", advice=advice.message, end=end, costs=costs)
+    return say("{advice}{end}{costs}", advice=advice.message, end=end, costs=costs)

@@ -1,7 +1,8 @@
 """The tables of a report: trials, where the requests' time went, exits, caps."""
 
-from schedtrace.model.message import CauseWord, Code, Duration, Share, joined, message
+from schedtrace.model.message import CauseWord, joined
 from schedtrace.model.report import CauseRow, RunReport, TrialReport
+from schedtrace.model.say import say
 from schedtrace.present.numbers import counted, integer, milliseconds, percent, series
 from schedtrace.present.sections import (
     Bars,
@@ -85,10 +86,10 @@ def request_time_table(run: RunReport) -> Table:
     shown = [share for share in run.request_time if share.share_frac >= LEAST_SHOWN_FRAC][:MOST_ROWS]
     rows: list[list[Cell]] = [
         [
-            message(
+            say(
                 "{state}{cause}{engine}",
                 state=state(share.state).word,
-                cause=message(": {cause}", cause=CauseWord(share.cause)) if share.cause else "",
+                cause=say(": {cause:cause}", cause=share.cause) if share.cause else "",
                 engine=f" (engine {share.engine_rank})" if several else "",
             ),
             percent(share.share_frac),
@@ -111,16 +112,16 @@ def engine_time(run: RunReport) -> Facts:
     for rank in ranks[:MOST_ENGINES]:
         of_engine = [share for share in run.engine_time if share.engine_rank == rank]
         parts = [
-            message("{state} {share}", state=ENGINE_STATES[share.state], share=Share(share.busy_frac))
+            say("{state} {share:%}", state=ENGINE_STATES[share.state], share=share.busy_frac)
             for share in of_engine
             if share.busy_frac is not None
         ]
         idle = sum(share.time_ms for share in of_engine if share.busy_frac is None)
-        text = message(
-            "{busy} busy ({parts}){idle}",
-            busy=Duration(1e3 * (sum(share.time_ms for share in of_engine) - idle)),
+        text = say(
+            "{busy:us} busy ({parts}){idle}",
+            busy=1e3 * (sum(share.time_ms for share in of_engine) - idle),
             parts=joined(parts, ", "),
-            idle=message(", {idle} idle", idle=Duration(1e3 * idle)) if idle else "",
+            idle=say(", {idle:us} idle", idle=1e3 * idle) if idle else "",
         )
         facts.append(Fact(f"engine {rank}" if several else "engine", [text]))
     if len(ranks) > MOST_ENGINES:
@@ -165,7 +166,7 @@ def cap_table(run: RunReport) -> Table:
     ]
     rows: list[list[Cell]] = [
         [
-            message("{cap}", cap=CauseWord(row.cap)),
+            say("{cap:cause}", cap=row.cap),
             integer(row.chunks),
             integer(row.steps),
             integer(row.requests),
@@ -186,11 +187,11 @@ def left_out(count: int, most: int = MOST_ROWS) -> str:
 def _exit(row: CauseRow) -> Text:
     detail = f" ({row.detail})" if row.detail else ""
     cause = CauseWord(row.cause)
-    return message("{loop} {kind}: {cause}{detail}", loop=row.loop, kind=row.kind, cause=cause, detail=detail)
+    return say("{loop} {kind}: {cause}{detail}", loop=row.loop, kind=row.kind, cause=cause, detail=detail)
 
 
 def _line(location: str | None) -> Content:
     """``scheduler.py:924``; the whole path stands in the findings and in the JSON form."""
     if location is None:
         return ""
-    return Styled(message("{line}", line=Code(location.rpartition("/")[2])), Style.DIM)
+    return Styled(say("{line:code}", line=location.rpartition("/")[2]), Style.DIM)

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from schedtrace.model.life import Life, LifeEvent
-from schedtrace.model.message import Code, Duration, Message, Request, Share, Steps, joined, message
+from schedtrace.model.message import Duration, Message, Steps, joined
+from schedtrace.model.say import say
 from schedtrace.present.numbers import counted, integer
 from schedtrace.present.pages.names import of_trial
 from schedtrace.present.phrases import plain
@@ -50,29 +51,29 @@ def _sections(life: Life) -> Iterator[Section]:
 
 def _headline(life: Life) -> Headline:
     engine = f", engine {life.engine_rank}" if life.engine_rank else ""
-    about = message(
-        "{trial} of {label}{engine}", trial=of_trial(life.trial), label=Code(life.label), engine=engine
+    about = say(
+        "{trial} of {label:code}{engine}", trial=of_trial(life.trial), label=life.label, engine=engine
     )
-    title = message("Request {request}", request=Request(life.request_id))
+    title = say("Request {request:id}", request=life.request_id)
     return Headline(title, about, [joined([*_summary(life)], "; ")], list(life.problems))
 
 
 def _summary(life: Life) -> Iterator[Message]:
     output = "" if life.output_tokens is None else f" + {counted(life.output_tokens, 'output token')}"
-    yield message("{prompt} prompt tokens{output}", prompt=integer(life.prompt_tokens), output=output)
+    yield say("{prompt} prompt tokens{output}", prompt=integer(life.prompt_tokens), output=output)
     took = _after(life.e2e_ms)
-    first = message(", first token{after}", after=_after(life.ttft_ms)) if life.ttft_ms is not None else ""
+    first = say(", first token{after}", after=_after(life.ttft_ms)) if life.ttft_ms is not None else ""
     ended = life.status or "did not end in this trace"
-    yield message("{ended}{took}{first}", ended=ended, took=took, first=first)
+    yield say("{ended}{took}{first}", ended=ended, took=took, first=first)
     lost = [counted(life.num_preemptions, "preemption")] if life.num_preemptions else []
     if life.num_cache_resets:
         lost.append(f"{counted(life.num_cache_resets, 'time')} preempted by a reset of the prefix cache")
     if lost:
-        yield message("{lost}", lost=", ".join(lost))
+        yield say("{lost}", lost=", ".join(lost))
 
 
 def _after(ms: float | None) -> Text:
-    return "" if ms is None else message(" after {time}", time=Duration(1e3 * ms))
+    return "" if ms is None else say(" after {time:us}", time=1e3 * ms)
 
 
 def _event_table(events: list[LifeEvent]) -> Table:
@@ -104,20 +105,20 @@ def _time(life: Life) -> Message:
         sums[piece.state] += piece.to_ms - piece.from_ms
     whole = sum(sums.values())
     parts = [
-        message(
-            "{state} {took} ({share})",
+        say(
+            "{state} {took:us} ({share:%})",
             state=state(word).word,
-            took=Duration(1e3 * took),
-            share=Share(took / whole if whole else None),
+            took=1e3 * took,
+            share=took / whole if whole else None,
         )
         for word, took in sums.items()
     ]
     device = sum(piece.device_ms for piece in life.states)
-    return message(
-        "{parts} = {whole}; the device was busy for {device} of it",
+    return say(
+        "{parts} = {whole:us}; the device was busy for {device:%} of it",
         parts=joined(parts, " + "),
-        whole=Duration(1e3 * whole),
-        device=Share(device / whole if whole else None),
+        whole=1e3 * whole,
+        device=device / whole if whole else None,
     )
 
 
@@ -125,22 +126,22 @@ def _steps_strip(life: Life) -> Strip:
     known = [piece for piece in life.states if piece.first_step is not None and piece.last_step is not None]
     runs = [(state(piece.state), piece.steps) for piece in known]
     first, last = known[0].first_step or 0, known[-1].last_step or 0
-    steps = plain(message("{steps}", steps=Steps(first, last)))
+    steps = plain(say("{steps}", steps=Steps(first, last)))
     return Strip([Band("", States(runs))], f"{steps}, left to right")
 
 
 def _gaps(life: Life) -> Message:
     longest = [
-        message(
-            "{gap} before that of {step}{preempted}",
-            gap=Duration(1e3 * gap.gap_ms),
-            step=Steps(gap.step, gap.step),
+        say(
+            "{gap:us} before that of {step:step}{preempted}",
+            gap=1e3 * gap.gap_ms,
+            step=gap.step,
             preempted=" (preempted)" if gap.preempted else "",
         )
         for gap in life.gaps[:MOST_GAPS]
     ]
     mean = "unknown" if life.mean_gap_ms is None else Duration(1e3 * life.mean_gap_ms)
-    return message(
+    return say(
         "{count}, {mean} apart on average; longest gaps: {longest}",
         count=integer(life.outputs),
         mean=mean,

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedtrace.model.limits import EffectiveSetting, SettingValue
-from schedtrace.model.message import NOTHING, Code, Message, Number, given, joined, message
+from schedtrace.model.message import NOTHING, Message, given, joined
 from schedtrace.model.report import RunReport, TrialReport
+from schedtrace.model.say import say
 from schedtrace.present.numbers import counted, integer, number, percent
 from schedtrace.present.phrases import phrase
 from schedtrace.present.sections import Cell, Column, Content, Note, Section, Style, Styled, Table
@@ -21,7 +22,7 @@ def settings_table(settings: list[EffectiveSetting]) -> Table:
     columns = [Column("setting"), Column("value"), Column("origin"), Column("")]
     rows: list[list[Cell]] = [
         [
-            message("{name}", name=Code(setting.name)),
+            say("{name:code}", name=setting.name),
             _value(setting.value),
             _origin(setting),
             setting.explanation,
@@ -34,16 +35,16 @@ def settings_table(settings: list[EffectiveSetting]) -> Table:
 def noteworthy(settings: list[EffectiveSetting]) -> Message:
     """Settings that are not what was given, or do nothing, as one line; nothing where there are none."""
     told = [
-        message(
-            "{name} {value}: {why}",
-            name=Code(setting.name),
+        say(
+            "{name:code} {value}: {why}",
+            name=setting.name,
             value=_value(setting.value),
             why=setting.explanation,
         )
         for setting in settings
         if setting.inert or setting.origin in NOTEWORTHY_ORIGINS
     ]
-    return message("{told}.", told=joined(told, "; ")) if told else NOTHING
+    return say("{told}.", told=joined(told, "; ")) if told else NOTHING
 
 
 def _origin(setting: EffectiveSetting) -> Content:
@@ -55,18 +56,18 @@ def _origin(setting: EffectiveSetting) -> Content:
 def _value(value: SettingValue) -> Message:
     """A number grouped, the ends of a long list, everything else as it is."""
     if isinstance(value, list):
-        shown = [message("{size}", size=Number(size)) for size in value[:MOST_SIZES]]
+        shown = [say("{size:n}", size=size) for size in value[:MOST_SIZES]]
         if len(value) <= MOST_SIZES:
             return joined(shown, ", ")
-        return message(
-            "{first} ... {last} ({count} sizes)",
+        return say(
+            "{first} ... {last:n} ({count:n} sizes)",
             first=joined(shown[:-1], ", "),
-            last=Number(value[-1]),
-            count=Number(len(value)),
+            last=value[-1],
+            count=len(value),
         )
     if isinstance(value, bool | str):
-        return message("{value}", value=Code(str(value)))
-    return message("{value}", value=given(value))
+        return say("{value:code}", value=str(value))
+    return say("{value}", value=given(value))
 
 
 def header(run: RunReport) -> Iterator[str]:

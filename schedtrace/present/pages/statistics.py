@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from schedtrace.model.message import Count, Message, Number, Share, joined, message
+from schedtrace.model.message import Message, joined
+from schedtrace.model.say import say
 from schedtrace.model.statistics import (
     ClassLatency,
     Distribution,
@@ -155,18 +156,19 @@ def counts(statistics: Statistics) -> Facts:
 
 def _prefix_cache(use: PrefixCacheUse) -> Message:
     sources = [
-        message("{tokens} {source}", tokens=Number(tokens), source=source)
+        say("{tokens:n} {source}", tokens=tokens, source=source)
         for tokens, source in ((use.local_tokens, "local"), (use.external_tokens, "external"))
         if tokens is not None
     ]
-    return message(
-        "{hits} of {prompt} ({share}{sources}); {with_hit} of {requests} found some",
-        hits=Number(use.hit_tokens),
-        prompt=Count(use.prompt_tokens, "prompt token"),
-        share=Share(use.hit_frac),
-        sources=message(": {each}", each=joined(sources, ", ")) if sources else "",
-        with_hit=Number(use.requests_with_hit),
-        requests=Count(use.requests, "request"),
+    return say(
+        "{hits:n} of {prompt:n prompt token} ({share:%}{sources}); {with_hit:n} of "
+        "{requests:n request} found some",
+        hits=use.hit_tokens,
+        prompt=use.prompt_tokens,
+        share=use.hit_frac,
+        sources=say(": {each}", each=joined(sources, ", ")) if sources else "",
+        with_hit=use.requests_with_hit,
+        requests=use.requests,
     )
 
 
@@ -174,27 +176,27 @@ def _drafts(use: DraftUse) -> Message:
     invalid = ""
     if use.invalid:
         invalid = f", {integer(use.invalid)} forbidden by a grammar"
-    return message(
-        "{accepted} of {drafts} accepted ({share}{invalid}); rejected ones were {wasted} of all scheduled "
-        "tokens",
-        accepted=Number(use.accepted),
-        drafts=Count(use.drafts, "draft token"),
-        share=Share(use.accepted_frac),
+    return say(
+        "{accepted:n} of {drafts:n draft token} accepted ({share:%}{invalid}); rejected ones "
+        "were {wasted:%} of all scheduled tokens",
+        accepted=use.accepted,
+        drafts=use.drafts,
+        share=use.accepted_frac,
         invalid=invalid,
-        wasted=Share(use.wasted_frac),
+        wasted=use.wasted_frac,
     )
 
 
 def _outcomes(outcomes: Outcomes) -> Message:
-    return message(
-        "{arrived} arrived: {finished} finished, {aborted} aborted, {errored} ended otherwise{itself}, "
-        "{open} unfinished",
-        arrived=Number(outcomes.arrived),
-        finished=Number(outcomes.finished),
-        aborted=Number(outcomes.aborted),
-        errored=Number(outcomes.errored),
-        itself=message(" ({count} by the scheduler)", count=Number(outcomes.by_scheduler))
+    return say(
+        "{arrived:n} arrived: {finished:n} finished, {aborted:n} aborted, {errored:n} ended "
+        "otherwise{itself}, {open:n} unfinished",
+        arrived=outcomes.arrived,
+        finished=outcomes.finished,
+        aborted=outcomes.aborted,
+        errored=outcomes.errored,
+        itself=say(" ({count:n} by the scheduler)", count=outcomes.by_scheduler)
         if outcomes.by_scheduler
         else "",
-        open=Number(outcomes.unfinished),
+        open=outcomes.unfinished,
     )

@@ -2,19 +2,8 @@
 
 from collections.abc import Iterator
 
-from schedtrace.model.message import (
-    NOTHING,
-    CauseWord,
-    Code,
-    Count,
-    Duration,
-    Message,
-    Number,
-    Request,
-    Value,
-    joined,
-    message,
-)
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Value, joined
+from schedtrace.model.say import say
 from schedtrace.model.story import Leaver, Newcomer, Scheduled, StepStory, Waiter
 from schedtrace.present.numbers import counted, integer, milliseconds
 from schedtrace.present.pages.names import of_trial, some
@@ -72,7 +61,7 @@ def _table(scheduled: list[Scheduled], most: int) -> Table:
     columns += [Column(heading, numeric=True) for heading in headings]
     rows: list[list[Cell]] = [
         [
-            message("{request}", request=Request(share.request_id)),
+            say("{request:id}", request=share.request_id),
             share.phase,
             share.work or "-",
             integer(share.computed_tokens),
@@ -91,9 +80,9 @@ def _cuts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content]:
     """Below the table, since the names of limits are long."""
     for caps in dict.fromkeys(tuple(share.caps) for share in scheduled if share.caps):
         cut = [share.request_id for share in scheduled if tuple(share.caps) == caps]
-        limits = joined([message("{cap}", cap=CauseWord(cap)) for cap in caps], ", then ")
-        names = some([message("{request}", request=Request(name)) for name in cut], everything=everything)
-        yield message("cut by {limits}: {names}", limits=limits, names=names)
+        limits = joined([say("{cap:cause}", cap=cap) for cap in caps], ", then ")
+        names = some([say("{request:id}", request=name) for name in cut], everything=everything)
+        yield say("cut by {limits}: {names}", limits=limits, names=names)
 
 
 MOST_WAITING = 10
@@ -112,7 +101,7 @@ def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
 
 def _sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
     engine = f", engine {story.engine_rank}" if story.engine_rank else ""
-    about = message(" of {label}{engine}", label=Code(story.label), engine=engine)
+    about = say(" of {label:code}{engine}", label=story.label, engine=engine)
     yield Headline(f"Step {story.step}{of_trial(story.trial)}", about, [_times(story)], list(story.problems))
     parts = (_before, _decided, _after)
     yield Facts([fact for part in parts for fact in part(story, everything=everything)])
@@ -126,11 +115,11 @@ def _times(story: StepStory) -> Text:
     if story.output_us is not None:
         tokens = "" if story.output_tokens is None else f" with {counted(story.output_tokens, 'token')}"
         after = Duration(story.output_us - story.start_us)
-        back = message("its output was back after {after}{tokens}", after=after, tokens=tokens)
-    return message(
-        "{start} s into the trace; schedule() took {took}, {back}",
+        back = say("its output was back after {after}{tokens}", after=after, tokens=tokens)
+    return say(
+        "{start} s into the trace; schedule() took {took:us}, {back}",
         start=f"{story.start_us / 1e6:,.3f}",
-        took=Duration(story.schedule_us),
+        took=story.schedule_us,
         back=back,
     )
 
@@ -211,7 +200,7 @@ def _ranks_table(story: StepStory, most: int) -> Table:
 
 def _assumed(story: StepStory) -> Message:
     names = {f"a{at}": text for at, text in enumerate(story.what_if_assumes)}
-    return message(f"Note: {'; '.join(f'{{{name}}}' for name in names)}.", **names)
+    return say(f"Note: {'; '.join(f'{{{name}}}' for name in names)}.", **names)
 
 
 def _crowd(story: StepStory, running: int, waiting: int, free: int | None) -> Message:
@@ -226,19 +215,17 @@ def _crowd(story: StepStory, running: int, waiting: int, free: int | None) -> Me
 
 def crowd(running: Value, waiting: Value, free: Value | None, total: Value | None) -> Message:
     """Requests and KV blocks before or after a step; without a value where it is not known, or with slots."""
-    of = NOTHING if total is None else message(" of {total}", total=total)
-    blocks = NOTHING if free is None else message(", {free}{of} KV blocks free", free=free, of=of)
-    return message(
+    of = NOTHING if total is None else say(" of {total}", total=total)
+    blocks = NOTHING if free is None else say(", {free}{of} KV blocks free", free=free, of=of)
+    return say(
         "{running} running, {waiting} waiting{blocks}", running=running, waiting=waiting, blocks=blocks
     )
 
 
 def used(tokens: Value, budget: Value, left: Value, requests: Value | None) -> Message:
     """What a step scheduled; ``requests`` is None where it scheduled nobody."""
-    by = NOTHING if requests is None else message(", by {requests}", requests=requests)
-    return message(
-        "{used} of {budget} of budget, {left} left{by}", used=tokens, budget=budget, left=left, by=by
-    )
+    by = NOTHING if requests is None else say(", by {requests}", requests=requests)
+    return say("{used} of {budget} of budget, {left} left{by}", used=tokens, budget=budget, left=left, by=by)
 
 
 def _arrived(newcomers: list[Newcomer], *, everything: bool) -> Message:
@@ -268,12 +255,12 @@ def _finished(leavers: list[Leaver], *, everything: bool) -> Message:
 
 
 def _named(request_id: str, about: str) -> Message:
-    return message("{request}{about}", request=Request(request_id), about=about)
+    return say("{request:id}{about}", request=request_id, about=about)
 
 
 def _counted_names(count: int, alike: str, names: list[Message], *, everything: bool) -> Message:
     listed = some(names, everything=everything)
-    return message("{count}{alike}: {names}", count=counted(count, "request"), alike=alike, names=listed)
+    return say("{count}{alike}: {names}", count=counted(count, "request"), alike=alike, names=listed)
 
 
 def _late(story: StepStory, *, everything: bool) -> Message:
@@ -284,13 +271,13 @@ def _late(story: StepStory, *, everything: bool) -> Message:
     if on_their_way:
         text = f" {integer(on_their_way)} of them had reached the front end when schedule() ended."
     if on_their_way < len(came):
-        text = message(
-            "{text} The last one reached the front end {late} after schedule() ended, before this step's "
-            "output was back.",
+        text = say(
+            "{text} The last one reached the front end {late:us} after schedule() ended, before "
+            "this step's output was back.",
             text=text,
-            late=Duration(max(came) - end_us),
+            late=max(came) - end_us,
         )
-    return message("{came}.{text}", came=_arrived(story.late, everything=everything), text=text)
+    return say("{came}.{text}", came=_arrived(story.late, everything=everything), text=text)
 
 
 def _waiting(story: StepStory, *, everything: bool) -> Iterator[Content | Table]:
@@ -318,7 +305,7 @@ def _queue_table(waiting: list[Waiter], most: int) -> Table:
     ]
     rows: list[list[Cell]] = [
         [
-            message("{request}", request=Request(waiter.request_id)),
+            say("{request:id}", request=waiter.request_id),
             integer(waiter.wanted_tokens),
             str(waiter.since_step),
             milliseconds(waiter.waited_ms),

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from schedtrace.model.message import Code, Count, Message, Number, Share, message
+from schedtrace.model.message import Message
 from schedtrace.model.report import Percentiles
+from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, Sweep, SweepRow
 from schedtrace.present.numbers import integer, number, percent
 from schedtrace.present.sections import Cell, Column, Headline, Note, Page, Section, Style, Styled, Table
@@ -43,16 +44,15 @@ def _sections(sweep: Sweep) -> Iterator[Section]:
 
 
 def _headline(sweep: Sweep, shown: list[SweepRow], alike: list[tuple[str, str]]) -> Headline:
-    title = message(
-        "Sweep of {label}: {rows}", label=Code(sweep.label), rows=Count(len(sweep.rows), "configuration")
-    )
-    trials = message(", {loads}", loads=Count(sweep.loads, "trial")) if sweep.loads > 1 else ""
-    load = message(
-        "{requests}{trials}, {prompt} and {output}, scheduled by vLLM {version} in virtual time",
-        requests=Count(sweep.requests, "request"),
+    title = say("Sweep of {label:code}: {rows:n configuration}", label=sweep.label, rows=len(sweep.rows))
+    trials = say(", {loads:n trial}", loads=sweep.loads) if sweep.loads > 1 else ""
+    load = say(
+        "{requests:n request}{trials}, {prompt:n prompt token} and {output:n output token}, "
+        "scheduled by vLLM {version} in virtual time",
+        requests=sweep.requests,
         trials=trials,
-        prompt=Count(sweep.prompt_tokens, "prompt token"),
-        output=Count(sweep.output_tokens, "output token"),
+        prompt=sweep.prompt_tokens,
+        output=sweep.output_tokens,
         version=sweep.vllm_version,
     )
     varied = [
@@ -67,19 +67,19 @@ def _headline(sweep: Sweep, shown: list[SweepRow], alike: list[tuple[str, str]])
 def _warnings(sweep: Sweep, shown: list[SweepRow]) -> Iterator[Message | str]:
     outside = [row for row in shown if (row.extrapolated_frac or 0) >= EXTRAPOLATED_FRAC]
     if outside:
-        yield message(
-            "In {rows} of {all}, {least} of the steps or more lie outside the recorded range (column "
-            "extrapol.): their times are extrapolated.",
-            rows=Number(len(outside)),
-            all=Count(len(shown), "configuration"),
-            least=Share(EXTRAPOLATED_FRAC),
+        yield say(
+            "In {rows:n} of {all:n configuration}, {least:%} of the steps or more lie outside "
+            "the recorded range (column extrapol.): their times are extrapolated.",
+            rows=len(outside),
+            all=len(shown),
+            least=EXTRAPOLATED_FRAC,
         )
     unfinished = [row for row in shown if row.finished < row.requests]
     if unfinished:
-        yield message(
-            "In {rows} not every request finishes (aborted when recorded, or refused for its length): "
-            "figures are of those that do.",
-            rows=Count(len(unfinished), "configuration"),
+        yield say(
+            "In {rows:n configuration} not every request finishes (aborted when recorded, or "
+            "refused for its length): figures are of those that do.",
+            rows=len(unfinished),
         )
     if sweep.slo and not any(row.meets_slo for row in shown):
         yield "No configuration meets every bound."

@@ -17,9 +17,10 @@ from schedtrace.diagnose.analyze import Timelines
 from schedtrace.diagnose.verdict import leading
 from schedtrace.model.comparison import Comparison
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import joined, message
+from schedtrace.model.message import joined
 from schedtrace.model.printable import printable
 from schedtrace.model.report import Report, RunReport
+from schedtrace.model.say import say
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.phrases import plain
@@ -104,7 +105,7 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
     return _document(
         chart,
         title=f"{shown.base_label} and {shown.new_label}",
-        verdict=_fragment(shown, [Note(message("Verdict: {verdict}", verdict=shown.verdict))]),
+        verdict=_fragment(shown, [Note(say("Verdict: {verdict}", verdict=shown.verdict))]),
         level="",
         report=_fragment(shown, list(_unrepeated(comparison_page(comparison).sections))),
         details="",

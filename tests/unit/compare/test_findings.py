@@ -4,8 +4,8 @@ from schedtrace.compare.compare import compare
 from schedtrace.compare.findings import finding_changes, refusal_changes
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.causes import Cause
-from schedtrace.model.message import message
 from schedtrace.model.report import Evidence, Finding, RunReport
+from schedtrace.model.say import say
 from schedtrace.model.trace import Exit
 from schedtrace.present.phrases import plain
 from tests.makers import step
@@ -92,7 +92,7 @@ def report(*, findings=()):
 
 def found(code, *, cause=None, symptoms=(), **shares):
     told = dict.fromkeys(Finding.__struct_fields__)
-    told |= {"code": code, "cause": cause, "count": 3, "trials": [], "message": message("")}
+    told |= {"code": code, "cause": cause, "count": 3, "trials": [], "message": say("")}
     return Finding(**told | {"evidence": Evidence(), "symptoms": list(symptoms)} | shares)
 
 

@@ -5,8 +5,8 @@ import pytest
 from schedtrace.diagnose.one_engine import judge
 from schedtrace.diagnose.rules.allowed import allowed, kv_space, seats_cost
 from schedtrace.model.front_end_lines import Configured
-from schedtrace.model.message import message
 from schedtrace.model.report import Advice
+from schedtrace.model.say import say
 from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.present.phrases import plain
 from schedtrace.read.front_end_files import FrontEnd
@@ -33,11 +33,11 @@ def timeline_of(tmp_path):
 
 
 def advised(setting, value):
-    return Advice(message=message("try it"), setting=setting, value=value)
+    return Advice(message=say("try it"), setting=setting, value=value)
 
 
 CONFIG = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "enable_chunked_prefill": True}
-OTHER = Advice(message=message("another one"))
+OTHER = Advice(message=say("another one"))
 
 
 @pytest.mark.parametrize(

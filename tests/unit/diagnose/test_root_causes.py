@@ -6,8 +6,9 @@ import polars as pl
 import pytest
 
 from schedtrace.diagnose.root_causes import Judged, judged, ranked
-from schedtrace.model.message import NOTHING, Share, message
+from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Advice, Finding, Gain
+from schedtrace.model.say import say
 from schedtrace.present.phrases import plain
 
 
@@ -26,8 +27,8 @@ def finding(code, share=None, *, title=NOTHING, **fields):
 
 
 def root(code, share, **fields):
-    advised = [Advice(message=message("do it"))]
-    return finding(code, share, title=message("A limit"), cause=code, advice=advised, **fields)
+    advised = [Advice(message=say("do it"))]
+    return finding(code, share, title=say("A limit"), cause=code, advice=advised, **fields)
 
 
 def saving(frac):
@@ -81,7 +82,7 @@ def test_a_smaller_wait_of_the_same_requests_is_a_symptom(share, waits_longer, f
     assert [one.code for one in found] == ["kv-bound", *([] if folded else ["max-num-seqs-bound"])]
     if folded:
         [symptom] = found[0].symptoms
-        assert (symptom.code, symptom.advice, symptom.title) == ("max-num-seqs-bound", [], message("A limit"))
+        assert (symptom.code, symptom.advice, symptom.title) == ("max-num-seqs-bound", [], say("A limit"))
 
 
 def test_symptoms_of_what_was_folded_go_with_it():
@@ -103,10 +104,8 @@ def test_the_same_root_cause_on_another_engine_is_no_second_one():
 
 def test_shares_of_several_engines_are_of_all_requests_time():
     """Engine 0 has 3 of 4 parts of that time, and half of it waits; all of engine 1's saves nothing."""
-    verdict = message(
-        "It is {share}{free}.", share=Share(0.5), free=message(" and {x} is free", x=Share(0.9))
-    )
-    known = {"title": message("A limit"), "symptoms": [finding("preemption", 0.2)]}
+    verdict = say("It is {share:%}{free}.", share=0.5, free=say(" and {x:%} is free", x=0.9))
+    known = {"title": say("A limit"), "symptoms": [finding("preemption", 0.2)]}
     engines = [
         Judged(300, [finding("kv-bound", 0.5, verdict=verdict, gain=saving(0.4), **known)], []),
         Judged(100, [root("kv-bound", 1.0, engine_rank=1, gain=saving(0.8))], []),
@@ -121,7 +120,7 @@ def test_shares_of_several_engines_are_of_all_requests_time():
 
 def test_a_verdict_without_that_share_names_its_engine():
     """It is half of 0.8, the share of all engines, by chance."""
-    verdict = message("It is {share} of the busy time.", share=Share(0.4))
+    verdict = say("It is {share:%} of the busy time.", share=0.4)
     engines = [Judged(100, [root("kv-bound", 0.8, engine_rank=rank)], []) for rank in (0, 1)]
     engines[0].roots[0].verdict = engines[1].roots[0].verdict = verdict
     assert [plain(found.verdict) for found in ranked(engines)] == ["Engine 0: It is 40 % of the busy time."]

@@ -6,8 +6,8 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.effective_settings import effective_settings, use_of, without_followed
 from schedtrace.model.front_end_lines import Configured
 from schedtrace.model.limits import EffectiveSetting
-from schedtrace.model.message import message
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.say import say
 from schedtrace.present.phrases import plain
 from schedtrace.read.front_end_files import FrontEnd
 from schedtrace.timeline.timeline import make_timeline
@@ -212,13 +212,13 @@ def test_a_limit_says_how_little_of_it_was_used(settings_of):
 
 
 def advised(setting, value):
-    return Advice(message=message("try it"), setting=setting, value=value)
+    return Advice(message=say("try it"), setting=setting, value=value)
 
 
 def finding_with(*advice, code="scheduler-overhead", saved=0.1):
     about = {"cause": None, "via": "recorded", "engine_rank": 0, "count": 1, "trials": [], "steps": []}
     gain = Gain(metric="output_tokens_per_s", change_frac=0.1, saved_frac=saved, method="step_time")
-    words = {"title": message("It"), "message": message("It is so."), "severity": "info", "share_frac": 0.09}
+    words = {"title": say("It"), "message": say("It is so."), "severity": "info", "share_frac": 0.09}
     return Finding(code=code, gain=gain, advice=[*advice], evidence=Evidence(), tokens=0, **words, **about)
 
 

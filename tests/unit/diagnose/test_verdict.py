@@ -5,8 +5,9 @@ import pytest
 from schedtrace.diagnose.time_split import engine_split, time_split
 from schedtrace.diagnose.verdict import leading, unlimited, verdict
 from schedtrace.model.causes import Cap
-from schedtrace.model.message import NOTHING, Share, message
+from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Finding, Gain
+from schedtrace.model.say import say
 from schedtrace.model.trace import ChunkCap
 from schedtrace.present.phrases import plain
 from tests.makers import arrival, finish, step
@@ -15,8 +16,8 @@ from tests.makers import arrival, finish, step
 def root(code, share, *, saved=None, title="A limit", **fields):
     """A root cause that says its code, and who holds it."""
     unknown = dict.fromkeys(Finding.__struct_fields__)
-    given = {"code": code, "share_frac": share, "leads": False, "title": message(title)}
-    given |= {"verdict": message(f"It is {code}."), "holder": message("Somebody has it.")}
+    given = {"code": code, "share_frac": share, "leads": False, "title": say(title)}
+    given |= {"verdict": say(f"It is {code}."), "holder": say("Somebody has it.")}
     if saved is not None:
         given["gain"] = Gain(
             metric="output_tokens_per_s", change_frac=1, saved_frac=saved, method="step_time"
@@ -110,7 +111,7 @@ def test_host_time_limits_a_run_from_a_quarter_on(said, share, leads):
 
 
 def test_host_time_that_vllm_cannot_hide_does_not_lead():
-    refused = root("scheduler-overhead", 0.4, refuted=[message("No choice here.")])
+    refused = root("scheduler-overhead", 0.4, refuted=[say("No choice here.")])
     assert leading([refused, root("kv-bound", 0.06)])[0].code == "kv-bound"
     assert leading([root("scheduler-overhead", 0.4), root("kv-bound", 0.06)])[0].code == "scheduler-overhead"
 
@@ -165,7 +166,7 @@ def test_of_several_engines_the_holder_on_one_names_it(view_of):
     view = view_of(*WORKS)
     engines = [unlimited(view)] * 2
     quoting = root("kv-bound", 0.5, engine_rank=1, of_ranks=False)
-    quoting.verdict = message("It took {share}.", share=Share(0.5))
+    quoting.verdict = say("It took {share:%}.", share=0.5)
     other = root("kv-bound", 0.5, engine_rank=1, of_ranks=False)
     said = [[plain(one) for one in verdict(engines, [found], [])] for found in (quoting, other)]
     assert said == [

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schedtrace.diagnose.analyze import analyze
-from schedtrace.model.message import Code, message
 from schedtrace.model.report import Advice, Evidence, Finding, Gain, Report, RunReport, TimePart
+from schedtrace.model.say import say
 from schedtrace.present.pages.report import MOST_LINES, WIDTH, report_page
 from schedtrace.present.renderers import Format
 from schedtrace.present.sections import Cause, Page, Part, Shares, Style
@@ -36,12 +36,12 @@ CONFIG = {
 
 
 def text(words):
-    return message((WORD * words).strip() + ".")
+    return say((WORD * words).strip() + ".")
 
 
 def root(share, *, words=20, advice=1, gain=None, code="kv-bound", **fields):
     unknown = dict.fromkeys(Finding.__struct_fields__)
-    given = {"code": code, "severity": "warning", "title": message("KV cache too small"), "leads": False}
+    given = {"code": code, "severity": "warning", "title": say("KV cache too small"), "leads": False}
     given |= {
         "share_frac": share,
         "gain": gain,
@@ -58,7 +58,7 @@ def root(share, *, words=20, advice=1, gain=None, code="kv-bound", **fields):
 def page(*findings, parts=0):
     unknown = dict.fromkeys(RunReport.__struct_fields__, ())
     split = [TimePart(part="waiting", cause=f"c{at}", time_ms=1, share_frac=1 / parts) for at in range(parts)]
-    verdict = [findings[0].verdict, findings[0].holder] if findings else [message("Nothing limits it.")]
+    verdict = [findings[0].verdict, findings[0].holder] if findings else [say("Nothing limits it.")]
     known = {"path": "r", "label": "r", "config": CONFIG, "findings": list(findings), "time_split": split}
     known |= {"statistics": None}
     return report_page(Report(runs=[RunReport(**unknown | known | {"verdict": verdict})]))
@@ -137,7 +137,7 @@ SECTIONS = [
         "Too few seats",
         "9 % of it",
         ["All seats were taken."],
-        [message("{setting} 16", setting=Code("--max-num-seqs")), "another engine"],
+        [say("{setting:code} 16", setting="--max-num-seqs"), "another engine"],
     ),
 ]
 
@@ -177,8 +177,8 @@ def test_every_recorded_sample_fits_on_one_screen(sample, replays):
 
 
 def test_what_a_replay_of_an_advice_did_follows_it_and_one_that_did_not_help_is_named():
-    found = root(0.5, words=3, refuted=[message("--watermark 0.1 was tried.")])
-    found.advice = [Advice(message=message("--max-num-seqs 30"), tested=message("Replayed: steps 9 -> 4."))]
+    found = root(0.5, words=3, refuted=[say("--watermark 0.1 was tried.")])
+    found.advice = [Advice(message=say("--max-num-seqs 30"), tested=say("Replayed: steps 9 -> 4."))]
     shown = " ".join(text_of(page(found)).split())
     assert "--max-num-seqs 30. Replayed: steps 9 -> 4." in shown
     assert shown.index("--watermark 0.1 was tried.") < shown.index("Try: --max-num-seqs 30")
@@ -187,7 +187,7 @@ def test_what_a_replay_of_an_advice_did_follows_it_and_one_that_did_not_help_is_
 def test_what_weighs_more_than_a_described_cause_is_described_too():
     """The verdict's cause stands first, though it weighs less; the next one has no room in full."""
     lead = root(0.06, words=20, advice=3, leads=True)
-    host = root(0.15, words=20, advice=3, title=message("Host work between steps"), code="scheduler-overhead")
+    host = root(0.15, words=20, advice=3, title=say("Host work between steps"), code="scheduler-overhead")
     shown = text_of(page(lead, host, parts=7))
     assert "2. Host work between steps" in shown
     assert "Also found" not in shown

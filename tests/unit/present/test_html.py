@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 import pytest
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.message import CauseWord, Code, Duration, Request, Setting, StepList, Steps, message
+from schedtrace.model.message import Request, StepList, Steps
+from schedtrace.model.say import say
 from schedtrace.present import sections
 from schedtrace.present.renderers.html import fragment, render, source_of, style_sheet
 from schedtrace.present.sections import (
@@ -63,14 +64,14 @@ class Elements(HTMLParser):
 
 
 def test_names_are_marked_and_steps_and_requests_are_links():
-    said = message(
-        "{request} at {steps}: {cause}, {setting}, {code}, {time}",
-        request=Request("t1/3 &"),
+    said = say(
+        "{request:id} at {steps}: {cause:cause}, {setting:setting}, {code:code}, {time:us}",
+        request="t1/3 &",
         steps=Steps(264, 270),
-        cause=CauseWord(Cause.KV_BLOCKS),
-        setting=Setting("--x"),
-        code=Code("a.py:1"),
-        time=Duration(1500),
+        cause=Cause.KV_BLOCKS,
+        setting="--x",
+        code="a.py:1",
+        time=1500,
     )
     assert html_of(Note(said), rank=1) == (
         '<p class="note"><a href="#request=t1%2F3%20%26"><bdi class="request">t1/3 &amp;</bdi></a> at '
@@ -83,7 +84,7 @@ def test_names_are_marked_and_steps_and_requests_are_links():
 
 
 def test_a_finding_links_to_the_steps_of_its_own_engine():
-    steps = message("{steps}.", steps=StepList([3, 4, 9], whole=True))
+    steps = say("{steps}.", steps=StepList([3, 4, 9], whole=True))
     found = Finding(Styled("warning", Style.WARNING), "stall", "", [steps], engine_rank=2)
     root = sections.Cause(1, "Few seats", "", [], [], engine_rank=3, steps=steps)
     links = [about["href"] for tag, about in Elements(html_of(found, root, rank=0)).elements if tag == "a"]
@@ -100,7 +101,7 @@ def test_a_column_of_steps_has_links():
 
 STATED = States([(STATES["prefill"], 1), (STATES["decode"], 8), (State(HOSTILE, "?", Style.DIM), 3)])
 BARS = Bars([0, 0.5, 1, 0.001], Style.GOOD)
-BAD = message(HOSTILE.replace("{", "{{").replace("}", "}}") + "{x}", x=Request(HOSTILE))
+BAD = say(HOSTILE.replace("{", "{{").replace("}", "}}") + "{x}", x=Request(HOSTILE))
 EVERYTHING = [
     Headline(BAD, HOSTILE, [Styled(BAD, Style.DIM)], [HOSTILE]),
     Note(HOSTILE, HOSTILE),
@@ -110,7 +111,7 @@ EVERYTHING = [
     Finding(Styled(HOSTILE, Style.BAD), HOSTILE, HOSTILE, [BAD], HOSTILE),
     Shares(HOSTILE, [Part(HOSTILE, 0.25, Style.DECODE)]),
     sections.Cause(1, HOSTILE, HOSTILE, [BAD], [HOSTILE], steps=HOSTILE),
-    Note(message("{x}{y}{z}", x=CauseWord(HOSTILE), y=Code(HOSTILE), z=Setting(HOSTILE))),
+    Note(say("{x:cause}{y:code}{z:setting}", x=HOSTILE, y=HOSTILE, z=HOSTILE)),
 ]
 
 
@@ -126,8 +127,8 @@ def test_texts_of_strangers_stay_texts(rank):
 
 def test_a_long_id_is_there_once_in_its_link_and_once_in_its_words():
     name = "é" * 10_000
-    assert html_of(Note(message("{x}", x=Request(name))), rank=0).count("é") == 10_000
-    assert html_of(Note(message("{x}", x=Request(name))), rank=0).count("%C3%A9") == 10_000
+    assert html_of(Note(say("{x:id}", x=name)), rank=0).count("é") == 10_000
+    assert html_of(Note(say("{x:id}", x=name)), rank=0).count("%C3%A9") == 10_000
 
 
 def test_a_document_allows_its_style_and_nothing_else():

@@ -4,8 +4,8 @@ import pytest
 
 from schedtrace.explain.request import explain_request
 from schedtrace.model.comparison import Comparison, Decisions, FindingChange
-from schedtrace.model.message import message
 from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.say import say
 from schedtrace.model.trace import Preemption
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report_details import _cost, _where
@@ -38,7 +38,7 @@ def comparison(*findings):
     paths = {"base_path": "base", "new_path": "new", "base_label": "base", "new_label": "new"}
     lists = {"notes": [], "config": [], "metrics": [], "causes": []}
     return Comparison(
-        verdict=message("no difference found"),
+        verdict=say("no difference found"),
         findings=list(findings),
         compared_by="trials",
         tests=0,
@@ -96,7 +96,7 @@ def test_words_of_the_base_for_a_finding_that_stayed_are_marked(arguments, words
 def test_documents_texts_may_be_words_or_messages():
     words = change("went", (3, 0), (0.9, 0.1))
     as_message = change("went", (3, 0), (0.9, 0.1))
-    as_message.message = message("They {deed}.", deed="waited")
+    as_message.message = say("They {deed}.", deed="waited")
     pages = [comparison_page(comparison(one)) for one in (words, as_message)]
     assert text_of(pages[0]) == text_of(pages[1])
 
@@ -118,7 +118,7 @@ def test_an_estimated_cost_below_what_it_resolves_is_left_out():
 
 
 def test_where_a_finding_shows_is_a_place_ranges_of_steps_and_an_example():
-    told = found(location="x.py:1", steps=[3, 4, 5], example=message("step {n}.", n="3"))
+    told = found(location="x.py:1", steps=[3, 4, 5], example=say("step {n}.", n="3"))
     assert plain(_where(told)) == "At x.py:1. Steps 3-5. For instance step 3."
     assert plain(_where(found(steps=[7]))) == "Step 7."
     assert plain(_where(found(steps=list(range(100))))) == "Steps 0-99 and more."

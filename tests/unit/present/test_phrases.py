@@ -14,8 +14,8 @@ from schedtrace.model.message import (
     Steps,
     given,
     joined,
-    message,
 )
+from schedtrace.model.say import say
 from schedtrace.present.phrases import phrase, pieces, plain
 
 
@@ -55,12 +55,12 @@ from schedtrace.present.phrases import phrase, pieces, plain
 )
 def test_each_kind_of_argument_is_written(value, text):
     assert phrase(value) == text
-    assert plain(message("<{x}>", x=value)) == f"<{text}>"
+    assert plain(say("<{x}>", x=value)) == f"<{text}>"
 
 
 def test_pieces_name_the_argument_that_they_are():
-    inner = message("{step}!", step=Steps(1, 1))
-    whole = joined([message("a {id}", id=Request("r")), inner])
+    inner = say("{step:step}!", step=1)
+    whole = joined([say("a {id:id}", id="r"), inner])
     parts = [("a ", None), ("r", Request("r")), (" ", None), ("step 1", Steps(1, 1)), ("!", None)]
     assert list(pieces(whole)) == parts
     assert list(pieces("as it is {x}")) == [("as it is {x}", None)]
@@ -79,7 +79,7 @@ def test_pieces_name_the_argument_that_they_are():
 )
 def test_steps_are_ranges(steps, text):
     assert (
-        plain(message("{steps}", steps=StepList(steps, whole=True)))
+        plain(say("{steps}", steps=StepList(steps, whole=True)))
         == phrase(StepList(steps, whole=True))
         == text
     )
@@ -91,7 +91,7 @@ def test_a_list_that_was_cut_says_so():
 
 
 def test_each_range_of_a_list_is_steps_of_its_own():
-    parts = list(pieces(message("{steps}.", steps=StepList([3, 4, 9], whole=True))))
+    parts = list(pieces(say("{steps}.", steps=StepList([3, 4, 9], whole=True))))
     assert parts == [
         ("Steps ", None),
         ("3-4", Steps(3, 4)),

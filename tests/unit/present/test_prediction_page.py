@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from schedtrace.model.message import message
 from schedtrace.model.prediction import Figure, Prediction, SettingChange
+from schedtrace.model.say import say
 from schedtrace.present.pages.prediction import prediction_page
 from tests.unit.present.test_goldens import text_of
 
@@ -100,6 +100,6 @@ def test_one_trial_gives_no_interval_and_says_so(trials, warned):
 
 
 def test_notes_and_kept_folders_are_named():
-    text = shown(notes=[message("No grammars.")], folders=["logs/tight-replayed"])
+    text = shown(notes=[say("No grammars.")], folders=["logs/tight-replayed"])
     assert "No grammars." in text
     assert "schedtrace analyze logs/tight-replayed" in text

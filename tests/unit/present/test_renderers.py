@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from schedtrace.model.causes import Cause
-from schedtrace.model.message import CauseWord, Code, Count, Duration, Message, Request, Requests, message
+from schedtrace.model.message import Message, Requests
+from schedtrace.model.say import say
 from schedtrace.present import renderers
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.present.sections import (
@@ -29,11 +30,11 @@ from schedtrace.present.sections import (
 )
 from schedtrace.present.words import CHANGES, SEVERITIES, STATES, state
 
-WAITED = message(
-    "{request} waited {time} for {cause}",
-    request=Request("t1_[x]"),
-    time=Duration(1_200_000),
-    cause=CauseWord(Cause.KV_BLOCKS),
+WAITED = say(
+    "{request:id} waited {time:us} for {cause:cause}",
+    request="t1_[x]",
+    time=1_200_000,
+    cause=Cause.KV_BLOCKS,
 )
 
 
@@ -81,7 +82,7 @@ def test_sections_are_made_from_a_printable_copy_and_json_from_the_document():
 TABLE = Table(
     [Column("request"), Column("tokens\nnow", numeric=True), Column("why"), Column("")],
     [
-        [message("{id}", id=Code("a|b")), "1,234", Styled("cut", Style.BAD), Bars([0, 1], Style.INFO)],
+        [say("{id:code}", id="a|b"), "1,234", Styled("cut", Style.BAD), Bars([0, 1], Style.INFO)],
         ["c", "5", "", Bars([1, 0.5], Style.INFO)],
     ],
     "3 more",
@@ -149,7 +150,7 @@ def test_a_table_in_markdown_cannot_be_left_by_what_is_in_it():
 
 
 def test_a_headline_has_its_lines_and_warnings_below():
-    head = Headline(message("Request {id}", id=Request("a_")), " of r", ["8 tokens"], ["2 steps are missing"])
+    head = Headline(say("Request {id:id}", id="a_"), " of r", ["8 tokens"], ["2 steps are missing"])
     assert drawn(Format.TEXT, head) == "Request a_ of r\n  8 tokens\n! 2 steps are missing\n"
     assert drawn(Format.MARKDOWN, head) == "**Request `a_`** of r\n\n* 8 tokens\n* 2 steps are missing\n"
 
@@ -212,14 +213,14 @@ def test_a_paragraph_begins_no_list_quotation_rule_or_table(text):
 
 
 def test_code_spans_that_touch_are_one():
-    touching = message("{a}{b} `c", a=Request("x`"), b=Code("``y"))
+    touching = say("{a:id}{b:code} `c", a="x`", b="``y")
     assert drawn(Format.MARKDOWN, Note(touching)) == "````x```y```` `` `c ``\n"
 
 
 def test_of_several_requests_each_is_a_name():
-    some = message("{requests} waited", requests=Requests(["a", "b_", "c", "d", "e"], 9))
+    some = say("{requests} waited", requests=Requests(["a", "b_", "c", "d", "e"], 9))
     assert drawn(Format.MARKDOWN, Note(some)) == "`a`, `b_`, `c` and 6 others waited\n"
-    assert drawn(Format.TEXT, Note(message("{n} ran", n=Count(2, "request")))) == "2 requests ran\n"
+    assert drawn(Format.TEXT, Note(say("{n:n request} ran", n=2))) == "2 requests ran\n"
 
 
 def test_severities_changes_and_states_have_their_words_in_one_place():

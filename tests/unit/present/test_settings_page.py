@@ -1,5 +1,5 @@
 from schedtrace.model.limits import EffectiveSetting
-from schedtrace.model.message import message
+from schedtrace.model.say import say
 from schedtrace.present.pages.run_header import noteworthy, settings_table
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers.text import render
@@ -12,11 +12,9 @@ SETTINGS = [
         value=False,
         origin="overridden",
         given=True,
-        explanation=message("True was given"),
+        explanation=say("True was given"),
     ),
-    EffectiveSetting(
-        name="watermark", value=1e-05, origin="given", inert=True, explanation=message("no effect")
-    ),
+    EffectiveSetting(name="watermark", value=1e-05, origin="given", inert=True, explanation=say("no effect")),
     EffectiveSetting(name="cudagraph_capture_sizes", value=[1, 2, 4, 8, 16, 512], origin="derived"),
 ]
 

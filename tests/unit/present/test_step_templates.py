@@ -23,9 +23,9 @@ from schedtrace.model.message import (
     Slot,
     Steps,
     filled,
-    message,
     with_slots,
 )
+from schedtrace.model.say import say
 from schedtrace.present import numbers
 from schedtrace.present.pages.step import crowd, used
 from schedtrace.present.phrases import duration, pieces, plain
@@ -104,9 +104,7 @@ def test_javascript_writes_every_argument_as_python_does():
     lists = [Requests(names[:some], some + more) for some in range(6) for more in (0, 1, 2, 1234)]
     counts = [Count(n, "entry", "entries") for n in (0, 1, 2)] + [Count(n, "step") for n in (0, 1, 1234567)]
     values = [*lists, *counts, Number(0), Number(1234), Number(None), Request("<b>&")]
-    cases = [
-        (message("<{x}> {c}", c=Code("k"), **with_slots({"x": value})), {"x": value}) for value in values
-    ]
+    cases = [(say("<{x}> {c:code}", c="k", **with_slots({"x": value})), {"x": value}) for value in values]
     written = [merged(in_python(*case)) for case in cases]
     assert [merged(sentence) for sentence in filled_in_javascript(cases)] == written
 
@@ -162,7 +160,7 @@ def test_javascript_rounds_as_python_does():
 
 
 def test_a_template_is_printable_words_and_slots():
-    template = message("{code}: {x} {{}}{more}", code=Code("\u202e"), x=Slot("n", "number"), more="\x1b")
+    template = say("{code:code}: {x} {{}}{more}", code="\u202e", x=Slot("n", "number"), more="\x1b")
     assert parts(template) == [
         {"is": "code", "text": "\\u202e"},
         ": ",

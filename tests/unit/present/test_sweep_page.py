@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.model.message import message
+from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Sweep
 from schedtrace.present.pages.sweep import sweep_page
 from schedtrace.present.renderers.markdown import render as markdown
@@ -88,7 +88,7 @@ def test_refused_configurations_say_why():
 
 
 def test_notes_of_the_load_are_shown():
-    assert "Prompts share nothing." in shown(*SEATS, notes=[message("Prompts share nothing.")])
+    assert "Prompts share nothing." in shown(*SEATS, notes=[say("Prompts share nothing.")])
 
 
 def test_every_column_fits_80_columns():

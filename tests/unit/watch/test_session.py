@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.model.message import NOTHING, message
+from schedtrace.model.message import NOTHING
+from schedtrace.model.say import say
 from schedtrace.model.trace import End, Events
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
@@ -213,7 +214,7 @@ def test_a_verdict_says_that_lines_of_its_time_were_lost(folder):
     [("Use less.", "A. Try: Use less."), ("--x 8 (now 4)", "A. Try: --x 8 (now 4)."), ("", "A.")],
 )
 def test_advice_ends_with_one_full_stop(advice, shown):
-    assert verdict_text(Verdict(10, 0.0, [message("A.")], message(advice))) == shown
+    assert verdict_text(Verdict(10, 0.0, [say("A.")], say(advice))) == shown
 
 
 def test_two_ranks_have_a_row_each_and_their_sum(folder):

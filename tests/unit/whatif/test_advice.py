@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedtrace.model.message import Setting, message
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.say import say
 from schedtrace.whatif.advice import Advised, attached
 from schedtrace.whatif.search import Trial
 
@@ -13,7 +13,7 @@ NOTHING_TRIED = SimpleNamespace(families=set(), tried={}, name="E2E mean", refut
 
 
 def a_finding(code, share, *options, gain=None):
-    advice = [Advice(message=message("{option} 1", option=Setting(option))) for option in options]
+    advice = [Advice(message=say("{option:setting} 1", option=option)) for option in options]
     about = {
         "cause": None,
         "via": "recorded",
@@ -26,10 +26,10 @@ def a_finding(code, share, *options, gain=None):
     return Finding(
         code=code,
         severity="warning",
-        title=message("of a rule"),
+        title=say("of a rule"),
         share_frac=share,
         gain=gain,
-        message=message("x"),
+        message=say("x"),
         advice=advice,
         evidence=Evidence(),
         **about,
@@ -41,7 +41,7 @@ def a_gain(saved, method="replay"):
 
 
 def advised(setting, saved):
-    advice = Advice(message=message("a replayed one"), setting=setting, value=9)
+    advice = Advice(message=say("a replayed one"), setting=setting, value=9)
     return Advised(Trial(((setting, 9),), saved, saved), advice, a_gain(saved))
 
 
@@ -57,10 +57,8 @@ def test_an_estimate_that_was_replayed_ranks_no_finding():
     """Its value was tried; nothing of it is left, and its share is the smaller one."""
     seats = a_finding("seats", 0.2, gain=a_gain(0.9, "step_time"))
     seats.advice = [
-        Advice(
-            message=message("{option} 9", option=Setting("--max-num-seqs")), setting="max_num_seqs", value=9
-        ),
-        Advice(message=message("{option} 1", option=Setting("--num-gpu-blocks-override"))),
+        Advice(message=say("{option:setting} 9", option="--max-num-seqs"), setting="max_num_seqs", value=9),
+        Advice(message=say("{option:setting} 1", option="--num-gpu-blocks-override")),
     ]
     kv = a_finding("kv", 0.5, "--num-gpu-blocks-override")
     tried = {(("max_num_seqs", 9),): Trial((("max_num_seqs", 9),), 0.4, 0.4)}

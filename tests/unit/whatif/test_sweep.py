@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from schedtrace.errors import UsageError
-from schedtrace.model.message import message
+from schedtrace.model.say import say
 from schedtrace.whatif.sweep import combinations, parse_values, sweep
 from schedtrace.whatif.sweep_log import SweepLog
 from schedtrace.whatif.sweep_play import Work
@@ -120,11 +120,11 @@ def test_progress_begins_with_what_is_finished(swept):
 
 
 def test_totals_are_those_of_all_trials_and_notes_are_said_once(swept, work):
-    loads = [replace(a_load(name), notes=[message("n")]) for name in ("trial 1", "trial 2")]
+    loads = [replace(a_load(name), notes=[say("n")]) for name in ("trial 1", "trial 2")]
     answer = swept(work=replace(work, loads=loads), label="base")
     totals = (answer.label, answer.loads, answer.requests, answer.prompt_tokens, answer.output_tokens)
     assert totals == ("base", 2, 8, 800, 80)
-    assert answer.notes == [message("n")]
+    assert answer.notes == [say("n")]
     assert answer.step_times == work.engine.times.description
 
 

@@ -1,0 +1,177 @@
+"""The language of sentences: a template and plain values make a ``Message``.
+
+``say("{request:id} waited {wait:us}[ behind {others:n request}].", request="t1-3", wait=1_200, others=0)``
+
+============================  ==========================================================================
+``{name}``                    a ``Value``, a ``Message``, or words as they are
+``{name:%}``, ``{name:+%}``   a fraction; a signed one
+``{name:us}``, ``ms``, ``s``  a length of time
+``{name:n}``, ``n1``, ``n2``  a number; with so many decimals
+``{name:n step}``             so many of them; ``{name:n batch/batches}`` where the plural is not with an s
+``{name:id}``, ``step``       a request; the number of a step
+``cause``, ``setting``        a cause, by its word; an option of vLLM
+``code``                      text that stands as it is: a file, a guard, a command
+``[...]``                     left out if an argument in it is None, zero or empty
+``{name:?}``, ``{name:!}``    write nothing: the part is left out unless, or if, the value is true
+``{{``, ``[[``                one brace, one bracket
+============================  ==========================================================================
+"""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from schedtrace.model.message import (
+    CauseWord,
+    Code,
+    Count,
+    Duration,
+    Message,
+    Number,
+    Request,
+    Setting,
+    Share,
+    Steps,
+    Value,
+)
+
+_KINDS: dict[str, Callable[[Any], Value]] = {
+    "%": Share,
+    "+%": lambda fraction: Share(fraction, signed=True),
+    "us": Duration,
+    "ms": lambda ms: Duration(ms * 1e3),
+    "s": lambda s: Duration(s * 1e6),
+    "n": Number,
+    "n1": lambda value: Number(value, 1),
+    "n2": lambda value: Number(value, 2),
+    "id": Request,
+    "step": lambda step: Steps(step, step),
+    "cause": CauseWord,
+    "setting": Setting,
+    "code": Code,
+}
+_CONDITIONS = ("?", "!")
+_TOKEN = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{(?P<name>\w+)(?::(?P<kind>[^{}]+))?\}|[\[\]]|[^{}\[\]]+")
+
+
+class Place(NamedTuple):
+    """Where an argument stands in a template."""
+
+    name: str
+    kind: str
+
+
+class Part(NamedTuple):
+    """A part of a template that is left out if one of its own arguments is empty."""
+
+    pieces: "tuple[str | Place | Part, ...]"
+
+
+Pieces = tuple[str | Place | Part, ...]
+
+
+def say(template: str, evidence: object = None, /, **values: Any) -> Message:
+    """A sentence.
+
+    Args:
+        template: In the language above.
+        evidence: Its fields are the values that are not given by name.
+        values: By the names in the template.
+
+    Raises:
+        ValueError: the template is none, a place has no value, or a value that was given by name no place.
+        TypeError: a plain number stands where no kind says what it is.
+    """
+    pieces = parsed(template)
+    unplaced = values.keys() - set(names(pieces))
+    if unplaced:
+        msg = f"{template!r} has no place for {sorted(unplaced)}"
+        raise ValueError(msg)
+    words: list[str] = []
+    arguments: dict[str, Any] = {}
+
+    def value(name: str) -> Any:
+        if name not in values and not hasattr(evidence, name):
+            msg = f"{template!r} lacks a value for {name}"
+            raise ValueError(msg)
+        return values[name] if name in values else getattr(evidence, name)
+
+    def add(pieces: Pieces) -> None:
+        for piece in pieces:
+            if isinstance(piece, str):
+                words.append(piece)
+            elif isinstance(piece, Place):
+                if piece.kind not in _CONDITIONS:
+                    words.append(f"{{{piece.name}}}")
+                    arguments[piece.name] = _typed(template, piece, value(piece.name))
+            elif all(
+                bool(value(place.name)) != (place.kind == "!")
+                for place in piece.pieces
+                if isinstance(place, Place)
+            ):
+                add(piece.pieces)
+
+    add(pieces)
+    return Message("".join(words), arguments)
+
+
+def _typed(template: str, place: Place, value: Any) -> Any:
+    name, kind = place
+    if kind.startswith("n "):
+        noun, _, plural = kind.removeprefix("n ").partition("/")
+        return Count(value, noun, plural or None)
+    if kind:
+        return _KINDS[kind](value)
+    if value is None or isinstance(value, int | float):
+        msg = f"{template!r} does not say of what kind {name} is"
+        raise TypeError(msg)
+    return value
+
+
+def names(pieces: Pieces) -> list[str]:
+    """Of the arguments that a template names, in order; conditions are named, too."""
+    found = []
+    for piece in pieces:
+        if isinstance(piece, Place):
+            found.append(piece.name)
+        elif isinstance(piece, Part):
+            found += names(piece.pieces)
+    return found
+
+
+@cache
+def parsed(template: str) -> Pieces:
+    """A template, taken apart.
+
+    Raises:
+        ValueError: a bracket has no partner, or a kind is not known.
+    """
+    parts: list[list[str | Place | Part]] = [[]]
+    at = 0
+    for token in _TOKEN.finditer(template):
+        if token.start() != at:
+            break
+        at = token.end()
+        if token["name"]:
+            parts[-1].append(_place(template, token["name"], token["kind"] or ""))
+        elif token[0] == "[":
+            parts.append([])
+        elif token[0] == "]" and len(parts) > 1:
+            inner = parts.pop()
+            parts[-1].append(Part(tuple(inner)))
+        elif token[0] == "]":
+            break
+        else:  # a brace stays doubled: it does so in a message's template, too
+            parts[-1].append(token[0][0] if token[0] in ("[[", "]]") else token[0])
+    if at != len(template) or len(parts) > 1:
+        msg = f"{template!r}: a bracket has no partner"
+        raise ValueError(msg)
+    return tuple(parts[0])
+
+
+def _place(template: str, name: str, kind: str) -> Place:
+    if kind and kind not in _KINDS and kind not in _CONDITIONS and not kind.startswith("n "):
+        msg = f"{template!r}: {kind!r} is no kind of argument"
+        raise ValueError(msg)
+    return Place(name, kind)
