@@ -3,9 +3,9 @@
 import polars as pl
 
 from schedtrace.model.statistics import Distribution
+from schedtrace.timeline.computing import with_work
 from schedtrace.timeline.pieces import place_of
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.work import with_work
 
 
 def distribution(values: pl.DataFrame) -> Distribution | None:

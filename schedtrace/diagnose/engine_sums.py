@@ -10,8 +10,7 @@ from schedtrace.diagnose.trials import FINISHED
 from schedtrace.model.facts import Fact
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.rank import kv_used_frac
-from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.spans import queue_times
+from schedtrace.timeline.request_states import QUEUED, queue_times
 from schedtrace.timeline.timeline import Timeline
 
 

@@ -15,7 +15,7 @@ from schedtrace.diagnose.throughput import (
 from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
 from schedtrace.model.report import Percentiles, StripCell, TrialReport
-from schedtrace.timeline.clock_offsets import offset
+from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.timeline import Timeline
 
 STRIP_CELLS = 60

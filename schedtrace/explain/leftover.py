@@ -8,8 +8,7 @@ import polars as pl
 from schedtrace.model.message import Count, Message, Requests
 from schedtrace.model.say import say
 from schedtrace.model.story import Waiter
-from schedtrace.timeline.admission import Need, need_of, refused_heads
-from schedtrace.timeline.per_step import blocks_needed
+from schedtrace.timeline.admission import Need, blocks_needed, need_of, refused_heads
 from schedtrace.timeline.timeline import Timeline
 
 MOST_BLOCKS_FRAC = 1.05

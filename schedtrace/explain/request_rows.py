@@ -8,10 +8,10 @@ import polars as pl
 
 from schedtrace.model.life import LifeEvent, LifeState
 from schedtrace.model.message import Message
+from schedtrace.timeline.computing import with_work
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.work import with_work
 
 Row = dict[str, Any]
 _TIMES = ("arrived_us", "queued_us", "scheduled_us", "first_token_us", "last_token_us", "finished_us")

@@ -20,12 +20,12 @@ from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepSt
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.admission import Need
-from schedtrace.timeline.clock_offsets import offset
-from schedtrace.timeline.engine_ranks import PASS
+from schedtrace.timeline.computing import with_work
+from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.queue_waits import mismatches, waiting_after
-from schedtrace.timeline.spans import since_us
+from schedtrace.timeline.rank import PASS
+from schedtrace.timeline.request_states import since_us
 from schedtrace.timeline.timeline import Timeline, make_timeline
-from schedtrace.timeline.work import with_work
 
 _RankRow = dict[str, Any]
 

@@ -17,7 +17,7 @@ from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.chart import per_step
-from schedtrace.timeline.clock_offsets import offset
+from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
 QUARTER_NS = 7_889_238_000_000_000

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.model import StepTimes
+from schedtrace.step_times.batch import Batch, StepTimes
 
 READERS = ("vllm.v1", "schedtrace.record")
 """Packages whose modules read the virtual clock: the engine's core and the recorder."""

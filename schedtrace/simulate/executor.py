@@ -14,8 +14,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from schedtrace.record.worker_hooks import NAME, machine
 from schedtrace.simulate import releases
 from schedtrace.simulate.model_runner import ModelRunner
-from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.model import StepTimes
+from schedtrace.step_times.batch import Batch, StepTimes
 
 DUMMY = Batch({"dummy": 1}, 0, 1, 0, decode_requests=1)
 """What a data-parallel rank computes that has nothing to do: one token."""

@@ -18,8 +18,8 @@ from schedtrace.simulate.model_runner import ModelRunner
 from schedtrace.simulate.routers import ROUTERS
 from schedtrace.simulate.simulated_rank import Rank
 from schedtrace.simulate.simulation import FOREVER, MOST_IDLE_STEPS, NoProgressError
+from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.constants import Constants
-from schedtrace.step_times.model import StepTimes
 
 OF_RANKS = ("lockstep", "router", "balance_ranks")
 """Options that an engine on its own does not have."""

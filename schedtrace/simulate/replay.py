@@ -19,7 +19,7 @@ from schedtrace.simulate.clock import VirtualClock
 from schedtrace.simulate.player import Played, Player, play_by_step
 from schedtrace.simulate.ranks import OF_RANKS, Ranks
 from schedtrace.simulate.simulation import NoProgressError, Simulation
-from schedtrace.step_times.model import StepTimes
+from schedtrace.step_times.batch import StepTimes
 from schedtrace.workloads.workload import LoadRequest, Workload
 
 BETWEEN_TRIALS_US = 1000.0

@@ -15,7 +15,7 @@ from schedtrace.simulate.clock import VirtualClock, timed
 from schedtrace.simulate.core import make_rank_core
 from schedtrace.simulate.executor import SimulatedExecutor
 from schedtrace.simulate.lockstep import NEVER, Device, Group, LockstepExecutor, Member
-from schedtrace.step_times.model import StepTimes
+from schedtrace.step_times.batch import StepTimes
 
 
 class Stopped(SystemExit):  # vLLM's loop lets it through

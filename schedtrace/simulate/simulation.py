@@ -14,8 +14,8 @@ from schedtrace.simulate.clock import VirtualClock, timed
 from schedtrace.simulate.core import make_core
 from schedtrace.simulate.executor import SimulatedExecutor
 from schedtrace.simulate.model_runner import ModelRunner
+from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.constants import Constants
-from schedtrace.step_times.model import StepTimes
 
 YIELD_US = 1000
 """What ``EngineCore`` sleeps after a step without tokens while requests are left."""

@@ -1,7 +1,8 @@
-"""What a step computes: all that a model of its time may look at."""
+"""What a step computes, all that a model of its time may look at, and what every such model answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +33,29 @@ class Batch:
     def batch_tokens(self) -> int:
         """Of all requests."""
         return self.prefill_tokens + self.decode_tokens
+
+
+class StepTimes(Protocol):
+    """How long the parts of a step take, in microseconds; an engine adds them up or overlaps them."""
+
+    @property
+    def description(self) -> str:
+        """One sentence: which model, and from where."""
+
+    def device_us(self, batch: Batch) -> float:
+        """Execution in the worker, sampling included."""
+
+    def schedule_us(self, batch: Batch) -> float:
+        """``schedule()``."""
+
+    def update_us(self, batch: Batch) -> float:
+        """``update_from_output()``."""
+
+    def gap_us(self, arrivals: int) -> float:
+        """The host's time from an update to the next ``schedule()``, with so many arrivals let in."""
+
+    def wake_us(self) -> float:
+        """From when a request is in the input queue of an idle engine until the engine takes it in."""
+
+    def gathering_us(self) -> float | None:
+        """What it adds to a loop that ranks in lock-step gather a number each; None: not known."""

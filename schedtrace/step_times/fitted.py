@@ -15,8 +15,7 @@ import schedtrace
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows
-from schedtrace.step_times.lockstep_times import of_slowest
+from schedtrace.step_times.fitting import COMPUTE, DEVICE, Fit, Source, fit_rows, of_slowest
 from schedtrace.step_times.observed import observed
 from schedtrace.timeline.timeline import Timeline
 
@@ -68,7 +67,7 @@ class Fitted:
         return self.fit.wake_us
 
     def gathering_us(self) -> float | None:
-        """Of ranks in lock-step: as their recorded all-reduces (``lockstep_times.gathering_us``)."""
+        """Of ranks in lock-step: as their recorded all-reduces (``fitting.gathering_us``)."""
         return self.fit.gathering_us
 
     def outside(self, batch: Batch) -> bool:
@@ -161,7 +160,7 @@ def fit(timelines: Sequence[Timeline], runs: Sequence[str], gathering_us: float 
     Args:
         timelines: Of one model on one device.
         runs: What to call where they came from, for instance the run folder's name.
-        gathering_us: Of ranks in lock-step (``lockstep_times.gathering_us``); None: not known.
+        gathering_us: Of ranks in lock-step (``fitting.gathering_us``); None: not known.
 
     Raises:
         InputError: too few steps have an output and requests that are known.

@@ -2,10 +2,9 @@
 
 import polars as pl
 
-from schedtrace.timeline.per_step import begins_and_ends, sums_by_step
-from schedtrace.timeline.spans import time_within
+from schedtrace.timeline.computing import with_work
+from schedtrace.timeline.spans import at_steps, level, overlap_us
 from schedtrace.timeline.timeline import Timeline
-from schedtrace.timeline.work import with_work
 
 RECORDED = (
     "step",
@@ -103,7 +102,8 @@ def _batches(timeline: Timeline) -> pl.DataFrame:
         ],
         how="diagonal",
     ).fill_null(0)
-    sums = sums_by_step(begins_and_ends(parts.lazy(), pl.exclude("step", "last_step")), timeline.steps)
+    summed = {name: name for name in parts.columns if name not in {"step", "last_step"}}
+    sums = at_steps(level(parts, "step", pl.col("last_step") + 1, **summed), timeline.steps.select("step"))
     attention, context = (
         pl.col(f"{kind}_at_zero") + pl.col("step") * pl.col(f"{kind}_slope") for kind in ("prefill", "decode")
     )
@@ -140,7 +140,6 @@ def _gaps(timeline: Timeline) -> pl.DataFrame:
         .filter(pl.col("before_us") < pl.col("begin_us"))
     )
     idle = timeline.engine_states.filter(pl.col("state") == "idle")
-    idle_us = time_within(gaps.select("begin_us", "end_us"), idle, {"idle_us": pl.lit(value=True)})
     came = timeline.arrivals.select(pl.col("queued_us").cast(pl.Int64)).sort("queued_us")
     came = came.with_row_index("arrived", 1).with_columns(pl.col("arrived").cast(pl.Int64))
 
@@ -149,7 +148,7 @@ def _gaps(timeline: Timeline) -> pl.DataFrame:
         return moments.join_asof(came, left_on=moment, right_on="queued_us")["arrived"].fill_null(0)
 
     return (
-        gaps.with_columns(arrivals=until("end_us") - until("begin_us"), idle_us=idle_us["idle_us"])
+        gaps.with_columns(arrivals=until("end_us") - until("begin_us"), idle_us=overlap_us(gaps, idle))
         .filter(pl.col("idle_us") == 0)
         .select("step", "arrivals", gap_us=pl.col("end_us") - pl.col("begin_us"))
     )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from schedtrace.errors import UsageError
+from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.gpus import GPUS, Gpu, gpu
 from schedtrace.step_times.memory import kv_cache_blocks
-from schedtrace.step_times.model import StepTimes
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shape_folder import shape_of
 from schedtrace.step_times.shapes import Shape

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.model.causes import Cause
-from schedtrace.timeline.admission import refused_heads
-from schedtrace.timeline.behind_head import behind_head
-from schedtrace.timeline.events import merged
+from schedtrace.timeline.admission import behind_head, refused_heads
+from schedtrace.timeline.events import events
+from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.holders import idle_holders
 from schedtrace.timeline.long_prompts import SHORT_FRAC, long_prefills
 from schedtrace.timeline.pieces import LENGTH_US
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
-from schedtrace.timeline.spans import per_step, time_within
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.request_states import NEXT_STEP, QUEUED, request_states
+from schedtrace.timeline.spans import merged, overlap_us, steps_of, time_within, united
 
 PARKED_LOADS = "parked_loads"
 """Requests that wait for KV from elsewhere hold the blocks: at least as many as run."""
@@ -69,21 +68,22 @@ SCHEMA = {
 }
 
 
-def charges(timeline: Timeline) -> pl.DataFrame:
+@computed_once
+def charges(frames: Frames) -> pl.DataFrame:
     """Rows of ``request_states`` in which requests waited, stalled or recomputed, by what that is charged to.
 
     Columns: those of ``SCHEMA``. A row appears once for each of its charges; their ``time_us`` add up to the
     row's length, or to the length of the part that is behind a refused head.
     """
-    states = timeline.request_states
+    states = request_states(frames)
     waits = states.filter(
         pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
     ).with_columns(pl.col("cause").fill_null(str(Cause.OTHER)))
-    parts = _behind_heads(timeline, waits)
+    parts = _behind_heads(frames, waits)
     charged = [parts.filter("held_up").with_columns(charge=pl.lit(HEAD_OF_LINE), time_us=LENGTH_US)]
-    steps = _labelled(timeline)
+    steps = _labelled(frames)
     for (cause,), rows in parts.filter(~pl.col("held_up")).group_by("cause", maintain_order=True):
-        charged.append(_divided(timeline, rows, steps, str(cause)))
+        charged.append(_divided(frames, rows, steps, str(cause)))
     again = states.filter(pl.col("state") == "recompute").with_columns(
         charge=pl.lit(RECOMPUTE), time_us=LENGTH_US
     )
@@ -93,13 +93,13 @@ def charges(timeline: Timeline) -> pl.DataFrame:
             for rows in [*charged, again]
         ]
     )
-    made = _interrupted(timeline, _after_resets(timeline, made))
+    made = _interrupted(frames, _after_resets(frames, made))
     return made.filter(pl.col("time_us") > 0).sort("begin_us", "request_id")
 
 
-def _after_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
+def _after_resets(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows of requests whose last preemption was a reset's: nothing else took their blocks."""
-    taken = timeline.preemptions.select("request_id", "in_schedule", step=pl.col("step").cast(pl.Int64)).sort(
+    taken = frames.preemptions.select("request_id", "in_schedule", step=pl.col("step").cast(pl.Int64)).sort(
         "step"
     )
     if taken["in_schedule"].all():
@@ -114,12 +114,12 @@ def _after_resets(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     return after.with_columns(charge=charge).select(rows.columns)
 
 
-def _interrupted(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
+def _interrupted(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
     """What of the waits lies in an interruption is charged to that."""
-    spans = merged(timeline.events)
+    spans = merged(events(frames))
     if spans.is_empty():
         return rows
-    inside = time_within(rows, spans, {"us": pl.lit(value=True)})["us"]
+    inside = overlap_us(rows, spans)
     rows = rows.with_columns(lost=(pl.col("time_us") * inside / LENGTH_US).fill_nan(0).round().cast(pl.Int64))
     return pl.concat(
         [
@@ -129,12 +129,12 @@ def _interrupted(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     ).drop("lost")
 
 
-def _behind_heads(timeline: Timeline, waits: pl.DataFrame) -> pl.DataFrame:
+def _behind_heads(frames: Frames, waits: pl.DataFrame) -> pl.DataFrame:
     """The waits, cut where a request began to be held up: ``held_up`` from then on."""
-    starts = timeline.steps.select("step", held_us="start_us")
-    heads = refused_heads(timeline).filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
+    starts = frames.steps.select("step", held_us="start_us")
+    heads = refused_heads(frames).filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
     held = (
-        behind_head(timeline, heads)
+        behind_head(frames, heads)
         .join(starts, on="step")
         .select("request_id", "held_us", "left_step")
         .sort("held_us")
@@ -171,12 +171,12 @@ class _Steps:
     """``request_id``, ``prompt_tokens``, ``priority``."""
 
 
-def _labelled(timeline: Timeline) -> _Steps:
-    stalled = timeline.request_states.filter(pl.col("state") == "stalled")
+def _labelled(frames: Frames) -> _Steps:
+    stalled = request_states(frames).filter(pl.col("state") == "stalled")
     most_stalled = (
         pl.concat(
             [
-                per_step(timeline, rows).with_columns(cause=pl.lit(str(cause)))
+                steps_of(frames.steps.select("step"), rows).with_columns(cause=pl.lit(str(cause)))
                 for (cause,), rows in stalled.group_by("cause", maintain_order=True)
             ]
             or [pl.DataFrame(schema={"step": pl.Int64, "requests": pl.Int32, "cause": pl.String})]
@@ -185,14 +185,14 @@ def _labelled(timeline: Timeline) -> _Steps:
         .group_by("step", maintain_order=True)
         .agg(pl.col("requests").sum(), pl.col("cause").first())
     )
-    long = long_prefills(timeline)
-    kept = idle_holders(timeline).select(step=pl.int_ranges("first_step", pl.col("last_step") + 1))
+    long = long_prefills(frames)
+    kept = idle_holders(frames).select(step=pl.int_ranges("first_step", pl.col("last_step") + 1))
     idle = kept["step"].explode()
     running = pl.col("num_running_after")
     parked = pl.col("kv_loads_parked") >= pl.max_horizontal(running, 1)
     stalls = pl.col("requests") > HALF * running
     spans = (
-        timeline.steps.drop_nulls("start_us")
+        frames.steps.drop_nulls("start_us")
         .with_columns(pl.col("step").cast(pl.Int64))
         .join(most_stalled, on="step", how="left", maintain_order="left")
         .join(
@@ -200,7 +200,7 @@ def _labelled(timeline: Timeline) -> _Steps:
         )
         .select(
             begin_us="start_us",
-            end_us=pl.col("start_us").shift(-1).fill_null(timeline.end_us),
+            end_us=pl.col("start_us").shift(-1).fill_null(frames.end_us),
             seats=pl.when(stalls).then("cause").otherwise(pl.lit(str(Cause.MAX_NUM_SEQS))),
             kv=pl.when(parked)
             .then(pl.lit(PARKED_LOADS))
@@ -211,13 +211,13 @@ def _labelled(timeline: Timeline) -> _Steps:
             long_prompt=pl.col("long_prompt").fill_null(value=False),
         )
     )
-    asked = timeline.arrivals.unique("request_id", keep="first").select(
+    asked = frames.arrivals.unique("request_id", keep="first").select(
         "request_id", "prompt_tokens", "priority"
     )
     return _Steps(spans, int(long["prompt_tokens"].max() or 0), asked)  # type: ignore[arg-type]  # integers
 
 
-def _divided(timeline: Timeline, rows: pl.DataFrame, steps: _Steps, cause: str) -> pl.DataFrame:
+def _divided(frames: Frames, rows: pl.DataFrame, steps: _Steps, cause: str) -> pl.DataFrame:
     """The rows of one cause, each divided among the charges of its steps."""
     column = "seats" if cause == Cause.MAX_NUM_SEQS else "kv" if cause in (Cause.KV_BLOCKS, *OF_KV) else None
     if cause == Cause.TOKEN_BUDGET:
@@ -228,8 +228,8 @@ def _divided(timeline: Timeline, rows: pl.DataFrame, steps: _Steps, cause: str) 
         divided = rows.with_columns(charge=pl.lit(cause), time_us=LENGTH_US)
     else:
         divided = _by_label(rows, steps.spans, column)
-    by_priority = timeline.header.scheduler_config.get("policy") == "priority"
-    return _inverted(timeline, divided, steps) if by_priority and column in {"seats", "kv"} else divided
+    by_priority = frames.header.scheduler_config.get("policy") == "priority"
+    return _inverted(frames, divided, steps) if by_priority and column in {"seats", "kv"} else divided
 
 
 def _by_label(rows: pl.DataFrame, spans: pl.DataFrame, column: str) -> pl.DataFrame:
@@ -267,40 +267,20 @@ def _by_long_prompt(rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
     ).drop("prompt_tokens", "priority", "long")
 
 
-def _inverted(timeline: Timeline, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
+def _inverted(frames: Frames, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
     """Rows of requests more urgent than one that runs meanwhile are charged to that."""
     rows = rows.join(steps.prompts.select("request_id", "priority"), on="request_id", how="left")
-    running = timeline.request_states.filter(
-        pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"])
-    ).join(steps.prompts.select("request_id", "priority"), on="request_id")
+    running = (
+        request_states(frames)
+        .filter(pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"]))
+        .join(steps.prompts.select("request_id", "priority"), on="request_id")
+    )
     divided = []
     for (priority,), of_class in rows.group_by("priority", maintain_order=True):
-        spans = covered(running.filter(pl.col("priority") > priority))
-        inside = (
-            time_within(of_class, spans, {"us": pl.lit(value=True)})["us"] if spans.height else pl.Series([0])
-        )
-        share = inside / of_class.select(LENGTH_US.alias("us"))["us"] if spans.height else pl.lit(0.0)
-        inverted = (pl.col("time_us") * share).round().cast(pl.Int64)
+        inside = overlap_us(of_class, united(running.filter(pl.col("priority") > priority)))
+        inverted = (pl.col("time_us") * (inside / LENGTH_US)).round().cast(pl.Int64)
         divided += [
             of_class.with_columns(charge=pl.lit(PRIORITY_INVERSION), time_us=inverted),
             of_class.with_columns(time_us=pl.col("time_us") - inverted),
         ]
     return pl.concat(divided).drop("priority")
-
-
-def covered(rows: pl.DataFrame) -> pl.DataFrame:
-    """``begin_us`` and ``end_us`` of the times that at least one of these rows covers."""
-    changes = (
-        pl.concat([rows.select(us="begin_us", change=pl.lit(1)), rows.select(us="end_us", change=pl.lit(-1))])
-        .group_by("us")
-        .agg(pl.col("change").sum())
-        .sort("us")
-        .with_columns(there=pl.col("change").cum_sum() > 0)
-    )
-    edges = changes.filter(pl.col("there").ne_missing(pl.col("there").shift(1)))
-    return (
-        edges.with_columns(end_us=pl.col("us").shift(-1))
-        .filter(pl.col("there"))
-        .select(begin_us="us", end_us="end_us")
-        .drop_nulls()
-    )

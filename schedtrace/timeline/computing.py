@@ -9,26 +9,25 @@ A step that passes over it because its output is in flight (asynchronous schedul
 import polars as pl
 
 from schedtrace.model.causes import Cause
+from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.pieces import COMPUTES, DECODES, WAITS, pieces, place_of
-from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.waiting import OTHER, cause_runs, loop_ends
-from schedtrace.timeline.work import with_work
 
 ADMISSION = ["request_id", "admission"]
 
 
-def running_pieces(timeline: Timeline, steps: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+def running_pieces(frames: Frames, steps: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
     """The pieces of all running requests.
 
     Args:
-        timeline: One engine's.
-        steps: ``placed(timeline.steps)``.
+        frames: One engine's.
+        steps: ``placed(frames.steps)``.
         ends: ``request_id`` and ``end_us``: when each was gone, or the trace ended.
     """
-    portions = _portions(timeline, steps)
-    lost = place_of(timeline.preemptions.select("request_id", "step"), steps, "step", "lost_at")
-    aside = place_of(timeline.set_aside.select("request_id", "step"), steps, "step", "lost_at")
-    stalled = _stalls(timeline, steps, portions, ends, pl.concat([lost, aside]).sort("lost_at"))
+    portions = _portions(frames, steps)
+    lost = place_of(frames.preemptions.select("request_id", "step"), steps, "step", "lost_at")
+    aside = place_of(frames.set_aside.select("request_id", "step"), steps, "step", "lost_at")
+    stalled = _stalls(frames, steps, portions, ends, pl.concat([lost, aside]).sort("lost_at"))
     resumed = stalled.select("request_id", at="until", after_stall=pl.lit(value=True)).unique()
     runs = (
         portions.join(resumed, on=["request_id", "at"], how="left", maintain_order="left")
@@ -69,24 +68,24 @@ def running_pieces(timeline: Timeline, steps: pl.DataFrame, ends: pl.DataFrame) 
             pieces(
                 stalled,
                 rank=pl.lit(WAITS),
-                state=pl.when(_is_session(timeline)).then(pl.lit("waiting")).otherwise(pl.lit("stalled")),
+                state=pl.when(_is_session(frames)).then(pl.lit("waiting")).otherwise(pl.lit("stalled")),
                 **{name: pl.col(name) for name in ("cause", "begin_step", "end_step")},
             ),
         ]
     )
 
 
-def _portions(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
+def _portions(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
     """What each request got, cut where its first token after an admission comes back.
 
     Columns: ``request_id``, ``admission`` (counts them), ``decodes``, ``state``, ``step`` and ``last_step``,
     their places ``at`` and ``last_at``, ``tokens``, and of the admission's first token ``output_us`` and the
     place of its step, ``output_at``; null if it did not come.
     """
-    measured = timeline.stretches.join(
-        timeline.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
+    measured = frames.stretches.join(
+        frames.warmup_requests.to_frame().lazy(), on="request_id", how="anti", maintain_order="left"
     )
-    stretches = with_work(timeline, measured.collect()).sort("request_id", "step")
+    stretches = with_work(frames, measured.collect()).sort("request_id", "step")
     stretches = place_of(stretches, steps, "step", "at").with_columns(
         admission=(pl.col("phase") != "running").cum_sum().over("request_id")
     )
@@ -137,7 +136,7 @@ def _known_tokens() -> pl.Expr:
 
 
 def _stalls(
-    timeline: Timeline, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
+    frames: Frames, steps: pl.DataFrame, portions: pl.DataFrame, ends: pl.DataFrame, lost: pl.DataFrame
 ) -> pl.DataFrame:
     """Runs of steps that gave a running request nothing, for one cause each.
 
@@ -179,13 +178,13 @@ def _stalls(
         back_us=steps["output_us"].gather(gaps["last_at"]).fill_null(0),
         over_us=pl.min_horizontal(over, "end_us"),
     )
-    usual, named = _causes(timeline)
+    usual, named = _causes(frames)
     # Between two parts a session is no longer running but in the queue, its blocks kept.
-    in_queue = gaps.filter(_is_session(timeline))
+    in_queue = gaps.filter(_is_session(frames))
     runs = pl.concat(
         [
-            cause_runs(gaps.filter(~_is_session(timeline)), usual, named, steps),
-            cause_runs(in_queue, loop_ends(timeline), named, steps),
+            cause_runs(gaps.filter(~_is_session(frames)), usual, named, steps),
+            cause_runs(in_queue, loop_ends(frames), named, steps),
         ]
     )
     number, starts = steps["step"], steps["start_us"]
@@ -203,17 +202,17 @@ def _stalls(
     )
 
 
-def _is_session(timeline: Timeline) -> pl.Expr:
-    return pl.col("request_id").is_in(timeline.sessions.implode())
+def _is_session(frames: Frames) -> pl.Expr:
+    return pl.col("request_id").is_in(frames.sessions.implode())
 
 
-def _causes(timeline: Timeline) -> tuple[pl.Series, pl.DataFrame]:
+def _causes(frames: Frames) -> tuple[pl.Series, pl.DataFrame]:
     """For which cause each step gave running requests nothing, and the requests that it names.
 
     Whom a step does not name it skipped together with others, since they were too many, or it never came to:
     then what ended the running loop kept it from all who were left.
     """
-    exits = timeline.exits.filter("refusal")
+    exits = frames.exits.filter("refusal")
     in_loop = exits.filter(pl.col("loop") == "running")
     skips = (pl.col("kind") == "continue") & pl.col("request_id").is_null()
     unnamed = in_loop.filter(skips).unique("step", keep="last").select("step", skipped="cause")
@@ -221,11 +220,50 @@ def _causes(timeline: Timeline) -> tuple[pl.Series, pl.DataFrame]:
         in_loop.filter(pl.col("kind") != "continue").unique("step", keep="last").select("step", ended="cause")
     )
     usual = (
-        timeline.steps.select("step")
+        frames.steps.select("step")
         .join(unnamed, on="step", how="left", maintain_order="left")
         .join(ended, on="step", how="left", maintain_order="left")
         .select(cause=pl.coalesce("skipped", "ended", OTHER))
     )
     return usual["cause"], exits.filter(pl.col("request_id").is_not_null()).select(
         "step", "request_id", "cause"
+    )
+
+
+def with_work(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of ``timeline.requests`` with ``prompt_tokens``, ``lost_tokens`` and ``work``.
+
+    ``lost_tokens`` is the most that a preemption before (or in) that step had thrown away. ``work`` is
+    ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null where the trace began
+    after the request had come.
+    """
+    its = pl.col("request_id").is_in(rows["request_id"].unique().implode())
+    lost = (
+        frames.preemptions.filter(its)
+        .select("request_id", pl.col("step").cast(pl.Int64), "lost_tokens")
+        .sort("step", maintain_order=True)
+        .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
+        .unique(["request_id", "step"], keep="last", maintain_order=True)
+    )
+    known = pl.concat(
+        [
+            frames.arrivals.filter(its & ~pl.col("streaming_update")).select("request_id", "prompt_tokens"),
+            frames.finishes.filter(its).select("request_id", "prompt_tokens"),
+        ]
+    )
+    computed = pl.col("computed_tokens")
+    return (
+        rows.with_columns(pl.col("step").cast(pl.Int64))
+        .join(known.unique("request_id", keep="first"), on="request_id", how="left", maintain_order="left")
+        .sort("step", maintain_order=True)
+        .join_asof(lost, on="step", by="request_id", check_sortedness=False)
+        .with_columns(pl.col("lost_tokens").fill_null(0))
+        .with_columns(
+            work=pl.when(computed < pl.col("lost_tokens"))
+            .then(pl.lit("recompute"))
+            .when(computed < pl.col("prompt_tokens"))
+            .then(pl.lit("prefill"))
+            .when(pl.col("prompt_tokens").is_not_null())
+            .then(pl.lit("decode"))
+        )
     )

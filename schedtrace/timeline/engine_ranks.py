@@ -8,22 +8,16 @@ the one before. Ranks of a dense model are independent engines (vLLM 0.14 and ne
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import NamedTuple, Self
 
 import polars as pl
 
 from schedtrace.model.trace import Header
-from schedtrace.timeline.clock_offsets import Offset, offset
-from schedtrace.timeline.rank import Rank, rank_of
+from schedtrace.timeline.prefill_stalls import PrefillStalls, prefill_stalls
+from schedtrace.timeline.rank import PASS, Rank, rank_of
+from schedtrace.timeline.rank_loads import RankLoads, rank_loads
 from schedtrace.timeline.timeline import Timeline
 
-if TYPE_CHECKING:
-    from schedtrace.timeline.prefill_stalls import PrefillStalls
-    from schedtrace.timeline.rank_loads import RankLoads
-
-
-PASS = ("wave", "step_counter")
-"""What all ranks of a lock-step run have in common."""
 SCHEMA = {
     "wave": pl.Int64,
     "step_counter": pl.Int64,
@@ -36,6 +30,34 @@ SCHEMA = {
     "prefill_tokens": pl.Int64,
     "decode_tokens": pl.Int64,
 }
+
+
+class Offset(NamedTuple):
+    """What to add to times of one trace to have them on the clock of another, in microseconds."""
+
+    us: int
+    uncertainty_us: int | None
+    """It may be off by so much; None: not known, since a host's wall clock is not known to be right."""
+
+
+def offset(of: Header, to: Header) -> Offset:
+    """From the clock of the trace with header ``of`` to that of the one with header ``to``.
+
+    Processes of one machine read one monotonic clock: exact. Otherwise by wall clocks: the uncertainties of
+    both readings and, unless it is one host, what NTP leaves open on each.
+    """
+    if (
+        of.clock_id is not None
+        and of.clock_id == to.clock_id
+        and of.monotonic_anchor_us is not None
+        and to.monotonic_anchor_us is not None
+    ):
+        return Offset(of.monotonic_anchor_us - to.monotonic_anchor_us, 0)
+    parts = [of.wall_uncertainty_us, to.wall_uncertainty_us]
+    if of.host != to.host:
+        parts += [of.wall_max_error_us, to.wall_max_error_us]
+    known = [part for part in parts if part is not None]
+    return Offset(of.wall_anchor_us - to.wall_anchor_us, sum(known) if len(known) == len(parts) else None)
 
 
 @dataclass
@@ -201,15 +223,11 @@ class Ranks:
         )
 
     @cached_property
-    def prefill_stalls(self) -> "PrefillStalls | None":
-        """What ranks waited for prefills of others (``timeline/prefill_stalls.py``)."""
-        from schedtrace.timeline.prefill_stalls import prefill_stalls  # noqa: PLC0415  # it reads ranks itself
-
-        return prefill_stalls(self)
+    def prefill_stalls(self) -> PrefillStalls | None:
+        """What ranks in lock-step waited for prefills of others; None: not known."""
+        return None if self.missing else prefill_stalls(self.passes, self.turns)
 
     @cached_property
-    def loads(self) -> "RankLoads | None":
-        """How many requests each rank had over time (``timeline/rank_loads.py``)."""
-        from schedtrace.timeline.rank_loads import rank_loads  # noqa: PLC0415  # likewise
-
-        return rank_loads(self)
+    def loads(self) -> RankLoads | None:
+        """How many requests each rank had over time; None where none has a request."""
+        return rank_loads(self.each, self.offsets_us)

@@ -6,8 +6,10 @@ first: host work that hides behind it costs nothing.
 
 import polars as pl
 
-from schedtrace.timeline.spans import time_within
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.request_states import request_states
+from schedtrace.timeline.spans import level, time_within
 
 STATES = ("device", "schedule", "update", "dummy", "host_gap", "idle")
 """In the order in which they count."""
@@ -19,10 +21,10 @@ SCHEMA = {
     "end_us": pl.Int64,
     "state": pl.String,
 }
-_KINDS = ("device", "schedule", "update", "dummy", "there")
 
 
-def engine_states(timeline: Timeline) -> pl.DataFrame:
+@computed_once
+def engine_states(frames: Frames) -> pl.DataFrame:
     """One row per time that the engine was in one state, from the first step to the trace's end.
 
     Columns, in order of time: ``engine_rank``, ``trial`` (of the step before), ``begin_us``, ``end_us``,
@@ -36,80 +38,64 @@ def engine_states(timeline: Timeline) -> pl.DataFrame:
     * ``host_gap``: requests were in the scheduler and nothing of this ran,
     * ``idle``: none were.
     """
-    began = timeline.steps.select(pl.col("start_us").min()).item()
+    began = frames.steps.select(pl.col("start_us").min()).item()
     if began is None:
         return pl.DataFrame(schema=SCHEMA)
-    changes = (
-        pl.concat([_work(timeline), _presence(timeline)])
-        .with_columns(pl.col("us").clip(began, timeline.end_us))
-        .group_by("us", "kind")
-        .agg(pl.col("change").sum())
-        .pivot("kind", index="us", values="change")
-        .sort("us")
+    doing = pl.concat([_work(frames), _presence(frames)]).with_columns(
+        pl.col("begin_us", "end_us").clip(began, frames.end_us)
     )
-    active = [
-        (pl.col(kind).fill_null(0).cum_sum() > 0).alias(kind) for kind in _KINDS if kind in changes.columns
-    ]
+    counts = level(doing, **{kind: (pl.col("kind") == kind).cast(pl.Int64) for kind in BUSY})
     state = pl.lit("idle")
-    for kind in reversed([kind for kind in _KINDS if kind in changes.columns]):
-        state = pl.when(kind).then(pl.lit("host_gap" if kind == "there" else kind)).otherwise(state)
+    for kind in reversed(BUSY):
+        state = pl.when(pl.col(kind) > 0).then(pl.lit(kind)).otherwise(state)
     spans = (
-        changes.with_columns(active)
-        .select(begin_us="us", state=state)
-        .with_columns(end_us=pl.col("begin_us").shift(-1).fill_null(timeline.end_us))
-        .filter(pl.col("end_us") > pl.col("begin_us"))
-        .with_columns(run=pl.col("state").ne(pl.col("state").shift(1)).fill_null(value=True).cum_sum())
-        .group_by("run", maintain_order=True)
+        counts.select(begin_us="at", end_us=pl.col("until").fill_null(frames.end_us), state=state)
+        .filter(LENGTH_US > 0)
+        .group_by(pl.col("state").rle_id().alias("run"), maintain_order=True)
         .agg(pl.col("begin_us", "state").first(), pl.col("end_us").last())
     )
-    trials = timeline.steps.select("start_us", "trial").sort("start_us")
+    trials = frames.steps.select("start_us", "trial").sort("start_us")
     return (
         spans.sort("begin_us")
         .join_asof(trials, left_on="begin_us", right_on="start_us")
-        .select(pl.lit(timeline.rank, pl.Int64).alias("engine_rank"), "trial", "begin_us", "end_us", "state")
+        .select(pl.lit(frames.rank, pl.Int64).alias("engine_rank"), "trial", "begin_us", "end_us", "state")
     )
 
 
-def _work(timeline: Timeline) -> pl.DataFrame:
-    """When each kind of work begins (1) and ends (-1)."""
-    steps = timeline.steps
+def _work(frames: Frames) -> pl.DataFrame:
+    """When the engine did each ``kind`` of work: ``begin_us`` and ``end_us``."""
     done = pl.col("start_us") + pl.col("schedule_us")
     before = pl.col("output_us").cum_max().shift(1).fill_null(0)
-    could = pl.max_horizontal(done, before)
     executed = pl.col("start_us") + pl.col("execute_after_us")
-    works = pl.col("total_requests") > 0
-    dummy = steps.filter(pl.col("dummy_us") > 0)
+    steps = frames.steps.with_columns(could_us=pl.coalesce(executed, pl.max_horizontal(done, before)))
+    over = pl.coalesce(executed + pl.col("execute_us"), "output_us")
     return pl.concat(
         [
-            _changes(
-                steps.with_columns(begin=pl.coalesce(executed, could)).filter(works),
-                "device",
-                pl.col("begin"),
-                pl.coalesce(executed + pl.col("execute_us"), "output_us"),
-            ),
-            _changes(steps, "schedule", pl.col("start_us"), done),
-            _changes(steps, "update", pl.col("output_us"), pl.col("output_us") + pl.col("update_us")),
-            _changes(dummy, "dummy", pl.col("start_us") - pl.col("dummy_us"), pl.col("start_us")),
+            _spans(steps.filter(pl.col("total_requests") > 0), "device", pl.col("could_us"), over),
+            _spans(steps, "schedule", pl.col("start_us"), done),
+            _spans(steps, "update", pl.col("output_us"), pl.col("output_us") + pl.col("update_us")),
+            _spans(steps, "dummy", pl.col("start_us") - pl.col("dummy_us"), pl.col("start_us")),
         ]
     )
 
 
-def _presence(timeline: Timeline) -> pl.DataFrame:
-    """When requests come to the scheduler (1) and leave it (-1)."""
-    states = timeline.request_states.filter(pl.col("state") != "front_end")
+def _presence(frames: Frames) -> pl.DataFrame:
+    """From when to when each request was in the scheduler: without other work that is ``host_gap``."""
+    states = request_states(frames).filter(pl.col("state") != "front_end")
     lives = states.group_by("request_id").agg(pl.col("begin_us").min(), pl.col("end_us").max())
-    return _changes(lives, "there", pl.col("begin_us"), pl.col("end_us"))
+    return _spans(lives, "host_gap", pl.col("begin_us"), pl.col("end_us"))
 
 
-def _changes(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
-    spans = frame.select(begin=begin.cast(pl.Int64), end=end.cast(pl.Int64)).drop_nulls()
-    spans = spans.filter(pl.col("end") > pl.col("begin"))
-    return pl.concat(
-        [
-            spans.select(us="begin", kind=pl.lit(kind), change=pl.lit(1)),
-            spans.select(us="end", kind=pl.lit(kind), change=pl.lit(-1)),
-        ]
-    )
+def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.DataFrame:
+    """Of each row whose two ends are known and apart: ``begin_us``, ``end_us`` and this ``kind``."""
+    spans = frame.select(begin_us=begin.cast(pl.Int64), end_us=end.cast(pl.Int64), kind=pl.lit(kind))
+    return spans.filter(LENGTH_US > 0)
+
+
+@computed_once
+def busy_us(frames: Frames) -> int:
+    """The engine's time without what it was idle, in microseconds."""
+    return int(engine_states(frames).filter(pl.col("state") != "idle").select(LENGTH_US.sum()).item())
 
 
 def with_engine_time(states: pl.DataFrame, engine: pl.DataFrame) -> pl.DataFrame:

@@ -5,31 +5,19 @@ and so are what the engine's thread did instead of a step, and the part of a ste
 explain.
 """
 
-import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
 
 import polars as pl
 
+from schedtrace.timeline.engine_states import busy_us as engine_busy_us
+from schedtrace.timeline.engine_states import engine_states
+from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.pieces import LENGTH_US
-from schedtrace.timeline.request_states import QUEUED
-from schedtrace.timeline.slowdown import slowdown
-from schedtrace.timeline.spans import time_within, until
-from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, nearly_predicted
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.request_states import QUEUED, request_states
+from schedtrace.timeline.slow_spans import MOST_FRAC, slow_spans
+from schedtrace.timeline.spans import merged, overlap_us, until
 
-FAR = 2.0
-"""Twice as long as the same work takes elsewhere: models of step times are off by less."""
-FAR_HOST = 5.0
-"""Host times vary more, and most are short: such a one is also longer than a usual step."""
-ABOUT = 0.8
-"""A step with four fifths of another one's work has about as much."""
-FEWEST_LIKE = 3
-"""Steps with at least as much work, or with as many requests, of which the median is the usual time."""
-MOST_FRAC = 0.25
-"""What more than a quarter of the steps show is no interruption but how the load is."""
 LEAST_FRAC = 0.002
 """Of the engine's time: what all of one kind have to take to be kept."""
 MOST_FIRST = 50
@@ -62,7 +50,8 @@ SCHEMA = {
 }
 
 
-def events(timeline: Timeline) -> pl.DataFrame:
+@computed_once
+def events(frames: Frames) -> pl.DataFrame:
     """One row per interruption, in order of time; none overlaps another.
 
     Columns:
@@ -71,7 +60,7 @@ def events(timeline: Timeline) -> pl.DataFrame:
       engine's thread did what it was asked for: a call of the workers, an adapter, a reset), ``no_call`` (no
       call of ``schedule()``, and the trace does not show why); slow steps: ``first_steps`` of a trial,
       ``periodic``, ``episode`` (in a row), ``scattered``, and ``slower``: the steps of a time in which the
-      device took longer for the same work (``slowdown.py``),
+      device took longer for the same work (``slow_spans.py``),
     * ``trial``, ``begin_us``, ``end_us``: of a slow step, the part of it that is too long,
     * ``step``: the slow one, else the first one afterwards,
     * ``part``: where the time went: ``device``, ``schedule``, ``update`` or ``host_gap``,
@@ -80,55 +69,42 @@ def events(timeline: Timeline) -> pl.DataFrame:
     * ``period_steps`` or ``period_us``: of ``periodic``.
     """
     none = pl.DataFrame(schema=SCHEMA)
-    if timeline.steps.is_empty() or not timeline.busy_us:
+    if frames.steps.is_empty() or not engine_busy_us(frames):
         return none
-    slow, slower = _slow([]), _slow([])
-    if timeline.steps.height >= FEWEST_STEPS:
-        known = _known(timeline)
-        slower = _in_slowdown(known)
-        rest = known.filter(~pl.col("step").is_in(slower["step"].implode()))
-        slow = pl.concat([_of_host(timeline), _of_device(rest)]).sort("begin_us")
-    asked = _asked(timeline)
+    slow, slower = slow_spans(frames)
+    asked = _asked(frames)
     slow = _without(slow, asked)
-    if slow["step"].n_unique() > MOST_FRAC * timeline.steps.height:
+    if slow["step"].n_unique() > MOST_FRAC * frames.steps.height:
         slow = slow.clear()
     slower = _without(slower, pl.concat([asked, slow], how="diagonal"))
     found = pl.concat(
-        [asked, *_by_position(timeline, slow), slower.with_columns(kind=pl.lit(SLOWER))],
+        [asked, *_by_position(frames, slow), slower.with_columns(kind=pl.lit(SLOWER))],
         how="diagonal_relaxed",
     )
     found = pl.concat(
         [none, found.cast({name: SCHEMA[name] for name in found.columns if name in SCHEMA})], how="diagonal"
     ).select(*SCHEMA)
-    cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * timeline.busy_us
+    cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * engine_busy_us(frames)
     return found.filter(cost | pl.col("kind").is_in([PAUSED, ASLEEP])).sort("begin_us")
 
 
-def cost_us(timeline: Timeline, found: pl.DataFrame) -> int:
+def cost_us(frames: Frames, found: pl.DataFrame) -> int:
     """The time of the requests that these interruptions kept from what they would have got, added up.
 
     While a paused scheduler still steps, that is the time of those who wait.
     """
     paused = found.filter(pl.col("kind") == PAUSED)
-    still = pl.concat([found.filter(pl.col("kind") != PAUSED), standstills(timeline, paused)], how="diagonal")
-    states = timeline.request_states
+    still = pl.concat([found.filter(pl.col("kind") != PAUSED), standstills(frames, paused)], how="diagonal")
+    states = request_states(frames)
     begin, end = (until(states, still[name].to_list()) for name in ("begin_us", "end_us"))
     waits = states.filter(pl.col("state").is_in(QUEUED))
-    queued = sum(
-        _within(waits, spans) * sign for spans, sign in ((paused, 1), (standstills(timeline, paused), -1))
-    )
-    return round(sum(end) - sum(begin)) + queued
+    queued_us = overlap_us(waits, merged(paused)) - overlap_us(waits, merged(standstills(frames, paused)))
+    return round(sum(end) - sum(begin)) + int(queued_us.sum())
 
 
-def _within(rows: pl.DataFrame, spans: pl.DataFrame) -> int:
-    if spans.is_empty() or rows.is_empty():
-        return 0
-    return int(time_within(rows, merged(spans), {"us": pl.lit(value=True)})["us"].sum())
-
-
-def standstills(timeline: Timeline, found: pl.DataFrame) -> pl.DataFrame:
+def standstills(frames: Frames, found: pl.DataFrame) -> pl.DataFrame:
     """``begin_us`` and ``end_us`` of the parts of interruptions in which the engine did not step at all."""
-    still = timeline.engine_states.filter(pl.col("state").is_in(["host_gap", "schedule", "update"]))
+    still = engine_states(frames).filter(pl.col("state").is_in(["host_gap", "schedule", "update"]))
     cut = [
         still.filter((pl.col("begin_us") < end) & (pl.col("end_us") > begin)).select(
             pl.col("begin_us", "end_us").clip(begin, end)
@@ -138,10 +114,10 @@ def standstills(timeline: Timeline, found: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(cut) if cut else still.select("begin_us", "end_us").clear()
 
 
-def kept(timeline: Timeline, spans: pl.DataFrame) -> list[str]:
+def kept(frames: Frames, spans: pl.DataFrame) -> list[str]:
     """The requests that were open in one of these spans, those that lost most time first."""
-    states = timeline.request_states
-    lost = time_within(states, merged(spans), {"us": pl.lit(value=True)})["us"]
+    states = request_states(frames)
+    lost = overlap_us(states, merged(spans))
     each = states.select("request_id").with_columns(us=lost).group_by("request_id").agg(pl.col("us").sum())
     return (
         each.filter(pl.col("us") > 0)
@@ -150,175 +126,21 @@ def kept(timeline: Timeline, spans: pl.DataFrame) -> list[str]:
     )
 
 
-def host_spans(timeline: Timeline) -> pl.DataFrame:
+def host_spans(frames: Frames) -> pl.DataFrame:
     """``begin_us`` and ``end_us`` of times in which an interruption kept the engine's thread from steps."""
-    found = timeline.events.filter(pl.col("part") != "device")
-    return merged(standstills(timeline, found)) if found.height else found.select("begin_us", "end_us")
+    found = events(frames).filter(pl.col("part") != "device")
+    return merged(standstills(frames, found)) if found.height else found.select("begin_us", "end_us")
 
 
-def interrupted_us(timeline: Timeline, rows: pl.DataFrame) -> pl.Series:
+def interrupted_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
     """How much of each row's time that was; rows have ``begin_us`` and ``end_us``."""
-    spans = host_spans(timeline)
-    if spans.is_empty():
-        return pl.Series([0] * rows.height, dtype=pl.Int64)
-    return time_within(rows, spans, {"us": pl.lit(value=True)})["us"]
+    return overlap_us(rows, host_spans(frames))
 
 
-def merged(spans: pl.DataFrame) -> pl.DataFrame:
-    """``begin_us`` and ``end_us`` of spans in order, each cut where the one before still lasts."""
-    before = pl.col("end_us").cum_max().shift(1).fill_null(pl.col("begin_us").min())
-    cut = spans.select("begin_us", "end_us").sort("begin_us", "end_us")
-    return cut.with_columns(begin_us=pl.max_horizontal("begin_us", before)).filter(LENGTH_US > 0)
-
-
-def _usual_us(timeline: Timeline) -> float:
-    """How long a usual step takes."""
-    return _median(timeline.steps.filter(pl.col("total_requests") > 0)["busy_us"])
-
-
-def _of_host(timeline: Timeline) -> pl.DataFrame:
-    """Times in which the device had nothing to do and which are far longer than usual ones of their kind."""
-    steps = (
-        timeline.steps.sort("start_us")
-        .with_columns(follows=pl.col("step").diff().fill_null(1) == 1)
-        .select(
-            "start_us",
-            "step",
-            "follows",
-            schedule="schedule_us",
-            update="update_us",
-            there=pl.col("num_running_before") + pl.col("num_waiting_before"),
-        )
-    )
-    least = _usual_us(timeline)
-    long = timeline.engine_states.with_columns(us=LENGTH_US).filter(pl.col("us") >= least).sort("end_us")
-    kinds: tuple[tuple[list[str], Literal["backward", "forward"]], ...] = (
-        (["schedule", "update"], "backward"),
-        (["host_gap"], "forward"),
-    )
-    spans = pl.concat(
-        long.filter(pl.col("state").is_in(states))
-        .join_asof(steps, left_on="end_us", right_on="start_us", strategy=strategy)
-        .drop_nulls("there")
-        .filter(
-            (pl.col("state") != "host_gap") | pl.col("follows")
-        )  # else steps in between were not recorded
-        for states, strategy in kinds
-    )
-    gaps = timeline.engine_states.filter(pl.col("state") == "host_gap").select(LENGTH_US.alias("us"))["us"]
-    rows = []
-    for one in spans.to_dicts():
-        state = one["state"]
-        usual, like = _median(gaps), gaps
-        if state != "host_gap":
-            usual = _median(steps[state])
-            like = steps.filter(pl.col("there") >= one["there"])[state]
-        expected = max(usual, _median(like) if like.len() > FEWEST_LIKE else 0.0)
-        if one["us"] >= FAR_HOST * expected and one["us"] - expected >= least:
-            begin = one["begin_us"] + int(expected)
-            factor = one["us"] / max(expected, 1.0)
-            rows.append((one["trial"], begin, one["end_us"], one["step"], state, factor))
-    return _slow(rows)
-
-
-def _known(timeline: Timeline) -> pl.DataFrame:
-    """The steps of which ``device_us`` can be told, and ``device_end_us``, when the device was done."""
-    steps = timeline.steps
-    in_lockstep = "wave" in steps.columns and steps["wave"].count() > 0
-    if in_lockstep or (timeline.header.pipeline_parallel_size or 1) > 1:
-        steps = steps.clear()
-    executed = pl.col("start_us") + pl.col("execute_after_us") + pl.col("execute_us")
-    return (
-        steps.with_columns(
-            device_us=pl.coalesce("execute_us", "busy_us"),
-            device_end_us=pl.min_horizontal("output_us", executed),
-        )
-        .filter(
-            (pl.col("device_us") > 0)
-            & (pl.col("total_requests") > 0)
-            & (pl.col("recomputed_tokens").fill_null(0) == 0)
-        )
-        .drop_nulls(["output_us", *FEATURES])
-    )
-
-
-def _in_slowdown(known: pl.DataFrame) -> pl.DataFrame:
-    """The parts of the steps of a slowdown that are too long, all by one factor."""
-    found = slowdown(known)
-    if found is None:
-        return _slow([])
-    steps, factor = found
-    return steps.select(
-        "trial",
-        begin_us=pl.col("device_end_us") - (pl.col("device_us") * (1 - 1 / factor)).round().cast(pl.Int64),
-        end_us="device_end_us",
-        step="step",
-        part=pl.lit("device"),
-        factor=pl.lit(factor),
-    )
-
-
-def _of_device(known: pl.DataFrame) -> pl.DataFrame:
-    """The parts of steps that took far longer on the device than others with about as much work or more."""
-    modelled = _expected(known)
-    if modelled is None:
-        return _slow([])
-    import numpy as np  # noqa: PLC0415  # a filter for each slow step would take half a minute
-
-    known = modelled
-    far = known.filter(pl.col("device_us") >= FAR * pl.col("expected_us"))
-    if far.is_empty() or far.height > MOST_FRAC * known.height:
-        return _slow([])
-    step, device, expected_us, used = (
-        known[name].to_numpy() for name in ("step", "device_us", "expected_us", "used_tokens")
-    )
-    work = {name: known[name].to_numpy() for name in FEATURES}
-    rows = []
-    for one in far.to_dicts():
-        others = step != one["step"]
-        costly = others & (expected_us >= ABOUT * one["expected_us"])
-        larger = np.logical_and.reduce([others, *(work[name] >= ABOUT * one[name] for name in FEATURES)])
-        like = max(
-            float(np.median(device[alike])) if alike.sum() >= FEWEST_LIKE else 0.0
-            for alike in (costly, larger)
-        )
-        if not like:  # a step takes no longer than smaller ones with its tokens together
-            smaller = others & (used >= 1) & (used <= one["used_tokens"])
-            like = one["used_tokens"] * float((device[smaller] / used[smaller]).min(initial=np.inf))
-            like = 0.0 if math.isinf(like) else like
-        expected = max(one["expected_us"], like)
-        if one["device_us"] >= FAR * expected:
-            end = one["device_end_us"]
-            begin = end - int(one["device_us"] - expected)
-            rows.append((one["trial"], begin, end, one["step"], "device", one["device_us"] / expected))
-    return _slow(rows)
-
-
-def _expected(known: pl.DataFrame) -> pl.DataFrame | None:
-    """The steps with ``expected_us``, by a model of those that are not slow; None: there are too few.
-
-    One slow step may decide what a token costs, if few others have as many. So a model of relative errors, in
-    which a slow step weighs little, says first which ones are left out.
-    """
-    timed = known.with_columns(busy_us="device_us")
-    rough = nearly_predicted(timed, timed)
-    model = None if rough is None else fit_step_time(timed.filter(pl.col("device_us") < FAR * rough))
-    return None if model is None else known.with_columns(expected_us=model.predicted())
-
-
-def _median(values: pl.Series) -> float:
-    return float(values.median() or 0)  # type: ignore[arg-type]  # of numbers
-
-
-def _slow(rows: Sequence[tuple[object, ...]]) -> pl.DataFrame:
-    names = ("trial", "begin_us", "end_us", "step", "part", "factor")
-    return pl.DataFrame(rows, schema={name: SCHEMA[name] for name in names}, orient="row")
-
-
-def _asked(timeline: Timeline) -> pl.DataFrame:
+def _asked(frames: Frames) -> pl.DataFrame:
     """Interruptions that somebody asked for, by what was recorded of it."""
-    controls = timeline.controls
-    first, last = int(timeline.steps["start_us"][0]), timeline.end_us
+    controls = frames.controls
+    first, last = int(frames.steps["start_us"][0]), frames.end_us
     pauses = controls.filter(pl.col("control") == "pause_state").with_columns(
         end_us=pl.col("at_us").shift(-1).fill_null(last)
     )
@@ -348,7 +170,7 @@ def _asked(timeline: Timeline) -> pl.DataFrame:
         .with_columns(begin_us=pl.max_horizontal("begin_us", "after"))
         .filter(LENGTH_US > 0)
     )
-    steps = timeline.steps.select("start_us", "trial", "step").sort("start_us")
+    steps = frames.steps.select("start_us", "trial", "step").sort("start_us")
     return found.join_asof(
         steps, left_on="end_us", right_on="start_us", strategy="forward", check_sortedness=False
     ).select("kind", "trial", "begin_us", "end_us", "step", "detail", part=pl.lit("host_gap"))
@@ -359,7 +181,7 @@ def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
     if slow.is_empty():
         return slow
     if asked.height:
-        inside = time_within(slow, merged(asked), {"us": pl.lit(value=True)})["us"]
+        inside = overlap_us(slow, merged(asked))
         slow = slow.filter(pl.Series(inside) < 0.5 * slow.select(LENGTH_US.alias("us"))["us"])
     longest_first = slow.sort(LENGTH_US, descending=True).to_dicts()
     taken: list[dict[str, int]] = []  # in order of time, so that only two neighbours can overlap
@@ -373,9 +195,9 @@ def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(taken, schema=slow.schema)
 
 
-def _by_position(timeline: Timeline, slow: pl.DataFrame) -> list[pl.DataFrame]:
+def _by_position(frames: Frames, slow: pl.DataFrame) -> list[pl.DataFrame]:
     """The slow spans by where they stand among the steps."""
-    computing = timeline.steps.filter(pl.col("total_requests") > 0)
+    computing = frames.steps.filter(pl.col("total_requests") > 0)
     place = computing.select("step", place=pl.int_range(pl.len()).over("trial"))
     slow = (
         slow.sort("begin_us").join_asof(

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from schedtrace.model.causes import Cause
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.frames import Frames
 
 FEWEST_STEPS = 10
 """Whoever runs gets tokens in one of them."""
@@ -30,7 +30,7 @@ SCHEMA = {
 }
 
 
-def idle_holders(timeline: Timeline) -> pl.DataFrame:
+def idle_holders(frames: Frames) -> pl.DataFrame:
     """One row per run of steps that refused a request KV blocks, and holder that got nothing in all of them.
 
     Only runs of ``FEWEST_STEPS`` and more in which such holders keep ``MOST_FRAC`` of all held blocks.
@@ -39,24 +39,24 @@ def idle_holders(timeline: Timeline) -> pl.DataFrame:
     when it was first refused), ``request_id``, its ``blocks``, ``kind`` (``session``, ``finished`` or
     ``request``), ``silent`` (a session whose client has not sent the next part) and ``alone`` (nobody ran).
     """
-    if "refusals" not in timeline.lists:
+    if "refusals" not in frames.lists:
         return pl.DataFrame(schema=SCHEMA)
-    gone = timeline.finishes.select("request_id", "finished_us").unique("request_id", keep="last")
+    gone = frames.finishes.select("request_id", "finished_us").unique("request_id", keep="last")
     rows = (
-        _runs(timeline)
-        .join_asof(_held(timeline), left_on="first_step", right_on="step", by="head", check_sortedness=False)
+        _runs(frames)
+        .join_asof(_held(frames), left_on="first_step", right_on="step", by="head", check_sortedness=False)
         .explode("request_id", "blocks")
         .join(gone, on="request_id", how="left", maintain_order="left")
         .with_columns(unfetched=pl.col("finished").list.contains(pl.col("request_id")))
         .filter(pl.col("unfetched") | (pl.col("finished_us") > pl.col("begin_us")).fill_null(value=True))
         .drop_nulls("request_id")
     )
-    got = timeline.stretches.select("request_id", "step", got_last="last_step").collect()
-    paused = timeline.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))
-    session = pl.col("request_id").is_in(timeline.sessions.implode())
+    got = frames.stretches.select("request_id", "step", got_last="last_step").collect()
+    paused = frames.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))
+    session = pl.col("request_id").is_in(frames.sessions.implode())
     idle = (
         _without(rows, got)
-        .join(_elsewhere(timeline), on="request_id", how="anti", maintain_order="left")
+        .join(_elsewhere(frames), on="request_id", how="anti", maintain_order="left")
         .filter(pl.col("blocks").sum().over("first_step") >= MOST_FRAC * pl.col("held"))
     )
     waits = _without(idle, paused.select("request_id", "step", got_last="step")).select(
@@ -84,12 +84,12 @@ def idle_holders(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _runs(timeline: Timeline) -> pl.DataFrame:
+def _runs(frames: Frames) -> pl.DataFrame:
     """Steps in a row that refused ``head``: ``first_step``, ``last_step``, ``begin_us`` and ``alone``."""
-    refused = timeline.exits.filter(
+    refused = frames.exits.filter(
         pl.col("refusal") & (pl.col("loop") == "waiting") & (pl.col("cause") == str(Cause.KV_BLOCKS))
     ).select(pl.col("step").cast(pl.Int64), head="request_id")
-    steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "start_us", "num_running_after")
+    steps = frames.steps.select(pl.col("step").cast(pl.Int64), "start_us", "num_running_after")
     rows = refused.drop_nulls().unique("step", keep="last").join(steps, on="step").sort("step")
     goes_on = (pl.col("step") == pl.col("step").shift(1) + 1) & (pl.col("head") == pl.col("head").shift(1))
     return (
@@ -105,9 +105,9 @@ def _runs(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _held(timeline: Timeline) -> pl.DataFrame:
+def _held(frames: Frames) -> pl.DataFrame:
     """``step``, ``head``, ``held``, and of its holders ``request_id``, ``blocks`` and ``finished``."""
-    taken = timeline.lists["refusals"].select(
+    taken = frames.lists["refusals"].select(
         "step", "request_id", "holders", "held", "finished_holders", "other_held"
     )
     rows = []
@@ -133,6 +133,6 @@ def _without(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     return rows.join(touched, on=["request_id", "first_step"], how="anti", maintain_order="left")
 
 
-def _elsewhere(timeline: Timeline) -> pl.DataFrame:
-    known = [timeline.lists[name].select("request_id") for name in ELSEWHERE if name in timeline.lists]
+def _elsewhere(frames: Frames) -> pl.DataFrame:
+    known = [frames.lists[name].select("request_id") for name in ELSEWHERE if name in frames.lists]
     return pl.concat([pl.LazyFrame(schema={"request_id": pl.String}), *known]).unique().collect()

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.frames import Frames
 
 MOST_FRAC = 0.5
 """Half of a step's prefill tokens."""
@@ -10,13 +10,13 @@ SHORT_FRAC = 0.25
 """A prompt is short beside one at least four times as long: else they are of a kind."""
 
 
-def prefills(timeline: Timeline) -> pl.DataFrame:
+def prefills(frames: Frames) -> pl.DataFrame:
     """One row per step and prompt that it computed a part of: ``step``, ``request_id``, ``prompt_tokens``,
     ``scheduled_tokens`` and ``computed_tokens``, as in ``timeline.requests``.
     """  # noqa: D205  # the columns are the summary
-    prompts = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
+    prompts = frames.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
     about = prompts.select("request_id", "prompt_tokens")
-    begun = timeline.stretches.join(about.lazy(), on="request_id").filter(
+    begun = frames.stretches.join(about.lazy(), on="request_id").filter(
         pl.col("computed_tokens") < pl.col("prompt_tokens")
     )
     # A stretch of several steps goes on computing the prompt, but may decode in its last ones.
@@ -30,7 +30,7 @@ def prefills(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def long_prefills(timeline: Timeline) -> pl.DataFrame:
+def long_prefills(frames: Frames) -> pl.DataFrame:
     """Steps of whose prefill tokens one long prompt took at least half.
 
     A prompt is long if it is larger than the token budget and the usual prompt is short beside it: many of
@@ -39,12 +39,12 @@ def long_prefills(timeline: Timeline) -> pl.DataFrame:
     Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
     prompts in this step).
     """
-    usual = timeline.arrivals.filter(~pl.col("streaming_update"))["prompt_tokens"].quantile(0.5, "lower") or 0
+    usual = frames.arrivals.filter(~pl.col("streaming_update"))["prompt_tokens"].quantile(0.5, "lower") or 0
     return (
-        prefills(timeline)
+        prefills(frames)
         .with_columns(prefill_tokens=pl.col("scheduled_tokens").sum().over("step"))
         .filter(
-            (pl.col("prompt_tokens") > timeline.token_budget)
+            (pl.col("prompt_tokens") > frames.token_budget)
             & (SHORT_FRAC * pl.col("prompt_tokens") >= usual)
             & (pl.col("scheduled_tokens") >= MOST_FRAC * pl.col("prefill_tokens"))
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.timeline.engine_ranks import PASS, Ranks
+from schedtrace.timeline.rank import PASS
 from schedtrace.timeline.step_time import fit_line
 
 FEWEST_PASSES = 20
@@ -80,17 +80,16 @@ class PrefillStalls:
         return max(0.0, float(self.passes["excess_us"].sum()) - longest)
 
 
-def prefill_stalls(ranks: Ranks) -> PrefillStalls | None:
-    """None for ranks that are not in lock-step, or where too few passes show what one takes."""
-    passes = ranks.passes
-    model = pass_time(passes) if passes.height and not ranks.missing else None
+def prefill_stalls(passes: pl.DataFrame, turns: pl.DataFrame) -> PrefillStalls | None:
+    """Of ``Ranks.passes`` and ``Ranks.turns``; None where too few passes show what one takes."""
+    model = pass_time(passes)
     if model is None:
         return None
     off = pl.col("length_us") - model.expected_us(pl.col("largest"))
     noise = passes.filter(pl.col("prefilling") == 0).select(off.std()).item()
     excess = pl.col("length_us") - model.expected_us(pl.col("decoding"))
     prefills = passes.filter(pl.col("prefilling") > 0).with_columns(excess_us=excess)
-    turns = ranks.turns.join(
+    turns = turns.join(
         prefills.select(*PASS, "excess_us", "most_prefill"), on=PASS, maintain_order="left"
     ).sort(*PASS, "rank")
     own = pl.col("excess_us") * pl.col("prefill_tokens") / pl.col("most_prefill")

@@ -7,13 +7,15 @@ vLLM: ``mismatches``.
 
 import polars as pl
 
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.frames import Frames, computed_once
+from schedtrace.timeline.spans import at_steps, level
 
 NEVER = 2**62
 """``left_step`` of a wait that lasts to the end of the trace."""
 
 
-def waits(timeline: Timeline) -> pl.DataFrame:
+@computed_once
+def waits(frames: Frames) -> pl.DataFrame:
     """One row per time that a request waited.
 
     Columns: ``request_id``, ``trial``, ``since_step`` (the first step after which it still waited, if it was
@@ -24,17 +26,17 @@ def waits(timeline: Timeline) -> pl.DataFrame:
     come before new ones, the last victim first; under priority, priority comes first. A queue that is not
     vLLM's has an order of its own (``Header.foreign_queues``).
     """
-    came = _arrivals(timeline)
-    entries = pl.concat([came, _preemptions(timeline, came), _set_aside(timeline, came)]).sort(
+    came = _arrivals(frames)
+    entries = pl.concat([came, _preemptions(frames, came), _set_aside(frames, came)]).sort(
         "request_id", "since_step", maintain_order=True
     )
-    ran = pl.col("step").is_in(after_gaps(timeline).implode())
+    ran = pl.col("step").is_in(after_gaps(frames).implode())
     scheduled = (
-        pl.concat([timeline.admitted, timeline.requests_of(ran & (pl.col("phase") == "running"))])
+        pl.concat([frames.admitted, frames.requests_of(ran & (pl.col("phase") == "running"))])
         .select("request_id", pl.col("step").cast(pl.Int64).alias("scheduled_step"))
         .sort("scheduled_step")
     )
-    ended = _ends(timeline)
+    ended = _ends(frames)
     joined = (
         entries.sort("since_step")
         .join_asof(
@@ -49,7 +51,7 @@ def waits(timeline: Timeline) -> pl.DataFrame:
         .join(ended, on="request_id", how="left", maintain_order="left")
     )
     left = pl.min_horizontal(pl.col("scheduled_step"), pl.col("ended_step")).fill_null(NEVER)
-    by_priority = timeline.header.scheduler_config.get("policy") == "priority"
+    by_priority = frames.header.scheduler_config.get("policy") == "priority"
     first = pl.col("priority") if by_priority else pl.col("preempted").not_()
     return (
         joined.with_columns(left_step=left)
@@ -70,11 +72,11 @@ def waits(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def after_gaps(timeline: Timeline) -> pl.Series:
+def after_gaps(frames: Frames) -> pl.Series:
     """Numbers of the steps before which one is missing: who runs in them may have been admitted before."""
-    number = timeline.steps["step"].cast(pl.Int64)
+    number = frames.steps["step"].cast(pl.Int64)
     follows = number == number.shift(1) + 1
-    return number.filter(~follows.fill_null(timeline.header.first_step == 0))
+    return number.filter(~follows.fill_null(frames.header.first_step == 0))
 
 
 def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
@@ -82,37 +84,19 @@ def waiting_after(waited: pl.DataFrame, step: int) -> pl.DataFrame:
     return waited.filter((pl.col("since_step") <= step) & (step < pl.col("left_step"))).sort("order")
 
 
-def mismatches(timeline: Timeline) -> pl.DataFrame:
+def mismatches(frames: Frames) -> pl.DataFrame:
     """Steps after which another number waited: ``step``, ``recorded``, ``reconstructed``."""
-    changes = pl.concat(
-        [
-            timeline.waits.select(pl.col("since_step").alias("step"), pl.lit(1).alias("change")),
-            timeline.waits.select(pl.col("left_step").alias("step"), pl.lit(-1).alias("change")),
-        ]
-    )
-    counted = (
-        changes.group_by("step")
-        .agg(pl.col("change").sum())
-        .sort("step")
-        .with_columns(n=pl.col("change").cum_sum())
-    )
-    return (
-        timeline.steps.select(pl.col("step").cast(pl.Int64), pl.col("num_waiting_after").alias("recorded"))
-        .sort("step")
-        .join_asof(counted.select("step", pl.col("n").alias("reconstructed")), on="step")
-        .with_columns(pl.col("reconstructed").fill_null(0).cast(pl.Int64))
-        .filter(pl.col("recorded") != pl.col("reconstructed"))
-    )
+    counted = level(waits(frames), "since_step", "left_step", reconstructed=1)
+    recorded = frames.steps.select("step", recorded="num_waiting_after")
+    return at_steps(counted, recorded).filter(pl.col("recorded") != pl.col("reconstructed"))
 
 
-def _arrivals(timeline: Timeline) -> pl.DataFrame:
+def _arrivals(frames: Frames) -> pl.DataFrame:
     """Requests that came, with the first step that could have scheduled them."""
-    began = timeline.steps.select("start_us", pl.col("step").cast(pl.Int64).alias("next_step")).sort(
-        "start_us"
-    )
-    by_arrival = timeline.header.scheduler_config.get("policy") == "priority"
+    began = frames.steps.select("start_us", pl.col("step").cast(pl.Int64).alias("next_step")).sort("start_us")
+    by_arrival = frames.header.scheduler_config.get("policy") == "priority"
     return (
-        timeline.arrivals.filter(~pl.col("streaming_update"))
+        frames.arrivals.filter(~pl.col("streaming_update"))
         .sort("queued_us", maintain_order=True)
         .join_asof(
             began, left_on="queued_us", right_on="start_us", strategy="forward", check_sortedness=False
@@ -132,12 +116,12 @@ def _arrivals(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _preemptions(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
+def _preemptions(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
     """Requests that were put back: they want all they had computed and the token sampled after it."""
     about = came.select("request_id", pl.col("wanted_tokens").alias("prompt"), "priority", "place")
-    by_arrival = timeline.header.scheduler_config.get("policy") == "priority"
+    by_arrival = frames.header.scheduler_config.get("policy") == "priority"
     return (
-        timeline.preemptions.with_row_index("at")
+        frames.preemptions.with_row_index("at")
         .join(about.unique("request_id", keep="first"), on="request_id", how="left", maintain_order="left")
         .select(
             "request_id",
@@ -152,10 +136,10 @@ def _preemptions(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _set_aside(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
+def _set_aside(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
     """Requests that their scheduler took out of the running ones: what they had computed is not lost."""
     about = came.select("request_id", "priority", "place").unique("request_id", keep="first")
-    return timeline.set_aside.join(about, on="request_id", how="left", maintain_order="left").select(
+    return frames.set_aside.join(about, on="request_id", how="left", maintain_order="left").select(
         "request_id",
         "trial",
         pl.col("step").alias("since_step"),
@@ -167,28 +151,26 @@ def _set_aside(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def overtakings(timeline: Timeline) -> int:
+def overtakings(frames: Frames) -> int:
     """How many requests were first scheduled before an earlier arrival that had not left either."""
-    came = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
-    scheduled = timeline.admitted.group_by("request_id").agg(first=pl.col("step").cast(pl.Int64).min())
+    came = frames.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
+    scheduled = frames.admitted.group_by("request_id").agg(first=pl.col("step").cast(pl.Int64).min())
     left = pl.min_horizontal("first", "ended_step").fill_null(NEVER)
     rows = (
         came.select("request_id", "queued_us")
         .join(scheduled, on="request_id", how="left")
-        .join(_ends(timeline), on="request_id", how="left")
+        .join(_ends(frames), on="request_id", how="left")
         .sort("queued_us", maintain_order=True)
         .with_columns(earlier_left=left.cum_max().shift(1).fill_null(0))
     )
     return rows.filter(pl.col("first") < pl.col("earlier_left")).height
 
 
-def _ends(timeline: Timeline) -> pl.DataFrame:
+def _ends(frames: Frames) -> pl.DataFrame:
     """The first step after each request was gone."""
-    began = timeline.steps.select("start_us", pl.col("step").cast(pl.Int64).alias("next_step")).sort(
-        "start_us"
-    )
+    began = frames.steps.select("start_us", pl.col("step").cast(pl.Int64).alias("next_step")).sort("start_us")
     return (
-        timeline.finishes.sort("finished_us")
+        frames.finishes.sort("finished_us")
         .join_asof(
             began, left_on="finished_us", right_on="start_us", strategy="forward", check_sortedness=False
         )

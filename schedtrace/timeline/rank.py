@@ -7,9 +7,12 @@ import polars as pl
 from schedtrace.model.facts import Fact
 from schedtrace.model.trace import Header
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
+from schedtrace.timeline.spans import level
 from schedtrace.timeline.step_time import FEATURES, StepTime, fit_step_time
 from schedtrace.timeline.timeline import Timeline
 
+PASS = ("wave", "step_counter")
+"""What the steps of all ranks of one pass of a lock-step run have in common."""
 STEPS = ("wave", "step_counter", "trial", "step", "start_us", "output_us")
 """Columns of ``Timeline.steps`` that ``Rank.steps`` has as they are; null where a record lacks them."""
 
@@ -138,20 +141,10 @@ def _presence(timeline: Timeline) -> pl.DataFrame:
     states = timeline.request_states.filter(refused | runs).select(
         "begin_us", "end_us", running=runs.cast(pl.Int64), waiting=refused.cast(pl.Int64)
     )
-    counts = ("running", "waiting")
-    changes = pl.concat(
-        [
-            states.select(pl.col("begin_us").alias("us"), *counts),
-            states.select(pl.col("end_us").alias("us"), *(-pl.col(name) for name in counts)),
-        ]
-    )
     return (
-        changes.group_by("us")
-        .agg(pl.col(*counts).sum())
-        .sort("us")
-        .with_columns(pl.col(*counts).cum_sum(), end_us=pl.col("us").shift(-1))
+        level(states, running="running", waiting="waiting")
+        .select(pl.col("at").alias("begin_us"), pl.col("until").alias("end_us"), "running", "waiting")
         .drop_nulls("end_us")
-        .select(pl.col("us").alias("begin_us"), "end_us", *counts)
     )
 
 

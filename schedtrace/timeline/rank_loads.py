@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.pieces import LENGTH_US
-from schedtrace.timeline.spans import time_within
+from schedtrace.timeline.rank import Rank
+from schedtrace.timeline.spans import level, time_within
 
 PARTS = 60
 """Equal parts that a run's time is looked at in."""
@@ -30,11 +30,16 @@ class RankLoads:
         return self.loads.group_by("rank").agg(pl.col("running", "waiting").mean()).sort("rank")
 
 
-def rank_loads(ranks: Ranks) -> RankLoads | None:
-    """The loads of all ranks; None where none has a request."""
+def rank_loads(ranks: list[Rank], offsets_us: dict[int, int]) -> RankLoads | None:
+    """The loads of all ranks; None where none has a request.
+
+    Args:
+        ranks: Of one run.
+        offsets_us: What to add to each rank's times to have them on one clock.
+    """
     spans = {
-        rank.number: rank.presence.with_columns(pl.col("begin_us", "end_us") + ranks.offsets_us[rank.number])
-        for rank in ranks.each
+        rank.number: rank.presence.with_columns(pl.col("begin_us", "end_us") + offsets_us[rank.number])
+        for rank in ranks
     }
     every = [one for one in spans.values() if one.height]
     if not every:
@@ -46,7 +51,7 @@ def rank_loads(ranks: Ranks) -> RankLoads | None:
     parts = pl.DataFrame({"part": range(PARTS), "begin_us": edges[:-1], "end_us": edges[1:]})
     parts = parts.filter(LENGTH_US > 0)
     loads = pl.concat([_means(parts, one, rank) for rank, one in spans.items()]).join(
-        _tokens(ranks, parts), on=("part", "rank"), how="left", maintain_order="left"
+        _tokens(ranks, offsets_us, parts), on=("part", "rank"), how="left", maintain_order="left"
     )
     busy = (pl.col("running") + pl.col("waiting")).sum().over("part") > 0
     return RankLoads(
@@ -61,51 +66,42 @@ def rank_loads(ranks: Ranks) -> RankLoads | None:
 
 def _means(parts: pl.DataFrame, spans: pl.DataFrame, rank: int) -> pl.DataFrame:
     counts = {name: pl.col(name) for name in ("running", "waiting")}
-    spent = (
-        time_within(parts, spans, counts)
-        if spans.height
-        else pl.DataFrame({name: [0] * parts.height for name in counts})
-    )
+    spent = time_within(parts, spans, counts)
     means = [pl.col(name) / LENGTH_US for name in counts]
     return pl.concat([parts, spent], how="horizontal").select(
         "part", "begin_us", pl.lit(rank, pl.Int64).alias("rank"), *means
     )
 
 
-def _tokens(ranks: Ranks, parts: pl.DataFrame) -> pl.DataFrame:
+def _tokens(ranks: list[Rank], offsets_us: dict[int, int], parts: pl.DataFrame) -> pl.DataFrame:
     """``part``, ``rank`` and ``tokens`` that its steps computed."""
     begins = parts.select("part", pl.col("begin_us").cast(pl.Int64)).sort("begin_us")
     return pl.concat(
         [
-            rank.steps.select(pl.col("start_us") + ranks.offsets_us[rank.number], tokens="used_tokens")
+            rank.steps.select(pl.col("start_us") + offsets_us[rank.number], tokens="used_tokens")
             .sort("start_us")
             .join_asof(begins, left_on="start_us", right_on="begin_us")
             .drop_nulls("part")
             .group_by("part", rank=pl.lit(rank.number, pl.Int64))
             .agg(pl.col("tokens").sum())
-            for rank in ranks.each
+            for rank in ranks
         ]
     )
 
 
-def _with_room(ranks: Ranks, spans: dict[int, pl.DataFrame], begin: int, end: int) -> pl.DataFrame:
+def _with_room(ranks: list[Rank], spans: dict[int, pl.DataFrame], begin: int, end: int) -> pl.DataFrame:
     """Spans in which at least one rank has a free seat and refuses nobody."""
-    changes = []
-    for rank in ranks.each:
+    each = []
+    for rank in ranks:
         one = spans[rank.number]
         full = (pl.col("waiting") > 0) | ((pl.col("running") >= rank.seats) if rank.seats else False)
-        closed = one.filter(full)
-        changes += [
-            pl.DataFrame({"us": [begin, end], "change": [1, -1]}),
-            closed.select(us="begin_us", change=pl.lit(-1, pl.Int64)),
-            closed.select(us="end_us", change=pl.lit(1, pl.Int64)),
+        each += [
+            pl.DataFrame({"begin_us": begin, "end_us": end, "open": 1}),
+            one.filter(full).select("begin_us", "end_us", open=pl.lit(-1, pl.Int64)),
         ]
     return (
-        pl.concat(changes)
-        .group_by("us")
-        .agg(pl.col("change").sum())
-        .sort("us")
-        .select(begin_us="us", end_us=pl.col("us").shift(-1), room=pl.col("change").cum_sum() > 0)
+        level(pl.concat(each), open="open")
+        .select(begin_us="at", end_us="until", room=pl.col("open") > 0)
         .drop_nulls()
     )
 
@@ -113,7 +109,5 @@ def _with_room(ranks: Ranks, spans: dict[int, pl.DataFrame], begin: int, end: in
 def _waiting_us(spans: pl.DataFrame, room: pl.DataFrame) -> int:
     """Time that requests of a rank were refused in, while another had room."""
     waits = spans.filter(pl.col("waiting") > 0)
-    if waits.is_empty():
-        return 0
     within = time_within(waits, room, {"us": pl.col("room")})
     return int((within["us"] * waits["waiting"]).sum())

@@ -7,9 +7,9 @@ the trace ended. All that is said about where requests' time went comes from thi
 import polars as pl
 
 from schedtrace.timeline.computing import running_pieces
+from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.pieces import ARRIVES, WAITS, pieces, placed
 from schedtrace.timeline.queue_waits import after_gaps
-from schedtrace.timeline.timeline import Timeline
 from schedtrace.timeline.waiting import waiting_pieces
 
 QUEUED = ("waiting", "preempted", "set_aside")
@@ -18,7 +18,8 @@ NEXT_STEP = "next_step"
 """``cause`` of waiting for the first step that could see the request: nothing refused it."""
 
 
-def request_states(timeline: Timeline) -> pl.DataFrame:
+@computed_once
+def request_states(frames: Frames) -> pl.DataFrame:
     """One row per run of steps in which a request was in the same state for the same cause.
 
     Columns, sorted by ``request_id`` and ``begin_us``:
@@ -36,11 +37,9 @@ def request_states(timeline: Timeline) -> pl.DataFrame:
       where no step knew of it,
     * ``tokens``: scheduled for it in these steps.
     """
-    steps = placed(timeline.steps)
-    ends = _ends(timeline)
-    made = pl.concat(
-        [_arrivals(timeline), waiting_pieces(timeline, steps), running_pieces(timeline, steps, ends)]
-    )
+    steps = placed(frames.steps)
+    ends = _ends(frames)
+    made = pl.concat([_arrivals(frames), waiting_pieces(frames, steps), running_pieces(frames, steps, ends)])
     later_first = pl.col("us").reverse().cum_min().reverse().over("request_id")
     rows = (
         made.join(ends, on="request_id", how="left", maintain_order="left")
@@ -53,22 +52,22 @@ def request_states(timeline: Timeline) -> pl.DataFrame:
     )
     return (
         _merged(rows)
-        .join(_trials(timeline), on="request_id", how="left", maintain_order="left")
+        .join(_trials(frames), on="request_id", how="left", maintain_order="left")
         .select(
-            pl.lit(timeline.rank, pl.Int64).alias("engine_rank"),
+            pl.lit(frames.rank, pl.Int64).alias("engine_rank"),
             *("request_id", "trial", "begin_us", "end_us", "state", "cause"),
             *("begin_step", "end_step", "tokens"),
         )
     )
 
 
-def _arrivals(timeline: Timeline) -> pl.DataFrame:
+def _arrivals(frames: Frames) -> pl.DataFrame:
     """The way to the scheduler, then the time until a step can see the request."""
-    came = timeline.arrivals.filter(~pl.col("streaming_update")).unique(
+    came = frames.arrivals.filter(~pl.col("streaming_update")).unique(
         "request_id", keep="first", maintain_order=True
     )
     first = {"at": pl.lit(-1)}
-    came = _where_known(timeline, came)
+    came = _where_known(frames, came)
     known = came.filter(pl.col("arrived_us") < pl.col("queued_us"))
     return pl.concat(
         [
@@ -85,10 +84,10 @@ def _arrivals(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _where_known(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
+def _where_known(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
     """Arrivals whose next step is missing begin with the next one that is not: before, nothing is known."""
-    gaps = after_gaps(timeline)
-    begins = timeline.steps.select("start_us", next_step=pl.col("step").cast(pl.Int64)).sort("start_us")
+    gaps = after_gaps(frames)
+    begins = frames.steps.select("start_us", next_step=pl.col("step").cast(pl.Int64)).sort("start_us")
     unknown = pl.col("next_step").is_in(gaps.implode()) & pl.col("step").is_null()
     since = pl.when(unknown).then(pl.max_horizontal("queued_us", "start_us")).otherwise("queued_us")
     return (
@@ -105,24 +104,24 @@ def _where_known(timeline: Timeline, came: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _ends(timeline: Timeline) -> pl.DataFrame:
+def _ends(frames: Frames) -> pl.DataFrame:
     """``request_id`` and ``end_us`` of every request: when it left the scheduler, or the trace ended."""
-    gone = timeline.finishes.group_by("request_id").agg(pl.col("finished_us").max())
+    gone = frames.finishes.group_by("request_id").agg(pl.col("finished_us").max())
     ids = pl.concat(
         [
-            timeline.arrivals.select("request_id"),
-            timeline.finishes.select("request_id"),
-            timeline.stretches.select("request_id").unique().collect(),
+            frames.arrivals.select("request_id"),
+            frames.finishes.select("request_id"),
+            frames.stretches.select("request_id").unique().collect(),
         ]
     ).unique()
     return ids.join(gone, on="request_id", how="left").select(
-        "request_id", end_us=pl.col("finished_us").fill_null(timeline.end_us)
+        "request_id", end_us=pl.col("finished_us").fill_null(frames.end_us)
     )
 
 
-def _trials(timeline: Timeline) -> pl.DataFrame:
-    of_stretches = timeline.stretches.select("request_id", "trial").unique("request_id").collect()
-    of_arrivals = timeline.arrivals.select("request_id", "trial")
+def _trials(frames: Frames) -> pl.DataFrame:
+    of_stretches = frames.stretches.select("request_id", "trial").unique("request_id").collect()
+    of_arrivals = frames.arrivals.select("request_id", "trial")
     return pl.concat([of_arrivals, of_stretches]).unique("request_id", keep="first", maintain_order=True)
 
 
@@ -140,4 +139,42 @@ def _merged(rows: pl.DataFrame) -> pl.DataFrame:
             pl.col("end_step").max(),
             pl.col("tokens").sum(),
         )
+    )
+
+
+def refused(frames: Frames) -> pl.DataFrame:
+    """Rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
+    return request_states(frames).filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
+
+
+def since_us(frames: Frames, moment: int, request_ids: pl.Series) -> pl.DataFrame:
+    """``request_id`` and ``since_us``: when each of these last entered the waiting queue before a moment."""
+    queued = pl.col("state").is_in(QUEUED)
+    states = request_states(frames).filter(
+        (pl.col("begin_us") < moment) & pl.col("request_id").is_in(request_ids.implode())
+    )
+    enters = queued & ~queued.shift(1).over("request_id").fill_null(value=False)
+    return states.filter(enters).group_by("request_id").agg(since_us=pl.col("begin_us").last())
+
+
+def queue_times(frames: Frames) -> pl.DataFrame:
+    """One row per request that was scheduled: how long it waited for that.
+
+    Columns: ``request_id``, ``trial``, ``priority``, ``queued_us``, ``step`` (that admitted it first) and
+    ``queue_us``.
+    """
+    admitted = (
+        request_states(frames)
+        .filter(pl.col("tokens") > 0)
+        .group_by("request_id")
+        .agg(pl.col("begin_us", "begin_step").first())
+    )
+    return (
+        frames.arrivals.filter(~pl.col("streaming_update"))
+        .unique("request_id", keep="first", maintain_order=True)
+        .select("request_id", "trial", "priority", "queued_us")
+        .join(admitted, on="request_id", maintain_order="left")
+        .with_columns(queue_us=(pl.col("begin_us") - pl.col("queued_us")).clip(0))
+        .select("request_id", "trial", "priority", "queued_us", "begin_step", "queue_us")
+        .rename({"begin_step": "step"})
     )

@@ -1,10 +1,58 @@
-"""Sums over spans of time: how much of each lies in others, and over the states of requests."""
+"""Sums over spans of time or of steps: what they add up to at each moment, and how much lies in others."""
 
 import polars as pl
 
 from schedtrace.timeline.pieces import LENGTH_US
-from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
-from schedtrace.timeline.timeline import Timeline
+
+
+def level(
+    spans: pl.DataFrame | pl.LazyFrame,
+    begin: str | pl.Expr = "begin_us",
+    end: str | pl.Expr = "end_us",
+    **counts: str | int | pl.Expr,
+) -> pl.DataFrame:
+    """What the spans that last add up to, from each moment at which one begins or ends.
+
+    Args:
+        spans: One row each.
+        begin: The first moment, or the first step, of each.
+        end: The first moment, or the first step, after it.
+        counts: Name of a result's column to what each span adds to it: 1 counts the spans.
+
+    Returns:
+        ``at``, sorted; the columns ``counts``; and ``until``, the next ``at``, null in the last row.
+    """
+    begins, ends = (spans.lazy().select(at=at, **counts) for at in (begin, end))
+    return (
+        pl.concat([begins, ends.with_columns(-pl.exclude("at"))], how="vertical_relaxed")
+        .group_by("at")
+        .agg(pl.all().sum())
+        .sort("at")
+        .with_columns(pl.exclude("at").cum_sum(), until=pl.col("at").shift(-1))
+        .collect()
+    )
+
+
+def at_steps(levels: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Each step, in their order, with the ``level`` of spans of steps that holds there."""
+    return (
+        steps.sort("step")
+        .join_asof(levels, left_on="step", right_on="at")
+        .with_columns(pl.col(set(levels.columns) - {"at", "until"}).fill_null(0))
+        .drop("at", "until")
+    )
+
+
+def steps_of(steps: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """The steps that rows of ``request_states`` are made of, with ``requests``: in how many rows each is.
+
+    Args:
+        steps: Of the timeline: the columns that are wanted, ``step`` among them.
+        rows: With ``begin_step`` and ``end_step``; null where no step knew of it.
+    """
+    known = rows.drop_nulls(["begin_step", "end_step"])
+    levels = level(known, "begin_step", pl.col("end_step") + 1, requests=1)
+    return at_steps(levels, steps).filter(pl.col("requests") > 0)
 
 
 def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Expr]) -> pl.DataFrame:
@@ -46,6 +94,11 @@ def time_within(rows: pl.DataFrame, spans: pl.DataFrame, kinds: dict[str, pl.Exp
     return pl.DataFrame([(end[name] - begin[name]).round().cast(pl.Int64) for name in kinds])
 
 
+def overlap_us(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:
+    """How many microseconds of each row lie in spans that do not overlap each other."""
+    return time_within(rows, spans, {"us": pl.lit(value=True)})["us"]
+
+
 def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
     """How much of the time of ``rows`` lies before each moment, in microseconds.
 
@@ -60,62 +113,21 @@ def until(rows: pl.DataFrame, moments: list[int]) -> list[float]:
     return (sums[0] - sums[1]).to_list()
 
 
-def refused(timeline: Timeline) -> pl.DataFrame:
-    """Rows of ``request_states`` in the waiting queue for a cause, not only until a step began."""
-    return timeline.request_states.filter(pl.col("state").is_in(QUEUED) & (pl.col("cause") != NEXT_STEP))
-
-
-def since_us(timeline: Timeline, moment: int, request_ids: pl.Series) -> pl.DataFrame:
-    """``request_id`` and ``since_us``: when each of these last entered the waiting queue before a moment."""
-    queued = pl.col("state").is_in(QUEUED)
-    states = timeline.request_states.filter(
-        (pl.col("begin_us") < moment) & pl.col("request_id").is_in(request_ids.implode())
-    )
-    enters = queued & ~queued.shift(1).over("request_id").fill_null(value=False)
-    return states.filter(enters).group_by("request_id").agg(since_us=pl.col("begin_us").last())
-
-
-def per_step(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """The steps that these rows are made of: ``step`` and ``requests``, how many of them each step is in.
-
-    Args:
-        timeline: One engine's.
-        rows: Of ``request_states``, with ``begin_step`` and ``end_step``.
-    """
-    known = rows.select("begin_step", "end_step").drop_nulls()
-    changes = pl.concat(
-        [
-            known.select(step="begin_step", requests=pl.lit(1)),
-            known.select(step=pl.col("end_step") + 1, requests=pl.lit(-1)),
-        ]
-    )
-    running = (
-        changes.group_by("step")
-        .agg(pl.col("requests").sum())
-        .sort("step")
-        .with_columns(pl.col("requests").cum_sum())
-    )
-    steps = timeline.steps.select(pl.col("step").cast(pl.Int64)).sort("step")
-    return steps.join_asof(running, on="step").filter(pl.col("requests") > 0)
-
-
-def queue_times(timeline: Timeline) -> pl.DataFrame:
-    """One row per request that was scheduled: how long it waited for that.
-
-    Columns: ``request_id``, ``trial``, ``priority``, ``queued_us``, ``step`` (that admitted it first) and
-    ``queue_us``.
-    """
-    admitted = (
-        timeline.request_states.filter(pl.col("tokens") > 0)
-        .group_by("request_id")
-        .agg(pl.col("begin_us", "begin_step").first())
-    )
+def united(spans: pl.DataFrame) -> pl.DataFrame:
+    """The moments of any span, as spans that do not touch: ``begin_us`` and ``end_us``, in their order."""
+    latest = pl.col("end_us").cum_max()
     return (
-        timeline.arrivals.filter(~pl.col("streaming_update"))
-        .unique("request_id", keep="first", maintain_order=True)
-        .select("request_id", "trial", "priority", "queued_us")
-        .join(admitted, on="request_id", maintain_order="left")
-        .with_columns(queue_us=(pl.col("begin_us") - pl.col("queued_us")).clip(0))
-        .select("request_id", "trial", "priority", "queued_us", "begin_step", "queue_us")
-        .rename({"begin_step": "step"})
+        spans.select(pl.col("begin_us", "end_us").cast(pl.Int64))
+        .sort("begin_us")
+        .with_columns(part=(pl.col("begin_us") > latest.shift(1)).fill_null(value=True).cum_sum())
+        .group_by("part", maintain_order=True)
+        .agg(pl.col("begin_us").min(), pl.col("end_us").max())
+        .drop("part")
     )
+
+
+def merged(spans: pl.DataFrame) -> pl.DataFrame:
+    """``begin_us`` and ``end_us`` of spans in order, each cut where the one before still lasts."""
+    before = pl.col("end_us").cum_max().shift(1).fill_null(pl.col("begin_us").min())
+    cut = spans.select("begin_us", "end_us").sort("begin_us", "end_us")
+    return cut.with_columns(begin_us=pl.max_horizontal("begin_us", before)).filter(LENGTH_US > 0)

@@ -1,113 +1,55 @@
-"""One engine's trace as the rules see it: warm-up left out, the waiting loop's end beside each step."""
+"""One engine's trace with all that is made of it: what findings and metrics are computed from."""
 
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import polars as pl
 
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
-from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import OFFLINE, Manifest
-from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.model.trace import Header
-from schedtrace.model.trace_facts import Control
 from schedtrace.read.front_end_files import FrontEnd
-from schedtrace.read.schema import schema_of
-from schedtrace.read.thread_times import cpu_times
-from schedtrace.read.trace import Trace, all_rows, rows_between, rows_of
-from schedtrace.timeline.demand import Demand, demand
-from schedtrace.timeline.per_step import context_tokens
+from schedtrace.read.trace import Trace
+from schedtrace.timeline.charges import charges
+from schedtrace.timeline.engine_states import busy_us as engine_busy_us
+from schedtrace.timeline.engine_states import engine_states
+from schedtrace.timeline.events import events
+from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.pieces import LENGTH_US
-from schedtrace.timeline.step_time import StepTime, busy_us, fit_step_time
+from schedtrace.timeline.queue_waits import waits
+from schedtrace.timeline.request_states import request_states
+from schedtrace.timeline.spans import at_steps, level
+from schedtrace.timeline.step_time import busy_us
 
 WARMUP_TRIAL = 0
 FACTS = ("admitted", "refusals", "kv_loads", "grammars", "set_aside")
 
 
-@dataclass
-class Timeline:
-    """What findings and metrics are computed from.
+class Timeline(Frames):
+    """The frames of one engine's trace, with the tables that are made of them, each where asked for first."""
 
-    ``steps`` has the columns of ``model.trace.Step`` and
-
-    * ``end_us``: when ``schedule()`` returned,
-    * ``used_tokens``: tokens scheduled (null: the record does not tell), and ``use_frac``: their share of the
-      token budget,
-    * ``busy_us``: from when the step could begin on the device to its output, ``context_tokens``: what its
-      requests had computed before it (``step_time.py``),
-    * ``eligible_after``: waiting requests that are not known to wait for something else,
-    * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_guard``, ``waiting_location``,
-      ``waiting_via``: the exit with which the loop over the waiting queue ended or, where it went through
-      the queue and skipped everybody who is left there, the most frequent of those skips.
-    """
-
-    header: Header
-    steps: pl.DataFrame
-    stretches: pl.LazyFrame
-    """What requests got, as stretches of steps (``read/stretches.py``)."""
-    arrivals: pl.DataFrame
-    finishes: pl.DataFrame
-    preemptions: pl.DataFrame
-    exits: pl.DataFrame
-    """One row per recorded exit; ``refusal``: somebody was refused or skipped by it."""
-    caps: pl.DataFrame
-    """One row per limit that made a chunk smaller, with the step's ``remaining_budget``."""
-    warmup_steps: int
-    warmup_requests: pl.Series
-    """Ids of requests that are left out; steps after the warm-up may still have scheduled some of them."""
-    closed_workload: bool = False
-    """All requests of a trial are handed to one engine at once; False also where that is unknown."""
-    facts: frozenset[Fact] = ALL_FACTS
-    """What the record can tell at all; an empty frame means "none" only if its fact is among them."""
-    lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
-    """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
-    cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
-    """Processor times of threads (``read/thread_times.py``)."""
-    controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
-    """What was asked of the engine beside requests, in order of time: of the whole trace."""
-    front_end: FrontEnd | None = None
-    """What the front ends of the run recorded, for all its engines."""
-    missing: list[Message] = field(default_factory=list)
-    """What the trace lacks before its end."""
-    requests_missing: bool = False
-    """There may be requests that the trace does not hold."""
-    is_window: bool = False
-    """Cut to a part of its trace (``timeline/window.py``)."""
-
-    @cached_property
+    @property
     def waits(self) -> pl.DataFrame:
         """Each time that a request was in the waiting queue (``timeline/queue_waits.py``)."""
-        from schedtrace.timeline.queue_waits import waits  # noqa: PLC0415  # it reads a timeline itself
-
         return waits(self)
 
-    @cached_property
+    @property
     def request_states(self) -> pl.DataFrame:
         """Every moment of every request (``timeline/request_states.py``)."""
-        from schedtrace.timeline.request_states import request_states  # noqa: PLC0415  # likewise
-
         return request_states(self)
 
-    @cached_property
+    @property
     def engine_states(self) -> pl.DataFrame:
         """Every moment of the engine (``timeline/engine_states.py``)."""
-        from schedtrace.timeline.engine_states import engine_states  # noqa: PLC0415  # likewise
-
         return engine_states(self)
 
-    @cached_property
+    @property
     def charges(self) -> pl.DataFrame:
         """What every wait is charged to (``timeline/charges.py``)."""
-        from schedtrace.timeline.charges import charges  # noqa: PLC0415  # likewise
-
         return charges(self)
 
-    @cached_property
+    @property
     def events(self) -> pl.DataFrame:
         """Interruptions (``timeline/events.py``)."""
-        from schedtrace.timeline.events import events  # noqa: PLC0415  # likewise
-
         return events(self)
 
     @cached_property
@@ -115,104 +57,10 @@ class Timeline:
         """All requests' time added up: what shares of it are of."""
         return int(self.request_states.select(LENGTH_US.sum()).item() or 0)
 
-    @cached_property
-    def end_us(self) -> int:
-        """The last thing that the trace knows of; 0 for an empty one."""
-        updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
-        times = self.steps.select(
-            pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
-        ).item()
-        known = [times, self.finishes["finished_us"].max(), self.arrivals["queued_us"].max()]
-        return max((int(us) for us in known if us is not None), default=0)
-
-    @cached_property
-    def step_time(self) -> StepTime | None:
-        """The model of step times, for estimates of cost; None where too few steps tell theirs."""
-        return fit_step_time(self.steps)
-
-    @cached_property
-    def demand(self) -> Demand:
-        """What the load asks for at once; that of a window is that of the whole timeline."""
-        return demand(self)
-
-    @cached_property
-    def admitted(self) -> pl.DataFrame:
-        """The rows of ``requests`` with which a request began to run or came back."""
-        return self.requests_of(pl.col("phase") != "running")
-
     @property
-    def requests(self) -> pl.LazyFrame:
-        """One row per step and scheduled request: far too many to be collected as a whole."""
-        return all_rows(self.stretches, self.steps)
-
-    def requests_of(self, wanted: pl.Expr) -> pl.DataFrame:
-        """The rows of the stretches for which this is true."""
-        return rows_of(self.stretches.filter(wanted), self.steps)
-
-    def requests_in(self, step: int) -> pl.DataFrame:
-        """The rows of one step."""
-        return rows_between(self.stretches, self.steps, step, step)
-
-    @cached_property
     def busy_us(self) -> int:
         """The engine's time without what it was idle: what shares of the run are of."""
-        busy = self.engine_states.filter(pl.col("state") != "idle")
-        return int(busy.select(LENGTH_US.sum()).item())
-
-    @cached_property
-    def set_aside(self) -> pl.DataFrame:
-        """Requests that their scheduler took out of the running ones without preempting them.
-
-        Columns: ``step``, ``trial``, ``request_id``, ``wanted_tokens`` and ``blocks_held``.
-        """
-        columns = {"step": pl.Int64, "trial": pl.Int64, "request_id": pl.String}
-        columns |= {"wanted_tokens": pl.Int64, "blocks_held": pl.Int64}
-        if "set_aside" not in self.lists:
-            return pl.DataFrame(schema=columns)
-        told = self.lists["set_aside"].select(pl.col(name).cast(kind) for name, kind in columns.items())
-        return told.collect()
-
-    @cached_property
-    def sessions(self) -> pl.Series:
-        """Ids of streaming sessions: between two parts they wait in the queue and keep their blocks."""
-        parts = self.arrivals.filter("streaming_update")["request_id"]
-        paused = self.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))["request_id"]
-        return pl.concat([parts, paused]).drop_nulls().unique()
-
-    @property
-    def active_limit(self) -> int | None:
-        """``max_num_active_seqs`` (vLLM 0.31 and newer), where it is set."""
-        limit = self.header.scheduler_config.get("max_num_active_seqs")
-        return limit if isinstance(limit, int) else None
-
-    @property
-    def seats(self) -> int:
-        """How many requests may run at once; 0 where the record does not tell."""
-        return self.active_limit or self.header.max_num_running_reqs or 0
-
-    @property
-    def token_budget(self) -> int:
-        """Tokens that a step may schedule; 0 where the record does not tell."""
-        return self.header.token_budget or 0
-
-    @property
-    def rank(self) -> int:
-        """Data-parallel rank."""
-        return self.header.engine_rank
-
-    def trials(self) -> list[int | None]:
-        """The trials in their order; a trace without trials is one, None."""
-        found = self.steps["trial"].unique(maintain_order=True).to_list()
-        return [trial for trial in found if trial is not None] or [None]
-
-    @property
-    def whole_trials(self) -> bool:
-        """Whether it has trials, whose begin and end are those of a workload."""
-        return not self.is_window and self.trials() != [None]
-
-    def of_trial(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
-        """The rows of one trial; all rows for None."""
-        return frame if trial is None else frame.filter(pl.col("trial") == trial)
+        return engine_busy_us(self)
 
 
 def make_timeline(
@@ -254,7 +102,7 @@ def make_timeline(
             busy_us=busy_us(),
             eligible_after=pl.max_horizontal(0, pl.col("num_waiting_after") - pl.col("num_not_ready_after")),
         )
-        .join(context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
+        .join(_context_tokens(trace.stretches(), steps), on="step", how="left", maintain_order="left")
         .join(_waiting_ends(exits), on="step", how="left", maintain_order="left")
         .with_columns(_told(pl.col("waiting_cause")), pl.col("waiting_via").fill_null("inferred"))
     )
@@ -278,6 +126,16 @@ def make_timeline(
         missing=[say("{problem}", problem=text) for text in trace.problems.missing(trace.path)],
         requests_missing=trace.problems.requests_missing,
     )
+
+
+def _context_tokens(stretches: pl.LazyFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """``step`` and ``context_tokens``: computed tokens of its requests before it."""
+    # In step n a request has computed_tokens + (n - step) * scheduled_tokens.
+    grows = pl.when(pl.col("last_step") > pl.col("step")).then("scheduled_tokens").otherwise(0)
+    at_zero = pl.col("computed_tokens") - pl.col("step") * grows
+    sums = level(stretches, "step", pl.col("last_step") + 1, at_zero=at_zero, slope=grows)
+    tokens = pl.col("at_zero") + pl.col("step") * pl.col("slope")
+    return at_steps(sums, steps.select("step")).select("step", context_tokens=tokens)
 
 
 def _used() -> pl.Expr:

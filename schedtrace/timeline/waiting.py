@@ -7,8 +7,9 @@ others, by the exit that ended the loop. Each waits for that from the step's sta
 import polars as pl
 
 from schedtrace.model.causes import Cause
+from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.pieces import WAITS, pieces, place_of
-from schedtrace.timeline.timeline import Timeline
+from schedtrace.timeline.queue_waits import waits
 
 OTHER = pl.lit(str(Cause.OTHER))
 
@@ -23,7 +24,7 @@ def cause_runs(
             first after it. Other columns are kept.
         usual: The cause of each step, for whoever it does not name.
         named: ``step``, ``request_id``, ``cause``: those whom a step names.
-        steps: ``placed(timeline.steps)``.
+        steps: ``placed(frames.steps)``.
 
     Returns:
         The columns of ``spans`` with ``at`` and ``last``, the places of the run's steps, and ``cause``.
@@ -83,17 +84,17 @@ def _weight(value: int) -> pl.Expr:
     return pl.lit(value, pl.Int8)
 
 
-def waiting_pieces(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
+def waiting_pieces(frames: Frames, steps: pl.DataFrame) -> pl.DataFrame:
     """A piece for each run of steps in which a request waited for the same cause.
 
     Args:
-        timeline: One engine's.
-        steps: ``placed(timeline.steps)``.
+        frames: One engine's.
+        steps: ``placed(frames.steps)``.
     """
-    waits = timeline.waits.select("request_id", "since_step", "left_step", "preempted", "set_aside")
-    waits = place_of(place_of(waits, steps, "since_step", "first"), steps, "left_step", "left")
-    named = timeline.exits.filter(_skips()).select("step", "request_id", "cause")
-    runs = cause_runs(waits, loop_ends(timeline), named, steps)
+    queued = waits(frames).select("request_id", "since_step", "left_step", "preempted", "set_aside")
+    queued = place_of(place_of(queued, steps, "since_step", "first"), steps, "left_step", "left")
+    named = frames.exits.filter(_skips()).select("step", "request_id", "cause")
+    runs = cause_runs(queued, loop_ends(frames), named, steps)
     number = steps["step"]
     return pieces(
         runs.with_columns(
@@ -111,16 +112,16 @@ def waiting_pieces(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def waits_for(timeline: Timeline) -> tuple[str | None, dict[str, str]]:
+def waits_for(frames: Frames) -> tuple[str | None, dict[str, str]]:
     """What those wait for who are in the queue after the last step, and requests that wait for another cause.
 
     None: there is no step.
     """
-    if timeline.steps.is_empty():
+    if frames.steps.is_empty():
         return None, {}
-    named = timeline.exits.filter(_skips() & (pl.col("step") == timeline.steps["step"][-1]))
+    named = frames.exits.filter(_skips() & (pl.col("step") == frames.steps["step"][-1]))
     causes = named.select("request_id", "cause").drop_nulls().iter_rows()
-    return str(loop_ends(timeline)[-1]), dict(causes)
+    return str(loop_ends(frames)[-1]), dict(causes)
 
 
 def _skips() -> pl.Expr:
@@ -128,9 +129,9 @@ def _skips() -> pl.Expr:
     return (pl.col("loop") == "waiting") & (pl.col("kind") == "continue")
 
 
-def loop_ends(timeline: Timeline) -> pl.Series:
+def loop_ends(frames: Frames) -> pl.Series:
     """Of each step, what those wait for whom no skip names."""
     # An empty queue cannot be why somebody who is in it waits.
     unexplained = pl.col("waiting_cause") == str(Cause.QUEUE_EMPTY)
     cause = pl.when(unexplained).then(OTHER).otherwise(pl.col("waiting_cause"))
-    return timeline.steps.select(cause.fill_null(OTHER).alias("cause"))["cause"]
+    return frames.steps.select(cause.fill_null(OTHER).alias("cause"))["cause"]

@@ -12,7 +12,7 @@ from schedtrace.diagnose.throughput import SPAN, lives
 from schedtrace.model.trace import Header
 from schedtrace.read.follow import Chunk, Following
 from schedtrace.timeline.chart import per_step
-from schedtrace.timeline.demand import Demand
+from schedtrace.timeline.frames import Demand
 from schedtrace.timeline.step_time import StepTime
 from schedtrace.timeline.timeline import Timeline, make_timeline
 from schedtrace.timeline.waiting import waits_for

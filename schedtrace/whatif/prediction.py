@@ -18,7 +18,7 @@ from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run, read_run
 from schedtrace.step_times.fitted import Counted, Fitted, fit
-from schedtrace.step_times.lockstep_times import gathering_us
+from schedtrace.step_times.fitting import gathering_us
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, trials_of, values
 from schedtrace.whatif.installed import vllm_version

@@ -7,9 +7,9 @@ from typing import Any
 from schedtrace.model.message import Duration, Message
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
+from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.gpus import Gpu
 from schedtrace.step_times.memory import FIT_TO_MEMORY
-from schedtrace.step_times.model import StepTimes
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shapes import Shape
 

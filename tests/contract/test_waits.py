@@ -12,7 +12,8 @@ from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 from schedtrace.timeline.queue_waits import mismatches, waiting_after
-from schedtrace.timeline.spans import per_step, refused
+from schedtrace.timeline.request_states import refused
+from schedtrace.timeline.spans import steps_of
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.loads import FAMILIES, FEWER_STEPS, make_script, play
 
@@ -67,7 +68,7 @@ def test_who_waits_is_who_waited_and_in_vllms_order(played):
 
 def test_as_many_wait_for_a_cause_as_wait(played):
     _, _, view = played
-    explained = per_step(view, refused(view))
+    explained = steps_of(view.steps, refused(view))
     waiting = view.steps.filter(pl.col("num_waiting_after") > 0).select("step", "num_waiting_after")
     assert explained.rows() == waiting.rows()
     assert sum(share.share_frac for share in request_time(view)) == pytest.approx(1)

@@ -9,7 +9,8 @@ from schedtrace.diagnose.uneven_ranks import balanced, prefill_interval
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import MAX_STEPS, Evidence, Finding
 from schedtrace.model.say import say
-from schedtrace.timeline.engine_ranks import PASS, Ranks
+from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.rank import PASS
 
 CODE = "balance-candidate"
 

@@ -9,7 +9,8 @@ from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
-from schedtrace.timeline.spans import refused, until
+from schedtrace.timeline.request_states import refused
+from schedtrace.timeline.spans import until
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "decode-starves-prefill"

@@ -13,8 +13,7 @@ from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
-from schedtrace.timeline.admission import refused_heads
-from schedtrace.timeline.behind_head import behind_head
+from schedtrace.timeline.admission import behind_head, refused_heads
 from schedtrace.timeline.charges import BY_SIZE, HEAD_OF_LINE
 from schedtrace.timeline.timeline import Timeline
 

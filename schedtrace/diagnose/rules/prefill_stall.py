@@ -10,8 +10,9 @@ from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
-from schedtrace.timeline.engine_ranks import PASS, Ranks
+from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.prefill_stalls import PrefillStalls
+from schedtrace.timeline.rank import PASS
 
 CODE = "prefill-stall"
 

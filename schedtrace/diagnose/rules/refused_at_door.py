@@ -13,7 +13,7 @@ from schedtrace.model.message import NOTHING, Message, Setting, Steps
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
-from schedtrace.timeline.spans import refused as waits_for_a_cause
+from schedtrace.timeline.request_states import refused as waits_for_a_cause
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "refused-at-door"

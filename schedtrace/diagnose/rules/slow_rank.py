@@ -11,8 +11,8 @@ from schedtrace.model.facts import Fact
 from schedtrace.model.message import Duration, Message, Number
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
-from schedtrace.timeline.engine_ranks import PASS, Ranks
-from schedtrace.timeline.rank import BEYOND
+from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.rank import BEYOND, PASS
 
 CODE = "slow-rank"
 

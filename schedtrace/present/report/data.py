@@ -19,7 +19,7 @@ from schedtrace.present.report.packed import Packed
 from schedtrace.present.report.step_sentences import add_words
 from schedtrace.read.run import Run
 from schedtrace.timeline.chart import per_step
-from schedtrace.timeline.clock_offsets import offset
+from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
 from schedtrace.timeline.timeline import Timeline
 

@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.model.trace_facts import RankSync
-from schedtrace.step_times.lockstep_times import gathering_us
+from schedtrace.step_times.fitting import gathering_us
 from tests.makers import step
 
 TOOK = [[900, 300, 5000], [400, 800, 700]]

@@ -5,9 +5,9 @@ import pytest
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
-from schedtrace.timeline.charges import covered
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import NEXT_STEP
+from schedtrace.timeline.spans import united
 from tests.makers import arrival, finish, step
 
 BY_PRIORITY = {"max_num_seqs": 8, "enable_chunked_prefill": True, "policy": "priority"}
@@ -160,4 +160,4 @@ def test_only_the_steps_with_the_long_prompt_are_charged_to_it(view_of):
 
 def test_times_that_rows_cover_are_joined():
     rows = pl.DataFrame({"begin_us": [0, 5, 20, 30], "end_us": [10, 15, 30, 40]})
-    assert covered(rows).rows() == [(0, 15), (20, 40)]
+    assert united(rows).rows() == [(0, 15), (20, 40)]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from schedtrace.timeline.clock_offsets import offset
+from schedtrace.timeline.engine_ranks import offset
 from tests.makers import header
 
 PLAIN = header(host="a", wall_anchor_us=1_000, wall_uncertainty_us=2, wall_max_error_us=300)

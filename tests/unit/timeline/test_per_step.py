@@ -5,7 +5,8 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from schedtrace.model.trace import ScheduledRequest
-from schedtrace.timeline.per_step import blocks_needed, context_tokens
+from schedtrace.timeline.admission import blocks_needed
+from schedtrace.timeline.timeline import _context_tokens as context_tokens
 from tests.makers import step
 
 

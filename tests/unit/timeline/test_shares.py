@@ -4,7 +4,8 @@ import polars as pl
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption
-from schedtrace.timeline.spans import per_step, queue_times, until
+from schedtrace.timeline.request_states import queue_times
+from schedtrace.timeline.spans import steps_of, until
 from tests.makers import arrival, step
 
 
@@ -17,7 +18,7 @@ def test_a_row_counts_from_its_begin_to_its_end():
 def test_a_step_is_in_the_rows_from_their_first_to_their_last(view_of):
     view = view_of(*map(step, range(6)))
     rows = pl.DataFrame({"begin_step": [2, 1, 5, None], "end_step": [3, 2, 5, None]})
-    assert per_step(view, rows).select("step", "requests").rows() == [(1, 1), (2, 2), (3, 1), (5, 1)]
+    assert steps_of(view.steps, rows).select("step", "requests").rows() == [(1, 1), (2, 2), (3, 1), (5, 1)]
 
 
 def test_the_time_in_the_queue_ends_with_the_first_admission(view_of):

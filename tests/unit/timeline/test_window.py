@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.diagnose.rules import RULES
 from schedtrace.model.causes import Cause
-from schedtrace.timeline.demand import Demand
+from schedtrace.timeline.frames import Demand
 from schedtrace.timeline.window import Window, windowed
 from tests.makers import arrival, finish, step
 

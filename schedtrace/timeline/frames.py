@@ -1,0 +1,213 @@
+"""One engine's trace as frames, warm-up left out: the plain data beneath all of ``timeline/``.
+
+Waits, states, charges and events are functions of ``Frames``, each in a module of its own; ``computed_once``
+keeps their results with the frames.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import TypeVar, cast
+
+import polars as pl
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.facts import ALL_FACTS, Fact
+from schedtrace.model.message import Message
+from schedtrace.model.trace import Header
+from schedtrace.model.trace_facts import Control
+from schedtrace.read.front_end_files import FrontEnd
+from schedtrace.read.schema import schema_of
+from schedtrace.read.thread_times import cpu_times
+from schedtrace.read.trace import all_rows, rows_between, rows_of
+from schedtrace.timeline.step_time import StepTime, fit_step_time
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Demand:
+    """As far as it was seen: more of the same load may ask for more."""
+
+    requests: int = 0
+    """Most of them in the scheduler after a step."""
+    ended: int = 0
+    """Requests that produced tokens and ended."""
+    blocks: int = 0
+    """KV blocks that their tokens filled, added up; 0 where the block size is unknown."""
+
+    def __add__(self, later: "Demand") -> "Demand":
+        return Demand(
+            max(self.requests, later.requests), self.ended + later.ended, self.blocks + later.blocks
+        )
+
+    @property
+    def blocks_each(self) -> float | None:
+        """On average; None: not known."""
+        return self.blocks / self.ended if self.blocks else None
+
+
+@dataclass
+class Frames:
+    """The frames of one engine's trace, and what follows from them alone.
+
+    ``steps`` has the columns of ``model.trace.Step`` and
+
+    * ``end_us``: when ``schedule()`` returned,
+    * ``used_tokens``: tokens scheduled (null: the record does not tell), and ``use_frac``: their share of the
+      token budget,
+    * ``busy_us``: from when the step could begin on the device to its output, ``context_tokens``: what its
+      requests had computed before it (``step_time.py``),
+    * ``eligible_after``: waiting requests that are not known to wait for something else,
+    * ``waiting_cause``, ``waiting_request``, ``waiting_detail``, ``waiting_guard``, ``waiting_location``,
+      ``waiting_via``: the exit with which the loop over the waiting queue ended or, where it went through
+      the queue and skipped everybody who is left there, the most frequent of those skips.
+    """
+
+    header: Header
+    steps: pl.DataFrame
+    stretches: pl.LazyFrame
+    """What requests got, as stretches of steps (``read/stretches.py``)."""
+    arrivals: pl.DataFrame
+    finishes: pl.DataFrame
+    preemptions: pl.DataFrame
+    exits: pl.DataFrame
+    """One row per recorded exit; ``refusal``: somebody was refused or skipped by it."""
+    caps: pl.DataFrame
+    """One row per limit that made a chunk smaller, with the step's ``remaining_budget``."""
+    warmup_steps: int
+    warmup_requests: pl.Series
+    """Ids of requests that are left out; steps after the warm-up may still have scheduled some of them."""
+    closed_workload: bool = False
+    """All requests of a trial are handed to one engine at once; False also where that is unknown."""
+    facts: frozenset[Fact] = ALL_FACTS
+    """What the record can tell at all; an empty frame means "none" only if its fact is among them."""
+    lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
+    """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
+    cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
+    """Processor times of threads (``read/thread_times.py``)."""
+    controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
+    """What was asked of the engine beside requests, in order of time: of the whole trace."""
+    front_end: FrontEnd | None = None
+    """What the front ends of the run recorded, for all its engines."""
+    missing: list[Message] = field(default_factory=list)
+    """What the trace lacks before its end."""
+    requests_missing: bool = False
+    """There may be requests that the trace does not hold."""
+    is_window: bool = False
+    """Cut to a part of its trace (``timeline/window.py``)."""
+
+    @cached_property
+    def end_us(self) -> int:
+        """The last thing that the trace knows of; 0 for an empty one."""
+        updated = pl.col("output_us") + pl.col("update_us").fill_null(0)
+        times = self.steps.select(
+            pl.max_horizontal(pl.col("start_us").max(), pl.col("end_us").max(), updated.max())
+        ).item()
+        known = [times, self.finishes["finished_us"].max(), self.arrivals["queued_us"].max()]
+        return max((int(us) for us in known if us is not None), default=0)
+
+    @cached_property
+    def step_time(self) -> StepTime | None:
+        """The model of step times, for estimates of cost; None where too few steps tell theirs."""
+        return fit_step_time(self.steps)
+
+    @cached_property
+    def demand(self) -> Demand:
+        """What the load asks for at once; that of a window is that of the whole timeline."""
+        there = pl.col("num_running_after") + pl.col("num_waiting_after").fill_null(0)
+        ended = self.finishes.filter(pl.col("output_tokens") > 0)
+        blocks = 0
+        if (size := self.header.block_size) is not None:
+            tokens = pl.col("prompt_tokens") + pl.col("output_tokens")
+            blocks = int(ended.select((-(-tokens // size)).sum()).item() or 0)
+        return Demand(int(self.steps.select(there.max()).item() or 0), ended.height, blocks)
+
+    @cached_property
+    def admitted(self) -> pl.DataFrame:
+        """The rows of ``requests`` with which a request began to run or came back."""
+        return self.requests_of(pl.col("phase") != "running")
+
+    @property
+    def requests(self) -> pl.LazyFrame:
+        """One row per step and scheduled request: far too many to be collected as a whole."""
+        return all_rows(self.stretches, self.steps)
+
+    def requests_of(self, wanted: pl.Expr) -> pl.DataFrame:
+        """The rows of the stretches for which this is true."""
+        return rows_of(self.stretches.filter(wanted), self.steps)
+
+    def requests_in(self, step: int) -> pl.DataFrame:
+        """The rows of one step."""
+        return rows_between(self.stretches, self.steps, step, step)
+
+    @cached_property
+    def set_aside(self) -> pl.DataFrame:
+        """Requests that their scheduler took out of the running ones without preempting them.
+
+        Columns: ``step``, ``trial``, ``request_id``, ``wanted_tokens`` and ``blocks_held``.
+        """
+        columns = {"step": pl.Int64, "trial": pl.Int64, "request_id": pl.String}
+        columns |= {"wanted_tokens": pl.Int64, "blocks_held": pl.Int64}
+        if "set_aside" not in self.lists:
+            return pl.DataFrame(schema=columns)
+        told = self.lists["set_aside"].select(pl.col(name).cast(kind) for name, kind in columns.items())
+        return told.collect()
+
+    @cached_property
+    def sessions(self) -> pl.Series:
+        """Ids of streaming sessions: between two parts they wait in the queue and keep their blocks."""
+        parts = self.arrivals.filter("streaming_update")["request_id"]
+        paused = self.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))["request_id"]
+        return pl.concat([parts, paused]).drop_nulls().unique()
+
+    @property
+    def active_limit(self) -> int | None:
+        """``max_num_active_seqs`` (vLLM 0.31 and newer), where it is set."""
+        limit = self.header.scheduler_config.get("max_num_active_seqs")
+        return limit if isinstance(limit, int) else None
+
+    @property
+    def seats(self) -> int:
+        """How many requests may run at once; 0 where the record does not tell."""
+        return self.active_limit or self.header.max_num_running_reqs or 0
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens that a step may schedule; 0 where the record does not tell."""
+        return self.header.token_budget or 0
+
+    @property
+    def rank(self) -> int:
+        """Data-parallel rank."""
+        return self.header.engine_rank
+
+    def trials(self) -> list[int | None]:
+        """The trials in their order; a trace without trials is one, None."""
+        found = self.steps["trial"].unique(maintain_order=True).to_list()
+        return [trial for trial in found if trial is not None] or [None]
+
+    @property
+    def whole_trials(self) -> bool:
+        """Whether it has trials, whose begin and end are those of a workload."""
+        return not self.is_window and self.trials() != [None]
+
+    def of_trial(self, frame: pl.DataFrame, trial: int | None) -> pl.DataFrame:
+        """The rows of one trial; all rows for None."""
+        return frame if trial is None else frame.filter(pl.col("trial") == trial)
+
+
+def computed_once(make: Callable[[Frames], Made]) -> Callable[[Frames], Made]:
+    """Keep what a function makes of frames with them, as an attribute of the function's name.
+
+    Where ``cached_property`` keeps its values, too; ``dataclasses.replace`` makes frames without any.
+    """
+
+    @wraps(make)
+    def kept(frames: Frames) -> Made:
+        known = vars(frames)
+        if make.__name__ not in known:
+            known[make.__name__] = make(frames)
+        return cast("Made", known[make.__name__])
+
+    return kept
