@@ -17,6 +17,7 @@ from schedtrace.model.report import Advice, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import SHORT_FRAC
 from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import level
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_AT_ONCE = 8
@@ -191,19 +192,10 @@ def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame
     larger = float(others["work"].mean() or 0) <= SHORT_FRAC * float(held["work"].mean() or 0)  # type: ignore[arg-type]  # numbers
     if not (larger or trait == "at_once"):
         return None
-    there = (
-        pl.concat(
-            [
-                others.select("us", change="demand"),
-                others.select(us=pl.col("us") + pl.col("runs_us"), change=-pl.col("demand")),
-            ]
-        )
-        .group_by("us")
-        .agg(pl.col("change").sum())
-        .sort("us")
-        .select("us", there=pl.col("change").cum_sum())
+    there = level(others, "us", pl.col("us") + pl.col("runs_us"), there="demand")
+    waiters = others.join_asof(there, left_on="us", right_on="at").filter(
+        (pl.col("there") <= room) & (pl.col("wait_us") > 0)
     )
-    waiters = others.join_asof(there, on="us").filter((pl.col("there") <= room) & (pl.col("wait_us") > 0))
     wait_us = int(waiters["wait_us"].sum())
     if wait_us < MOST_FRAC * waited_us or wait_us < HALF * int(waiters["life_us"].sum()):
         return None

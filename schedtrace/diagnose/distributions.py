@@ -5,6 +5,7 @@ import polars as pl
 from schedtrace.model.statistics import Distribution
 from schedtrace.timeline.computing import with_work
 from schedtrace.timeline.pieces import place_of
+from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -54,19 +55,9 @@ def inter_token(timeline: Timeline) -> pl.DataFrame:
     steps = timeline.steps.select(pl.col("step").cast(pl.Int64), "output_us").sort("step")
     output_us = steps["output_us"]
     outputs = _outputs(timeline, steps)
-    changes = pl.concat(
-        [
-            outputs.select(at=pl.col("first") + 1, change=pl.lit(1, pl.Int64)),
-            outputs.select(at=pl.col("last") + 1, change=pl.lit(-1, pl.Int64)),
-        ]
-    )
-    weights = changes.group_by("at").agg(pl.col("change").sum())
-    within = (
-        steps.with_row_index("at")
-        .select(pl.col("at").cast(pl.Int64), us=(pl.col("output_us") - pl.col("output_us").shift(1)))
-        .join(weights, on="at", how="left", maintain_order="left")
-        .select(pl.col("us").cast(pl.Float64), weight=pl.col("change").fill_null(0).cum_sum())
-    )
+    weights = level(outputs, pl.col("first") + 1, pl.col("last") + 1, weight=pl.lit(1, pl.Int64))
+    places = steps.select(step=pl.int_range(pl.len()), us=pl.col("output_us").diff().cast(pl.Float64))
+    within = at_steps(weights, places).select("us", "weight")
     pairs = outputs.with_columns(before=pl.col("last").shift(1).over("request_id")).drop_nulls("before")
     between = pairs.select(
         us=(output_us.gather(pairs["first"]) - output_us.gather(pairs["before"])).cast(pl.Float64),

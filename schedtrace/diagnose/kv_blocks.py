@@ -12,6 +12,7 @@ import polars as pl
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import CacheGroup
+from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.timeline import Timeline
 
 _WHOLE = {"FullAttention", "MLAAttention"}
@@ -124,15 +125,7 @@ def kv_need(timeline: Timeline, request_id: str | None = None) -> Need:
 def _with_set_aside(timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
     """Steps with how many requests were ``set_aside`` after each."""
     aside = timeline.waits.filter(pl.col("set_aside"))
-    changes = (
-        pl.concat([aside.select(step="since_step", change=1), aside.select(step="left_step", change=-1)])
-        .group_by("step")
-        .agg(pl.col("change").sum())
-        .sort("step")
-        .select("step", set_aside=pl.col("change").cum_sum())
-    )
-    of_steps = steps.with_columns(pl.col("step").cast(pl.Int64)).sort("step")
-    return of_steps.join_asof(changes, on="step").with_columns(pl.col("set_aside").fill_null(0))
+    return at_steps(level(aside, "since_step", "left_step", set_aside=1), steps)
 
 
 def _for_all(timeline: Timeline, held_each: float | None) -> int | None:

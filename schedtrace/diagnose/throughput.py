@@ -14,6 +14,7 @@ from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.spans import united
 from schedtrace.timeline.timeline import Timeline
 
 Over = Literal["trial", "requests"]
@@ -120,19 +121,6 @@ def counted_time(run: RunReport) -> Message:
 def _busy_s(run: RunReport, rank: int) -> float:
     states = [part for part in run.engine_time if part.engine_rank == rank]
     return sum(part.time_ms for part in states if part.state != "idle") / 1e3
-
-
-def united(spans: pl.DataFrame) -> pl.DataFrame:
-    """The moments of any span, as spans that do not touch: ``begin_us`` and ``end_us``, in their order."""
-    latest = pl.col("end_us").cum_max()
-    return (
-        spans.select(pl.col(name).cast(kind) for name, kind in SPAN.items())
-        .sort("begin_us")
-        .with_columns(part=(pl.col("begin_us") > latest.shift(1)).fill_null(value=True).cum_sum())
-        .group_by("part", maintain_order=True)
-        .agg(pl.col("begin_us").min(), pl.col("end_us").max())
-        .select(*SPAN)
-    )
 
 
 def seconds(spans: pl.DataFrame) -> float:

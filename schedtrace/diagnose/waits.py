@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import msgspec
 import polars as pl
 
+from schedtrace.timeline.spans import steps_of
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
@@ -47,30 +48,7 @@ def charged(timeline: Timeline, *charges: str) -> Charged | None:
         requests=each.height,
         longest_us=int(each["time_us"][0]),
         longest_id=str(each["request_id"][0]),
-        steps=steps_of(timeline, rows),
-    )
-
-
-def steps_of(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
-    """The steps that rows with ``begin_step`` and ``end_step`` are made of."""
-    known = rows.select("begin_step", "end_step").drop_nulls()
-    edges = (
-        pl.concat(
-            [
-                known.select(step="begin_step", change=pl.lit(1)),
-                known.select(step=pl.col("end_step") + 1, change=pl.lit(-1)),
-            ]
-        )
-        .group_by("step")
-        .agg(pl.col("change").sum())
-        .sort("step")
-        .select("step", waits=pl.col("change").cum_sum())
-    )
-    return (
-        timeline.steps.with_columns(pl.col("step").cast(pl.Int64))
-        .sort("step")
-        .join_asof(edges, on="step")
-        .filter(pl.col("waits") > 0)
+        steps=steps_of(timeline.steps, rows),
     )
 
 

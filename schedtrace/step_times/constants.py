@@ -38,11 +38,37 @@ class HostTimes:
         return self.gap_base_us + self.gap_per_arrival_us * arrivals
 
 
+class OnHost:
+    """The host's part of a model of step times (``StepTimes``): that of its ``host``."""
+
+    host: HostTimes
+
+    def schedule_us(self, batch: Batch) -> float:
+        """``schedule()``."""
+        return self.host.schedule_us(batch)
+
+    def update_us(self, batch: Batch) -> float:
+        """``update_from_output()``."""
+        return self.host.update_us(batch)
+
+    def gap_us(self, arrivals: int) -> float:
+        """From an update to the next ``schedule()``."""
+        return self.host.gap_us(arrivals)
+
+    def wake_us(self) -> float:
+        """From the input queue into an idle engine."""
+        return self.host.wake_us
+
+    def gathering_us(self) -> float | None:
+        """Of ranks in lock-step."""
+        return self.host.gathering_us
+
+
 NO_HOST_TIME = HostTimes(0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Constants:
+class Constants(OnHost):
     """Steps take a constant time and more by the token; all in microseconds. The host takes none."""
 
     base_us: float = 1000.0
@@ -68,23 +94,3 @@ class Constants:
             + self.per_decode_token_us * batch.decode_tokens
             + self.per_context_token_us * batch.context_tokens
         )
-
-    def schedule_us(self, batch: Batch) -> float:
-        """``schedule()``."""
-        return self.host.schedule_us(batch)
-
-    def update_us(self, batch: Batch) -> float:
-        """``update_from_output()``."""
-        return self.host.update_us(batch)
-
-    def gap_us(self, arrivals: int) -> float:
-        """From an update to the next ``schedule()``."""
-        return self.host.gap_us(arrivals)
-
-    def wake_us(self) -> float:
-        """From the input queue into an idle engine."""
-        return self.host.wake_us
-
-    def gathering_us(self) -> float | None:
-        """Of ranks in lock-step."""
-        return self.host.gathering_us

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from schedtrace.errors import UsageError
 from schedtrace.step_times.batch import Batch
-from schedtrace.step_times.constants import HostTimes
+from schedtrace.step_times.constants import HostTimes, OnHost
 from schedtrace.step_times.gpus import Gpu
 from schedtrace.step_times.memory import dtype_bytes, kv_bytes_per_token, weight_bytes
 from schedtrace.step_times.shapes import Shape
@@ -34,7 +34,7 @@ DEFAULT_EFFICIENCY, DEFAULT_HOST = Efficiency(), HostTimes()
 
 
 @dataclass(frozen=True)
-class Roofline:
+class Roofline(OnHost):
     """Times of a shape on GPUs. Each group of kernels takes what is longer, its compute or its memory.
 
     Args:
@@ -88,26 +88,6 @@ class Roofline:
             + self.efficiency.step_us
             + self.efficiency.layer_us * self.shape.layers
         )
-
-    def schedule_us(self, batch: Batch) -> float:
-        """``schedule()``."""
-        return self.host.schedule_us(batch)
-
-    def update_us(self, batch: Batch) -> float:
-        """``update_from_output()``."""
-        return self.host.update_us(batch)
-
-    def gap_us(self, arrivals: int) -> float:
-        """From an update to the next ``schedule()``."""
-        return self.host.gap_us(arrivals)
-
-    def wake_us(self) -> float:
-        """From the input queue into an idle engine."""
-        return self.host.wake_us
-
-    def gathering_us(self) -> float | None:
-        """Of ranks in lock-step."""
-        return self.host.gathering_us
 
     @cached_property
     def _kv_bytes(self) -> float:

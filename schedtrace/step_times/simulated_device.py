@@ -4,6 +4,7 @@ vLLM carries it to the engine's process in its own ``additional_config``, under 
 reaches every engine process, a Ray actor's too, and stands in vLLM's log; an environment variable may not.
 """
 
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from schedtrace.errors import UsageError
-from schedtrace.step_times.batch import StepTimes
+from schedtrace.step_times.batch import Batch, StepTimes
 from schedtrace.step_times.gpus import GPUS, Gpu, gpu
 from schedtrace.step_times.memory import kv_cache_blocks
 from schedtrace.step_times.roofline import Roofline
@@ -21,9 +22,6 @@ from schedtrace.step_times.shapes import Shape
 
 if TYPE_CHECKING:
     from schedtrace.step_times.fitted import Fitted
-import random
-
-from schedtrace.step_times.batch import Batch
 
 MOST = 1.0
 """A standard deviation above that is no noise any more."""
@@ -64,25 +62,9 @@ class Noisy:
         factor = self._random.lognormvariate(-(self._deviation**2) / 2, self._deviation)
         return self._times.device_us(batch) * factor
 
-    def schedule_us(self, batch: Batch) -> float:
-        """``schedule()``; the host's times do not scatter."""
-        return self._times.schedule_us(batch)
-
-    def update_us(self, batch: Batch) -> float:
-        """``update_from_output()``."""
-        return self._times.update_us(batch)
-
-    def gap_us(self, arrivals: int) -> float:
-        """From an update to the next ``schedule()``."""
-        return self._times.gap_us(arrivals)
-
-    def wake_us(self) -> float:
-        """From the input queue into an idle engine."""
-        return self._times.wake_us()
-
-    def gathering_us(self) -> float | None:
-        """Of ranks in lock-step."""
-        return self._times.gathering_us()
+    def __getattr__(self, name: str) -> Any:
+        """The host's times do not scatter: they are the model's."""
+        return getattr(self._times, name)
 
 
 KEY = "schedtrace"

@@ -3,6 +3,7 @@
 import polars as pl
 
 from schedtrace.timeline.engine_states import with_engine_time
+from schedtrace.timeline.spans import united
 from schedtrace.timeline.timeline import Timeline
 
 OFFLINE_CONTEXT = "LLM_CLASS"
@@ -55,14 +56,7 @@ def idle_meanwhile_us(timeline: Timeline, ways: pl.DataFrame) -> int:
     began = timeline.steps.select(pl.col("start_us").min()).item()
     if ways.is_empty() or began is None:
         return 0
-    ended_before = pl.col("end_us").cum_max().shift(1)
-    spans = (
-        ways.select("begin_us", "end_us")
-        .sort("begin_us")
-        .with_columns(span=(pl.col("begin_us") > ended_before).fill_null(value=True).cum_sum())
-        .group_by("span", maintain_order=True)
-        .agg(pl.col("begin_us").min(), pl.col("end_us").max())
-    )
+    spans = united(ways)
     before_first = (pl.min_horizontal("end_us", pl.lit(began)) - pl.col("begin_us")).clip(0)
     idle = with_engine_time(spans, timeline.engine_states)["idle_us"].sum()
     return int(idle + spans.select(before_first.sum()).item())

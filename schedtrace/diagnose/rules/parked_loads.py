@@ -12,6 +12,7 @@ from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.charges import PARKED_LOADS
+from schedtrace.timeline.spans import level
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "parked-loads"
@@ -117,20 +118,9 @@ def _parked(timeline: Timeline) -> tuple[int | None, int | None, int | None]:
     spans = begun.join(over, on="request_id", how="left").with_columns(
         pl.col("over_us").fill_null(timeline.end_us), held=pl.col("blocks").list.sum().fill_null(0)
     )
-    changes = (
-        pl.concat(
-            [
-                spans.select(us="at_us", blocks="held", requests=pl.lit(1)),
-                spans.select(us="over_us", blocks=-pl.col("held"), requests=pl.lit(-1)),
-            ]
-        )
-        .group_by("us")
-        .agg(pl.all().sum())
-        .sort("us")
-        .select(pl.col("blocks", "requests").cum_sum())
-    )
+    parked = level(spans, "at_us", "over_us", blocks="held", requests=1)
     age = spans.select((pl.col("over_us") - pl.col("at_us")).max()).item()
-    return int(changes["blocks"].max() or 0), int(changes["requests"].max() or 0), int(age)  # type: ignore[arg-type]  # integers
+    return int(parked["blocks"].max() or 0), int(parked["requests"].max() or 0), int(age)  # type: ignore[arg-type]  # integers
 
 
 RULE = Rule(

@@ -15,7 +15,7 @@ from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.events import host_spans, interrupted_us
-from schedtrace.timeline.spans import time_within
+from schedtrace.timeline.spans import overlap_us
 from schedtrace.timeline.timeline import Timeline
 
 CODE = "scheduler-overhead"
@@ -218,7 +218,7 @@ def _without_events(timeline: Timeline, gaps: pl.DataFrame) -> pl.DataFrame:
             (pl.col("start_us"), pl.col("start_us") + pl.col("schedule_us")),
         )
     ]
-    lost, in_schedule = (time_within(part, spans, {"us": pl.lit(value=True)})["us"] for part in parts)
+    lost, in_schedule = (overlap_us(part, spans) for part in parts)
     return gaps.with_columns(
         gap_us=pl.col("gap_us") - lost, in_schedule_us=(pl.col("in_schedule_us") - in_schedule).clip(0)
     ).filter(pl.col("gap_us") > 0)

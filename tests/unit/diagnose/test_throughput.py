@@ -4,12 +4,13 @@ import pytest
 
 from schedtrace.compare.compare import compare
 from schedtrace.diagnose.analyze import analyze
-from schedtrace.diagnose.throughput import counted_time, seconds, united
+from schedtrace.diagnose.throughput import counted_time, seconds
 from schedtrace.model.sweep_result import Outcome
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
+from schedtrace.timeline.spans import united
 from schedtrace.timeline.window import Window
 from schedtrace.whatif.objective import parse_slo
 from schedtrace.whatif.sweep_play import _measure
