@@ -10,7 +10,6 @@ not have lasted until then is not counted at all: it would have been preempted.
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from schedtrace.model.causes import OF_ITS_OWN_SIZE
@@ -200,7 +199,7 @@ def behind_head(frames: Frames, heads: pl.DataFrame) -> pl.DataFrame:
         there = (since <= step) & (step < left)
         if refused[step]["num_not_ready_after"] > (there & ~ready).sum():
             continue  # who else cannot run is not known
-        behind = np.flatnonzero(there & ready)
+        (behind,) = (there & ready).nonzero()
         passing.let_pass(refused[step], [rows[at] for at in behind[behind > refused[step]["order"]]])
     return pl.DataFrame(list(passing.found.values()), schema=PASSED_SCHEMA)
 

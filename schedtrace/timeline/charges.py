@@ -99,9 +99,7 @@ def charges(frames: Frames) -> pl.DataFrame:
 
 def _after_resets(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows of requests whose last preemption was a reset's: nothing else took their blocks."""
-    taken = frames.preemptions.select("request_id", "in_schedule", step=pl.col("step").cast(pl.Int64)).sort(
-        "step"
-    )
+    taken = frames.preemptions.select("request_id", "in_schedule", "step").sort("step")
     if taken["in_schedule"].all():
         return rows
     after = (
@@ -193,7 +191,6 @@ def _labelled(frames: Frames) -> _Steps:
     stalls = pl.col("requests") > HALF * running
     spans = (
         frames.steps.drop_nulls("start_us")
-        .with_columns(pl.col("step").cast(pl.Int64))
         .join(most_stalled, on="step", how="left", maintain_order="left")
         .join(
             long.select("step", long_prompt=pl.lit(value=True)), on="step", how="left", maintain_order="left"
@@ -228,8 +225,7 @@ def _divided(frames: Frames, rows: pl.DataFrame, steps: _Steps, cause: str) -> p
         divided = rows.with_columns(charge=pl.lit(cause), time_us=LENGTH_US)
     else:
         divided = _by_label(rows, steps.spans, column)
-    by_priority = frames.header.scheduler_config.get("policy") == "priority"
-    return _inverted(frames, divided, steps) if by_priority and column in {"seats", "kv"} else divided
+    return _inverted(frames, divided, steps) if frames.by_priority and column in {"seats", "kv"} else divided
 
 
 def _by_label(rows: pl.DataFrame, spans: pl.DataFrame, column: str) -> pl.DataFrame:

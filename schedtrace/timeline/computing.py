@@ -240,7 +240,7 @@ def with_work(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
     its = pl.col("request_id").is_in(rows["request_id"].unique().implode())
     lost = (
         frames.preemptions.filter(its)
-        .select("request_id", pl.col("step").cast(pl.Int64), "lost_tokens")
+        .select("request_id", "step", "lost_tokens")
         .sort("step", maintain_order=True)
         .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
         .unique(["request_id", "step"], keep="last", maintain_order=True)
@@ -253,8 +253,9 @@ def with_work(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
     )
     computed = pl.col("computed_tokens")
     return (
-        rows.with_columns(pl.col("step").cast(pl.Int64))
-        .join(known.unique("request_id", keep="first"), on="request_id", how="left", maintain_order="left")
+        rows.join(
+            known.unique("request_id", keep="first"), on="request_id", how="left", maintain_order="left"
+        )
         .sort("step", maintain_order=True)
         .join_asof(lost, on="step", by="request_id", check_sortedness=False)
         .with_columns(pl.col("lost_tokens").fill_null(0))

@@ -142,6 +142,13 @@ class Frames:
         return rows_between(self.stretches, self.steps, step, step)
 
     @cached_property
+    def first_arrivals(self) -> pl.DataFrame:
+        """One row per request that came, in their order: further parts of streaming sessions are left out."""
+        return self.arrivals.filter(~pl.col("streaming_update")).unique(
+            "request_id", keep="first", maintain_order=True
+        )
+
+    @cached_property
     def set_aside(self) -> pl.DataFrame:
         """Requests that their scheduler took out of the running ones without preempting them.
 
@@ -166,6 +173,11 @@ class Frames:
         """``max_num_active_seqs`` (vLLM 0.31 and newer), where it is set."""
         limit = self.header.scheduler_config.get("max_num_active_seqs")
         return limit if isinstance(limit, int) else None
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether the scheduler's policy is priority, not first come, first served."""
+        return self.header.scheduler_config.get("policy") == "priority"
 
     @property
     def seats(self) -> int:

@@ -88,8 +88,8 @@ def _runs(frames: Frames) -> pl.DataFrame:
     """Steps in a row that refused ``head``: ``first_step``, ``last_step``, ``begin_us`` and ``alone``."""
     refused = frames.exits.filter(
         pl.col("refusal") & (pl.col("loop") == "waiting") & (pl.col("cause") == str(Cause.KV_BLOCKS))
-    ).select(pl.col("step").cast(pl.Int64), head="request_id")
-    steps = frames.steps.select(pl.col("step").cast(pl.Int64), "start_us", "num_running_after")
+    ).select("step", head="request_id")
+    steps = frames.steps.select("step", "start_us", "num_running_after")
     rows = refused.drop_nulls().unique("step", keep="last").join(steps, on="step").sort("step")
     goes_on = (pl.col("step") == pl.col("step").shift(1) + 1) & (pl.col("head") == pl.col("head").shift(1))
     return (

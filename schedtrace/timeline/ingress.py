@@ -34,8 +34,7 @@ def ways_to_engine(timeline: Timeline) -> pl.DataFrame:
     first_tokens = timeline.finishes.select("request_id", "first_token_us").drop_nulls()
     prepared = pl.coalesce("input_queue_us", "queued_us")
     return (
-        timeline.arrivals.filter(~pl.col("streaming_update") & pl.col("arrived_us").is_not_null())
-        .unique("request_id", keep="first", maintain_order=True)
+        timeline.first_arrivals.filter(pl.col("arrived_us").is_not_null())
         .join(first_tokens.unique("request_id"), on="request_id", maintain_order="left")
         .select(
             "request_id",

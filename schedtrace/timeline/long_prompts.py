@@ -14,8 +14,7 @@ def prefills(frames: Frames) -> pl.DataFrame:
     """One row per step and prompt that it computed a part of: ``step``, ``request_id``, ``prompt_tokens``,
     ``scheduled_tokens`` and ``computed_tokens``, as in ``timeline.requests``.
     """  # noqa: D205  # the columns are the summary
-    prompts = frames.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
-    about = prompts.select("request_id", "prompt_tokens")
+    about = frames.first_arrivals.select("request_id", "prompt_tokens")
     begun = frames.stretches.join(about.lazy(), on="request_id").filter(
         pl.col("computed_tokens") < pl.col("prompt_tokens")
     )

@@ -39,11 +39,7 @@ def pieces(frame: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
 
 def placed(steps: pl.DataFrame) -> pl.DataFrame:
     """``step`` (sorted), ``at`` (its place), ``start_us`` and ``output_us`` of each step of an engine."""
-    return (
-        steps.select(pl.col("step").cast(pl.Int64), "start_us", "output_us")
-        .with_row_index("at")
-        .cast({"at": pl.Int64})
-    )
+    return steps.select("step", "start_us", "output_us").with_row_index("at").cast({"at": pl.Int64})
 
 
 def place_of(rows: pl.DataFrame, steps: pl.DataFrame, column: str, name: str) -> pl.DataFrame:

@@ -27,18 +27,29 @@ def waits(frames: Frames) -> pl.DataFrame:
     vLLM's has an order of its own (``Header.foreign_queues``).
     """
     came = _arrivals(frames)
-    entries = pl.concat([came, _preemptions(frames, came), _set_aside(frames, came)]).sort(
-        "request_id", "since_step", maintain_order=True
+    entries = pl.concat(
+        [
+            came.with_columns(preempted=pl.lit(value=False), set_aside=pl.lit(value=False)),
+            _preemptions(frames, came).with_columns(
+                preempted=pl.lit(value=True), set_aside=pl.lit(value=False)
+            ),
+            _set_aside(frames, came).with_columns(
+                preempted=pl.lit(value=False), set_aside=pl.lit(value=True)
+            ),
+        ]
     )
     ran = pl.col("step").is_in(after_gaps(frames).implode())
     scheduled = (
         pl.concat([frames.admitted, frames.requests_of(ran & (pl.col("phase") == "running"))])
-        .select("request_id", pl.col("step").cast(pl.Int64).alias("scheduled_step"))
+        .select("request_id", scheduled_step="step")
         .sort("scheduled_step")
     )
-    ended = _ends(frames)
-    joined = (
-        entries.sort("since_step")
+    left = pl.min_horizontal("scheduled_step", "ended_step").fill_null(NEVER)
+    first = pl.col("priority") if frames.by_priority else pl.col("preempted").not_()
+    columns = ("wanted_tokens", "preempted", "set_aside", "priority", "order")
+    return (
+        entries.sort("request_id", "since_step", maintain_order=True)
+        .sort("since_step")
         .join_asof(
             scheduled,
             left_on="since_step",
@@ -48,33 +59,18 @@ def waits(frames: Frames) -> pl.DataFrame:
             allow_exact_matches=True,
             check_sortedness=False,
         )
-        .join(ended, on="request_id", how="left", maintain_order="left")
-    )
-    left = pl.min_horizontal(pl.col("scheduled_step"), pl.col("ended_step")).fill_null(NEVER)
-    by_priority = frames.header.scheduler_config.get("policy") == "priority"
-    first = pl.col("priority") if by_priority else pl.col("preempted").not_()
-    return (
-        joined.with_columns(left_step=left)
+        .join(_ends(frames), on="request_id", how="left", maintain_order="left")
+        .with_columns(left_step=left)
         .filter(pl.col("left_step") > pl.col("since_step"))
         .sort(first, "place", "request_id")
         .with_row_index("order")
-        .select(
-            "request_id",
-            "trial",
-            "since_step",
-            "left_step",
-            "wanted_tokens",
-            "preempted",
-            "set_aside",
-            "priority",
-            "order",
-        )
+        .select("request_id", "trial", "since_step", "left_step", *columns)
     )
 
 
 def after_gaps(frames: Frames) -> pl.Series:
     """Numbers of the steps before which one is missing: who runs in them may have been admitted before."""
-    number = frames.steps["step"].cast(pl.Int64)
+    number = frames.steps["step"]
     follows = number == number.shift(1) + 1
     return number.filter(~follows.fill_null(frames.header.first_step == 0))
 
@@ -91,26 +87,32 @@ def mismatches(frames: Frames) -> pl.DataFrame:
     return at_steps(counted, recorded).filter(pl.col("recorded") != pl.col("reconstructed"))
 
 
+def next_steps(frames: Frames, rows: pl.DataFrame, moment: str) -> pl.DataFrame:
+    """Rows in the order of a ``moment``, with the first step since it: ``next_step`` and its ``begin_us``."""
+    begins = frames.steps.select(begin_us="start_us", next_step="step").sort("begin_us")
+    return rows.sort(moment, maintain_order=True).join_asof(
+        begins,
+        left_on=moment,
+        right_on="begin_us",
+        strategy="forward",
+        coalesce=False,
+        check_sortedness=False,
+    )
+
+
 def _arrivals(frames: Frames) -> pl.DataFrame:
-    """Requests that came, with the first step that could have scheduled them."""
-    began = frames.steps.select("start_us", pl.col("step").cast(pl.Int64).alias("next_step")).sort("start_us")
-    by_arrival = frames.header.scheduler_config.get("policy") == "priority"
+    """Requests that came, with the first step that could have scheduled them and their ``place``."""
+    came = frames.arrivals.filter(~pl.col("streaming_update"))
+    place = pl.coalesce("arrived_us", "queued_us") if frames.by_priority else pl.int_range(pl.len())
     return (
-        frames.arrivals.filter(~pl.col("streaming_update"))
-        .sort("queued_us", maintain_order=True)
-        .join_asof(
-            began, left_on="queued_us", right_on="start_us", strategy="forward", check_sortedness=False
-        )
-        .with_row_index("at")
+        next_steps(frames, came, "queued_us")
         .select(
             "request_id",
             "trial",
-            pl.coalesce(pl.col("step").cast(pl.Int64), "next_step").alias("since_step"),
-            pl.col("prompt_tokens").alias("wanted_tokens"),
-            pl.lit(value=False).alias("preempted"),
-            pl.lit(value=False).alias("set_aside"),
-            "priority",
-            pl.coalesce("arrived_us", "queued_us").alias("place") if by_arrival else _place(pl.col("at")),
+            since_step=pl.coalesce("step", "next_step"),
+            wanted_tokens="prompt_tokens",
+            priority="priority",
+            place=place,
         )
         .drop_nulls("since_step")
     )
@@ -118,46 +120,41 @@ def _arrivals(frames: Frames) -> pl.DataFrame:
 
 def _preemptions(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
     """Requests that were put back: they want all they had computed and the token sampled after it."""
-    about = came.select("request_id", pl.col("wanted_tokens").alias("prompt"), "priority", "place")
-    by_arrival = frames.header.scheduler_config.get("policy") == "priority"
-    return (
-        frames.preemptions.with_row_index("at")
-        .join(about.unique("request_id", keep="first"), on="request_id", how="left", maintain_order="left")
-        .select(
-            "request_id",
-            "trial",
-            pl.col("step").cast(pl.Int64).alias("since_step"),
-            pl.max_horizontal(pl.col("lost_tokens") + 1, "prompt").alias("wanted_tokens"),
-            pl.lit(value=True).alias("preempted"),
-            pl.lit(value=False).alias("set_aside"),
-            pl.col("priority").fill_null(0),
-            pl.col("place").fill_null(0) if by_arrival else -_place(pl.col("at")),
-        )
+    about = came.select("request_id", "priority", "place", prompt="wanted_tokens")
+    return frames.preemptions.join(
+        about.unique("request_id", keep="first"), on="request_id", how="left", maintain_order="left"
+    ).select(
+        "request_id",
+        "trial",
+        since_step="step",
+        wanted_tokens=pl.max_horizontal(pl.col("lost_tokens") + 1, "prompt"),
+        priority=pl.col("priority").fill_null(0),
+        place=pl.col("place").fill_null(0) if frames.by_priority else -pl.int_range(pl.len()),
     )
 
 
 def _set_aside(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
     """Requests that their scheduler took out of the running ones: what they had computed is not lost."""
     about = came.select("request_id", "priority", "place").unique("request_id", keep="first")
-    return frames.set_aside.join(about, on="request_id", how="left", maintain_order="left").select(
-        "request_id",
-        "trial",
-        pl.col("step").alias("since_step"),
-        "wanted_tokens",
-        pl.lit(value=False).alias("preempted"),
-        pl.lit(value=True).alias("set_aside"),
-        pl.col("priority").fill_null(0),
-        pl.col("place").fill_null(0),
+    return (
+        frames.set_aside.join(about, on="request_id", how="left", maintain_order="left")
+        .select(
+            "request_id",
+            "trial",
+            "wanted_tokens",
+            pl.col("priority", "place").fill_null(0),
+            since_step="step",
+        )
+        .select(came.columns)
     )
 
 
 def overtakings(frames: Frames) -> int:
     """How many requests were first scheduled before an earlier arrival that had not left either."""
-    came = frames.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
-    scheduled = frames.admitted.group_by("request_id").agg(first=pl.col("step").cast(pl.Int64).min())
+    scheduled = frames.admitted.group_by("request_id").agg(first=pl.col("step").min())
     left = pl.min_horizontal("first", "ended_step").fill_null(NEVER)
     rows = (
-        came.select("request_id", "queued_us")
+        frames.first_arrivals.select("request_id", "queued_us")
         .join(scheduled, on="request_id", how="left")
         .join(_ends(frames), on="request_id", how="left")
         .sort("queued_us", maintain_order=True)
@@ -168,16 +165,8 @@ def overtakings(frames: Frames) -> int:
 
 def _ends(frames: Frames) -> pl.DataFrame:
     """The first step after each request was gone."""
-    began = frames.steps.select("start_us", pl.col("step").cast(pl.Int64).alias("next_step")).sort("start_us")
     return (
-        frames.finishes.sort("finished_us")
-        .join_asof(
-            began, left_on="finished_us", right_on="start_us", strategy="forward", check_sortedness=False
-        )
-        .select("request_id", pl.coalesce(pl.col("step").cast(pl.Int64), "next_step").alias("ended_step"))
+        next_steps(frames, frames.finishes, "finished_us")
+        .select("request_id", ended_step=pl.coalesce("step", "next_step"))
         .unique("request_id", keep="last")
     )
-
-
-def _place(at: pl.Expr) -> pl.Expr:
-    return at.cast(pl.Int64).alias("place")

@@ -86,7 +86,7 @@ class Rank:
 def rank_of(timeline: Timeline) -> Rank:
     """Take from a timeline what all ranks together need."""
     steps = timeline.steps
-    came = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
+    came = timeline.first_arrivals
     most = steps["num_running_after"].max()
     return Rank(
         header=timeline.header,

@@ -9,7 +9,7 @@ import polars as pl
 from schedtrace.timeline.computing import running_pieces
 from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.pieces import ARRIVES, WAITS, pieces, placed
-from schedtrace.timeline.queue_waits import after_gaps
+from schedtrace.timeline.queue_waits import after_gaps, next_steps
 from schedtrace.timeline.waiting import waiting_pieces
 
 QUEUED = ("waiting", "preempted", "set_aside")
@@ -63,11 +63,8 @@ def request_states(frames: Frames) -> pl.DataFrame:
 
 def _arrivals(frames: Frames) -> pl.DataFrame:
     """The way to the scheduler, then the time until a step can see the request."""
-    came = frames.arrivals.filter(~pl.col("streaming_update")).unique(
-        "request_id", keep="first", maintain_order=True
-    )
     first = {"at": pl.lit(-1)}
-    came = _where_known(frames, came)
+    came = _where_known(frames, frames.first_arrivals)
     known = came.filter(pl.col("arrived_us") < pl.col("queued_us"))
     return pl.concat(
         [
@@ -87,20 +84,10 @@ def _arrivals(frames: Frames) -> pl.DataFrame:
 def _where_known(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
     """Arrivals whose next step is missing begin with the next one that is not: before, nothing is known."""
     gaps = after_gaps(frames)
-    begins = frames.steps.select("start_us", next_step=pl.col("step").cast(pl.Int64)).sort("start_us")
     unknown = pl.col("next_step").is_in(gaps.implode()) & pl.col("step").is_null()
-    since = pl.when(unknown).then(pl.max_horizontal("queued_us", "start_us")).otherwise("queued_us")
-    return (
-        came.sort("queued_us", maintain_order=True)
-        .join_asof(
-            begins,
-            left_on="queued_us",
-            right_on="start_us",
-            strategy="forward",
-            coalesce=False,
-            check_sortedness=False,
-        )
-        .with_columns(queued_us=since, arrived_us=pl.when(unknown).then(None).otherwise("arrived_us"))
+    since = pl.when(unknown).then(pl.max_horizontal("queued_us", "begin_us")).otherwise("queued_us")
+    return next_steps(frames, came, "queued_us").with_columns(
+        queued_us=since, arrived_us=pl.when(unknown).then(None).otherwise("arrived_us")
     )
 
 
@@ -170,9 +157,7 @@ def queue_times(frames: Frames) -> pl.DataFrame:
         .agg(pl.col("begin_us", "begin_step").first())
     )
     return (
-        frames.arrivals.filter(~pl.col("streaming_update"))
-        .unique("request_id", keep="first", maintain_order=True)
-        .select("request_id", "trial", "priority", "queued_us")
+        frames.first_arrivals.select("request_id", "trial", "priority", "queued_us")
         .join(admitted, on="request_id", maintain_order="left")
         .with_columns(queue_us=(pl.col("begin_us") - pl.col("queued_us")).clip(0))
         .select("request_id", "trial", "priority", "queued_us", "begin_step", "queue_us")

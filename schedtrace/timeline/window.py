@@ -38,7 +38,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         return timeline
     begin_us, end_us = window.of(timeline)
     steps = timeline.steps.filter(pl.col("start_us").is_between(begin_us, end_us, closed="left"))
-    number = steps.select(pl.col("step").cast(pl.Int64))
+    number = steps.select("step")
     states = _cut(timeline.request_states, begin_us, end_us)
     there = states.select("request_id").unique()
     cut = replace(
@@ -53,8 +53,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         exits=_of(timeline.exits, number),
         caps=_of(timeline.caps, number),
         lists={
-            name: rows.with_columns(pl.col("step").cast(pl.Int64)).join(number.lazy(), on="step", how="semi")
-            for name, rows in timeline.lists.items()
+            name: rows.join(number.lazy(), on="step", how="semi") for name, rows in timeline.lists.items()
         },
         warmup_steps=0,
         is_window=True,
@@ -77,10 +76,7 @@ def _cut(rows: pl.DataFrame, begin_us: int, end_us: int) -> pl.DataFrame:
 
 
 def _of(rows: pl.DataFrame, number: pl.DataFrame) -> pl.DataFrame:
-    kept = rows.with_columns(number=pl.col("step").cast(pl.Int64)).join(
-        number.rename({"step": "number"}), on="number", how="semi", maintain_order="left"
-    )
-    return kept.drop("number")
+    return rows.join(number, on="step", how="semi", maintain_order="left")
 
 
 def _cut_stretches(stretches: pl.LazyFrame, number: pl.DataFrame) -> pl.LazyFrame:
