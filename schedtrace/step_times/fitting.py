@@ -11,8 +11,7 @@ import polars as pl
 
 from schedtrace.errors import InputError
 from schedtrace.read.trace import Trace
-from schedtrace.step_times.larger import Larger, fit_larger
-from schedtrace.step_times.linear import Linear, fit_linear
+from schedtrace.step_times.linear import Larger, Linear, fit_larger, fit_linear
 
 DEVICE = ("prefill_tokens", "decode_requests", "decode_context_tokens", "prefill_attention")
 """What the device's time is fitted to. Not to prefill requests: where prompts are not cut into chunks, these

@@ -52,15 +52,15 @@ def refused_heads(frames: Frames) -> pl.DataFrame:
 
     Without the steps for which ``waits`` reconstructs a queue of another length than the recorded one.
 
-    Columns: ``step``, ``trial``, ``head`` (its id), ``order`` (its place in ``waits``), ``head_tokens``,
-    ``fresh`` (it was not preempted before), ``cause``, ``detail``, ``location``, ``via``, ``blocks_needed``,
-    ``num_not_ready_after`` and ``budget_left``, ``kv_blocks_free`` and ``seats_left`` after the step.
+    Columns: those of ``Frames.exits`` with ``head`` for the request's id, ``order`` (its place in ``waits``),
+    ``head_tokens``, ``fresh`` (it was not preempted before), and ``num_not_ready_after``, ``budget_left``,
+    ``kv_blocks_free`` and ``seats_left`` after the step.
     """
     left_over = frames.steps.select(
         "step",
         "num_not_ready_after",
-        pl.col("remaining_budget").alias("budget_left"),
-        pl.col("kv_blocks_free_after").alias("kv_blocks_free"),
+        budget_left="remaining_budget",
+        kv_blocks_free="kv_blocks_free_after",
         seats_left=frames.seats - pl.col("num_running_after"),
     )
     refused = (
@@ -81,30 +81,13 @@ def refused_heads(frames: Frames) -> pl.DataFrame:
         "since_step",
         "left_step",
         "order",
-        pl.col("wanted_tokens").alias("head_tokens"),
+        head_tokens="wanted_tokens",
         fresh=~pl.col("preempted"),
     )
     return (
         refused.join(places, on="request_id", maintain_order="left")
         .filter((pl.col("since_step") <= pl.col("step")) & (pl.col("step") < pl.col("left_step")))
         .rename({"request_id": "head"})
-        .select(
-            "step",
-            "trial",
-            "head",
-            "order",
-            "head_tokens",
-            "fresh",
-            "cause",
-            "detail",
-            "location",
-            "via",
-            "blocks_needed",
-            "num_not_ready_after",
-            "budget_left",
-            "kv_blocks_free",
-            "seats_left",
-        )
     )
 
 

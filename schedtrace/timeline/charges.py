@@ -80,18 +80,19 @@ def charges(frames: Frames) -> pl.DataFrame:
         pl.col("state").is_in([*QUEUED, "stalled"]) & pl.col("cause").ne_missing(pl.lit(NEXT_STEP))
     ).with_columns(pl.col("cause").fill_null(str(Cause.OTHER)))
     parts = _behind_heads(frames, waits)
-    charged = [parts.filter("held_up").with_columns(charge=pl.lit(HEAD_OF_LINE), time_us=LENGTH_US)]
     steps = _labelled(frames)
-    for (cause,), rows in parts.filter(~pl.col("held_up")).group_by("cause", maintain_order=True):
-        charged.append(_divided(frames, rows, steps, str(cause)))
-    again = states.filter(pl.col("state") == "recompute").with_columns(
-        charge=pl.lit(RECOMPUTE), time_us=LENGTH_US
-    )
+    charged = [
+        parts.filter("held_up").with_columns(charge=pl.lit(HEAD_OF_LINE), time_us=LENGTH_US),
+        *(
+            _divided(frames, rows, steps, str(cause))
+            for (cause,), rows in parts.filter(~pl.col("held_up")).group_by("cause", maintain_order=True)
+        ),
+        states.filter(pl.col("state") == "recompute").with_columns(
+            charge=pl.lit(RECOMPUTE), time_us=LENGTH_US
+        ),
+    ]
     made = pl.concat(
-        [
-            rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
-            for rows in [*charged, again]
-        ]
+        rows.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items()) for rows in charged
     )
     made = _interrupted(frames, _after_resets(frames, made))
     return made.filter(pl.col("time_us") > 0).sort("begin_us", "request_id")
@@ -118,25 +119,16 @@ def _interrupted(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
     if spans.is_empty():
         return rows
     inside = overlap_us(rows, spans)
-    rows = rows.with_columns(lost=(pl.col("time_us") * inside / LENGTH_US).fill_nan(0).round().cast(pl.Int64))
-    return pl.concat(
-        [
-            rows.with_columns(pl.col("time_us") - pl.col("lost")),
-            rows.with_columns(charge=pl.lit(INTERRUPTED), time_us="lost"),
-        ]
-    ).drop("lost")
+    lost = (pl.col("time_us") * inside / LENGTH_US).fill_nan(0).round().cast(pl.Int64)
+    return _split(rows, lost, INTERRUPTED)
 
 
 def _behind_heads(frames: Frames, waits: pl.DataFrame) -> pl.DataFrame:
     """The waits, cut where a request began to be held up: ``held_up`` from then on."""
     starts = frames.steps.select("step", held_us="start_us")
     heads = refused_heads(frames).filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
-    held = (
-        behind_head(frames, heads)
-        .join(starts, on="step")
-        .select("request_id", "held_us", "left_step")
-        .sort("held_us")
-    )
+    held = behind_head(frames, heads).join(starts, on="step").sort("held_us")
+    held = held.select("request_id", "held_us", "left_step")
     if held.is_empty():
         return waits.with_columns(held_up=pl.lit(value=False))
     queued = waits.filter(pl.col("state").is_in(QUEUED)).sort("end_us")
@@ -216,67 +208,55 @@ def _labelled(frames: Frames) -> _Steps:
 
 def _divided(frames: Frames, rows: pl.DataFrame, steps: _Steps, cause: str) -> pl.DataFrame:
     """The rows of one cause, each divided among the charges of its steps."""
-    column = "seats" if cause == Cause.MAX_NUM_SEQS else "kv" if cause in (Cause.KV_BLOCKS, *OF_KV) else None
+    rows = rows.with_columns(charge=pl.lit(cause), time_us=LENGTH_US)
     if cause == Cause.TOKEN_BUDGET:
-        divided = _by_long_prompt(rows, steps)
-    elif cause == Cause.CHUNKED_PREFILL_OFF:
-        divided = _by_unused(rows, steps.spans)
-    elif column is None:
-        divided = rows.with_columns(charge=pl.lit(cause), time_us=LENGTH_US)
-    else:
-        divided = _by_label(rows, steps.spans, column)
-    return _inverted(frames, divided, steps) if frames.by_priority and column in {"seats", "kv"} else divided
+        return _by_long_prompt(rows, steps)
+    if cause == Cause.CHUNKED_PREFILL_OFF:
+        # Chunks would have used what the steps left of the budget: the rest of the wait is for more of it.
+        unused = time_within(rows, steps.spans, {"us": pl.col("unused")})["us"]
+        return _split(rows.with_columns(charge=pl.lit(str(Cause.TOKEN_BUDGET))), pl.lit(unused), cause)
+    column = "seats" if cause == Cause.MAX_NUM_SEQS else "kv" if cause in (Cause.KV_BLOCKS, *OF_KV) else None
+    if column is None:
+        return rows
+    divided = _by_label(rows, steps.spans, column)
+    return _inverted(frames, divided, steps) if frames.by_priority else divided
+
+
+def _split(rows: pl.DataFrame, part_us: pl.Expr, charge: str) -> pl.DataFrame:
+    """The rows twice: a part of their ``time_us`` is charged to ``charge``, the rest to what it was."""
+    return pl.concat(
+        [
+            rows.with_columns(charge=pl.lit(charge), time_us=part_us),
+            rows.with_columns(time_us=pl.col("time_us") - part_us),
+        ]
+    )
 
 
 def _by_label(rows: pl.DataFrame, spans: pl.DataFrame, column: str) -> pl.DataFrame:
     words = spans[column].drop_nulls().unique().sort().to_list()
     if not words:  # no step tells who holds it
-        return rows.with_columns(charge=pl.col("cause"), time_us=LENGTH_US)
+        return rows
     times = time_within(rows, spans, {word: pl.col(column) == word for word in words})
     return pl.concat([rows.with_columns(charge=pl.lit(word), time_us=times[word]) for word in words])
 
 
-def _by_unused(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Chunks would have used what the steps left of the budget: the rest of the wait is for more of it."""
-    unused = time_within(rows, spans, {"us": pl.col("unused")})["us"]
-    rows = rows.with_columns(time_us=unused)
-    return pl.concat(
-        [
-            rows.with_columns(charge=pl.lit(str(Cause.CHUNKED_PREFILL_OFF))),
-            rows.with_columns(charge=pl.lit(str(Cause.TOKEN_BUDGET)), time_us=LENGTH_US - pl.col("time_us")),
-        ]
-    )
-
-
 def _by_long_prompt(rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
-    times = time_within(rows, steps.spans, {"long": pl.col("long_prompt")})["long"]
-    rows = rows.join(steps.prompts, on="request_id", how="left", maintain_order="left").with_columns(
-        long=times
-    )
+    long_us = time_within(rows, steps.spans, {"us": pl.col("long_prompt")})["us"]
+    rows = rows.join(steps.prompts, on="request_id", how="left", maintain_order="left")
     short = (pl.col("prompt_tokens") <= SHORT_FRAC * steps.longest_prompt).fill_null(value=False)
-    long_us = pl.when(short).then("long").otherwise(0)
-    return pl.concat(
-        [
-            rows.with_columns(charge=pl.lit(LONG_PROMPT), time_us=long_us),
-            rows.with_columns(charge=pl.lit(str(Cause.TOKEN_BUDGET)), time_us=LENGTH_US - long_us),
-        ]
-    ).drop("prompt_tokens", "priority", "long")
+    return _split(rows, pl.when(short).then(long_us).otherwise(0), LONG_PROMPT)
 
 
 def _inverted(frames: Frames, rows: pl.DataFrame, steps: _Steps) -> pl.DataFrame:
     """Rows of requests more urgent than one that runs meanwhile are charged to that."""
-    rows = rows.join(steps.prompts.select("request_id", "priority"), on="request_id", how="left")
-    running = (
-        request_states(frames)
-        .filter(pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"]))
-        .join(steps.prompts.select("request_id", "priority"), on="request_id")
-    )
+    priorities = steps.prompts.select("request_id", "priority")
+    runs = pl.col("state").is_in(["prefill", "decode", "recompute", "stalled"])
+    running = request_states(frames).filter(runs).join(priorities, on="request_id")
     divided = []
-    for (priority,), of_class in rows.group_by("priority", maintain_order=True):
+    for (priority,), of_class in rows.join(priorities, on="request_id", how="left").group_by(
+        "priority", maintain_order=True
+    ):
         inside = overlap_us(of_class, united(running.filter(pl.col("priority") > priority)))
         inverted = (pl.col("time_us") * (inside / LENGTH_US)).round().cast(pl.Int64)
-        divided += [
-            of_class.with_columns(charge=pl.lit(PRIORITY_INVERSION), time_us=inverted),
-            of_class.with_columns(time_us=pl.col("time_us") - inverted),
-        ]
-    return pl.concat(divided).drop("priority")
+        divided.append(_split(of_class, inverted, PRIORITY_INVERSION))
+    return pl.concat(divided)

@@ -77,15 +77,10 @@ def events(frames: Frames) -> pl.DataFrame:
     if slow["step"].n_unique() > MOST_FRAC * frames.steps.height:
         slow = slow.clear()
     slower = _without(slower, pl.concat([asked, slow], how="diagonal"))
-    found = pl.concat(
-        [asked, *_by_position(frames, slow), slower.with_columns(kind=pl.lit(SLOWER))],
-        how="diagonal_relaxed",
-    )
-    found = pl.concat(
-        [none, found.cast({name: SCHEMA[name] for name in found.columns if name in SCHEMA})], how="diagonal"
-    ).select(*SCHEMA)
+    slower = slower.with_columns(kind=pl.lit(SLOWER))
+    found = pl.concat([none, asked, *_by_position(frames, slow), slower], how="diagonal_relaxed")
     cost = LENGTH_US.sum().over("kind", "part") >= LEAST_FRAC * engine_busy_us(frames)
-    return found.filter(cost | pl.col("kind").is_in([PAUSED, ASLEEP])).sort("begin_us")
+    return found.select(*SCHEMA).filter(cost | pl.col("kind").is_in([PAUSED, ASLEEP])).sort("begin_us")
 
 
 def cost_us(frames: Frames, found: pl.DataFrame) -> int:
@@ -128,8 +123,7 @@ def kept(frames: Frames, spans: pl.DataFrame) -> list[str]:
 
 def host_spans(frames: Frames) -> pl.DataFrame:
     """``begin_us`` and ``end_us`` of times in which an interruption kept the engine's thread from steps."""
-    found = events(frames).filter(pl.col("part") != "device")
-    return merged(standstills(frames, found)) if found.height else found.select("begin_us", "end_us")
+    return merged(standstills(frames, events(frames).filter(pl.col("part") != "device")))
 
 
 def interrupted_us(frames: Frames, rows: pl.DataFrame) -> pl.Series:
@@ -141,35 +135,22 @@ def _asked(frames: Frames) -> pl.DataFrame:
     """Interruptions that somebody asked for, by what was recorded of it."""
     controls = frames.controls
     first, last = int(frames.steps["start_us"][0]), frames.end_us
-    pauses = controls.filter(pl.col("control") == "pause_state").with_columns(
-        end_us=pl.col("at_us").shift(-1).fill_null(last)
+    states = pl.col("control") == "pause_state"
+    sleeps = pl.col("control").is_in(["sleep", "wake_up"])
+    pauses = controls.filter(states).select(
+        "detail",
+        kind=pl.lit(PAUSED),
+        begin_us="at_us",
+        end_us=pl.col("at_us").shift(-1).fill_null(last),
     )
-    spans = [
-        pauses.filter(pl.col("detail") != "UNPAUSED").select(
-            "end_us", "detail", kind=pl.lit(PAUSED), begin_us="at_us"
-        )
-    ]
-    others = controls.filter((pl.col("control") != "pause_state") & (pl.col("took_us") > 0)).with_columns(
-        end_us=pl.col("at_us") + pl.col("took_us"), begin_us="at_us"
+    calls = controls.filter(~states & (pl.col("took_us") > 0)).select(
+        pl.coalesce("detail", "control"),
+        kind=pl.when(sleeps).then(pl.lit(ASLEEP)).otherwise(pl.lit(CALLED)),
+        begin_us="at_us",
+        end_us=pl.col("at_us") + pl.col("took_us"),
     )
-    spans.append(
-        others.select(
-            "end_us",
-            detail=pl.coalesce("detail", "control"),
-            kind=pl.when(pl.col("control").is_in(["sleep", "wake_up"]))
-            .then(pl.lit(ASLEEP))
-            .otherwise(pl.lit(CALLED)),
-            begin_us="begin_us",
-        )
-    )
-    found = (
-        pl.concat(spans)
-        .with_columns(pl.col("begin_us", "end_us").clip(first, last))
-        .sort("begin_us", "end_us")
-        .with_columns(after=pl.col("end_us").cum_max().shift(1).fill_null(first))
-        .with_columns(begin_us=pl.max_horizontal("begin_us", "after"))
-        .filter(LENGTH_US > 0)
-    )
+    spans = pl.concat([pauses.filter(pl.col("detail") != "UNPAUSED"), calls])
+    found = merged(spans.with_columns(pl.col("begin_us", "end_us").clip(first, last)))
     steps = frames.steps.select("start_us", "trial", "step").sort("start_us")
     return found.join_asof(
         steps, left_on="end_us", right_on="start_us", strategy="forward", check_sortedness=False
@@ -180,9 +161,7 @@ def _without(slow: pl.DataFrame, asked: pl.DataFrame) -> pl.DataFrame:
     """The slow spans that are mostly outside of what somebody asked for, and not inside of each other."""
     if slow.is_empty():
         return slow
-    if asked.height:
-        inside = overlap_us(slow, merged(asked))
-        slow = slow.filter(pl.Series(inside) < 0.5 * slow.select(LENGTH_US.alias("us"))["us"])
+    slow = slow.filter(overlap_us(slow, merged(asked)) < 0.5 * LENGTH_US)
     longest_first = slow.sort(LENGTH_US, descending=True).to_dicts()
     taken: list[dict[str, int]] = []  # in order of time, so that only two neighbours can overlap
     for one in longest_first:
@@ -199,12 +178,8 @@ def _by_position(frames: Frames, slow: pl.DataFrame) -> list[pl.DataFrame]:
     """The slow spans by where they stand among the steps."""
     computing = frames.steps.filter(pl.col("total_requests") > 0)
     place = computing.select("step", place=pl.int_range(pl.len()).over("trial"))
-    slow = (
-        slow.sort("begin_us").join_asof(
-            place.sort("step"), on="step", check_sortedness=False, strategy="nearest"
-        )
-        if slow.height
-        else slow.with_columns(place=pl.lit(0))
+    slow = slow.sort("begin_us").join_asof(
+        place.sort("step"), on="step", check_sortedness=False, strategy="nearest"
     )
     found = []
     for _, of_trial in slow.group_by("trial", maintain_order=True):

@@ -59,28 +59,15 @@ def idle_holders(frames: Frames) -> pl.DataFrame:
         .join(_elsewhere(frames), on="request_id", how="anti", maintain_order="left")
         .filter(pl.col("blocks").sum().over("first_step") >= MOST_FRAC * pl.col("held"))
     )
-    waits = _without(idle, paused.select("request_id", "step", got_last="step")).select(
-        "first_step", "request_id"
-    )
-    return idle.join(
-        waits.with_columns(silent=pl.lit(value=False)),
-        on=["first_step", "request_id"],
-        how="left",
-        maintain_order="left",
-    ).select(
-        "first_step",
-        "last_step",
-        "head",
-        "held",
-        "request_id",
-        "blocks",
-        kind=pl.when("unfetched")
-        .then(pl.lit("finished"))
-        .when(session)
-        .then(pl.lit("session"))
-        .otherwise(pl.lit("request")),
-        silent=pl.col("silent").fill_null(value=True),
-        alone="alone",
+    holder = ["first_step", "request_id"]
+    answered = _without(idle, paused.select("request_id", "step", got_last="step")).select(holder)
+    kind = pl.when("unfetched").then(pl.lit("finished")).when(session).then(pl.lit("session"))
+    return (
+        idle.join(
+            answered.with_columns(silent=pl.lit(value=False)), on=holder, how="left", maintain_order="left"
+        )
+        .with_columns(pl.col("silent").fill_null(value=True), kind=kind.otherwise(pl.lit("request")))
+        .select(*SCHEMA)
     )
 
 
@@ -115,14 +102,9 @@ def _held(frames: Frames) -> pl.DataFrame:
         blocks = [sum(each) for each in zip(*(group for group in groups if group), strict=True)]
         if len(blocks) == len(holders):
             rows.append((step, head, holders, blocks, finished or [], sum(blocks) + sum(others or [])))
-    schema: dict[str, Any] = {
-        "step": pl.Int64,
-        "head": pl.String,
-        "request_id": pl.List(pl.String),
-        "blocks": pl.List(pl.Int64),
-        "finished": pl.List(pl.String),
-        "held": pl.Int64,
-    }
+    names, numbers = pl.List(pl.String), pl.List(pl.Int64)
+    schema: dict[str, Any] = {"step": pl.Int64, "head": pl.String, "request_id": names, "blocks": numbers}
+    schema |= {"finished": names, "held": pl.Int64}
     return pl.DataFrame(rows, schema=schema, orient="row").sort("step")
 
 

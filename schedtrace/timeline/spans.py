@@ -127,7 +127,7 @@ def united(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def merged(spans: pl.DataFrame) -> pl.DataFrame:
-    """``begin_us`` and ``end_us`` of spans in order, each cut where the one before still lasts."""
+    """Spans in order of time, each cut where the one before still lasts."""
     before = pl.col("end_us").cum_max().shift(1).fill_null(pl.col("begin_us").min())
-    cut = spans.select("begin_us", "end_us").sort("begin_us", "end_us")
-    return cut.with_columns(begin_us=pl.max_horizontal("begin_us", before)).filter(LENGTH_US > 0)
+    cut = pl.max_horizontal("begin_us", before)
+    return spans.sort("begin_us", "end_us").with_columns(begin_us=cut).filter(LENGTH_US > 0)

@@ -69,12 +69,10 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
     """
     import numpy as np  # noqa: PLC0415  # most runs need no model
 
-    used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
-    if used.height < FEWEST_STEPS:
+    used = _timed(steps)
+    if used is None:
         return None
-    used = used.gather_every(-(-used.height // MOST_STEPS))
-    measured = used["busy_us"].to_numpy().astype(float)
-    work = np.column_stack([np.ones(used.height), used.select(FEATURES).to_numpy().astype(float)])
+    measured, work = used["busy_us"].to_numpy().astype(float), _work(used)
     scale = np.maximum(work.max(axis=0), 1.0)
     spread = float(np.median(np.abs(measured - np.median(measured)))) or 1.0
     rows = np.column_stack([work / scale, measured])
@@ -86,6 +84,9 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
             break
     factors = resolved(costs) / scale
     error = float(np.median(np.abs(work @ factors - measured) / measured))
+    weighted = rows * (weight / spread)[:, None]
+    decodes = (rows[:, 1] == 0) & (rows[:, 2] > 0)
+    enough = decodes.sum() >= FEWEST_STEPS
     base, prefill, decode, context = (float(factor) for factor in factors)
     return StepTime(
         base,
@@ -94,17 +95,9 @@ def fit_step_time(steps: pl.DataFrame) -> StepTime | None:
         context,
         steps=used.height,
         error_frac=round(error, 4),
-        most_base_us=max(base, _most_base(rows * (weight / spread)[:, None], measured)),
-        most_decode_base_us=_most_decode_base(rows, weight / spread),
+        most_base_us=max(base, _most_base(weighted, measured)),
+        most_decode_base_us=_most_base(weighted[decodes], measured[decodes]) if enough else 0.0,
     )
-
-
-def _most_decode_base(rows: Any, weight: Any) -> float:
-    """Of steps that only decode; 0 where these are too few."""
-    decodes = (rows[:, 1] == 0) & (rows[:, 2] > 0)
-    if decodes.sum() < FEWEST_STEPS:
-        return 0.0
-    return _most_base((rows * weight[:, None])[decodes], rows[decodes, -1])
 
 
 def _most_base(rows: Any, measured: Any) -> float:
@@ -154,18 +147,27 @@ def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | N
     """
     import numpy as np  # noqa: PLC0415  # as above
 
-    used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
-    if used.height < FEWEST_STEPS:
+    used = _timed(steps)
+    if used is None:
         return None
-
-    def work(rows: pl.DataFrame) -> Any:
-        return np.column_stack([np.ones(rows.height), rows.select(FEATURES).to_numpy().astype(float)])
-
-    used = used.gather_every(-(-used.height // MOST_STEPS))
-    busy, scale = used["busy_us"].to_numpy().astype(float), np.maximum(work(used).max(axis=0), 1.0)
-    rows = np.column_stack([work(used) / scale, busy]) / busy[:, None]
+    busy, work = used["busy_us"].to_numpy().astype(float), _work(used)
+    scale = np.maximum(work.max(axis=0), 1.0)
+    rows = np.column_stack([work / scale, busy]) / busy[:, None]
     costs = _non_negative(rows, 1 / float(np.median(busy)))
-    return pl.Series(np.maximum(work(wanted) @ (resolved(costs) / scale), 1.0))
+    return pl.Series(np.maximum(_work(wanted) @ (resolved(costs) / scale), 1.0))
+
+
+def _timed(steps: pl.DataFrame) -> pl.DataFrame | None:
+    """The steps that a model is fitted to, of many evenly chosen ones; None: too few have an output."""
+    used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)
+    return None if used.height < FEWEST_STEPS else used.gather_every(-(-used.height // MOST_STEPS))
+
+
+def _work(steps: pl.DataFrame) -> Any:
+    """A row per step: 1, and its ``FEATURES``."""
+    import numpy as np  # noqa: PLC0415  # as above
+
+    return np.column_stack([np.ones(steps.height), steps.select(FEATURES).to_numpy().astype(float)])
 
 
 def _non_negative(rows: Any, size: float) -> Any:
