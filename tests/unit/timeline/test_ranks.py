@@ -1,9 +1,10 @@
 """Ranks on one clock, their common steps, and what they wait for, from steps made by hand."""
 
 import pytest
+from msgspec.structs import replace
 
 from schedtrace.read.run import read_run
-from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.engine_ranks import Ranks, offset
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import header, step, write_trace
 from tests.rank_traces import prefills, write_ranks
@@ -95,3 +96,26 @@ def test_waits_are_avoidable_while_another_rank_has_room(ranks_of):
 def test_waits_are_not_avoidable_where_all_seats_are_taken(ranks_of):
     loads = ranks_of([[(16, 0), (16, 0)]] * 40, lockstep=False, refused="max_num_seqs").loads
     assert loads.avoidable_us == {0: 0, 1: 0}
+
+
+PLAIN = header(host="a", wall_anchor_us=1_000, wall_uncertainty_us=2, wall_max_error_us=300)
+ON_LINUX = replace(PLAIN, monotonic_anchor_us=50, clock_id="x")
+
+
+@pytest.mark.parametrize(
+    ("to", "fields", "expected"),
+    [
+        (ON_LINUX, {"monotonic_anchor_us": 80}, (30, 0)),
+        (ON_LINUX, {"monotonic_anchor_us": 9, "clock_id": "y"}, (700, 4)),
+        (PLAIN, {"host": "b"}, (700, 604)),
+        (PLAIN, {"host": "b", "wall_max_error_us": None}, (700, None)),
+        (PLAIN, {"wall_uncertainty_us": None}, (700, None)),
+    ],
+    ids=["one machine", "after a boot", "between hosts", "between hosts without NTP", "not told"],
+)
+def test_two_traces_on_one_clock(to, fields, expected):
+    assert offset(replace(to, wall_anchor_us=1_700, **fields), to) == expected
+
+
+def test_processes_of_one_machine_are_lined_up_exactly_both_ways():
+    assert offset(ON_LINUX, replace(ON_LINUX, wall_anchor_us=1_700, monotonic_anchor_us=80)) == (-30, 0)

@@ -9,6 +9,7 @@ from schedtrace.model.trace import Exit, Preemption, ScheduledRequest
 from schedtrace.model.trace_facts import SetAside
 from schedtrace.read.run import read_run
 from schedtrace.timeline.queue_waits import mismatches, overtakings
+from schedtrace.timeline.request_states import queue_times
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, run_folder, step
 
@@ -284,3 +285,17 @@ def test_a_later_arrival_that_is_admitted_first_overtakes(view_of):
         step(3, start=300, got={"a": 9}, new="a"),
     )
     assert overtakings(view) == 2
+
+
+def test_the_time_in_the_queue_ends_with_the_first_admission(view_of):
+    """a comes 6 ms before step 1 and is taken by step 3; what it waits after a preemption is not counted."""
+    waits = {"got": {"r": 1}, "waiting": 1, "ended": Cause.KV_BLOCKS}
+    view = view_of(
+        step(0, got={"r": 1}),
+        step(1, **waits, arrived=[arrival("a", 4000, 4000)]),
+        step(2, **waits),
+        step(3, got={"a": 100}, new="a"),
+        step(4, **waits, preempted=[Preemption("a", 100)]),
+        step(5, got={"a": 100}, resumed="a"),
+    )
+    assert queue_times(view).select("request_id", "step", "queue_us").rows() == [("a", 3, 26_000)]
