@@ -16,6 +16,7 @@ SHAPE = Shape(
 LAYERS, EMBEDDING = 2 * (288 + 384), 800  # parameters
 LATENT = shape("DeepSeek-V3")
 GPU = Gpu("toy", 1e12, 2e12, 1e9, 10**6, 1e9, "made up")
+FAST_MEMORY = Gpu("toy", 1e9, 2e9, 1e18, 10**6, 1e9, "made up")
 FREE = Efficiency(compute=1, memory=1, step_us=0, layer_us=0, all_reduce_us=0)
 DECODE = Batch({"a": 1, "b": 1}, 0, 2, 40, decode_requests=2, decode_context_tokens=40)
 PREFILL = Batch({"a": 10}, 10, 0, 5, prefill_requests=1, prefill_attention=10 * (5 + 5))
@@ -49,17 +50,15 @@ def test_decode_reads_weights_and_context():
 
 
 def test_prefill_computes():
-    fast_memory = Gpu("toy", 1e9, 2e9, 1e18, 10**6, 1e9, "made up")
     flops = 2 * LAYERS * 10 + 2 * EMBEDDING * 1 + 4 * 2 * 12 * 100
-    assert us(PREFILL, on=fast_memory) == pytest.approx(flops / 1e3)
+    assert us(PREFILL, on=FAST_MEMORY) == pytest.approx(flops / 1e3)
     fp8 = Shape(**{**vars(SHAPE), "quantization": "fp8"})
-    assert us(PREFILL, of=fp8, on=fast_memory) == pytest.approx((flops - LAYERS * 10) / 1e3)
+    assert us(PREFILL, of=fp8, on=FAST_MEMORY) == pytest.approx((flops - LAYERS * 10) / 1e3)
 
 
 def test_drafts_attend_over_the_context_each():
-    fast_memory = Gpu("toy", 1e9, 2e9, 1e18, 10**6, 1e9, "made up")
     drafts = Batch({"a": 3, "b": 3}, 0, 6, 40, decode_requests=2, decode_context_tokens=40)
-    assert us(drafts, on=fast_memory) == pytest.approx((2 * (LAYERS + EMBEDDING) * 6 + 96 * 3 * 40) / 1e3)
+    assert us(drafts, on=FAST_MEMORY) == pytest.approx((2 * (LAYERS + EMBEDDING) * 6 + 96 * 3 * 40) / 1e3)
 
 
 def test_two_gpus_halve_it_and_send_activations():
@@ -92,16 +91,11 @@ def test_experts_that_no_token_goes_to_are_not_read():
 
 def test_latent_attention_decodes_on_the_compressed_cache():
     flops_only = Gpu("toy", 1e15, 1e15, 1e30, 10**6, 1e9, "made up")
-    one, two = (
-        us(Batch({"a": 1}, 0, 1, n, decode_requests=1, decode_context_tokens=n), of=LATENT, on=flops_only)
-        for n in (0, 1000)
-    )
-    assert two - one == pytest.approx(1e6 * 1000 * 2 * 61 * 128 * (512 + 64 + 512) / 1e15)
-    one, two = (
-        us(Batch({"a": 1}, 1, 0, 0, prefill_requests=1, prefill_attention=n), of=LATENT, on=flops_only)
-        for n in (0, 1000)
-    )
-    assert two - one == pytest.approx(1e6 * 1000 * 2 * 61 * 128 * (128 + 64 + 128) / 1e15)
+    decodes = [Batch({"a": 1}, 0, 1, n, decode_requests=1, decode_context_tokens=n) for n in (0, 1000)]
+    prefills = [Batch({"a": 1}, 1, 0, 0, prefill_requests=1, prefill_attention=n) for n in (0, 1000)]
+    for batches, width in ((decodes, 512 + 64 + 512), (prefills, 128 + 64 + 128)):
+        one, two = (us(batch, of=LATENT, on=flops_only) for batch in batches)
+        assert two - one == pytest.approx(1e6 * 1000 * 2 * 61 * 128 * width / 1e15)
 
 
 def test_one_request_on_an_h100_reads_its_weights_in_5_ms():
@@ -113,9 +107,8 @@ def test_one_request_on_an_h100_reads_its_weights_in_5_ms():
 
 
 def test_gpus_must_divide_the_heads():
-    with pytest.raises(
-        UsageError, match="--tensor-parallel-size 3 does not divide the 4 attention heads of tiny"
-    ):
+    refused = "--tensor-parallel-size 3 does not divide the 4 attention heads of tiny"
+    with pytest.raises(UsageError, match=refused):
         Roofline(SHAPE, GPU, 3)
 
 

@@ -71,14 +71,6 @@ def test_parameters_of_latent_attention_by_hand(read):
     assert read(**latent, q_lora_rank=6).attention_parameters == 56 + 140 + 128 + 168
 
 
-def test_a_config_json_gives_the_same_shape_as_the_table(tmp_path):
-    path = tmp_path / "config.json"
-    fields = {"hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "vocab_size": 151_936}
-    more = {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 25_600, "torch_dtype": "bfloat16"}
-    path.write_text(json.dumps(fields | more))
-    assert shape(str(path)).parameters == SHAPES["Qwen3-32B"].parameters
-
-
 @pytest.mark.parametrize(
     ("quantization", "weights"),
     [
@@ -99,7 +91,7 @@ def test_weights_are_stored_as_the_quantization_says(read, quantization, weights
         ({"sliding_window": 128}, "layers of sliding_attention are not modelled"),
         (
             {"quantization_config": {"quant_method": "hqq"}},
-            "quantization 'hqq' is not modelled: known are fp8",
+            "'hqq' is not modelled: known are fp8",
         ),
     ],
 )
@@ -128,9 +120,8 @@ def test_names_of_the_table(name):
 
 
 def test_an_unknown_model_lists_the_known_ones():
-    with pytest.raises(
-        UsageError, match=r"unknown model 'gpt-9': known are Qwen3-8B, .*, DeepSeek-V3, or name"
-    ):
+    known = r"unknown model 'gpt-9': known are Qwen3-8B, .*, DeepSeek-V3, or name"
+    with pytest.raises(UsageError, match=known):
         shape("gpt-9")
 
 

@@ -1,4 +1,3 @@
-import polars as pl
 import pytest
 
 from schedtrace.model.causes import Cause
@@ -18,31 +17,24 @@ WARM_UP_AND_TWO_TRIALS = [
 
 
 def test_the_warm_up_is_in_no_frame_but_counted(view_of):
+    """A finish belongs to the trial of its arrival, not of the step that tells it."""
     view = view_of(*WARM_UP_AND_TWO_TRIALS, trial_ids=True)
     assert view.steps["step"].to_list() == [3, 4]
     assert view.requests.collect()["request_id"].to_list() == ["a", "b"]
     assert view.arrivals["request_id"].to_list() == ["a", "b"]
     assert view.preemptions["request_id"].to_list() == ["a"]
-    assert view.warmup_steps == 2
+    assert (view.warmup_steps, view.trials()) == (2, [1, 2])
+    assert view.of_trial(view.steps, 2)["step"].to_list() == [4]
+    assert dict(view.finishes.select("request_id", "trial").rows()) == {"a": 1, "b": 2}
 
 
 def test_the_lists_of_facts_are_those_of_the_trials(view_of):
     warm, measured = HeadRefusal("w", [9]), HeadRefusal("a", [7])
     lines = [step(0, trial=0, refusals=[warm]), step(1, trial=1, refusals=[measured])]
     lists = view_of(*lines, trial_ids=True).lists
-    assert {name: table.select(pl.len()).collect().item() for name, table in lists.items()} == {
-        "admitted": 0,
-        "refusals": 1,
-        "kv_loads": 0,
-        "grammars": 0,
-        "set_aside": 0,
-    }
+    empty = {name for name, table in lists.items() if table.collect().is_empty()}
+    assert empty == {"admitted", "kv_loads", "grammars", "set_aside"}
     assert lists["refusals"].select("step", "request_id").collect().rows() == [(1, "a")]
-
-
-def test_a_finish_belongs_to_the_trial_of_its_arrival_not_of_the_step_that_tells_it(view_of):
-    view = view_of(*WARM_UP_AND_TWO_TRIALS, trial_ids=True)
-    assert dict(view.finishes.select("request_id", "trial").rows()) == {"a": 1, "b": 2}
 
 
 def test_what_came_and_went_between_steps_belongs_to_the_trial_of_its_line(view_of):
@@ -57,19 +49,10 @@ def test_what_came_and_went_between_steps_belongs_to_the_trial_of_its_line(view_
     assert view.finishes.select("request_id", "trial").rows() == [("a", 1)]
 
 
-def test_trials_come_in_their_order(view_of):
-    assert view_of(*WARM_UP_AND_TWO_TRIALS, trial_ids=True).trials() == [1, 2]
-
-
 def test_a_trace_without_trials_is_one_trial_of_everything(view_of):
     view = view_of(step(0), step(1, got={"a": 5}))
     assert (view.trials(), view.warmup_steps) == ([None], 0)
     assert view.of_trial(view.steps, None).height == 2
-
-
-def test_of_trial_keeps_one_trial(view_of):
-    view = view_of(*WARM_UP_AND_TWO_TRIALS, trial_ids=True)
-    assert view.of_trial(view.steps, 2)["step"].to_list() == [4]
 
 
 def test_steps_tell_when_schedule_returned_and_what_was_used(view_of):
@@ -84,14 +67,8 @@ def test_the_last_exit_of_the_waiting_loop_is_the_one_that_ended_it(view_of):
         Exit("running", "continue", Cause.NO_NEW_TOKENS, "r"),
     ]
     row = view_of(step(0, exits=exits)).steps.row(0, named=True)
-    told = {name: row[f"waiting_{name}"] for name in ("cause", "request", "detail", "location", "via")}
-    assert told == {
-        "cause": "kv_blocks",
-        "request": "k",
-        "detail": "free",
-        "location": "scheduler.py:7",
-        "via": "source",
-    }
+    told = [row[f"waiting_{name}"] for name in ("cause", "request", "detail", "location", "via")]
+    assert told == ["kv_blocks", "k", "free", "scheduler.py:7", "source"]
 
 
 def test_without_an_exit_of_the_waiting_loop_the_queue_was_empty_or_the_cause_is_not_known(view_of):
@@ -106,12 +83,8 @@ def test_an_exit_of_the_waiting_loop_refuses_somebody_only_while_somebody_waits(
     waits = Exit("waiting", "break", Cause.KV_BLOCKS, "w")
     runs = Exit("running", "continue", Cause.NO_NEW_TOKENS, "r")
     view = view_of(step(0, exits=[runs, waits], waiting=1), step(1, exits=[runs, waits]))
-    assert view.exits.select("step", "loop", "refusal").rows() == [
-        (0, "running", True),
-        (0, "waiting", True),
-        (1, "running", True),
-        (1, "waiting", False),
-    ]
+    refusals = view.exits.filter("refusal").select("step", "loop").rows()
+    assert refusals == [(0, "running"), (0, "waiting"), (1, "running")]
 
 
 def test_eligible_are_those_that_wait_for_the_scheduler_only(view_of):
@@ -136,7 +109,3 @@ def test_a_workload_is_closed_if_the_offline_front_end_hands_it_over(trace_of, f
     trace = trace_of(step(0))
     assert make_timeline(trace, manifest(front_end=front_end)).closed_workload is closed
     assert make_timeline(trace).closed_workload is False
-
-
-def test_the_rank_is_the_headers(view_of):
-    assert view_of(engine_rank=3).rank == 3
