@@ -7,7 +7,10 @@ from tests.makers import arrival, finish, step
 
 
 def states(view):
-    return view.engine_states.select("begin_us", "end_us", "state").rows()
+    """When each state began, and which; then when the last one ended: no moment is in none or two."""
+    rows = view.engine_states.select("begin_us", "end_us", "state").rows()
+    assert [begin for begin, *_ in rows[1:]] == [end for _, end, _ in rows[:-1]]
+    return " ".join([f"{begin} {state}" for begin, _, state in rows] + [str(rows[-1][1])])
 
 
 GOT = {"got": {"a": 1}}
@@ -20,17 +23,10 @@ def test_one_step_after_the_other(view_of):
         step(1, start=170, took=10, back=50, update_us=5, **GOT),
         step(2, start=300, took=10, back=None, finished=[finish("a", finished_us=223)]),
     )
-    assert states(view) == [
-        (100, 110, "schedule"),
-        (110, 150, "device"),
-        (150, 155, "update"),
-        (155, 170, "host_gap"),
-        (170, 180, "schedule"),
-        (180, 220, "device"),
-        (220, 225, "update"),
-        (225, 300, "idle"),
-        (300, 310, "schedule"),
-    ]
+    assert states(view) == (
+        "100 schedule 110 device 150 update 155 host_gap "
+        "170 schedule 180 device 220 update 225 idle 300 schedule 310"
+    )
 
 
 def test_host_work_behind_the_device_is_the_devices_time(view_of):
@@ -38,7 +34,7 @@ def test_host_work_behind_the_device_is_the_devices_time(view_of):
         step(0, start=100, took=10, back=90, update_us=5, **GOT, **CAME),
         step(1, start=120, took=10, back=170, update_us=5, **GOT),
     )
-    assert states(view) == [(100, 110, "schedule"), (110, 290, "device"), (290, 295, "update")]
+    assert states(view) == "100 schedule 110 device 290 update 295"
 
 
 def test_the_workers_own_clock_counts_where_the_trace_has_it(view_of):
@@ -46,25 +42,14 @@ def test_the_workers_own_clock_counts_where_the_trace_has_it(view_of):
         step(0, start=100, took=10, back=90, execute_after_us=30, execute_us=40, **GOT, **CAME),
         step(1, start=190, took=10, back=None),
     )
-    assert states(view) == [
-        (100, 110, "schedule"),
-        (110, 130, "host_gap"),
-        (130, 170, "device"),
-        (170, 190, "host_gap"),
-        (190, 200, "schedule"),
-    ]
+    assert states(view) == "100 schedule 110 host_gap 130 device 170 host_gap 190 schedule 200"
 
 
 def test_dummy_batches_stand_before_the_step_that_reports_them(view_of):
     view = view_of(
         step(0, start=100, took=10, back=None), step(1, start=300, took=10, back=None, dummy_us=50)
     )
-    assert states(view) == [
-        (100, 110, "schedule"),
-        (110, 250, "idle"),
-        (250, 300, "dummy"),
-        (300, 310, "schedule"),
-    ]
+    assert states(view) == "100 schedule 110 idle 250 dummy 300 schedule 310"
 
 
 def test_a_trace_without_steps_has_no_states(view_of):
