@@ -68,7 +68,7 @@ def test_who_waits_is_who_waited_and_in_vllms_order(played):
 
 def test_as_many_wait_for_a_cause_as_wait(played):
     _, _, view = played
-    explained = steps_of(view.steps, refused(view))
+    explained = steps_of(view.steps.select("step"), refused(view))
     waiting = view.steps.filter(pl.col("num_waiting_after") > 0).select("step", "num_waiting_after")
     assert explained.rows() == waiting.rows()
     assert sum(share.share_frac for share in request_time(view)) == pytest.approx(1)
