@@ -93,7 +93,7 @@ def _spans(frame: pl.DataFrame, kind: str, begin: pl.Expr, end: pl.Expr) -> pl.D
 
 
 @computed_once
-def busy_us(frames: Frames) -> int:
+def engine_busy_us(frames: Frames) -> int:
     """The engine's time without what it was idle, in microseconds."""
     return int(engine_states(frames).filter(pl.col("state") != "idle").select(LENGTH_US.sum()).item())
 

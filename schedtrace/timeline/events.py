@@ -10,8 +10,7 @@ from itertools import pairwise
 
 import polars as pl
 
-from schedtrace.timeline.engine_states import busy_us as engine_busy_us
-from schedtrace.timeline.engine_states import engine_states
+from schedtrace.timeline.engine_states import engine_busy_us, engine_states
 from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import QUEUED, request_states

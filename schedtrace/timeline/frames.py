@@ -27,7 +27,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Demand:
-    """As far as it was seen: more of the same load may ask for more."""
+    """What a load asks of an engine at once, as far as it was seen: more of it may ask for more."""
 
     requests: int = 0
     """Most of them in the scheduler after a step."""

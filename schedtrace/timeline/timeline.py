@@ -10,8 +10,7 @@ from schedtrace.model.say import say
 from schedtrace.read.front_end_files import FrontEnd
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.charges import charges
-from schedtrace.timeline.engine_states import busy_us as engine_busy_us
-from schedtrace.timeline.engine_states import engine_states
+from schedtrace.timeline.engine_states import engine_busy_us, engine_states
 from schedtrace.timeline.events import events
 from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.pieces import LENGTH_US
