@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self
 
 import msgspec
@@ -9,8 +10,8 @@ import polars as pl
 
 from schedtrace.diagnose.behind_whom import behind_whom, with_holders
 from schedtrace.diagnose.waits import Charged, ClassTime
-from schedtrace.model.message import NOTHING, Message, Steps, joined
-from schedtrace.model.report import MAX_STEPS, Evidence, Finding, Gain
+from schedtrace.model.message import NOTHING, Message, Setting, Steps, joined
+from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding, Gain
 from schedtrace.model.say import names, parsed, say
 from schedtrace.timeline.timeline import Timeline
 
@@ -159,18 +160,46 @@ def finding_of(evidence: Evidence, *, values: Mapping[str, Any] | None = None, *
     }
     known = {"steps": given["count"], "tokens": given["tokens"], "share": given.get("share_frac")}
     known |= values or {}
-    given |= {name: _said(given[name], evidence, known) for name in WORDS if name in given}
+    given |= {name: said(given[name], evidence, known) for name in WORDS if name in given}
     if given.get("example"):
-        given["example"] = _said(given["example"], examples[0], known) if examples else None
+        given["example"] = said(given["example"], examples[0], known) if examples else None
     return Finding(evidence=evidence, **given)
 
 
-def _said(words: str | Message, fields: object, values: Mapping[str, Any]) -> Message:
+def said(
+    words: str | Message, fields: object = None, values: Mapping[str, Any] = MappingProxyType({})
+) -> Message:
     """A template with these fields, and with these values where there is no such field."""
     if isinstance(words, Message):
         return words
     places = {name for name in names(parsed(words)) if name in values and not hasattr(fields, name)}
     return say(words, fields, **{name: values[name] for name in places})
+
+
+def advise(
+    words: str,
+    fields: object = None,
+    *,
+    setting: str | None = None,
+    value: int | str | bool | None = None,
+    costs: str | Message = NOTHING,
+    **values: Any,
+) -> Advice:
+    """One thing to do.
+
+    Args:
+        words: A template with these fields and values; it may also name ``value``, and ``option``: how the
+            setting is typed.
+        fields: Of evidence, for instance.
+        setting: Field of vLLM's ``EngineArgs``.
+        value: What to set it to.
+        costs: What that costs elsewhere; a template, too.
+        values: By the names in the templates.
+    """
+    option = Setting(f"--{(setting or '').replace('_', '-')}")
+    known = {"option": option, "value": value, **values}
+    message, costs = said(words, fields, known), said(costs, fields, known)
+    return Advice(message=message, setting=setting, value=value, costs=costs)
 
 
 def step_finding(

@@ -5,12 +5,13 @@ import polars as pl
 from schedtrace.diagnose.gains import host_gain
 from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
 from schedtrace.diagnose.rules.common import (
+    Cost,
     StepExample,
-    step_numbers,
-    trial_numbers,
+    advise,
+    step_finding,
 )
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message, Setting
+from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_states import with_engine_time
@@ -60,53 +61,40 @@ def find(timeline: Timeline) -> list[Finding]:
         return []
     frac = gap_us / duration_us
     scheduling, updating = int(gaps["in_schedule_us"].sum()), int(gaps["in_update_us"].sum())
-    trials = trial_numbers(gaps)
-    longest = gaps.sort("gap_us", "step", descending=[True, False])
-    examples = Gap.first(longest)
     gain = None
     if timeline.header.async_scheduling is False:
         gain = host_gain(timeline, *hidden_us(gaps))
+    updated = not gaps["before_update_us"].is_null().all()
     return [
-        Finding(
-            code=CODE,
-            title=say("Host work between steps"),
-            verdict=say(
-                "The device waits for the host: {share:%} of the busy time ({gap:us}) passed between "
-                "steps while requests were running.",
-                share=frac,
-                gap=gap_us,
-            ),
-            share_frac=_share_of_requests(timeline),
-            gain=gain,
-            severity=_severity(frac),
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=gaps.height,
-            trials=trials,
-            steps=step_numbers(gaps),
-            tokens=0,
-            message=say(
-                "The device waited {gap:us} for the host before {steps:n step}: schedule() took "
-                "{scheduling:%} of that{updating}; the rest is other work of the engine process.",
-                gap=gap_us,
-                steps=gaps.height,
-                scheduling=scheduling / gap_us,
-                updating=NOTHING
-                if gaps["before_update_us"].is_null().all()
-                else say(", update_from_output() {share:%}", share=updating / gap_us),
-            ),
-            advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
-            evidence=HostGaps(
+        step_finding(
+            timeline,
+            gaps,
+            HostGaps(
                 gap_ms=gap_us / 1e3,
                 schedule_ms=scheduling / 1e3,
                 update_ms=updating / 1e3,
                 median_gap_us=float(gaps["gap_us"].median() or 0),  # type: ignore[arg-type]  # of integers
-                examples=examples,
+                examples=Gap.largest(gaps, "gap_us"),
             ),
-            example=_described(examples[0]),
-            cost_ms=gap_us / 1e3,
-            cost_frac=frac,
+            code=CODE,
+            title="Host work between steps",
+            verdict="The device waits for the host: {share:%} of the busy time ({gap_ms:ms}) passed between "
+            "steps while requests were running.",
+            share_frac=_share_of_requests(timeline),
+            gain=gain,
+            severity=_severity(frac),
+            message="The device waited {gap_ms:ms} for the host before {steps:n step}: schedule() took "
+            "{scheduling:%} of that{updating}; the rest is other work of the engine process.",
+            values={
+                "share": frac,
+                "scheduling": scheduling / gap_us,
+                "updating": say(", update_from_output() {share:%}", share=updating / gap_us)
+                if updated
+                else NOTHING,
+            },
+            advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
+            example="before {at} the device waited {gap_us:us} with {num_running_before:n request} running.",
+            cost=Cost(gap_us / 1e3, frac),
         )
     ]
 
@@ -143,37 +131,21 @@ def _share_of_requests(timeline: Timeline) -> float | None:
 
 def _advice(timeline: Timeline) -> list[Advice]:
     """Larger steps are none: the host's work grows with them."""
-    setting = Setting("--async-scheduling")
-    core = Advice(message=say("a CPU core of its own for the engine process"))
+    core = advise("a CPU core of its own for the engine process")
     match timeline.header.async_scheduling:
         case False:
-            return [
-                Advice(
-                    message=say(
-                        "{setting} (now off): vLLM then schedules the next step while the device computes",
-                        setting=setting,
-                    ),
-                    setting="async_scheduling",
-                    value=True,
-                ),
-                core,
-            ]
+            behind = advise(
+                "{option} (now off): vLLM then schedules the next step while the device computes",
+                setting="async_scheduling",
+                value=True,
+            )
+            return [behind, core]
         case True:
-            engines = Setting("--data-parallel-size")
-            more = say("more engines ({engines}), as {setting} is on", engines=engines, setting=setting)
-            return [core, Advice(message=more)]
+            more = "more engines ({engines:setting}), as {option:setting} is on"
+            return [core, advise(more, engines="--data-parallel-size", option="--async-scheduling")]
         case _:
-            if_off = say("{setting}, if it is off (the trace does not record it)", setting=setting)
-            return [Advice(message=if_off), core]
-
-
-def _described(example: Gap) -> Message:
-    return say(
-        "before {step} the device waited {gap:us} with {running:n request} running.",
-        step=example.at,
-        gap=example.gap_us,
-        running=example.num_running_before,
-    )
+            if_off = "{option:setting}, if it is off (the trace does not record it)"
+            return [advise(if_off, option="--async-scheduling"), core]
 
 
 def host_gaps(timeline: Timeline) -> pl.DataFrame:
