@@ -3,11 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    only,
-    step_finding,
-)
+from schedtrace.diagnose.rules.common import StepExample, only, step_finding
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
@@ -15,8 +11,6 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.vocabulary import reason, reasoned_details
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "blocked-budget"
 
 _LIMITS = {cause: limits for cause in Cause if (limits := reasoned_details(cause, "waiting"))}
 """Several limits share these causes: the limit decides what helps."""
@@ -83,7 +77,6 @@ def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFr
             guards=steps["waiting_guard"].drop_nulls().unique().sort().head(5).to_list(),
             examples=examples,
         ),
-        code=CODE,
         severity="info" if cause in ASKED_FOR else "warning",
         cause=cause,
         via=str(steps["waiting_via"].unique().sort()[0]),
@@ -130,7 +123,7 @@ def _could_have_used(steps: pl.DataFrame) -> Message:
 
 
 RULE = Rule(
-    code=CODE,
+    code="blocked-budget",
     summary="token budget was left although requests waited; one finding per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS}),
     find=find,

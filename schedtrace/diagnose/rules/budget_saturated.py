@@ -9,8 +9,6 @@ from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "budget-saturated"
-
 
 class FullStep(StepExample, kw_only=True):
     """One saturated step."""
@@ -49,7 +47,6 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             full,
             evidence,
-            code=CODE,
             cause=Cause.TOKEN_BUDGET,
             tokens=evidence.max_waiting_tokens or 0,
             message="{steps:n step} of {working:n}{trials} spent the whole token budget while "
@@ -63,7 +60,7 @@ def find(timeline: Timeline) -> list[Finding]:
 
 
 RULE = Rule(
-    code=CODE,
+    code="budget-saturated",
     summary="steps spent the whole token budget while requests waited",
     needs=frozenset({Fact.QUEUE}),
     find=find,

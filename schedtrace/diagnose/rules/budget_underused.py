@@ -11,8 +11,6 @@ from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "budget-underused"
-
 
 class MissedExample(StepExample, kw_only=True):
     """One step and the next."""
@@ -49,7 +47,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 missed_requests=int(missed["missed_requests"].sum()),
                 examples=MissedExample.largest(missed, "missed_tokens"),
             ),
-            code=CODE,
             tokens=int(missed["missed_tokens"].sum()),
             message="{steps:n step} of {working:n}{trials} left token budget that "
             "{missed_requests:n request} ({tokens:n token}), new in the next step, would have fitted into. "
@@ -99,7 +96,7 @@ def _missed(timeline: Timeline) -> pl.DataFrame:
 
 
 RULE = Rule(
-    code=CODE,
+    code="budget-underused",
     summary="steps left budget that the next step's new requests would have fitted into "
     "(this log does not record why)",
     needs=frozenset({Fact.REQUESTS}),

@@ -152,6 +152,7 @@ def finding_of(evidence: Evidence, *, values: Mapping[str, Any] | None = None, *
     """
     examples = getattr(evidence, "examples", [])
     given = {
+        "code": "",  # its rule's, which sets it
         "severity": severity_by_weight(fields.get("gain"), fields.get("share_frac")),
         "cause": None,
         "via": "recorded",

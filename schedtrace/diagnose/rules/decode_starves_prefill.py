@@ -10,8 +10,6 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.spans import refused, until
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "decode-starves-prefill"
-
 MOST_OF_IT = 0.5
 """From half of the budget on, decodes leave prefills less than they take."""
 
@@ -54,7 +52,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 wait_ms=_waited_us(timeline, starved) / 1e3,
                 examples=StarvedStep.largest(starved, "num_waiting_after"),
             ),
-            code=CODE,
             severity="warning" if part >= FELT else "info",
             cause=Cause.TOKEN_BUDGET,
             tokens=int(starved["decode_tokens"].sum()),
@@ -91,7 +88,7 @@ def starved_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 RULE = Rule(
-    code=CODE,
+    code="decode-starves-prefill",
     summary="decodes took most of the token budget, so prefills were cut or had to wait",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.REQUESTS}),
     find=find,

@@ -9,8 +9,6 @@ from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "late-arrivals"
-
 FOUND_FROM_FRAC = 0.01
 """A hundredth of the run; what is less does not move throughput."""
 
@@ -51,7 +49,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 handed_over_ms=_handed_over_us(timeline) / 1e3,
                 examples=ShortStep.largest(short, "to_come"),
             ),
-            code=CODE,
             cause=Cause.QUEUE_EMPTY,
             via=str(short["waiting_via"].unique().sort()[0]),
             tokens=int(short["remaining_budget"].sum()),
@@ -118,7 +115,7 @@ def _handed_over_us(timeline: Timeline) -> float:
 
 
 RULE = Rule(
-    code=CODE,
+    code="late-arrivals",
     summary="steps were small because the front end was slow to hand requests over",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES}),
     find=find,

@@ -3,17 +3,12 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    model_cost,
-    step_finding,
-)
+from schedtrace.diagnose.rules.common import StepExample, model_cost, step_finding
 from schedtrace.model.causes import Cap
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "long-prefill-cap"
 THRESHOLD = "long_prefill_token_threshold"
 
 
@@ -57,7 +52,6 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             capped,
             evidence,
-            code=CODE,
             severity="info" if protects else cost.severity(unknown="warning"),
             via="source",
             tokens=int(capped["usable"].sum()),
@@ -98,7 +92,7 @@ def _capped_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 RULE = Rule(
-    code=CODE,
+    code="long-prefill-cap",
     summary="long_prefill_token_threshold cut prompts into small chunks while token budget was left",
     needs=frozenset({Fact.EXITS, Fact.REQUESTS}),
     find=find,

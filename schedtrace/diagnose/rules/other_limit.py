@@ -129,9 +129,6 @@ def _loads(timeline: Timeline) -> Message:
     )
 
 
-CODE = "other-limit"
-
-
 class LimitWait(LongestWaited, kw_only=True):
     """Waiting for one limit."""
 
@@ -162,7 +159,6 @@ def _find(timeline: Timeline, cause: str) -> list[Finding]:
         wait_finding(
             timeline,
             waits,
-            code=CODE,
             title=title or "Waiting for {cause:cause}",
             verdict="Requests spent {share:%} of their time waiting because {why} ({cause:cause})."
             if known.height
@@ -239,7 +235,7 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
 
 
 RULE = Rule(
-    code=CODE,
+    code="other-limit",
     summary="requests waited for another limit: LoRA slots, a grammar, a KV transfer, the encoder, ...; one "
     "per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),

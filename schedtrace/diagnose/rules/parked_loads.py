@@ -13,8 +13,6 @@ from schedtrace.model.report import Finding
 from schedtrace.timeline.charges import PARKED_LOADS
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "parked-loads"
-
 
 class ParkedLoads(Waited, kw_only=True):
     """Parked requests and what they hold."""
@@ -49,7 +47,6 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             waits,
             evidence=evidence,
-            code=CODE,
             title="KV transfers hold the cache",
             verdict="KV blocks held for transfers limit this run: requests spent {share:%} of their time "
             "waiting for KV blocks while {mean_parked:n request} waited for KV from elsewhere and "
@@ -110,7 +107,7 @@ def _parked(timeline: Timeline) -> dict[str, float | None]:
 
 
 RULE = Rule(
-    code=CODE,
+    code="parked-loads",
     summary="requests that wait for KV blocks from elsewhere held the KV cache",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS}),
     find=find,

@@ -5,19 +5,12 @@ import polars as pl
 from schedtrace.diagnose.batches_in_flight import Cohort, cohorts, cycles, even_cycle_frac
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import batched_tokens, smallest_batched_tokens
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    advise,
-    listed,
-    step_finding,
-)
+from schedtrace.diagnose.rules.common import StepExample, advise, listed, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Requests, Steps
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "pipeline-bubbles"
 
 UNEVEN_FRAC = 0.2
 """``1 - mean / max`` of the batches in flight; those of 7, 13, 2 and 10 requests have 0.38."""
@@ -76,7 +69,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 most_gain_frac=largest / int(uneven["best"].sum()) - 1,
                 examples=examples,
             ),
-            code=CODE,
             title="Uneven batches in the pipeline",
             verdict="The {depth:n} batches in flight hold {means} requests on average; the pipeline runs at "
             "the pace of the largest[: even batches would take {saved:%} less time].",
@@ -142,7 +134,7 @@ def _advice(timeline: Timeline, depth: int) -> list[Advice]:
 
 
 RULE = Rule(
-    code=CODE,
+    code="pipeline-bubbles",
     summary="the batches in flight of a pipeline differ in size, so its stages wait for the largest",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
     find=find,

@@ -12,7 +12,6 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "preemption"
 CRITICAL_RECOMPUTE_FRAC = 0.10
 """A tenth of all tokens computed for the second time is about a tenth of the throughput."""
 MOST_VICTIMS = 10
@@ -79,7 +78,6 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             lost,
             evidence,
-            code=CODE,
             severity="critical" if part >= CRITICAL_RECOMPUTE_FRAC else "warning",
             cause=Cause.KV_BLOCKS,
             tokens=evidence.lost_tokens,
@@ -106,7 +104,7 @@ def repeatedly(victims: list[RepeatVictim]) -> Message:
 
 
 RULE = Rule(
-    code=CODE,
+    code="preemption",
     summary="running requests lost their KV blocks and had to compute again",
     needs=frozenset({Fact.PREEMPTIONS}),
     find=find,

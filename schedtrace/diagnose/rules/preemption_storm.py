@@ -6,18 +6,12 @@ import polars as pl
 
 from schedtrace.diagnose.resumptions import resumptions, steps_of_a_block
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    prefill_cost,
-    step_finding,
-)
+from schedtrace.diagnose.rules.common import StepExample, prefill_cost, step_finding
 from schedtrace.diagnose.rules.preemption import MOST_VICTIMS, RepeatVictim, repeat_victims, repeatedly
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "preemption-storm"
 
 OFTEN = 3
 """Preemptions of one request: the second may be bad luck, the third says that coming back does not help."""
@@ -75,7 +69,6 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             lost,
             _evidence(timeline, lost, repeated, recomputed=recomputed, part=part),
-            code=CODE,
             severity="warning" if severity == "info" else severity,
             cause=Cause.KV_BLOCKS,
             tokens=recomputed,
@@ -131,7 +124,7 @@ def _examples(lost: pl.DataFrame, repeated: list[RepeatVictim]) -> list[StormExa
 
 
 RULE = Rule(
-    code=CODE,
+    code="preemption-storm",
     summary="the same requests were preempted again and again, or much of the prefill was done twice",
     needs=frozenset({Fact.PREEMPTIONS, Fact.REQUESTS, Fact.BLOCKS, Fact.TIMES}),
     find=find,

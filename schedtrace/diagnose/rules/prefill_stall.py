@@ -12,8 +12,6 @@ from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import PASS, Ranks
 from schedtrace.timeline.prefill_stalls import PrefillStalls
 
-CODE = "prefill-stall"
-
 FOUND_FROM_FRAC = 0.01
 """Of the time of all passes."""
 RESOLVED = 2.0
@@ -96,7 +94,6 @@ def find(ranks: Ranks) -> list[Finding]:
     return [
         finding_of(
             evidence,
-            code=CODE,
             title="Ranks wait for each other's prefills",
             verdict="Ranks in lock-step wait for each other's prefills: in {stalled_passes:n} of "
             "{passes:n common step} a rank only decoded while another one prefilled, which cost "
@@ -211,7 +208,7 @@ def _advice(ranks: Ranks) -> list[Advice]:
 
 
 RULE = Rule(
-    code=CODE,
+    code="prefill-stall",
     summary="ranks in lock-step that only decoded waited for another rank's prefill",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=find,

@@ -7,18 +7,13 @@ import polars as pl
 from schedtrace.diagnose.rule import Rule, Threshold
 from schedtrace.diagnose.rules.allowed import LONG_PREFILL, replayed
 from schedtrace.diagnose.rules.arrival_limited import late_requests
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    step_finding,
-)
+from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "prefill-starves-decode"
 
 FOUND_FROM_FRAC = 0.10
 """A tenth of all the time that decoding requests spent in steps."""
@@ -86,7 +81,6 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             mixed,
             evidence,
-            code=CODE,
             tokens=int(mixed["prefill_tokens"].sum()),
             message="{steps:n step}{trials} computed prefill chunks beside decodes, which delayed the "
             "decoding requests by {mean_stretch_us:us} a step on average: {stretch_frac:%} of all time "
@@ -148,7 +142,7 @@ def stretched_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 RULE = Rule(
-    code=CODE,
+    code="prefill-starves-decode",
     summary="steps with prefill chunks stretched the time between the tokens of running requests",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS}),
     find=find,

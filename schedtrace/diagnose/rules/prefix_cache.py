@@ -5,22 +5,13 @@ import polars as pl
 from schedtrace.diagnose.resumptions import resumptions
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    advise,
-    listed,
-    prefill_cost,
-    said,
-    step_finding,
-)
+from schedtrace.diagnose.rules.common import StepExample, advise, listed, prefill_cost, said, step_finding
 from schedtrace.diagnose.shared_prefixes import cache_use
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "prefix-cache"
 
 MISSED_FRAC = 0.05
 """A twentieth of all prompt tokens: less is not worth a change."""
@@ -94,7 +85,6 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             shown,
             evidence,
-            code=CODE,
             title="Prefix cache misses" if again else "No prefix cache hits",
             verdict="{tokens:n token} that had been computed before were not in the prefix cache and were "
             "computed again[, which took {felt:%} of the requests' time]."
@@ -127,7 +117,6 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> list[Finding]:
             timeline,
             shared,
             evidence,
-            code=CODE,
             title="Prefix caching is off",
             verdict="Prefix caching is off, and {tokens:n} of {prompt_tokens:n prompt token} are the "
             "beginning of an earlier one[, which took {felt:%} of the requests' time].",
@@ -341,7 +330,7 @@ def _advice(
 
 
 RULE = Rule(
-    code=CODE,
+    code="prefix-cache",
     summary="prompts or preempted requests found less in the prefix cache than had been computed before",
     needs=frozenset({Fact.CACHE, Fact.REQUESTS, Fact.LIVES, Fact.PREEMPTIONS, Fact.BLOCKS, Fact.CONFIG}),
     find=find,

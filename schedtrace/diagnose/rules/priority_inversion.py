@@ -57,9 +57,6 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
-CODE = "priority-inversion"
-
-
 class Inversion(Waited, kw_only=True):
     """Urgent requests that waited, and who ran meanwhile."""
 
@@ -86,7 +83,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 classes=classes,
                 admitted_before=priority_inversions(timeline).height,
             ),
-            code=CODE,
             title="Urgent requests wait for less urgent ones",
             verdict="Priority does not hold: more urgent requests spent {share:%} of all requests' time "
             "waiting for {resource} that less urgent ones held.",
@@ -132,7 +128,7 @@ def _advice(timeline: Timeline) -> list[Advice]:
 
 
 RULE = Rule(
-    code=CODE,
+    code="priority-inversion",
     summary="more urgent requests waited while less urgent ones ran",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
     find=find,

@@ -4,19 +4,12 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import advise, finding_of, trial_numbers
-from schedtrace.diagnose.uneven_ranks import (
-    AVOIDABLE_FROM_FRAC,
-    RankFigures,
-    RankImbalance,
-    rank_imbalance,
-)
+from schedtrace.diagnose.uneven_ranks import AVOIDABLE_FROM_FRAC, RankFigures, RankImbalance, rank_imbalance
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import Ranks
-
-CODE = "rank-imbalance"
 
 
 def find(ranks: Ranks) -> list[Finding]:
@@ -31,7 +24,6 @@ def find(ranks: Ranks) -> list[Finding]:
     return [
         finding_of(
             evidence,
-            code=CODE,
             title="Ranks are loaded unevenly",
             verdict=_verdict(evidence),
             share_frac=share or None,
@@ -184,7 +176,7 @@ def _advice(evidence: RankImbalance) -> Advice:
 
 
 RULE = Rule(
-    code=CODE,
+    code="rank-imbalance",
     summary="one data-parallel rank had far more requests than the others, or refused some while another "
     "had room",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.QUEUE}),

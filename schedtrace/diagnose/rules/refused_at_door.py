@@ -16,8 +16,6 @@ from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.spans import refused as waits_for_a_cause
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "refused-at-door"
-
 LEADS_FROM_FRAC = 0.05
 """Of all requests: for the users of so many, nothing else of the run matters."""
 MOST_EXAMPLES = 3
@@ -76,7 +74,6 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             steps,
             evidence,
-            code=CODE,
             severity="critical" if evidence.refused_frac >= CRITICAL_FRAC else "warning" if leads else "info",
             title="Requests turned away at the door",
             verdict="The front end turned {refused_frac:%} of the requests away ({refused:n}): {limits}.",
@@ -184,7 +181,7 @@ def _example(steps: pl.DataFrame) -> Message:
 
 
 RULE = Rule(
-    code=CODE,
+    code="refused-at-door",
     summary="the front end turned requests away: max_num_queued_reqs or max_num_queued_tokens was reached",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.LIVES, Fact.CONFIG}),
     find=find,

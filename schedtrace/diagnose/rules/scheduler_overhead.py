@@ -4,12 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.gains import host_gain
 from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
-from schedtrace.diagnose.rules.common import (
-    Cost,
-    StepExample,
-    advise,
-    step_finding,
-)
+from schedtrace.diagnose.rules.common import Cost, StepExample, advise, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Advice, Evidence, Finding
@@ -18,8 +13,6 @@ from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.events import host_spans, interrupted_us
 from schedtrace.timeline.spans import time_within
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "scheduler-overhead"
 
 FOUND_FROM_FRAC = 0.01
 """A hundredth of the run: what is less is in the noise of most runs."""
@@ -76,7 +69,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 median_gap_us=float(gaps["gap_us"].median() or 0),  # type: ignore[arg-type]  # of integers
                 examples=Gap.largest(gaps, "gap_us"),
             ),
-            code=CODE,
             title="Host work between steps",
             verdict="The device waits for the host: {share:%} of the busy time ({gap_ms:ms}) passed between "
             "steps while requests were running.",
@@ -197,7 +189,7 @@ def _without_events(timeline: Timeline, gaps: pl.DataFrame) -> pl.DataFrame:
 
 
 RULE = Rule(
-    code=CODE,
+    code="scheduler-overhead",
     summary="the device waited between steps while the host scheduled, processed outputs or did other work",
     needs=frozenset({Fact.TIMES, Fact.QUEUE}),
     find=find,

@@ -13,8 +13,6 @@ from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import PASS, Ranks
 from schedtrace.timeline.rank import BEYOND
 
-CODE = "slow-rank"
-
 SLOW_FACTOR = 1.2
 """A fifth longer: models of two equal ranks differ by less."""
 ERRORS = 3.0
@@ -76,7 +74,6 @@ def find(ranks: Ranks) -> list[Finding]:
     return [
         finding_of(
             evidence,
-            code=CODE,
             title="Rank {rank:n} is slower than the others",
             verdict=IN_LOCKSTEP if lockstep else INDEPENDENT,
             share_frac=share,
@@ -230,7 +227,7 @@ def _rates(times: pl.Series, *tokens: pl.Series) -> tuple[list[float], float]:
 
 
 RULE = Rule(
-    code=CODE,
+    code="slow-rank",
     summary="the steps of one data-parallel rank take longer than those of the others for the same work",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=find,

@@ -4,14 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import now
-from schedtrace.diagnose.rules.common import (
-    Cost,
-    StepExample,
-    advise,
-    listed,
-    said,
-    step_finding,
-)
+from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, said, step_finding
 from schedtrace.diagnose.step_groups import TRAITS, Group, SlowGroup, judged_steps, slow_groups
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, Requests, joined
@@ -19,8 +12,6 @@ from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.events import FIRST
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "slow-steps"
 
 LEAST_FRAC = 0.01
 """Of the requests' time."""
@@ -105,7 +96,6 @@ def find(timeline: Timeline) -> list[Finding]:
                     )
                 ),
             ),
-            code=CODE,
             title=_said(title, best.group, requests),
             verdict="{subject} take {factor:n1} times as long as their tokens explain; the excess is "
             "{share:%} of the requests' time.",
@@ -263,7 +253,7 @@ def _loses_throughput(timeline: Timeline, slow: SlowGroup) -> bool:
 
 
 RULE = Rule(
-    code=CODE,
+    code="slow-steps",
     summary="steps that share a batch size, a request or another trait took longer than their tokens explain",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=find,

@@ -3,20 +3,13 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import (
-    Cost,
-    StepExample,
-    advise,
-    step_finding,
-)
+from schedtrace.diagnose.rules.common import Cost, StepExample, advise, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "spec-decode"
 
 FEWEST_STEPS = 20
 LEAST_CHANGE = 0.02
@@ -89,7 +82,6 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             steps,
             evidence,
-            code=CODE,
             title="Drafts cost more than they give",
             verdict="Speculative decoding slows this run: {acceptance_frac:%} of its draft tokens are "
             "accepted, and decode steps would finish {change:%} more tokens a second without them.",
@@ -156,7 +148,7 @@ def _holder(evidence: SpecDecode) -> Message:
 
 
 RULE = Rule(
-    code=CODE,
+    code="spec-decode",
     summary="so few draft tokens are accepted that verifying them costs more than they give",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
     find=find,

@@ -87,8 +87,6 @@ def _running_exits(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-CODE = "stall"
-
 FEWEST_STEPS = 10
 """vLLM sleeps 1 ms after an empty step: about 10 ms. One or two are usual (outputs in flight)."""
 LONG_US = 100_000
@@ -157,7 +155,6 @@ def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
         timeline,
         stalls,
         evidence,
-        code=CODE,
         severity="info" if cause in EXPECTED else severity,
         cause=cause,
         via=str(stalls["via"].unique().sort()[0]),
@@ -188,7 +185,7 @@ def _span_us(timeline: Timeline) -> int:
 
 
 RULE = Rule(
-    code=CODE,
+    code="stall",
     summary="the engine stepped without scheduling anything although it had requests; one finding per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES}),
     find=find,

@@ -14,7 +14,6 @@ from schedtrace.model.report import Advice, Finding
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "token-budget-bound"
 NAMED_FROM_FRAC = 0.25
 """A request that had a quarter of these steps' prefill is named."""
 CHARGES = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
@@ -52,7 +51,6 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             waits,
             evidence=evidence,
-            code=CODE,
             title="Token budget too small",
             verdict="The token budget limits this run: requests spent {share:%} of their time waiting for it "
             "({token_budget:n token} per step).",
@@ -146,7 +144,7 @@ def more_batched_tokens(timeline: Timeline, value: int) -> Advice:
 
 
 RULE = Rule(
-    code=CODE,
+    code="token-budget-bound",
     summary="requests waited for tokens of the steps' budget (max_num_batched_tokens)",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
     find=find,
