@@ -116,11 +116,7 @@ def prefill_cost(timeline: Timeline, tokens: int) -> Cost:
 
 def severity_of(cost_frac: float | None, *, unknown: str = "info") -> str:
     """Severity by cost; ``unknown`` where there is no estimate."""
-    if cost_frac is None:
-        return unknown
-    if cost_frac >= CRITICAL_COST_FRAC:
-        return "critical"
-    return "warning" if cost_frac >= WARNING_COST_FRAC else "info"
+    return unknown if cost_frac is None else severity(cost_frac, WARNING_COST_FRAC, CRITICAL_COST_FRAC)
 
 
 CRITICAL_WEIGHT_FRAC = 0.25
@@ -131,9 +127,12 @@ WARNING_WEIGHT_FRAC = 0.05
 def severity_by_weight(gain: Gain | None, share_frac: float | None) -> str:
     """Severity of a root cause: by what is gained, or by what it explains where no gain can be estimated."""
     weight = gain.saved_frac if gain else share_frac or 0.0
-    if weight >= CRITICAL_WEIGHT_FRAC:
-        return "critical"
-    return "warning" if weight >= WARNING_WEIGHT_FRAC else "info"
+    return severity(weight, WARNING_WEIGHT_FRAC, CRITICAL_WEIGHT_FRAC)
+
+
+def severity(frac: float, warning_from: float, critical_from: float) -> str:
+    """``critical``, ``warning`` or, of what is less than both, ``info``."""
+    return "critical" if frac >= critical_from else "warning" if frac >= warning_from else "info"
 
 
 WORDS = ("title", "verdict", "holder", "message")

@@ -7,7 +7,7 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import seats_cost
-from schedtrace.diagnose.rules.common import advise, listed, step_finding
+from schedtrace.diagnose.rules.common import advise, listed, severity, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Steps
 from schedtrace.model.report import Advice, Evidence, Finding
@@ -63,7 +63,6 @@ def find(timeline: Timeline) -> list[Finding]:
         examples=refused[:MOST_EXAMPLES],
     )
     steps = _steps_between(timeline, first_us, last_us)
-    leads = evidence.refused_frac >= LEADS_FROM_FRAC
     limits = {reason: _limit(timeline, reason) for reason in evidence.by_reason}
     reasons = [
         say("{requests:n request} by {limit}", requests=count, limit=limits[reason])
@@ -74,11 +73,11 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             steps,
             evidence,
-            severity="critical" if evidence.refused_frac >= CRITICAL_FRAC else "warning" if leads else "info",
+            severity=severity(evidence.refused_frac, LEADS_FROM_FRAC, CRITICAL_FRAC),
             title="Requests turned away at the door",
             verdict="The front end turned {refused_frac:%} of the requests away ({refused:n}): {limits}.",
             holder=_holder(evidence),
-            leads=leads,
+            leads=evidence.refused_frac >= LEADS_FROM_FRAC,
             count=evidence.refused,
             message="Turned away within {span:us}, before an engine saw them: {reasons}.",
             values={

@@ -4,7 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.gains import host_gain
 from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
-from schedtrace.diagnose.rules.common import Cost, StepExample, advise, step_finding
+from schedtrace.diagnose.rules.common import Cost, StepExample, advise, severity, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Advice, Evidence, Finding
@@ -16,8 +16,6 @@ from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
 """A hundredth of the run: what is less is in the noise of most runs."""
-
-
 LEADS_FROM_FRAC = 0.25
 """Every engine has some host time; it limits a run only if it is a quarter of it, and vLLM could hide it."""
 ADVISED_FROM_FRAC = 0.05
@@ -74,7 +72,7 @@ def find(timeline: Timeline) -> list[Finding]:
             "steps while requests were running.",
             share_frac=_share_of_requests(timeline),
             gain=gain,
-            severity=_severity(frac),
+            severity=severity(frac, WARNING_FRAC, CRITICAL_FRAC),
             message="The device waited {gap_ms:ms} for the host before {steps:n step}: schedule() took "
             "{scheduling:%} of that{updating}; the rest is other work of the engine process.",
             values={
@@ -103,13 +101,6 @@ def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
     )
     least_us, most_us = gaps.select(hidden).row(0)
     return int(least_us), int(most_us)
-
-
-def _severity(frac: float) -> str:
-    """Every engine has some host time: below a quarter of the run it is no warning."""
-    if frac >= CRITICAL_FRAC:
-        return "critical"
-    return "warning" if frac >= WARNING_FRAC else "info"
 
 
 def _share_of_requests(timeline: Timeline) -> float | None:

@@ -31,9 +31,9 @@ LEAST_RISE = 0.02
 """Of a pass that only decodes: what the rank's prefills add to one on average, at least."""
 
 IN_LOCKSTEP = (
-    "Rank {rank:n} is slower than the others: the common steps get longer with its prefill tokens[, "
-    "{times:n1} times as much as with others'][{times:!}, not with those of other ranks]; this costs at "
-    "least {share:%} of the requests' time."
+    "Rank {rank:n} is slower than the others: the common steps get longer with its prefill tokens"
+    "[, {times:n1} times as much as with others'][{times:!}, not with those of other ranks]; "
+    "this costs at least {share:%} of the requests' time."
 )
 INDEPENDENT = (
     "Rank {rank:n} is slower than the others: its steps take {factor:n1} times as long for the same work; "
