@@ -9,8 +9,8 @@ import polars as pl
 from schedtrace.diagnose.behind_whom import behind_whom, with_holders
 from schedtrace.diagnose.waits import Charged, ClassTime
 from schedtrace.model.message import NOTHING, Count, Message, Steps, joined
-from schedtrace.model.report import MAX_STEPS, Finding, Gain
-from schedtrace.model.say import say
+from schedtrace.model.report import MAX_STEPS, Advice, Finding, Gain
+from schedtrace.model.say import names, parsed, say
 from schedtrace.timeline.timeline import Timeline
 
 CRITICAL_COST_FRAC = 0.10
@@ -115,7 +115,7 @@ def wait_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
         "steps": step_numbers(waits.steps),
         "tokens": int(waits.steps.select(pl.col("waiting_tokens_after").max()).item() or 0),
     }
-    finding = Finding(**{**given, **fields})
+    finding = Finding(**with_sentences({**given, **fields}))
     behind = behind_whom(timeline, waits)
     return finding if behind is None else with_holders(timeline, finding, behind)
 
@@ -162,3 +162,62 @@ def listed(parts: list[Message], last: str = "and") -> Message:
     """``a, b and c``; parts that say nothing are left out."""
     said = [part for part in parts if part]
     return joined([joined(said[:-1], ", "), *said[-1:]], f" {last} ")
+
+
+def finding_of(rank: int, rows: pl.DataFrame, **fields: Any) -> Finding:
+    """A finding that no wait stands behind: recorded as a fact, as severe as its share of the requests' time.
+
+    Args:
+        rank: Of the engine.
+        rows: What shows it: each counts; ``trial`` and ``step`` say where, as far as there are such columns.
+        fields: The others of ``Finding``, or instead of these; as for ``with_sentences``.
+    """
+    given = {
+        "severity": severity_by_weight(fields.get("gain"), fields.get("share_frac")),
+        "cause": None,
+        "via": "recorded",
+        "engine_rank": rank,
+        "count": rows.height,
+        "trials": trial_numbers(rows) if "trial" in rows.columns else [],
+        "steps": step_numbers(rows.drop_nulls("step")) if "step" in rows.columns else [],
+        "tokens": 0,
+    }
+    return Finding(**with_sentences({**given, **fields}))
+
+
+def with_sentences(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a ``Finding``, with what is a template made a sentence of ``schedtrace.model.say``.
+
+    The values of ``title``, ``verdict``, ``holder`` and ``message`` are the evidence's; ``{share:%}`` is
+    ``share_frac``. Those of ``example`` are its first example's; without examples there is none.
+    """
+    evidence = fields["evidence"]
+    examples = getattr(evidence, "examples", [])
+    said = dict(fields)
+    for name in ("title", "verdict", "holder", "message"):
+        template = fields.get(name)
+        if isinstance(template, str):
+            share = {"share": fields["share_frac"]} if "share" in names(parsed(template)) else {}
+            said[name] = say(template, evidence, **share)
+    if isinstance(template := fields.get("example"), str):
+        said["example"] = say(template, examples[0]) if examples else None
+    return said
+
+
+def advise(
+    template: str, evidence: object = None, /, *, setting: str | None = None, costs: str = "", **values: Any
+) -> Advice:
+    """Advice in the words of ``schedtrace.model.say``.
+
+    Args:
+        template: What to do.
+        evidence: Its fields are the values that are not given by name.
+        setting: As of ``Advice``.
+        costs: Likewise; words without values.
+        values: Of the template; ``value`` is the setting's new one and need not stand in the template.
+    """
+    placed = names(parsed(template))
+    words = {name: value for name, value in values.items() if name != "value" or name in placed}
+    return Advice(
+        message=say(template, evidence, **words), setting=setting, value=values.get("value"), costs=say(costs)
+    )
