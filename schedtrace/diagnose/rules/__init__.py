@@ -105,7 +105,7 @@ _OF_REPLAYS = (better_setting,)
 
 
 def _rules(modules: tuple[ModuleType, ...]) -> dict[str, Rule[Any]]:
-    return {module.CODE: module.RULE for module in modules}
+    return {module.RULE.code: module.RULE for module in modules}
 
 
 RULES: dict[str, Rule[Timeline]] = _rules(_OF_AN_ENGINE)
