@@ -9,7 +9,7 @@ import polars as pl
 from schedtrace.diagnose.behind_whom import behind_whom, with_holders
 from schedtrace.diagnose.waits import Charged, ClassTime
 from schedtrace.model.message import NOTHING, Count, Message, Steps, joined
-from schedtrace.model.report import MAX_STEPS, Advice, Finding, Gain
+from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding, Gain
 from schedtrace.model.say import names, parsed, say
 from schedtrace.timeline.timeline import Timeline
 
@@ -221,3 +221,30 @@ def advise(
     return Advice(
         message=say(template, evidence, **words), setting=setting, value=values.get("value"), costs=say(costs)
     )
+
+
+class Waited(Evidence, kw_only=True):
+    """What requests waited for a limit."""
+
+    share_frac: float
+    """Of all requests' time."""
+    wait_ms: float
+    requests: int
+    longest_ms: float
+    longest_request: str
+
+    @classmethod
+    def of(cls, waits: Charged, **others: Any) -> Self:
+        """These figures, and the fields of the rule's own evidence."""
+        return cls(
+            share_frac=waits.share_frac,
+            wait_ms=waits.time_us / 1e3,
+            requests=waits.requests,
+            longest_ms=waits.longest_us / 1e3,
+            longest_request=waits.longest_id,
+            **others,
+        )
+
+
+WAITED = "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms})."
+"""Of ``Waited``."""

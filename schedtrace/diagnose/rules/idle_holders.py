@@ -4,27 +4,26 @@ from typing import Any
 
 import polars as pl
 
+from schedtrace.diagnose.kv_blocks import usable_blocks
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
-from schedtrace.diagnose.rules.common import wait_finding
+from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_finding
 from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Message, Steps
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.message import Count, Steps
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.charges import IDLE_HOLDERS
 from schedtrace.timeline.holders import idle_holders
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "idle-holders"
-CHARGES = (IDLE_HOLDERS,)
-
 NOUNS = {"session": "streaming session", "finished": "finished request", "request": "request"}
-END_SESSIONS = say(
-    "fewer streaming sessions at once, or end those that wait: nothing else frees their blocks"
-)
-FETCH = say("look at the KV connector's other side: it does not fetch the blocks of finished requests")
+ADVICE = {
+    "session": "fewer streaming sessions at once, or end those that wait: nothing else frees their blocks",
+    "finished": "look at the KV connector's other side: it does not fetch the blocks of finished requests",
+}
+"""Where all holders are of this kind."""
 
 
 class IdleHolders(Evidence, kw_only=True):
@@ -48,7 +47,7 @@ class IdleHolders(Evidence, kw_only=True):
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/idle-holders.md``."""
-    waits = charged(timeline, *CHARGES)
+    waits = charged(timeline, *RULE.charges)
     if waits is None:
         return []
     evidence = IdleHolders(
@@ -58,41 +57,33 @@ def find(timeline: Timeline) -> list[Finding]:
         blocks_total=timeline.header.kv_blocks_total,
         **_longest(timeline),
     )
-    holders = Count(evidence.holders, NOUNS[evidence.kind])
-    verdict = say(
-        "KV blocks of requests that do not run limit this run: {holders} kept theirs while "
-        "requests spent {share:%} of their time waiting for KV blocks.",
-        holders=holders,
-        share=waits.share_frac,
+    verdict = (
+        "KV blocks of requests that do not run limit this run: {who} kept theirs while requests spent "
+        "{share:%} of their time waiting for KV blocks."
     )
     if evidence.deadlock:
-        verdict = say(
-            "{holders} wait for each other (a deadlock): each keeps its KV blocks and waits for "
-            "more, and no request runs. Requests spent {share:%} of their time waiting for KV "
-            "blocks.",
-            holders=holders,
-            share=waits.share_frac,
+        verdict = (
+            "{who} wait for each other (a deadlock): each keeps its KV blocks and waits for more, and no "
+            "request runs. Requests spent {share:%} of their time waiting for KV blocks."
         )
+    room = advise("{space}, as room for all of them", space=kv_space(timeline))
     return [
         wait_finding(
             timeline,
             waits,
-            code=CODE,
-            title=say("Requests that do not run keep the KV blocks"),
-            verdict=verdict,
-            holder=_holder(evidence),
-            cause=Cause.KV_BLOCKS,
-            message=say(
-                "{requests:n request} waited, {longest:id} the longest ({wait:us}).",
-                requests=waits.requests,
-                longest=waits.longest_id,
-                wait=waits.longest_us,
+            code=RULE.code,
+            title="Requests that do not run keep the KV blocks",
+            verdict=say(verdict, share=waits.share_frac, who=Count(evidence.holders, NOUNS[evidence.kind])),
+            holder=say(
+                "They kept {idle_blocks:n}[ of {usable:n} usable] blocks for {time_ms:ms} ({steps}), "
+                "{largest:id} the most ({largest_blocks:n}).",
+                evidence,
+                usable=usable_blocks(timeline.header),
+                steps=Steps(evidence.first_step, evidence.last_step),
             ),
-            advice=[
-                *([Advice(message=END_SESSIONS)] if evidence.kind == "session" else []),
-                *([Advice(message=FETCH)] if evidence.kind == "finished" else []),
-                Advice(message=say("{space}, as room for all of them", space=kv_space(timeline))),
-            ],
+            cause=Cause.KV_BLOCKS,
+            message=say(WAITED, Waited.of(waits)),
+            advice=[*([advise(ADVICE[evidence.kind])] if evidence.kind in ADVICE else []), room],
             evidence=evidence,
         )
     ]
@@ -129,26 +120,11 @@ def _longest(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _holder(evidence: IdleHolders) -> Message:
-    total = NOTHING
-    if evidence.blocks_total is not None:
-        total = say(" of {total:n} usable", total=evidence.blocks_total - 1)
-    return say(
-        "They kept {blocks:n}{total} blocks for {time:us} ({steps}), {largest:id} the most ({most:n}).",
-        blocks=evidence.idle_blocks,
-        total=total,
-        time=1e3 * evidence.time_ms,
-        steps=Steps(evidence.first_step, evidence.last_step),
-        largest=evidence.largest,
-        most=evidence.largest_blocks,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="idle-holders",
     summary="requests that got nothing kept the KV blocks that others waited for, or waited for each other",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS}),
     find=find,
-    charges=tuple(map(str, CHARGES)),
+    charges=(IDLE_HOLDERS,),
     specific=True,
 )
