@@ -205,7 +205,13 @@ def with_sentences(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def advise(
-    template: str, evidence: object = None, /, *, setting: str | None = None, costs: str = "", **values: Any
+    template: str,
+    evidence: object = None,
+    /,
+    *,
+    setting: str | None = None,
+    costs: str | Message = "",
+    **values: Any,
 ) -> Advice:
     """Advice in the words of ``schedtrace.model.say``.
 
@@ -213,13 +219,16 @@ def advise(
         template: What to do.
         evidence: Its fields are the values that are not given by name.
         setting: As of ``Advice``.
-        costs: Likewise; words without values.
+        costs: Likewise; as words, or as a message where there are values in it.
         values: Of the template; ``value`` is the setting's new one and need not stand in the template.
     """
     placed = names(parsed(template))
     words = {name: value for name, value in values.items() if name != "value" or name in placed}
     return Advice(
-        message=say(template, evidence, **words), setting=setting, value=values.get("value"), costs=say(costs)
+        message=say(template, evidence, **words),
+        setting=setting,
+        value=values.get("value"),
+        costs=costs if isinstance(costs, Message) else say(costs),
     )
 
 
