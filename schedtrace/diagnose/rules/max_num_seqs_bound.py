@@ -61,7 +61,7 @@ def find(timeline: Timeline) -> list[Finding]:
             verdict=say(
                 "{seats:n seat} ({option}) limit this run: requests spent {share:%} of their time waiting "
                 "for one{free}.",
-                seats=timeline.seats,
+                evidence,
                 option=seats_setting(timeline),
                 share=waits.share_frac,
                 free=_free(evidence),
