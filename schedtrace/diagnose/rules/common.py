@@ -1,7 +1,7 @@
 """What several rules need: where a finding shows, what it cost, and parts of sentences."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import polars as pl
@@ -257,3 +257,16 @@ class Waited(Evidence, kw_only=True):
 
 WAITED = "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms})."
 """Of ``Waited``."""
+
+
+Example = TypeVar("Example", bound=msgspec.Struct)
+
+
+def first_examples(kind: type[Example], rows: pl.DataFrame, most: int = 3) -> list[Example]:
+    """The first rows as examples: their fields are named as columns, of which there may be more."""
+    return msgspec.convert(rows.head(most).to_dicts(), list[kind])  # type: ignore[valid-type]  # a type at run time
+
+
+def share_of_requests(timeline: Timeline, time_us: float) -> float | None:
+    """This as a share of all requests' time; None where that is not known."""
+    return time_us / timeline.requests_us if timeline.requests_us else None

@@ -4,7 +4,13 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import advise, finding_of, severity_by_weight
+from schedtrace.diagnose.rules.common import (
+    advise,
+    finding_of,
+    first_examples,
+    severity_by_weight,
+    share_of_requests,
+)
 from schedtrace.diagnose.threads import ThreadShare, saturated, starved, thread_shares
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, joined
@@ -18,7 +24,6 @@ FOUND_FROM_FRAC = 0.15
 """Of the time to first token, offline of the run: below that it is what every request pays."""
 NOTICED_MS = 50
 """A server's median way: below that, its users notice nothing, however short the rest is."""
-MOST_EXAMPLES = 3
 SERVER_CONTEXT = "OPENAI_API_SERVER"
 
 OFFLINE = (
@@ -104,8 +109,7 @@ def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
         frac = idle_us / (idle_us + timeline.busy_us) if idle_us else 0.0
         return frac, frac
     way_us, ttft_us = int(ways.select(LENGTH_US.sum()).item()), int(ways["ttft_us"].sum())
-    lives_us = timeline.requests_us
-    return (way_us / ttft_us if ttft_us else 0.0), (way_us / lives_us if lives_us else 0.0)
+    return (way_us / ttft_us if ttft_us else 0.0), share_of_requests(timeline, way_us) or 0.0
 
 
 def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> FrontEndTime:
@@ -114,10 +118,8 @@ def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> Fron
     way, *parts = ways.select(
         LENGTH_US.median().alias("way"), pl.col("before_us", "prepare_us", "input_queue_us").median()
     ).row(0)
-    longest = (
-        ways.select("request_id", LENGTH_US.alias("way_us"), "ttft_us")
-        .sort("way_us", "request_id", descending=[True, False])
-        .head(MOST_EXAMPLES)
+    longest = ways.select("request_id", LENGTH_US.alias("way_us"), "ttft_us").sort(
+        "way_us", "request_id", descending=[True, False]
     )
     before, prepare, input_queue = (None if us is None else us / 1e3 for us in parts)
     return FrontEndTime(
@@ -130,7 +132,7 @@ def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> Fron
         input_queue_ms_p50=input_queue,
         queue_empty_frac=empty,
         threads=thread_shares(timeline),
-        examples=[SlowWay(**row) for row in longest.to_dicts()],
+        examples=first_examples(SlowWay, longest),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
-from schedtrace.diagnose.rules.common import advise, finding_of, severity_by_weight
+from schedtrace.diagnose.rules.common import advise, finding_of, severity_by_weight, share_of_requests
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Requests
 from schedtrace.model.report import Evidence, Finding
@@ -62,6 +62,7 @@ def find(timeline: Timeline) -> list[Finding]:
     share = tail_us / total_us
     if share < FOUND_FROM_FRAC:
         return []
+    spent = share_of_requests(timeline, sum(tail.length_us * len(tail.requests) for tail in tails))
     worst = max(tails, key=lambda tail: tail.length_us)
     inside = pl.any_horizontal(pl.col("start_us").is_between(tail.begin_us, tail.end_us) for tail in tails)
     steps = timeline.steps.filter(inside)
@@ -97,7 +98,7 @@ def find(timeline: Timeline) -> list[Finding]:
                 share=share,
                 usual=round(worst.usual_tokens),
             ),
-            share_frac=_share(timeline, tails),
+            share_frac=None if spent is None else min(1.0, spent),
             tokens=evidence.output_tokens,
             message=say(
                 "{steps:n step} computed one token for each of {requests:n request} while all other seats "
@@ -155,12 +156,6 @@ def _began_first(alone: pl.DataFrame, begin_us: int, run_us: int) -> bool:
 
 def _latest(ends: pl.DataFrame) -> int:
     return int(ends.select(pl.col("finished_us").max()).item())
-
-
-def _share(timeline: Timeline, tails: list[_OneTail]) -> float | None:
-    total_us = timeline.requests_us
-    spent = sum((tail.length_us) * len(tail.requests) for tail in tails)
-    return min(1.0, spent / total_us) if total_us else None
 
 
 RULE = Rule(

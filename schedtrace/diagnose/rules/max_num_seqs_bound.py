@@ -78,14 +78,13 @@ def find(timeline: Timeline) -> list[Finding]:
 
 def _evidence(timeline: Timeline, waits: Charged) -> Seats:
     steps = waits.steps
-    free = mean(steps, pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total"))
+    free = pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")
     states = timeline.request_states.filter(pl.col("tokens") > 0)
     decodes, others = (
         _per_step(steps, states.filter(pl.col("state").is_in(of)))
         for of in (["decode"], ["prefill", "recompute"])
     )
-    shares = steps.select(free=pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total"))["free"]
-    least_free = shares.quantile(FULLEST_FRAC, "lower")
+    least_free = steps.select(free).to_series().quantile(FULLEST_FRAC, "lower")
     fit = None
     if least_free is not None and least_free < 1:
         fit = int(timeline.seats / (1 - least_free))
@@ -97,7 +96,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> Seats:
         decoding=decodes,
         prefilling=others,
         without_tokens=mean(steps, pl.col("num_running_after") - pl.col("total_requests")),
-        mean_blocks_free_frac=free,
+        mean_blocks_free_frac=mean(steps, free),
         mean_budget_left_frac=mean(steps, pl.col("remaining_budget") / pl.col("token_budget")),
         seats_that_fit=fit,
         classes=running_classes(timeline, steps),

@@ -8,7 +8,7 @@ import polars as pl
 from schedtrace.diagnose.kv_blocks import blocks_needed, longest_sequence, usable_blocks
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, kv_space
-from schedtrace.diagnose.rules.common import advise, finding_of, only
+from schedtrace.diagnose.rules.common import advise, finding_of, only, share_of_requests
 from schedtrace.diagnose.stuck_requests import never_fitting
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -77,7 +77,6 @@ def find(timeline: Timeline) -> list[Finding]:
 
 def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     lost = _lost(timeline, rows).group_by("request_id").agg(LENGTH_US.sum().alias("us"))
-    total_us = timeline.requests_us
     examples = [_example(timeline, cause, row) for row in rows.head(MOST_EXAMPLES).to_dicts()]
     worst = examples[0]
     behind = lost.filter(~pl.col("request_id").is_in(rows["request_id"].implode())).height
@@ -90,7 +89,7 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
         severity="critical",
         title="A request can never run",
         verdict=say("{request_id:id} can never run: {why}.", worst, why=_why(timeline, cause, worst)),
-        share_frac=int(lost["us"].sum()) / total_us if total_us else None,
+        share_frac=share_of_requests(timeline, lost["us"].sum()),
         holder=say(
             "[{request_id:id} blocked the queue: {behind:n other request} waited behind it.]",
             worst,
@@ -144,18 +143,13 @@ def _example(timeline: Timeline, cause: str, row: dict[str, Any]) -> NeverFits:
     queued = timeline.request_states.filter(
         (pl.col("request_id") == row["request_id"]) & pl.col("state").is_in(QUEUED)
     )
-    return NeverFits(
-        request_id=row["request_id"],
-        trial=row["trial"],
-        step=row["first_step"],
-        last_step=row["last_step"],
-        refusals=row["refusals"],
-        self_preemptions=row["self_preemptions"],
-        tokens=row["tokens"],
-        blocks_needed=computed or ([row["blocks_needed"]] if row["blocks_needed"] else []),
-        waited_ms=int(queued.select(LENGTH_US.sum()).item()) / 1e3,
-        waiting_behind=max(0, row["waiting"] - 1),
-    )
+    known = {
+        "step": row["first_step"],
+        "blocks_needed": computed or ([row["blocks_needed"]] if row["blocks_needed"] else []),
+        "waited_ms": int(queued.select(LENGTH_US.sum()).item()) / 1e3,
+        "waiting_behind": max(0, row["waiting"] - 1),
+    }
+    return msgspec.convert({**row, **known}, NeverFits)
 
 
 def _why(timeline: Timeline, cause: str, worst: NeverFits) -> Message:

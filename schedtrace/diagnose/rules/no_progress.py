@@ -5,7 +5,13 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space, now, seats_setting
-from schedtrace.diagnose.rules.common import advise, finding_of, step_numbers
+from schedtrace.diagnose.rules.common import (
+    advise,
+    finding_of,
+    first_examples,
+    share_of_requests,
+    step_numbers,
+)
 from schedtrace.diagnose.stuck_requests import never_fitting, no_progress, ready_but_parked
 from schedtrace.model.causes import CAUSES, Cause
 from schedtrace.model.facts import Fact
@@ -15,7 +21,6 @@ from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
-MOST_EXAMPLES = 3
 MOST_HOLDERS = 3
 LEADS_FRAC = 0.5
 """Of all computed tokens: so much done again leads the report, also where all requests finished."""
@@ -83,23 +88,23 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
     ids = rows["request_id"].implode()
     taken = timeline.preemptions.filter(pl.col("request_id").is_in(ids))
     lost = taken.filter("in_schedule")
-    examples = [
-        NoProgressExample(
-            **{name: value for name, value in row.items() if name != "first_step"},
-            step=row["first_step"],
-            preemptions=mine.height,
-            for_itself=mine.filter(pl.col("for_request_id") == pl.col("request_id")).height,
-        )
-        for row in rows.head(MOST_EXAMPLES).to_dicts()
-        for mine in [lost.filter(pl.col("request_id") == row["request_id"])]
-    ]
+    by_itself = (pl.col("for_request_id") == pl.col("request_id")).sum()
+    times = lost.group_by("request_id").agg(preemptions=pl.len(), for_itself=by_itself)
+    known = rows.rename({"first_step": "step"}).join(
+        times, on="request_id", how="left", maintain_order="left"
+    )
+    examples = first_examples(
+        NoProgressExample, known.with_columns(pl.col("preemptions", "for_itself").fill_null(0))
+    )
     worst = examples[0]
     recomputed = int(rows["recomputed_tokens"].sum())
     computed = int(timeline.steps["used_tokens"].sum())
     part = recomputed / computed if computed else None
     unfinished = rows.filter("unfinished").height
     holders = _holders(timeline, worst, lost)
-    states = pl.col("state").is_in(["recompute", "preempted"])
+    again = timeline.request_states.filter(
+        pl.col("state").is_in(["recompute", "preempted"]) & pl.col("request_id").is_in(ids)
+    )
     return finding_of(
         timeline.rank,
         rows,
@@ -111,7 +116,7 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
             "{recomputed_tokens:n token} again to get no further than {high_tokens:n token}.",
             worst,
         ),
-        share_frac=_share(timeline, timeline.request_states.filter(states & pl.col("request_id").is_in(ids))),
+        share_frac=share_of_requests(timeline, again.select(LENGTH_US.sum()).item()),
         holder=_held_by(worst, holders, resets=taken.filter(~pl.col("in_schedule"))),
         leads=unfinished > 0 or (part or 0) >= LEADS_FRAC,
         cause=Cause.KV_BLOCKS if lost.height else None,
@@ -170,11 +175,7 @@ def _holders(timeline: Timeline, worst: NoProgressExample, lost: pl.DataFrame) -
 
 def _held_by(worst: NoProgressExample, holders: list[str], resets: pl.DataFrame) -> Message:
     if times := resets.filter(pl.col("request_id") == worst.request_id).height:
-        return say(
-            "{times:n reset} of the prefix cache preempted {request_id:id}.",
-            worst,
-            times=times,
-        )
+        return say("{times:n reset} of the prefix cache preempted {request_id:id}.", worst, times=times)
     if not holders or not worst.preemptions:
         return NOTHING
     others = Requests(holders, len(holders))
@@ -230,19 +231,9 @@ _READY = {
 
 
 def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
-    ready, total_us, unended = _READY[CAUSES[cause]], timeline.requests_us, rows.filter("unended").height
-    examples = [
-        NoProgressExample(
-            request_id=row["request_id"],
-            trial=row["trial"],
-            step=row["first_step"],
-            last_step=row["last_step"],
-            unfinished=row["unended"],
-            ready_us=row["ready_us"],
-            parked_ms=row["parked_us"] / 1e3,
-        )
-        for row in rows.head(MOST_EXAMPLES).to_dicts()
-    ]
+    ready, unended = _READY[CAUSES[cause]], rows.filter("unended").height
+    known = rows.rename({"first_step": "step", "unended": "unfinished"})
+    examples = first_examples(NoProgressExample, known.with_columns(parked_ms=pl.col("parked_us") / 1e3))
     worst = examples[0]
     return finding_of(
         timeline.rank,
@@ -256,7 +247,7 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
             worst,
             ready=ready,
         ),
-        share_frac=int(rows["parked_us"].sum()) / total_us if total_us else None,
+        share_frac=share_of_requests(timeline, rows["parked_us"].sum()),
         leads=unended > 0,
         cause=cause,
         count=int(rows["steps"].sum()),
@@ -280,11 +271,6 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
         ),
         example=say("{request_id:id} waited in {at} although {ready}.", worst, ready=ready),
     )
-
-
-def _share(timeline: Timeline, rows: pl.DataFrame) -> float | None:
-    total_us = timeline.requests_us
-    return int(rows.select(LENGTH_US.sum()).item()) / total_us if total_us else None
 
 
 RULE = Rule(
