@@ -25,6 +25,9 @@ LEAST_COST = 0.01
 """Of a step: what all running requests together add less than this is not seen."""
 SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
+BATCHED_TOKENS = Setting("--max-num-batched-tokens")
+LONG_PREFILL = Setting("--long-prefill-token-threshold")
+
 
 def allowed(timeline: Timeline, finding: Finding) -> Finding:
     """The finding without advice that vLLM would refuse or override here, and with why.
@@ -162,15 +165,16 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     if cpu or given:
         return memory
     share = settings.get("cache_config.gpu_memory_utilization")
-    more = _more_of_gpu(timeline, blocks) if isinstance(share, float) else None
-    if more is not None and share + more > 1:
+    more = _more_of_gpu(timeline, blocks)
+    wanted_share = share + more if isinstance(share, float) and more is not None else None
+    if wanted_share is not None and wanted_share > 1:
         return say(
             "{share}, as far as the GPU's memory goes: {blocks:n} blocks need {times:n} of it",
             share=_typed("--gpu-memory-utilization", None, share),
             blocks=blocks,
-            times=round(share + more, 1),
+            times=round(wanted_share, 1),
         )
-    value = None if more is None else math.ceil(100 * (share + more)) / 100
+    value = wanted_share and math.ceil(100 * wanted_share) / 100
     utilization = _typed("--gpu-memory-utilization", value, share)
     return say("{utilization} or {memory}", utilization=utilization, memory=memory)
 
@@ -213,10 +217,6 @@ def _more_of_gpu(timeline: Timeline, blocks: int | None) -> float | None:
     memory, total = timeline.header.device_memory_bytes, timeline.header.kv_blocks_total
     more = None if blocks is None or total is None else _bytes_of(timeline, blocks - total)
     return None if more is None or not memory else more / memory
-
-
-BATCHED_TOKENS = Setting("--max-num-batched-tokens")
-LONG_PREFILL = Setting("--long-prefill-token-threshold")
 
 
 def batched_tokens(timeline: Timeline) -> int:

@@ -68,8 +68,8 @@ def find(timeline: Timeline) -> list[Finding]:
             location=only(late["waiting_location"]),
             tokens=tokens,
             message=say(
-                "{steps:n step} left token budget unused because {late_requests:n request} ({tokens:n "
-                "token}) that would have fitted reached the scheduler after schedule() had ended. "
+                "{steps:n step} left token budget unused because {late_requests:n request} "
+                "({tokens:n token}) that would have fitted reached the scheduler after schedule() had ended. "
                 "[{late:!}The front end already had all of them when schedule() ended.]"
                 "[{late:?}The last one reached the front end {late_us_max:us} after schedule()"
                 "[; {on_their_way:n} of them had reached it when schedule() ended].] "
@@ -83,8 +83,8 @@ def find(timeline: Timeline) -> list[Finding]:
             ),
             advice=[] if share is None else [_advice(timeline)],
             evidence=evidence,
-            example="{at} scheduled {scheduled_requests:n} of {requests:n request} ({scheduled_tokens:n "
-            "token}) and left {remaining_budget:n token} of budget.",
+            example="{at} scheduled {scheduled_requests:n} of {requests:n request} "
+            "({scheduled_tokens:n token}) and left {remaining_budget:n token} of budget.",
         )
     ]
 

@@ -113,8 +113,8 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
         advice=_advice(timeline, cause),
         evidence=evidence,
         example="{at} refused {head:id} ({head_tokens:n token}) and left {budget_left:n token}, "
-        "{kv_blocks_free:n KV block} and {seats_left:n seat}; {request_id:id} behind it needed {tokens:n "
-        "token} and {blocks:n block}, and waited {waited_us:us} more.",
+        "{kv_blocks_free:n KV block} and {seats_left:n seat}; {request_id:id} behind it needed "
+        "{tokens:n token} and {blocks:n block}, and waited {waited_us:us} more.",
     )
 
 

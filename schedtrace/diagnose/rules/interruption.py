@@ -53,8 +53,8 @@ KINDS = {
     ),
     events.ASLEEP: Kind(
         "The engine was asleep, or on its way",
-        "The engine went to sleep or woke up[ {repeated:n time}], which took {time_ms:ms} while {requests:n "
-        "request} waited",
+        "The engine went to sleep or woke up[ {repeated:n time}], which took {time_ms:ms} while "
+        "{requests:n request} waited",
         ASKED,
     ),
     events.CALLED: Kind(

@@ -45,8 +45,8 @@ def find(timeline: Timeline) -> list[Finding]:
             code=RULE.code,
             title="A long prompt monopolizes the token budget",
             verdict="One prompt took the steps: {request_id:id} ({prompt_tokens:n token}) used "
-            "{prefill_frac:%} of the prefill tokens of {steps:n step} ({time_ms:ms}); {requests:n shorter "
-            "request} waited {mean_wait_ms:ms} on average for it.",
+            "{prefill_frac:%} of the prefill tokens of {steps:n step} ({time_ms:ms}); "
+            "{requests:n shorter request} waited {mean_wait_ms:ms} on average for it.",
             cause=Cause.TOKEN_BUDGET,
             message="{prefill_frac:%} of the prefill tokens of these steps were for it."
             "[ {like_it:n prompt} of this size did so.]",

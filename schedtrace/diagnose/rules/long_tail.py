@@ -91,8 +91,8 @@ def find(timeline: Timeline) -> list[Finding]:
             severity=severity_by_weight(None, share),
             title="A long tail: few requests run alone at the end",
             verdict=say(
-                "{who} ran alone in the last {share:%} of the run ({tail_ms:ms}): {output_tokens:n output "
-                "token}, where nine tenths of the requests have at most {usual:n}.",
+                "{who} ran alone in the last {share:%} of the run ({tail_ms:ms}): "
+                "{output_tokens:n output token}, where nine tenths of the requests have at most {usual:n}.",
                 evidence,
                 who=Requests(worst.requests, len(worst.requests)),
                 share=share,

@@ -89,7 +89,7 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
         severity="critical",
         title="A request can never run",
         verdict=say("{request_id:id} can never run: {why}.", worst, why=_why(timeline, cause, worst)),
-        share_frac=share_of_requests(timeline, lost["us"].sum()),
+        share_frac=share_of_requests(timeline, int(lost["us"].sum())),
         holder=say(
             "[{request_id:id} blocked the queue: {behind:n other request} waited behind it.]",
             worst,

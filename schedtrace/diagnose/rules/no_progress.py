@@ -247,7 +247,7 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
             worst,
             ready=ready,
         ),
-        share_frac=share_of_requests(timeline, rows["parked_us"].sum()),
+        share_frac=share_of_requests(timeline, int(rows["parked_us"].sum())),
         leads=unended > 0,
         cause=cause,
         count=int(rows["steps"].sum()),
