@@ -76,7 +76,8 @@ def _really(threshold: Threshold | None, fracs: list[float | None]) -> bool:
 def _unjudged(base: RunReport, new: RunReport) -> set[str]:
     """Findings that one side could not have."""
     codes = {rule.code for report in (base, new) for rule in report.not_judged}
-    only_without_queue = {budget_underused.CODE} if bool(base.not_judged) != bool(new.not_judged) else set()
+    differ = bool(base.not_judged) != bool(new.not_judged)
+    only_without_queue = {budget_underused.RULE.code} if differ else set()
     return codes | only_without_queue
 
 

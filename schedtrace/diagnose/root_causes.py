@@ -59,7 +59,7 @@ def ranked(
         finding.of_ranks = True
     run_roots, run_others = _under(of_ranks)
     of_code = {root.code: root for root in run_roots}
-    uneven, stall = of_code.get(rank_imbalance.CODE), of_code.get(prefill_stall.CODE)
+    uneven, stall = of_code.get(rank_imbalance.RULE.code), of_code.get(prefill_stall.RULE.code)
     roots, symptoms = _of_run(engines)
     roots = [
         root
@@ -86,7 +86,7 @@ def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
 def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozenset[int]]) -> bool:
     """Move slow steps beneath the stall if most of them waited for another rank."""
     waited = stalled.get(root.engine_rank, frozenset()).intersection(root.steps)
-    if root.code != slow_steps.CODE or not root.steps or len(waited) < MOST_OF_IT * len(root.steps):
+    if root.code != slow_steps.RULE.code or not root.steps or len(waited) < MOST_OF_IT * len(root.steps):
         return False
     stall.symptoms = _once([*stall.symptoms, *root.symptoms, _symptom(root)])
     return True

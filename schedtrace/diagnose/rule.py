@@ -62,6 +62,7 @@ class Rule(Generic[Seen]):
         """Its findings in one engine's timeline, or in all ranks of a run."""
         found = self.find(seen)
         for finding in found:
+            finding.code = self.code
             for advice in finding.advice:
                 advice.proven = (finding.cause, advice.setting) in self.proven
         return found

@@ -7,6 +7,7 @@ group would spoil a model of its own.
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import polars as pl
 
@@ -35,15 +36,26 @@ NEAR_TIE = 0.9
 UNSURE = 0.02
 """Of the steps of a slowdown: so exactly are its beginning and its end known."""
 
+
+class Trait(NamedTuple):
+    """What a request asks for that makes a step more than a forward pass of its tokens."""
+
+    words: str
+    """The requests that ask for it."""
+    asked: pl.Expr
+    """Of columns of ``Arrival``."""
+
+
 TRAITS = {
-    "logprobs": pl.col("logprobs").is_not_null(),
-    "prompt_logprobs": pl.col("prompt_logprobs").is_not_null(),
-    "structured": pl.col("structured"),
-    "logit_bias": pl.col("logit_bias") > 0,
-    "min_tokens": pl.col("min_tokens") > 0,
-    "lora": pl.col("lora").is_not_null(),
+    "logprobs": Trait("requests that ask for log-probabilities", pl.col("logprobs").is_not_null()),
+    "prompt_logprobs": Trait(
+        "requests that ask for log-probabilities of their prompts", pl.col("prompt_logprobs").is_not_null()
+    ),
+    "structured": Trait("requests with structured output", pl.col("structured")),
+    "logit_bias": Trait("requests with a logit bias", pl.col("logit_bias") > 0),
+    "min_tokens": Trait("requests with a minimum of tokens", pl.col("min_tokens") > 0),
+    "lora": Trait("requests that use a LoRA adapter", pl.col("lora").is_not_null()),
 }
-"""What a request asks for that makes a step more than a forward pass of its tokens, from ``Arrival``."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +241,7 @@ def _first(steps: pl.DataFrame) -> list[Group]:
 
 def _traits(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
     groups = []
-    for trait, has_it in TRAITS.items():
+    for trait, (_, has_it) in TRAITS.items():
         asked = timeline.arrivals.filter(has_it)["request_id"].unique(maintain_order=True)
         if asked.is_empty():
             continue

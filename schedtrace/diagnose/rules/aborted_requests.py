@@ -8,7 +8,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, share_frac
-from schedtrace.diagnose.rules.common import advise, finding_of
+from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence, Finding
@@ -108,10 +108,10 @@ def find(timeline: Timeline) -> list[Finding]:
         evidence,
     )
     return [
-        finding_of(
-            timeline.rank,
+        step_finding(
+            timeline,
             aborted,
-            code=RULE.code,
+            evidence,
             title="Clients give up and try again" if evidence.again else "Aborted requests",
             verdict="{aborted:n} of {requests:n request} were aborted[{same_age:?} after {median_age_ms:ms} "
             "each][{again:?}; {retries:n} of them came again at once]: {share:%} of the requests' time was "
@@ -126,7 +126,6 @@ def find(timeline: Timeline) -> list[Finding]:
             "[{retries:!}{same_age:!} The trace does not show whether the client left or the front end had "
             "found a stop string.]",
             advice=[advice] if evidence.again or evidence.same_age else [],
-            evidence=evidence,
             example="{request_id:id} was aborted after {age_ms:ms} with {output_tokens:n output token}"
             "[ and came again as {retried_as:id}].",
         )

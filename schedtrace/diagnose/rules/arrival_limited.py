@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, advise, finding_of, only
+from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, advise, only, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -55,10 +55,10 @@ def find(timeline: Timeline) -> list[Finding]:
     steps, tokens = late.select("step", "trial").unique(), int(late["prompt_tokens"].sum())
     evidence = _evidence(timeline, late)
     return [
-        finding_of(
-            timeline.rank,
+        step_finding(
+            timeline,
             steps,
-            code=RULE.code,
+            evidence,
             title="Requests arrive while the engine already steps" if share is not None else "",
             verdict=NOTHING if share is None else _verdict(timeline, late, share),
             share_frac=share,
@@ -82,7 +82,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 late=evidence.on_their_way < evidence.late_requests,
             ),
             advice=[] if share is None else [_advice(timeline)],
-            evidence=evidence,
             example="{at} scheduled {scheduled_requests:n} of {requests:n request} "
             "({scheduled_tokens:n token}) and left {remaining_budget:n token} of budget.",
         )

@@ -3,12 +3,11 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, finding_of, step_numbers
+from schedtrace.diagnose.rules.common import StepExample, finding_of, step_numbers, trial_numbers
 from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
 from schedtrace.diagnose.uneven_ranks import balanced, prefill_interval
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import PASS, Ranks
 
 WARNING_FRAC = 0.05
@@ -72,22 +71,19 @@ def find(ranks: Ranks) -> list[Finding]:
     first = evidence.examples[0]
     return [
         finding_of(
-            first.rank,
-            alone,
-            code=RULE.code,
+            evidence,
+            engine_rank=first.rank,
+            count=alone.height,
+            trials=trial_numbers(alone),
             severity="warning" if frac >= WARNING_FRAC else "info",
             engine_ranks=sorted(turns["rank"].unique().to_list()),
             steps=step_numbers(turns.filter(pl.col("rank") == first.rank)),
             tokens=int(turns["prefill_tokens"].sum()),
-            message=say(
-                "In {alone_passes:n} of {prefill_passes:n common step} with a prefill one rank alone "
-                "prefilled. If all ranks prefilled at the same time, the same chunks would take at most "
-                "{saved_ms:ms} ({frac:%} of the busy time) less: at most {most_gain_frac:%} more throughput. "
-                "Requests would wait longer for their first token.",
-                evidence,
-                frac=frac,
-            ),
-            evidence=evidence,
+            message="In {alone_passes:n} of {prefill_passes:n common step} with a prefill one rank alone "
+            "prefilled. If all ranks prefilled at the same time, the same chunks would take at most "
+            "{saved_ms:ms} ({frac:%} of the busy time) less: at most {most_gain_frac:%} more throughput. "
+            "Requests would wait longer for their first token.",
+            values={"frac": frac},
             example="{at} of rank {rank:n} prefilled {prefill_tokens:n token} alone, for which the common "
             "step took {excess_us:us} longer.",
         )

@@ -5,7 +5,7 @@ from typing import ClassVar
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, advise, finding_of
+from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, trial_numbers
 from schedtrace.diagnose.uneven_ranks import CAUSE, balanced
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import MAX_STEPS, Evidence, Finding
@@ -69,9 +69,10 @@ def find(ranks: Ranks) -> list[Finding]:
     )
     return [
         finding_of(
-            steps["rank"][0] if steps.height else ranks.each[0].number,
-            steps,
-            code=RULE.code,
+            evidence,
+            engine_rank=steps["rank"][0] if steps.height else ranks.each[0].number,
+            count=steps.height,
+            trials=trial_numbers(steps),
             title="Balance scheduling without ranks to balance",
             verdict=say(
                 "Balance scheduling kept requests waiting for {share:%} of their time, although no rank "
@@ -92,7 +93,6 @@ def find(ranks: Ranks) -> list[Finding]:
                     evidence,
                 )
             ],
-            evidence=evidence,
             example="In {at} {running:n} ran and {waiting:n request} waited for {cause:cause}.",
         )
     ]

@@ -4,7 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, can_lower_batched_tokens
-from schedtrace.diagnose.rules.common import advise, finding_of
+from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Steps
 from schedtrace.model.report import Evidence, Finding
@@ -51,10 +51,10 @@ def find(timeline: Timeline) -> list[Finding]:
         busy_ms=worst["busy_us"] / 1e3,
     )
     return [
-        finding_of(
-            timeline.rank,
+        step_finding(
+            timeline,
             steps,
-            code=RULE.code,
+            evidence,
             title="Prompts are prefilled together",
             verdict="{prompts:n prompt} were prefilled in one step of {busy_ms:ms}; each had its first token "
             "only when all were done: {prefill_frac:%} of the requests' time is prefill.",
@@ -77,7 +77,6 @@ def find(timeline: Timeline) -> list[Finding]:
                     costs="More steps for the same tokens.",
                 )
             ],
-            evidence=evidence,
         )
     ]
 

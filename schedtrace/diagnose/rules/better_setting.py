@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import polars as pl
-
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import finding_of
 from schedtrace.model.facts import Fact
@@ -45,9 +43,12 @@ def finding(
         helps = "may be better"
         sentence = "up to {saved:%} of the {time}, or nothing: no step showed what more tokens cost."
     return finding_of(
-        0,
-        pl.DataFrame(),
+        BetterSetting(settings=settings, saved_frac=gain.saved_frac if gain else None),
         code=RULE.code,
+        engine_rank=0,
+        count=0,
+        trials=[],
+        steps=[],
         title=say("{change} {helps}", change=advice.message, helps=helps),
         verdict=say(
             "On a replay of this load {change} saves " + sentence,
@@ -59,7 +60,6 @@ def finding(
         share_frac=None if gain else most_frac,
         message="Found by replaying this load with one setting changed at a time.",
         advice=[advice],
-        evidence=BetterSetting(settings=settings, saved_frac=gain.saved_frac if gain else None),
     )
 
 

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, in_trials, only, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, only, step_finding
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
@@ -11,8 +11,6 @@ from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.vocabulary import reason, reasoned_details
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "blocked-budget"
 
 _LIMITS = {cause: limits for cause in Cause if (limits := reasoned_details(cause, "waiting"))}
 """Several limits share these causes: the limit decides what helps."""
@@ -27,6 +25,13 @@ class BlockedStep(StepExample, kw_only=True):
     num_running_after: int
     kv_blocks_free_after: int | None
     location: str | None
+
+    @property
+    def free(self) -> Message:
+        """Nothing where the trace does not record it."""
+        if self.kv_blocks_free_after is None:
+            return NOTHING
+        return say(", {kv_blocks_free_after:n KV block} free", self)
 
 
 class BlockedBudget(Evidence, kw_only=True):
@@ -60,40 +65,33 @@ def find(timeline: Timeline) -> list[Finding]:
 
 def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFrame) -> Finding:
     working = timeline.steps.filter((pl.col("total_requests") > 0) | (pl.col("num_waiting_after") > 0)).height
-    trials = trial_numbers(steps)
-    left = 1 - float(steps["use_frac"].mean() or 0)  # type: ignore[arg-type]  # a column of floats
-    waiting = int(steps["num_waiting_after"].sum()) / steps.height
     examples = _examples(steps)
-    return Finding(
-        code=CODE,
-        severity="info" if cause in ASKED_FOR else "warning",
-        cause=cause,
-        via=str(steps["waiting_via"].unique().sort()[0]),
-        engine_rank=timeline.rank,
-        count=steps.height,
-        trials=trials,
-        steps=step_numbers(steps),
-        tokens=int(steps["unused"].sum()),
-        message=say(
-            "{steps:n step} of {working:n}{trials} left {left:%} of the token budget unused on "
-            "average although requests waited ({waiting:n1} on average): {reason}. {unused}",
-            steps=steps.height,
-            working=working,
-            trials=in_trials(timeline, trials),
-            left=left,
-            waiting=waiting,
-            reason=reason(timeline.header, loop="waiting", cause=cause, detail=limit),
-            unused=_could_have_used(steps),
-        ),
-        location=only(steps["waiting_location"]),
-        evidence=BlockedBudget(
-            mean_budget_left_frac=left,
-            mean_waiting=waiting,
+    place = only(steps["waiting_location"])
+    return step_finding(
+        timeline,
+        steps,
+        BlockedBudget(
+            mean_budget_left_frac=1 - float(steps["use_frac"].mean() or 0),  # type: ignore[arg-type]  # a column of floats
+            mean_waiting=int(steps["num_waiting_after"].sum()) / steps.height,
             details=steps["waiting_detail"].drop_nulls().unique().sort().head(5).to_list(),
             guards=steps["waiting_guard"].drop_nulls().unique().sort().head(5).to_list(),
             examples=examples,
         ),
-        example=_described(examples[0], several_places=only(steps["waiting_location"]) is None),
+        severity="info" if cause in ASKED_FOR else "warning",
+        cause=cause,
+        via=str(steps["waiting_via"].unique().sort()[0]),
+        location=place,
+        tokens=int(steps["unused"].sum()),
+        message="{steps:n step} of {working:n}{trials} left {mean_budget_left_frac:%} of the token budget "
+        "unused on average although requests waited ({mean_waiting:n1} on average): {reason}. {unused}",
+        example="{at}: {num_waiting_after:n request} waiting[, {request_id:id} next in line], "
+        "{num_running_after:n} running, {budget_left:n token} of budget left{free}[ (left at {place:code})].",
+        values={
+            "working": working,
+            "reason": reason(timeline.header, loop="waiting", cause=cause, detail=limit),
+            "unused": _could_have_used(steps),
+            "place": examples[0].location if place is None else None,
+        },
     )
 
 
@@ -124,29 +122,8 @@ def _could_have_used(steps: pl.DataFrame) -> Message:
     )
 
 
-def _described(example: BlockedStep, *, several_places: bool) -> Message:
-    refused = free = where = NOTHING
-    if example.request_id:
-        refused = say(", {request:id} next in line", request=example.request_id)
-    if example.kv_blocks_free_after is not None:
-        free = say(", {blocks:n KV block} free", blocks=example.kv_blocks_free_after)
-    if several_places and example.location:
-        where = say(" (left at {place:code})", place=example.location)
-    return say(
-        "{step}: {waiting:n request} waiting{refused}, {running:n} running, {left:n token} "
-        "of budget left{free}{where}.",
-        step=example.at,
-        waiting=example.num_waiting_after,
-        refused=refused,
-        running=example.num_running_after,
-        left=example.budget_left,
-        free=free,
-        where=where,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="blocked-budget",
     summary="token budget was left although requests waited; one finding per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS}),
     find=find,

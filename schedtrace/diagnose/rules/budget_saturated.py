@@ -3,15 +3,11 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "budget-saturated"
 
 
 class FullStep(StepExample, kw_only=True):
@@ -38,55 +34,33 @@ def find(timeline: Timeline) -> list[Finding]:
     full = timeline.steps.filter((pl.col("remaining_budget") == 0) & (pl.col("eligible_after") > 0))
     if full.is_empty():
         return []
-    working = timeline.steps.filter(pl.col("total_requests") > 0).height
-    trials = trial_numbers(full)
     known = full["waiting_tokens_after"].drop_nulls().to_list()
-    most = max(known, default=0)
     evidence = Saturation(
         mean_waiting=int(full["eligible_after"].sum()) / full.height,
-        max_waiting_tokens=most if known else None,
+        max_waiting_tokens=max(known, default=None),
         steps_without_seat=full.filter(pl.col("num_running_after") >= timeline.seats).height,
         steps_without_block=full.filter(pl.col("kv_blocks_free_after") == 0).height,
-        examples=FullStep.first(full.sort("num_waiting_after", "step", descending=[True, False])),
+        examples=FullStep.largest(full, "num_waiting_after"),
     )
     return [
-        Finding(
-            code=CODE,
-            severity="info",
+        step_finding(
+            timeline,
+            full,
+            evidence,
             cause=Cause.TOKEN_BUDGET,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=full.height,
-            trials=trials,
-            steps=step_numbers(full),
-            tokens=most,
-            message=say(
-                "{steps:n step} of {working:n}{trials} spent the whole token budget while "
-                "{waiting:n1} requests on average waited for tokens{most}.",
-                steps=full.height,
-                working=working,
-                trials=in_trials(timeline, trials),
-                waiting=evidence.mean_waiting,
-                most=say(", {tokens:n token} at most", tokens=most) if known else NOTHING,
-            ),
-            evidence=evidence,
-            example=_described(evidence.examples[0]),
+            tokens=evidence.max_waiting_tokens or 0,
+            message="{steps:n step} of {working:n}{trials} spent the whole token budget while "
+            "{mean_waiting:n1} requests on average waited for tokens[, {max_waiting_tokens:n token} at "
+            "most].",
+            values={"working": timeline.steps.filter(pl.col("total_requests") > 0).height},
+            example="{at} spent {used_tokens:n token} on {total_requests:n request} while "
+            "{num_waiting_after:n request} waited.",
         )
     ]
 
 
-def _described(example: FullStep) -> Message:
-    return say(
-        "{step} spent {tokens:n token} on {running:n request} while {waiting:n request} waited.",
-        step=example.at,
-        tokens=example.used_tokens,
-        running=example.total_requests,
-        waiting=example.num_waiting_after,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="budget-saturated",
     summary="steps spent the whole token budget while requests waited",
     needs=frozenset({Fact.QUEUE}),
     find=find,

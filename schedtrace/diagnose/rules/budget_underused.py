@@ -6,14 +6,10 @@ Only for records without queue lengths: with them, ``arrival-limited`` and ``blo
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "budget-underused"
 
 
 class MissedExample(StepExample, kw_only=True):
@@ -43,34 +39,22 @@ def find(timeline: Timeline) -> list[Finding]:
     missed = _missed(timeline)
     if missed.is_empty():
         return []
-    requests, tokens = (int(missed[name].sum()) for name in ("missed_requests", "missed_tokens"))
-    working = timeline.steps.filter(pl.col("total_requests") > 0).height
-    trials = trial_numbers(missed)
-    worst = missed.sort("missed_tokens", "step", descending=[True, False])
-    examples = MissedExample.first(worst)
     return [
-        Finding(
-            code=CODE,
-            severity="info",
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=missed.height,
-            trials=trials,
-            steps=step_numbers(missed),
-            tokens=tokens,
-            message=say(
-                "{steps:n step} of {working:n}{trials} left token budget that {requests:n request} "
-                "({tokens:n token}), new in the next step, would have fitted into. This log has no "
-                "queue lengths: it does not show whether they had not arrived or were refused.",
-                steps=missed.height,
-                working=working,
-                trials=in_trials(timeline, trials),
-                requests=requests,
-                tokens=tokens,
+        step_finding(
+            timeline,
+            missed,
+            MissedRequests(
+                missed_requests=int(missed["missed_requests"].sum()),
+                examples=MissedExample.largest(missed, "missed_tokens"),
             ),
-            evidence=MissedRequests(missed_requests=requests, examples=examples),
-            example=_described(examples[0]),
+            tokens=int(missed["missed_tokens"].sum()),
+            message="{steps:n step} of {working:n}{trials} left token budget that "
+            "{missed_requests:n request} ({tokens:n token}), new in the next step, would have fitted into. "
+            "This log has no queue lengths: it does not show whether they had not arrived or were refused.",
+            values={"working": timeline.steps.filter(pl.col("total_requests") > 0).height},
+            example="{at} scheduled {total_requests:n} of the {next_total:n request} of {next_step:step} "
+            "({used_tokens:n token}) and left {remaining_budget:n token} of budget"
+            "[; the next step began {gap_ms:ms} later].",
         )
     ]
 
@@ -111,23 +95,8 @@ def _missed(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _described(example: MissedExample) -> Message:
-    gap_ms = example.gap_ms
-    return say(
-        "{step} scheduled {scheduled:n} of the {total:n request} of {next:step} ({tokens:n "
-        "token}) and left {budget:n token} of budget{gap}.",
-        step=example.at,
-        scheduled=example.total_requests,
-        total=example.next_total,
-        next=example.next_step,
-        tokens=example.used_tokens,
-        budget=example.remaining_budget,
-        gap=NOTHING if gap_ms is None else say("; the next step began {gap:us} later", gap=1e3 * gap_ms),
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="budget-underused",
     summary="steps left budget that the next step's new requests would have fitted into "
     "(this log does not record why)",
     needs=frozenset({Fact.REQUESTS}),

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, advise, finding_of
+from schedtrace.diagnose.rules.common import StepExample, advise, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.charges import CACHE_RESET
@@ -65,10 +65,10 @@ def find(timeline: Timeline) -> list[Finding]:
         examples=Reset.first(each),
     )
     return [
-        finding_of(
-            timeline.rank,
+        step_finding(
+            timeline,
             each,
-            code=RULE.code,
+            evidence,
             title="Resets of the prefix cache",
             verdict="{resets:n reset} of the prefix cache took the KV blocks of running requests, which then "
             "spent {share:%} of the requests' time on computing {lost_tokens:n token} again.",
@@ -83,7 +83,6 @@ def find(timeline: Timeline) -> list[Finding]:
                     "as long as requests hold blocks."
                 )
             ],
-            evidence=evidence,
             example="before {at} a reset preempted {preempted:n request}.",
             cost_ms=evidence.wait_ms,
         )

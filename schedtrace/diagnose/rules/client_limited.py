@@ -2,7 +2,7 @@
 
 from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_load
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import advise, finding_of
+from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
@@ -31,10 +31,16 @@ def find(timeline: Timeline) -> list[Finding]:
     more = "more connections, or a higher concurrency," if load.loop else "a higher request rate,"
     seats = {"seats": timeline.seats} if load.loop else {}
     return [
-        finding_of(
-            timeline.rank,
+        step_finding(
+            timeline,
             timeline.steps,
-            code=RULE.code,
+            ClientPace(
+                clients=None if load.loop is None else load.loop.clients,
+                think_ms=load.think_ms,
+                requests_per_s=load.requests_per_s,
+                tokens_per_s=load.tokens_per_s,
+                working_frac=load.working_frac,
+            ),
             title="The client sends too little",
             verdict=say("The client is the limit: " + (ANSWERS if load.loop else TIMES), load, **seats),
             severity="info",
@@ -46,13 +52,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 load,
             ),
             advice=[advise(f"{more} to load this engine")],
-            evidence=ClientPace(
-                clients=None if load.loop is None else load.loop.clients,
-                think_ms=load.think_ms,
-                requests_per_s=load.requests_per_s,
-                tokens_per_s=load.tokens_per_s,
-                working_frac=load.working_frac,
-            ),
         )
     ]
 

@@ -1,6 +1,8 @@
-"""What several rules need: where a finding shows, what it cost, and parts of sentences."""
+"""What several rules need: findings from evidence and templates, what they cost, and parts of sentences."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -8,7 +10,7 @@ import polars as pl
 
 from schedtrace.diagnose.behind_whom import behind_whom, with_holders
 from schedtrace.diagnose.waits import Charged, ClassTime
-from schedtrace.model.message import NOTHING, Count, Message, Steps, joined
+from schedtrace.model.message import NOTHING, Message, Setting, Steps, joined
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding, Gain
 from schedtrace.model.say import names, parsed, say
 from schedtrace.timeline.timeline import Timeline
@@ -35,6 +37,44 @@ class StepExample(msgspec.Struct, kw_only=True):
     def first(cls, rows: pl.DataFrame, most: int = 3) -> list[Self]:
         """The first rows as examples; columns are named as the fields."""
         return [cls(**row) for row in rows.head(most).select(cls.__struct_fields__).to_dicts()]
+
+    @classmethod
+    def largest(cls, rows: pl.DataFrame, column: str) -> list[Self]:
+        """The rows with the most in this column, the first of equal ones first."""
+        return cls.first(rows.sort(column, "step", descending=[True, False]))
+
+
+class Waited(Evidence, kw_only=True):
+    """Evidence about a wait."""
+
+    share_frac: float
+    """Of all requests' time."""
+    wait_ms: float
+    """Added up over the requests."""
+    requests: int
+
+    @classmethod
+    def of(cls, waits: Charged, **others: Any) -> Self:
+        """With the figures of these waits, as far as it has fields for them."""
+        fields = {name: value for name, value in _of_waits(waits).items() if name in cls.__struct_fields__}
+        return cls(**fields, **others)
+
+
+class LongestWaited(Waited, kw_only=True):
+    """Evidence about a wait that names the request that waited longest."""
+
+    longest_ms: float
+    longest_request: str
+
+
+def _of_waits(waits: Charged) -> dict[str, Any]:
+    return {
+        "share_frac": waits.share_frac,
+        "wait_ms": waits.time_us / 1e3,
+        "requests": waits.requests,
+        "longest_ms": waits.longest_us / 1e3,
+        "longest_request": waits.longest_id,
+    }
 
 
 @dataclass(frozen=True)
@@ -76,11 +116,7 @@ def prefill_cost(timeline: Timeline, tokens: int) -> Cost:
 
 def severity_of(cost_frac: float | None, *, unknown: str = "info") -> str:
     """Severity by cost; ``unknown`` where there is no estimate."""
-    if cost_frac is None:
-        return unknown
-    if cost_frac >= CRITICAL_COST_FRAC:
-        return "critical"
-    return "warning" if cost_frac >= WARNING_COST_FRAC else "info"
+    return unknown if cost_frac is None else severity(cost_frac, WARNING_COST_FRAC, CRITICAL_COST_FRAC)
 
 
 CRITICAL_WEIGHT_FRAC = 0.25
@@ -91,38 +127,143 @@ WARNING_WEIGHT_FRAC = 0.05
 def severity_by_weight(gain: Gain | None, share_frac: float | None) -> str:
     """Severity of a root cause: by what is gained, or by what it explains where no gain can be estimated."""
     weight = gain.saved_frac if gain else share_frac or 0.0
-    if weight >= CRITICAL_WEIGHT_FRAC:
-        return "critical"
-    return "warning" if weight >= WARNING_WEIGHT_FRAC else "info"
+    return severity(weight, WARNING_WEIGHT_FRAC, CRITICAL_WEIGHT_FRAC)
 
 
-def wait_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
+def severity(frac: float, warning_from: float, critical_from: float) -> str:
+    """``critical``, ``warning`` or, of what is less than both, ``info``."""
+    return "critical" if frac >= critical_from else "warning" if frac >= warning_from else "info"
+
+
+WORDS = ("title", "verdict", "holder", "message")
+"""Fields of ``Finding`` that a template may be given for; for ``example``, too."""
+
+
+def finding_of(evidence: Evidence, *, values: Mapping[str, Any] | None = None, **fields: Any) -> Finding:
+    """A recorded fact without a cause, unless ``fields`` say otherwise.
+
+    Args:
+        evidence: Its figures.
+        values: What templates name beside the fields of the evidence, ``steps`` (``count``), ``tokens`` and
+            ``share`` (``share_frac``).
+        fields: Of ``Finding``. ``WORDS`` may be templates, and ``example``: of the evidence's first.
+            The default of ``severity`` is that of a root cause with this gain and share.
+    """
+    examples = getattr(evidence, "examples", [])
+    given = {
+        "code": "",  # its rule's, which sets it
+        "severity": severity_by_weight(fields.get("gain"), fields.get("share_frac")),
+        "cause": None,
+        "via": "recorded",
+        "tokens": 0,
+        **fields,
+    }
+    known = {"steps": given["count"], "tokens": given["tokens"], "share": given.get("share_frac")}
+    known |= values or {}
+    given |= {name: said(given[name], evidence, known) for name in WORDS if name in given}
+    if isinstance(given.get("example"), str):
+        given["example"] = said(given["example"], examples[0], known) if examples else None
+    return Finding(evidence=evidence, **given)
+
+
+def said(
+    words: str | Message, fields: object = None, values: Mapping[str, Any] = MappingProxyType({})
+) -> Message:
+    """A template with these fields, and with these values where there is no such field."""
+    if isinstance(words, Message):
+        return words
+    places = {name for name in names(parsed(words)) if name in values and not hasattr(fields, name)}
+    return say(words, fields, **{name: values[name] for name in places})
+
+
+def advise(
+    words: str,
+    fields: object = None,
+    *,
+    setting: str | None = None,
+    value: int | str | bool | None = None,
+    costs: str | Message = NOTHING,
+    **values: Any,
+) -> Advice:
+    """One thing to do.
+
+    Args:
+        words: A template with these fields and values; it may also name ``value``, and ``option``: how the
+            setting is typed.
+        fields: Of evidence, for instance.
+        setting: Field of vLLM's ``EngineArgs``.
+        value: What to set it to.
+        costs: What that costs elsewhere; a template, too.
+        values: By the names in the templates.
+    """
+    option = Setting(f"--{(setting or '').replace('_', '-')}")
+    known = {"option": option, "value": value, **values}
+    message, costs = said(words, fields, known), said(costs, fields, known)
+    return Advice(message=message, setting=setting, value=value, costs=costs)
+
+
+def step_finding(
+    timeline: Timeline,
+    shown: pl.DataFrame,
+    evidence: Evidence,
+    *,
+    values: Mapping[str, Any] | None = None,
+    cost: Cost | None = None,
+    **fields: Any,
+) -> Finding:
+    """What one engine's steps show.
+
+    Args:
+        timeline: The engine's trace.
+        shown: A row for each step that shows it, with ``step`` and ``trial``.
+        evidence: Its figures.
+        values: As for ``finding_of``; templates may also name ``trials``: in how many it shows, if there are
+            several.
+        cost: Time that it cost.
+        fields: As for ``finding_of``.
+    """
+    cost = cost or Cost()
+    given = {
+        "engine_rank": timeline.rank,
+        "count": shown.height,
+        "trials": trial_numbers(shown),
+        "steps": step_numbers(shown),
+        "cost_ms": cost.ms,
+        "cost_frac": cost.frac,
+        "cost_error_frac": cost.error_frac,
+        **fields,
+    }
+    return finding_of(
+        evidence, values={"trials": in_trials(timeline, given["trials"]), **(values or {})}, **given
+    )
+
+
+def wait_finding(
+    timeline: Timeline, waits: Charged, *, values: Mapping[str, Any] | None = None, **fields: Any
+) -> Finding:
     """A root cause that requests waited for, with who waited behind whom.
 
     Args:
         timeline: The engine's trace.
         waits: What is charged to it.
-        fields: The others of ``Finding``; ``gain`` decides the severity.
+        values: As for ``step_finding``; templates may also name the fields of ``LongestWaited``.
+        fields: As for ``step_finding``, with ``evidence``; ``gain`` decides the severity.
     """
     sources = waits.steps["waiting_via"].drop_nulls()
     given = {
         "share_frac": waits.share_frac,
-        "severity": severity_by_weight(fields.get("gain"), waits.share_frac),
         "via": "source" if (sources == "source").any() else "inferred",
-        "engine_rank": timeline.rank,
-        "count": waits.steps.height,
-        "trials": trial_numbers(waits.steps),
-        "steps": step_numbers(waits.steps),
         "tokens": int(waits.steps.select(pl.col("waiting_tokens_after").max()).item() or 0),
+        **fields,
     }
-    finding = Finding(**with_sentences({**given, **fields}))
+    finding = step_finding(timeline, waits.steps, values={**_of_waits(waits), **(values or {})}, **given)
     behind = behind_whom(timeline, waits)
     return finding if behind is None else with_holders(timeline, finding, behind)
 
 
 def step_numbers(steps: pl.DataFrame) -> list[int]:
     """The numbers of the steps that show a finding, the first ``MAX_STEPS``."""
-    return steps["step"].unique().sort().head(MAX_STEPS).to_list()
+    return steps["step"].drop_nulls().unique().sort().head(MAX_STEPS).to_list()
 
 
 def trial_numbers(steps: pl.DataFrame) -> list[int]:
@@ -132,16 +273,7 @@ def trial_numbers(steps: pl.DataFrame) -> list[int]:
 
 def by_class(classes: list[ClassTime]) -> Message:
     """``0.6 requests of priority 0 and 7.4 requests of priority 9``."""
-    return listed(
-        [
-            say(
-                "{count:n1} requests of priority {priority:n}",
-                count=ran.running,
-                priority=ran.priority,
-            )
-            for ran in classes
-        ]
-    )
+    return listed([say("{running:n1} requests of priority {priority:n}", ran) for ran in classes])
 
 
 def only(values: pl.Series) -> str | None:
@@ -154,8 +286,7 @@ def in_trials(timeline: Timeline, trials: list[int]) -> Message:
     """`` in 7 of 8 trials``, or nothing for a trace without several."""
     if not trials or len(timeline.trials()) == 1:
         return NOTHING
-    of = Count(len(timeline.trials()), "trial")
-    return say(" in {trials:n} of {of}", trials=len(trials), of=of)
+    return say(" in {trials:n} of {all:n trial}", trials=len(trials), all=len(timeline.trials()))
 
 
 def listed(parts: list[Message], last: str = "and") -> Message:
@@ -164,100 +295,8 @@ def listed(parts: list[Message], last: str = "and") -> Message:
     return joined([joined(said[:-1], ", "), *said[-1:]], f" {last} ")
 
 
-def finding_of(rank: int, rows: pl.DataFrame, **fields: Any) -> Finding:
-    """A finding that no wait stands behind: recorded as a fact, as severe as its share of the requests' time.
-
-    Args:
-        rank: Of the engine.
-        rows: What shows it: each counts; ``trial`` and ``step`` say where, as far as there are such columns.
-        fields: The others of ``Finding``, or instead of these; as for ``with_sentences``.
-    """
-    given = {
-        "severity": severity_by_weight(fields.get("gain"), fields.get("share_frac")),
-        "cause": None,
-        "via": "recorded",
-        "engine_rank": rank,
-        "count": rows.height,
-        "trials": trial_numbers(rows) if "trial" in rows.columns else [],
-        "steps": step_numbers(rows.drop_nulls("step")) if "step" in rows.columns else [],
-        "tokens": 0,
-    }
-    return Finding(**with_sentences({**given, **fields}))
-
-
-def with_sentences(fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a ``Finding``, with what is a template made a sentence of ``schedtrace.model.say``.
-
-    The values of ``title``, ``verdict``, ``holder`` and ``message`` are the evidence's; ``{share:%}`` is
-    ``share_frac``. Those of ``example`` are its first example's; without examples there is none.
-    """
-    evidence = fields["evidence"]
-    examples = getattr(evidence, "examples", [])
-    said = dict(fields)
-    for name in ("title", "verdict", "holder", "message"):
-        template = fields.get(name)
-        if isinstance(template, str):
-            share = {"share": fields["share_frac"]} if "share" in names(parsed(template)) else {}
-            said[name] = say(template, evidence, **share)
-    if isinstance(template := fields.get("example"), str):
-        said["example"] = say(template, examples[0]) if examples else None
-    return said
-
-
-def advise(
-    template: str,
-    evidence: object = None,
-    /,
-    *,
-    setting: str | None = None,
-    costs: str | Message = "",
-    **values: Any,
-) -> Advice:
-    """Advice in the words of ``schedtrace.model.say``.
-
-    Args:
-        template: What to do.
-        evidence: Its fields are the values that are not given by name.
-        setting: As of ``Advice``.
-        costs: Likewise; as words, or as a message where there are values in it.
-        values: Of the template; ``value`` is the setting's new one and need not stand in the template.
-    """
-    placed = names(parsed(template))
-    words = {name: value for name, value in values.items() if name != "value" or name in placed}
-    return Advice(
-        message=say(template, evidence, **words),
-        setting=setting,
-        value=values.get("value"),
-        costs=costs if isinstance(costs, Message) else say(costs),
-    )
-
-
-class Waited(Evidence, kw_only=True):
-    """What requests waited for a limit."""
-
-    share_frac: float
-    """Of all requests' time."""
-    wait_ms: float
-    requests: int
-    longest_ms: float
-    longest_request: str
-
-    @classmethod
-    def of(cls, waits: Charged, **others: Any) -> Self:
-        """These figures, and the fields of the rule's own evidence."""
-        return cls(
-            share_frac=waits.share_frac,
-            wait_ms=waits.time_us / 1e3,
-            requests=waits.requests,
-            longest_ms=waits.longest_us / 1e3,
-            longest_request=waits.longest_id,
-            **others,
-        )
-
-
 WAITED = "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms})."
-"""Of ``Waited``."""
-
+"""Of ``LongestWaited``."""
 
 Example = TypeVar("Example", bound=msgspec.Struct)
 

@@ -3,16 +3,12 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Message
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.spans import refused, until
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "decode-starves-prefill"
 
 MOST_OF_IT = 0.5
 """From half of the budget on, decodes leave prefills less than they take."""
@@ -44,41 +40,27 @@ def find(timeline: Timeline) -> list[Finding]:
     starved = starved_steps(timeline)
     if starved.is_empty():
         return []
-    wait_us = _waited_us(timeline, starved)
     spent_us = int(starved.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0)
-    trials = trial_numbers(starved)
     part = spent_us / timeline.busy_us if timeline.busy_us else 0.0
-    worst = starved.sort("num_waiting_after", "step", descending=[True, False])
-    evidence = StarvedPrefills(
-        decode_share_frac=float((starved["decode_tokens"] / starved["token_budget"]).mean() or 0),  # type: ignore[arg-type]  # a column of floats
-        spent_ms=spent_us / 1e3,
-        wait_ms=wait_us / 1e3,
-        examples=StarvedStep.first(worst),
-    )
     return [
-        Finding(
-            code=CODE,
+        step_finding(
+            timeline,
+            starved,
+            StarvedPrefills(
+                decode_share_frac=float((starved["decode_tokens"] / starved["token_budget"]).mean() or 0),  # type: ignore[arg-type]  # a column of floats
+                spent_ms=spent_us / 1e3,
+                wait_ms=_waited_us(timeline, starved) / 1e3,
+                examples=StarvedStep.largest(starved, "num_waiting_after"),
+            ),
             severity="warning" if part >= FELT else "info",
             cause=Cause.TOKEN_BUDGET,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=starved.height,
-            trials=trials,
-            steps=step_numbers(starved),
             tokens=int(starved["decode_tokens"].sum()),
-            message=say(
-                "{steps:n step}{trials} spent {taken:%} of the token budget on decodes on average "
-                "and had too little left for prefills. These steps took {spent:us}, {part:%} of the "
-                "busy time; requests waited {wait:us} in total.",
-                steps=starved.height,
-                trials=in_trials(timeline, trials),
-                taken=evidence.decode_share_frac,
-                spent=spent_us,
-                part=part,
-                wait=wait_us,
-            ),
-            evidence=evidence,
-            example=_described(evidence.examples[0]),
+            message="{steps:n step}{trials} spent {decode_share_frac:%} of the token budget on decodes on "
+            "average and had too little left for prefills. These steps took {spent_ms:ms}, {part:%} of the "
+            "busy time; requests waited {wait_ms:ms} in total.",
+            values={"part": part},
+            example="{at} gave {decode_tokens:n} of {token_budget:n token} to decodes and {prefill_tokens:n} "
+            "to prefills; {num_waiting_after:n request} waited.",
         )
     ]
 
@@ -105,20 +87,8 @@ def starved_steps(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _described(example: StarvedStep) -> Message:
-    return say(
-        "{step} gave {decode:n} of {budget:n token} to decodes and {prefill:n} to prefills; "
-        "{waiting:n request} waited.",
-        step=example.at,
-        decode=example.decode_tokens,
-        budget=example.token_budget,
-        prefill=example.prefill_tokens,
-        waiting=example.num_waiting_after,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="decode-starves-prefill",
     summary="decodes took most of the token budget, so prefills were cut or had to wait",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.REQUESTS}),
     find=find,

@@ -4,10 +4,9 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, finding_of, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, finding_of, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import Ranks
 
 FOUND_FROM_FRAC = 0.01
@@ -80,23 +79,17 @@ def find(ranks: Ranks) -> list[Finding]:
     )
     return [
         finding_of(
-            most.rank,
-            gaps.filter(pl.col("rank") == most.rank),
-            code=RULE.code,
+            evidence,
+            engine_rank=most.rank,
+            steps=step_numbers(gaps.filter(pl.col("rank") == most.rank)),
             severity="warning" if frac >= WARNING_FRAC else "info",
             engine_ranks=[one.rank for one in each if one.batches],
             count=batches,
             trials=trial_numbers(ranks.turns),
-            message=say(
-                "{steps_frac:%} of the ranks' batches held no request and ran only because other ranks had "
-                "some: {batches:n dummy batch/dummy batches}, {time_frac:%} of the ranks' time. Rank "
-                "{rank:n} ran most of them: {own:n}, {own_frac:%} of its time.",
-                evidence,
-                rank=most.rank,
-                own=most.batches,
-                own_frac=most.time_frac,
-            ),
-            evidence=evidence,
+            message="{steps_frac:%} of the ranks' batches held no request and ran only because other ranks "
+            "had some: {batches:n dummy batch/dummy batches}, {time_frac:%} of the ranks' time. Rank "
+            "{rank:n} ran most of them: {own:n}, {own_frac:%} of its time.",
+            values={"rank": most.rank, "own": most.batches, "own_frac": most.time_frac},
             example="Before {at} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
         )
     ]

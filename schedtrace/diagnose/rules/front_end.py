@@ -10,6 +10,7 @@ from schedtrace.diagnose.rules.common import (
     first_examples,
     severity_by_weight,
     share_of_requests,
+    trial_numbers,
 )
 from schedtrace.diagnose.threads import ThreadShare, saturated, starved, thread_shares
 from schedtrace.model.facts import Fact
@@ -80,9 +81,10 @@ def find(timeline: Timeline) -> list[Finding]:
     unnoticed = not evidence.offline and evidence.way_ms_p50 < NOTICED_MS
     return [
         finding_of(
-            timeline.rank,
-            ways,
-            code=RULE.code,
+            evidence,
+            engine_rank=timeline.rank,
+            count=ways.height,
+            trials=trial_numbers(ways),
             severity="info" if unnoticed else severity_by_weight(None, share_frac),
             title="Requests are slow to reach the engine",
             verdict=say(OFFLINE if evidence.offline else SERVED, evidence, share=found_frac),
@@ -91,7 +93,6 @@ def find(timeline: Timeline) -> list[Finding]:
             steps=[],
             message=_parts(evidence),
             advice=_advice(timeline, evidence),
-            evidence=evidence,
             example="{request_id:id} was prepared for the engine {way_us:us} after its arrival, and had its "
             "first token after {ttft_us:us}.",
         )

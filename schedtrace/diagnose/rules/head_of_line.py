@@ -94,7 +94,6 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
     return wait_finding(
         timeline,
         waits,
-        code=RULE.code,
         title="A refused request holds up others that would fit",
         verdict="The head of the queue holds up the rest: requests that would have fitted spent {share:%} of "
         "all requests' time behind {head:id}[ and {other_heads:n} others, which were refused for their size]"

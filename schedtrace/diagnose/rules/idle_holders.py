@@ -12,7 +12,7 @@ from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Steps
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.charges import IDLE_HOLDERS
 from schedtrace.timeline.holders import idle_holders
@@ -26,12 +26,9 @@ ADVICE = {
 """Where all holders are of this kind."""
 
 
-class IdleHolders(Evidence, kw_only=True):
+class IdleHolders(Waited, kw_only=True):
     """Who kept blocks; the run of steps is the longest."""
 
-    share_frac: float
-    wait_ms: float
-    requests: int
     first_step: int
     last_step: int
     time_ms: float
@@ -50,13 +47,7 @@ def find(timeline: Timeline) -> list[Finding]:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
         return []
-    evidence = IdleHolders(
-        share_frac=waits.share_frac,
-        wait_ms=waits.time_us / 1e3,
-        requests=waits.requests,
-        blocks_total=timeline.header.kv_blocks_total,
-        **_longest(timeline),
-    )
+    evidence = IdleHolders.of(waits, blocks_total=timeline.header.kv_blocks_total, **_longest(timeline))
     verdict = (
         "KV blocks of requests that do not run limit this run: {who} kept theirs while requests spent "
         "{share:%} of their time waiting for KV blocks."
@@ -71,7 +62,6 @@ def find(timeline: Timeline) -> list[Finding]:
         wait_finding(
             timeline,
             waits,
-            code=RULE.code,
             title="Requests that do not run keep the KV blocks",
             verdict=say(verdict, share=waits.share_frac, who=Count(evidence.holders, NOUNS[evidence.kind])),
             holder=say(
@@ -82,7 +72,7 @@ def find(timeline: Timeline) -> list[Finding]:
                 steps=Steps(evidence.first_step, evidence.last_step),
             ),
             cause=Cause.KV_BLOCKS,
-            message=say(WAITED, Waited.of(waits)),
+            message=WAITED,
             advice=[*([advise(ADVICE[evidence.kind])] if evidence.kind in ADVICE else []), room],
             evidence=evidence,
         )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, share_frac
-from schedtrace.diagnose.rules.common import StepExample, advise, finding_of
+from schedtrace.diagnose.rules.common import StepExample, advise, step_finding
 from schedtrace.diagnose.step_groups import slow_groups
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Number, Steps
@@ -204,17 +204,16 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         examples=Interruption.first(longest.drop_nulls("step")),
     )
     words = KINDS.get(kind, SLOW)
-    return finding_of(
-        timeline.rank,
+    return step_finding(
+        timeline,
         rows,
-        code=RULE.code,
+        evidence,
         title=words.title,
         verdict=words.what + ": {share:%} of the requests' time.",
         share_frac=share,
         cause=kind,
         message=_message(evidence),
         advice=[advise(words.advice or _advice(evidence))],
-        evidence=evidence,
         example="{length_us:us}, {begin_us:us} into the recording ({at}).",
         cost_ms=evidence.time_ms,
         cost_frac=time_us / timeline.busy_us,

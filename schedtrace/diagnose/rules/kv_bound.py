@@ -7,7 +7,7 @@ from schedtrace.diagnose.gains import RAN, with_more_running
 from schedtrace.diagnose.kv_blocks import Need, group_holdings, kv_need
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
-from schedtrace.diagnose.rules.common import WAITED, Waited, advise
+from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import Cause
@@ -38,7 +38,7 @@ class GroupUse(Evidence, kw_only=True):
     share_of_pool: float | None
 
 
-class KvSpace(Waited, kw_only=True):
+class KvSpace(LongestWaited, kw_only=True):
     """Waiting for KV blocks, and what preemptions cost."""
 
     refused_steps: int
@@ -85,7 +85,6 @@ def find(timeline: Timeline) -> list[Finding]:
         limit_finding(
             timeline,
             waits,
-            code=RULE.code,
             title="Preemptions: the KV cache is too small for the running requests"
             if thrashing
             else "KV cache too small",

@@ -3,15 +3,11 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold
-from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Message
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "late-arrivals"
 
 FOUND_FROM_FRAC = 0.01
 """A hundredth of the run; what is less does not move throughput."""
@@ -43,53 +39,28 @@ def find(timeline: Timeline) -> list[Finding]:
     spent_us = int(short["spent_us"].sum() or 0)
     if not timeline.busy_us or spent_us / timeline.busy_us < FOUND_FROM_FRAC:
         return []
-    trials = trial_numbers(short)
-    handed_over_us = _handed_over_us(timeline)
-    part = spent_us / timeline.busy_us
-    worst = short.sort("to_come", "step", descending=[True, False])
-    examples = ShortStep.first(worst)
     return [
-        Finding(
-            code=CODE,
-            severity="info",
+        step_finding(
+            timeline,
+            short,
+            LateArrivals(
+                spent_ms=spent_us / 1e3,
+                spent_frac=spent_us / timeline.busy_us,
+                handed_over_ms=_handed_over_us(timeline) / 1e3,
+                examples=ShortStep.largest(short, "to_come"),
+            ),
             cause=Cause.QUEUE_EMPTY,
             via=str(short["waiting_via"].unique().sort()[0]),
-            engine_rank=timeline.rank,
-            count=short.height,
-            trials=trials,
-            steps=step_numbers(short),
             tokens=int(short["remaining_budget"].sum()),
-            message=say(
-                "{steps:n step}{trials} ran with tokens and seats to spare and no request waiting, "
-                "while requests of the same trial had not arrived: {spent:us}, {part:%} of the busy "
-                "time. They used {used:%} of the budget on average. The front end took "
-                "{handed_over:us} to hand over the requests of a trial.",
-                steps=short.height,
-                trials=in_trials(timeline, trials),
-                spent=spent_us,
-                part=part,
-                used=float(short["use_frac"].sum()) / short.height,
-                handed_over=handed_over_us,
-            ),
-            evidence=LateArrivals(
-                spent_ms=spent_us / 1e3,
-                spent_frac=part,
-                handed_over_ms=handed_over_us / 1e3,
-                examples=examples,
-            ),
-            example=_described(examples[0]),
+            message="{steps:n step}{trials} ran with tokens and seats to spare and no request waiting, while "
+            "requests of the same trial had not arrived: {spent_ms:ms}, {spent_frac:%} of the busy time. "
+            "They used {used:%} of the budget on average. The front end took {handed_over_ms:ms} to hand "
+            "over the requests of a trial.",
+            values={"used": float(short["use_frac"].sum()) / short.height},
+            example="{at} scheduled {total_requests:n request} with no request waiting and "
+            "{to_come:n request} still to come.",
         )
     ]
-
-
-def _described(example: ShortStep) -> Message:
-    return say(
-        "{step} scheduled {scheduled:n request} with no request waiting and {to_come:n "
-        "request} still to come.",
-        step=example.at,
-        scheduled=example.total_requests,
-        to_come=example.to_come,
-    )
 
 
 def short_steps(timeline: Timeline) -> pl.DataFrame:
@@ -144,7 +115,7 @@ def _handed_over_us(timeline: Timeline) -> float:
 
 
 RULE = Rule(
-    code=CODE,
+    code="late-arrivals",
     summary="steps were small because the front end was slow to hand requests over",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES}),
     find=find,

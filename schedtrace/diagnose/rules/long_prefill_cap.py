@@ -3,21 +3,12 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    in_trials,
-    model_cost,
-    step_numbers,
-    trial_numbers,
-)
+from schedtrace.diagnose.rules.common import StepExample, model_cost, step_finding
 from schedtrace.model.causes import Cap
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Message
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "long-prefill-cap"
 THRESHOLD = "long_prefill_token_threshold"
 
 
@@ -56,35 +47,27 @@ def find(timeline: Timeline) -> list[Finding]:
         examples=CappedStep.first(worst, 1),
     )
     protects = 2 * evidence.shared_steps >= capped.height
-    trials = trial_numbers(capped)
     return [
-        Finding(
-            code=CODE,
+        step_finding(
+            timeline,
+            capped,
+            evidence,
             severity="info" if protects else cost.severity(unknown="warning"),
-            cause=None,
             via="source",
-            engine_rank=timeline.rank,
-            count=capped.height,
-            trials=trials,
-            steps=step_numbers(capped),
             tokens=int(capped["usable"].sum()),
-            message=say(
-                "{steps:n step}{trials} left {empty:n} of {budget:n token} unused on average "
-                "({share:%}) because {setting:setting} capped the chunks of prompts that wanted "
-                "them. Full steps would have needed {fewest:n step} for the same work.",
-                steps=capped.height,
-                trials=in_trials(timeline, trials),
-                empty=evidence.mean_empty_tokens,
-                budget=budget,
-                share=evidence.mean_empty_tokens / budget,
-                setting=THRESHOLD,
-                fewest=fewest,
-            ),
-            evidence=evidence,
-            example=_described(evidence.examples[0], worst["requests"][0], worst["total_requests"][0]),
-            cost_ms=cost.ms,
-            cost_frac=cost.frac,
-            cost_error_frac=cost.error_frac,
+            message="{steps:n step}{trials} left {mean_empty_tokens:n} of {budget:n token} unused on average "
+            "({share:%}) because {setting:setting} capped the chunks of prompts that wanted them. Full steps "
+            "would have needed {steps_if_full:n step} for the same work.",
+            example="{at} gave {used_tokens:n token} to {total_requests:n request} and left "
+            "{remaining_budget:n} unused; {requests:n capped request} wanted {withheld:n} more.",
+            values={
+                "budget": budget,
+                "share": evidence.mean_empty_tokens / budget,
+                "setting": THRESHOLD,
+                "total_requests": worst["total_requests"][0],
+                "requests": worst["requests"][0],
+            },
+            cost=cost,
         )
     ]
 
@@ -108,21 +91,8 @@ def _capped_steps(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _described(example: CappedStep, capped: int, running: int) -> Message:
-    return say(
-        "{step} gave {tokens:n token} to {running:n request} and left {left:n} unused; "
-        "{capped:n capped request} wanted {withheld:n} more.",
-        step=example.at,
-        tokens=example.used_tokens,
-        running=running,
-        left=example.remaining_budget,
-        capped=capped,
-        withheld=example.withheld,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="long-prefill-cap",
     summary="long_prefill_token_threshold cut prompts into small chunks while token budget was left",
     needs=frozenset({Fact.EXITS, Fact.REQUESTS}),
     find=find,

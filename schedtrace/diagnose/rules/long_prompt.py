@@ -42,7 +42,6 @@ def find(timeline: Timeline) -> list[Finding]:
         wait_finding(
             timeline,
             waits,
-            code=RULE.code,
             title="A long prompt monopolizes the token budget",
             verdict="One prompt took the steps: {request_id:id} ({prompt_tokens:n token}) used "
             "{prefill_frac:%} of the prefill tokens of {steps:n step} ({time_ms:ms}); "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
-from schedtrace.diagnose.rules.common import advise, finding_of, severity_by_weight, share_of_requests
+from schedtrace.diagnose.rules.common import advise, severity_by_weight, share_of_requests, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Requests
 from schedtrace.model.report import Evidence, Finding
@@ -84,10 +84,10 @@ def find(timeline: Timeline) -> list[Finding]:
             "began with the first ones, and no setting of the engine makes its tokens come in parallel."
         )
     return [
-        finding_of(
-            timeline.rank,
+        step_finding(
+            timeline,
             steps,
-            code=RULE.code,
+            evidence,
             severity=severity_by_weight(None, share),
             title="A long tail: few requests run alone at the end",
             verdict=say(
@@ -107,7 +107,6 @@ def find(timeline: Timeline) -> list[Finding]:
                 requests=len(worst.requests),
             ),
             advice=[advise(advice)],
-            evidence=evidence,
             example=say(
                 "{request:id} wrote {output_tokens:n output token}.", evidence, request=worst.requests[0]
             ),

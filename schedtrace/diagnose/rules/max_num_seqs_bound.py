@@ -11,7 +11,7 @@ from schedtrace.diagnose.rules.allowed import (
     seats_cost,
     seats_setting,
 )
-from schedtrace.diagnose.rules.common import WAITED, Waited, advise, by_class, listed
+from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise, by_class, listed
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running_classes, steps_inside
 from schedtrace.model.causes import Cause
@@ -27,7 +27,7 @@ FULLEST_FRAC = 0.1
 """A tenth of the steps may be fuller than what seats are advised for: one of them alone decides nothing."""
 
 
-class Seats(Waited, kw_only=True):
+class Seats(LongestWaited, kw_only=True):
     """Waiting for a seat, who sat, and what else was free."""
 
     refused_steps: int
@@ -56,7 +56,6 @@ def find(timeline: Timeline) -> list[Finding]:
         limit_finding(
             timeline,
             waits,
-            code=RULE.code,
             title="Too few seats",
             verdict=say(
                 "{seats:n seat} ({option}) limit this run: requests spent {share:%} of their time waiting "

@@ -8,7 +8,7 @@ import polars as pl
 from schedtrace.diagnose.kv_blocks import blocks_needed, longest_sequence, usable_blocks
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, kv_space
-from schedtrace.diagnose.rules.common import advise, finding_of, only, share_of_requests
+from schedtrace.diagnose.rules.common import advise, finding_of, only, share_of_requests, trial_numbers
 from schedtrace.diagnose.stuck_requests import never_fitting
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
@@ -83,9 +83,15 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     between = pl.col("step").is_between(rows["first_step"].min(), rows["last_step"].max())
     longest = longest_sequence(timeline.header)
     return finding_of(
-        timeline.rank,
-        rows,
-        code=RULE.code,
+        NeverFitting(
+            requests=rows.height,
+            blocks_usable=usable_blocks(timeline.header),
+            longest_sequence_tokens=longest,
+            delayed_requests=behind,
+            examples=examples,
+        ),
+        engine_rank=timeline.rank,
+        trials=trial_numbers(rows),
         severity="critical",
         title="A request can never run",
         verdict=say("{request_id:id} can never run: {why}.", worst, why=_why(timeline, cause, worst)),
@@ -112,13 +118,6 @@ def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
             others=rows.height - 1,
         ),
         advice=_advice(timeline, cause, rows),
-        evidence=NeverFitting(
-            requests=rows.height,
-            blocks_usable=usable_blocks(timeline.header),
-            longest_sequence_tokens=longest,
-            delayed_requests=behind,
-            examples=examples,
-        ),
         example="in {at} {waiting_behind:n request} waited behind {request_id:id}.",
     )
 

@@ -11,6 +11,7 @@ from schedtrace.diagnose.rules.common import (
     first_examples,
     share_of_requests,
     step_numbers,
+    trial_numbers,
 )
 from schedtrace.diagnose.stuck_requests import never_fitting, no_progress, ready_but_parked
 from schedtrace.model.causes import CAUSES, Cause
@@ -106,9 +107,16 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
         pl.col("state").is_in(["recompute", "preempted"]) & pl.col("request_id").is_in(ids)
     )
     return finding_of(
-        timeline.rank,
-        rows,
-        code=RULE.code,
+        NoProgress(
+            requests=rows.height,
+            unfinished=unfinished,
+            recomputed_tokens=recomputed,
+            recomputed_frac=part,
+            holders=holders,
+            examples=examples,
+        ),
+        engine_rank=timeline.rank,
+        trials=trial_numbers(rows),
         severity="critical" if unfinished else "warning",
         title="A request makes no progress",
         verdict=say(
@@ -133,14 +141,6 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
             part=part,
         ),
         advice=_advice(timeline, lost),
-        evidence=NoProgress(
-            requests=rows.height,
-            unfinished=unfinished,
-            recomputed_tokens=recomputed,
-            recomputed_frac=part,
-            holders=holders,
-            examples=examples,
-        ),
         example=say(
             "in {at} {request_id:id} computed {recomputed_tokens:n token} again, {times:n time} its most.",
             worst,
@@ -236,9 +236,16 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     examples = first_examples(NoProgressExample, known.with_columns(parked_ms=pl.col("parked_us") / 1e3))
     worst = examples[0]
     return finding_of(
-        timeline.rank,
-        rows,
-        code=RULE.code,
+        NoProgress(
+            requests=rows.height,
+            unfinished=unended,
+            recomputed_tokens=0,
+            recomputed_frac=None,
+            holders=[],
+            examples=examples,
+        ),
+        engine_rank=timeline.rank,
+        trials=trial_numbers(rows),
         severity="critical" if unended else "warning",
         title="A ready request stays parked",
         verdict=say(
@@ -261,14 +268,6 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
             ready=ready,
         ),
         advice=[advise("Abort {request_id:id} and send it again; report it to vLLM.", worst)],
-        evidence=NoProgress(
-            requests=rows.height,
-            unfinished=unended,
-            recomputed_tokens=0,
-            recomputed_frac=None,
-            holders=[],
-            examples=examples,
-        ),
         example=say("{request_id:id} waited in {at} although {ready}.", worst, ready=ready),
     )
 

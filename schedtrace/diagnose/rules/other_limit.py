@@ -4,12 +4,13 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import batched_tokens
-from schedtrace.diagnose.rules.common import wait_finding
+from schedtrace.diagnose.rules.common import LongestWaited, advise, wait_finding
+from schedtrace.diagnose.rules.token_budget_bound import more_batched_tokens
 from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside
 from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, CauseWord, Message
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.report import Advice, Finding
 from schedtrace.model.say import say
 from schedtrace.model.vocabulary import advice, reason
 from schedtrace.timeline.charges import CHARGES as NAMED
@@ -50,11 +51,11 @@ def _adapters(timeline: Timeline, waits: Charged) -> Message:
         return NOTHING
     most = timeline.header.settings.get("lora_config.max_loras")
     return say(
-        "Adapter {holder:code} ran the most meanwhile ({requests:n request}){of}; "
+        "Adapter {holder:code} ran the most meanwhile ({requests:n request})[, with {slots:n slot} for all]; "
         "{wanted:code} waited the longest.",
         holder=str(held["lora"][0]),
         requests=int(held["requests"][0]),
-        of=say(", with {slots:n slot} for all", slots=int(most)) if most else NOTHING,
+        slots=int(most or 0),
         wanted=str(wanted["lora"][0]),
     )
 
@@ -120,29 +121,17 @@ def _loads(timeline: Timeline) -> Message:
     )
     if took.is_empty():
         return NOTHING
-    pending = took["over_us"].null_count()
     return say(
-        "{loads:n KV load} began and took {median:us} (median){pending}.",
+        "{loads:n KV load} began and took {median:us} (median)[; {pending:n} never arrived].",
         loads=took.height,
         median=float(took["us"].median() or 0),  # type: ignore[arg-type]  # integers
-        pending=say("; {count:n} never arrived", count=pending) if pending else NOTHING,
+        pending=took["over_us"].null_count(),
     )
 
 
-CODE = "other-limit"
-
-OWN_RULES = (Cause.KV_BLOCKS, Cause.MAX_NUM_SEQS, Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
-"""Causes with a rule of their own."""
-
-
-class LimitWait(Evidence, kw_only=True):
+class LimitWait(LongestWaited, kw_only=True):
     """Waiting for one limit."""
 
-    share_frac: float
-    wait_ms: float
-    requests: int
-    longest_ms: float
-    longest_request: str
     refused_steps: int
     steps: int
     mean_budget_left_frac: float | None
@@ -150,9 +139,9 @@ class LimitWait(Evidence, kw_only=True):
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/other-limit.md``."""
-    if timeline.charges.is_empty():
-        return []
-    known = {*NAMED, *(str(cause) for cause in OWN_RULES)}
+    from schedtrace.diagnose.rules import RULES  # noqa: PLC0415  # which has this rule, too
+
+    known = {*NAMED, *(charge for rule in RULES.values() for charge in rule.charges)}
     causes = [cause for cause in timeline.charges["charge"].unique().sort().to_list() if cause not in known]
     return [finding for cause in causes for finding in _find(timeline, cause)]
 
@@ -161,37 +150,28 @@ def _find(timeline: Timeline, cause: str) -> list[Finding]:
     waits = charged(timeline, cause)
     if waits is None:
         return []
-    header = timeline.header
     title = CAUSES[cause].entry.title if cause in CAUSES else ""
     known = timeline.exits.filter((pl.col("cause") == cause) & pl.col("refusal"))
     detail = known["detail"].drop_nulls().mode().sort().to_list()[:1] or [None]
     stalls = (waits.rows["state"] == "stalled").all()
-    why = reason(header, loop="running" if stalls else "waiting", cause=cause, detail=detail[0])
+    why = reason(timeline.header, loop="running" if stalls else "waiting", cause=cause, detail=detail[0])
     return [
         wait_finding(
             timeline,
             waits,
-            code=CODE,
-            title=say(title or "Waiting for {cause}", **({} if title else {"cause": CauseWord(cause)})),
-            verdict=_verdict(waits, cause, why) if known.height else _unknown(waits),
+            title=title or "Waiting for {cause:cause}",
+            verdict="Requests spent {share:%} of their time waiting because {why} ({cause:cause})."
+            if known.height
+            else "Requests spent {share:%} of their time waiting for something that the trace does not "
+            "record.",
             holder=_guard(known) if cause == Cause.OTHER else holder_of(timeline, cause, waits),
             cause=cause,
-            message=say(
-                "{refused:n} of {steps:n step} refused or passed over a request for it; {requests:n "
-                "request} waited, {longest:id} the longest ({wait:us}).",
-                refused=known["step"].n_unique(),
-                steps=timeline.steps.height,
-                requests=waits.requests,
-                longest=waits.longest_id,
-                wait=waits.longest_us,
-            ),
+            message="{refused_steps:n} of {steps:n step} refused or passed over a request for it; "
+            "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
+            values={"cause": cause, "why": why},
             advice=_advice(timeline, cause, detail[0]) if known.height else [],
-            evidence=LimitWait(
-                share_frac=waits.share_frac,
-                wait_ms=waits.time_us / 1e3,
-                requests=waits.requests,
-                longest_ms=waits.longest_us / 1e3,
-                longest_request=waits.longest_id,
+            evidence=LimitWait.of(
+                waits,
                 refused_steps=known["step"].n_unique(),
                 steps=timeline.steps.height,
                 mean_budget_left_frac=mean(waits.steps, pl.col("remaining_budget") / pl.col("token_budget")),
@@ -212,27 +192,8 @@ def _guard(known: pl.DataFrame) -> Message:
         .row(0, named=True)
     )
     return say(
-        "Most often {guard:code} held at {place:code}{values}.",
-        guard=often["guard"],
-        place=often["location"],
-        values=say(", with {values:code}", values=often["values"]) if often["values"] else NOTHING,
-    )
-
-
-def _verdict(waits: Charged, cause: str, why: Message) -> Message:
-    return say(
-        "Requests spent {share:%} of their time waiting because {why} ({cause:cause}).",
-        share=waits.share_frac,
-        why=why,
-        cause=cause,
-    )
-
-
-def _unknown(waits: Charged) -> Message:
-    """No exit of the trace explains these waits, as with streaming sessions."""
-    return say(
-        "Requests spent {share:%} of their time waiting for something that the trace does not record.",
-        share=waits.share_frac,
+        "Most often {guard:code} held at {location:code}[, with {values:code}].",
+        **{name: often[name] for name in ("guard", "location", "values")},
     )
 
 
@@ -245,40 +206,36 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
             now = timeline.header.settings.get("lora_config.max_loras")
             adapters = timeline.arrivals["lora"].drop_nulls().n_unique()
             if isinstance(now, int) and adapters > now:
-                return [_set("max_loras", now, adapters, say("Device memory for every further adapter."))]
+                costs = "Device memory for every further adapter."
+                return [
+                    advise(
+                        "{option} {value:n} (now {now:n})",
+                        setting="max_loras",
+                        value=adapters,
+                        now=now,
+                        costs=costs,
+                    )
+                ]
         case (
             Cause.MAMBA_ALIGNMENT | Cause.PREFILL_LOOKAHEAD | Cause.ENCODER_BUDGET | Cause.SPEC_DECODE_PADDING
         ):
             now = batched_tokens(timeline)
-            costs = say("Longer steps with prefills: a higher inter-token latency meanwhile.")
             if now and detail != "max_model_len":
-                return [_set("max_num_batched_tokens", now, 2 * now, costs)]
+                return [more_batched_tokens(timeline, 2 * now)]
         case Cause.CHUNKED_PREFILL_OFF:
-            text = say(
-                "{setting:setting} (now off): the next prompt then takes what is left of a step's budget",
-                setting="--enable-chunked-prefill",
-            )
-            costs = say("Steps that mix prefills and decodes.")
-            return [Advice(message=text, setting="enable_chunked_prefill", value=True, costs=costs)]
+            return [
+                advise(
+                    "{option} (now off): the next prompt then takes what is left of a step's budget",
+                    setting="enable_chunked_prefill",
+                    value=True,
+                    costs="Steps that mix prefills and decodes.",
+                )
+            ]
     return [Advice(message=advice(timeline.header, cause=cause, detail=detail))]
 
 
-def _set(name: str, now: int, value: int, costs: Message) -> Advice:
-    return Advice(
-        message=say(
-            "{setting:setting} {value:n} (now {now:n})",
-            setting=f"--{name.replace('_', '-')}",
-            value=value,
-            now=now,
-        ),
-        setting=name,
-        value=value,
-        costs=costs,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="other-limit",
     summary="requests waited for another limit: LoRA slots, a grammar, a KV transfer, the encoder, ...; one "
     "per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),

@@ -4,21 +4,13 @@ import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import Cohort, cohorts, cycles, even_cycle_frac
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, smallest_batched_tokens
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    listed,
-    severity_by_weight,
-    step_numbers,
-    trial_numbers,
-)
+from schedtrace.diagnose.rules.allowed import batched_tokens, smallest_batched_tokens
+from schedtrace.diagnose.rules.common import StepExample, advise, listed, step_finding
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message, Requests, Steps, joined
+from schedtrace.model.message import NOTHING, Message, Requests, Steps
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "pipeline-bubbles"
 
 UNEVEN_FRAC = 0.2
 """``1 - mean / max`` of the batches in flight; those of 7, 13, 2 and 10 requests have 0.38."""
@@ -29,6 +21,11 @@ class Cycle(StepExample, kw_only=True):
 
     sizes: list[int]
     cycle_us: int
+
+    @property
+    def span(self) -> Steps:
+        """All of its steps."""
+        return Steps(self.step, self.step + len(self.sizes) - 1, self.trial)
 
 
 class PipelineBubbles(Evidence, kw_only=True):
@@ -55,48 +52,40 @@ def find(timeline: Timeline) -> list[Finding]:
     frac = 1 - requests / depth / largest if largest else 0.0
     if frac < UNEVEN_FRAC or 2 * uneven.height < every.height:
         return []
-    most = largest / int(uneven["best"].sum()) - 1
     left = even_cycle_frac(every, uneven)
-    share = _share(timeline, uneven, left)
     found = cohorts(timeline, uneven, depth)
-    sizes = listed([say("{mean:n1}", mean=cohort.mean_requests) for cohort in found])
-    evidence = PipelineBubbles(
-        stages=stages,
-        depth=depth,
-        cycles=every.height,
-        uneven_cycles=uneven.height,
-        unevenness_frac=frac,
-        cohorts=found,
-        most_gain_frac=most,
-        examples=Cycle.first(uneven.sort("largest", "step", descending=[True, False])),
-    )
+    examples = Cycle.largest(uneven, "largest")
     return [
-        Finding(
-            code=CODE,
-            severity=severity_by_weight(None, share),
-            title=say("Uneven batches in the pipeline"),
-            verdict=say(
-                "The {depth:n} batches in flight hold {sizes} requests on average; the pipeline runs "
-                "at the pace of the largest{cost}.",
+        step_finding(
+            timeline,
+            uneven,
+            PipelineBubbles(
+                stages=stages,
                 depth=depth,
-                sizes=sizes,
-                cost=say(": even batches would take {saved:%} less time", saved=1 - left)
-                if left is not None
-                else NOTHING,
+                cycles=every.height,
+                uneven_cycles=uneven.height,
+                unevenness_frac=frac,
+                cohorts=found,
+                most_gain_frac=largest / int(uneven["best"].sum()) - 1,
+                examples=examples,
             ),
-            share_frac=share,
+            title="Uneven batches in the pipeline",
+            verdict="The {depth:n} batches in flight hold {means} requests on average; the pipeline runs at "
+            "the pace of the largest[: even batches would take {saved:%} less time].",
+            share_frac=_share(timeline, uneven, left),
             holder=_holder(found),
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=uneven.height,
-            trials=trial_numbers(uneven),
-            steps=step_numbers(uneven),
-            tokens=0,
-            message=_message(evidence, left),
+            message="In {uneven_cycles:n} of {cycles:n cycle} without prefill a batch was larger than an "
+            "even share; on average the batches lack {unevenness_frac:%} of the largest one. Even batches "
+            "would finish at most {most_gain_frac:%} more tokens a second[, by the lengths of cycles with "
+            "smaller largest batches about {gain:%}]. Times of single stages are not in the trace.",
+            values={
+                "means": listed([say("{mean_requests:n1}", cohort) for cohort in found]),
+                "saved": None if left is None else 1 - left,
+                "gain": 1 / left - 1 if left else None,
+                "counts": listed([say("{size:n}", size=size) for size in examples[0].sizes]),
+            },
             advice=_advice(timeline, depth),
-            evidence=evidence,
-            example=_described(evidence.examples[0]),
+            example="{span} held {counts} requests and took {cycle_us:us}.",
         )
     ]
 
@@ -108,30 +97,6 @@ def _share(timeline: Timeline, uneven: pl.DataFrame, left: float | None) -> floa
         return None
     felt_us = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
     return float(min(1.0, felt_us * (1 - left) / total_us))
-
-
-def _message(evidence: PipelineBubbles, left: float | None) -> Message:
-    sentences = [
-        say(
-            "In {uneven:n} of {cycles:n cycle} without prefill a batch was larger than an even "
-            "share; on average the batches lack {frac:%} of the largest one.",
-            uneven=evidence.uneven_cycles,
-            cycles=evidence.cycles,
-            frac=evidence.unevenness_frac,
-        ),
-        say(
-            "Even batches would finish at most {most:%} more tokens a second{estimate}.",
-            most=evidence.most_gain_frac,
-            estimate=say(
-                ", by the lengths of cycles with smaller largest batches about {gain:%}",
-                gain=1 / left - 1,
-            )
-            if left
-            else NOTHING,
-        ),
-        say("Times of single stages are not in the trace."),
-    ]
-    return joined(sentences)
 
 
 def _holder(found: list[Cohort]) -> Message:
@@ -148,47 +113,28 @@ def _holder(found: list[Cohort]) -> Message:
 
 
 def _advice(timeline: Timeline, depth: int) -> list[Advice]:
-    advice = [
-        Advice(
-            message=say(
-                "Use a vLLM that balances the batches in flight (pull request 57433 measured 22.95 % more "
-                "output tokens a second for queues of 7, 13, 2 and 10)."
-            )
-        )
-    ]
-    smallest, present = smallest_batched_tokens(timeline), batched_tokens(timeline)
-    burst = timeline.steps["prefill_tokens"].max()
+    balanced = advise(
+        "Use a vLLM that balances the batches in flight (pull request 57433 measured 22.95 % more output "
+        "tokens a second for queues of 7, 13, 2 and 10)."
+    )
+    smallest, burst = smallest_batched_tokens(timeline), timeline.steps["prefill_tokens"].max()
     if smallest is None or not isinstance(burst, int):
-        return advice
+        return [balanced]
     value = max(smallest, -(-burst // depth))
     if value >= burst:
-        return advice
-    spread = Advice(
-        message=say(
-            "Lower {setting} to {value:n} (now {present:n}): a burst of prompts then spreads "
-            "over the batches.",
-            setting=BATCHED_TOKENS,
-            value=value,
-            present=present,
-        ),
+        return [balanced]
+    spread = advise(
+        "Lower {option} to {value:n} (now {now:n}): a burst of prompts then spreads over the batches.",
         setting="max_num_batched_tokens",
         value=value,
-        costs=say("Long prompts take more steps to their first token."),
+        now=batched_tokens(timeline),
+        costs="Long prompts take more steps to their first token.",
     )
-    return [spread, *advice]
-
-
-def _described(example: Cycle) -> Message:
-    return say(
-        "{steps} held {sizes} requests and took {cycle:us}.",
-        steps=Steps(example.step, example.step + len(example.sizes) - 1, example.trial),
-        sizes=listed([say("{size:n}", size=size) for size in example.sizes]),
-        cycle=example.cycle_us,
-    )
+    return [spread, balanced]
 
 
 RULE = Rule(
-    code=CODE,
+    code="pipeline-bubbles",
     summary="the batches in flight of a pipeline differ in size, so its stages wait for the largest",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
     find=find,

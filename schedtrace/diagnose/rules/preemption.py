@@ -4,15 +4,14 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, in_trials, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.message import Message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "preemption"
 CRITICAL_RECOMPUTE_FRAC = 0.10
 """A tenth of all tokens computed for the second time is about a tenth of the throughput."""
 MOST_VICTIMS = 10
@@ -34,6 +33,13 @@ class PreemptionExample(StepExample, kw_only=True):
     lost_tokens: int
     num_preemptions: int | None
 
+    @property
+    def whom(self) -> Message:
+        """For whose sake."""
+        if self.for_request_id == self.request_id:
+            return say("for blocks that it needed itself")
+        return say("for [{for_request_id:id}][{for_request_id:!}a request that is not recorded]", self)
+
 
 class Preemptions(Evidence, kw_only=True):
     """Preempted requests and their tokens."""
@@ -54,47 +60,32 @@ def find(timeline: Timeline) -> list[Finding]:
     if lost.is_empty():
         return []
     repeated = repeat_victims(lost)
-    victims = lost["request_id"].n_unique()
-    trials = trial_numbers(lost)
-    tokens = int(lost["lost_tokens"].sum())
     recomputed = int(timeline.steps["recomputed_tokens"].sum())
     computed = int(timeline.steps["used_tokens"].sum())
     part = recomputed / max(1, computed, recomputed)
-    examples = PreemptionExample.first(lost.sort("lost_tokens", "step", descending=[True, False]))
+    evidence = Preemptions(
+        victims=lost["request_id"].n_unique(),
+        repeat_victims=repeated[:MOST_VICTIMS],
+        for_another_request=lost.filter(pl.col("for_request_id") != pl.col("request_id")).height,
+        for_itself=lost.filter(pl.col("for_request_id") == pl.col("request_id")).height,
+        lost_tokens=int(lost["lost_tokens"].sum()),
+        recomputed_tokens=recomputed,
+        computed_tokens=computed,
+        examples=PreemptionExample.largest(lost, "lost_tokens"),
+    )
     return [
-        Finding(
-            code=CODE,
+        step_finding(
+            timeline,
+            lost,
+            evidence,
             severity="critical" if part >= CRITICAL_RECOMPUTE_FRAC else "warning",
             cause=Cause.KV_BLOCKS,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=lost.height,
-            trials=trials,
-            steps=step_numbers(lost),
-            tokens=tokens,
-            message=say(
-                "{preemptions:n preemption}{trials} discarded {lost:n computed token} of {victims:n "
-                "request}{repeated}. vLLM computed {recomputed:n token} again, {part:%} of all "
-                "tokens computed.",
-                preemptions=lost.height,
-                trials=in_trials(timeline, trials),
-                lost=tokens,
-                victims=victims,
-                repeated=repeatedly(repeated),
-                recomputed=recomputed,
-                part=part,
-            ),
-            evidence=Preemptions(
-                victims=victims,
-                repeat_victims=repeated[:MOST_VICTIMS],
-                for_another_request=lost.filter(pl.col("for_request_id") != pl.col("request_id")).height,
-                for_itself=lost.filter(pl.col("for_request_id") == pl.col("request_id")).height,
-                lost_tokens=tokens,
-                recomputed_tokens=recomputed,
-                computed_tokens=computed,
-                examples=examples,
-            ),
-            example=_described(examples[0]),
+            tokens=evidence.lost_tokens,
+            message="{steps:n preemption}{trials} discarded {lost_tokens:n computed token} of "
+            "{victims:n request}{repeated}. vLLM computed {recomputed_tokens:n token} again, {part:%} of all "
+            "tokens computed.",
+            values={"repeated": repeatedly(repeated), "part": part},
+            example="{at} preempted {request_id:id} {whom}, which discarded {lost_tokens:n computed token}.",
         )
     ]
 
@@ -108,34 +99,12 @@ def repeat_victims(lost: pl.DataFrame) -> list[RepeatVictim]:
 
 def repeatedly(victims: list[RepeatVictim]) -> Message:
     """``, 2 of them repeatedly (r4 3 times)``."""
-    if not victims:
-        return NOTHING
-    return say(
-        ", {count:n} of them repeatedly ({request:id} {times:n time})",
-        count=len(victims),
-        request=victims[0].request_id,
-        times=victims[0].times,
-    )
-
-
-def _described(example: PreemptionExample) -> Message:
-    if example.for_request_id is None:
-        whom = say("for a request that is not recorded")
-    elif example.for_request_id == example.request_id:
-        whom = say("for blocks that it needed itself")
-    else:
-        whom = say("for {request:id}", request=example.for_request_id)
-    return say(
-        "{step} preempted {request:id} {whom}, which discarded {lost:n computed token}.",
-        step=example.at,
-        request=example.request_id,
-        whom=whom,
-        lost=example.lost_tokens,
-    )
+    worst = victims[0] if victims else None
+    return say("[, {count:n} of them repeatedly ({request_id:id} {times:n time})]", worst, count=len(victims))
 
 
 RULE = Rule(
-    code=CODE,
+    code="preemption",
     summary="running requests lost their KV blocks and had to compute again",
     needs=frozenset({Fact.PREEMPTIONS}),
     find=find,

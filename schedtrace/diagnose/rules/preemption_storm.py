@@ -6,22 +6,12 @@ import polars as pl
 
 from schedtrace.diagnose.resumptions import resumptions, steps_of_a_block
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    in_trials,
-    prefill_cost,
-    step_numbers,
-    trial_numbers,
-)
+from schedtrace.diagnose.rules.common import StepExample, prefill_cost, step_finding
 from schedtrace.diagnose.rules.preemption import MOST_VICTIMS, RepeatVictim, repeat_victims, repeatedly
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "preemption-storm"
 
 OFTEN = 3
 """Preemptions of one request: the second may be bad luck, the third says that coming back does not help."""
@@ -72,38 +62,25 @@ def find(timeline: Timeline) -> list[Finding]:
     often = bool(repeated) and repeated[0].times >= OFTEN
     if not often and (lost.height < FEWEST_PREEMPTIONS or part < MUCH_FRAC):
         return []
-    trials = trial_numbers(lost)
     cost = prefill_cost(timeline, recomputed)
     severity = cost.severity(unknown="warning")
-    evidence = _evidence(timeline, lost, repeated, recomputed=recomputed, part=part)
     return [
-        Finding(
-            code=CODE,
+        step_finding(
+            timeline,
+            lost,
+            _evidence(timeline, lost, repeated, recomputed=recomputed, part=part),
             severity="warning" if severity == "info" else severity,
             cause=Cause.KV_BLOCKS,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=lost.height,
-            trials=trials,
-            steps=step_numbers(lost),
             tokens=recomputed,
-            message=joined(
-                [
-                    say(
-                        "{preemptions:n preemption}{trials} hit {victims:n request}{repeated}.",
-                        preemptions=lost.height,
-                        trials=in_trials(timeline, trials),
-                        victims=evidence.victims,
-                        repeated=repeatedly(repeated),
-                    ),
-                    _course(evidence),
-                ]
-            ),
-            evidence=evidence,
-            example=_described(evidence.examples[0]),
-            cost_ms=cost.ms,
-            cost_frac=cost.frac,
-            cost_error_frac=cost.error_frac,
+            message="{steps:n preemption}{trials} hit {victims:n request}{repeated}. {cycles:n} came within "
+            "{cycle_steps:n step} of admission. vLLM computed {recomputed_tokens:n token} again, "
+            "{recomputed_frac:%} of all prefill. The first was in {first_step:step} with "
+            "{first_running:n request} running[ and {first_used_frac:%} of the KV cache in use].",
+            values={"repeated": repeatedly(repeated)},
+            example="{at} preempted {request_id:id}[ (its preemption number {num_preemptions:n})][ "
+            "{lasted_steps:n step} after its admission]: it lost {lost_tokens:n computed token} and was away "
+            "for {away_us:us}.",
+            cost=cost,
         )
     ]
 
@@ -130,23 +107,6 @@ def _evidence(
     )
 
 
-def _course(evidence: Storm) -> Message:
-    """How soon they came after admission, what was computed again, and where it began."""
-    used = evidence.first_used_frac
-    return say(
-        "{cycles:n} came within {steps:n step} of admission. vLLM computed {recomputed:n "
-        "token} again, {part:%} of all prefill. The first was in {first:step} with "
-        "{running:n request} running{used}.",
-        cycles=evidence.cycles,
-        steps=evidence.cycle_steps,
-        recomputed=evidence.recomputed_tokens,
-        part=evidence.recomputed_frac,
-        first=evidence.first_step,
-        running=evidence.first_running,
-        used=NOTHING if used is None else say(" and {used:%} of the KV cache in use", used=used),
-    )
-
-
 def _used_frac(step: dict[str, Any]) -> float | None:
     """Share of the KV blocks in use before a step; one of them, vLLM's null block, holds no tokens."""
     total, free = step["kv_blocks_total"], step["kv_blocks_free_before"]
@@ -163,22 +123,8 @@ def _examples(lost: pl.DataFrame, repeated: list[RepeatVictim]) -> list[StormExa
     return StormExample.first(rows)
 
 
-def _described(example: StormExample) -> Message:
-    nth, lasted = example.num_preemptions, example.lasted_steps
-    return say(
-        "{step} preempted {request:id}{nth}{since}: it lost {lost:n computed token} and was "
-        "away for {away:us}.",
-        step=example.at,
-        request=example.request_id,
-        nth=NOTHING if nth is None else say(" (its preemption number {nth:n})", nth=nth),
-        since=NOTHING if lasted is None else say(" {steps:n step} after its admission", steps=lasted),
-        lost=example.lost_tokens,
-        away=example.away_us,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="preemption-storm",
     summary="the same requests were preempted again and again, or much of the prefill was done twice",
     needs=frozenset({Fact.PREEMPTIONS, Fact.REQUESTS, Fact.BLOCKS, Fact.TIMES}),
     find=find,

@@ -4,22 +4,18 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, severity_by_weight
+from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, trial_numbers
 from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, balanced, prefill_interval
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Message
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import PASS, Ranks
 from schedtrace.timeline.prefill_stalls import PrefillStalls
 
-CODE = "prefill-stall"
-
 FOUND_FROM_FRAC = 0.01
 """Of the time of all passes."""
 RESOLVED = 2.0
 """Standard deviations that the sum of the stalls must be above 0."""
-TEST = say("{option:setting} tells whether it gains.", option="--predict")
 
 
 class RankStall(msgspec.Struct, kw_only=True):
@@ -95,45 +91,36 @@ def find(ranks: Ranks) -> list[Finding]:
     worst = max(evidence.ranks, key=lambda one: one.stalled_others_ms)
     others = [one for one in evidence.ranks if one.rank != worst.rank]
     held = max(others, key=lambda one: one.stalled_ms)
-    share = _share(ranks, stalls)
-    steps = blamed.filter(pl.col("rank") == worst.rank)["step"].sort().head(MAX_STEPS).to_list()
     return [
-        Finding(
-            code=CODE,
-            severity=severity_by_weight(None, share),
-            title=say("Ranks wait for each other's prefills"),
-            verdict=say(
-                "Ranks in lock-step wait for each other's prefills: in {stalled:n} of {passes:n "
-                "common step} a rank only decoded while another one prefilled, which cost {cost:us}, "
-                "{frac:%} of the busy time.",
-                stalled=stalling.height,
-                passes=ranks.passes.height,
-                cost=stalled_us,
-                frac=frac,
-            ),
-            share_frac=share,
+        finding_of(
+            evidence,
+            title="Ranks wait for each other's prefills",
+            verdict="Ranks in lock-step wait for each other's prefills: in {stalled_passes:n} of "
+            "{passes:n common step} a rank only decoded while another one prefilled, which cost "
+            "{stalled_ms:ms}, {stalled_frac:%} of the busy time.",
+            share_frac=_share(ranks, stalls),
             holder=say(
-                "Prefills of rank {worst:n} held the others up for {held:us}; rank {waited:n} waited "
-                "longest, {longest:us} in {steps:n step}.",
+                "Prefills of rank {worst:n} held the others up for {held_up:ms}; rank {rank:n} waited "
+                "longest, {stalled_ms:ms} in {stalled_passes:n step}.",
+                held,
                 worst=worst.rank,
-                held=1e3 * worst.stalled_others_ms,
-                waited=held.rank,
-                longest=1e3 * held.stalled_ms,
-                steps=held.stalled_passes,
+                held_up=worst.stalled_others_ms,
             ),
-            cause=None,
-            via="recorded",
             engine_rank=worst.rank,
             engine_ranks=[one.rank for one in evidence.ranks if one.stalled_passes],
             count=stalling.height,
-            trials=stalling["trial"].drop_nulls().unique().sort().to_list(),
-            steps=steps,
+            trials=trial_numbers(stalling),
+            steps=blamed.filter(pl.col("rank") == worst.rank)["step"].sort().head(MAX_STEPS).to_list(),
             tokens=int(stalls.own["prefill_tokens"].sum()),
-            message=_message(ranks, evidence),
+            message="In {prefill_passes:n} of {passes:n common step} a rank prefilled, on average "
+            "{mean_prefilling:n1} of {all:n rank} at the same time. In {stalled_passes:n} of these another "
+            "rank only decoded; such a step took {mean_ms:ms} longer than one without prefill.",
+            values={"all": len(ranks.each), "mean_ms": evidence.stalled_ms / evidence.stalled_passes},
             advice=_advice(ranks),
-            evidence=evidence,
-            example=_described(evidence.examples[0]),
-            cost_ms=stalled_us / 1e3,
+            example="{at} of rank {rank:n} prefilled {prefill_tokens:n token} and held "
+            "{stalled_ranks:n other rank} up: the common step took {pass_us:us}, {excess_us:us} of that for "
+            "the prefill.",
+            cost_ms=evidence.stalled_ms,
             cost_frac=frac,
             cost_error_frac=noise_us / stalled_us,
         )
@@ -188,20 +175,6 @@ def _share(ranks: Ranks, stalls: PrefillStalls) -> float | None:
     return min(1.0, max(0.0, felt / ranks.requests_us))
 
 
-def _message(ranks: Ranks, evidence: PrefillStall) -> Message:
-    return say(
-        "In {prefills:n} of {passes:n common step} a rank prefilled, on average "
-        "{together:n1} of {ranks:n rank} at the same time. In {stalled:n} of these another "
-        "rank only decoded; such a step took {mean:us} longer than one without prefill.",
-        prefills=evidence.prefill_passes,
-        passes=evidence.passes,
-        together=evidence.mean_prefilling,
-        ranks=len(ranks.each),
-        stalled=evidence.stalled_passes,
-        mean=1e3 * evidence.stalled_ms / evidence.stalled_passes,
-    )
-
-
 def _advice(ranks: Ranks) -> list[Advice]:
     header = ranks.header
     if balanced(header) or (prefill_interval(header) or 1) > 1:
@@ -209,50 +182,33 @@ def _advice(ranks: Ranks) -> list[Advice]:
     advice = []
     if prefill_interval(header) is not None:
         advice.append(
-            Advice(
-                message=say(
-                    "{setting:setting} above 1, if a replay of this load shows a value that helps: "
-                    "{command:code}. All ranks then admit prompts in the same steps, and new requests "
-                    "wait for one.",
-                    setting="--prefill-schedule-interval",
-                    command="schedtrace analyze --predict",
-                )
+            advise(
+                "{interval:setting} above 1, if a replay of this load shows a value that helps: "
+                "{command:code}. All ranks then admit prompts in the same steps, and new requests wait for "
+                "one.",
+                interval="--prefill-schedule-interval",
+                command="schedtrace analyze --predict",
             )
         )
-    seats = ranks.seats
-    if 1 < seats <= ranks.most_running + 1:  # else the gate would never have closed
+    if 1 < ranks.seats <= ranks.most_running + 1:  # else the gate would never have closed
         advice.append(
-            Advice(
-                message=say(
-                    "{setting:setting} {name}, an experiment of schedtrace: no rank admits a request "
-                    "while one has all but one of its {seats:n} seats taken.",
-                    setting="--scheduler-cls",
-                    name=SCHEDULER_CLASS,
-                    seats=seats,
-                ),
+            advise(
+                "{option:setting} {name}, an experiment of schedtrace: no rank admits a request while one "
+                "has all but one of its {seats:n} seats taken.",
+                ranks,
+                option="--scheduler-cls",
+                name=SCHEDULER_CLASS,
                 setting="balance_ranks",
                 value=True,
-                costs=say("Requests wait longer for their first token. {test}", test=TEST),
+                costs="Requests wait longer for their first token. {predict:setting} tells whether it gains.",
+                predict="--predict",
             )
         )
     return advice
 
 
-def _described(example: StallExample) -> Message:
-    return say(
-        "{step} of rank {rank:n} prefilled {tokens:n token} and held {stalled:n other rank} "
-        "up: the common step took {took:us}, {excess:us} of that for the prefill.",
-        step=example.at,
-        rank=example.rank,
-        tokens=example.prefill_tokens,
-        stalled=example.stalled_ranks,
-        took=example.pass_us,
-        excess=example.excess_us,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="prefill-stall",
     summary="ranks in lock-step that only decoded waited for another rank's prefill",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=find,

@@ -1,25 +1,19 @@
 """``prefill-starves-decode``: decoding requests waited longer because their steps prefilled, too."""
 
+from typing import Any
+
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold
 from schedtrace.diagnose.rules.allowed import LONG_PREFILL, replayed
 from schedtrace.diagnose.rules.arrival_limited import late_requests
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    in_trials,
-    severity_by_weight,
-    step_numbers,
-    trial_numbers,
-)
+from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "prefill-starves-decode"
 
 FOUND_FROM_FRAC = 0.10
 """A tenth of all the time that decoding requests spent in steps."""
@@ -61,39 +55,42 @@ def find(timeline: Timeline) -> list[Finding]:
     stretch_us = float((mixed["stretch_us"] * mixed["decode_tokens"]).sum() or 0)
     if stretch_us / all_us < FOUND_FROM_FRAC:
         return []
-    trials = trial_numbers(mixed)
-    worst = mixed.sort("stretch_us", "step", descending=[True, False])
     evidence = Stretch(
         stretch_frac=stretch_us / all_us,
         mean_stretch_us=float(mixed["stretch_us"].sum()) / mixed.height,
         max_busy_us=int(mixed["busy_us"].max()),  # type: ignore[arg-type]  # an integer column with rows
         median_decode_step_us=decoding.filter(pl.col("prefill_tokens") == 0)["busy_us"].median(),  # type: ignore[arg-type]  # of integers
-        examples=StretchedStep.first(worst),
+        examples=StretchedStep.largest(mixed, "stretch_us"),
     )
     model = timeline.step_time
-    interrupts = _interrupts(evidence) and not _of_late(timeline, mixed)
-    share = stretch_us / timeline.requests_us if timeline.requests_us else None
     severity = "critical" if evidence.stretch_frac >= CRITICAL_FROM_FRAC else "warning"
+    root: dict[str, Any] = {"severity": severity}
+    if _interrupts(evidence) and not _of_late(timeline, mixed):
+        share = stretch_us / timeline.requests_us if timeline.requests_us else None
+        root = {
+            "title": "Large prefill chunks interrupt the decodes",
+            "verdict": "Prefill chunks interrupt the decodes: {steps:n step} with up to "
+            "{most:n prefill token} took up to {max_busy_us:us}, where a step with decodes only takes "
+            "{median_decode_step_us:us}; that is {stretch_frac:%} of the time between tokens.",
+            "holder": _holder(timeline, mixed),
+            "share_frac": share,
+            "advice": [replayed(LONG_PREFILL)],
+        }
     return [
-        Finding(
-            code=CODE,
-            title=say("Large prefill chunks interrupt the decodes") if interrupts else NOTHING,
-            verdict=_verdict(evidence, mixed.height) if interrupts else NOTHING,
-            holder=_holder(timeline, mixed) if interrupts else NOTHING,
-            share_frac=share if interrupts else None,
-            advice=[replayed(LONG_PREFILL)] if interrupts else [],
-            severity=severity_by_weight(None, share) if interrupts else severity,
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=mixed.height,
-            trials=trials,
-            steps=step_numbers(mixed),
+        step_finding(
+            timeline,
+            mixed,
+            evidence,
             tokens=int(mixed["prefill_tokens"].sum()),
-            message=_sentence(timeline, evidence, mixed.height, trials),
-            evidence=evidence,
-            example=_described(evidence.examples[0]),
+            message="{steps:n step}{trials} computed prefill chunks beside decodes, which delayed the "
+            "decoding requests by {mean_stretch_us:us} a step on average: {stretch_frac:%} of all time "
+            "between their tokens, by the step-time model.[ A step with decodes only took "
+            "{median_decode_step_us:us} at the median.]",
+            values={"most": max(evidence.examples, key=lambda step: step.busy_us).prefill_tokens},
+            example="{at} took {busy_us:us} for {prefill_tokens:n prefill token} and "
+            "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
             cost_error_frac=None if model is None else model.error_frac,
+            **root,
         )
     ]
 
@@ -114,20 +111,6 @@ def _of_late(timeline: Timeline, mixed: pl.DataFrame) -> bool:
     return int(of_late) >= MOST_FRAC * int(mixed["prefill_tokens"].sum())
 
 
-def _verdict(evidence: Stretch, steps: int) -> Message:
-    worst = max(evidence.examples, key=lambda step: step.busy_us)
-    return say(
-        "Prefill chunks interrupt the decodes: {steps:n step} with up to {tokens:n prefill "
-        "token} took up to {worst:us}, where a step with decodes only takes {usual:us}; that "
-        "is {share:%} of the time between tokens.",
-        steps=steps,
-        tokens=worst.prefill_tokens,
-        worst=evidence.max_busy_us,
-        usual=evidence.median_decode_step_us or 0,
-        share=evidence.stretch_frac,
-    )
-
-
 def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
     """Whose prompts they were."""
     each = prefills(timeline).join(mixed.select(pl.col("step").cast(pl.Int64)), on="step", how="semi")
@@ -140,33 +123,6 @@ def _holder(timeline: Timeline, mixed: pl.DataFrame) -> Message:
         prompts=largest.height,
         request=str(largest["request_id"][0]),
         tokens=int(largest["prompt_tokens"][0]),
-    )
-
-
-def _sentence(timeline: Timeline, evidence: Stretch, steps: int, trials: list[int]) -> Message:
-    usual_us = evidence.median_decode_step_us
-    usual = say(" A step with decodes only took {time:us} at the median.", time=usual_us or 0)
-    return say(
-        "{steps:n step}{trials} computed prefill chunks beside decodes, which delayed the "
-        "decoding requests by {mean:us} a step on average: {share:%} of all time between "
-        "their tokens, by the step-time model.{usual}",
-        steps=steps,
-        trials=in_trials(timeline, trials),
-        mean=evidence.mean_stretch_us,
-        share=evidence.stretch_frac,
-        usual=NOTHING if usual_us is None else usual,
-    )
-
-
-def _described(example: StretchedStep) -> Message:
-    return say(
-        "{step} took {busy:us} for {prefill:n prefill token} and {decode:n decode token}, "
-        "about {stretch:us} of it for the prefill.",
-        step=example.at,
-        busy=example.busy_us,
-        prefill=example.prefill_tokens,
-        decode=example.decode_tokens,
-        stretch=example.stretch_us,
     )
 
 
@@ -186,7 +142,7 @@ def stretched_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 RULE = Rule(
-    code=CODE,
+    code="prefill-starves-decode",
     summary="steps with prefill chunks stretched the time between the tokens of running requests",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS}),
     find=find,

@@ -5,22 +5,13 @@ import polars as pl
 from schedtrace.diagnose.resumptions import resumptions
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    listed,
-    prefill_cost,
-    severity_by_weight,
-    step_numbers,
-    trial_numbers,
-)
+from schedtrace.diagnose.rules.common import StepExample, advise, listed, prefill_cost, said, step_finding
 from schedtrace.diagnose.shared_prefixes import cache_use
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Message, Steps, joined
+from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "prefix-cache"
 
 MISSED_FRAC = 0.05
 """A twentieth of all prompt tokens: less is not worth a change."""
@@ -32,12 +23,12 @@ LEAST_FRAC = 0.01
 """Of the requests' time, to be stated."""
 
 REASONS = {
-    "skipped": "{requests} did not look, since vLLM does not read the cache for prompt log-probabilities and "
-    "some pooling tasks",
-    "short": "{requests} had a prompt no longer than one block of {size}",
-    "other_group": "{requests} found their first block in some KV cache groups only",
-    "not_cached": "{requests} found their first block of {size} gone or never cached",
-    "unknown": "{requests} found nothing for an unknown reason",
+    "skipped": "{requests:n request} did not look, since vLLM does not read the cache for prompt "
+    "log-probabilities and some pooling tasks",
+    "short": "{requests:n request} had a prompt no longer than one block of {size:n token}",
+    "other_group": "{requests:n request} found their first block in some KV cache groups only",
+    "not_cached": "{requests:n request} found their first block of {size:n token} gone or never cached",
+    "unknown": "{requests:n request} found nothing for an unknown reason",
 }
 """``Admission.miss`` in words."""
 
@@ -88,31 +79,27 @@ def find(timeline: Timeline) -> list[Finding]:
         return []
     shown = _shown(use, back, nothing=nothing)
     again = evidence.evicted_tokens + (evidence.missed_tokens or 0 if missed else 0)
-    cost = prefill_cost(timeline, again)
     share = _share(timeline, shown, evidence.missed_tokens or 0) if missed else None
-    example = evidence.examples[0] if evidence.examples else None
     return [
-        Finding(
-            code=CODE,
-            severity=severity_by_weight(None, share),
-            title=say("Prefix cache misses") if again else say("No prefix cache hits"),
-            verdict=_verdict(share, again),
+        step_finding(
+            timeline,
+            shown,
+            evidence,
+            title="Prefix cache misses" if again else "No prefix cache hits",
+            verdict="{tokens:n token} that had been computed before were not in the prefix cache and were "
+            "computed again[, which took {felt:%} of the requests' time]."
+            if again
+            else "The prefix cache gave nothing: none of the prompts found a block in it.",
             share_frac=share,
             holder=_holder(evidence),
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
             count=shown["step"].n_unique(),
-            trials=trial_numbers(shown),
-            steps=step_numbers(shown),
             tokens=again,
             message=joined(_sentences(evidence, block_size, missed=missed, nothing=nothing)),
+            values={"felt": _felt(share)},
             advice=_advice(timeline, evidence, block_size, missed=missed, nothing=nothing),
-            evidence=evidence,
-            example=_described(example) if example else None,
-            cost_ms=cost.ms,
-            cost_frac=cost.frac,
-            cost_error_frac=cost.error_frac,
+            example="{request_id:id} found {found_tokens:n} of "
+            "{computed_before_tokens:n token/tokens that had been computed before} in {at}.",
+            cost=prefill_cost(timeline, again),
         )
     ]
 
@@ -124,49 +111,40 @@ def _off(timeline: Timeline, use: pl.DataFrame) -> list[Finding]:
     again = evidence.missed_tokens or 0
     if again < MISSED_FRAC * max(1, evidence.prompt_tokens):
         return []
-    share, cost = _share(timeline, shared, again), prefill_cost(timeline, again)
+    share = _share(timeline, shared, again)
     return [
-        Finding(
-            code=CODE,
-            severity=severity_by_weight(None, share),
-            title=say("Prefix caching is off"),
-            verdict=say(
-                "Prefix caching is off, and {again:n} of {prompt:n prompt token} are the beginning "
-                "of an earlier one{felt}.",
-                again=again,
-                prompt=evidence.prompt_tokens,
-                felt=_felt(share),
-            ),
+        step_finding(
+            timeline,
+            shared,
+            evidence,
+            title="Prefix caching is off",
+            verdict="Prefix caching is off, and {tokens:n} of {prompt_tokens:n prompt token} are the "
+            "beginning of an earlier one[, which took {felt:%} of the requests' time].",
             share_frac=share,
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
             count=shared["step"].n_unique(),
-            trials=trial_numbers(shared),
-            steps=step_numbers(shared),
             tokens=again,
-            message=say(
-                "{requests:n prompt} begin as an earlier one does, by at least a full block of "
-                "{size:n token}.",
-                requests=shared["request_id"].n_unique(),
-                size=timeline.header.block_size or 0,
-            ),
+            message="{alike:n prompt} begin as an earlier one does, by at least a full block of "
+            "{size:n token}.",
+            values={
+                "felt": _felt(share),
+                "alike": shared["request_id"].n_unique(),
+                "size": timeline.header.block_size or 0,
+            },
             advice=[
-                Advice(
-                    message=say(
-                        "{setting:setting}: blocks that are still there are not computed again.",
-                        setting="--enable-prefix-caching",
-                    ),
+                advise(
+                    "{option}: blocks that are still there are not computed again.",
                     setting="enable_prefix_caching",
                     value=True,
                 )
             ],
-            evidence=evidence,
-            cost_ms=cost.ms,
-            cost_frac=cost.frac,
-            cost_error_frac=cost.error_frac,
+            cost=prefill_cost(timeline, again),
         )
     ]
+
+
+def _felt(share: float | None) -> float | None:
+    """A share of the requests' time that is worth stating."""
+    return share if share is not None and share >= LEAST_FRAC else None
 
 
 def _could_share(evidence: PrefixCache, block_size: int) -> bool:
@@ -263,35 +241,12 @@ def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None
     return float(min(1.0, tokens * model.per_prefill_token_us * together / total_us))
 
 
-def _verdict(share: float | None, again: int) -> Message:
-    if not again:
-        return say("The prefix cache gave nothing: none of the prompts found a block in it.")
-    return say(
-        "{again:n token} that had been computed before were not in the prefix cache and were "
-        "computed again{felt}.",
-        again=again,
-        felt=_felt(share),
-    )
-
-
-def _felt(share: float | None) -> Message:
-    if share is None or share < LEAST_FRAC:
-        return NOTHING
-    return say(", which took {share:%} of the requests' time", share=share)
-
-
 def _holder(evidence: PrefixCache) -> Message:
     """Who emptied the cache."""
-    parts = []
-    if evidence.resets:
-        parts.append(say("The cache was reset {times:n time}.", times=evidence.resets))
-    if evidence.evicted_blocks:
-        parts.append(
-            say(
-                "Running requests took at least {blocks:n block} that were cached.",
-                blocks=evidence.evicted_blocks,
-            )
-        )
+    parts = [
+        say("[The cache was reset {resets:n time}.]", evidence),
+        say("[Running requests took at least {evicted_blocks:n block} that were cached.]", evidence),
+    ]
     if evidence.missed_tokens and evidence.evicted_blocks == 0 and not evidence.resets:
         parts.append(
             say(
@@ -303,65 +258,46 @@ def _holder(evidence: PrefixCache) -> Message:
 
 
 def _sentences(evidence: PrefixCache, block_size: int, *, missed: bool, nothing: bool) -> list[Message]:
-    said = []
+    sentences = []
     if evidence.evicted_tokens:
-        said.append(
+        sentences.append(
             say(
-                "{requests:n preempted request} came back{times} for {lost:n computed token} and "
-                "found {found:n} of them; {evicted:n token} of full blocks were gone.",
-                requests=evidence.returned_requests,
-                times=NOTHING
-                if evidence.returned == evidence.returned_requests
-                else say(" {times:n time}", times=evidence.returned),
-                lost=evidence.lost_tokens,
-                found=evidence.found_tokens,
-                evicted=evidence.evicted_tokens,
+                "{returned_requests:n preempted request} came back[ {times:n time}] for "
+                "{lost_tokens:n computed token} and found {found_tokens:n} of them; {evicted_tokens:n token} "
+                "of full blocks were gone.",
+                evidence,
+                times=evidence.returned if evidence.returned != evidence.returned_requests else None,
             )
         )
     if evidence.hit_frac is not None:
-        could = say(
-            "; earlier prompts began with {shareable:n} of them",
-            shareable=evidence.shareable_tokens,
-        )
-        said.append(
+        sentences.append(
             say(
-                "{requests:n new request} found {hit:%} of {prompt:n prompt token} cached{could}.",
-                requests=evidence.requests,
-                hit=evidence.hit_frac,
-                prompt=evidence.prompt_tokens,
-                could=could if evidence.shareable_tokens else NOTHING,
+                "{requests:n new request} found {hit_frac:%} of {prompt_tokens:n prompt token} cached"
+                "[; earlier prompts began with {shareable_tokens:n} of them].",
+                evidence,
             )
         )
     if missed or nothing:
-        said.append(_reasons(evidence, block_size))
-    return said
+        sentences += _reasons(evidence, block_size)
+    return sentences
 
 
-def _reasons(evidence: PrefixCache, block_size: int) -> Message:
+def _reasons(evidence: PrefixCache, block_size: int) -> list[Message]:
     """Why requests found nothing, the most frequent reason first."""
-    size = Count(block_size, "token")
-    parts = []
-    for miss, count in evidence.without_hit.items():
-        if miss == "not_cached" and evidence.shareable_tokens == 0:
-            continue  # nobody had it: the sentence below says so
-        template = REASONS.get(miss, REASONS["unknown"])
-        values: dict[str, Count] = {"requests": Count(count, "request")}
-        if "{size}" in template:
-            values["size"] = size
-        parts.append(say(template, **values))
-    reasons = say("{reasons}.", reasons=listed(parts)) if parts else NOTHING
-    salted = (
-        say("{salted:n request} had a cache salt.", salted=evidence.salted) if evidence.salted else NOTHING
-    )
+    misses = dict(evidence.without_hit)
+    nobody_had_it = evidence.shareable_tokens == 0 and misses.pop("not_cached", None) is not None
+    parts = [
+        said(REASONS.get(miss, REASONS["unknown"]), values={"requests": count, "size": block_size})
+        for miss, count in misses.items()
+    ]
     alone = (
-        say(
-            "No two prompts share a full block of {size}; vLLM does not find a shorter shared beginning.",
-            size=size,
-        )
-        if evidence.shareable_tokens == 0 and "not_cached" in evidence.without_hit
-        else NOTHING
+        "No two prompts share a full block of {size:n token}; vLLM does not find a shorter shared beginning."
     )
-    return joined([reasons, salted, alone])
+    return [
+        say("[{reasons}.]", reasons=listed(parts)),
+        say("[{salted:n request} had a cache salt.]", evidence),
+        say(alone, size=block_size) if nobody_had_it else NOTHING,
+    ]
 
 
 def _advice(
@@ -371,45 +307,30 @@ def _advice(
     advice = []
     if missed and (evidence.evicted_tokens or evidence.evicted_blocks):
         advice.append(
-            Advice(
-                message=say(
-                    "{space}: more than {blocks:n block}",
-                    space=kv_space(timeline),
-                    blocks=timeline.header.kv_blocks_total or 0,
-                ),
-                costs=say("Device memory."),
+            advise(
+                "{space}: more than {blocks:n block}",
+                space=kv_space(timeline),
+                blocks=timeline.header.kv_blocks_total or 0,
+                costs="Device memory.",
             )
         )
     if missed and evidence.without_hit.get("skipped"):
-        advice.append(Advice(message=say("Ask for prompt log-probabilities only where they are needed.")))
+        advice.append(advise("Ask for prompt log-probabilities only where they are needed."))
     if nothing and not evidence.salted:
         advice.append(
-            Advice(
-                message=say(
-                    "If prompts begin alike, use a smaller {setting:setting} (now {now:n}), as far as "
-                    "the attention backend accepts it.",
-                    setting="--block-size",
-                    now=block_size,
-                ),
+            advise(
+                "If prompts begin alike, use a smaller {option} (now {now:n}), as far as the attention "
+                "backend accepts it.",
                 setting="block_size",
-                costs=say("More blocks for vLLM to manage."),
+                now=block_size,
+                costs="More blocks for vLLM to manage.",
             )
         )
     return advice
 
 
-def _described(example: Found) -> Message:
-    return say(
-        "{request:id} found {found:n} of {before:n token/tokens that had been computed before} in {step}.",
-        request=example.request_id,
-        found=example.found_tokens,
-        before=example.computed_before_tokens,
-        step=Steps(example.step, example.step, example.trial),
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="prefix-cache",
     summary="prompts or preempted requests found less in the prefix cache than had been computed before",
     needs=frozenset({Fact.CACHE, Fact.REQUESTS, Fact.LIVES, Fact.PREEMPTIONS, Fact.BLOCKS, Fact.CONFIG}),
     find=find,

@@ -4,13 +4,13 @@ import numpy as np
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import batched_tokens, seats_cost, seats_setting
-from schedtrace.diagnose.rules.common import by_class, listed, wait_finding
-from schedtrace.diagnose.waits import Charged, ClassTime, charged, running_classes
+from schedtrace.diagnose.rules.allowed import batched_tokens, seats_cost
+from schedtrace.diagnose.rules.common import Waited, advise, by_class, listed, wait_finding
+from schedtrace.diagnose.waits import ClassTime, charged, running_classes
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.message import Message
+from schedtrace.model.report import Advice, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.charges import PRIORITY_INVERSION
 from schedtrace.timeline.timeline import Timeline
@@ -57,15 +57,9 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
-CODE = "priority-inversion"
-
-
-class Inversion(Evidence, kw_only=True):
+class Inversion(Waited, kw_only=True):
     """Urgent requests that waited, and who ran meanwhile."""
 
-    share_frac: float
-    wait_ms: float
-    requests: int
     waited_for: list[str]
     classes: list[ClassTime]
     admitted_before: int
@@ -77,31 +71,28 @@ def find(timeline: Timeline) -> list[Finding]:
     if waits is None:
         return []
     causes = waits.rows.group_by("cause").agg(pl.col("time_us").sum()).sort("time_us", descending=True)
-    evidence = Inversion(
-        share_frac=waits.share_frac,
-        wait_ms=waits.time_us / 1e3,
-        requests=waits.requests,
-        waited_for=causes["cause"].to_list(),
-        classes=running_classes(timeline, waits.steps),
-        admitted_before=priority_inversions(timeline).height,
-    )
+    waited_for = causes["cause"].to_list()
+    classes = running_classes(timeline, waits.steps)
     return [
         wait_finding(
             timeline,
             waits,
-            code=CODE,
-            title=say("Urgent requests wait for less urgent ones"),
-            verdict=say(
-                "Priority does not hold: more urgent requests spent {share:%} of all requests' time "
-                "waiting for {resource} that less urgent ones held.",
-                share=waits.share_frac,
-                resource=listed([_resource(cause) for cause in evidence.waited_for]),
+            evidence=Inversion.of(
+                waits,
+                waited_for=waited_for,
+                classes=classes,
+                admitted_before=priority_inversions(timeline).height,
             ),
-            holder=_holder(evidence),
-            cause=evidence.waited_for[0],
-            message=_message(evidence, waits),
+            title="Urgent requests wait for less urgent ones",
+            verdict="Priority does not hold: more urgent requests spent {share:%} of all requests' time "
+            "waiting for {resource} that less urgent ones held.",
+            holder="Meanwhile {ran} ran on average (lower is more urgent).",
+            cause=waited_for[0],
+            message="{requests:n request} waited {wait_ms:ms} in total, {longest_request:id} the longest "
+            "({longest_ms:ms}). vLLM preempts nobody for a waiting request, however urgent."
+            "[ {admitted_before:n step} even admitted a less urgent request before a more urgent one.]",
+            values={"resource": listed([_resource(cause) for cause in waited_for]), "ran": by_class(classes)},
             advice=_advice(timeline),
-            evidence=evidence,
         )
     ]
 
@@ -112,35 +103,11 @@ def _resource(cause: str) -> Message:
     )
 
 
-def _holder(evidence: Inversion) -> Message:
-    return say(
-        "Meanwhile {classes} ran on average (lower is more urgent).", classes=by_class(evidence.classes)
-    )
-
-
-def _message(evidence: Inversion, waits: Charged) -> Message:
-    passed = NOTHING
-    if evidence.admitted_before:
-        passed = say(
-            " {steps:n step} even admitted a less urgent request before a more urgent one.",
-            steps=evidence.admitted_before,
-        )
-    return say(
-        "{requests:n request} waited {time:us} in total, {longest:id} the longest "
-        "({wait:us}). vLLM preempts nobody for a waiting request, however urgent.{passed}",
-        requests=waits.requests,
-        time=waits.time_us,
-        longest=waits.longest_id,
-        wait=waits.longest_us,
-        passed=passed,
-    )
-
-
 def _advice(timeline: Timeline) -> list[Advice]:
     found = [
-        Advice(
-            message=say("send less urgent requests to an engine of their own, or limit how many are sent"),
-            costs=say("Idle capacity while there are few urgent requests."),
+        advise(
+            "send less urgent requests to an engine of their own, or limit how many are sent",
+            costs="Idle capacity while there are few urgent requests.",
         )
     ]
     most = batched_tokens(timeline)
@@ -149,13 +116,9 @@ def _advice(timeline: Timeline) -> list[Advice]:
     value = min(2 * timeline.seats, most)
     if value > timeline.seats:
         found.append(
-            Advice(
-                message=say(
-                    "{setting} {value:n} (now {seats:n}), where the KV cache has room",
-                    setting=seats_setting(timeline),
-                    value=value,
-                    seats=timeline.seats,
-                ),
+            advise(
+                "{option} {value:n} (now {seats:n}), where the KV cache has room",
+                timeline,
                 setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
                 value=value,
                 costs=seats_cost(timeline),
@@ -165,7 +128,7 @@ def _advice(timeline: Timeline) -> list[Advice]:
 
 
 RULE = Rule(
-    code=CODE,
+    code="priority-inversion",
     summary="more urgent requests waited while less urgent ones ran",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
     find=find,

@@ -7,16 +7,14 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import seats_cost
-from schedtrace.diagnose.rules.common import listed, trial_numbers
+from schedtrace.diagnose.rules.common import advise, listed, severity, step_finding
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message, Setting, Steps
-from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.model.message import NOTHING, Message, Steps
+from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.spans import refused as waits_for_a_cause
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "refused-at-door"
 
 LEADS_FROM_FRAC = 0.05
 """Of all requests: for the users of so many, nothing else of the run matters."""
@@ -65,43 +63,29 @@ def find(timeline: Timeline) -> list[Finding]:
         examples=refused[:MOST_EXAMPLES],
     )
     steps = _steps_between(timeline, first_us, last_us)
-    leads = evidence.refused_frac >= LEADS_FROM_FRAC
+    limits = {reason: _limit(timeline, reason) for reason in evidence.by_reason}
+    reasons = [
+        say("{requests:n request} by {limit}", requests=count, limit=limits[reason])
+        for reason, count in evidence.by_reason.items()
+    ]
     return [
-        Finding(
-            code=CODE,
-            severity="critical" if evidence.refused_frac >= CRITICAL_FRAC else "warning" if leads else "info",
-            title=say("Requests turned away at the door"),
-            verdict=say(
-                "The front end turned {share:%} of the requests away ({refused:n}): {limits}.",
-                share=evidence.refused_frac,
-                refused=evidence.refused,
-                limits=listed([_limit(timeline, reason) for reason in evidence.by_reason]),
-            ),
+        step_finding(
+            timeline,
+            steps,
+            evidence,
+            severity=severity(evidence.refused_frac, LEADS_FROM_FRAC, CRITICAL_FRAC),
+            title="Requests turned away at the door",
+            verdict="The front end turned {refused_frac:%} of the requests away ({refused:n}): {limits}.",
             holder=_holder(evidence),
-            leads=leads,
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
+            leads=evidence.refused_frac >= LEADS_FROM_FRAC,
             count=evidence.refused,
-            trials=trial_numbers(steps),
-            steps=steps["step"].head(MAX_STEPS).to_list(),
-            tokens=0,
-            message=say(
-                "Turned away within {span:us}, before an engine saw them: {reasons}.",
-                reasons=listed(
-                    [
-                        say(
-                            "{requests:n request} by {limit}",
-                            requests=count,
-                            limit=_limit(timeline, reason),
-                        )
-                        for reason, count in evidence.by_reason.items()
-                    ]
-                ),
-                span=last_us - first_us,
-            ),
+            message="Turned away within {span:us}, before an engine saw them: {reasons}.",
+            values={
+                "limits": listed([*limits.values()]),
+                "reasons": listed(reasons),
+                "span": last_us - first_us,
+            },
             advice=[_advice(timeline, reason) for reason in evidence.by_reason],
-            evidence=evidence,
             example=_example(steps),
         )
     ]
@@ -143,8 +127,11 @@ def _steps_between(timeline: Timeline, first_us: int, last_us: int) -> pl.DataFr
 def _limit(timeline: Timeline, reason: str) -> Message:
     """``max_num_queued_reqs (64)``."""
     value = _value(timeline, reason)
-    now = NOTHING if value is None else say(" ({value:n})", value=value)
-    return say("{limit:setting}{now}", limit=reason, now=now)
+    return say(
+        "{limit:setting}{now}",
+        limit=reason,
+        now=NOTHING if value is None else say(" ({value:n})", value=value),
+    )
 
 
 def _value(timeline: Timeline, limit: str) -> int | None:
@@ -167,25 +154,21 @@ def _holder(evidence: AtDoor) -> Message:
 def _advice(timeline: Timeline, reason: str) -> Advice:
     """A limit on requests below the seats keeps seats empty; any other trades refusals for a longer queue."""
     value = _value(timeline, reason)
-    setting = Setting(f"--{reason.replace('_', '-')}")
     now = NOTHING if value is None else say(" (now {value:n})", value=value)
     if reason == "max_num_queued_reqs" and value is not None and value < timeline.seats:
-        return Advice(
-            message=say(
-                "Raise {setting}{now} to {seats:n} or more: it counts running requests, too, and "
-                "below the seats it keeps some empty.",
-                setting=setting,
-                now=now,
-                seats=timeline.seats,
-            ),
+        return advise(
+            "Raise {option}{now} to {value:n} or more: it counts running requests, too, and below the seats "
+            "it keeps some empty.",
             setting=reason,
             value=timeline.seats,
+            now=now,
             costs=seats_cost(timeline),
         )
-    return Advice(
-        message=say("Raise {setting}{now} if clients can rather wait than retry.", setting=setting, now=now),
+    return advise(
+        "Raise {option}{now} if clients can rather wait than retry.",
         setting=reason,
-        costs=say("The requests then wait in the queue: the time to first token grows."),
+        now=now,
+        costs="The requests then wait in the queue: the time to first token grows.",
     )
 
 
@@ -197,7 +180,7 @@ def _example(steps: pl.DataFrame) -> Message:
 
 
 RULE = Rule(
-    code=CODE,
+    code="refused-at-door",
     summary="the front end turned requests away: max_num_queued_reqs or max_num_queued_tokens was reached",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.LIVES, Fact.CONFIG}),
     find=find,

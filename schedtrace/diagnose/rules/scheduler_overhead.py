@@ -4,13 +4,9 @@ import polars as pl
 
 from schedtrace.diagnose.gains import host_gain
 from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    step_numbers,
-    trial_numbers,
-)
+from schedtrace.diagnose.rules.common import Cost, StepExample, advise, severity, step_finding
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message, Setting
+from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_states import with_engine_time
@@ -18,12 +14,8 @@ from schedtrace.timeline.events import host_spans, interrupted_us
 from schedtrace.timeline.spans import time_within
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "scheduler-overhead"
-
 FOUND_FROM_FRAC = 0.01
 """A hundredth of the run: what is less is in the noise of most runs."""
-
-
 LEADS_FROM_FRAC = 0.25
 """Every engine has some host time; it limits a run only if it is a quarter of it, and vLLM could hide it."""
 ADVISED_FROM_FRAC = 0.05
@@ -60,53 +52,39 @@ def find(timeline: Timeline) -> list[Finding]:
         return []
     frac = gap_us / duration_us
     scheduling, updating = int(gaps["in_schedule_us"].sum()), int(gaps["in_update_us"].sum())
-    trials = trial_numbers(gaps)
-    longest = gaps.sort("gap_us", "step", descending=[True, False])
-    examples = Gap.first(longest)
     gain = None
     if timeline.header.async_scheduling is False:
         gain = host_gain(timeline, *hidden_us(gaps))
+    updated = not gaps["before_update_us"].is_null().all()
     return [
-        Finding(
-            code=CODE,
-            title=say("Host work between steps"),
-            verdict=say(
-                "The device waits for the host: {share:%} of the busy time ({gap:us}) passed between "
-                "steps while requests were running.",
-                share=frac,
-                gap=gap_us,
-            ),
-            share_frac=_share_of_requests(timeline),
-            gain=gain,
-            severity=_severity(frac),
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=gaps.height,
-            trials=trials,
-            steps=step_numbers(gaps),
-            tokens=0,
-            message=say(
-                "The device waited {gap:us} for the host before {steps:n step}: schedule() took "
-                "{scheduling:%} of that{updating}; the rest is other work of the engine process.",
-                gap=gap_us,
-                steps=gaps.height,
-                scheduling=scheduling / gap_us,
-                updating=NOTHING
-                if gaps["before_update_us"].is_null().all()
-                else say(", update_from_output() {share:%}", share=updating / gap_us),
-            ),
-            advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
-            evidence=HostGaps(
+        step_finding(
+            timeline,
+            gaps,
+            HostGaps(
                 gap_ms=gap_us / 1e3,
                 schedule_ms=scheduling / 1e3,
                 update_ms=updating / 1e3,
                 median_gap_us=float(gaps["gap_us"].median() or 0),  # type: ignore[arg-type]  # of integers
-                examples=examples,
+                examples=Gap.largest(gaps, "gap_us"),
             ),
-            example=_described(examples[0]),
-            cost_ms=gap_us / 1e3,
-            cost_frac=frac,
+            title="Host work between steps",
+            verdict="The device waits for the host: {share:%} of the busy time ({gap_ms:ms}) passed between "
+            "steps while requests were running.",
+            share_frac=_share_of_requests(timeline),
+            gain=gain,
+            severity=severity(frac, WARNING_FRAC, CRITICAL_FRAC),
+            message="The device waited {gap_ms:ms} for the host before {steps:n step}: schedule() took "
+            "{scheduling:%} of that{updating}; the rest is other work of the engine process.",
+            values={
+                "share": frac,
+                "scheduling": scheduling / gap_us,
+                "updating": say(", update_from_output() {share:%}", share=updating / gap_us)
+                if updated
+                else NOTHING,
+            },
+            advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
+            example="before {at} the device waited {gap_us:us} with {num_running_before:n request} running.",
+            cost=Cost(gap_us / 1e3, frac),
         )
     ]
 
@@ -125,13 +103,6 @@ def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
     return int(least_us), int(most_us)
 
 
-def _severity(frac: float) -> str:
-    """Every engine has some host time: below a quarter of the run it is no warning."""
-    if frac >= CRITICAL_FRAC:
-        return "critical"
-    return "warning" if frac >= WARNING_FRAC else "info"
-
-
 def _share_of_requests(timeline: Timeline) -> float | None:
     """Share of the requests' time that passed between steps while they ran."""
     running = timeline.request_states.filter(pl.col("state").is_in(["prefill", "decode", "recompute"]))
@@ -143,37 +114,21 @@ def _share_of_requests(timeline: Timeline) -> float | None:
 
 def _advice(timeline: Timeline) -> list[Advice]:
     """Larger steps are none: the host's work grows with them."""
-    setting = Setting("--async-scheduling")
-    core = Advice(message=say("a CPU core of its own for the engine process"))
+    core = advise("a CPU core of its own for the engine process")
     match timeline.header.async_scheduling:
         case False:
-            return [
-                Advice(
-                    message=say(
-                        "{setting} (now off): vLLM then schedules the next step while the device computes",
-                        setting=setting,
-                    ),
-                    setting="async_scheduling",
-                    value=True,
-                ),
-                core,
-            ]
+            behind = advise(
+                "{option} (now off): vLLM then schedules the next step while the device computes",
+                setting="async_scheduling",
+                value=True,
+            )
+            return [behind, core]
         case True:
-            engines = Setting("--data-parallel-size")
-            more = say("more engines ({engines}), as {setting} is on", engines=engines, setting=setting)
-            return [core, Advice(message=more)]
+            more = "more engines ({engines:setting}), as {option:setting} is on"
+            return [core, advise(more, engines="--data-parallel-size", option="--async-scheduling")]
         case _:
-            if_off = say("{setting}, if it is off (the trace does not record it)", setting=setting)
-            return [Advice(message=if_off), core]
-
-
-def _described(example: Gap) -> Message:
-    return say(
-        "before {step} the device waited {gap:us} with {running:n request} running.",
-        step=example.at,
-        gap=example.gap_us,
-        running=example.num_running_before,
-    )
+            if_off = "{option:setting}, if it is off (the trace does not record it)"
+            return [advise(if_off, option="--async-scheduling"), core]
 
 
 def host_gaps(timeline: Timeline) -> pl.DataFrame:
@@ -225,7 +180,7 @@ def _without_events(timeline: Timeline, gaps: pl.DataFrame) -> pl.DataFrame:
 
 
 RULE = Rule(
-    code=CODE,
+    code="scheduler-overhead",
     summary="the device waited between steps while the host scheduled, processed outputs or did other work",
     needs=frozenset({Fact.TIMES, Fact.QUEUE}),
     find=find,

@@ -6,15 +6,12 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import severity_by_weight
+from schedtrace.diagnose.rules.common import advise, finding_of
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Duration, Message, Number
-from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.model.report import MAX_STEPS, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import PASS, Ranks
 from schedtrace.timeline.rank import BEYOND
-
-CODE = "slow-rank"
 
 SLOW_FACTOR = 1.2
 """A fifth longer: models of two equal ranks differ by less."""
@@ -32,6 +29,16 @@ HIDDEN = 10.0
 """So much less than the rank's own is nothing."""
 LEAST_RISE = 0.02
 """Of a pass that only decodes: what the rank's prefills add to one on average, at least."""
+
+IN_LOCKSTEP = (
+    "Rank {rank:n} is slower than the others: the common steps get longer with its prefill tokens"
+    "[, {times:n1} times as much as with others'][{times:!}, not with those of other ranks]; "
+    "this costs at least {share:%} of the requests' time."
+)
+INDEPENDENT = (
+    "Rank {rank:n} is slower than the others: its steps take {factor:n1} times as long for the same work; "
+    "{share:%} of the requests' time."
+)
 
 
 class RankPace(msgspec.Struct, kw_only=True):
@@ -63,76 +70,37 @@ def find(ranks: Ranks) -> list[Finding]:
         return []
     evidence, share = found
     steps = ranks.timeline(evidence.rank).steps["step"]
-    rank = Number(evidence.rank)
+    lockstep = evidence.lockstep
     return [
-        Finding(
-            code=CODE,
-            severity=severity_by_weight(None, share),
-            title=say("Rank {rank} is slower than the others", rank=rank),
-            verdict=_verdict(evidence, share),
+        finding_of(
+            evidence,
+            title="Rank {rank:n} is slower than the others",
+            verdict=IN_LOCKSTEP if lockstep else INDEPENDENT,
             share_frac=share,
-            cause=None,
-            via="recorded",
             engine_rank=evidence.rank,
             engine_ranks=[evidence.rank],
             count=steps.len(),
             trials=[],
             steps=steps.sort().head(MAX_STEPS).to_list(),
-            tokens=0,
-            message=_message(evidence),
+            message="By a fit to all common steps, a thousand prefill tokens of rank {rank:n} add "
+            "{own_us:us} to one, and those of other ranks {others_us:us}."
+            if lockstep
+            else "An average step of rank {work_of:n} takes {own_us:us} {there}; by the other ranks' step "
+            "times it takes {others_us:us}. Compared are {compared:n rank}.",
+            values={
+                "times": evidence.factor if evidence.factor and evidence.factor < HIDDEN else None,
+                "there": "there" if evidence.work_of == evidence.rank else say("on rank {rank:n}", evidence),
+                "compared": len(evidence.ranks),
+            },
             advice=[
-                Advice(
-                    message=say(
-                        "Look at the device and host of rank {rank}: clocks, temperature, who else uses "
-                        "them. Until then send it fewer requests.",
-                        rank=rank,
-                    )
+                advise(
+                    "Look at the device and host of rank {rank:n}: clocks, temperature, who else uses them. "
+                    "Until then send it fewer requests.",
+                    evidence,
                 )
             ],
-            evidence=evidence,
         )
     ]
-
-
-def _verdict(evidence: SlowRank, share: float) -> Message:
-    if evidence.lockstep:
-        return say(
-            "Rank {rank:n} is slower than the others: the common steps get longer with its "
-            "prefill tokens{factor}; this costs at least {share:%} of the requests' time.",
-            rank=evidence.rank,
-            factor=", not with those of other ranks"
-            if evidence.factor is None or evidence.factor >= HIDDEN
-            else say(", {factor:n1} times as much as with others'", factor=evidence.factor),
-            share=share,
-        )
-    return say(
-        "Rank {rank:n} is slower than the others: its steps take {factor:n1} times as long "
-        "for the same work; {share:%} of the requests' time.",
-        rank=evidence.rank,
-        factor=evidence.factor,
-        share=share,
-    )
-
-
-def _message(evidence: SlowRank) -> Message:
-    own, others = Duration(evidence.own_us), Duration(evidence.others_us)
-    if evidence.lockstep:
-        return say(
-            "By a fit to all common steps, a thousand prefill tokens of rank {rank:n} add {own} "
-            "to one, and those of other ranks {others}.",
-            rank=evidence.rank,
-            own=own,
-            others=others,
-        )
-    return say(
-        "An average step of rank {rank:n} takes {own} {there}; by the other ranks' step "
-        "times it takes {others}. Compared are {ranks:n rank}.",
-        rank=evidence.work_of,
-        there="there" if evidence.work_of == evidence.rank else say("on rank {rank:n}", rank=evidence.rank),
-        own=own,
-        others=others,
-        ranks=len(evidence.ranks),
-    )
 
 
 def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
@@ -259,7 +227,7 @@ def _rates(times: pl.Series, *tokens: pl.Series) -> tuple[list[float], float]:
 
 
 RULE = Rule(
-    code=CODE,
+    code="slow-rank",
     summary="the steps of one data-parallel rank take longer than those of the others for the same work",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=find,

@@ -3,15 +3,9 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import now, seats_setting
-from schedtrace.diagnose.rules.common import (
-    StepExample,
-    listed,
-    severity_by_weight,
-    step_numbers,
-    trial_numbers,
-)
-from schedtrace.diagnose.step_groups import Group, SlowGroup, judged_steps, slow_groups
+from schedtrace.diagnose.rules.allowed import now
+from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, said, step_finding
+from schedtrace.diagnose.step_groups import TRAITS, Group, SlowGroup, judged_steps, slow_groups
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, Requests, joined
 from schedtrace.model.report import Advice, Evidence, Finding
@@ -19,22 +13,21 @@ from schedtrace.model.say import say
 from schedtrace.timeline.events import FIRST
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "slow-steps"
-
 LEAST_FRAC = 0.01
 """Of the requests' time."""
 MOST_REQUESTS = 3
 """More requests that come and go together are a phase of the load, not one request's presence."""
 
-TRAITS = {
-    "logprobs": "requests that ask for log-probabilities",
-    "prompt_logprobs": "requests that ask for log-probabilities of their prompts",
-    "structured": "requests with structured output",
-    "logit_bias": "requests with a logit bias",
-    "min_tokens": "requests with a minimum of tokens",
-    "lora": "requests that use a LoRA adapter",
+KINDS = {
+    "batch_size": ("Slow steps above {size:n request}", "Steps above {size:n request}"),
+    "trait": ("Slow steps with {trait}", "Steps with {trait}"),
+    "request": ("Slow steps with one request", "Steps with {requests}"),
+    "mixed": ("Slow steps that mix prefill and decode", "Steps that mix prefill and decode"),
+    "first_steps": ("Slow first steps", "The first {size:n step}"),
+    "first_use": ("Slow first step of a batch size", "The first steps of each batch size"),
 }
-"""As in ``step_groups.TRAITS``."""
+"""Kind of a group to the finding's title, and to what its steps are called."""
+PROFILE = "Profile one of these steps: the trace does not see inside a step."
 
 
 class SlowStep(StepExample, kw_only=True):
@@ -79,61 +72,42 @@ def find(timeline: Timeline) -> list[Finding]:
         return []
     if share < LEAST_FRAC or (best.group.kind == "request" and len(requests) > MOST_REQUESTS):
         return []
-    examples = SlowStep.first(
-        best.steps.sort(pl.col("busy_us") - pl.col("expected_us"), descending=True, maintain_order=True)
-    )
-    busy_us, expected_us = (int(best.steps[name].sum()) for name in ("busy_us", "expected_us"))
     captured = captured_tokens(timeline, best)
     others = _other_explanations(slow, requests)
-    subject = _subject(best.group, requests)
+    title, _ = KINDS[best.group.kind]
     return [
-        Finding(
-            code=CODE,
-            severity=severity_by_weight(None, share),
-            title=_title(best.group),
-            verdict=say(
-                "{subject} take {factor:n1} times as long as their tokens explain; the excess is "
-                "{share:%} of the requests' time.",
-                subject=subject,
-                factor=best.factor,
-                share=share,
-            ),
-            share_frac=share,
-            holder=_holder(best.group, requests, others, captured),
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=best.steps.height,
-            trials=trial_numbers(best.steps),
-            steps=step_numbers(best.steps),
-            tokens=0,
-            message=say(
-                "{steps:n such step} took {busy:us} on the device; a model of all other steps "
-                "expects {expected:us} (typical error {error:%}). This is a correlation; an A/B run "
-                "proves it.",
-                steps=best.steps.height,
-                busy=busy_us,
-                expected=expected_us,
-                error=best.error_frac,
-            ),
-            advice=_advice(timeline, best, requests, captured),
-            evidence=SlowSteps(
+        step_finding(
+            timeline,
+            best.steps,
+            SlowSteps(
                 kind=best.group.kind,
                 batch_size=best.group.size if best.group.kind == "batch_size" else None,
                 trait=best.group.trait,
                 request_ids=list(requests),
                 also=[group.kind for group in others],
                 factor=best.factor,
-                busy_ms=busy_us / 1e3,
-                expected_ms=expected_us / 1e3,
+                busy_ms=int(best.steps["busy_us"].sum()) / 1e3,
+                expected_ms=int(best.steps["expected_us"].sum()) / 1e3,
                 model_error_frac=best.error_frac,
                 captured_tokens=captured,
-                examples=examples,
+                examples=SlowStep.first(
+                    best.steps.sort(
+                        pl.col("busy_us") - pl.col("expected_us"), descending=True, maintain_order=True
+                    )
+                ),
             ),
-            example=_described(examples[0]),
-            cost_ms=excess_us / 1e3,
-            cost_frac=excess_us / timeline.busy_us,
-            cost_error_frac=best.error_frac,
+            title=_said(title, best.group, requests),
+            verdict="{subject} take {factor:n1} times as long as their tokens explain; the excess is "
+            "{share:%} of the requests' time.",
+            share_frac=share,
+            holder=_holder(best.group, requests, others, captured),
+            message="{steps:n such step} took {busy_ms:ms} on the device; a model of all other steps expects "
+            "{expected_ms:ms} (typical error {model_error_frac:%}). This is a correlation; an A/B run proves "
+            "it.",
+            values={"subject": _subject(best.group, requests)},
+            advice=_advice(timeline, best, requests, captured),
+            example="{at} with {total_requests:n request} took {busy_us:us} instead of {expected_us:us}.",
+            cost=Cost(excess_us / 1e3, excess_us / timeline.busy_us, best.error_frac),
         )
     ]
 
@@ -184,36 +158,16 @@ def _other_explanations(slow: list[SlowGroup], requests: tuple[str, ...]) -> lis
     ]
 
 
-def _title(group: Group) -> Message:
-    match group.kind:
-        case "batch_size":
-            return say("Slow steps above {size:n request}", size=group.size or 0)
-        case "trait":
-            return say("Slow steps with {trait}", trait=TRAITS[group.trait or ""])
-        case "request":
-            return say("Slow steps with one request")
-        case "mixed":
-            return say("Slow steps that mix prefill and decode")
-        case "first_steps":
-            return say("Slow first steps")
-        case _:
-            return say("Slow first step of a batch size")
-
-
 def _subject(group: Group, requests: tuple[str, ...]) -> Message:
-    match group.kind:
-        case "batch_size":
-            return say("Steps above {size:n request}", size=group.size or 0)
-        case "trait":
-            return say("Steps with {trait}", trait=TRAITS[group.trait or ""])
-        case "request":
-            return say("Steps with {requests}", requests=Requests(list(requests), len(requests)))
-        case "mixed":
-            return say("Steps that mix prefill and decode")
-        case "first_steps":
-            return say("The first {steps:n step}", steps=group.size or 0)
-        case _:
-            return say("The first steps of each batch size")
+    """What the group's steps are called."""
+    _, subject = KINDS[group.kind]
+    return _said(subject, group, requests)
+
+
+def _said(template: str, group: Group, requests: tuple[str, ...]) -> Message:
+    trait = TRAITS[group.trait].words if group.trait else None
+    values = {"size": group.size or 0, "trait": trait, "requests": Requests(list(requests), len(requests))}
+    return said(template, values=values)
 
 
 def _holder(group: Group, requests: tuple[str, ...], others: list[Group], captured: int | None) -> Message:
@@ -222,15 +176,14 @@ def _holder(group: Group, requests: tuple[str, ...], others: list[Group], captur
     if captured is not None:
         parts.append(
             say(
-                "The largest captured CUDA graph ({sizes:setting}) holds {tokens:n token}; larger "
-                "batches run without one.",
+                "The largest captured CUDA graph ({sizes:setting}) holds {tokens:n token}; larger batches "
+                "run without one.",
                 sizes="cudagraph_capture_sizes",
                 tokens=captured,
             )
         )
     elif group.kind == "trait":
-        named = Requests(list(requests), len(requests))
-        parts.append(say("They schedule {requests}.", requests=named))
+        parts.append(_said("They schedule {requests}.", group, requests))
     if others:
         also = listed([_subject(other, other.requests) for other in others])
         parts.append(say("Nearly as good an explanation: {also}.", also=also))
@@ -240,72 +193,53 @@ def _holder(group: Group, requests: tuple[str, ...], others: list[Group], captur
 def _advice(
     timeline: Timeline, slow: SlowGroup, requests: tuple[str, ...], captured: int | None
 ) -> list[Advice]:
-    group = slow.group
-    if group.kind == "batch_size":
-        return _of_batches(timeline, slow, captured)
-    if group.kind in {"trait", "request"}:
-        return [
-            Advice(
-                message=say(
-                    "Run the same load without {requests} and compare the two with {diff:code}.",
-                    requests=Requests(list(requests), len(requests)),
-                    diff="schedtrace diff",
+    match slow.group.kind:
+        case "batch_size":
+            return _of_batches(timeline, slow, captured) or [advise(PROFILE)]
+        case "trait" | "request":
+            without = "Run the same load without {requests} and compare the two with {diff:code}."
+            named = Requests(list(requests), len(requests))
+            return [advise(without, requests=named, diff="schedtrace diff")]
+        case "mixed":
+            return [advise(PROFILE)]
+        case _:
+            return [
+                advise(
+                    "Warm the engine up with batches of these sizes before it serves or is measured "
+                    "({warmup:setting} of {run:code}).",
+                    warmup="--warmup",
+                    run="schedtrace run",
                 )
-            )
-        ]
-    if group.kind == "mixed":
-        return [Advice(message=say("Profile one of these steps: the trace does not see inside a step."))]
-    return [
-        Advice(
-            message=say(
-                "Warm the engine up with batches of these sizes before it serves or is measured "
-                "({warmup:setting} of {run:code}).",
-                warmup="--warmup",
-                run="schedtrace run",
-            )
-        )
-    ]
+            ]
 
 
 def _of_batches(timeline: Timeline, slow: SlowGroup, captured: int | None) -> list[Advice]:
     advice = []
     if captured is not None:
-        most = int(slow.steps["total_requests"].max())  # type: ignore[arg-type]
         advice.append(
-            Advice(
-                message=say(
-                    "Capture graphs for {most:n request}: a larger {largest:setting} (now {now:n}), or "
-                    "more {sizes:setting} where they are given.",
-                    most=most,
-                    largest="--max-cudagraph-capture-size",
-                    now=captured,
-                    sizes="--cudagraph-capture-sizes",
-                ),
+            advise(
+                "Capture graphs for {most:n request}: a larger {option} (now {now:n}), or more "
+                "{sizes:setting} where they are given.",
                 setting="max_cudagraph_capture_size",
-                costs=say("Graphs take start-up time and device memory, so the KV cache gets smaller."),
+                most=int(slow.steps["total_requests"].max()),  # type: ignore[arg-type]
+                now=captured,
+                sizes="--cudagraph-capture-sizes",
+                costs="Graphs take start-up time and device memory, so the KV cache gets smaller.",
             )
         )
-    size = slow.group.size or 0
     if _loses_throughput(timeline, slow):
-        setting = seats_setting(timeline)
-        name = setting.name.removeprefix("--").replace("-", "_")
+        name = "max_num_active_seqs" if timeline.active_limit else "max_num_seqs"
         advice.append(
-            Advice(
-                message=say(
-                    "Compare with a run with {seats} {size:n}{now}: below that size the steps finish "
-                    "more tokens a second.",
-                    seats=setting,
-                    size=size,
-                    now=now(timeline, name),
-                ),
+            advise(
+                "Compare with a run with {option} {value:n}{now}: below that size the steps finish more "
+                "tokens a second.",
                 setting=name,
-                value=size,
-                costs=say("Requests above {size:n} wait for a seat.", size=size),
+                value=slow.group.size or 0,
+                now=now(timeline, name),
+                costs="Requests above {value:n} wait for a seat.",
             )
         )
-    return advice or [
-        Advice(message=say("Profile one of these steps: the trace does not see inside a step."))
-    ]
+    return advice
 
 
 def _loses_throughput(timeline: Timeline, slow: SlowGroup) -> bool:
@@ -318,18 +252,8 @@ def _loses_throughput(timeline: Timeline, slow: SlowGroup) -> bool:
     return bool((at_cliff.select(rate.median()).item() or 0) > (above.select(rate.median()).item() or 0))
 
 
-def _described(example: SlowStep) -> Message:
-    return say(
-        "{step} with {requests:n request} took {busy:us} instead of {expected:us}.",
-        step=example.at,
-        requests=example.total_requests,
-        busy=example.busy_us,
-        expected=example.expected_us,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="slow-steps",
     summary="steps that share a batch size, a request or another trait took longer than their tokens explain",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=find,

@@ -3,15 +3,13 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, severity_by_weight, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import Cost, StepExample, advise, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message, joined
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.message import Message, joined
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "spec-decode"
 
 FEWEST_STEPS = 20
 LEAST_CHANGE = 0.02
@@ -76,44 +74,39 @@ def find(timeline: Timeline) -> list[Finding]:
         model_error_frac=model.error_frac,
         draft_slot_steps=slot_steps,
         draft_slot_tokens=slot_tokens,
-        examples=DraftStep.first(steps.sort("busy_us", "step", descending=[True, False])),
+        examples=DraftStep.largest(steps, "busy_us"),
     )
-    share = _share(timeline, steps, rate / plain_rate)
+    lost_us = busy_us * (1 - rate / plain_rate)
     return [
-        Finding(
-            code=CODE,
-            severity=severity_by_weight(None, share),
-            title=say("Drafts cost more than they give"),
-            verdict=say(
-                "Speculative decoding slows this run: {accepted:%} of its draft tokens are accepted, "
-                "and decode steps would finish {change:%} more tokens a second without them.",
-                accepted=evidence.acceptance_frac,
-                change=change,
-            ),
-            share_frac=share,
+        step_finding(
+            timeline,
+            steps,
+            evidence,
+            title="Drafts cost more than they give",
+            verdict="Speculative decoding slows this run: {acceptance_frac:%} of its draft tokens are "
+            "accepted, and decode steps would finish {change:%} more tokens a second without them.",
+            share_frac=_share(timeline, steps, rate / plain_rate),
             holder=_holder(evidence),
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=steps.height,
-            trials=trial_numbers(steps),
-            steps=step_numbers(steps),
             tokens=drafts - accepted,
-            message=say(
-                "{steps:n step} without prefill verified {drafts:n draft token} and accepted "
-                "{accepted:n}. By the model of step times, a draft token takes {each:us}; the "
-                "drafter's own time is not in the trace, so the loss is at least this.",
-                steps=steps.height,
-                drafts=drafts,
-                accepted=accepted,
-                each=model.per_decode_token_us,
-            ),
-            advice=_advice(evidence),
-            evidence=evidence,
-            example=_described(evidence.examples[0]),
-            cost_ms=busy_us * (1 - rate / plain_rate) / 1e3,
-            cost_frac=busy_us * (1 - rate / plain_rate) / timeline.busy_us,
-            cost_error_frac=model.error_frac,
+            message="{steps:n step} without prefill verified {draft_tokens:n draft token} and accepted "
+            "{accepted_tokens:n}. By the model of step times, a draft token takes {verify_us_per_token:us}; "
+            "the drafter's own time is not in the trace, so the loss is at least this.",
+            values={"change": change},
+            advice=[
+                advise(
+                    "Run without {option}[ (now {method} with {num_speculative_tokens:n token})].",
+                    evidence,
+                    setting="speculative_config",
+                    costs="Requests whose drafts are accepted often get slower.",
+                ),
+                advise(
+                    "Or draft fewer tokens with {tokens:setting}: later drafts are accepted less often.",
+                    tokens="num_speculative_tokens",
+                ),
+            ],
+            example="{at} verified {draft_tokens:n draft token} for {total_requests:n request} in "
+            "{busy_us:us} and finished {output_tokens:n token}.",
+            cost=Cost(lost_us / 1e3, lost_us / timeline.busy_us, model.error_frac),
         )
     ]
 
@@ -143,62 +136,19 @@ def _share(timeline: Timeline, steps: pl.DataFrame, slower: float) -> float:
 
 
 def _holder(evidence: SpecDecode) -> Message:
-    wasted = say(
-        "Rejected drafts are {share:%} of the tokens that these steps computed.",
-        share=evidence.wasted_frac,
-    )
+    wasted = say("Rejected drafts are {wasted_frac:%} of the tokens that these steps computed.", evidence)
     if not evidence.draft_slot_steps:
         return wasted
     slots = say(
-        "Slots for the drafter ended the batch in {steps:n step}, with {tokens:n token} of "
-        "the token budget left.",
-        steps=evidence.draft_slot_steps,
-        tokens=evidence.draft_slot_tokens,
+        "Slots for the drafter ended the batch in {draft_slot_steps:n step}, with "
+        "{draft_slot_tokens:n token} of the token budget left.",
+        evidence,
     )
     return joined([wasted, slots])
 
 
-def _advice(evidence: SpecDecode) -> list[Advice]:
-    present = (
-        say(
-            " (now {method} with {drafts:n token})",
-            method=evidence.method,
-            drafts=evidence.num_speculative_tokens,
-        )
-        if evidence.method and evidence.num_speculative_tokens
-        else NOTHING
-    )
-    return [
-        Advice(
-            message=say(
-                "Run without {setting:setting}{present}.", setting="--speculative-config", present=present
-            ),
-            setting="speculative_config",
-            costs=say("Requests whose drafts are accepted often get slower."),
-        ),
-        Advice(
-            message=say(
-                "Or draft fewer tokens with {setting:setting}: later drafts are accepted less often.",
-                setting="num_speculative_tokens",
-            )
-        ),
-    ]
-
-
-def _described(example: DraftStep) -> Message:
-    return say(
-        "{step} verified {drafts:n draft token} for {requests:n request} in {busy:us} and "
-        "finished {output:n token}.",
-        step=example.at,
-        drafts=example.draft_tokens,
-        requests=example.total_requests,
-        busy=example.busy_us,
-        output=example.output_tokens,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="spec-decode",
     summary="so few draft tokens are accepted that verifying them costs more than they give",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
     find=find,

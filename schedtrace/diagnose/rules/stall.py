@@ -4,18 +4,18 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import (
+    Cost,
     StepExample,
-    in_trials,
     only,
     severity_of,
+    step_finding,
     step_numbers,
     trial_numbers,
 )
 from schedtrace.model.causes import ASKED_FOR, NOT_A_REFUSAL, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message, Steps
+from schedtrace.model.message import Steps
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -87,8 +87,6 @@ def _running_exits(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-CODE = "stall"
-
 FEWEST_STEPS = 10
 """vLLM sleeps 1 ms after an empty step: about 10 ms. One or two are usual (outputs in flight)."""
 LONG_US = 100_000
@@ -139,60 +137,45 @@ def find(timeline: Timeline) -> list[Finding]:
 
 
 def _finding(timeline: Timeline, cause: str, stalls: pl.DataFrame) -> Finding:
-    stalled_us, steps = int(stalls["stalled_us"].sum()), int(stalls["steps"].sum())
+    stalled_us = int(stalls["stalled_us"].sum())
     part = stalled_us / _span_us(timeline)
-    unended = int(stalls["unended"].sum())
-    longest = stalls.sort("stalled_us", "step", descending=[True, False])
-    examples = Stall.first(longest)
-    worst = examples[0]
-    trials = trial_numbers(stalls)
+    worst, *_ = examples = Stall.largest(stalls, "stalled_us")
+    evidence = Stalls(
+        stalls=stalls.height,
+        unended=int(stalls["unended"].sum()),
+        stalled_ms=stalled_us / 1e3,
+        longest_ms=worst.stalled_us / 1e3,
+        longest_steps=worst.steps,
+        since_step=int(stalls["step"].min()),  # type: ignore[arg-type]  # an integer column
+        examples=examples,
+    )
+    severity = "critical" if evidence.unended else severity_of(part)
     every = stalls.select(pl.int_ranges("step", pl.col("step") + pl.col("steps")).explode().alias("step"))
-    severity = "critical" if unended else severity_of(part)
-    return Finding(
-        code=CODE,
+    return step_finding(
+        timeline,
+        stalls,
+        evidence,
         severity="info" if cause in EXPECTED else severity,
         cause=cause,
         via=str(stalls["via"].unique().sort()[0]),
         location=only(stalls["location"]),
-        engine_rank=timeline.rank,
-        count=steps,
-        trials=trials,
+        count=int(stalls["steps"].sum()),
         steps=step_numbers(every),
-        tokens=0,
-        message=say(
-            "vLLM scheduled nothing in {steps:n step}{trials} although requests waited or ran: "
-            "{stalls:n stall}, {stalled:us} in total, {part:%} of the run. The longest began "
-            "{since:us} into the recording and took {longest:us} ({span}).{unended}",
-            steps=steps,
-            trials=in_trials(timeline, trials),
-            stalls=stalls.height,
-            stalled=stalled_us,
-            part=part,
-            since=worst.since_us,
-            longest=worst.stalled_us,
-            span=worst.span,
-            unended=_unended(unended, of="trial" if trials else "trace"),
-        ),
-        evidence=Stalls(
-            stalls=stalls.height,
-            unended=unended,
-            stalled_ms=stalled_us / 1e3,
-            longest_ms=worst.stalled_us / 1e3,
-            longest_steps=worst.steps,
-            since_step=int(stalls["step"].min()),  # type: ignore[arg-type]  # an integer column
-            examples=examples,
-        ),
-        example=_described(worst),
-        cost_ms=stalled_us / 1e3,
-        cost_frac=part,
+        message="vLLM scheduled nothing in {steps:n step}{trials} although requests waited or ran: "
+        "{stalls:n stall}, {stalled_ms:ms} in total, {part:%} of the run. The longest began {since:us} into "
+        "the recording and took {longest_ms:ms} ({span}).[ {unended:n stall} had not ended when the {record} "
+        "ended.]",
+        values={
+            "part": part,
+            "since": worst.since_us,
+            "span": worst.span,
+            "record": "trial" if trial_numbers(stalls) else "trace",
+        },
+        example="in {span} {num_waiting:n request} waited, {num_running:n} ran"
+        "[ and vLLM refused {request_id:id}].",
+        cost=Cost(stalled_us / 1e3, part),
         cost_of="run",
     )
-
-
-def _unended(count: int, *, of: str) -> Message:
-    if not count:
-        return NOTHING
-    return say(" {stalls:n stall} had not ended when the {of} ended.", stalls=count, of=of)
 
 
 def _span_us(timeline: Timeline) -> int:
@@ -201,21 +184,8 @@ def _span_us(timeline: Timeline) -> int:
     return max(1, int(timeline.steps.group_by("trial").agg(last - pl.col("start_us").min())["end_us"].sum()))
 
 
-def _described(example: Stall) -> Message:
-    refused = NOTHING
-    if example.request_id:
-        refused = say(" and vLLM refused {request:id}", request=example.request_id)
-    return say(
-        "in {span} {waiting:n request} waited, {running:n} ran{refused}.",
-        span=example.span,
-        waiting=example.num_waiting,
-        running=example.num_running,
-        refused=refused,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="stall",
     summary="the engine stepped without scheduling anything although it had requests; one finding per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES}),
     find=find,

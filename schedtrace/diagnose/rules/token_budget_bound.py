@@ -5,28 +5,23 @@ import polars as pl
 from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, replayed
+from schedtrace.diagnose.rules.common import LongestWaited, advise
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice, Evidence, Finding
-from schedtrace.model.say import say
+from schedtrace.model.report import Advice, Finding
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "token-budget-bound"
+NAMED_FROM_FRAC = 0.25
+"""A request that had a quarter of these steps' prefill is named."""
 CHARGES = (Cause.TOKEN_BUDGET, Cause.INPUT_BUDGET)
 
 
-class TokenBudget(Evidence, kw_only=True):
+class TokenBudget(LongestWaited, kw_only=True):
     """Full steps, and what filled them."""
 
-    share_frac: float
-    wait_ms: float
-    requests: int
-    longest_ms: float
-    longest_request: str
     full_steps: int
     steps: int
     token_budget: int
@@ -50,27 +45,24 @@ def find(timeline: Timeline) -> list[Finding]:
     drafts = (
         int(waits.rows.filter(pl.col("charge") == Cause.INPUT_BUDGET)["time_us"].sum()) > waits.time_us / 2
     )
+    largest = evidence.largest_prefill if (evidence.largest_prefill_frac or 0) >= NAMED_FROM_FRAC else None
     return [
         limit_finding(
             timeline,
             waits,
-            code=CODE,
-            title=say("Token budget too small"),
-            verdict=_verdict(evidence),
-            holder=_holder(evidence),
+            evidence=evidence,
+            title="Token budget too small",
+            verdict="The token budget limits this run: requests spent {share:%} of their time waiting for it "
+            "({token_budget:n token} per step).",
+            holder="Decodes took {decode_frac:%} of the tokens of these steps, prefills {prefill_frac:%}"
+            "[, {largest:id} {largest_prefill_frac:%} of these]"
+            "[; {draft_slots:n token} of the budget are kept for drafts].",
             gain=gain,
             cause=Cause.INPUT_BUDGET if drafts else Cause.TOKEN_BUDGET,
-            message=say(
-                "The budget was spent in {full:n} of {steps:n step} while requests waited; "
-                "{requests:n request} waited, {longest:id} the longest ({wait:us}).",
-                full=evidence.full_steps,
-                steps=evidence.steps,
-                requests=waits.requests,
-                longest=waits.longest_id,
-                wait=waits.longest_us,
-            ),
+            message="The budget was spent in {full_steps:n} of {steps:n step} while requests waited; "
+            "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
+            values={"largest": largest},
             advice=_advice(timeline, evidence, drafts=drafts, paced=paced),
-            evidence=evidence,
         )
     ]
 
@@ -89,12 +81,8 @@ def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
     wanted = int(
         steps.select((pl.col("used_tokens") + pl.col("waiting_tokens_after").fill_null(0)).max()).item() or 0
     )
-    return TokenBudget(
-        share_frac=waits.share_frac,
-        wait_ms=waits.time_us / 1e3,
-        requests=waits.requests,
-        longest_ms=waits.longest_us / 1e3,
-        longest_request=waits.longest_id,
+    return TokenBudget.of(
+        waits,
         full_steps=steps.height,
         steps=timeline.steps.height,
         token_budget=timeline.token_budget,
@@ -133,57 +121,30 @@ def _most_saved_us(timeline: Timeline, evidence: TokenBudget, waits: Charged) ->
     return fixed_us * float(waits.steps.select((1 - used / wanted).sum()).item())
 
 
-def _verdict(evidence: TokenBudget) -> Message:
-    return say(
-        "The token budget limits this run: requests spent {share:%} of their time waiting "
-        "for it ({budget:n token} per step).",
-        share=evidence.share_frac,
-        budget=evidence.token_budget,
-    )
-
-
-def _holder(evidence: TokenBudget) -> Message:
-    parts = say(
-        "Decodes took {decode:%} of the tokens of these steps, prefills {prefill:%}",
-        decode=evidence.decode_frac,
-        prefill=evidence.prefill_frac,
-    )
-    largest = NOTHING
-    if evidence.largest_prefill and (evidence.largest_prefill_frac or 0) >= 0.25:  # noqa: PLR2004  # a quarter
-        largest = say(
-            ", {request:id} {share:%} of these",
-            request=evidence.largest_prefill,
-            share=evidence.largest_prefill_frac,
-        )
-    slots = NOTHING
-    if evidence.draft_slots:
-        slots = say("; {slots:n token} of the budget are kept for drafts", slots=evidence.draft_slots)
-    return say("{parts}{largest}{slots}.", parts=parts, largest=largest, slots=slots)
-
-
 def _advice(timeline: Timeline, evidence: TokenBudget, *, drafts: bool, paced: bool) -> list[Advice]:
     """A value only where the engine sets the pace: larger steps do more, but make those who decode wait."""
-    raise_it = Advice(
-        message=say(
-            "{setting} {value:n} (now {now:n})",
-            setting=BATCHED_TOKENS,
-            value=evidence.proposed,
-            now=batched_tokens(timeline),
-        ),
-        setting="max_num_batched_tokens",
-        value=evidence.proposed,
-        costs=say("Longer steps with prefills: a higher inter-token latency meanwhile."),
+    larger = more_batched_tokens(timeline, evidence.proposed) if paced else replayed(BATCHED_TOKENS)
+    fewer = advise(
+        "fewer drafts ({drafts:setting})",
+        drafts="num_speculative_tokens",
+        costs="Fewer tokens per step where drafts are accepted.",
     )
-    fewer = Advice(
-        message=say("fewer drafts ({setting:setting})", setting="num_speculative_tokens"),
-        costs=say("Fewer tokens per step where drafts are accepted."),
-    )
-    larger = raise_it if paced else replayed(BATCHED_TOKENS)
     return [larger, fewer] if drafts else [larger]
 
 
+def more_batched_tokens(timeline: Timeline, value: int) -> Advice:
+    """``--max-num-batched-tokens`` with this value."""
+    return advise(
+        "{option} {value:n} (now {now:n})",
+        setting="max_num_batched_tokens",
+        value=value,
+        now=batched_tokens(timeline),
+        costs="Longer steps with prefills: a higher inter-token latency meanwhile.",
+    )
+
+
 RULE = Rule(
-    code=CODE,
+    code="token-budget-bound",
     summary="requests waited for tokens of the steps' budget (max_num_batched_tokens)",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
     find=find,
