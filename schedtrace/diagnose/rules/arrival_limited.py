@@ -52,12 +52,11 @@ def find(timeline: Timeline) -> list[Finding]:
     if late.is_empty():
         return []
     share = _share(timeline, late)
-    steps, tokens = late.select("step", "trial").unique(), int(late["prompt_tokens"].sum())
     evidence = _evidence(timeline, late)
     return [
         step_finding(
             timeline,
-            steps,
+            late.select("step", "trial").unique(),
             evidence,
             title="Requests arrive while the engine already steps" if share is not None else "",
             verdict=NOTHING if share is None else _verdict(timeline, late, share),
@@ -66,21 +65,16 @@ def find(timeline: Timeline) -> list[Finding]:
             cause=Cause.QUEUE_EMPTY,
             via=str(late["waiting_via"].unique().sort()[0]),
             location=only(late["waiting_location"]),
-            tokens=tokens,
-            message=say(
-                "{steps:n step} left token budget unused because {late_requests:n request} "
-                "({tokens:n token}) that would have fitted reached the scheduler after schedule() had ended. "
-                "[{late:!}The front end already had all of them when schedule() ended.]"
-                "[{late:?}The last one reached the front end {late_us_max:us} after schedule()"
-                "[; {on_their_way:n} of them had reached it when schedule() ended].] "
-                "[vLLM first scheduled them in {extra_steps:n later step}"
-                "[ that took {extra_steps_us:us} in total].]"
-                "[{extra_steps:!}None of them was scheduled before the trace ended.]",
-                evidence,
-                steps=steps.height,
-                tokens=tokens,
-                late=evidence.on_their_way < evidence.late_requests,
-            ),
+            tokens=int(late["prompt_tokens"].sum()),
+            message="{steps:n step} left token budget unused because {late_requests:n request} "
+            "({tokens:n token}) that would have fitted reached the scheduler after schedule() had ended. "
+            "[{late:!}The front end already had all of them when schedule() ended.]"
+            "[{late:?}The last one reached the front end {late_us_max:us} after schedule()"
+            "[; {on_their_way:n} of them had reached it when schedule() ended].] "
+            "[vLLM first scheduled them in {extra_steps:n later step}"
+            "[ that took {extra_steps_us:us} in total].]"
+            "[{extra_steps:!}None of them was scheduled before the trace ended.]",
+            values={"late": evidence.on_their_way < evidence.late_requests},
             advice=[] if share is None else [_advice(timeline)],
             example="{at} scheduled {scheduled_requests:n} of {requests:n request} "
             "({scheduled_tokens:n token}) and left {remaining_budget:n token} of budget.",

@@ -8,7 +8,6 @@ from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Steps
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
@@ -60,13 +59,10 @@ def find(timeline: Timeline) -> list[Finding]:
             "only when all were done: {prefill_frac:%} of the requests' time is prefill.",
             share_frac=others_frac,
             tokens=int(steps["prefill_tokens"].sum()),
-            message=say(
-                "{steps:n step} completed {mean_prompts:n1} prompts each on average; waiting for the others' "
-                "tokens in the same step took {others_frac:%} of the requests' time ({longest} is the "
-                "longest).",
-                evidence,
-                longest=Steps(evidence.step, evidence.step, worst["trial"]),
-            ),
+            message="{steps:n step} completed {mean_prompts:n1} prompts each on average; waiting for the "
+            "others' tokens in the same step took {others_frac:%} of the requests' time ({longest} is "
+            "the longest).",
+            values={"longest": Steps(evidence.step, evidence.step, worst["trial"])},
             advice=[
                 advise(
                     "a smaller {option} (now {now:n}) gives the first prompts their token earlier, if a "

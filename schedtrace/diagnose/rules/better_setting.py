@@ -6,7 +6,6 @@ from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import finding_of
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
-from schedtrace.model.say import say
 
 TIMES = {"e2e_mean_ms": "requests' time", "output_tokens_per_s": "run's time"}
 """What a gain of a metric saves."""
@@ -49,13 +48,14 @@ def finding(
         count=0,
         trials=[],
         steps=[],
-        title=say("{change} {helps}", change=advice.message, helps=helps),
-        verdict=say(
-            "On a replay of this load {change} saves " + sentence,
-            change=advice.message,
-            saved=gain.saved_frac if gain else most_frac,
-            time=TIMES[metric],
-        ),
+        title="{change} {helps}",
+        verdict="On a replay of this load {change} saves " + sentence,
+        values={
+            "change": advice.message,
+            "helps": helps,
+            "saved": gain.saved_frac if gain else most_frac,
+            "time": TIMES[metric],
+        },
         gain=gain,
         share_frac=None if gain else most_frac,
         message="Found by replaying this load with one setting changed at a time.",

@@ -87,7 +87,8 @@ def find(timeline: Timeline) -> list[Finding]:
             trials=trial_numbers(ways),
             severity="info" if unnoticed else severity_by_weight(None, share_frac),
             title="Requests are slow to reach the engine",
-            verdict=say(OFFLINE if evidence.offline else SERVED, evidence, share=found_frac),
+            verdict=OFFLINE if evidence.offline else SERVED,
+            values={"share": found_frac},
             share_frac=share_frac,
             holder=_holder(evidence),
             steps=[],
@@ -190,8 +191,7 @@ def _more_threads(timeline: Timeline) -> list[Advice]:
         return []
     return [
         advise(
-            "Tokenize in more threads: {option:setting} (now {renderers:n}).",
-            option="--renderer-num-workers",
+            "Tokenize in more threads: {option} (now {renderers:n}).",
             renderers=renderers,
             setting="renderer_num_workers",
             costs="They share the front end's processor cores.",

@@ -101,14 +101,10 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
         holder=_holder(timeline, evidence, cause),
         cause=cause,
         location=only(heads["location"]),
-        message=say(
-            "{requests_held_up:n request} would have been admitted {mean:us} earlier on average "
-            "({longest:id}: {longest_ms:ms}), had vLLM looked past {heads:n refused request}; it admits in "
-            "queue order.",
-            evidence,
-            mean=waits.time_us / waits.requests,
-            longest=waits.longest_id,
-        ),
+        message="{requests_held_up:n request} would have been admitted {mean:us} earlier on average "
+        "({longest_request:id}: {longest_ms:ms}), had vLLM looked past {heads:n refused request}; it "
+        "admits in queue order.",
+        values={"mean": waits.time_us / waits.requests},
         advice=_advice(timeline, cause),
         evidence=evidence,
         example="{at} refused {head:id} ({head_tokens:n token}) and left {budget_left:n token}, "
@@ -168,8 +164,7 @@ def _advice(timeline: Timeline, cause: str) -> list[Advice]:
     if cause == Cause.CHUNKED_PREFILL_OFF:
         found.append(
             advise(
-                "{option:setting} (now off): the large prompt then takes the budget that is left",
-                option="--enable-chunked-prefill",
+                "{option} (now off): the large prompt then takes the budget that is left",
                 setting="enable_chunked_prefill",
                 value=True,
             )

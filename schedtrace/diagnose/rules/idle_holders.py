@@ -13,7 +13,6 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Steps
 from schedtrace.model.report import Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.charges import IDLE_HOLDERS
 from schedtrace.timeline.holders import idle_holders
 from schedtrace.timeline.timeline import Timeline
@@ -63,14 +62,14 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             waits,
             title="Requests that do not run keep the KV blocks",
-            verdict=say(verdict, share=waits.share_frac, who=Count(evidence.holders, NOUNS[evidence.kind])),
-            holder=say(
-                "They kept {idle_blocks:n}[ of {usable:n} usable] blocks for {time_ms:ms} ({steps}), "
-                "{largest:id} the most ({largest_blocks:n}).",
-                evidence,
-                usable=usable_blocks(timeline.header),
-                steps=Steps(evidence.first_step, evidence.last_step),
-            ),
+            verdict=verdict,
+            holder="They kept {idle_blocks:n}[ of {usable:n} usable] blocks for {time_ms:ms} ({stretch}), "
+            "{largest:id} the most ({largest_blocks:n}).",
+            values={
+                "who": Count(evidence.holders, NOUNS[evidence.kind]),
+                "usable": usable_blocks(timeline.header),
+                "stretch": Steps(evidence.first_step, evidence.last_step),
+            },
             cause=Cause.KV_BLOCKS,
             message=WAITED,
             advice=[*([advise(ADVICE[evidence.kind])] if evidence.kind in ADVICE else []), room],

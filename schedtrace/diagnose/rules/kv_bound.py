@@ -227,9 +227,7 @@ def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[A
     if thrashing and (value := _watermark(timeline)) is not None:
         found.append(
             advise(
-                "{option:setting} {value:n} (now {now:n}): a reserve of {blocks:n block} for running "
-                "requests",
-                option="--watermark",
+                "{option} {value:n} (now {now:n}): a reserve of {blocks:n block} for running requests",
                 now=timeline.header.scheduler_config["watermark"] or 0,
                 blocks=int(value * (evidence.blocks_total or 0)),
                 setting="watermark",

@@ -90,22 +90,18 @@ def find(timeline: Timeline) -> list[Finding]:
             evidence,
             severity=severity_by_weight(None, share),
             title="A long tail: few requests run alone at the end",
-            verdict=say(
-                "{who} ran alone in the last {share:%} of the run ({tail_ms:ms}): "
-                "{output_tokens:n output token}, where nine tenths of the requests have at most {usual:n}.",
-                evidence,
-                who=Requests(worst.requests, len(worst.requests)),
-                share=share,
-                usual=round(worst.usual_tokens),
-            ),
+            verdict="{who} ran alone in the last {share:%} of the run ({tail_ms:ms}): "
+            "{output_tokens:n output token}, where nine tenths of the requests have at most {usual:n}.",
             share_frac=None if spent is None else min(1.0, spent),
             tokens=evidence.output_tokens,
-            message=say(
-                "{steps:n step} computed one token for each of {requests:n request} while all other seats "
-                "were free. This is the length of an output, not a limit of the engine.",
-                steps=steps.height,
-                requests=len(worst.requests),
-            ),
+            message="{steps:n step} computed one token for each of {alone:n request} while all other seats "
+            "were free. This is the length of an output, not a limit of the engine.",
+            values={
+                "who": Requests(worst.requests, len(worst.requests)),
+                "share": share,
+                "usual": round(worst.usual_tokens),
+                "alone": len(worst.requests),
+            },
             advice=[advise(advice)],
             example=say(
                 "{request:id} wrote {output_tokens:n output token}.", evidence, request=worst.requests[0]

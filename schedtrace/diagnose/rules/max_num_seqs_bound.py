@@ -57,14 +57,9 @@ def find(timeline: Timeline) -> list[Finding]:
             timeline,
             waits,
             title="Too few seats",
-            verdict=say(
-                "{seats:n seat} ({option}) limit this run: requests spent {share:%} of their time waiting "
-                "for one{free}.",
-                evidence,
-                option=seats_setting(timeline),
-                share=waits.share_frac,
-                free=_free(evidence),
-            ),
+            verdict="{seats:n seat} ({option}) limit this run: requests spent {share:%} of their time "
+            "waiting for one{free}.",
+            values={"option": seats_setting(timeline), "free": _free(evidence)},
             holder=_holder(evidence),
             gain=gain,
             cause=Cause.MAX_NUM_SEQS,
@@ -151,7 +146,6 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
         advise(
             "{option} {value:n} (now {seats:n}): {wanted:n request} were there at once, the KV cache has "
             "room for about {fit:n}",
-            option=setting,
             seats=timeline.seats,
             wanted=wanted,
             fit=fit,

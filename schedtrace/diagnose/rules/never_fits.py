@@ -7,7 +7,7 @@ import polars as pl
 
 from schedtrace.diagnose.kv_blocks import blocks_needed, longest_sequence, usable_blocks
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, kv_space
+from schedtrace.diagnose.rules.allowed import batched_tokens, kv_space
 from schedtrace.diagnose.rules.common import advise, finding_of, only, share_of_requests, trial_numbers
 from schedtrace.diagnose.stuck_requests import never_fitting
 from schedtrace.model.causes import Cause
@@ -187,8 +187,7 @@ def _advice(timeline: Timeline, cause: str, rows: pl.DataFrame) -> list[Advice]:
     if cause == Cause.CHUNKED_PREFILL_OFF:
         return [
             advise(
-                "Enable chunked prefill: {option:setting} (now off).",
-                option="--enable-chunked-prefill",
+                "Enable chunked prefill: {option} (now off).",
                 setting="enable_chunked_prefill",
                 value=True,
                 costs="Steps then mix prefill chunks with decodes, which raises inter-token latency.",
@@ -198,7 +197,6 @@ def _advice(timeline: Timeline, cause: str, rows: pl.DataFrame) -> list[Advice]:
         return [
             advise(
                 "Raise {option} to {value:n} or more (now {now:n}).",
-                option=BATCHED_TOKENS,
                 now=batched_tokens(timeline),
                 setting="max_num_batched_tokens",
                 value=block,
@@ -237,8 +235,7 @@ def _shorter(timeline: Timeline, rows: pl.DataFrame) -> Advice:
     if not longest or length is None or longest >= length:
         return advise("Abort {request:id}: the queue behind it then moves.", request=rows["request_id"][0])
     return advise(
-        "Set {option:setting} to {value:n} (now {now:n}): vLLM then rejects such a request on arrival.",
-        option="--max-model-len",
+        "Set {option} to {value:n} (now {now:n}): vLLM then rejects such a request on arrival.",
         now=length,
         setting="max_model_len",
         value=longest,

@@ -4,7 +4,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import kv_space, now, seats_setting
+from schedtrace.diagnose.rules.allowed import kv_space, now
 from schedtrace.diagnose.rules.common import (
     advise,
     finding_of,
@@ -192,8 +192,7 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
     if timeline.header.scheduler_config.get("scheduler_reserve_full_isl") is False:
         advices.append(
             advise(
-                "Set {option:setting} (now off): vLLM then admits a prompt only if all of it fits.",
-                option="--scheduler-reserve-full-isl",
+                "Set {option} (now off): vLLM then admits a prompt only if all of it fits.",
                 setting="scheduler_reserve_full_isl",
                 value=True,
                 costs="Long prompts wait longer for their first chunk.",
@@ -214,7 +213,6 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
         advices.append(
             advise(
                 "Lower {option} to {value:n}{now}: so many ran after a preemption.",
-                option=seats_setting(timeline),
                 now=now(timeline, "max_num_seqs"),
                 setting="max_num_seqs",
                 value=fewest,
