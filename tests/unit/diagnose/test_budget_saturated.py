@@ -18,19 +18,12 @@ def test_a_spent_budget_with_requests_waiting_is_found_with_exact_figures(found)
     assert (finding.severity, finding.cause, finding.via) == ("info", "token_budget", "recorded")
     assert (finding.count, finding.steps, finding.tokens, finding.trials) == (2, [0, 1], 400, [])
     assert (finding.evidence.mean_waiting, finding.evidence.max_waiting_tokens) == (3.5, 400)
-    assert msgspec.to_builtins(finding.evidence.examples[0]) == {
-        "step": 1,
-        "trial": None,
-        "num_waiting_after": 5,
-        "waiting_tokens_after": 400,
-        "total_requests": 2,
-        "used_tokens": 1000,
-    }
+    example = {"num_waiting_after": 5, "waiting_tokens_after": 400, "total_requests": 2, "used_tokens": 1000}
+    assert msgspec.to_builtins(finding.evidence.examples[0]) == {"step": 1, "trial": None, **example}
     assert plain(finding.message) == (
         "2 steps of 3 spent the whole token budget while 3.5 requests on average waited for tokens, 400 "
         "tokens at most."
     )
-    assert plain(finding.example) == "step 1 spent 1,000 tokens on 2 requests while 5 requests waited."
 
 
 @pytest.mark.parametrize(("waiting", "got"), [(0, 1000), (1, 999)])
@@ -38,15 +31,11 @@ def test_a_token_left_or_nobody_waiting_is_no_saturation(found, waiting, got):
     assert found(CODE, full(0, waiting, 0, got)) == []
 
 
-def test_steps_with_unknown_waiting_tokens_count_but_do_not_lower_the_maximum(found):
-    [finding] = found(CODE, full(0, 2, None), full(1, 1, 70))
-    assert (finding.count, finding.tokens, finding.evidence.max_waiting_tokens) == (2, 70, 70)
-
-
-def test_where_waiting_tokens_are_never_known_no_number_of_them_is_told(found):
-    [finding] = found(CODE, full(0, 2, None))
-    assert (finding.tokens, finding.evidence.max_waiting_tokens) == (0, None)
-    assert plain(finding.message).endswith("while 2.0 requests on average waited for tokens.")
+@pytest.mark.parametrize(("second", "tokens"), [(70, 70), (None, None)])
+def test_unknown_waiting_tokens_do_not_count(found, second, tokens):
+    [finding] = found(CODE, full(0, 2, None), full(1, 1, second))
+    assert (finding.count, finding.tokens, finding.evidence.max_waiting_tokens) == (2, tokens or 0, tokens)
+    assert plain(finding.message).endswith(", 70 tokens at most.") is (tokens == 70)
 
 
 @pytest.mark.parametrize(("not_ready", "waited_for_tokens"), [(0, [3.0]), (1, [2.0]), (3, []), (4, [])])

@@ -75,12 +75,7 @@ def test_a_burst_of_prompts_in_one_batch_is_spread_by_a_smaller_budget(found):
         (pipeline(40, sizes=(2, 0, 0, 1)), PIPELINE),
     ],
     ids=[
-        "async only",
-        "unknown",
-        "even",
-        "as even as can be",
-        "nearly even",
-        "prefill",
+        *("async only", "unknown", "even", "as even as can be", "nearly even", "prefill"),
         "fewer than batches",
     ],
 )

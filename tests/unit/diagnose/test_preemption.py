@@ -34,30 +34,22 @@ def test_who_was_hit_more_than_once_is_named_worst_first(found):
     )
 
 
-def test_nobody_hit_twice_is_not_talked_about(found):
-    [finding] = found(CODE, step(0, preempted=[Preemption("a", 1), Preemption("b", 1)]))
-    assert finding.evidence.repeat_victims == []
-    assert "repeatedly" not in plain(finding.message)
-
-
-@pytest.mark.parametrize(("recomputed", "severity"), [(99, "warning"), (100, "critical"), (101, "critical")])
-def test_it_is_critical_from_a_tenth_of_all_tokens_computed_on(found, recomputed, severity):
-    [finding] = found(
-        CODE, step(0, got={"x": 1000}, recomputed_tokens=recomputed, preempted=[Preemption("a", 200)])
+@pytest.mark.parametrize(
+    ("got", "recomputed", "severity", "part"),
+    [
+        (1000, 99, "warning", 10),
+        (1000, 100, "critical", 10),
+        (1000, 0, "warning", 0),
+        (0, 50, "critical", 100),  # no more than all tokens are computed again
+    ],
+)
+def test_it_is_critical_from_a_tenth_of_all_tokens_computed_on(found, got, recomputed, severity, part):
+    line = step(0, got={"x": got}, recomputed_tokens=recomputed, preempted=[Preemption("a", 200)])
+    [finding] = found(CODE, line)
+    assert (finding.severity, finding.evidence.repeat_victims) == (severity, [])
+    assert plain(finding.message).endswith(
+        f"of 1 request. vLLM computed {recomputed} tokens again, {part} % of all tokens computed."
     )
-    assert finding.severity == severity
-    assert f"vLLM computed {recomputed} tokens again, 10 % of all tokens computed." in plain(finding.message)
-
-
-def test_no_more_than_all_tokens_are_computed_again(found):
-    [finding] = found(CODE, step(0, recomputed_tokens=50, preempted=[Preemption("a", 50)]))
-    assert "vLLM computed 50 tokens again, 100 % of all tokens computed." in plain(finding.message)
-
-
-def test_where_nothing_is_computed_again_nothing_is(found):
-    [finding] = found(CODE, step(0, preempted=[Preemption("a", 50)]))
-    assert (finding.severity, finding.evidence.recomputed_tokens) == ("warning", 0)
-    assert "vLLM computed 0 tokens again, 0 % of all tokens computed." in plain(finding.message)
 
 
 def test_a_reset_outside_schedule_is_no_preemption(found):
@@ -80,8 +72,3 @@ def test_the_example_says_for_whom(found, wanted_by, whom):
     assert plain(finding.example) == (
         f"step 7 of trial 2 preempted a {whom}, which discarded 40 computed tokens."
     )
-
-
-def test_preemptions_of_the_warm_up_do_not_count(found):
-    warm = step(0, trial=0, preempted=[Preemption("w", 9)], recomputed_tokens=9, prefill_tokens=9)
-    assert found(CODE, warm, step(1, trial=1), trial_ids=True) == []

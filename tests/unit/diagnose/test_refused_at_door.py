@@ -69,9 +69,6 @@ def test_a_limit_below_the_seats_keeps_seats_empty(refusing):
         "the seats it keeps some empty."
     )
     assert (advice.setting, advice.value) == ("max_num_queued_reqs", SEATS)
-    assert plain(finding.holder) == (
-        "Meanwhile no request waited in the engine's queue: none of its limits was reached."
-    )
 
 
 def test_a_limit_above_the_seats_trades_refusals_for_waiting(refusing):
@@ -91,23 +88,16 @@ def test_it_leads_from_a_twentieth_of_all_requests(refusing, arrived, leads, sev
     assert (finding.leads, finding.severity) == (leads, severity)
 
 
-def test_rank_0_reports_for_all_ranks_and_nothing_is_found_where_nobody_was_refused(refusing):
-    assert refusing(reqs(100), *WAITING, rank=1) == []
-    assert refusing([], *WAITING) == []
+@pytest.mark.parametrize(
+    ("refused", "lines", "rank"),
+    [(reqs(100), WAITING, 1), ([], WAITING, 0), (reqs(-1), WAITING, 0), (reqs(100), [step(0)], 0)],
+    ids=["rank 0 reports for all", "nobody", "warm-up", "before the first request"],
+)
+def test_it_is_silent_about(refusing, refused, lines, rank):
+    assert refusing(refused, *lines, rank=rank) == []
 
 
-def test_what_was_refused_before_the_first_request_that_counts_belongs_to_the_warm_up(refusing):
-    assert refusing(reqs(-1), *WAITING) == []
-    assert refusing(reqs(100), step(0)) == []
-
-
-def test_a_reason_that_is_no_limit_is_named_without_a_value(refusing):
-    [finding] = refusing([(100, "policy")], *WAITING, policy="fcfs")
-    assert (
-        plain(finding.message) == "Turned away within 0 ms, before an engine saw them: 1 request by policy."
-    )
-
-
-def test_while_no_step_ran_no_step_is_named(refusing):
-    [finding] = refusing(reqs(500_000), *WAITING)
+def test_a_reason_that_is_no_limit_has_no_value_and_while_no_step_ran_none_is_named(refusing):
+    [finding] = refusing([(500_000, "policy")], *WAITING, policy="fcfs")
+    assert plain(finding.message).endswith("before an engine saw them: 1 request by policy.")
     assert (finding.steps, plain(finding.example)) == ([], "no step ran meanwhile.")

@@ -14,19 +14,8 @@ ASYNC = "--async-scheduling (now off): vLLM then schedules the next step while t
 def one_after_the_other(gap, *, count=5, busy=1000, took=30, update=20, **fields):
     """Steps on one device; ``gap`` passes between an output and the end of the next ``schedule()``."""
     period = busy + gap
-    return [
-        step(
-            n,
-            start=n * period,
-            took=took,
-            back=took + busy,
-            got={"a": 1},
-            running=1,
-            update_us=update,
-            **fields,
-        )
-        for n in range(count)
-    ]
+    given = {"took": took, "back": took + busy, "got": {"a": 1}, "running": 1, "update_us": update, **fields}
+    return [step(n, start=n * period, **given) for n in range(count)]
 
 
 def test_the_time_from_an_output_to_the_end_of_the_next_schedule_is_counted(found):
@@ -38,15 +27,8 @@ def test_the_time_from_an_output_to_the_end_of_the_next_schedule_is_counted(foun
     assert finding.evidence.schedule_ms == 4 * 0.030
     assert finding.evidence.update_ms == 4 * 0.020
     assert finding.severity == "info"
-    assert plain(finding.verdict) == (
-        "The device waits for the host: 7 % of the busy time (0.40 ms) passed between steps while requests "
-        "were running."
-    )
-    assert plain(finding.message) == (
-        "The device waited 0.40 ms for the host before 4 steps: schedule() took 30 % of that, "
-        "update_from_output() 20 %; the rest is other work of the engine process."
-    )
-    assert plain(finding.example) == "before step 1 the device waited 0.10 ms with 1 request running."
+    assert "(0.40 ms)" in plain(finding.verdict)
+    assert "schedule() took 30 % of that, update_from_output() 20 %;" in plain(finding.message)
 
 
 @pytest.mark.parametrize(("gap", "count"), [(10, 0), (11, 1)])
@@ -54,13 +36,16 @@ def test_little_of_it_is_not_worth_telling(found, gap, count):
     assert len(found(CODE, *one_after_the_other(gap, count=20))) == count
 
 
-def test_a_step_that_was_scheduled_while_the_one_before_ran_waited_for_nobody(found):
-    lines = [step(n, start=n * 1000, took=30, back=1900, got={"a": 1}, running=1) for n in range(5)]
-    assert found(CODE, *lines) == []
-
-
-def test_a_device_that_nobody_ran_on_was_idle_for_want_of_requests(found):
-    lines = [step(n, start=n * 5000, got={"a": 1}, num_running_before=0) for n in range(5)]
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [step(n, start=n * 1000, took=30, back=1900, got={"a": 1}, running=1) for n in range(5)],
+        [step(n, start=n * 5000, got={"a": 1}, num_running_before=0) for n in range(5)],
+        [step(n, start=n * 100_000, got={"a": 1}, running=1, trial=n + 1) for n in range(5)],
+    ],
+    ids=["scheduled while the step before ran", "nobody to run", "the pause between two trials"],
+)
+def test_it_is_silent_about(found, lines):
     assert found(CODE, *lines) == []
 
 
@@ -71,32 +56,15 @@ def test_a_step_that_scheduled_nothing_kept_no_device_waiting(found):
     assert (finding.count, finding.steps) == (3, [1, 3, 4])
 
 
-def test_the_pause_between_two_trials_is_nobodys_gap(found):
-    lines = [step(n, start=n * 100_000, got={"a": 1}, running=1, trial=n + 1) for n in range(5)]
-    assert found(CODE, *lines) == []
+CORE = "a CPU core of its own for the engine process"
 
 
 @pytest.mark.parametrize(
     ("on", "advice"),
     [
-        (
-            True,
-            [
-                "a CPU core of its own for the engine process",
-                "more engines (--data-parallel-size), as --async-scheduling is on",
-            ],
-        ),
-        (
-            False,
-            [ASYNC, "a CPU core of its own for the engine process"],
-        ),
-        (
-            None,
-            [
-                "--async-scheduling, if it is off (the trace does not record it)",
-                "a CPU core of its own for the engine process",
-            ],
-        ),
+        (True, [CORE, "more engines (--data-parallel-size), as --async-scheduling is on"]),
+        (False, [ASYNC, CORE]),
+        (None, ["--async-scheduling, if it is off (the trace does not record it)", CORE]),
     ],
 )
 def test_the_advice_depends_on_asynchronous_scheduling(found, on, advice):
@@ -115,20 +83,8 @@ def test_the_workers_own_clock_counts_where_the_trace_has_it(found):
 
 def test_host_work_behind_the_device_is_no_part_of_a_gap(found):
     """Asynchronous: schedule() and the update run while the device works; it waits 100 us in between."""
-    lines = [
-        step(
-            n,
-            start=1000 * n,
-            took=300,
-            back=1600,
-            update_us=200,
-            execute_after_us=1000,
-            execute_us=900,
-            got={"a": 1},
-            running=1,
-        )
-        for n in range(6)
-    ]
+    work = {"took": 300, "back": 1600, "update_us": 200, "execute_after_us": 1000, "execute_us": 900}
+    lines = [step(n, start=1000 * n, got={"a": 1}, running=1, **work) for n in range(6)]
     [finding] = found(CODE, *lines)
     assert (finding.evidence.gap_ms, finding.evidence.schedule_ms) == (0.5, 0)
     assert finding.evidence.update_ms == 0

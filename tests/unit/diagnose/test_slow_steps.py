@@ -61,11 +61,9 @@ def test_its_share_is_excess_time_times_requests(found):
 def test_outside_the_captured_graphs(found):
     [finding] = found(CODE, *decodes(SIZES, lambda size, _: 5 if size > 4 else 1), settings=GRAPHS)
     assert finding.evidence.captured_tokens == 4
-    assert plain(finding.holder).startswith(
-        "The largest captured CUDA graph (cudagraph_capture_sizes) holds 4 tokens"
-    )
+    assert "(cudagraph_capture_sizes) holds 4 tokens" in plain(finding.holder)
     assert finding.advice[0].setting == "max_cudagraph_capture_size"
-    assert "(now 4)" in plain(finding.advice[0].message)
+    assert "Capture graphs for 8 requests" in plain(finding.advice[0].message)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +90,9 @@ def present(trait=None, factor=3, noise=0.05):
     for number, line in enumerate(lines):
         if with_request(number):
             got = {one.request_id: 1 for one in line.requests} | {"r": 1}
+            back = line.output_us - line.start_us
             lines[number] = step(
-                number,
-                start=line.start_us,
-                took=0,
-                back=line.output_us - line.start_us,
-                got=got,
-                decode_tokens=len(got),
+                number, start=line.start_us, took=0, back=back, got=got, decode_tokens=len(got)
             )
     lines[0].arrived.append(arrival("r", 0, **(trait or {})))
     return lines
@@ -175,11 +169,6 @@ def test_a_device_that_got_slower_is_told_and_no_request_that_was_there(found):
     [finding] = found("interruption", *slow)
     assert (finding.cause, finding.evidence.first_step, finding.evidence.last_step) == ("slower", 90, 159)
     assert finding.evidence.factor == pytest.approx(2, rel=0.1)
-    assert plain(finding.verdict).startswith(
-        "The device was slower in steps 90-159: they took 2.0 times as long as the same work in other steps, "
-    )
-    assert "more than expected, in step" in plain(finding.message)
-    assert "clocks, power limit and temperature" in plain(finding.advice[0].message)
 
 
 def test_the_first_use_of_a_batch_size(found):

@@ -46,12 +46,17 @@ def test_fewer_are_one_only_if_they_last_a_tenth_of_a_second(found, many, every_
     assert bool(found(CODE, step(0, back=0, got={"a": 1}), *steps, after)) is stalled
 
 
-def test_a_step_with_tokens_ends_it(found):
-    assert found(CODE, *spell(0, 5), step(5, got={"a": 1}), *spell(6, 5), step(11, got={"a": 1})) == []
-
-
-def test_nobody_there_is_no_stall(found):
-    assert found(CODE, *[step(n) for n in range(30)]) == []
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [*spell(0, 5), step(5, got={"a": 1}), *spell(6, 5), step(11, got={"a": 1})],
+        [step(n) for n in range(30)],
+        [*spell(0, 6, trial=1), *spell(6, 6, trial=2)],
+    ],
+    ids=["ended by a step with tokens", "nobody there", "ended by the end of a trial"],
+)
+def test_it_is_silent_about(found, lines):
+    assert found(CODE, *lines) == []
 
 
 def test_it_begins_when_the_device_is_idle(found):
@@ -113,7 +118,5 @@ def test_one_finding_per_cause(found):
 
 
 def test_trials_are_told_apart(found):
-    lines = [*spell(0, 6, trial=1), *spell(6, 6, trial=2)]
-    assert found(CODE, *lines) == []
     [finding] = found(CODE, *spell(0, 10, trial=1), *spell(10, 10, trial=2))
     assert (finding.trials, finding.evidence.stalls, finding.evidence.unended) == ([1, 2], 2, 2)

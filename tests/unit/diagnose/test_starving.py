@@ -37,24 +37,15 @@ def test_what_a_prefill_added_to_the_steps_of_decodes_is_told(found):
     assert finding.evidence.median_decode_step_us == 1000
     assert finding.evidence.max_busy_us == 2000
     assert finding.severity == "warning"
-    assert plain(finding.message) == (
-        "5 steps computed prefill chunks beside decodes, which delayed the decoding requests by 1.00 ms a "
-        "step on average: 17 % of all time between their tokens, by the step-time model. A step with "
-        "decodes only took 1.00 ms at the median."
-    )
 
 
-def test_a_few_such_steps_are_nothing_to_tell(found):
-    assert found("prefill-starves-decode", *run(2)) == []
-
-
-def test_steps_that_only_prefill_keep_no_decode_waiting(found):
-    steps = [timed(n, 100, 0) for n in range(10)] + [timed(10 + n, 0, 4) for n in range(15)]
-    assert found("prefill-starves-decode", *steps) == []
-
-
-def test_without_a_model_of_step_times_nothing_is_ascribed(found):
-    assert found("prefill-starves-decode", *run(5)[15:]) == []
+@pytest.mark.parametrize(
+    "lines",
+    [run(2), [timed(n, 100, 0) for n in range(10)] + [timed(10 + n, 0, 4) for n in range(15)], run(5)[15:]],
+    ids=["a few such steps", "steps that only prefill", "no model of step times"],
+)
+def test_decodes_are_not_said_to_starve_in(found, lines):
+    assert found("prefill-starves-decode", *lines) == []
 
 
 def batch_in_two_steps(us):
@@ -107,10 +98,7 @@ def test_decodes_that_leave_prefills_nothing_are_told(found):
     assert finding.evidence.spent_ms == 2.0
     assert finding.evidence.wait_ms == 2 * 2 * 1.0
     assert finding.tokens == 1600
-    assert plain(finding.message) == (
-        "2 steps spent 80 % of the token budget on decodes on average and had too little left for prefills. "
-        "These steps took 2.00 ms, 67 % of the busy time; requests waited 4.00 ms in total."
-    )
+    assert "took 2.00 ms, 67 % of the busy time" in plain(finding.message)
     assert finding.advice == []
 
 
@@ -120,13 +108,11 @@ def test_decodes_that_leave_prefills_nothing_are_told(found):
         (500, {}, 1),
         (499, {}, 0),
         (900, {"waiting": 0}, 0),
+        (900, {"num_not_ready_after": 2}, 0),
+        (900, {"budget": 1050}, 0),
         (900, {"ended": Cause.KV_BLOCKS}, 0),
         (900, {"waiting": 0, "caps": [ChunkCap("p", Cap.TOKEN_BUDGET, 400, 100)]}, 1),
     ],
 )
 def test_only_a_spent_budget_with_a_prefill_that_wanted_more_counts(found, decode, fields, count):
     assert len(found("decode-starves-prefill", full(0, decode, 1000 - decode, **fields))) == count
-
-
-def test_a_step_with_budget_left_starves_nobody(found):
-    assert found("decode-starves-prefill", full(0, 900, 50)) == []
