@@ -181,7 +181,7 @@ def advise(
     fields: object = None,
     *,
     setting: str | None = None,
-    value: int | float | str | bool | None = None,
+    value: float | str | bool | None = None,
     costs: str | Message = NOTHING,
     **values: Any,
 ) -> Advice:
