@@ -78,7 +78,7 @@ def find(timeline: Timeline) -> list[Finding]:
 def _finding(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     lost = _lost(timeline, rows).group_by("request_id").agg(LENGTH_US.sum().alias("us"))
     examples = [_example(timeline, cause, row) for row in rows.head(MOST_EXAMPLES).to_dicts()]
-    worst = examples[0]
+    worst: NeverFits = examples[0]
     behind = lost.filter(~pl.col("request_id").is_in(rows["request_id"].implode())).height
     between = pl.col("step").is_between(rows["first_step"].min(), rows["last_step"].max())
     longest = longest_sequence(timeline.header)

@@ -97,7 +97,7 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
     examples = first_examples(
         NoProgressExample, known.with_columns(pl.col("preemptions", "for_itself").fill_null(0))
     )
-    worst = examples[0]
+    worst: NoProgressExample = examples[0]
     recomputed = int(rows["recomputed_tokens"].sum())
     computed = int(timeline.steps["used_tokens"].sum())
     part = recomputed / computed if computed else None
@@ -232,7 +232,7 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     ready, unended = _READY[CAUSES[cause]], rows.filter("unended").height
     known = rows.rename({"first_step": "step", "unended": "unfinished"})
     examples = first_examples(NoProgressExample, known.with_columns(parked_ms=pl.col("parked_us") / 1e3))
-    worst = examples[0]
+    worst: NoProgressExample = examples[0]
     return finding_of(
         NoProgress(
             requests=rows.height,
