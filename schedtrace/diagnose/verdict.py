@@ -106,7 +106,7 @@ def verdict(
             return [say("The engine is the limit: no setting held requests back for long."), load]
         explained = main.capped or (found[0].verdict if found else NOTHING)
         sentences = (explained,) if explained else (main.nothing, _split(split))
-        if found and found[0].code == client_limited.CODE and not main.capped:
+        if found and found[0].code == client_limited.RULE.code and not main.capped:
             return [*sentences]
         return [sentence for sentence in (*sentences, load or _idle(engines)) if sentence]
     first, *others = found

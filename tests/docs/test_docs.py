@@ -177,7 +177,7 @@ def test_every_key_of_the_evidence_is_on_the_findings_page(all_findings, code):
     recorded = RECORDED / code / "shows"
     without_queue = {"budget-underused": ROOT / "examples/forum-thread/wrapped.log"}
     shows = without_queue.get(code, recorded if recorded.exists() else all_findings)
-    if code == better_setting.CODE:  # no trace shows it
+    if code == better_setting.RULE.code:  # no trace shows it
         evidence = better_setting.BetterSetting
     else:
         [finding] = found_in(shows, code)

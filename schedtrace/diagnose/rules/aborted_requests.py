@@ -8,16 +8,12 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, share_frac
-from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice, Evidence, Finding
-from schedtrace.model.say import say
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "aborted-requests"
 
 FEWEST = 3
 """Of fewer requests no pattern can be told."""
@@ -51,6 +47,11 @@ class Aborts(Evidence, kw_only=True):
     retries: int
     by_content: bool
     examples: list[AbortExample]
+
+    @property
+    def again(self) -> bool:
+        """Most came again at once."""
+        return self.retries >= MOST_FRAC * self.aborted
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -101,25 +102,32 @@ def find(timeline: Timeline) -> list[Finding]:
             .to_dicts()
         ],
     )
-    again = evidence.retries >= MOST_FRAC * evidence.aborted
+    advice = advise(
+        "Let clients wait longer than {median_age_ms:ms}, or send fewer requests at a time: each retry adds "
+        "to the load that made it late.",
+        evidence,
+    )
     return [
-        Finding(
-            code=CODE,
-            severity=severity_by_weight(None, share),
-            title=say("Clients give up and try again") if again else say("Aborted requests"),
-            verdict=_verdict(evidence, share, again=again),
+        step_finding(
+            timeline,
+            aborted,
+            evidence,
+            title="Clients give up and try again" if evidence.again else "Aborted requests",
+            verdict="{aborted:n} of {requests:n request} were aborted[{same_age:?} after {median_age_ms:ms} "
+            "each][{again:?}; {retries:n} of them came again at once]: {share:%} of the requests' time was "
+            "spent on them.",
             share_frac=share,
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=aborted.height,
-            trials=trial_numbers(aborted),
-            steps=step_numbers(aborted.drop_nulls("step")),
             tokens=evidence.computed_tokens,
-            message=_message(evidence),
-            advice=_advice(evidence, again=again),
-            evidence=evidence,
-            example=_described(evidence.examples[0]),
+            message="The engine had computed {computed_tokens:n token} for them, {output_tokens:n} of these "
+            "output; the median age was {median_age_ms:ms}."
+            "[ {retries:n} were followed at once by a request with [{by_content:?}the same prompt]"
+            "[{by_content:!}a prompt of the same length].]"
+            "[{retries:!}{same_age:?} They were of one age, as with a client's timeout.]"
+            "[{retries:!}{same_age:!} The trace does not show whether the client left or the front end had "
+            "found a stop string.]",
+            advice=[advice] if evidence.again or evidence.same_age else [],
+            example="{request_id:id} was aborted after {age_ms:ms} with {output_tokens:n output token}"
+            "[ and came again as {retried_as:id}].",
         )
     ]
 
@@ -143,74 +151,8 @@ def _retries(aborted: pl.DataFrame, came: pl.DataFrame) -> tuple[dict[str, str],
     return found, by_content
 
 
-def _verdict(evidence: Aborts, share: float, *, again: bool) -> Message:
-    when = NOTHING
-    if evidence.same_age:
-        when = say(" after {age:us} each", age=1e3 * evidence.median_age_ms)
-    retried = NOTHING
-    if again:
-        retried = say("; {retries:n} of them came again at once", retries=evidence.retries)
-    return say(
-        "{aborted:n} of {requests:n request} were aborted{when}{retried}: {share:%} of the "
-        "requests' time was spent on them.",
-        aborted=evidence.aborted,
-        requests=evidence.requests,
-        when=when,
-        retried=retried,
-        share=share,
-    )
-
-
-def _message(evidence: Aborts) -> Message:
-    who = say(" The trace does not show whether the client left or the front end had found a stop string.")
-    if evidence.same_age:
-        who = say(" They were of one age, as with a client's timeout.")
-    if evidence.retries:
-        like = "the same prompt" if evidence.by_content else "a prompt of the same length"
-        who = say(
-            " {retries:n} were followed at once by a request with {like}.",
-            retries=evidence.retries,
-            like=like,
-        )
-    return say(
-        "The engine had computed {tokens:n token} for them, {output:n} of these output; the "
-        "median age was {age:us}.{who}",
-        tokens=evidence.computed_tokens,
-        output=evidence.output_tokens,
-        age=1e3 * evidence.median_age_ms,
-        who=who,
-    )
-
-
-def _advice(evidence: Aborts, *, again: bool) -> list[Advice]:
-    if not (again or evidence.same_age):
-        return []
-    return [
-        Advice(
-            message=say(
-                "Let clients wait longer than {age:us}, or send fewer requests at a time: each retry "
-                "adds to the load that made it late.",
-                age=1e3 * evidence.median_age_ms,
-            )
-        )
-    ]
-
-
-def _described(example: AbortExample) -> Message:
-    retried = NOTHING
-    if example.retried_as is not None:
-        retried = say(" and came again as {other:id}", other=example.retried_as)
-    return say(
-        "{request:id} was aborted after {age:us} with {tokens:n output token}{retried}.",
-        request=example.request_id,
-        age=1e3 * example.age_ms,
-        tokens=example.output_tokens,
-        retried=retried,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="aborted-requests",
     summary="requests were aborted before their end; some clients sent the same prompt again",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
     find=find,

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from schedtrace.diagnose.rules.common import advise
 from schedtrace.model.message import NOTHING, Message, Setting
 from schedtrace.model.report import Advice, Finding
 from schedtrace.model.say import say
@@ -23,6 +24,9 @@ LEAST_UNITS = 16
 LEAST_COST = 0.01
 """Of a step: what all running requests together add less than this is not seen."""
 SPACE = "VLLM_CPU_KVCACHE_SPACE"
+
+BATCHED_TOKENS = Setting("--max-num-batched-tokens")
+LONG_PREFILL = Setting("--long-prefill-token-threshold")
 
 
 def allowed(timeline: Timeline, finding: Finding) -> Finding:
@@ -37,7 +41,8 @@ def allowed(timeline: Timeline, finding: Finding) -> Finding:
         check = _CHECKS.get(advice.setting or "")
         why = check(timeline, advice.value) if check else NOTHING
         if why:
-            refuted.append(say("{setting} is no choice here: {why}.", setting=_option(advice), why=why))
+            option = f"--{(advice.setting or '').replace('_', '-')}"
+            refuted.append(say("{option:setting} is no choice here: {why}.", option=option, why=why))
         elif _unsure(timeline, advice):
             unsure = "{advice}; whether vLLM itself keeps it off here is not recorded"
             kept.append(msgspec.structs.replace(advice, message=say(unsure, advice=advice.message)))
@@ -71,8 +76,7 @@ def why_no_async_scheduling(timeline: Timeline, value: Any = True) -> Message:  
     if drafts in REFUSED_DRAFTS:
         return say("vLLM refuses it together with {method:code} drafts", method=str(drafts))
     if settings.get("speculative_config.disable_padded_drafter_batch"):
-        option = Setting("disable_padded_drafter_batch")
-        return say("vLLM refuses it together with {option}", option=option)
+        return say("vLLM refuses it together with {option:setting}", option="disable_padded_drafter_batch")
     if (header.pipeline_parallel_size or 1) > 1 and settings.get("use_v2_model_runner") is False:
         return say("vLLM's first model runner does not support it with pipeline parallelism")
     if on_platform and chosen_by_vllm(timeline, "async_scheduling"):
@@ -90,19 +94,11 @@ def _chunked(timeline: Timeline, value: Any) -> Message:
     return NOTHING
 
 
-def _seats(timeline: Timeline, value: Any) -> Message:
-    most = batched_tokens(timeline)
-    if value is None or not most or value <= most:
-        return NOTHING
-    return say("vLLM refuses more seats than {tokens} ({most:n})", tokens=BATCHED_TOKENS, most=most)
-
-
-def _active(timeline: Timeline, value: Any) -> Message:
-    most = timeline.header.max_num_running_reqs
+def _above(value: Any, most: int | None, option: Setting, things: str = "") -> Message:
+    """Why vLLM refuses a value above another option's; nothing where it is not, or either is not known."""
     if value is None or most is None or value <= most:
         return NOTHING
-    option = Setting("--max-num-seqs")
-    return say("vLLM refuses more than {option} ({most:n})", option=option, most=most)
+    return say("vLLM refuses more {things}than {option} ({most:n})", things=things, option=option, most=most)
 
 
 def _tokens(timeline: Timeline, value: Any) -> Message:
@@ -115,10 +111,8 @@ def _tokens(timeline: Timeline, value: Any) -> Message:
 def _adapters(timeline: Timeline, value: Any) -> Message:
     """Where ``max_cpu_loras`` is not given, it follows ``max_loras``."""
     most, now = (timeline.header.settings.get(f"lora_config.max_{name}") for name in ("cpu_loras", "loras"))
-    if value is None or not isinstance(most, int) or value <= most or most == now:
-        return NOTHING
-    option = Setting("--max-cpu-loras")
-    return say("vLLM refuses more than {option} ({most:n})", option=option, most=most)
+    given = isinstance(most, int) and most != now
+    return _above(value, most if given else None, Setting("--max-cpu-loras"))
 
 
 def _block_size(timeline: Timeline, _: Any) -> Message:
@@ -130,8 +124,12 @@ def _block_size(timeline: Timeline, _: Any) -> Message:
 _CHECKS: dict[str, Callable[[Timeline, Any], Message]] = {
     "async_scheduling": why_no_async_scheduling,
     "enable_chunked_prefill": _chunked,
-    "max_num_seqs": _seats,
-    "max_num_active_seqs": _active,
+    "max_num_seqs": lambda timeline, value: _above(
+        value, batched_tokens(timeline) or None, BATCHED_TOKENS, things="seats "
+    ),
+    "max_num_active_seqs": lambda timeline, value: _above(
+        value, timeline.header.max_num_running_reqs, Setting("--max-num-seqs")
+    ),
     "max_num_batched_tokens": _tokens,
     "max_loras": _adapters,
     "block_size": _block_size,
@@ -145,10 +143,6 @@ def _unsure(timeline: Timeline, advice: Advice) -> bool:
     return chosen_by_vllm(timeline, advice.setting) is None
 
 
-def _option(advice: Advice) -> Setting:
-    return Setting(f"--{(advice.setting or '').replace('_', '-')}")
-
-
 def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     """What to type for a KV cache of so many blocks, the null block included: option, value, present value.
 
@@ -158,43 +152,38 @@ def kv_space(timeline: Timeline, blocks: int | None = None) -> Message:
     """
     settings, cpu = timeline.header.settings, timeline.header.device == "cpu"
     if now := settings.get("cache_config.num_gpu_blocks_override"):
-        return _typed("--num-gpu-blocks-override", None if blocks is None else str(blocks), str(now))
-    wanted = None if blocks is None else _bytes_of(timeline, blocks)
+        return _typed("--num-gpu-blocks-override", blocks, now)
+    wanted = _bytes_of(timeline, blocks)
     if cpu and (gib := settings.get(f"environment.{SPACE}")):
-        value = None if wanted is None else str(-(-wanted // UNITS["G"]))
-        return say("{space}, in GiB", space=_typed(SPACE, value, str(gib)))
+        return say("{space}, in GiB", space=_typed(SPACE, wanted and -(-wanted // UNITS["G"]), gib))
     given = settings.get("cache_config.kv_cache_memory_bytes")
     memory = _typed(
         "--kv-cache-memory-bytes",
-        None if wanted is None else typed_bytes(wanted),
+        wanted and typed_bytes(wanted),
         typed_bytes(given, exact=True) if isinstance(given, int) and given > 0 else None,
     )
     if cpu or given:
         return memory
     share = settings.get("cache_config.gpu_memory_utilization")
     more = _more_of_gpu(timeline, blocks)
-    if more is not None and isinstance(share, float) and share + more > 1:
+    wanted_share = share + more if isinstance(share, float) and more is not None else None
+    if wanted_share is not None and wanted_share > 1:
         return say(
             "{share}, as far as the GPU's memory goes: {blocks:n} blocks need {times:n} of it",
-            share=_typed("--gpu-memory-utilization", None, str(share)),
+            share=_typed("--gpu-memory-utilization", None, share),
             blocks=blocks,
-            times=round(share + more, 1),
+            times=round(wanted_share, 1),
         )
-    value = (
-        None if more is None or not isinstance(share, float) else f"{math.ceil(100 * (share + more)) / 100}"
-    )
-    utilization = _typed("--gpu-memory-utilization", value, None if share is None else str(share))
+    value = wanted_share and math.ceil(100 * wanted_share) / 100
+    utilization = _typed("--gpu-memory-utilization", value, share)
     return say("{utilization} or {memory}", utilization=utilization, memory=memory)
 
 
-def _typed(option: str, value: str | None, now: str | None) -> Message:
+def _typed(option: str, value: object, now: object) -> Message:
     """``--kv-cache-memory-bytes 32M (now 4M)``."""
     assign = "=" if option == SPACE else " "
-    return say(
-        "{option:setting}{now}",
-        option=option if value is None else f"{option}{assign}{value}",
-        now=NOTHING if now is None else say(" (now {now:code})", now=now),
-    )
+    typed = option if value is None else f"{option}{assign}{value}"
+    return say("{typed:setting}[ (now {now:code})]", typed=typed, now=None if now is None else str(now))
 
 
 def typed_bytes(count: int, *, exact: bool = False) -> str:
@@ -210,11 +199,11 @@ def typed_bytes(count: int, *, exact: bool = False) -> str:
     return str(count)
 
 
-def _bytes_of(timeline: Timeline, blocks: int) -> int | None:
+def _bytes_of(timeline: Timeline, blocks: int | None) -> int | None:
     """Memory of so many blocks on each device; None: not recorded, or the stages of a pipeline differ."""
     header = timeline.header
     given, total = header.settings.get("cache_config.kv_cache_memory_bytes"), header.kv_blocks_total
-    if (header.pipeline_parallel_size or 1) > 1:
+    if blocks is None or (header.pipeline_parallel_size or 1) > 1:
         return None
     if header.kv_block_bytes:
         return blocks * header.kv_block_bytes
@@ -228,10 +217,6 @@ def _more_of_gpu(timeline: Timeline, blocks: int | None) -> float | None:
     memory, total = timeline.header.device_memory_bytes, timeline.header.kv_blocks_total
     more = None if blocks is None or total is None else _bytes_of(timeline, blocks - total)
     return None if more is None or not memory else more / memory
-
-
-BATCHED_TOKENS = Setting("--max-num-batched-tokens")
-LONG_PREFILL = Setting("--long-prefill-token-threshold")
 
 
 def batched_tokens(timeline: Timeline) -> int:
@@ -270,24 +255,10 @@ def threshold(timeline: Timeline) -> int:
 
 def replayed(setting: Setting) -> Advice:
     """Of what moves waits from one request to others: only a replay tells whether a value of it helps."""
-    return Advice(
-        message=say(
-            "{setting}, if a replay of this load shows a value that helps: {command:code}",
-            setting=setting,
-            command="schedtrace analyze --predict",
-        )
-    )
-
-
-def watermark(timeline: Timeline) -> Message:
-    """``keep a reserve with a larger --watermark (now 0)``; nothing for a vLLM without this setting."""
-    config = timeline.header.scheduler_config
-    if "watermark" not in config:
-        return NOTHING
-    return say(
-        "keep a reserve with a larger {watermark:setting} (now {now:n})",
-        watermark="--watermark",
-        now=config["watermark"] or 0,
+    return advise(
+        "{option}, if a replay of this load shows a value that helps: {command:code}",
+        option=setting,
+        command="schedtrace analyze --predict",
     )
 
 

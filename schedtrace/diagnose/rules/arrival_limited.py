@@ -3,19 +3,17 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, only, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, advise, only, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message, joined
+from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "arrival-limited"
-
-
 MOST_FRAC = 0.5
+"""Of the requests: so many that come in bursts are a load in bursts."""
 
 
 class LateExample(StepExample, kw_only=True):
@@ -28,6 +26,11 @@ class LateExample(StepExample, kw_only=True):
     late_tokens: int
     late_us_max: int
 
+    @property
+    def requests(self) -> int:
+        """Those that it had, and those that it missed."""
+        return self.scheduled_requests + self.late_requests
+
 
 class LateRequests(Evidence, kw_only=True):
     """Requests that came too late for a step."""
@@ -35,7 +38,9 @@ class LateRequests(Evidence, kw_only=True):
     late_requests: int
     late_us_min: int
     late_us_max: int
+    """By when they reached the front end, since the end of ``schedule()``."""
     on_their_way: int
+    """Which it had then."""
     extra_steps: int
     extra_steps_us: int
     examples: list[LateExample]
@@ -46,41 +51,33 @@ def find(timeline: Timeline) -> list[Finding]:
     late = late_requests(timeline)
     if late.is_empty():
         return []
-    steps = late.select("step", "trial").unique()
-    tokens = int(late["prompt_tokens"].sum())
-    evidence = _evidence(timeline, late)
     share = _share(timeline, late)
+    evidence = _evidence(timeline, late)
     return [
-        Finding(
-            code=CODE,
-            title=say("Requests arrive while the engine already steps") if share is not None else NOTHING,
+        step_finding(
+            timeline,
+            late.select("step", "trial").unique(),
+            evidence,
+            title="Requests arrive while the engine already steps" if share is not None else "",
             verdict=NOTHING if share is None else _verdict(timeline, late, share),
             share_frac=share,
             severity="info",
             cause=Cause.QUEUE_EMPTY,
             via=str(late["waiting_via"].unique().sort()[0]),
             location=only(late["waiting_location"]),
-            engine_rank=timeline.rank,
-            count=steps.height,
-            trials=trial_numbers(steps),
-            steps=step_numbers(steps),
-            tokens=tokens,
-            message=joined(
-                [
-                    say(
-                        "{steps:n step} left token budget unused because {requests:n request} ({tokens:n "
-                        "token}) that would have fitted reached the scheduler after schedule() had ended.",
-                        steps=steps.height,
-                        requests=late.height,
-                        tokens=tokens,
-                    ),
-                    _lateness(evidence),
-                    _later_steps(evidence),
-                ]
-            ),
+            tokens=int(late["prompt_tokens"].sum()),
+            message="{steps:n step} left token budget unused because {late_requests:n request} "
+            "({tokens:n token}) that would have fitted reached the scheduler after schedule() had ended. "
+            "[{late:!}The front end already had all of them when schedule() ended.]"
+            "[{late:?}The last one reached the front end {late_us_max:us} after schedule()"
+            "[; {on_their_way:n} of them had reached it when schedule() ended].] "
+            "[vLLM first scheduled them in {extra_steps:n later step}"
+            "[ that took {extra_steps_us:us} in total].]"
+            "[{extra_steps:!}None of them was scheduled before the trace ended.]",
+            values={"late": evidence.on_their_way < evidence.late_requests},
             advice=[] if share is None else [_advice(timeline)],
-            evidence=evidence,
-            example=_described(evidence.examples[0]),
+            example="{at} scheduled {scheduled_requests:n} of {requests:n request} "
+            "({scheduled_tokens:n token}) and left {remaining_budget:n token} of budget.",
         )
     ]
 
@@ -110,44 +107,37 @@ def _in_bursts(timeline: Timeline, late: pl.DataFrame) -> bool:
 
 
 def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
+    spent = share if share >= RESOLVED_FRAC else None
     first = late.sort("step").filter(pl.col("step") == pl.col("step").min())
     there = int(first["total_requests"][0])
     in_trial = timeline.arrivals.filter(pl.col("trial").eq_missing(pl.lit(first["trial"][0])))
     at_once = timeline.closed_workload or there + first.height >= in_trial.height  # else it is a server
     if at_once and first["step"][0] == timeline.of_trial(timeline.steps, first["trial"][0])["step"].min():
-        took = NOTHING
-        if share >= RESOLVED_FRAC:
-            took = say("Waiting for them took {share:%} of the requests' time; ", share=share)
         return say(
-            "The client, not the scheduler: when the first step was made, {there:n} of {all:n "
-            "request} had arrived. The others ran in later steps; no ready request was refused. "
-            "{took}{prequeue:code} has them wait before the first step.",
-            prequeue="--prequeue",
+            "The client, not the scheduler: when the first step was made, {there:n} of {came:n request} had "
+            "arrived. The others ran in later steps; no ready request was refused. "
+            "[Waiting for them took {spent:%} of the requests' time; ]{prequeue:code} has them wait before "
+            "the first step.",
             there=there,
-            all=in_trial.height,
-            took=took,
+            came=in_trial.height,
+            spent=spent,
+            prequeue="--prequeue",
         )
     return say(
-        "The client, not the scheduler: steps were small because requests had not arrived; no ready "
-        "request was refused.{spent}",
-        spent=say(" They spent {share:%} of their time until the next step.", share=share)
-        if share >= RESOLVED_FRAC
-        else NOTHING,
+        "The client, not the scheduler: steps were small because requests had not arrived; no ready request "
+        "was refused.[ They spent {spent:%} of their time until the next step.]",
+        spent=spent,
     )
 
 
 def _advice(timeline: Timeline) -> Advice:
     if not timeline.closed_workload:
-        return Advice(
-            message=say("nothing in vLLM, which does not wait for requests; send them before the first step")
-        )
-    return Advice(
-        message=say(
-            "to measure with full batches, queue all requests before the first step: {run:code}, "
-            "or {bench:code}. In production there is nothing to change",
-            run="schedtrace run --prequeue",
-            bench="vllm bench throughput --prequeue-requests",
-        )
+        return advise("nothing in vLLM, which does not wait for requests; send them before the first step")
+    return advise(
+        "to measure with full batches, queue all requests before the first step: {run:code}, or "
+        "{bench:code}. In production there is nothing to change",
+        run="schedtrace run --prequeue",
+        bench="vllm bench throughput --prequeue-requests",
     )
 
 
@@ -179,28 +169,9 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
     front end minus the end of ``schedule()``; negative: it was on its way) and the step's columns. A request
     is counted once, at the first step whose output came back after its arrival.
     """
-    steps = (
-        timeline.steps.filter(
-            (pl.col("total_requests") > 0)
-            & pl.col("output_us").is_not_null()
-            & pl.col("end_us").is_not_null()
-        )
-        .select(
-            "step",
-            "trial",
-            "end_us",
-            "output_us",
-            "remaining_budget",
-            "used_tokens",
-            "total_requests",
-            "waiting_cause",
-            "waiting_via",
-            "waiting_location",
-            "num_running_after",
-            "kv_blocks_free_after",
-        )
-        .sort("output_us")
-    )
+    steps = timeline.steps.filter(
+        (pl.col("total_requests") > 0) & pl.col("output_us").is_not_null() & pl.col("end_us").is_not_null()
+    ).sort("output_us")
     arrivals = (
         timeline.arrivals.filter(pl.col("arrived_us").is_not_null() & ~pl.col("streaming_update"))
         .select("request_id", "arrived_us", "queued_us", "prompt_tokens")
@@ -232,42 +203,6 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
     )
 
 
-def _lateness(evidence: LateRequests) -> Message:
-    """When they reached the front end, as seen from the end of ``schedule()``."""
-    if evidence.on_their_way == evidence.late_requests:
-        return say("The front end already had all of them when schedule() ended.")
-    before = say("; {count:n} of them had reached it when schedule() ended", count=evidence.on_their_way)
-    return say(
-        "The last one reached the front end {late:us} after schedule(){before}.",
-        late=evidence.late_us_max,
-        before=before if evidence.on_their_way else NOTHING,
-    )
-
-
-def _later_steps(evidence: LateRequests) -> Message:
-    """When they were scheduled at last."""
-    if not evidence.extra_steps:
-        return say("None of them was scheduled before the trace ended.")
-    took = say(" that took {time:us} in total", time=evidence.extra_steps_us)
-    return say(
-        "vLLM first scheduled them in {steps:n later step}{took}.",
-        steps=evidence.extra_steps,
-        took=took if evidence.extra_steps_us else NOTHING,
-    )
-
-
-def _described(example: LateExample) -> Message:
-    return say(
-        "{step} scheduled {scheduled:n} of {requests:n request} ({tokens:n token}) and left "
-        "{budget:n token} of budget.",
-        step=example.at,
-        scheduled=example.scheduled_requests,
-        requests=example.scheduled_requests + example.late_requests,
-        tokens=example.scheduled_tokens,
-        budget=example.remaining_budget,
-    )
-
-
 def _examples(late: pl.DataFrame) -> list[LateExample]:
     """The three steps that missed most."""
     rows = (
@@ -286,7 +221,7 @@ def _examples(late: pl.DataFrame) -> list[LateExample]:
 
 
 RULE = Rule(
-    code=CODE,
+    code="arrival-limited",
     summary="steps were small because requests had not reached the scheduler yet; no request was refused",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.REQUESTS}),
     find=find,

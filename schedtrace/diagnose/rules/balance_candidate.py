@@ -3,16 +3,13 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample
+from schedtrace.diagnose.rules.common import StepExample, finding_of, step_numbers, trial_numbers
 from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
 from schedtrace.diagnose.uneven_ranks import balanced, prefill_interval
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import MAX_STEPS, Evidence, Finding
-from schedtrace.model.say import say
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.rank import PASS
-
-CODE = "balance-candidate"
 
 WARNING_FRAC = 0.05
 """Of the time of all passes, saved at most."""
@@ -59,7 +56,6 @@ def find(ranks: Ranks) -> list[Finding]:
     alone = stalls.passes.filter(pl.col("prefilling") == 1)
     if frac < FOUND_FROM_FRAC or saved_us < RESOLVED * noise_us or alone.is_empty():
         return []
-    gain = ranks.passes_us / (ranks.passes_us - saved_us) - 1
     turns = stalls.own.join(alone.select(PASS), on=PASS, how="semi", maintain_order="left")
     longest = turns.sort("excess_us", "step", descending=[True, False])
     evidence = BalanceCandidate(
@@ -68,50 +64,35 @@ def find(ranks: Ranks) -> list[Finding]:
         prefill_ms=prefill_us / 1e3,
         aligned_ms=(prefill_us - saved_us) / 1e3,
         saved_ms=saved_us / 1e3,
-        most_gain_frac=gain,
+        most_gain_frac=ranks.passes_us / (ranks.passes_us - saved_us) - 1,
         most_running=ranks.most_running,
         seats=ranks.seats,
         examples=AlonePrefill.first(longest.with_columns(pl.col("excess_us").round().cast(pl.Int64))),
     )
     first = evidence.examples[0]
     return [
-        Finding(
-            code=CODE,
-            severity="warning" if frac >= WARNING_FRAC else "info",
-            cause=None,
-            via="recorded",
+        finding_of(
+            evidence,
             engine_rank=first.rank,
-            engine_ranks=sorted(turns["rank"].unique().to_list()),
             count=alone.height,
-            trials=alone["trial"].drop_nulls().unique().sort().to_list(),
-            steps=turns.filter(pl.col("rank") == first.rank)["step"].sort().head(MAX_STEPS).to_list(),
+            trials=trial_numbers(alone),
+            severity="warning" if frac >= WARNING_FRAC else "info",
+            engine_ranks=sorted(turns["rank"].unique().to_list()),
+            steps=step_numbers(turns.filter(pl.col("rank") == first.rank)),
             tokens=int(turns["prefill_tokens"].sum()),
-            message=say(
-                "In {alone:n} of {prefills:n common step} with a prefill one rank alone prefilled. "
-                "If all ranks prefilled at the same time, the same chunks would take at most "
-                "{saved:us} ({frac:%} of the busy time) less: at most {gain:%} more throughput. "
-                "Requests would wait longer for their first token.",
-                alone=evidence.alone_passes,
-                prefills=evidence.prefill_passes,
-                saved=saved_us,
-                frac=frac,
-                gain=gain,
-            ),
-            evidence=evidence,
-            example=say(
-                "{step} of rank {rank:n} prefilled {tokens:n token} alone, for which the common step "
-                "took {excess:us} longer.",
-                step=first.at,
-                rank=first.rank,
-                tokens=first.prefill_tokens,
-                excess=first.excess_us,
-            ),
+            message="In {alone_passes:n} of {prefill_passes:n common step} with a prefill one rank alone "
+            "prefilled. If all ranks prefilled at the same time, the same chunks would take at most "
+            "{saved_ms:ms} ({frac:%} of the busy time) less: at most {most_gain_frac:%} more throughput. "
+            "Requests would wait longer for their first token.",
+            values={"frac": frac},
+            example="{at} of rank {rank:n} prefilled {prefill_tokens:n token} alone, for which the common "
+            "step took {excess_us:us} longer.",
         )
     ]
 
 
 RULE = Rule(
-    code=CODE,
+    code="balance-candidate",
     summary="ranks in lock-step prefill in different steps; what it could save at most to align them",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=find,

@@ -1,19 +1,23 @@
 """``balance-without-effect``: balance scheduling is on where no rank waits for another one."""
 
+from typing import ClassVar
+
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, severity_by_weight
+from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, trial_numbers
 from schedtrace.diagnose.uneven_ranks import CAUSE, balanced
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Message
-from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.model.report import MAX_STEPS, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "balance-without-effect"
+SHUT = (
+    "The gate refused requests in {closed_steps:n step} for {waited_ms:ms} in total; at most "
+    "{most_running:n} of {seats:n} seats were taken."
+)
 
 
 class GateExample(StepExample, kw_only=True):
@@ -22,6 +26,7 @@ class GateExample(StepExample, kw_only=True):
     rank: int
     running: int
     waiting: int
+    cause: ClassVar[str] = CAUSE
 
 
 class BalanceWithoutEffect(Evidence, kw_only=True):
@@ -38,6 +43,11 @@ class BalanceWithoutEffect(Evidence, kw_only=True):
     waited_ms: float
     """Time that requests were refused by it."""
     examples: list[GateExample]
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other engines at all."""
+        return self.ranks > 1
 
 
 def find(ranks: Ranks) -> list[Finding]:
@@ -58,36 +68,32 @@ def find(ranks: Ranks) -> list[Finding]:
         examples=GateExample.first(steps),
     )
     return [
-        Finding(
-            code=CODE,
-            severity=severity_by_weight(None, share),
-            title=say("Balance scheduling without ranks to balance"),
+        finding_of(
+            evidence,
+            engine_rank=steps["rank"][0] if steps.height else ranks.each[0].number,
+            count=steps.height,
+            trials=trial_numbers(steps),
+            title="Balance scheduling without ranks to balance",
             verdict=say(
-                "Balance scheduling kept requests waiting for {share:%} of their time, although no "
-                "rank waits for another one here.",
+                "Balance scheduling kept requests waiting for {share:%} of their time, although no rank "
+                "waits for another one here.",
                 share=share or 0.0,
             ),
             share_frac=share,
             cause=CAUSE if steps.height else None,
             via="source",
-            engine_rank=steps["rank"][0] if steps.height else ranks.each[0].number,
             engine_ranks=sorted(steps["rank"].unique().to_list()),
-            count=steps.height,
-            trials=steps["trial"].drop_nulls().unique().sort().to_list(),
             steps=steps["step"].sort().head(MAX_STEPS).to_list(),
-            tokens=0,
-            message=_message(evidence),
+            message="{scheduler_class:code} balances ranks in lock-step, but this run has "
+            "[{several:!}one engine][{several:?}{ranks:n} engines that step independently]. "
+            + (SHUT if evidence.closed_steps else "The gate never closed: it had no effect."),
             advice=[
-                Advice(
-                    message=say(
-                        "Leave out {scheduler:code}: vLLM's own scheduler uses all {seats:n} seats.",
-                        scheduler=header.scheduler_class,
-                        seats=evidence.seats,
-                    )
+                advise(
+                    "Leave out {scheduler_class:code}: vLLM's own scheduler uses all {seats:n} seats.",
+                    evidence,
                 )
             ],
-            evidence=evidence,
-            example=_described(evidence.examples[0]) if evidence.examples else None,
+            example="In {at} {running:n} ran and {waiting:n request} waited for {cause:cause}.",
         )
     ]
 
@@ -111,38 +117,8 @@ def _by_gate() -> pl.Expr:
     return (pl.col("cause") == CAUSE) | pl.col("guard").str.contains("(?i)balance").fill_null(value=False)
 
 
-def _message(evidence: BalanceWithoutEffect) -> Message:
-    engines = "one engine" if evidence.ranks == 1 else f"{evidence.ranks} engines that step independently"
-    did = say("The gate never closed: it had no effect.")
-    if evidence.closed_steps:
-        did = say(
-            "The gate refused requests in {steps:n step} for {waited:us} in total; at most "
-            "{most:n} of {seats:n} seats were taken.",
-            steps=evidence.closed_steps,
-            waited=1e3 * evidence.waited_ms,
-            most=evidence.most_running,
-            seats=evidence.seats,
-        )
-    return say(
-        "{scheduler:code} balances ranks in lock-step, but this run has {engines}. {did}",
-        scheduler=evidence.scheduler_class,
-        engines=engines,
-        did=did,
-    )
-
-
-def _described(example: GateExample) -> Message:
-    return say(
-        "In {step} {running:n} ran and {waiting:n request} waited for {cause:cause}.",
-        step=example.at,
-        running=example.running,
-        waiting=example.waiting,
-        cause=CAUSE,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="balance-without-effect",
     summary="balance scheduling is on where there are no ranks in lock-step to balance: it can only cost a "
     "seat",
     needs=frozenset({Fact.CONFIG, Fact.EXITS}),

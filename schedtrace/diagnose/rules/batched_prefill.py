@@ -4,16 +4,13 @@ import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, can_lower_batched_tokens
-from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Steps
-from schedtrace.model.report import Advice, Evidence, Finding
-from schedtrace.model.say import say
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "batched-prefill"
 
 MOST_FRAC = 0.5
 """More than half of the requests' time."""
@@ -53,47 +50,29 @@ def find(timeline: Timeline) -> list[Finding]:
         busy_ms=worst["busy_us"] / 1e3,
     )
     return [
-        Finding(
-            code=CODE,
-            title=say("Prompts are prefilled together"),
-            verdict=say(
-                "{prompts:n prompt} were prefilled in one step of {time:us}; each had its first "
-                "token only when all were done: {share:%} of the requests' time is prefill.",
-                prompts=evidence.prompts,
-                time=1e3 * evidence.busy_ms,
-                share=evidence.prefill_frac,
-            ),
-            severity=severity_by_weight(None, others_frac),
+        step_finding(
+            timeline,
+            steps,
+            evidence,
+            title="Prompts are prefilled together",
+            verdict="{prompts:n prompt} were prefilled in one step of {busy_ms:ms}; each had its first token "
+            "only when all were done: {prefill_frac:%} of the requests' time is prefill.",
             share_frac=others_frac,
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=steps.height,
-            trials=trial_numbers(steps),
-            steps=step_numbers(steps),
             tokens=int(steps["prefill_tokens"].sum()),
-            message=say(
-                "{steps:n step} completed {mean:n1} prompts each on average; waiting for the others' "
-                "tokens in the same step took {share:%} of the requests' time ({step} is the "
-                "longest).",
-                steps=steps.height,
-                mean=evidence.mean_prompts,
-                share=others_frac,
-                step=Steps(evidence.step, evidence.step, worst["trial"]),
-            ),
+            message="{steps:n step} completed {mean_prompts:n1} prompts each on average; waiting for the "
+            "others' tokens in the same step took {others_frac:%} of the requests' time ({longest} is "
+            "the longest).",
+            values={"longest": Steps(evidence.step, evidence.step, worst["trial"])},
             advice=[
-                Advice(
-                    message=say(
-                        "a smaller {setting} (now {now:n}) gives the first prompts their token earlier, if a "
-                        "replay of this load shows a value that helps: {command:code}",
-                        setting=BATCHED_TOKENS,
-                        now=batched_tokens(timeline),
-                        command="schedtrace analyze --predict",
-                    ),
-                    costs=say("More steps for the same tokens."),
+                advise(
+                    "a smaller {option} (now {now:n}) gives the first prompts their token earlier, if a "
+                    "replay of this load shows a value that helps: {command:code}",
+                    option=BATCHED_TOKENS,
+                    now=batched_tokens(timeline),
+                    command="schedtrace analyze --predict",
+                    costs="More steps for the same tokens.",
                 )
             ],
-            evidence=evidence,
         )
     ]
 
@@ -131,7 +110,7 @@ def _base_us(timeline: Timeline) -> float | None:
 
 
 RULE = Rule(
-    code=CODE,
+    code="batched-prefill",
     summary="prompts were prefilled in one long step: each had its first token only when all were done",
     needs=frozenset({Fact.TIMES, Fact.LIVES, Fact.REQUESTS}),
     find=find,

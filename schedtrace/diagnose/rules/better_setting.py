@@ -3,12 +3,10 @@
 from typing import Any
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import severity_by_weight
+from schedtrace.diagnose.rules.common import finding_of
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
-from schedtrace.model.say import say
 
-CODE = "better-setting"
 TIMES = {"e2e_mean_ms": "requests' time", "output_tokens_per_s": "run's time"}
 """What a gain of a metric saves."""
 
@@ -39,47 +37,34 @@ def finding(
         metric: Of ``TIMES``.
         most_frac: Of its time: what the change saves at most.
     """
-    change, time = advice.message, TIMES[metric]
-    share = None if gain else most_frac
+    helps, sentence = "is better", "{saved:%} of the {time}; no other finding proposes it."
     if gain is None:
-        title = say("{change} may be better", change=change)
-        verdict = say(
-            "On a replay of this load {change} saves up to {saved:%} of the {time}, or nothing: "
-            "no step showed what more tokens cost.",
-            change=change,
-            saved=most_frac,
-            time=time,
-        )
-    else:
-        title = say("{change} is better", change=change)
-        verdict = say(
-            "On a replay of this load {change} saves {saved:%} of the {time}; no other finding proposes it.",
-            change=change,
-            saved=gain.saved_frac,
-            time=time,
-        )
-    return Finding(
-        code=CODE,
-        severity=severity_by_weight(gain, share),
-        title=title,
-        verdict=verdict,
-        gain=gain,
-        share_frac=share,
-        cause=None,
-        via="recorded",
+        helps = "may be better"
+        sentence = "up to {saved:%} of the {time}, or nothing: no step showed what more tokens cost."
+    return finding_of(
+        BetterSetting(settings=settings, saved_frac=gain.saved_frac if gain else None),
+        code=RULE.code,
         engine_rank=0,
         count=0,
         trials=[],
         steps=[],
-        tokens=0,
-        message=say("Found by replaying this load with one setting changed at a time."),
+        title="{change} {helps}",
+        verdict="On a replay of this load {change} saves " + sentence,
+        values={
+            "change": advice.message,
+            "helps": helps,
+            "saved": gain.saved_frac if gain else most_frac,
+            "time": TIMES[metric],
+        },
+        gain=gain,
+        share_frac=None if gain else most_frac,
+        message="Found by replaying this load with one setting changed at a time.",
         advice=[advice],
-        evidence=BetterSetting(settings=settings, saved_frac=gain.saved_frac if gain else None),
     )
 
 
 RULE = Rule(
-    code=CODE,
+    code="better-setting",
     summary="no other finding proposes it, but a replay of the load with another setting is better "
     "(--predict)",
     needs=frozenset({Fact.TIMES, Fact.LIVES, Fact.REQUESTS}),

@@ -3,16 +3,13 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, severity_by_weight, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import StepExample, advise, step_finding
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice, Evidence, Finding
-from schedtrace.model.say import say
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.charges import CACHE_RESET
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "cache-resets"
-CHARGES = (CACHE_RESET,)
+KEYS = " The resets dropped {prefix_keys:n cached block} that later prompts could have found."
 
 
 class Reset(StepExample, kw_only=True):
@@ -34,6 +31,11 @@ class Resets(Evidence, kw_only=True):
     prefix_keys: int | None
     wait_ms: float
     examples: list[Reset]
+
+    @property
+    def repeated(self) -> bool:
+        """Some request was preempted by more than one."""
+        return self.most_times > 1
 
 
 def find(timeline: Timeline) -> list[Finding]:
@@ -63,75 +65,35 @@ def find(timeline: Timeline) -> list[Finding]:
         examples=Reset.first(each),
     )
     return [
-        Finding(
-            code=CODE,
-            severity=severity_by_weight(None, share),
-            title=say("Resets of the prefix cache"),
-            verdict=say(
-                "{resets:n reset} of the prefix cache took the KV blocks of running requests, which "
-                "then spent {share:%} of the requests' time on computing {tokens:n token} again.",
-                resets=evidence.resets,
-                share=share,
-                tokens=evidence.lost_tokens,
-            ),
+        step_finding(
+            timeline,
+            each,
+            evidence,
+            title="Resets of the prefix cache",
+            verdict="{resets:n reset} of the prefix cache took the KV blocks of running requests, which then "
+            "spent {share:%} of the requests' time on computing {lost_tokens:n token} again.",
             share_frac=share,
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=each.height,
-            trials=trial_numbers(each),
-            steps=step_numbers(each),
             tokens=evidence.lost_tokens,
-            message=_message(evidence),
+            message="{resets:n reset} preempted {requests:n request}"
+            "[{repeated:?}, {most_request:id} most often ({most_times:n time})]; waiting for the blocks and "
+            "computing again took them {wait_ms:ms}." + ("" if evidence.prefix_keys is None else KEYS),
             advice=[
-                Advice(
-                    message=say(
-                        "Reset the cache while nothing runs, or without reset_running_requests: it then "
-                        "refuses as long as requests hold blocks."
-                    )
+                advise(
+                    "Reset the cache while nothing runs, or without reset_running_requests: it then refuses "
+                    "as long as requests hold blocks."
                 )
             ],
-            evidence=evidence,
-            example=say(
-                "before {step} a reset preempted {requests:n request}.",
-                step=evidence.examples[0].at,
-                requests=evidence.examples[0].preempted,
-            ),
-            cost_ms=time_us / 1e3,
+            example="before {at} a reset preempted {preempted:n request}.",
+            cost_ms=evidence.wait_ms,
         )
     ]
 
 
-def _message(evidence: Resets) -> Message:
-    keys = NOTHING
-    if evidence.prefix_keys is not None:
-        keys = say(
-            " The resets dropped {keys:n cached block} that later prompts could have found.",
-            keys=evidence.prefix_keys,
-        )
-    most = NOTHING
-    if evidence.most_times > 1:
-        most = say(
-            ", {request:id} most often ({times:n time})",
-            request=evidence.most_request,
-            times=evidence.most_times,
-        )
-    return say(
-        "{resets:n reset} preempted {requests:n request}{most}; waiting for the blocks and "
-        "computing again took them {time:us}.{keys}",
-        resets=evidence.resets,
-        requests=evidence.requests,
-        most=most,
-        time=1e3 * evidence.wait_ms,
-        keys=keys,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="cache-resets",
     summary="resets of the prefix cache preempted running requests, which computed again what they had "
     "computed",
     needs=frozenset({Fact.TIMES, Fact.LIVES, Fact.PREEMPTIONS}),
     find=find,
-    charges=tuple(map(str, CHARGES)),
+    charges=(CACHE_RESET,),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import polars as pl
@@ -161,7 +161,7 @@ def finding_of(evidence: Evidence, *, values: Mapping[str, Any] | None = None, *
     known = {"steps": given["count"], "tokens": given["tokens"], "share": given.get("share_frac")}
     known |= values or {}
     given |= {name: said(given[name], evidence, known) for name in WORDS if name in given}
-    if given.get("example"):
+    if isinstance(given.get("example"), str):
         given["example"] = said(given["example"], examples[0], known) if examples else None
     return Finding(evidence=evidence, **given)
 
@@ -181,7 +181,7 @@ def advise(
     fields: object = None,
     *,
     setting: str | None = None,
-    value: int | str | bool | None = None,
+    value: float | str | bool | None = None,
     costs: str | Message = NOTHING,
     **values: Any,
 ) -> Advice:
@@ -263,7 +263,7 @@ def wait_finding(
 
 def step_numbers(steps: pl.DataFrame) -> list[int]:
     """The numbers of the steps that show a finding, the first ``MAX_STEPS``."""
-    return steps["step"].unique().sort().head(MAX_STEPS).to_list()
+    return steps["step"].drop_nulls().unique().sort().head(MAX_STEPS).to_list()
 
 
 def trial_numbers(steps: pl.DataFrame) -> list[int]:
@@ -293,3 +293,19 @@ def listed(parts: list[Message], last: str = "and") -> Message:
     """``a, b and c``; parts that say nothing are left out."""
     said = [part for part in parts if part]
     return joined([joined(said[:-1], ", "), *said[-1:]], f" {last} ")
+
+
+WAITED = "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms})."
+"""Of ``LongestWaited``."""
+
+Example = TypeVar("Example", bound=msgspec.Struct)
+
+
+def first_examples(kind: type[Example], rows: pl.DataFrame, most: int = 3) -> list[Example]:
+    """The first rows as examples: their fields are named as columns, of which there may be more."""
+    return msgspec.convert(rows.head(most).to_dicts(), list[kind])  # type: ignore[valid-type]  # a type at run time
+
+
+def share_of_requests(timeline: Timeline, time_us: float) -> float | None:
+    """This as a share of all requests' time; None where that is not known."""
+    return time_us / timeline.requests_us if timeline.requests_us else None

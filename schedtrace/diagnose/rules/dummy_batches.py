@@ -4,14 +4,10 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample
+from schedtrace.diagnose.rules.common import StepExample, finding_of, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Message
-from schedtrace.model.report import MAX_STEPS, Evidence, Finding
-from schedtrace.model.say import say
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.timeline.engine_ranks import Ranks
-
-CODE = "dummy-batches"
 
 FOUND_FROM_FRAC = 0.01
 """Of the ranks' time."""
@@ -81,22 +77,20 @@ def find(ranks: Ranks) -> list[Finding]:
         ranks=each,
         examples=DummyExample.first(gaps.sort("batches", "step", descending=[True, False])),
     )
-    after = gaps.filter(pl.col("rank") == most.rank)
     return [
-        Finding(
-            code=CODE,
-            severity="warning" if frac >= WARNING_FRAC else "info",
-            cause=None,
-            via="recorded",
+        finding_of(
+            evidence,
             engine_rank=most.rank,
+            steps=step_numbers(gaps.filter(pl.col("rank") == most.rank)),
+            severity="warning" if frac >= WARNING_FRAC else "info",
             engine_ranks=[one.rank for one in each if one.batches],
             count=batches,
-            trials=ranks.turns["trial"].drop_nulls().unique().sort().to_list(),
-            steps=after["step"].sort().head(MAX_STEPS).to_list(),
-            tokens=0,
-            message=_message(evidence, most),
-            evidence=evidence,
-            example=_described(evidence.examples[0]) if evidence.examples else None,
+            trials=trial_numbers(ranks.turns),
+            message="{steps_frac:%} of the ranks' batches held no request and ran only because other ranks "
+            "had some: {batches:n dummy batch/dummy batches}, {time_frac:%} of the ranks' time. Rank "
+            "{rank:n} ran most of them: {own:n}, {own_frac:%} of its time.",
+            values={"rank": most.rank, "own": most.batches, "own_frac": most.time_frac},
+            example="Before {at} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
         )
     ]
 
@@ -112,31 +106,8 @@ def _gaps(ranks: Ranks) -> pl.DataFrame:
     )
 
 
-def _message(evidence: DummyBatches, most: RankDummies) -> Message:
-    return say(
-        "{share:%} of the ranks' batches held no request and ran only because other ranks "
-        "had some: {batches:n dummy batch/dummy batches}, {time:%} of the ranks' time. Rank "
-        "{rank:n} ran most of them: {own:n}, {own_time:%} of its time.",
-        share=evidence.steps_frac,
-        batches=evidence.batches,
-        time=evidence.time_frac,
-        rank=most.rank,
-        own=most.batches,
-        own_time=most.time_frac,
-    )
-
-
-def _described(example: DummyExample) -> Message:
-    return say(
-        "Before {step} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
-        step=example.at,
-        rank=example.rank,
-        batches=example.batches,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="dummy-batches",
     summary="ranks in lock-step ran batches without a request, only to keep others company",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
     find=find,

@@ -4,24 +4,37 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import severity_by_weight
+from schedtrace.diagnose.rules.common import (
+    advise,
+    finding_of,
+    first_examples,
+    severity_by_weight,
+    share_of_requests,
+    trial_numbers,
+)
 from schedtrace.diagnose.threads import ThreadShare, saturated, starved, thread_shares
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Duration, Message, Share, joined
+from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.ingress import idle_meanwhile_us, is_offline, ways_to_engine
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "front-end"
-
 FOUND_FROM_FRAC = 0.15
 """Of the time to first token, offline of the run: below that it is what every request pays."""
 NOTICED_MS = 50
 """A server's median way: below that, its users notice nothing, however short the rest is."""
-MOST_EXAMPLES = 3
 SERVER_CONTEXT = "OPENAI_API_SERVER"
+
+OFFLINE = (
+    "Not the scheduler: for {share:%} of the run the engine was idle while the front end still prepared and "
+    "sent requests (p50 {way_ms_p50:ms} each)."
+)
+SERVED = (
+    "Not the scheduler: {share:%} of the time to first token is over before a request is ready for the "
+    "engine (front end: tokenizing and sending, p50 {way_ms_p50:ms})."
+)
 
 
 class SlowWay(msgspec.Struct, kw_only=True):
@@ -65,32 +78,24 @@ def find(timeline: Timeline) -> list[Finding]:
     if found_frac < FOUND_FROM_FRAC:
         return []
     evidence = _evidence(timeline, ways, found_frac)
-    longest = evidence.examples[0]
+    unnoticed = not evidence.offline and evidence.way_ms_p50 < NOTICED_MS
     return [
-        Finding(
-            code=CODE,
-            severity=_severity(evidence, share_frac),
-            title=say("Requests are slow to reach the engine"),
-            verdict=_verdict(evidence),
-            share_frac=share_frac,
-            holder=_holder(evidence),
-            cause=None,
-            via="recorded",
+        finding_of(
+            evidence,
             engine_rank=timeline.rank,
             count=ways.height,
-            trials=ways["trial"].drop_nulls().unique().sort().to_list(),
+            trials=trial_numbers(ways),
+            severity="info" if unnoticed else severity_by_weight(None, share_frac),
+            title="Requests are slow to reach the engine",
+            verdict=OFFLINE if evidence.offline else SERVED,
+            values={"share": found_frac},
+            share_frac=share_frac,
+            holder=_holder(evidence),
             steps=[],
-            tokens=0,
             message=_parts(evidence),
             advice=_advice(timeline, evidence),
-            evidence=evidence,
-            example=say(
-                "{request:id} was prepared for the engine {way:us} after its arrival, and had its "
-                "first token after {ttft:us}.",
-                request=longest.request_id,
-                way=longest.way_us,
-                ttft=longest.ttft_us,
-            ),
+            example="{request_id:id} was prepared for the engine {way_us:us} after its arrival, and had its "
+            "first token after {ttft_us:us}.",
         )
     ]
 
@@ -106,14 +111,7 @@ def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
         frac = idle_us / (idle_us + timeline.busy_us) if idle_us else 0.0
         return frac, frac
     way_us, ttft_us = int(ways.select(LENGTH_US.sum()).item()), int(ways["ttft_us"].sum())
-    lives_us = timeline.requests_us
-    return (way_us / ttft_us if ttft_us else 0.0), (way_us / lives_us if lives_us else 0.0)
-
-
-def _severity(evidence: FrontEndTime, share_frac: float) -> str:
-    if not evidence.offline and evidence.way_ms_p50 < NOTICED_MS:
-        return "info"
-    return severity_by_weight(None, share_frac)
+    return (way_us / ttft_us if ttft_us else 0.0), share_of_requests(timeline, way_us) or 0.0
 
 
 def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> FrontEndTime:
@@ -122,10 +120,8 @@ def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> Fron
     way, *parts = ways.select(
         LENGTH_US.median().alias("way"), pl.col("before_us", "prepare_us", "input_queue_us").median()
     ).row(0)
-    longest = (
-        ways.select("request_id", LENGTH_US.alias("way_us"), "ttft_us")
-        .sort("way_us", "request_id", descending=[True, False])
-        .head(MOST_EXAMPLES)
+    longest = ways.select("request_id", LENGTH_US.alias("way_us"), "ttft_us").sort(
+        "way_us", "request_id", descending=[True, False]
     )
     before, prepare, input_queue = (None if us is None else us / 1e3 for us in parts)
     return FrontEndTime(
@@ -138,44 +134,21 @@ def _evidence(timeline: Timeline, ways: pl.DataFrame, found_frac: float) -> Fron
         input_queue_ms_p50=input_queue,
         queue_empty_frac=empty,
         threads=thread_shares(timeline),
-        examples=[SlowWay(**row) for row in longest.to_dicts()],
+        examples=first_examples(SlowWay, longest),
     )
 
 
-def _verdict(evidence: FrontEndTime) -> Message:
-    if evidence.offline:
-        return say(
-            "Not the scheduler: for {share:%} of the run the engine was idle while the front end "
-            "still prepared and sent requests (p50 {way:us} each).",
-            share=evidence.found_frac,
-            way=1e3 * evidence.way_ms_p50,
-        )
-    return say(
-        "Not the scheduler: {share:%} of the time to first token is over before a request is "
-        "ready for the engine (front end: tokenizing and sending, p50 {way:us}).",
-        share=evidence.found_frac,
-        way=1e3 * evidence.way_ms_p50,
-    )
-
-
-def _parts(evidence: FrontEndTime) -> Message:
+def _parts(evidence: FrontEndTime) -> str:
     """The way in parts, and what the engine's queue was like meanwhile."""
-    thread = step = empty = NOTHING
-    if evidence.prepare_ms_p50 is not None:
-        prepare = Duration(1e3 * evidence.prepare_ms_p50)
-        thread = say(", block hashes and grammar in the engine's input thread {prepare}", prepare=prepare)
-    if evidence.input_queue_ms_p50 is not None:
-        queue = Duration(1e3 * evidence.input_queue_ms_p50)
-        step = say("; then {queue} until the step under way was over", queue=queue)
-    if evidence.queue_empty_frac is not None:
-        share = Share(evidence.queue_empty_frac)
-        empty = say(" The engine's queue was empty after {share} of the steps.", share=share)
-    return say(
-        "Front end and transport to the engine took p50 {before:us}{thread}{step}.{empty}",
-        before=1e3 * evidence.before_ms_p50,
-        thread=thread,
-        step=step,
-        empty=empty,
+    prepare = ", block hashes and grammar in the engine's input thread {prepare_ms_p50:ms}"
+    queue = "; then {input_queue_ms_p50:ms} until the step under way was over"
+    empty = " The engine's queue was empty after {queue_empty_frac:%} of the steps."
+    return (
+        "Front end and transport to the engine took p50 {before_ms_p50:ms}"
+        + (prepare if evidence.prepare_ms_p50 is not None else "")
+        + (queue if evidence.input_queue_ms_p50 is not None else "")
+        + "."
+        + (empty if evidence.queue_empty_frac is not None else "")
     )
 
 
@@ -193,12 +166,20 @@ def _advice(timeline: Timeline, evidence: FrontEndTime) -> list[Advice]:
     found = []
     short = bool(starved(evidence.threads))
     if short:
-        found.append(Advice(message=say("Give engine, workers and front end a processor core each.")))
+        found.append(advise("Give engine, workers and front end a processor core each."))
     configured = timeline.front_end.configured if timeline.front_end else None
     if configured is not None and configured.usage_context == SERVER_CONTEXT:
         found += _more_threads(timeline)
-        found += [] if short else _more_processes(timeline)
-    found.append(Advice(message=say("Send token ids instead of text where the client can tokenize.")))
+        if not short:
+            found.append(
+                advise(
+                    "Run more front-end processes: {option:setting} (now {clients:n}).",
+                    option="--api-server-count",
+                    clients=timeline.arrivals["client_index"].drop_nulls().n_unique() or 1,
+                    costs="Each needs a processor core and memory of its own.",
+                )
+            )
+    found.append(advise("Send token ids instead of text where the client can tokenize."))
     return found
 
 
@@ -209,35 +190,17 @@ def _more_threads(timeline: Timeline) -> list[Advice]:
     if not isinstance(renderers, int) or not generates:
         return []
     return [
-        Advice(
-            message=say(
-                "Tokenize in more threads: {setting:setting} (now {renderers:n}).",
-                setting="--renderer-num-workers",
-                renderers=renderers,
-            ),
+        advise(
+            "Tokenize in more threads: {option} (now {renderers:n}).",
+            renderers=renderers,
             setting="renderer_num_workers",
-            costs=say("They share the front end's processor cores."),
-        )
-    ]
-
-
-def _more_processes(timeline: Timeline) -> list[Advice]:
-    """API servers of ``vllm serve``: not where processors are short already."""
-    clients = timeline.arrivals["client_index"].drop_nulls().n_unique()
-    return [
-        Advice(
-            message=say(
-                "Run more front-end processes: {setting:setting} (now {clients:n}).",
-                setting="--api-server-count",
-                clients=clients or 1,
-            ),
-            costs=say("Each needs a processor core and memory of its own."),
+            costs="They share the front end's processor cores.",
         )
     ]
 
 
 RULE = Rule(
-    code=CODE,
+    code="front-end",
     summary="requests spent much of their time to first token on their way to the engine",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.LIVES}),
     find=find,

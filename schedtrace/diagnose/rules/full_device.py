@@ -9,11 +9,10 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
-from schedtrace.diagnose.rules.common import RESOLVED_FRAC, wait_finding
+from schedtrace.diagnose.rules.common import RESOLVED_FRAC, advise, wait_finding
 from schedtrace.diagnose.waits import Charged
 from schedtrace.model.causes import Cause
-from schedtrace.model.message import Message
-from schedtrace.model.report import Advice, Finding
+from schedtrace.model.report import Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
@@ -44,11 +43,28 @@ def limit_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
     load = offered_load(timeline)
     if gain is None or not _is_full(load, gain):
         return wait_finding(timeline, waits, **fields)
+    resource, wider = LIMITS[fields["cause"]]
+    gains = say("not raise throughput")
+    if gain >= RESOLVED_FRAC:
+        gains = say("raise throughput by about {gain:%}", gain=gain)
     full: dict[str, Any] = {
-        "title": say("The device is full"),
-        "verdict": _verdict(waits, fields["cause"], gain),
+        "title": "The device is full",
+        "verdict": say(
+            "The device is the limit: requests spent {share:%} of their time waiting for {resource}, but by "
+            "the step times seen {wider} would {gains}.",
+            share=waits.share_frac,
+            resource=resource,
+            wider=wider,
+            gains=gains,
+        ),
         "gain": None,
-        "advice": [Advice(message=_advice(load))],
+        "advice": [
+            advise(
+                "another engine, or [fewer than these {clients:n client}: as many tokens/s, and shorter "
+                "waits][{clients:!}fewer requests at a time]",
+                clients=load.loop.clients if load.loop else None,
+            )
+        ],
     }
     return wait_finding(timeline, waits, **{**fields, **full})
 
@@ -91,27 +107,3 @@ def _is_full(load: OfferedLoad, gain_frac: float) -> bool:
     if load.pace == "clock":
         return gain_frac < min(OVERLOADED_FRAC, MISSING_FRAC * load.beyond_frac)
     return gain_frac < WORTH_FRAC
-
-
-def _verdict(waits: Charged, cause: Cause, gain_frac: float) -> Message:
-    resource, wider = LIMITS[cause]
-    gains = say("not raise throughput")
-    if gain_frac >= RESOLVED_FRAC:
-        gains = say("raise throughput by about {gain:%}", gain=gain_frac)
-    return say(
-        "The device is the limit: requests spent {share:%} of their time waiting for "
-        "{resource}, but by the step times seen {wider} would {gains}.",
-        share=waits.share_frac,
-        resource=resource,
-        wider=wider,
-        gains=gains,
-    )
-
-
-def _advice(load: OfferedLoad) -> Message:
-    if load.loop is None:
-        return say("another engine, or fewer requests at a time")
-    return say(
-        "another engine, or fewer than these {clients:n client}: as many tokens/s, and shorter waits",
-        clients=load.loop.clients,
-    )

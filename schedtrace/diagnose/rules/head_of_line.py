@@ -5,7 +5,7 @@ import polars as pl
 from schedtrace.diagnose.kv_blocks import kv_need
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
-from schedtrace.diagnose.rules.common import StepExample, only, wait_finding
+from schedtrace.diagnose.rules.common import StepExample, advise, only, wait_finding
 from schedtrace.diagnose.rules.kv_bound import largest_holder
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
@@ -16,9 +16,6 @@ from schedtrace.model.say import say
 from schedtrace.timeline.admission import behind_head, refused_heads
 from schedtrace.timeline.charges import BY_SIZE, HEAD_OF_LINE
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "head-of-line"
-CHARGES = (HEAD_OF_LINE,)
 
 
 class HeldUp(StepExample, kw_only=True):
@@ -50,10 +47,15 @@ class HeadOfLine(Evidence, kw_only=True):
     longest_ms: float
     examples: list[HeldUp]
 
+    @property
+    def other_heads(self) -> int:
+        """Refused requests beside ``head``."""
+        return self.heads - 1
+
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/head-of-line.md``."""
-    waits = charged(timeline, *CHARGES)
+    waits = charged(timeline, *RULE.charges)
     if waits is None:
         return []
     heads = refused_heads(timeline).filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
@@ -76,7 +78,6 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
         .row(0, named=True)
     )
     of_head = heads.filter(pl.col("head") == worst["head"])
-    examples = HeldUp.first(passed)
     evidence = HeadOfLine(
         refused_steps=heads.height,
         heads=heads["head"].n_unique(),
@@ -87,70 +88,52 @@ def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl
         requests_held_up=waits.requests,
         held_up_ms=waits.time_us / 1e3,
         longest_ms=waits.longest_us / 1e3,
-        examples=examples,
+        examples=HeldUp.first(passed),
     )
     return wait_finding(
         timeline,
         waits,
-        code=CODE,
-        title=say("A refused request holds up others that would fit"),
-        verdict=say(
-            "The head of the queue holds up the rest: requests that would have fitted spent "
-            "{share:%} of all requests' time behind {head:id}{others} for {size}.",
-            share=waits.share_frac,
-            head=evidence.head,
-            others=say(", which was refused")
-            if evidence.heads == 1
-            else say(" and {count:n} others, which were refused", count=evidence.heads - 1),
-            size=say("their size") if evidence.heads > 1 else say("its size"),
-        ),
+        title="A refused request holds up others that would fit",
+        verdict="The head of the queue holds up the rest: requests that would have fitted spent {share:%} of "
+        "all requests' time behind {head:id}[ and {other_heads:n} others, which were refused for their size]"
+        "[{other_heads:!}, which was refused for its size].",
         holder=_holder(timeline, evidence, cause),
         cause=cause,
         location=only(heads["location"]),
-        message=say(
-            "{requests:n request} would have been admitted {mean:us} earlier on average "
-            "({longest:id}: {wait:us}), had vLLM looked past {heads:n refused request}; it "
-            "admits in queue order.",
-            requests=waits.requests,
-            mean=waits.time_us / waits.requests,
-            longest=waits.longest_id,
-            wait=waits.longest_us,
-            heads=evidence.heads,
-        ),
+        message="{requests_held_up:n request} would have been admitted {mean:us} earlier on average "
+        "({longest_request:id}: {longest_ms:ms}), had vLLM looked past {heads:n refused request}; it "
+        "admits in queue order.",
+        values={"mean": waits.time_us / waits.requests},
         advice=_advice(timeline, cause),
         evidence=evidence,
-        example=_described(examples[0]),
+        example="{at} refused {head:id} ({head_tokens:n token}) and left {budget_left:n token}, "
+        "{kv_blocks_free:n KV block} and {seats_left:n seat}; {request_id:id} behind it needed "
+        "{tokens:n token} and {blocks:n block}, and waited {waited_us:us} more.",
     )
 
 
 def _holder(timeline: Timeline, evidence: HeadOfLine, cause: str) -> Message:
     if cause != Cause.KV_BLOCKS or evidence.blocks_free is None:
-        return say(
-            "{head:id} has {tokens:n token} ({cause:cause}).",
-            head=evidence.head,
-            tokens=evidence.head_tokens,
-            cause=cause,
-        )
+        return say("{head:id} has {head_tokens:n token} ({cause:cause}).", evidence, cause=cause)
     held = kv_need(timeline, evidence.head)
     running = NOTHING
     if held.running and held.blocks_held is not None:
         running = say(
-            "; {held:n} of {total:n} are held by {running:n running request}{largest}",
-            held=held.blocks_held,
+            "; {blocks_held:n} of {total:n} are held by {running:n running request}{largest}",
+            held,
             total=held.blocks_total - 1 if held.blocks_total else None,
-            running=held.running,
             largest=largest_holder(held),
         )
     needs = say("has {tokens:n token}", tokens=evidence.head_tokens)
     if held.blocks_needed is not None:
-        needs = say("needs {blocks:n KV block}", blocks=held.blocks_needed)
+        needs = say("needs {blocks_needed:n KV block}", held)
     return say(
-        "{head:id} {needs}, {free:n} are free{running}{step}.",
+        "{head:id} {needs}, {blocks_free:n} are free{running}{step}.",
+        held,
         head=evidence.head,
         needs=needs,
-        free=held.blocks_free,
         running=running,
-        step=NOTHING if held.held_step is None else say(" ({step:step})", step=held.held_step),
+        step=NOTHING if held.held_step is None else say(" ({held_step:step})", held),
     )
 
 
@@ -160,68 +143,43 @@ def _advice(timeline: Timeline, cause: str) -> list[Advice]:
     if cause == Cause.KV_BLOCKS:
         total = timeline.header.kv_blocks_total or 0
         found.append(
-            Advice(
-                message=say(
-                    "{space}: {blocks:n block} instead of {total:n}",
-                    space=kv_space(timeline, 2 * total or None),
-                    blocks=2 * total,
-                    total=total,
-                ),
+            advise(
+                "{space}: {blocks:n block} instead of {total:n}",
+                space=kv_space(timeline, 2 * total or None),
+                blocks=2 * total,
+                total=total,
                 setting="num_gpu_blocks_override",
                 value=2 * total or None,
             )
         )
         if config.get("scheduler_reserve_full_isl") and config.get("enable_chunked_prefill"):
             found.append(
-                Advice(
-                    message=say(
-                        "{setting:setting} (now on) admits it with its first chunk",
-                        setting="--no-scheduler-reserve-full-isl",
-                    ),
-                    costs=say("A risk of preemptions."),
+                advise(
+                    "{option:setting} (now on) admits it with its first chunk",
+                    option="--no-scheduler-reserve-full-isl",
+                    costs="A risk of preemptions.",
                 )
             )
     if cause == Cause.CHUNKED_PREFILL_OFF:
         found.append(
-            Advice(
-                message=say(
-                    "{setting:setting} (now off): the large prompt then takes the budget that is left",
-                    setting="--enable-chunked-prefill",
-                ),
+            advise(
+                "{option} (now off): the large prompt then takes the budget that is left",
                 setting="enable_chunked_prefill",
                 value=True,
             )
         )
-    found.append(Advice(message=say("send long prompts to an engine of their own")))
+    found.append(advise("send long prompts to an engine of their own"))
     return found
 
 
-def _described(example: HeldUp) -> Message:
-    return say(
-        "{step} refused {head:id} ({head_tokens:n token}) and left {budget:n token}, {free:n "
-        "KV block} and {seats:n seat}; {request:id} behind it needed {tokens:n token} and "
-        "{blocks:n block}, and waited {waited:us} more.",
-        step=example.at,
-        head=example.head,
-        head_tokens=example.head_tokens,
-        budget=example.budget_left,
-        free=example.kv_blocks_free,
-        seats=example.seats_left,
-        request=example.request_id,
-        tokens=example.tokens,
-        blocks=example.blocks,
-        waited=example.waited_us,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="head-of-line",
     summary="a refused request held up others behind it that would have fitted",
     needs=frozenset(
         {Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.BLOCKS, Fact.REQUESTS, Fact.TIMES, Fact.CONFIG}
     ),
     find=find,
-    charges=tuple(map(str, CHARGES)),
+    charges=(HEAD_OF_LINE,),
     specific=True,
     proven=(("kv_blocks", "num_gpu_blocks_override"),),
 )

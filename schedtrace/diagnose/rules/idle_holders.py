@@ -4,35 +4,30 @@ from typing import Any
 
 import polars as pl
 
+from schedtrace.diagnose.kv_blocks import usable_blocks
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
-from schedtrace.diagnose.rules.common import wait_finding
+from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_finding
 from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Count, Message, Steps
-from schedtrace.model.report import Advice, Evidence, Finding
-from schedtrace.model.say import say
+from schedtrace.model.message import Count, Steps
+from schedtrace.model.report import Finding
 from schedtrace.timeline.charges import IDLE_HOLDERS
 from schedtrace.timeline.holders import idle_holders
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "idle-holders"
-CHARGES = (IDLE_HOLDERS,)
-
 NOUNS = {"session": "streaming session", "finished": "finished request", "request": "request"}
-END_SESSIONS = say(
-    "fewer streaming sessions at once, or end those that wait: nothing else frees their blocks"
-)
-FETCH = say("look at the KV connector's other side: it does not fetch the blocks of finished requests")
+ADVICE = {
+    "session": "fewer streaming sessions at once, or end those that wait: nothing else frees their blocks",
+    "finished": "look at the KV connector's other side: it does not fetch the blocks of finished requests",
+}
+"""Where all holders are of this kind."""
 
 
-class IdleHolders(Evidence, kw_only=True):
+class IdleHolders(Waited, kw_only=True):
     """Who kept blocks; the run of steps is the longest."""
 
-    share_frac: float
-    wait_ms: float
-    requests: int
     first_step: int
     last_step: int
     time_ms: float
@@ -48,51 +43,36 @@ class IdleHolders(Evidence, kw_only=True):
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/idle-holders.md``."""
-    waits = charged(timeline, *CHARGES)
+    waits = charged(timeline, *RULE.charges)
     if waits is None:
         return []
-    evidence = IdleHolders(
-        share_frac=waits.share_frac,
-        wait_ms=waits.time_us / 1e3,
-        requests=waits.requests,
-        blocks_total=timeline.header.kv_blocks_total,
-        **_longest(timeline),
-    )
-    holders = Count(evidence.holders, NOUNS[evidence.kind])
-    verdict = say(
-        "KV blocks of requests that do not run limit this run: {holders} kept theirs while "
-        "requests spent {share:%} of their time waiting for KV blocks.",
-        holders=holders,
-        share=waits.share_frac,
+    evidence = IdleHolders.of(waits, blocks_total=timeline.header.kv_blocks_total, **_longest(timeline))
+    verdict = (
+        "KV blocks of requests that do not run limit this run: {who} kept theirs while requests spent "
+        "{share:%} of their time waiting for KV blocks."
     )
     if evidence.deadlock:
-        verdict = say(
-            "{holders} wait for each other (a deadlock): each keeps its KV blocks and waits for "
-            "more, and no request runs. Requests spent {share:%} of their time waiting for KV "
-            "blocks.",
-            holders=holders,
-            share=waits.share_frac,
+        verdict = (
+            "{who} wait for each other (a deadlock): each keeps its KV blocks and waits for more, and no "
+            "request runs. Requests spent {share:%} of their time waiting for KV blocks."
         )
+    room = advise("{space}, as room for all of them", space=kv_space(timeline))
     return [
         wait_finding(
             timeline,
             waits,
-            code=CODE,
-            title=say("Requests that do not run keep the KV blocks"),
+            title="Requests that do not run keep the KV blocks",
             verdict=verdict,
-            holder=_holder(evidence),
+            holder="They kept {idle_blocks:n}[ of {usable:n} usable] blocks for {time_ms:ms} ({stretch}), "
+            "{largest:id} the most ({largest_blocks:n}).",
+            values={
+                "who": Count(evidence.holders, NOUNS[evidence.kind]),
+                "usable": usable_blocks(timeline.header),
+                "stretch": Steps(evidence.first_step, evidence.last_step),
+            },
             cause=Cause.KV_BLOCKS,
-            message=say(
-                "{requests:n request} waited, {longest:id} the longest ({wait:us}).",
-                requests=waits.requests,
-                longest=waits.longest_id,
-                wait=waits.longest_us,
-            ),
-            advice=[
-                *([Advice(message=END_SESSIONS)] if evidence.kind == "session" else []),
-                *([Advice(message=FETCH)] if evidence.kind == "finished" else []),
-                Advice(message=say("{space}, as room for all of them", space=kv_space(timeline))),
-            ],
+            message=WAITED,
+            advice=[*([advise(ADVICE[evidence.kind])] if evidence.kind in ADVICE else []), room],
             evidence=evidence,
         )
     ]
@@ -129,26 +109,11 @@ def _longest(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _holder(evidence: IdleHolders) -> Message:
-    total = NOTHING
-    if evidence.blocks_total is not None:
-        total = say(" of {total:n} usable", total=evidence.blocks_total - 1)
-    return say(
-        "They kept {blocks:n}{total} blocks for {time:us} ({steps}), {largest:id} the most ({most:n}).",
-        blocks=evidence.idle_blocks,
-        total=total,
-        time=1e3 * evidence.time_ms,
-        steps=Steps(evidence.first_step, evidence.last_step),
-        largest=evidence.largest,
-        most=evidence.largest_blocks,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="idle-holders",
     summary="requests that got nothing kept the KV blocks that others waited for, or waited for each other",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS}),
     find=find,
-    charges=tuple(map(str, CHARGES)),
+    charges=(IDLE_HOLDERS,),
     specific=True,
 )

@@ -1,25 +1,28 @@
 """``kv-bound``: requests waited for KV cache space, or computed again what a preemption had thrown away."""
 
+import msgspec
 import polars as pl
 
 from schedtrace.diagnose.gains import RAN, with_more_running
 from schedtrace.diagnose.kv_blocks import Need, group_holdings, kv_need
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
+from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message, Number, Steps, joined
+from schedtrace.model.message import NOTHING, Message, Steps
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.timeline.charges import RECOMPUTE
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "kv-bound"
-CHARGES = (Cause.KV_BLOCKS, RECOMPUTE)
-
-
+REFUSALS = "{refused_steps:n} of {steps:n step} refused a request for KV blocks; " + WAITED
+PREEMPTIONS = (
+    " It also caused {preemptions:n preemption}: vLLM computed {recomputed_tokens:n token} twice "
+    "({recomputed_frac:%} of all computed tokens)."
+)
 WATERMARKS = (0.05, 0.1, 0.2)
 STATE = "Mamba"
 """Groups whose blocks hold a state of fixed size instead of tokens."""
@@ -35,14 +38,9 @@ class GroupUse(Evidence, kw_only=True):
     share_of_pool: float | None
 
 
-class KvSpace(Evidence, kw_only=True):
+class KvSpace(LongestWaited, kw_only=True):
     """Waiting for KV blocks, and what preemptions cost."""
 
-    share_frac: float
-    wait_ms: float
-    requests: int
-    longest_ms: float
-    longest_request: str
     refused_steps: int
     steps: int
     preemptions: int
@@ -64,10 +62,20 @@ class KvSpace(Evidence, kw_only=True):
     groups: list[GroupUse]
     """By KV cache group; empty with one group, or where it is not recorded."""
 
+    @property
+    def usable(self) -> int | None:
+        """Blocks that requests can hold."""
+        return self.blocks_total - 1 if self.blocks_total else None
+
+    @property
+    def scarce(self) -> bool:
+        """The next in line needs more than are free; else vLLM's reserve keeps it out."""
+        return (self.blocks_needed or 0) > (self.blocks_free or 0)
+
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/kv-bound.md``."""
-    waits = charged(timeline, *CHARGES)
+    waits = charged(timeline, *RULE.charges)
     if waits is None:
         return []
     evidence = _evidence(timeline, waits)
@@ -77,15 +85,14 @@ def find(timeline: Timeline) -> list[Finding]:
         limit_finding(
             timeline,
             waits,
-            code=CODE,
-            title=say("Preemptions: the KV cache is too small for the running requests")
+            title="Preemptions: the KV cache is too small for the running requests"
             if thrashing
-            else say("KV cache too small"),
+            else "KV cache too small",
             verdict=_verdict(evidence, again),
             holder=_holder(evidence),
             gain=_gain(timeline, waits, evidence),
             cause=Cause.KV_BLOCKS,
-            message=joined([_refusals(evidence), _preemptions(evidence)]),
+            message=REFUSALS + (PREEMPTIONS if evidence.preemptions else ""),
             advice=_advice(timeline, evidence, thrashing=thrashing),
             evidence=evidence,
         )
@@ -112,12 +119,8 @@ def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
     seats = 1 - pl.col("num_running_after") / timeline.seats if timeline.seats else pl.lit(None, pl.Float64)
     computed = int(timeline.steps["used_tokens"].sum() or 0)
     recomputed = int(timeline.steps["recomputed_tokens"].sum() or 0)
-    return KvSpace(
-        share_frac=waits.share_frac,
-        wait_ms=waits.time_us / 1e3,
-        requests=waits.requests,
-        longest_ms=waits.longest_us / 1e3,
-        longest_request=waits.longest_id,
+    return KvSpace.of(
+        waits,
         refused_steps=refused["step"].n_unique(),
         steps=timeline.steps.height,
         preemptions=timeline.preemptions.filter(pl.col("in_schedule")).height,
@@ -133,16 +136,7 @@ def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
 def _groups(timeline: Timeline) -> list[GroupUse]:
     if len(timeline.header.cache_groups) <= 1:
         return []
-    return [
-        GroupUse(
-            kind=group.kind,
-            block_size=group.block_size,
-            blocks_per_request=group.blocks_per_request,
-            tokens_need_blocks=group.tokens_need_blocks,
-            share_of_pool=group.share_of_pool,
-        )
-        for group in group_holdings(timeline)
-    ]
+    return msgspec.convert(group_holdings(timeline), list[GroupUse], from_attributes=True)
 
 
 def _of_groups(evidence: KvSpace) -> Message:
@@ -152,58 +146,46 @@ def _of_groups(evidence: KvSpace) -> Message:
         return NOTHING
     own = sum(group.blocks_per_request for group in states)
     each = sum(group.blocks_per_request for group in evidence.groups)
-    share = NOTHING
-    if evidence.blocks_total:
-        share = say(", {share:%} of the pool", share=each / evidence.blocks_total)
     return say(
-        " Each request takes {each:n block} on average{share}; {own:n} of them for the state "
-        "of {groups:n Mamba group}, however short it is.",
+        " Each request takes {each:n block} on average[, {share:%} of the pool]; {own:n} of them for the "
+        "state of {groups:n Mamba group}, however short it is.",
         each=round(each),
-        share=share,
+        share=each / evidence.blocks_total if evidence.blocks_total else None,
         own=round(own),
         groups=len(states),
     )
 
 
 def _verdict(evidence: KvSpace, again: float) -> Message:
-    free = evidence.mean_budget_left_frac
+    free = NOTHING
+    if evidence.mean_budget_left_frac is not None:
+        free = say(", while {mean_budget_left_frac:%} of the token budget stayed free", evidence)
     return say(
-        "KV cache space limits this run: requests spent {share:%} of their time {waiting}{free}.",
+        "KV cache space limits this run: requests spent {share:%} of their time waiting for KV blocks"
+        "[{again:?} or computing again after a preemption]{free}.",
         share=evidence.share_frac,
-        waiting=say("waiting for KV blocks or computing again after a preemption")
-        if again >= 0.01  # noqa: PLR2004  # what is less is not worth the words
-        else say("waiting for KV blocks"),
-        free=NOTHING if free is None else say(", while {left:%} of the token budget stayed free", left=free),
+        again=again >= 0.01,  # noqa: PLR2004  # what is less is not worth the words
+        free=free,
     )
 
 
 def _holder(evidence: KvSpace) -> Message:
     if evidence.blocks_held is None or not evidence.running:
         return NOTHING
-    held = say(
-        "{held:n} of {total:n} usable blocks are held by {running:n running request}{aside}{largest}",
-        held=evidence.blocks_held,
-        total=evidence.blocks_total - 1 if evidence.blocks_total else None,
-        running=evidence.running,
-        aside=say(" and {count:n} set aside by their scheduler", count=evidence.set_aside)
-        if evidence.set_aside
-        else NOTHING,
-        largest=largest_holder(evidence),
-    )
     short = NOTHING
     if evidence.blocks_needed is not None and evidence.blocks_free is not None:
         short = say(
-            "; the next in line needs {need:n}, {free} free",
-            need=evidence.blocks_needed,
-            free=say("{blocks:n} are", blocks=evidence.blocks_free)
-            if evidence.blocks_needed > evidence.blocks_free
-            else say("{blocks:n} are, less vLLM's reserve", blocks=evidence.blocks_free),
+            "; the next in line needs {blocks_needed:n}, {blocks_free:n} are[{scarce:!}, less vLLM's "
+            "reserve] free",
+            evidence,
         )
     return say(
-        "{held}{short} ({step}).{groups}",
-        held=held,
+        "{blocks_held:n} of {usable:n} usable blocks are held by {running:n running request}"
+        "[ and {set_aside:n} set aside by their scheduler]{largest}{short} ({step}).{groups}",
+        evidence,
+        largest=largest_holder(evidence),
         short=short,
-        step=Steps(evidence.held_step, evidence.held_step) if evidence.held_step is not None else "unknown",
+        step="unknown" if evidence.held_step is None else Steps(evidence.held_step, evidence.held_step),
         groups=_of_groups(evidence),
     )
 
@@ -212,87 +194,48 @@ def largest_holder(held: Need | KvSpace) -> Message:
     """`` (t1-3 alone 9)``; nothing where no request holds far more than the others."""
     if not held.largest_holder or not held.blocks_held or not held.running:
         return NOTHING
-    blocks = held.largest_holder_blocks or 0
-    if held.running == 1:
-        return say(" ({request:id})", request=held.largest_holder)
-    if blocks <= 2 * held.blocks_held / held.running:
+    blocks, several = held.largest_holder_blocks or 0, held.running > 1
+    if several and blocks <= 2 * held.blocks_held / held.running:
         return NOTHING
-    return say(" ({request:id} alone {blocks:n})", request=held.largest_holder, blocks=blocks)
-
-
-def _refusals(evidence: KvSpace) -> Message:
-    return say(
-        "{refused:n} of {steps:n step} refused a request for KV blocks; {requests:n request} "
-        "waited, {longest:id} the longest ({wait:us}).",
-        refused=evidence.refused_steps,
-        steps=evidence.steps,
-        requests=evidence.requests,
-        longest=evidence.longest_request,
-        wait=1e3 * evidence.longest_ms,
-    )
-
-
-def _preemptions(evidence: KvSpace) -> Message:
-    if not evidence.preemptions:
-        return NOTHING
-    return say(
-        "It also caused {preemptions:n preemption}: vLLM computed {tokens:n token} twice "
-        "({share:%} of all computed tokens).",
-        preemptions=evidence.preemptions,
-        tokens=evidence.recomputed_tokens,
-        share=evidence.recomputed_frac,
-    )
+    return say(" ({largest_holder:id}[{several:?} alone {blocks:n}])", held, several=several, blocks=blocks)
 
 
 def _advice(timeline: Timeline, evidence: KvSpace, *, thrashing: bool) -> list[Advice]:
-    need, total = evidence.blocks_for_all, Number(evidence.blocks_total)
-    blocks = say("now {total} blocks", total=total)
+    need, blocks = evidence.blocks_for_all, "now {total:n} blocks"
     if need is not None:
-        wanted = Number(need)
-        blocks = say("{need} blocks instead of {total} hold all at once", need=wanted, total=total)
-    more = Advice(
-        message=say(
-            "{space}: {blocks}",
+        blocks = "{value:n} blocks instead of {total:n} hold all at once"
+    found = [
+        advise(
+            "{space}: " + blocks,
             space=kv_space(timeline, need),
-            blocks=blocks,
-        ),
-        setting="num_gpu_blocks_override",
-        value=need,
-    )
-    found = [more]
-    if timeline.header.device != "cpu" and not _is_fp8(timeline):
+            total=evidence.blocks_total,
+            setting="num_gpu_blocks_override",
+            value=need,
+        )
+    ]
+    cache_dtype = str(timeline.header.settings.get("cache_config.cache_dtype", "auto"))
+    if timeline.header.device != "cpu" and not cache_dtype.startswith("fp8"):
         found.append(
-            Advice(
-                message=say(
-                    "{dtype:setting} (now {now}), where the GPU's attention backend supports it: twice "
-                    "the blocks in the same memory",
-                    dtype="--kv-cache-dtype fp8",
-                    now=str(timeline.header.settings.get("cache_config.cache_dtype", "auto")),
-                ),
-                costs=say("Some accuracy."),
+            advise(
+                "{option:setting} (now {now}), where the GPU's attention backend supports it: twice the "
+                "blocks in the same memory",
+                option="--kv-cache-dtype fp8",
+                now=cache_dtype,
+                costs="Some accuracy.",
             )
         )
     if thrashing and (value := _watermark(timeline)) is not None:
         found.append(
-            Advice(
-                message=say(
-                    "{watermark:setting} {value:n} (now {now:n}): a reserve of {blocks:n block} for "
-                    "running requests",
-                    watermark="--watermark",
-                    value=value,
-                    now=timeline.header.scheduler_config["watermark"] or 0,
-                    blocks=int(value * (evidence.blocks_total or 0)),
-                ),
+            advise(
+                "{option} {value:n} (now {now:n}): a reserve of {blocks:n block} for running requests",
+                now=timeline.header.scheduler_config["watermark"] or 0,
+                blocks=int(value * (evidence.blocks_total or 0)),
                 setting="watermark",
                 value=value,
-                costs=say("Later admission: a longer time to first token."),
+                costs="Later admission: a longer time to first token.",
             )
         )
     return found
-
-
-def _is_fp8(timeline: Timeline) -> bool:
-    return str(timeline.header.settings.get("cache_config.cache_dtype")).startswith("fp8")
 
 
 def _watermark(timeline: Timeline) -> float | None:
@@ -304,11 +247,11 @@ def _watermark(timeline: Timeline) -> float | None:
 
 
 RULE = Rule(
-    code=CODE,
+    code="kv-bound",
     summary="requests waited for KV cache space, or were preempted for want of it",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
     find=find,
-    charges=tuple(map(str, CHARGES)),
+    charges=(str(Cause.KV_BLOCKS), RECOMPUTE),
     proven=(
         ("kv_blocks", "num_gpu_blocks_override"),
         ("kv_blocks", "watermark"),

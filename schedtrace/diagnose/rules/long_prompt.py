@@ -8,15 +8,10 @@ from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence, Finding
-from schedtrace.model.say import say
 from schedtrace.timeline.charges import LONG_PROMPT
 from schedtrace.timeline.long_prompts import long_prefills
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "long-prompt"
-CHARGES = (LONG_PROMPT,)
 
 
 class LongPrompt(Evidence, kw_only=True):
@@ -32,35 +27,30 @@ class LongPrompt(Evidence, kw_only=True):
     mean_wait_ms: float
     threshold: int
 
+    @property
+    def like_it(self) -> int:
+        """Prompts of this size, where it was not the only one."""
+        return self.prompts if self.prompts > 1 else 0
+
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/long-prompt.md``."""
-    waits = charged(timeline, *CHARGES)
+    waits = charged(timeline, *RULE.charges)
     if waits is None:
         return []
-    evidence = _evidence(timeline, waits)
     return [
         wait_finding(
             timeline,
             waits,
-            code=CODE,
-            title=say("A long prompt monopolizes the token budget"),
-            verdict=say(
-                "One prompt took the steps: {request:id} ({tokens:n token}) used {share:%} of the "
-                "prefill tokens of {steps:n step} ({time:us}); {others:n shorter request} waited "
-                "{wait:us} on average for it.",
-                request=evidence.request_id,
-                tokens=evidence.prompt_tokens,
-                share=evidence.prefill_frac,
-                steps=evidence.steps,
-                time=1e3 * evidence.time_ms,
-                others=evidence.requests,
-                wait=1e3 * evidence.mean_wait_ms,
-            ),
+            title="A long prompt monopolizes the token budget",
+            verdict="One prompt took the steps: {request_id:id} ({prompt_tokens:n token}) used "
+            "{prefill_frac:%} of the prefill tokens of {steps:n step} ({time_ms:ms}); "
+            "{requests:n shorter request} waited {mean_wait_ms:ms} on average for it.",
             cause=Cause.TOKEN_BUDGET,
-            message=_message(evidence),
+            message="{prefill_frac:%} of the prefill tokens of these steps were for it."
+            "[ {like_it:n prompt} of this size did so.]",
             advice=[replayed(LONG_PREFILL)],
-            evidence=evidence,
+            evidence=_evidence(timeline, waits),
         )
     ]
 
@@ -85,22 +75,11 @@ def _evidence(timeline: Timeline, waits: Charged) -> LongPrompt:
     )
 
 
-def _message(evidence: LongPrompt) -> Message:
-    others = NOTHING
-    if evidence.prompts > 1:
-        others = say(" {count:n prompt} of this size did so.", count=evidence.prompts)
-    return say(
-        "{share:%} of the prefill tokens of these steps were for it.{others}",
-        share=evidence.prefill_frac,
-        others=others,
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="long-prompt",
     summary="one long prompt took the token budget while far shorter requests waited",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.REQUESTS}),
     find=find,
-    charges=tuple(map(str, CHARGES)),
+    charges=(LONG_PROMPT,),
     specific=True,
 )

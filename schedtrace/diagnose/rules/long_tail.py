@@ -5,14 +5,12 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
-from schedtrace.diagnose.rules.common import severity_by_weight, step_numbers, trial_numbers
+from schedtrace.diagnose.rules.common import advise, severity_by_weight, share_of_requests, step_finding
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Message, Requests
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.message import Requests
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
-
-CODE = "long-tail"
 
 FAR = 3.0
 """Times as long as the outputs of nine tenths of the requests: a spread of outputs is no tail."""
@@ -64,6 +62,7 @@ def find(timeline: Timeline) -> list[Finding]:
     share = tail_us / total_us
     if share < FOUND_FROM_FRAC:
         return []
+    spent = share_of_requests(timeline, sum(tail.length_us * len(tail.requests) for tail in tails))
     worst = max(tails, key=lambda tail: tail.length_us)
     inside = pl.any_horizontal(pl.col("start_us").is_between(tail.begin_us, tail.end_us) for tail in tails)
     steps = timeline.steps.filter(inside)
@@ -75,38 +74,39 @@ def find(timeline: Timeline) -> list[Finding]:
         tail_ms=tail_us / 1e3,
         tail_frac=share,
     )
-    who = Requests(evidence.requests, len(evidence.requests))
+    advice = (
+        "Send the longest requests first, or bound their outputs (max_tokens): no setting of the engine "
+        "makes one request's tokens come in parallel."
+    )
+    if worst.began_first:
+        advice = (
+            "Bound the longest outputs (max_tokens), or have other requests to run meanwhile: the longest "
+            "began with the first ones, and no setting of the engine makes its tokens come in parallel."
+        )
     return [
-        Finding(
-            code=CODE,
+        step_finding(
+            timeline,
+            steps,
+            evidence,
             severity=severity_by_weight(None, share),
-            title=say("A long tail: few requests run alone at the end"),
-            verdict=say(
-                "{who} ran alone in the last {share:%} of the run ({time:us}): {output:n output "
-                "token}, where nine tenths of the requests have at most {usual:n}.",
-                who=who,
-                share=share,
-                time=tail_us,
-                output=evidence.output_tokens,
-                usual=round(evidence.usual_tokens),
-            ),
-            share_frac=_share(timeline, tails),
-            cause=None,
-            via="recorded",
-            engine_rank=timeline.rank,
-            count=steps.height,
-            trials=trial_numbers(steps),
-            steps=step_numbers(steps),
+            title="A long tail: few requests run alone at the end",
+            verdict="{who} ran alone in the last {share:%} of the run ({tail_ms:ms}): "
+            "{output_tokens:n output token}, where nine tenths of the requests have at most {usual:n}.",
+            share_frac=None if spent is None else min(1.0, spent),
             tokens=evidence.output_tokens,
-            message=_message(evidence, steps),
-            advice=[_advice(worst)],
-            evidence=evidence,
+            message="{steps:n step} computed one token for each of {alone:n request} while all other seats "
+            "were free. This is the length of an output, not a limit of the engine.",
+            values={
+                "who": Requests(worst.requests, len(worst.requests)),
+                "share": share,
+                "usual": round(worst.usual_tokens),
+                "alone": len(worst.requests),
+            },
+            advice=[advise(advice)],
             example=say(
-                "{request:id} wrote {tokens:n output token}.",
-                request=evidence.requests[0],
-                tokens=evidence.output_tokens,
+                "{request:id} wrote {output_tokens:n output token}.", evidence, request=worst.requests[0]
             ),
-            cost_ms=tail_us / 1e3,
+            cost_ms=evidence.tail_ms,
             cost_frac=share,
             cost_of="run",
         )
@@ -153,40 +153,8 @@ def _latest(ends: pl.DataFrame) -> int:
     return int(ends.select(pl.col("finished_us").max()).item())
 
 
-def _share(timeline: Timeline, tails: list[_OneTail]) -> float | None:
-    total_us = timeline.requests_us
-    spent = sum((tail.length_us) * len(tail.requests) for tail in tails)
-    return min(1.0, spent / total_us) if total_us else None
-
-
-def _advice(tail: _OneTail) -> Advice:
-    if tail.began_first:
-        return Advice(
-            message=say(
-                "Bound the longest outputs (max_tokens), or have other requests to run meanwhile: the "
-                "longest began with the first ones, and no setting of the engine makes its tokens come in "
-                "parallel."
-            )
-        )
-    return Advice(
-        message=say(
-            "Send the longest requests first, or bound their outputs (max_tokens): no setting of the engine "
-            "makes one request's tokens come in parallel."
-        )
-    )
-
-
-def _message(evidence: Tail, steps: pl.DataFrame) -> Message:
-    return say(
-        "{steps:n step} computed one token for each of {requests:n request} while all other "
-        "seats were free. This is the length of an output, not a limit of the engine.",
-        steps=steps.height,
-        requests=len(evidence.requests),
-    )
-
-
 RULE = Rule(
-    code=CODE,
+    code="long-tail",
     summary="at the end of a run a few requests with far longer outputs ran alone",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
     find=find,

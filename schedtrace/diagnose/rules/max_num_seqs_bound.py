@@ -11,32 +11,25 @@ from schedtrace.diagnose.rules.allowed import (
     seats_cost,
     seats_setting,
 )
-from schedtrace.diagnose.rules.common import by_class, listed
+from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise, by_class, listed
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running_classes, steps_inside
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Setting
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Advice, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "max-num-seqs-bound"
-CHARGES = (Cause.MAX_NUM_SEQS,)
 LEAST_TIMES = 1.1
 """As many seats: fewer more are not worth a restart."""
 FULLEST_FRAC = 0.1
 """A tenth of the steps may be fuller than what seats are advised for: one of them alone decides nothing."""
 
 
-class Seats(Evidence, kw_only=True):
+class Seats(LongestWaited, kw_only=True):
     """Waiting for a seat, who sat, and what else was free."""
 
-    share_frac: float
-    wait_ms: float
-    requests: int
-    longest_ms: float
-    longest_request: str
     refused_steps: int
     steps: int
     seats: int
@@ -51,7 +44,7 @@ class Seats(Evidence, kw_only=True):
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/max-num-seqs-bound.md``."""
-    waits = charged(timeline, *CHARGES)
+    waits = charged(timeline, *RULE.charges)
     if waits is None:
         return []
     evidence = _evidence(timeline, waits)
@@ -59,31 +52,18 @@ def find(timeline: Timeline) -> list[Finding]:
     gain = None
     if advice and advice[0].value is not None:  # else more seats alone gain nothing
         gain = with_more_running(timeline, waits, pl.lit(advice[0].value))
-    setting = seats_setting(timeline)
     return [
         limit_finding(
             timeline,
             waits,
-            code=CODE,
-            title=say("Too few seats"),
-            verdict=say(
-                "{seats} limit this run: requests spent {share:%} of their time waiting for one{free}.",
-                seats=say("{seats:n seat} ({setting})", seats=timeline.seats, setting=setting),
-                share=waits.share_frac,
-                free=_free(evidence),
-            ),
+            title="Too few seats",
+            verdict="{seats:n seat} ({option}) limit this run: requests spent {share:%} of their time "
+            "waiting for one{free}.",
+            values={"option": seats_setting(timeline), "free": _free(evidence)},
             holder=_holder(evidence),
             gain=gain,
             cause=Cause.MAX_NUM_SEQS,
-            message=say(
-                "All seats were taken in {refused:n} of {steps:n step}; {requests:n request} waited, "
-                "{longest:id} the longest ({wait:us}).",
-                refused=evidence.refused_steps,
-                steps=evidence.steps,
-                requests=waits.requests,
-                longest=waits.longest_id,
-                wait=waits.longest_us,
-            ),
+            message="All seats were taken in {refused_steps:n} of {steps:n step}; " + WAITED,
             advice=advice,
             evidence=evidence,
         )
@@ -92,30 +72,25 @@ def find(timeline: Timeline) -> list[Finding]:
 
 def _evidence(timeline: Timeline, waits: Charged) -> Seats:
     steps = waits.steps
-    free = mean(steps, pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total"))
+    free = pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total")
     states = timeline.request_states.filter(pl.col("tokens") > 0)
     decodes, others = (
         _per_step(steps, states.filter(pl.col("state").is_in(of)))
         for of in (["decode"], ["prefill", "recompute"])
     )
-    shares = steps.select(free=pl.col("kv_blocks_free_after") / pl.col("kv_blocks_total"))["free"]
-    least_free = shares.quantile(FULLEST_FRAC, "lower")
+    least_free = steps.select(free).to_series().quantile(FULLEST_FRAC, "lower")
     fit = None
     if least_free is not None and least_free < 1:
         fit = int(timeline.seats / (1 - least_free))
-    return Seats(
-        share_frac=waits.share_frac,
-        wait_ms=waits.time_us / 1e3,
-        requests=waits.requests,
-        longest_ms=waits.longest_us / 1e3,
-        longest_request=waits.longest_id,
+    return Seats.of(
+        waits,
         refused_steps=steps.height,
         steps=timeline.steps.height,
         seats=timeline.seats,
         decoding=decodes,
         prefilling=others,
         without_tokens=mean(steps, pl.col("num_running_after") - pl.col("total_requests")),
-        mean_blocks_free_frac=free,
+        mean_blocks_free_frac=mean(steps, free),
         mean_budget_left_frac=mean(steps, pl.col("remaining_budget") / pl.col("token_budget")),
         seats_that_fit=fit,
         classes=running_classes(timeline, steps),
@@ -149,14 +124,12 @@ def _holder(evidence: Seats) -> Message:
     idle = evidence.without_tokens or 0
     if idle >= 0.05 * evidence.seats:  # a twentieth of the seats
         parts.append(say("{count:n1} got no token", count=idle))
-    classes = NOTHING
-    if len(evidence.classes) > 1:
-        classes = say(": {classes}", classes=by_class(evidence.classes))
     return say(
-        "Of the {seats:n seat}, on average {parts}{classes}.",
-        seats=evidence.seats,
+        "Of the {seats:n seat}, on average {parts}[{mixed:?}: {by_class}].",
+        evidence,
         parts=listed(parts),
-        classes=classes,
+        mixed=len(evidence.classes) > 1,
+        by_class=by_class(evidence.classes),
     )
 
 
@@ -169,20 +142,13 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
     value = min(wanted, most, fit)
     if value < LEAST_TIMES * timeline.seats:
         return _other_limit_first(timeline, setting, fit=fit, most=most, wanted=wanted)
-    limits = say(
-        "{wanted:n request} were there at once, the KV cache has room for about {fit:n}",
-        wanted=wanted,
-        fit=fit,
-    )
     return [
-        Advice(
-            message=say(
-                "{setting} {value:n} (now {seats:n}): {limits}",
-                setting=setting,
-                value=value,
-                seats=timeline.seats,
-                limits=limits,
-            ),
+        advise(
+            "{option} {value:n} (now {seats:n}): {wanted:n request} were there at once, the KV cache has "
+            "room for about {fit:n}",
+            seats=timeline.seats,
+            wanted=wanted,
+            fit=fit,
             setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
             value=value,
             costs=seats_cost(timeline),
@@ -194,36 +160,39 @@ def _other_limit_first(
     timeline: Timeline, setting: Setting, *, fit: int, most: int, wanted: int
 ) -> list[Advice]:
     """What to widen with the seats where more of them alone do nothing; nothing if no limit is known."""
+    costs = seats_cost(timeline)
     if fit < LEAST_TIMES * timeline.seats:
         total, value = timeline.header.kv_blocks_total, min(wanted, most)
         blocks = -(-total * value // fit) if total and fit and value > timeline.seats else None
-        text = say(
-            "{space} together with {setting}{value} (now {seats:n}): at its fullest the KV cache "
+        advice = advise(
+            "{space} together with {option}[ {seats_then:n}] (now {seats:n}): at its fullest the KV cache "
             "has room for about {fit:n request}",
             space=kv_space(timeline, blocks),
-            setting=setting,
-            value=NOTHING if blocks is None else say(" {value:n}", value=value),
+            option=setting,
+            seats_then=None if blocks is None else value,
             seats=timeline.seats,
             fit=fit,
+            costs=costs,
         )
     elif most <= timeline.seats:
-        text = say(
-            "a larger {limit} together with {setting} (both {seats:n} now): vLLM accepts no more seats",
+        advice = advise(
+            "a larger {limit} together with {option} (both {seats:n} now): vLLM accepts no more seats",
             limit=Setting("--max-num-seqs") if timeline.active_limit else BATCHED_TOKENS,
-            setting=setting,
+            option=setting,
             seats=timeline.seats,
+            costs=costs,
         )
     else:
         return []
-    return [Advice(message=text, costs=seats_cost(timeline))]
+    return [advice]
 
 
 RULE = Rule(
-    code=CODE,
+    code="max-num-seqs-bound",
     summary="requests waited for a seat (max_num_seqs)",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
     find=find,
-    charges=tuple(map(str, CHARGES)),
+    charges=(str(Cause.MAX_NUM_SEQS),),
     proven=(
         ("max_num_seqs", "max_num_active_seqs"),
         ("max_num_seqs", "max_num_seqs"),

@@ -4,19 +4,24 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import kv_space, now, seats_setting
-from schedtrace.diagnose.rules.common import trial_numbers
+from schedtrace.diagnose.rules.allowed import kv_space, now
+from schedtrace.diagnose.rules.common import (
+    advise,
+    finding_of,
+    first_examples,
+    share_of_requests,
+    step_numbers,
+    trial_numbers,
+)
 from schedtrace.diagnose.stuck_requests import never_fitting, no_progress, ready_but_parked
 from schedtrace.model.causes import CAUSES, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Duration, Message, Request, Requests, Steps
+from schedtrace.model.message import NOTHING, Message, Requests, Steps
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
-CODE = "no-progress"
-MOST_EXAMPLES = 3
 MOST_HOLDERS = 3
 LEADS_FRAC = 0.5
 """Of all computed tokens: so much done again leads the report, also where all requests finished."""
@@ -38,6 +43,16 @@ class NoProgressExample(msgspec.Struct, kw_only=True):
     for_itself: int = 0
     ready_us: int | None = None
     parked_ms: float | None = None
+
+    @property
+    def at(self) -> Steps:
+        """From the first of these steps to the last."""
+        return Steps(self.step, self.last_step, self.trial)
+
+    @property
+    def made(self) -> str:
+        """No progress: still, or for long."""
+        return "makes" if self.unfinished else "long made"
 
 
 class NoProgress(Evidence, kw_only=True):
@@ -74,61 +89,25 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
     ids = rows["request_id"].implode()
     taken = timeline.preemptions.filter(pl.col("request_id").is_in(ids))
     lost = taken.filter("in_schedule")
-    examples = [
-        NoProgressExample(
-            **{name: value for name, value in row.items() if name != "first_step"},
-            step=row["first_step"],
-            preemptions=mine.height,
-            for_itself=mine.filter(pl.col("for_request_id") == pl.col("request_id")).height,
-        )
-        for row in rows.head(MOST_EXAMPLES).to_dicts()
-        for mine in [lost.filter(pl.col("request_id") == row["request_id"])]
-    ]
-    worst = examples[0]
+    by_itself = (pl.col("for_request_id") == pl.col("request_id")).sum()
+    times = lost.group_by("request_id").agg(preemptions=pl.len(), for_itself=by_itself)
+    known = rows.rename({"first_step": "step"}).join(
+        times, on="request_id", how="left", maintain_order="left"
+    )
+    examples = first_examples(
+        NoProgressExample, known.with_columns(pl.col("preemptions", "for_itself").fill_null(0))
+    )
+    worst: NoProgressExample = examples[0]
     recomputed = int(rows["recomputed_tokens"].sum())
     computed = int(timeline.steps["used_tokens"].sum())
     part = recomputed / computed if computed else None
     unfinished = rows.filter("unfinished").height
     holders = _holders(timeline, worst, lost)
-    states = pl.col("state").is_in(["recompute", "preempted"])
-    return Finding(
-        code=CODE,
-        severity="critical" if unfinished else "warning",
-        title=say("A request makes no progress"),
-        verdict=say(
-            "{request:id} {made} no progress: it started again {times:n time} and computed "
-            "{again:n token} again to get no further than {high:n token}.",
-            request=worst.request_id,
-            made="makes" if worst.unfinished else "long made",
-            times=worst.restarts,
-            again=worst.recomputed_tokens,
-            high=worst.high_tokens,
-        ),
-        share_frac=_share(timeline, timeline.request_states.filter(states & pl.col("request_id").is_in(ids))),
-        holder=_held_by(worst, holders, resets=taken.filter(~pl.col("in_schedule"))),
-        leads=unfinished > 0 or (part or 0) >= LEADS_FRAC,
-        cause=Cause.KV_BLOCKS if lost.height else None,
-        via="recorded",
-        engine_rank=timeline.rank,
-        count=int(rows["restarts"].sum()),
-        trials=trial_numbers(rows),
-        steps=lost["step"].unique().sort().head(MAX_STEPS).to_list(),
-        tokens=recomputed,
-        message=say(
-            "{requests} computed {tokens:n token} again, {part:%} of all computed tokens. "
-            "{worst:id} restarted {times:n time}, {fruitless:n} of them without getting beyond "
-            "{high:n computed token}{unfinished}.",
-            requests=Requests(rows["request_id"].to_list(), rows.height),
-            tokens=recomputed,
-            part=part,
-            worst=worst.request_id,
-            times=worst.restarts,
-            fruitless=worst.fruitless,
-            high=worst.high_tokens,
-            unfinished=say(", and did not finish") if worst.unfinished else NOTHING,
-        ),
-        advice=_advice(timeline, lost),
-        evidence=NoProgress(
+    again = timeline.request_states.filter(
+        pl.col("state").is_in(["recompute", "preempted"]) & pl.col("request_id").is_in(ids)
+    )
+    return finding_of(
+        NoProgress(
             requests=rows.height,
             unfinished=unfinished,
             recomputed_tokens=recomputed,
@@ -136,7 +115,37 @@ def _restarts(timeline: Timeline, rows: pl.DataFrame) -> Finding:
             holders=holders,
             examples=examples,
         ),
-        example=_described(worst),
+        engine_rank=timeline.rank,
+        trials=trial_numbers(rows),
+        severity="critical" if unfinished else "warning",
+        title="A request makes no progress",
+        verdict=say(
+            "{request_id:id} {made} no progress: it started again {restarts:n time} and computed "
+            "{recomputed_tokens:n token} again to get no further than {high_tokens:n token}.",
+            worst,
+        ),
+        share_frac=share_of_requests(timeline, again.select(LENGTH_US.sum()).item()),
+        holder=_held_by(worst, holders, resets=taken.filter(~pl.col("in_schedule"))),
+        leads=unfinished > 0 or (part or 0) >= LEADS_FRAC,
+        cause=Cause.KV_BLOCKS if lost.height else None,
+        count=int(rows["restarts"].sum()),
+        steps=step_numbers(lost),
+        tokens=recomputed,
+        message=say(
+            "{requests} computed {tokens:n token} again, {part:%} of all computed tokens. {request_id:id} "
+            "restarted {restarts:n time}, {fruitless:n} of them without getting beyond "
+            "{high_tokens:n computed token}[{unfinished:?}, and did not finish].",
+            worst,
+            requests=Requests(rows["request_id"].to_list(), rows.height),
+            tokens=recomputed,
+            part=part,
+        ),
+        advice=_advice(timeline, lost),
+        example=say(
+            "in {at} {request_id:id} computed {recomputed_tokens:n token} again, {times:n time} its most.",
+            worst,
+            times=worst.recomputed_tokens // max(1, worst.high_tokens),
+        ),
     )
 
 
@@ -166,21 +175,13 @@ def _holders(timeline: Timeline, worst: NoProgressExample, lost: pl.DataFrame) -
 
 def _held_by(worst: NoProgressExample, holders: list[str], resets: pl.DataFrame) -> Message:
     if times := resets.filter(pl.col("request_id") == worst.request_id).height:
-        return say(
-            "{times:n reset} of the prefix cache preempted {request:id}.",
-            times=times,
-            request=worst.request_id,
-        )
+        return say("{times:n reset} of the prefix cache preempted {request_id:id}.", worst, times=times)
     if not holders or not worst.preemptions:
         return NOTHING
+    others = Requests(holders, len(holders))
     if worst.preemptions > worst.for_itself:
-        return say(
-            "vLLM preempted {request:id} {times:n time}, for {holders}.",
-            request=worst.request_id,
-            times=worst.preemptions,
-            holders=Requests(holders, len(holders)),
-        )
-    return say("Meanwhile {holders} held KV blocks.", holders=Requests(holders, len(holders)))
+        return say("vLLM preempted {request_id:id} {preemptions:n time}, for {others}.", worst, others=others)
+    return say("Meanwhile {others} held KV blocks.", others=others)
 
 
 def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
@@ -190,54 +191,35 @@ def _advice(timeline: Timeline, lost: pl.DataFrame) -> list[Advice]:
     advices = []
     if timeline.header.scheduler_config.get("scheduler_reserve_full_isl") is False:
         advices.append(
-            Advice(
-                message=say(
-                    "Set {option:setting} (now off): vLLM then admits a prompt only if all of it fits.",
-                    option="--scheduler-reserve-full-isl",
-                ),
+            advise(
+                "Set {option} (now off): vLLM then admits a prompt only if all of it fits.",
                 setting="scheduler_reserve_full_isl",
                 value=True,
-                costs=say("Long prompts wait longer for their first chunk."),
+                costs="Long prompts wait longer for their first chunk.",
             )
         )
     advices.append(
-        Advice(
-            message=say(
-                "Give the KV cache more blocks (now {total:n}): {space}.",
-                total=timeline.header.kv_blocks_total,
-                space=kv_space(timeline),
-            ),
+        advise(
+            "Give the KV cache more blocks (now {total:n}): {space}.",
+            total=timeline.header.kv_blocks_total,
+            space=kv_space(timeline),
             setting="kv_cache_memory_bytes",
-            costs=say("More memory for the KV cache."),
+            costs="More memory for the KV cache.",
         )
     )
     after = timeline.steps.filter(pl.col("step").is_in(lost["step"].implode()))["num_running_after"]
     fewest = max(1, int(after.min() or 1))  # type: ignore[arg-type]  # a column of integers
     if not timeline.active_limit and fewest < timeline.seats:
         advices.append(
-            Advice(
-                message=say(
-                    "Lower {seats} to {fewest:n}{now}: so many ran after a preemption.",
-                    seats=seats_setting(timeline),
-                    fewest=fewest,
-                    now=now(timeline, "max_num_seqs"),
-                ),
+            advise(
+                "Lower {option} to {value:n}{now}: so many ran after a preemption.",
+                now=now(timeline, "max_num_seqs"),
                 setting="max_num_seqs",
                 value=fewest,
-                costs=say("Fewer requests run at once, also while the KV cache has room."),
+                costs="Fewer requests run at once, also while the KV cache has room.",
             )
         )
     return advices
-
-
-def _described(worst: NoProgressExample) -> Message:
-    return say(
-        "in {steps} {request:id} computed {again:n token} again, {times:n time} its most.",
-        steps=Steps(worst.step, worst.last_step, worst.trial),
-        request=worst.request_id,
-        again=worst.recomputed_tokens,
-        times=worst.recomputed_tokens // max(1, worst.high_tokens),
-    )
 
 
 _READY = {
@@ -247,81 +229,49 @@ _READY = {
 
 
 def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
-    worst = rows.row(0, named=True)
-    request, ready = Request(worst["request_id"]), _READY[CAUSES[cause]]
-    parked, steps = (
-        Duration(worst["parked_us"]),
-        Steps(worst["first_step"], worst["last_step"], worst["trial"]),
-    )
-    unended = rows.filter("unended").height
-    total_us = timeline.requests_us
-    return Finding(
-        code=CODE,
-        severity="critical" if unended else "warning",
-        title=say("A ready request stays parked"),
-        verdict=say(
-            "{request} is ready and vLLM does not schedule it: {ready} {at:us} into the "
-            "recording, and it waited {parked} more.",
-            request=request,
-            ready=ready,
-            at=worst["ready_us"],
-            parked=parked,
-        ),
-        share_frac=int(rows["parked_us"].sum()) / total_us if total_us else None,
-        leads=unended > 0,
-        cause=cause,
-        via="recorded",
-        engine_rank=timeline.rank,
-        count=int(rows["steps"].sum()),
-        trials=trial_numbers(rows),
-        steps=list(range(worst["first_step"], worst["last_step"] + 1))[:MAX_STEPS],
-        tokens=0,
-        message=say(
-            "{requests:n request} stayed in the queue ({cause:cause}) after {ready}: {request} "
-            "in {steps}, for {parked}{end}.",
-            requests=rows.height,
-            cause=cause,
-            ready=ready,
-            request=request,
-            steps=steps,
-            parked=parked,
-            end=say(", and was never scheduled") if worst["unended"] else NOTHING,
-        ),
-        advice=[
-            Advice(message=say("Abort {request} and send it again; report it to vLLM.", request=request))
-        ],
-        evidence=NoProgress(
+    ready, unended = _READY[CAUSES[cause]], rows.filter("unended").height
+    known = rows.rename({"first_step": "step", "unended": "unfinished"})
+    examples = first_examples(NoProgressExample, known.with_columns(parked_ms=pl.col("parked_us") / 1e3))
+    worst: NoProgressExample = examples[0]
+    return finding_of(
+        NoProgress(
             requests=rows.height,
             unfinished=unended,
             recomputed_tokens=0,
             recomputed_frac=None,
             holders=[],
-            examples=[
-                NoProgressExample(
-                    request_id=row["request_id"],
-                    trial=row["trial"],
-                    step=row["first_step"],
-                    last_step=row["last_step"],
-                    unfinished=row["unended"],
-                    ready_us=row["ready_us"],
-                    parked_ms=row["parked_us"] / 1e3,
-                )
-                for row in rows.head(MOST_EXAMPLES).to_dicts()
-            ],
+            examples=examples,
         ),
-        example=say(
-            "{request} waited in {steps} although {ready}.", request=request, steps=steps, ready=ready
+        engine_rank=timeline.rank,
+        trials=trial_numbers(rows),
+        severity="critical" if unended else "warning",
+        title="A ready request stays parked",
+        verdict=say(
+            "{request_id:id} is ready and vLLM does not schedule it: {ready} {ready_us:us} into the "
+            "recording, and it waited {parked_ms:ms} more.",
+            worst,
+            ready=ready,
         ),
+        share_frac=share_of_requests(timeline, int(rows["parked_us"].sum())),
+        leads=unended > 0,
+        cause=cause,
+        count=int(rows["steps"].sum()),
+        steps=list(range(worst.step, worst.last_step + 1))[:MAX_STEPS],
+        message=say(
+            "{requests:n request} stayed in the queue ({cause:cause}) after {ready}: {request_id:id} in "
+            "{at}, for {parked_ms:ms}[{unfinished:?}, and was never scheduled].",
+            worst,
+            requests=rows.height,
+            cause=cause,
+            ready=ready,
+        ),
+        advice=[advise("Abort {request_id:id} and send it again; report it to vLLM.", worst)],
+        example=say("{request_id:id} waited in {at} although {ready}.", worst, ready=ready),
     )
 
 
-def _share(timeline: Timeline, rows: pl.DataFrame) -> float | None:
-    total_us = timeline.requests_us
-    return int(rows.select(LENGTH_US.sum()).item()) / total_us if total_us else None
-
-
 RULE = Rule(
-    code=CODE,
+    code="no-progress",
     summary="requests computed the same tokens again and again, or were ready and stayed parked",
     needs=frozenset({Fact.REQUESTS, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.PREEMPTIONS}),
     find=find,

@@ -11,7 +11,7 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Severity
 from schedtrace.model.say import parsed
-from schedtrace.model.trace import Events, Exit, Preemption, Step
+from schedtrace.model.trace import Events, Preemption, Step
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.read.trace import read_trace
@@ -34,43 +34,7 @@ EVERYTHING = [
     step(3, trial=2, got={"a": 1}, waiting=2, waiting_tokens_after=9, ended=Cause.KV_BLOCKS),
     step(4, trial=2, got={"a": 1}, preempted=[Preemption("b", 101, "a")]),
 ]
-
-
-SHOWING = {
-    "long-prompt": [
-        step(0, got={"long": 1000}, new=["long"], arrived=[arrival("long", 0, prompt_tokens=2000)]),
-        step(1, got={"long": 1000}, waiting=1, ended=Cause.TOKEN_BUDGET, arrived=[arrival("a", 1)]),
-        step(2, got={"long": 1, "a": 100}, new="a"),
-    ],
-    "parked-loads": [
-        step(0, waiting=1, kv_loads_parked=1, ended=Cause.KV_BLOCKS, arrived=[arrival("a", 0)]),
-        step(1, got={"a": 100}, new="a"),
-    ],
-    "priority-inversion": [
-        step(0, got={"a": 100}, new="a", arrived=[arrival("a", 0, 0, priority=5)]),
-        step(1, got={"a": 1}, waiting=1, ended=Cause.MAX_NUM_SEQS, arrived=[arrival("b", 1, priority=0)]),
-        step(2, got={"a": 1, "b": 100}, new="b"),
-    ],
-    "client-limited": [
-        step(0, got={"0": 100}, new=["0"], arrived=[arrival("0", None, 0)]),
-        *(
-            step(
-                number,
-                got={str(number): 100},
-                new=[str(number)],
-                arrived=[arrival(str(number), None, 10_000 * number)],
-                finished=[finish(str(number - 1), finished_us=10_000 * number)],
-            )
-            for number in range(1, 5)
-        ),
-    ],
-    "other-limit": [
-        step(0, waiting=1, ended=Exit("waiting", "break", Cause.LORA_CAP, "a"), arrived=[arrival("a", 0)]),
-        step(1, got={"a": 100}, new="a"),
-    ],
-}
-"""Of rules without a recorded sample."""
-BY_PRIORITY = {"max_num_seqs": 8, "enable_chunked_prefill": True, "policy": "priority"}
+"""Of a rule without a recorded sample."""
 
 
 @pytest.fixture(scope="module", params=[(name, by) for name in QUIET for by in (False, True)], ids=str)
@@ -93,9 +57,7 @@ def showing(trace_of):
     def trace(code):
         folder = SHOWN / code / "shows"
         run = read_run(folder) if folder.exists() else None
-        trace = (
-            run.traces[0] if run else trace_of(*SHOWING.get(code, EVERYTHING), scheduler_config=BY_PRIORITY)
-        )
+        trace = run.traces[0] if run else trace_of(*EVERYTHING)
         trace.facts -= {Fact.QUEUE} if code == "budget-underused" else set()  # only where why is not told
         return trace, run and run.manifest, run and run.front_end
 
