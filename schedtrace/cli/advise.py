@@ -42,7 +42,7 @@ def advise(
     from schedtrace.present.pages.prediction import proposals_page
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
-    from schedtrace.whatif.objective import parse_slo
+    from schedtrace.whatif.sweep_rows import parse_slo
 
     bounds = parse_slo(slo)
     require_vllm()

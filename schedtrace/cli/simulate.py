@@ -86,8 +86,8 @@ def simulate(
     require_vllm()
     from schedtrace.engine.args import parse_engine_args
     from schedtrace.simulate.config import tiny_model
+    from schedtrace.simulate.engine_options import shaped_options
     from schedtrace.simulate.replay import play
-    from schedtrace.simulate.shaped_engine import shaped_options
 
     _, given = parse_engine_args(["--model", tiny_model(), *context.args])
     given |= changes_of_ranks(None, router) | ({"balance_ranks": True} if balance_ranks else {})

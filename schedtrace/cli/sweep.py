@@ -97,11 +97,10 @@ def sweep(
     from schedtrace.present.pages.sweep import sweep_page
     from schedtrace.present.progress import CountBar
     from schedtrace.whatif.installed import require_settings
-    from schedtrace.whatif.objective import parse_slo
-    from schedtrace.whatif.sweep import combinations, parse_changes
+    from schedtrace.whatif.sweep import FILE_NAME, SweepLog, combinations, parse_changes
     from schedtrace.whatif.sweep import sweep as replayed
-    from schedtrace.whatif.sweep_log import FILE_NAME, SweepLog
     from schedtrace.whatif.sweep_play import LocalPool, RayPool
+    from schedtrace.whatif.sweep_rows import parse_slo
 
     bounds = parse_slo(slo) if slo else []
     changed, varied = parse_changes(fixed or []), _varied(vary or [])

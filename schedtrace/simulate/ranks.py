@@ -11,11 +11,10 @@ from itertools import count
 from typing import Any, Protocol, Self
 
 from schedtrace.simulate.clock import VirtualClock
-from schedtrace.simulate.coordinator import FrontEnd
 from schedtrace.simulate.core import reduced_here
+from schedtrace.simulate.executor import ModelRunner
 from schedtrace.simulate.lockstep import NEVER, Device, Group
-from schedtrace.simulate.model_runner import ModelRunner
-from schedtrace.simulate.routers import ROUTERS
+from schedtrace.simulate.routing import ROUTERS, FrontEnd
 from schedtrace.simulate.simulated_rank import Rank
 from schedtrace.simulate.simulation import FOREVER, MOST_IDLE_STEPS, NoProgressError
 from schedtrace.step_times.constants import Constants

@@ -20,9 +20,8 @@ from schedtrace.record.header import engine_rank
 from schedtrace.record.worker_hooks import NAME, machine
 from schedtrace.simulate import releases
 from schedtrace.simulate.clock import MachineClock
-from schedtrace.simulate.executor import DUMMY, Clock, SimulatedExecutor
+from schedtrace.simulate.executor import DUMMY, Clock, ModelRunner, SimulatedExecutor
 from schedtrace.simulate.lockstep import CommonPasses, Ran
-from schedtrace.simulate.model_runner import ModelRunner
 from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
 from schedtrace.step_times.memory import MOST_BLOCKS
 from schedtrace.step_times.simulated_device import KEY, simulated_device

@@ -10,9 +10,9 @@ from vllm.v1.engine import EngineCoreRequestType
 
 from schedtrace.balance import balanced
 from schedtrace.record.engine_hooks import INPUTS
-from schedtrace.simulate.assembled_engine import Engine
 from schedtrace.simulate.clock import VirtualClock, timed
 from schedtrace.simulate.core import make_rank_core
+from schedtrace.simulate.driver import Engine
 from schedtrace.simulate.executor import SimulatedExecutor
 from schedtrace.simulate.lockstep import NEVER, Device, Group, LockstepExecutor, Member
 from schedtrace.step_times.model import StepTimes

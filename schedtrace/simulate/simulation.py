@@ -9,11 +9,10 @@ from itertools import count
 from typing import Any
 
 from schedtrace.record.engine_hooks import INPUTS
-from schedtrace.simulate.assembled_engine import Engine
 from schedtrace.simulate.clock import VirtualClock, timed
 from schedtrace.simulate.core import make_core
-from schedtrace.simulate.executor import SimulatedExecutor
-from schedtrace.simulate.model_runner import ModelRunner
+from schedtrace.simulate.driver import Engine
+from schedtrace.simulate.executor import ModelRunner, SimulatedExecutor
 from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.model import StepTimes
 

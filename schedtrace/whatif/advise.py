@@ -22,8 +22,7 @@ from schedtrace.step_times.memory import OF_MEMORY
 from schedtrace.timeline.ingress import OFFLINE_CONTEXT
 from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor, Recorded
-from schedtrace.whatif.sweep import sweep
-from schedtrace.whatif.sweep_log import SweepLog
+from schedtrace.whatif.sweep import SweepLog, sweep
 from schedtrace.whatif.sweep_play import Pool, Work
 
 MOST = 3
@@ -108,7 +107,7 @@ def candidates(base: Recorded, findings: Iterable[Finding], now: Mapping[str, An
         findings: Of its run.
         now: Options of the recorded engine.
     """
-    from schedtrace.simulate.recorded_engine import NAMES, is_lockstep  # noqa: PLC0415  # imports vLLM
+    from schedtrace.simulate.engine_options import NAMES, is_lockstep  # noqa: PLC0415  # imports vLLM
 
     made: list[dict[str, Any]] = [
         {advice.setting: advice.value}

@@ -145,7 +145,7 @@ class Predictor:
     @cached_property
     def options(self) -> dict[str, Any]:
         """Of the engine as recorded (``engine_options``)."""
-        from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
+        from schedtrace.simulate.engine_options import engine_options  # noqa: PLC0415  # imports vLLM
 
         return engine_options(self._base.header, ranks=len(self._base.timelines))
 
@@ -201,7 +201,7 @@ class Predictor:
                 of the load as it was recorded ends.
             NeverEndsError: With the changes it never ends.
         """
-        from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
+        from schedtrace.simulate.engine_options import engine_options  # noqa: PLC0415  # imports vLLM
 
         base, ranks = self._base, len(self._base.timelines)
         options = engine_options(base.header, changes, ranks=ranks)
@@ -307,7 +307,7 @@ class _Replayed:
 def _replay(
     base: Recorded, options: Mapping[str, Any], folder: Path, times: Counted, *, by_step: bool = False
 ) -> _Replayed:
-    from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
+    from schedtrace.simulate.engine_options import engine_options  # noqa: PLC0415  # imports vLLM
     from schedtrace.simulate.replay import play  # noqa: PLC0415  # likewise
 
     shutil.rmtree(folder, ignore_errors=True)

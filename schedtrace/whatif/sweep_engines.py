@@ -48,7 +48,7 @@ class RecordedEngine:
         Raises:
             UsageError: a change that a replay cannot make.
         """
-        from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
+        from schedtrace.simulate.engine_options import engine_options  # noqa: PLC0415  # imports vLLM
 
         return engine_options(self.header, changes, ranks=self.ranks), self.times
 
@@ -64,7 +64,7 @@ class RecordedEngine:
         Raises:
             UsageError: not an argument of vLLM, or one that a replay cannot change.
         """
-        from schedtrace.simulate.recorded_engine import require_known  # noqa: PLC0415  # imports vLLM
+        from schedtrace.simulate.engine_options import require_known  # noqa: PLC0415  # imports vLLM
 
         for name in names:
             require_known(name)
@@ -98,7 +98,7 @@ class ModelledEngine:
         Raises:
             UsageError: the model does not fit, or vLLM would not start.
         """
-        from schedtrace.simulate.shaped_engine import shaped_options  # noqa: PLC0415  # imports vLLM
+        from schedtrace.simulate.engine_options import shaped_options  # noqa: PLC0415  # imports vLLM
 
         given = {name: value for name, value in changes.items() if (name, value) != AUTO}
         gpus = given.get("tensor_parallel_size", 1)
@@ -111,7 +111,7 @@ class ModelledEngine:
 
     def require_known(self, names: Iterable[str]) -> None:
         """As ``RecordedEngine.require_known``."""
-        from schedtrace.simulate.recorded_engine import require_known  # noqa: PLC0415  # imports vLLM
+        from schedtrace.simulate.engine_options import require_known  # noqa: PLC0415  # imports vLLM
 
         for name in names:
             if name not in self.OWN:

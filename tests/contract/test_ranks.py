@@ -12,8 +12,8 @@ from schedtrace.errors import UsageError
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
+from schedtrace.simulate.engine_options import engine_options
 from schedtrace.simulate.ranks import Ranks
-from schedtrace.simulate.recorded_engine import engine_options
 from schedtrace.simulate.replay import play as play_load
 from schedtrace.simulate.simulation import NoProgressError
 from schedtrace.step_times.batch import Batch

@@ -8,9 +8,9 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.prediction import as_options
 from schedtrace.whatif.advise import advise, candidates
 from schedtrace.whatif.menu import menu
-from schedtrace.whatif.objective import parse_slo
 from schedtrace.whatif.prediction import Predictor, recorded
 from schedtrace.whatif.sweep import recorded_work
+from schedtrace.whatif.sweep_rows import parse_slo
 from tests.contract.whatif.conftest import LOADS, Here, drive
 
 pytestmark = pytest.mark.vllm

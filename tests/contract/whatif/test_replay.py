@@ -7,7 +7,7 @@ pytest.importorskip("vllm")
 from schedtrace.errors import UsageError
 from schedtrace.read.run import read_run
 from schedtrace.simulate.config import OF_RANKS
-from schedtrace.simulate.recorded_engine import engine_options, require_known
+from schedtrace.simulate.engine_options import engine_options, require_known
 from schedtrace.simulate.replay import play
 from schedtrace.step_times.recorded_times import Recorded as RecordedTimes
 from schedtrace.timeline.timeline import make_timeline

@@ -2,7 +2,7 @@ import pytest
 
 from schedtrace.errors import UsageError
 from schedtrace.model.sweep_result import Bound, Outcome
-from schedtrace.whatif.objective import good_requests, measured, meets, parse_slo, percentile
+from schedtrace.whatif.sweep_rows import good_requests, measured, meets, parse_slo, percentile
 
 
 def outcome(ttft, tpot, e2e=None, **fields):

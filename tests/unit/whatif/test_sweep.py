@@ -6,8 +6,7 @@ import pytest
 
 from schedtrace.errors import UsageError
 from schedtrace.model.say import say
-from schedtrace.whatif.sweep import combinations, parse_values, sweep
-from schedtrace.whatif.sweep_log import SweepLog
+from schedtrace.whatif.sweep import SweepLog, combinations, parse_values, sweep
 from schedtrace.whatif.sweep_play import Work
 from tests.unit.whatif.conftest import a_load
 

@@ -1,7 +1,6 @@
 import pytest
 
-from schedtrace.whatif.objective import parse_slo
-from schedtrace.whatif.sweep_rows import objectives, sweep_rows
+from schedtrace.whatif.sweep_rows import objectives, parse_slo, sweep_rows
 from tests.unit.whatif.conftest import BASE, an_outcome
 
 OUTCOMES = [
