@@ -35,7 +35,7 @@ from schedtrace.errors import InterruptedRunError, UsageError
 from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
-    from schedtrace.whatif.sweep_play import Work
+    from schedtrace.whatif.replays import Work
 
 
 FIRST_BYTES = 200
@@ -153,9 +153,8 @@ def _work(
     from schedtrace.step_times.shapes import shape
     from schedtrace.whatif.baseline import require_baseline
     from schedtrace.whatif.prediction import recorded
-    from schedtrace.whatif.sweep import recorded_loads, recorded_work
-    from schedtrace.whatif.sweep_engines import ModelledEngine
-    from schedtrace.whatif.sweep_play import Work
+    from schedtrace.whatif.replays import ModelledEngine, Work
+    from schedtrace.whatif.sweep import recorded_loads
 
     if (model is None) != (gpu is None):
         msg = "--model and --gpu go together: a model's shape takes its time on a GPU"
@@ -172,7 +171,7 @@ def _work(
     if run is not None and model is None:
         base = recorded(run, times, clients)
         require_baseline(base)
-        return run.label, recorded_work(base)
+        return run.label, base.work
     if model is None or gpu is None:
         msg = f"{source}: no recorded run, so nothing tells the engine: give --model and --gpu"
         raise UsageError(msg)

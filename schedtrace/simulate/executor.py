@@ -6,7 +6,7 @@ whichever clock it is given. vLLM takes it through ``distributed_executor_backen
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from vllm.v1 import outputs
 from vllm.v1.executor.abstract import Executor
@@ -135,6 +135,41 @@ class Clock(Protocol):
         ...
 
 
+class Ran(NamedTuple):
+    """When a device computed a batch, in microseconds of the executor's clock."""
+
+    began_us: float
+    ended_us: float
+
+    def note(self, output: Any) -> None:
+        """Put it on vLLM's ``ModelRunnerOutput``, where the recorder looks for a worker's times."""
+        setattr(output, NAME, (machine(), round(1000 * self.began_us), round(1000 * self.ended_us)))
+
+
+class Pipeline:
+    """The stages of a device: they take batches one after the other, each an equal part of a batch's time.
+
+    Args:
+        stages: How many.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._free_us = [0.0] * stages
+
+    def run(self, ready_us: float, device_us: float) -> Ran:
+        """Compute a batch.
+
+        Args:
+            ready_us: When it is there.
+            device_us: What it takes all stages together.
+        """
+        began_us = max(ready_us, self._free_us[0])
+        for stage, free_us in enumerate(self._free_us):
+            ready_us = max(ready_us, free_us) + device_us / len(self._free_us)
+            self._free_us[stage] = ready_us
+        return Ran(began_us, ready_us)
+
+
 class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
     """One device, or a pipeline of them, that computes nothing.
 
@@ -152,8 +187,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         self, vllm_config: Any, *, clock: Clock, times: StepTimes, model_runner: ModelRunner
     ) -> None:
         self._clock, self._times, self._model_runner = clock, times, model_runner
-        self._stages = [0.0] * vllm_config.parallel_config.pipeline_parallel_size
-        """When each stage of the pipeline will be free."""
+        self._pipeline = Pipeline(vllm_config.parallel_config.pipeline_parallel_size)
         self._last: Future[Any] = Future()
         self._proposed: dict[str, list[int]] = {}
         super().__init__(vllm_config)
@@ -165,21 +199,25 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # vLLM's
         """Begin a batch; its tokens are there once the last stage is done with it."""
-        began = ready = self._clock.now_us  # before tokens are made up, which would take a device no time
+        now_us = self._clock.now_us  # before tokens are made up, which would take a device no time
         batch, sampled = self._model_runner.execute(scheduler_output)
-        if not sampled:
-            self._last = _At(self._clock, ready, EMPTY_MODEL_RUNNER_OUTPUT)
-            return self._last if non_block else self._last.result()
-        each_us = self._times.device_us(batch) / len(self._stages)
-        for stage, free in enumerate(self._stages):
-            begins = max(ready, free)
-            began = begins if stage == 0 else began
-            ready = self._stages[stage] = begins + each_us
-        self._proposed = self._model_runner.proposed(sampled)
-        output = releases.model_output(sampled, self._proposed if self._model_runner.drafts else None)
-        setattr(output, NAME, (machine(), round(1000 * began), round(1000 * ready)))
-        self._last = _At(self._clock, ready, output)
+        if sampled:
+            self._proposed = self._model_runner.proposed(sampled)
+            output = releases.model_output(sampled, self._proposed if self._model_runner.drafts else None)
+            self._last = self._launched(now_us, batch, output)
+        else:
+            self._last = self._empty(now_us)
         return self._last if non_block else self._last.result()
+
+    def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:
+        """The output of a batch that begins as soon as the device is free."""
+        ran = self._pipeline.run(now_us, self._times.device_us(batch))
+        ran.note(output)
+        return _At(self._clock, ran.ended_us, output)
+
+    def _empty(self, now_us: float) -> Future[Any]:
+        """The output of a step without tokens."""
+        return _At(self._clock, now_us, EMPTY_MODEL_RUNNER_OUTPUT)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
         """The tokens of the batch begun last (vLLM 0.12 and newer ask for them apart)."""

@@ -9,7 +9,7 @@ dummy batches included, since each engine loop of vLLM runs one batch a pass.
 import hashlib
 import platform
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroupGloo, ReduceOp, TCPStore
@@ -17,11 +17,9 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from schedtrace.errors import UsageError
 from schedtrace.record.clocks import clock_id
-from schedtrace.record.worker_hooks import NAME, machine
-from schedtrace.simulate import releases
-from schedtrace.simulate.executor import DUMMY, Clock, SimulatedExecutor
-
-NEVER = float("inf")
+from schedtrace.simulate.clock import NEVER
+from schedtrace.simulate.executor import DUMMY, Clock, Pipeline, Ran, SimulatedExecutor
+from schedtrace.step_times.batch import Batch
 
 
 class Waits(Protocol):
@@ -110,8 +108,7 @@ class Member:
 class Forward(Meeting):
     """One pass through the model on all ranks: experts are shared, so none is done before the slowest."""
 
-    began_us = 0.0
-    ended_us = NEVER
+    ran = Ran(0.0, NEVER)
     longest_us = 0.0
 
 
@@ -125,7 +122,7 @@ class Device:
 
     def __init__(self, ranks: int, stages: int) -> None:
         self._ranks = ranks
-        self._free = [0.0] * stages
+        self._pipeline = Pipeline(stages)
         self._passes: dict[int, Forward] = {}
         self._next = [0] * ranks
 
@@ -139,17 +136,11 @@ class Device:
             del self._passes[number]
             self._run(forward)
             for other in forward.there:
-                other.wake(forward.ended_us)
+                other.wake(forward.ran.ended_us)
         return forward
 
     def _run(self, forward: Forward) -> None:
-        ready = forward.latest_us
-        for stage, free in enumerate(self._free):
-            begins = max(ready, free)
-            if stage == 0:
-                forward.began_us = begins
-            ready = self._free[stage] = begins + forward.longest_us / len(self._free)
-        forward.ended_us = ready
+        forward.ran = self._pipeline.run(forward.latest_us, forward.longest_us)
 
 
 class LockstepExecutor(SimulatedExecutor):
@@ -165,54 +156,38 @@ class LockstepExecutor(SimulatedExecutor):
         self._rank, self._device = rank, device
         super().__init__(*args, **options)
 
-    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Dispatch a batch; its tokens are there once all ranks are through with theirs."""
-        batch, sampled = self._model_runner.execute(scheduler_output)
-        output: Any = EMPTY_MODEL_RUNNER_OUTPUT
-        forward = None
-        if sampled:
-            self._proposed = self._model_runner.proposed(sampled)
-            output = releases.model_output(sampled, self._proposed if self._model_runner.drafts else None)
-            forward = self._device.dispatch(self._rank, self._times.device_us(batch))
-        self._last = _Joint(self._rank, forward, output)
-        return self._last if non_block else self._last.result()
-
     def execute_dummy_batch(self) -> None:
         """A batch of one token, with the others' batches."""
-        _Joint(self._rank, self._device.dispatch(self._rank, self._times.device_us(DUMMY)), None).result()
+        self._launched(self._rank.now_us, DUMMY, None).result()
+
+    def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:  # noqa: ARG002
+        """The output of a batch that is done when all ranks are through with theirs."""
+        return _Joint(self._rank, self._device.dispatch(self._rank, self._times.device_us(batch)), output)
+
+    def _empty(self, now_us: float) -> Future[Any]:  # noqa: ARG002
+        """No pass: it is there at once, and no other rank gets a turn before."""
+        done: Future[Any] = Future()
+        done.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
+        return done
 
 
 class _Joint(Future[Any]):
     """An output that is there when a pass is over on all ranks."""
 
-    def __init__(self, rank: Waits, forward: Forward | None, output: Any) -> None:
+    def __init__(self, rank: Waits, forward: Forward, output: Any) -> None:
         super().__init__()
         self._rank, self._forward, self._output = rank, forward, output
 
     def done(self) -> bool:
-        return self._forward is None or self._rank.now_us >= self._forward.ended_us
+        return self._rank.now_us >= self._forward.ran.ended_us
 
     def result(self, timeout: float | None = None) -> Any:  # noqa: ARG002  # vLLM gives none
-        forward = self._forward
-        if forward is None:
-            return self._output
-        while not forward.complete:
+        while not self._forward.complete:
             self._rank.wait(NEVER)
-        self._rank.wait(forward.ended_us)
+        self._rank.wait(self._forward.ran.ended_us)
         if self._output is not None:
-            setattr(
-                self._output,
-                NAME,
-                (machine(), round(1000 * forward.began_us), round(1000 * forward.ended_us)),
-            )
+            self._forward.ran.note(self._output)
         return self._output
-
-
-class Ran(NamedTuple):
-    """When the ranks' devices computed one pass, in microseconds of the machine's clock."""
-
-    began_us: float
-    ended_us: float
 
 
 class CommonPasses:
@@ -232,7 +207,7 @@ class CommonPasses:
 
     def __init__(self, parallel: Any, clock: Clock, stages: int) -> None:
         self._clock = clock
-        self._free = [0.0] * stages
+        self._pipeline = Pipeline(stages)
         self._group = _group(parallel)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="schedtrace-device")
         name = (clock_id() or platform.node()).encode()
@@ -254,13 +229,7 @@ class CommonPasses:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _meet(self, ready_us: float, device_us: float) -> Ran:
-        ready_us, longest_us = self._largest(ready_us, device_us)
-        began = ready_us
-        for stage, free in enumerate(self._free):
-            begins = max(ready_us, free)
-            began = begins if stage == 0 else began
-            ready_us = self._free[stage] = begins + longest_us / len(self._free)
-        return Ran(began, ready_us)
+        return self._pipeline.run(*self._largest(ready_us, device_us))
 
     def _largest(self, *values: float) -> list[float]:
         """Of all ranks."""

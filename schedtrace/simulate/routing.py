@@ -1,8 +1,8 @@
 """Which data-parallel rank a request goes to: routers, and vLLM's front end and coordinator around them.
 
 The front end routes requests, starts waves and publishes counts. Messages take no time here. Counts are
-published as vLLM's coordinator does it: at most every 100 ms, and of ranks in lock-step those of the last step
-that all have ended.
+published as vLLM's coordinator does it: at most every 100 ms, and of ranks in lock-step those of the last
+step that all have ended.
 """
 
 from collections import Counter
@@ -15,8 +15,7 @@ from typing import Any, Protocol
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
-from schedtrace.simulate.clock import VirtualClock
-from schedtrace.simulate.lockstep import NEVER
+from schedtrace.simulate.clock import NEVER, VirtualClock
 
 Counts = tuple[int, int, float]
 """Of a rank: waiting requests, running requests, share of its KV cache in use."""

@@ -4,18 +4,20 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.engine import EngineCoreRequestType
 
-from schedtrace.balance import balanced
 from schedtrace.record.engine_hooks import INPUTS
-from schedtrace.simulate.clock import VirtualClock, timed
+from schedtrace.simulate.clock import NEVER
 from schedtrace.simulate.core import make_rank_core
-from schedtrace.simulate.driver import Engine
 from schedtrace.simulate.executor import SimulatedExecutor
-from schedtrace.simulate.lockstep import NEVER, Device, Group, LockstepExecutor, Member
+from schedtrace.simulate.lockstep import Device, Group, LockstepExecutor, Member
+from schedtrace.simulate.simulation import TimedEngine
 from schedtrace.step_times.model import StepTimes
+
+if TYPE_CHECKING:
+    from schedtrace.simulate.ranks import Ranks
 
 
 class Stopped(SystemExit):  # vLLM's loop lets it through
@@ -88,24 +90,7 @@ class Turns:
         self._back.release()
 
 
-class Around(Protocol):
-    """What a rank needs of all of them."""
-
-    @property
-    def clock(self) -> VirtualClock:
-        """It shows the time of the rank that runs."""
-        ...
-
-    def told(self, rank: "Rank", client: int, outputs: Any) -> None:
-        """A rank has put ``EngineCoreOutputs`` into its output queue; client -1 is the coordinator."""
-        ...
-
-    def loop_begins(self, rank: "Rank") -> None:
-        """A rank is about to read its input queue."""
-        ...
-
-
-class Rank(Engine):
+class Rank(TimedEngine):
     """One rank; ``Ranks`` lets it run when its time has come.
 
     Args:
@@ -113,24 +98,20 @@ class Rank(Engine):
         around: All of them; its clock shows the time of the one that runs.
         times: How long the parts of a step take.
         together: The devices and the group of ranks in lock-step; None: this rank is on its own.
-        wrap: As ``Engine``.
-        balance_ranks: Whether ranks in lock-step admit requests together (``schedtrace.balance``).
-        options: As ``Engine``.
+        wrap: As ``TimedEngine``.
+        options: As ``TimedEngine``.
     """
 
     def __init__(
         self,
         number: int,
-        around: "Around",
+        around: "Ranks",
         times: StepTimes,
         together: tuple[Device, Group] | None,
         wrap: Callable[[type], type] | None = None,
-        *,
-        balance_ranks: bool = False,
         **options: Any,
     ) -> None:
-        self.number, self._around, self._times, self._together = number, around, times, together
-        self._clock = clock = around.clock
+        self.number, self._around, self._together = number, around, together
         self.inputs, self.outputs = _Inputs(self), _Outputs(partial(around.told, self))
         self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
@@ -141,12 +122,7 @@ class Rank(Engine):
         """How far it has come."""
         self._updates = 0
 
-        def wrapped(plain: type) -> type:
-            chosen = balanced(plain) if balance_ranks else plain
-            of_time = timed(chosen, clock, times, lambda output: self.model_runner.batch_of(output))  # noqa: PLW0108  # made later
-            return wrap(of_time) if wrap else of_time
-
-        super().__init__(wrapped, rank=number, **options)
+        super().__init__(around.clock, wrap, times, rank=number, **options)
         self._turns = Turns(self.core.run_busy_loop, f"rank-{number}")
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
@@ -158,13 +134,12 @@ class Rank(Engine):
             group = Member(everybody, self)
             executor = partial(LockstepExecutor, rank=self, device=device, **made)
         self.core = make_rank_core(self.config, executor, scheduler_class, groups, self, group)
-        """vLLM's ``DPEngineCoreProc`` or ``EngineCoreProc``."""
         return self.core.scheduler
 
     @property
     def now_us(self) -> float:
         """The time of the rank that runs."""
-        return self._clock.now_us
+        return self.clock.now_us
 
     @property
     def is_idle(self) -> bool:
@@ -173,12 +148,12 @@ class Rank(Engine):
 
     def resume(self) -> None:
         """Run until it waits for something, from ``wake_us`` on."""
-        self._clock.now_us = self.reached_us = self.wake_us
+        self.clock.now_us = self.reached_us = self.wake_us
         self._turns.resume()
 
     def wait(self, us: float) -> None:
         """Let others run until a moment; no time, if it is over."""
-        self.reached_us = self._clock.now_us
+        self.reached_us = self.clock.now_us
         self.wake_us = max(us, self.reached_us)
         self._turns.pause()
 
@@ -192,15 +167,8 @@ class Rank(Engine):
         """Put a message into the input queue, now."""
         if self.inputs.is_blocking:
             woken = self._times.wake_us() if kind == EngineCoreRequestType.ADD else 0.0
-            self.wake(self._clock.now_us + woken)
+            self.wake(self.clock.now_us + woken)
         self.inputs.put_nowait((kind, message))
-
-    def prepared(self, us: float, request: Any) -> None:
-        """The input thread has made a request of what a client sent, as the recorder sees it."""
-        inputs = getattr(self.scheduler.structured_output_manager, INPUTS, None)
-        if inputs is not None:
-            with self._clock.at(us):
-                inputs.prepared(request, self._clock.monotonic_ns())
 
     def abort(self, request_id: str) -> None:
         """The client went away: the input thread puts it into two queues."""
@@ -215,10 +183,10 @@ class Rank(Engine):
         updates = self.scheduler.schedtrace_updates
         if updates != self._updates:
             self._updates = updates
-            self.wait(self._clock.now_us + self._times.gap_us(0))
-            self._clock.advance(self._times.gap_us(len(self.inputs)) - self._times.gap_us(0))
-        elif self._clock.now_us > self.reached_us:
-            self.wait(self._clock.now_us)
+            self.wait(self.clock.now_us + self._times.gap_us(0))
+            self.clock.advance(self._times.gap_us(len(self.inputs)) - self._times.gap_us(0))
+        elif self.clock.now_us > self.reached_us:
+            self.wait(self.clock.now_us)
         self._around.loop_begins(self)
 
     def stepped(self, *, executed: bool) -> None:

@@ -20,9 +20,8 @@ from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, Outcome, Sweep
 from schedtrace.read.run import Run
 from schedtrace.whatif.installed import vllm_version
-from schedtrace.whatif.prediction import Recorded
-from schedtrace.whatif.sweep_engines import RecordedEngine, gathering_notes
-from schedtrace.whatif.sweep_play import Pool, Work, base_settings, outcome_of
+from schedtrace.whatif.replays import RecordedEngine, Work, gathering_notes
+from schedtrace.whatif.sweep_play import Pool, base_settings, outcome_of
 from schedtrace.whatif.sweep_rows import objectives, sweep_rows
 from schedtrace.workloads.recorded_ranks import loads_of_run, without_ranks
 from schedtrace.workloads.workload import Workload
@@ -266,10 +265,3 @@ def recorded_loads(run: Run, clients: int | None = None) -> list[Workload]:
     """
     loads = [without_ranks(load) for load in loads_of_run(run.traces, manifest=run.manifest)]
     return loads if clients is None else [load.with_clients(clients) for load in loads]
-
-
-def recorded_work(base: Recorded) -> Work:
-    """A recorded load on its engine."""
-    engine = RecordedEngine(base.header, base.times, len(base.timelines))
-    warmups = len(base.loads) - base.trials
-    return Work(base.loads, engine, base.keep_prefix_cache, warmups)

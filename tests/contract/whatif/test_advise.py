@@ -9,7 +9,6 @@ from schedtrace.model.prediction import as_options
 from schedtrace.whatif.advise import advise, candidates
 from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor, recorded
-from schedtrace.whatif.sweep import recorded_work
 from schedtrace.whatif.sweep_rows import parse_slo
 from tests.contract.whatif.conftest import LOADS, Here, drive
 
@@ -23,7 +22,7 @@ def base(tmp_path, monkeypatch):
 
 
 def proposals(base, slo):
-    return advise(base, recorded_work(base), parse_slo(slo), Here)
+    return advise(base, parse_slo(slo), Here)
 
 
 def test_what_findings_advise_and_the_menu_is_tried(base):

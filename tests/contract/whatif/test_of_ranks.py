@@ -14,9 +14,8 @@ from schedtrace.read.run import read_run
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.gpus import gpu
 from schedtrace.step_times.shapes import shape
+from schedtrace.whatif.replays import ModelledEngine, Work
 from schedtrace.whatif.sweep import SweepLog, sweep
-from schedtrace.whatif.sweep_engines import ModelledEngine
-from schedtrace.whatif.sweep_play import Work
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.workload import make_workload
 from tests.contract.whatif.conftest import LOADS, Here, drive

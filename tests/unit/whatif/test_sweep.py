@@ -6,8 +6,8 @@ import pytest
 
 from schedtrace.errors import UsageError
 from schedtrace.model.say import say
+from schedtrace.whatif.replays import Work
 from schedtrace.whatif.sweep import SweepLog, combinations, parse_values, sweep
-from schedtrace.whatif.sweep_play import Work
 from tests.unit.whatif.conftest import a_load
 
 SEATS = [{"max_num_seqs": seats} for seats in (4, 8, 16)]
@@ -16,8 +16,7 @@ SEATS = [{"max_num_seqs": seats} for seats in (4, 8, 16)]
 @pytest.fixture(autouse=True)
 def _vllm(monkeypatch):
     """Whichever is installed here."""
-    for module in ("sweep", "sweep_log"):
-        monkeypatch.setattr(f"schedtrace.whatif.{module}.vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr("schedtrace.whatif.sweep.vllm_version", lambda: "0.32.0")
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 from schedtrace.errors import InputError, UsageError
 from schedtrace.step_times.constants import Constants
 from schedtrace.whatif import sweep
+from schedtrace.whatif.replays import RecordedEngine
 from schedtrace.whatif.sweep import SweepLog, digest, key
-from schedtrace.whatif.sweep_engines import RecordedEngine
 from tests.makers import header
 from tests.unit.whatif.conftest import a_load, an_outcome
 

@@ -1,17 +1,32 @@
-"""The engine that a sweep starts from: a recorded one, or a model on a GPU."""
+"""A load replayed on an engine with changed settings: predictions, advice and sweeps are made of replays.
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+The engine is a recorded one, or a model on a GPU.
+"""
 
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.model.message import Duration, Message
+from schedtrace.model.report import TrialReport
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
+from schedtrace.read.run import Run, read_run
+from schedtrace.step_times.fitted import Counted, Fitted
 from schedtrace.step_times.gpus import Gpu
 from schedtrace.step_times.memory import FIT_TO_MEMORY
 from schedtrace.step_times.model import StepTimes
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shapes import Shape
+from schedtrace.timeline.timeline import Timeline, make_timeline
+from schedtrace.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from schedtrace.simulate.player import Played
 
 BLOCKS = "num_gpu_blocks_override"
 ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}
@@ -119,6 +134,97 @@ class ModelledEngine:
 
 
 Engine = RecordedEngine | ModelledEngine
+
+
+@dataclass(frozen=True)
+class Work:
+    """A load and its engine, as data that can go to another process or machine.
+
+    Args:
+        loads: Trials, replayed one after the other.
+        engine: The one whose settings are changed.
+        keep_prefix_cache: It is not emptied between the loads.
+        warmups: So many of the first loads are replayed for what they leave in the cache, and not measured.
+        trial_ids: The requests' ids tell their trials.
+    """
+
+    loads: Sequence[Workload]
+    engine: Engine
+    keep_prefix_cache: bool = False
+    warmups: int = 0
+    trial_ids: bool = False
+
+    @property
+    def measured(self) -> Sequence[Workload]:
+        """The loads that figures are of."""
+        return self.loads[self.warmups :]
+
+    def portable(self) -> "Work":
+        """Itself with every request in memory, since another process cannot read the source."""
+        loads = [replace(load, read=partial(iter, list(load))) for load in self.loads]
+        return replace(self, loads=loads)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of a replay."""
+
+    run: Run
+    played: "Played"
+    options: Mapping[str, Any]
+    """Of ``simulate.replay.play``."""
+    counted: Counted | None
+    """The steps that a fit was asked for; None: step times were not fitted."""
+
+    @cached_property
+    def timelines(self) -> list[Timeline]:
+        """Of its engines, in the order of ranks."""
+        return [make_timeline(trace, self.run.manifest) for trace in self.run.traces]
+
+    @cached_property
+    def trials(self) -> list[TrialReport]:
+        """Of all engines together."""
+        return pooled_reports(self.timelines, None)
+
+
+def replay(
+    work: Work,
+    changes: Mapping[str, Any],
+    folder: Path,
+    *,
+    times: StepTimes | None = None,
+    by_step: bool = False,
+) -> Replayed:
+    """Have vLLM's own scheduler decide a load under changed settings, in virtual time.
+
+    Args:
+        work: The load and its engine.
+        changes: Names of vLLM's arguments to values.
+        folder: The run folder to be written; one that is there is replaced.
+        times: How long steps take; None: as the engine says.
+        by_step: As ``simulate.replay.play``.
+
+    Raises:
+        UsageError: vLLM does not accept the changes, or a replay cannot make them.
+        NeverEndsError: The load never ends with them.
+        OSError: The trace cannot be written.
+    """
+    from schedtrace.simulate.replay import play  # noqa: PLC0415  # imports vLLM
+
+    options, of_engine = work.engine.configured(changes)
+    times = times or of_engine
+    counted = Counted(times) if isinstance(times, Fitted) else times if isinstance(times, Counted) else None
+    shutil.rmtree(folder, ignore_errors=True)
+    played = play(
+        work.loads,
+        options,
+        counted or times,
+        folder,
+        by_step=by_step,
+        keep_prefix_cache=work.keep_prefix_cache,
+        trial_ids=work.trial_ids,
+    )
+    return Replayed(read_run(folder), played, options, counted)
 
 
 def fitted_length(shape: Shape, given: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
