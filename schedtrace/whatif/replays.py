@@ -171,8 +171,6 @@ class Replayed:
 
     run: Run
     played: "Played"
-    options: Mapping[str, Any]
-    """Of ``simulate.replay.play``."""
     counted: Counted | None
     """The steps that a fit was asked for; None: step times were not fitted."""
 
@@ -224,7 +222,7 @@ def replay(
         keep_prefix_cache=work.keep_prefix_cache,
         trial_ids=work.trial_ids,
     )
-    return Replayed(read_run(folder), played, options, counted)
+    return Replayed(read_run(folder), played, counted)
 
 
 def fitted_length(shape: Shape, given: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:

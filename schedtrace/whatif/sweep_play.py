@@ -21,7 +21,7 @@ from schedtrace.model.printable import capped
 from schedtrace.model.sweep_result import Outcome
 from schedtrace.read.trace import Trace
 from schedtrace.whatif.installed import import_vllm
-from schedtrace.whatif.replays import ModelledEngine, Replayed, Work, fitted_length, replay
+from schedtrace.whatif.replays import ModelledEngine, Work, fitted_length, replay
 from schedtrace.workloads.workload import Workload
 
 DIGITS = 3
@@ -47,7 +47,14 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> Outcome:
     outcome = Outcome(key=key, changes=dict(changes), requests=sum(map(len, work.measured)))
     with tempfile.TemporaryDirectory(prefix="schedtrace-sweep-") as folder:
         try:
-            _fill_in(outcome, work, replay(work, outcome.changes, Path(folder) / "run"))
+            if isinstance(work.engine, ModelledEngine):
+                options, _ = work.engine.configured(changes)
+                outcome.fitted_max_model_len = fitted_length(work.engine.shape, changes, options)
+            replayed = replay(work, changes, Path(folder) / "run")
+            outcome.steps, outcome.too_long = replayed.played.steps, len(replayed.played.refused)
+            if replayed.counted is not None:
+                outcome.extrapolated_steps = replayed.counted.outside
+            _measure(outcome, replayed.run.traces, work.measured)
         except (OSError, MemoryError):
             raise  # of this machine, not of the configuration
         except UsageError as error:
@@ -55,16 +62,6 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> Outcome:
         except Exception as error:  # noqa: BLE001  # vLLM's own assertions: a row, like what it refuses by name
             outcome.refused = f"vLLM fails: {type(error).__name__}: {error}".splitlines()[0]
     return outcome
-
-
-def _fill_in(outcome: Outcome, work: Work, replayed: Replayed) -> None:
-    """Fill in what a replay shows."""
-    outcome.steps, outcome.too_long = replayed.played.steps, len(replayed.played.refused)
-    if isinstance(work.engine, ModelledEngine):
-        outcome.fitted_max_model_len = fitted_length(work.engine.shape, outcome.changes, replayed.options)
-    if replayed.counted is not None:
-        outcome.extrapolated_steps = replayed.counted.outside
-    _measure(outcome, replayed.run.traces, work.measured)
 
 
 def _measure(outcome: Outcome, traces: Sequence[Trace], loads: Sequence[Workload]) -> None:
