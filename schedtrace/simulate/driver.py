@@ -42,11 +42,12 @@ _NOTHING = dict.fromkeys(
 
 def kv_cache_groups(config: Any) -> list[Any]:
     """One group of full attention layers, as dense models have it."""
+    return [KVCacheGroupSpec(["layer"], _spec(FullAttentionSpec, config.cache_config.block_size))]
+
+
+def _spec(kind: type, block_size: int, **fields: Any) -> Any:
     shape = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16, "use_mla": False}
-    spec = FullAttentionSpec(
-        block_size=config.cache_config.block_size, **releases.known(FullAttentionSpec, shape)
-    )
-    return [KVCacheGroupSpec(["layer"], spec)]
+    return kind(block_size=block_size, **releases.known(kind, {**shape, **fields}))
 
 
 def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
@@ -91,15 +92,14 @@ def recorded_groups(groups: Sequence[CacheGroup], block_size: int) -> list[Any]:
     """
     if {group.kind for group in groups} <= FULL and len(groups) <= 1:
         return []
-    shape = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16, "use_mla": False}
     built = []
     for number, group in enumerate(groups):
         kind = {"SlidingWindow": SlidingWindowSpec, **dict.fromkeys(FULL, FullAttentionSpec)}.get(group.kind)
         if kind is None:
             msg = f"the model has {group.kind} layers, whose KV cache cannot be simulated yet"
             raise UsageError(msg)
-        given = shape | ({"sliding_window": group.window} if group.kind == "SlidingWindow" else {})
-        spec = kind(block_size=group.block_size or block_size, **releases.known(kind, given))
+        window = {"sliding_window": group.window} if group.kind == "SlidingWindow" else {}
+        spec = _spec(kind, group.block_size or block_size, **window)
         built.append(KVCacheGroupSpec([f"layer.{number}"], spec))
     return built
 

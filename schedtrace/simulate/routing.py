@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import cycle
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
@@ -21,8 +21,16 @@ Counts = tuple[int, int, float]
 """Of a rank: waiting requests, running requests, share of its KV cache in use."""
 
 
-class Router(Protocol):
-    """Knows what each rank has, and chooses one for each request that names none."""
+class Router:
+    """Chooses a rank for each request that names none; adds up what each has that is not done.
+
+    Args:
+        ranks: How many.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._sums = [0] * ranks
+        self._of: dict[str, tuple[int, int]] = {}
 
     def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:
         """The rank, from 0, that a request goes to.
@@ -32,36 +40,18 @@ class Router(Protocol):
             tokens: Of its prompt, and those that it may generate.
             rank: The one that it names.
         """
-        ...
-
-    def done(self, request_id: str) -> None:
-        """A request is finished or aborted."""
-        ...
-
-    def published(self, counts: Sequence[Counts]) -> None:
-        """vLLM's coordinator has published what the ranks had some time ago."""
-        ...
-
-
-class _InFlight:
-    """Adds up what each rank has that is not done; no sum is stale."""
-
-    def __init__(self, ranks: int) -> None:
-        self._sums = [0] * ranks
-        self._of: dict[str, tuple[int, int]] = {}
-
-    def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:
         chosen = self._next() if rank is None else rank
         self._of[request_id] = chosen, self._weight(tokens)
         self._sums[chosen] += self._weight(tokens)
         return chosen
 
     def done(self, request_id: str) -> None:
+        """A request is finished or aborted."""
         rank, weight = self._of.pop(request_id)
         self._sums[rank] -= weight
 
     def published(self, counts: Sequence[Counts]) -> None:
-        """It knows better."""
+        """vLLM's coordinator has published what the ranks had some time ago; no sum here is stale."""
 
     def _next(self) -> int:
         return self._sums.index(min(self._sums))
@@ -70,18 +60,18 @@ class _InFlight:
         return 1
 
 
-class LeastRunning(_InFlight):
+class LeastRunning(Router):
     """The rank with the fewest requests that are not done; of equal ones the first."""
 
 
-class LeastTokens(_InFlight):
+class LeastTokens(Router):
     """The rank whose requests have the fewest tokens together (prompts, and what they may generate)."""
 
     def _weight(self, tokens: int) -> int:
         return tokens
 
 
-class RoundRobin(_InFlight):
+class RoundRobin(Router):
     """One rank after the other."""
 
     def __init__(self, ranks: int) -> None:
@@ -92,10 +82,11 @@ class RoundRobin(_InFlight):
         return next(self._turns)
 
 
-class Vllm:
+class Vllm(Router):
     """vLLM's own ``DPLBAsyncMPClient`` without its sockets; the counts that it goes by are stale."""
 
     def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
         self._client = SimpleNamespace(
             reqs_in_flight={},
             streaming_reqs=set(),
@@ -125,7 +116,7 @@ class Vllm:
         self._client.lb_engines = [list(one) for one in counts]
 
 
-ROUTERS: dict[str, Callable[[int], Any]] = {
+ROUTERS: dict[str, Callable[[int], Router]] = {
     "vllm": Vllm,
     "round-robin": RoundRobin,
     "least-running": LeastRunning,

@@ -4,11 +4,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.engine import EngineCoreRequestType
 
-from schedtrace.record.engine_hooks import INPUTS
 from schedtrace.simulate.clock import NEVER
 from schedtrace.simulate.core import make_rank_core
 from schedtrace.simulate.executor import SimulatedExecutor
@@ -112,7 +112,9 @@ class Rank(TimedEngine):
         **options: Any,
     ) -> None:
         self.number, self._around, self._together = number, around, together
-        self.inputs, self.outputs = _Inputs(self), _Outputs(partial(around.told, self))
+        self.inputs = _Inputs(self)
+        self.outputs = SimpleNamespace(put_nowait=lambda message: around.told(self, *message))
+        """The queue that vLLM's output thread empties at once."""
         self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
         """When it goes on; infinite: once something happens."""
@@ -121,9 +123,9 @@ class Rank(TimedEngine):
         self.reached_us = 0.0
         """How far it has come."""
         self._updates = 0
-
         super().__init__(around.clock, wrap, times, rank=number, **options)
         self._turns = Turns(self.core.run_busy_loop, f"rank-{number}")
+        self.stop = self._turns.stop
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
         made: dict[str, Any] = {"clock": self, "times": self._times, "model_runner": self.model_runner}
@@ -172,9 +174,8 @@ class Rank(TimedEngine):
 
     def abort(self, request_id: str) -> None:
         """The client went away: the input thread puts it into two queues."""
-        inputs = getattr(self.scheduler.structured_output_manager, INPUTS, None)
-        if inputs is not None:
-            inputs.abort_received([request_id])
+        if self.recorded_inputs is not None:
+            self.recorded_inputs.abort_received([request_id])
         self.core.aborts_queue.put_nowait([request_id])
         self.send(EngineCoreRequestType.ABORT, [request_id])
 
@@ -193,45 +194,25 @@ class Rank(TimedEngine):
         """Count what comes to nothing."""
         self.idle_steps = 0 if executed or not self.scheduler.requests else self.idle_steps + 1
 
-    def stop(self) -> None:
-        """End its loop."""
-        self._turns.stop()
 
-
-class _Inputs:
+class _Inputs(deque[Any]):
     """The queue that vLLM's input thread fills: what ``get`` waits for comes in virtual time."""
 
     def __init__(self, rank: Rank) -> None:
+        super().__init__()
         self._rank = rank
-        self._messages: deque[Any] = deque()
         self.is_blocking = False
 
-    def __len__(self) -> int:
-        return len(self._messages)
+    get_nowait = deque.popleft
+    put_nowait = deque.append
 
     def empty(self) -> bool:
-        return not self._messages
+        return not self
 
     def get(self, block: bool = True) -> Any:
         del block  # vLLM asks so when it is idle only
         self.is_blocking = True
-        while not self._messages:
+        while not self:
             self._rank.wait(NEVER)
         self.is_blocking = False
-        return self._messages.popleft()
-
-    def get_nowait(self) -> Any:
-        return self._messages.popleft()
-
-    def put_nowait(self, message: Any) -> None:
-        self._messages.append(message)
-
-
-class _Outputs:
-    """The queue that vLLM's output thread empties at once."""
-
-    def __init__(self, told: Callable[[int, Any], None]) -> None:
-        self._told = told
-
-    def put_nowait(self, message: tuple[int, Any]) -> None:
-        self._told(*message)
+        return self.popleft()

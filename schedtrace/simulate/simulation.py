@@ -67,10 +67,14 @@ class TimedEngine(Engine):
         """``schedule()`` calls so far."""
         return int(self.scheduler.schedtrace_steps)
 
+    @property
+    def recorded_inputs(self) -> Any:
+        """What the recorder keeps of the input thread; None: nothing is recorded."""
+        return getattr(self.scheduler.structured_output_manager, INPUTS, None)
+
     def prepared(self, us: float, request: Any) -> None:
         """The input thread has made a request of what a client sent, as the recorder sees it."""
-        inputs = getattr(self.scheduler.structured_output_manager, INPUTS, None)
-        if inputs is not None:
+        if (inputs := self.recorded_inputs) is not None:
             with self.clock.at(us):
                 inputs.prepared(request, self.clock.monotonic_ns())
 

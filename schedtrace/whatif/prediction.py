@@ -104,9 +104,7 @@ def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) 
         loads = [load.with_clients(clients) for load in loads]
     made = Recorded(run, timelines, loads, times or fit(timelines, [run.label], gathering_us(traces)))
     if made.keep_prefix_cache and any(timeline.warmup_steps for timeline in timelines):
-        warm = load_of_ranks(
-            traces, WARMUP_TRIAL, manifest=run.manifest
-        )  # what it leaves in the cache counts
+        warm = load_of_ranks(traces, WARMUP_TRIAL, manifest=run.manifest)  # what it leaves in the cache
         made = replace(made, loads=[warm, *loads])
     return made
 
@@ -146,7 +144,8 @@ class Predictor:
     def __init__(self, base: Recorded, *, output: Path | None = None, resamples: int = RESAMPLES) -> None:
         self._base, self._output, self._resamples = base, output, resamples
         self._scratch = tempfile.TemporaryDirectory()
-        self._as_recorded: dict[int | None, Replayed] = {}
+        self._resampled_trials: dict[int, list[TrialReport]] = {}
+        """Of the load as recorded, by the seed of its step times."""
 
     def __enter__(self) -> Self:
         return self
@@ -162,6 +161,18 @@ class Predictor:
     def now(self, name: str) -> Any:
         """The recorded value of a setting."""
         return self._base.work.engine.base([name])[name]
+
+    @cached_property
+    def replayed(self) -> Replayed:
+        """The load as it was recorded.
+
+        Raises:
+            UsageError: it never ends.
+        """
+        try:
+            return self._replay({}, "replayed")
+        except NeverEndsError as error:
+            raise UsageError(str(error)) from error
 
     @cached_property
     def _reports(self) -> list[TrialReport]:
@@ -181,12 +192,8 @@ class Predictor:
             InputError: it does not, or the load has no such figure.
             UsageError: not even the replay of the load as it was recorded ends.
         """
-        try:
-            replayed = self._replayed(None).trials
-        except NeverEndsError as error:
-            raise UsageError(str(error)) from error
         metric = next(metric for metric in METRICS if metric.name == name)
-        was, now = (values(metric.value, trials) for trials in (self._reports, replayed))
+        was, now = (values(metric.value, trials) for trials in (self._reports, self.replayed.trials))
         if not was or not now:
             msg = f"the load has no {name} to be judged by"
             raise InputError(msg)
@@ -213,11 +220,8 @@ class Predictor:
         """
         base = self._base
         options, _ = base.work.engine.configured(changes)
-        try:
-            replayed = self._replayed(None)
-        except NeverEndsError as error:
-            raise UsageError(str(error)) from error
-        changed = self._changed(changes) if changes else replayed
+        replayed = self.replayed
+        changed = self._replay(changes, "changed") if changes else replayed
         same, compared = (None, None) if changes else self._same_steps()
         count = self._resamples if resamples is None else resamples
         spread = self._spread(changes, count) if changes else {}
@@ -254,18 +258,6 @@ class Predictor:
         parent = self._output if name in KEPT and self._output else Path(self._scratch.name)
         return replay(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
 
-    def _replayed(self, seed: int | None) -> Replayed:
-        """As recorded, with fitted step times or those of a resampled fit; once for each."""
-        if seed not in self._as_recorded:
-            name, times = (
-                ("replayed", None) if seed is None else (f"replayed-{seed}", self._resampled(seed, side=0))
-            )
-            self._as_recorded[seed] = self._replay({}, name, times=times)
-        return self._as_recorded[seed]
-
-    def _changed(self, changes: Mapping[str, Any]) -> Replayed:
-        return self._replay(changes, "changed")
-
     def _bound(self, changes: Mapping[str, Any]) -> list[TrialReport]:
         """The changed load where steps larger than recorded ones have no economies of scale."""
         times = Counted(self._base.times, economies=False)
@@ -286,9 +278,11 @@ class Predictor:
         if self._base.times.rows is None:  # a saved fit
             return ratios
         for seed in range(resamples):
-            times = self._resampled(seed, side=1)
-            after = self._replay(changes, f"changed-{seed}", times=times).trials
-            before = self._replayed(seed).trials
+            after = self._replay(changes, f"changed-{seed}", times=self._resampled(seed, side=1)).trials
+            if seed not in self._resampled_trials:
+                times = self._resampled(seed, side=0)
+                self._resampled_trials[seed] = self._replay({}, f"replayed-{seed}", times=times).trials
+            before = self._resampled_trials[seed]
             for metric in METRICS:
                 was, becomes = (values(metric.value, trials) for trials in (before, after))
                 if was and becomes:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from schedtrace.diagnose.trials import pooled_reports
-from schedtrace.model.message import Duration, Message
+from schedtrace.model.message import Message
 from schedtrace.model.report import TrialReport
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
@@ -36,15 +36,32 @@ NOT_KNOWN = say(
     "recorded; it takes no time here."
 )
 AS_RECORDED = (
-    "balance_ranks: gathering the ranks' counts takes {time} in every loop, the median of their recorded "
+    "balance_ranks: gathering the ranks' counts takes {time:us} in every loop, the median of their recorded "
     "all-reduces."
 )
 AUTO = ("kv_cache_dtype", "auto")
 """As if it was not given."""
 
 
+class _Engine:
+    OWN: ClassVar[frozenset[str]] = frozenset()
+    """Settings that act by way of memory and step times only: vLLM's scheduler does not see them."""
+
+    def require_known(self, names: Iterable[str]) -> None:
+        """Check names of settings.
+
+        Raises:
+            UsageError: not an argument of vLLM, or one that a replay cannot change.
+        """
+        from schedtrace.simulate.engine_options import require_known  # noqa: PLC0415  # imports vLLM
+
+        for name in names:
+            if name not in self.OWN:
+                require_known(name)
+
+
 @dataclass(frozen=True)
-class RecordedEngine:
+class RecordedEngine(_Engine):
     """The engine of a trace, or several."""
 
     header: Header
@@ -73,20 +90,9 @@ class RecordedEngine:
         options = {**ALONE, **options}
         return {name: options.get("num_blocks" if name == BLOCKS else name) for name in names}
 
-    def require_known(self, names: Iterable[str]) -> None:
-        """Check names of settings.
-
-        Raises:
-            UsageError: not an argument of vLLM, or one that a replay cannot change.
-        """
-        from schedtrace.simulate.engine_options import require_known  # noqa: PLC0415  # imports vLLM
-
-        for name in names:
-            require_known(name)
-
 
 @dataclass(frozen=True)
-class ModelledEngine:
+class ModelledEngine(_Engine):
     """A model's shape on GPUs, with vLLM's defaults for an API server on such a GPU.
 
     Args:
@@ -100,7 +106,6 @@ class ModelledEngine:
     times: StepTimes | None = None
 
     OWN = frozenset({"tensor_parallel_size", "gpu_memory_utilization", "kv_cache_dtype"})
-    """Settings that act by way of memory and step times only: vLLM's scheduler does not see them."""
 
     @property
     def step_times(self) -> str:
@@ -123,14 +128,6 @@ class ModelledEngine:
     def base(self, names: Iterable[str]) -> dict[str, Any]:
         """As ``RecordedEngine.base``: every one is vLLM's default."""
         return dict.fromkeys(names)
-
-    def require_known(self, names: Iterable[str]) -> None:
-        """As ``RecordedEngine.require_known``."""
-        from schedtrace.simulate.engine_options import require_known  # noqa: PLC0415  # imports vLLM
-
-        for name in names:
-            if name not in self.OWN:
-                require_known(name)
 
 
 Engine = RecordedEngine | ModelledEngine
@@ -245,4 +242,4 @@ def gathering_notes(times: StepTimes | None, changes: Iterable[Mapping[str, Any]
     took_us = times.gathering_us() if times else None
     if took_us is None:
         return [NOT_KNOWN]
-    return [say(AS_RECORDED, time=Duration(took_us))] if took_us else []
+    return [say(AS_RECORDED, time=took_us)] if took_us else []
