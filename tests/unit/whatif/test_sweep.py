@@ -56,14 +56,16 @@ def test_combinations_are_all_choices_of_one_value_a_setting():
     ]
 
 
-def test_a_setting_is_varied_or_set():
-    with pytest.raises(UsageError, match="--set a: it is varied as well"):
-        combinations({"a": [1]}, {"a": 2})
-
-
-def test_too_many_combinations_are_refused_before_anything_is_replayed():
-    with pytest.raises(UsageError, match="10,100 combinations, at most 10,000"):
-        combinations({"a": list(range(101)), "b": list(range(100))}, {})
+@pytest.mark.parametrize(
+    ("vary", "fixed", "why"),
+    [
+        ({"a": [1]}, {"a": 2}, "--set a: it is varied as well"),
+        ({"a": list(range(101)), "b": list(range(100))}, {}, "10,100 combinations, at most 10,000"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_before_anything_is_replayed(vary, fixed, why):
+    with pytest.raises(UsageError, match=why):
+        combinations(vary, fixed)
 
 
 def test_rows_are_ordered_by_throughput_and_the_recorded_one_is_marked(swept, pool):
