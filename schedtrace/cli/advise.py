@@ -42,18 +42,17 @@ def advise(
     from schedtrace.present.pages.prediction import proposals_page
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
-    from schedtrace.whatif.objective import parse_slo
+    from schedtrace.whatif.sweep_rows import parse_slo
 
     bounds = parse_slo(slo)
     require_vllm()
     from schedtrace.whatif.advise import advise as proposed
     from schedtrace.whatif.prediction import recorded
-    from schedtrace.whatif.sweep import recorded_work
     from schedtrace.whatif.sweep_play import LocalPool
 
     base = recorded(one_run(run), load(step_times) if step_times else None, concurrency)
-    work, most = recorded_work(base), jobs or os.cpu_count() or 1
+    most = jobs or os.cpu_count() or 1
     with CountBar(stderr_console(), "configurations") as bar:
         fixed = changes_of_ranks(data_parallel_size, router)
-        answer = proposed(base, work, bounds, lambda sent: LocalPool(sent, most), bar, fixed)
+        answer = proposed(base, bounds, lambda sent: LocalPool(sent, most), bar, fixed)
     show(proposals_page(answer), output_format)

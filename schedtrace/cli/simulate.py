@@ -78,7 +78,7 @@ def simulate(
     from schedtrace.step_times.gpus import gpu as gpu_of
     from schedtrace.step_times.roofline import Roofline
     from schedtrace.step_times.shapes import shape as shape_of
-    from schedtrace.whatif.sweep_engines import fitted_length
+    from schedtrace.whatif.replays import fitted_length
 
     shape, device = shape_of(model), gpu_of(gpu)
     loads = _loads(context, dataset, arrivals_of)
@@ -86,8 +86,8 @@ def simulate(
     require_vllm()
     from schedtrace.engine.args import parse_engine_args
     from schedtrace.simulate.config import tiny_model
+    from schedtrace.simulate.engine_options import shaped_options
     from schedtrace.simulate.replay import play
-    from schedtrace.simulate.shaped_engine import shaped_options
 
     _, given = parse_engine_args(["--model", tiny_model(), *context.args])
     given |= changes_of_ranks(None, router) | ({"balance_ranks": True} if balance_ranks else {})
@@ -142,7 +142,7 @@ def _show(played: Any, times: Any, options: dict[str, Any], fitted: int | None) 
     from schedtrace.present.phrases import plain
     from schedtrace.read.run import read_run
     from schedtrace.step_times.memory import MOST_BLOCKS
-    from schedtrace.whatif.sweep_engines import gathering_notes
+    from schedtrace.whatif.replays import gathering_notes
 
     report = analyze_run(read_run(played.folder))
     show(trials_page(report))

@@ -35,7 +35,7 @@ from schedtrace.errors import InterruptedRunError, UsageError
 from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
-    from schedtrace.whatif.sweep_play import Work
+    from schedtrace.whatif.replays import Work
 
 
 FIRST_BYTES = 200
@@ -97,11 +97,10 @@ def sweep(
     from schedtrace.present.pages.sweep import sweep_page
     from schedtrace.present.progress import CountBar
     from schedtrace.whatif.installed import require_settings
-    from schedtrace.whatif.objective import parse_slo
-    from schedtrace.whatif.sweep import combinations, parse_changes
+    from schedtrace.whatif.sweep import FILE_NAME, SweepLog, combinations, parse_changes
     from schedtrace.whatif.sweep import sweep as replayed
-    from schedtrace.whatif.sweep_log import FILE_NAME, SweepLog
     from schedtrace.whatif.sweep_play import LocalPool, RayPool
+    from schedtrace.whatif.sweep_rows import parse_slo
 
     bounds = parse_slo(slo) if slo else []
     changed, varied = parse_changes(fixed or []), _varied(vary or [])
@@ -154,9 +153,8 @@ def _work(
     from schedtrace.step_times.shapes import shape
     from schedtrace.whatif.baseline import require_baseline
     from schedtrace.whatif.prediction import recorded
-    from schedtrace.whatif.sweep import recorded_loads, recorded_work
-    from schedtrace.whatif.sweep_engines import ModelledEngine
-    from schedtrace.whatif.sweep_play import Work
+    from schedtrace.whatif.replays import ModelledEngine, Work
+    from schedtrace.whatif.sweep import recorded_loads
 
     if (model is None) != (gpu is None):
         msg = "--model and --gpu go together: a model's shape takes its time on a GPU"
@@ -173,7 +171,7 @@ def _work(
     if run is not None and model is None:
         base = recorded(run, times, clients)
         require_baseline(base)
-        return run.label, recorded_work(base)
+        return run.label, base.work
     if model is None or gpu is None:
         msg = f"{source}: no recorded run, so nothing tells the engine: give --model and --gpu"
         raise UsageError(msg)

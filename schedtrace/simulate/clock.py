@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from schedtrace.step_times.batch import Batch, StepTimes
 
+NEVER = float("inf")
+"""Of a moment: it does not come."""
 READERS = ("vllm.v1", "schedtrace.record")
 """Packages whose modules read the virtual clock: the engine's core and the recorder."""
 

@@ -8,7 +8,7 @@ group are ours.
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from vllm.config import ParallelConfig, SchedulerConfig
@@ -17,6 +17,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from schedtrace.record.engine_hooks import record_passes
 from schedtrace.simulate.lockstep import Member
+
+if TYPE_CHECKING:
+    from schedtrace.simulate.simulated_rank import Rank
 
 
 def make_core(
@@ -75,28 +78,8 @@ def built_here(scheduler_class: type) -> Iterator[None]:
         yield
 
 
-class Around(Protocol):
-    """The rank around a core."""
-
-    number: int
-    inputs: Any
-    """vLLM's input queue."""
-    outputs: Any
-    """vLLM's output queue."""
-    gathering_us: float
-    """What it takes the ranks to gather their counts, for balance scheduling."""
-
-    def loop_begins(self) -> None:
-        """Before the input queue is read."""
-        ...
-
-    def stepped(self, *, executed: bool) -> None:
-        """After a step: whether a batch was executed."""
-        ...
-
-
 def make_rank_core(
-    config: Any, executor: Any, scheduler_class: type, groups: list[Any], around: Around, group: Member | None
+    config: Any, executor: Any, scheduler_class: type, groups: list[Any], around: "Rank", group: Member | None
 ) -> Any:
     """The core of a rank.
 
@@ -120,7 +103,7 @@ class _Rank:
     """What both kinds replace: how the core is made, and the moments at which time passes."""
 
     def __init__(
-        self, config: Any, executor: Any, groups: list[Any], around: Around, group: Member | None
+        self, config: Any, executor: Any, groups: list[Any], around: "Rank", group: Member | None
     ) -> None:
         self._around, self._groups = around, groups
         self.engine_index = around.number

@@ -5,11 +5,199 @@ async scheduling or pipeline parallelism, as many ``schedule()`` calls before ea
 batches in flight. There is no clock: ``Simulation`` adds one.
 """
 
+import itertools
+import math
+import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from vllm import SamplingParams
+from vllm.v1.core.sched import interface
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from schedtrace.errors import UsageError
+from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.simulate import releases
-from schedtrace.simulate.assembled_engine import Engine
+from schedtrace.simulate.config import engine_config
+from schedtrace.simulate.executor import STOP_AT, STOP_TOKEN, ModelRunner
+
+FULL = {"FullAttention", "MLAAttention", "UniformTypeKVCacheSpecs"}
+"""Kinds of cache groups that keep every token, so that a scheduler treats them alike."""
+_NOTHING = dict.fromkeys(
+    ("pooling_params", "eos_token_id", "multi_modal_inputs", "multi_modal_hashes", "multi_modal_placeholders")
+)
+"""Arguments of ``Request`` that have no default in some release."""
+
+
+def kv_cache_groups(config: Any) -> list[Any]:
+    """One group of full attention layers, as dense models have it."""
+    return [KVCacheGroupSpec(["layer"], _spec(FullAttentionSpec, config.cache_config.block_size))]
+
+
+def _spec(kind: type, block_size: int, **fields: Any) -> Any:
+    shape = {"num_kv_heads": 2, "head_size": 32, "dtype": torch.bfloat16, "use_mla": False}
+    return kind(block_size=block_size, **releases.known(kind, {**shape, **fields}))
+
+
+def scheduler_arguments(config: Any, groups: list[Any]) -> dict[str, Any]:
+    """The keyword arguments of ``Scheduler``; each release takes those that it knows."""
+    shared = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
+    arguments = {
+        "vllm_config": config,
+        "kv_cache_config": KVCacheConfig(config.cache_config.num_gpu_blocks, [], groups),
+        "structured_output_manager": StructuredOutputManager(config),
+        "block_size": shared,
+        "hash_block_size": config.cache_config.block_size,
+        "log_stats": True,
+    }
+    return releases.known(Scheduler.__init__, arguments)
+
+
+def make_request(
+    request_id: str, tokens: list[int], max_tokens: int, stop_token: int, hasher: Any, **options: Any
+) -> Any:
+    """vLLM's ``Request``; ``options`` are further arguments of it, or ``structured_outputs``."""
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        stop_token_ids=[stop_token],
+        extra_args={STOP_AT: options.pop("stop_at", None)},
+        **releases.structured(options.pop("structured_outputs", None)),
+    )
+    arguments = {**_NOTHING, "block_hasher": hasher, **releases.structured_request(params), **options}
+    return Request(request_id, tokens, sampling_params=params, **releases.known(Request.__init__, arguments))
+
+
+def block_hasher(config: Any) -> Any:
+    """Hashes a request's full blocks, for prefix caching."""
+    return releases.block_hasher(config.cache_config.block_size)
+
+
+def recorded_groups(groups: Sequence[CacheGroup], block_size: int) -> list[Any]:
+    """The cache groups of a recorded engine; empty where there is only one of full attention.
+
+    Raises:
+        UsageError: a kind of layers that cannot be built from what a trace says.
+    """
+    if {group.kind for group in groups} <= FULL and len(groups) <= 1:
+        return []
+    built = []
+    for number, group in enumerate(groups):
+        kind = {"SlidingWindow": SlidingWindowSpec, **dict.fromkeys(FULL, FullAttentionSpec)}.get(group.kind)
+        if kind is None:
+            msg = f"the model has {group.kind} layers, whose KV cache cannot be simulated yet"
+            raise UsageError(msg)
+        window = {"sliding_window": group.window} if group.kind == "SlidingWindow" else {}
+        spec = _spec(kind, group.block_size or block_size, **window)
+        built.append(KVCacheGroupSpec([f"layer.{number}"], spec))
+    return built
+
+
+class Engine:
+    """vLLM's scheduler and KV cache manager for a configuration; who works them is a subclass's matter.
+
+    Args:
+        wrap: Makes the class to build from the one vLLM would choose, for instance
+            ``schedtrace.record.traced.traced_class``; None: vLLM's own.
+        kv_groups: vLLM's ``KVCacheGroupSpec`` objects; one group of full attention if not given.
+        drafts: Tokens that a speculative method proposes per step and request; the scheduler must be
+            configured for them (``speculative_config``).
+        accepted: How many of a request's drafts are right, from its id and their number.
+        options: ``num_blocks``, ``async_scheduling``, ``model``, ``rank`` and any field of vLLM's
+            ``EngineArgs``.
+
+    Raises:
+        ValueError: vLLM does not accept the options.
+    """
+
+    def __init__(
+        self,
+        wrap: Callable[[type], type] | None = None,
+        *,
+        kv_groups: list[Any] | None = None,
+        drafts: int = 0,
+        accepted: Callable[[str, int], int] = lambda _, drafts: drafts,
+        **options: Any,
+    ) -> None:
+        self.config = engine_config(**options)
+        self.model_runner = ModelRunner(drafts, accepted)
+        overlapped = self.config.scheduler_config.async_scheduling
+        self.depth: int = getattr(self.config, "max_concurrent_batches", 2 if overlapped else 1)
+        """``schedule()`` calls before the first output comes back: batches in flight at once."""
+        plain: type = AsyncScheduler if overlapped else Scheduler
+        self.scheduler: Any = self._build(
+            wrap(plain) if wrap else plain, kv_groups or kv_cache_groups(self.config)
+        )
+        self.requests: dict[str, Any] = {}
+        """Every request ever added, as vLLM's ``Request``."""
+        caching = self.config.cache_config.enable_prefix_caching
+        self._hasher = block_hasher(self.config) if caching else None
+        self._texts = itertools.count()
+
+    def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
+        """The scheduler."""
+        return scheduler_class(**scheduler_arguments(self.config, groups))
+
+    def make_request(
+        self,
+        request_id: str,
+        prompt: int | list[int] = 10,
+        max_tokens: int = 4,
+        *,
+        shared: int = 0,
+        **options: Any,
+    ) -> Any:
+        """vLLM's ``Request``.
+
+        Args:
+            request_id: Any string.
+            prompt: Its tokens, or how many.
+            max_tokens: Output tokens at most.
+            shared: How many of the prompt's first tokens are the same in all requests.
+            options: ``stop_at`` (output token at which it stops early), ``text`` (a number: requests with
+                the same one have the same tokens), ``structured_outputs`` (for ``SamplingParams``), or
+                arguments of ``Request``: ``priority``, ``lora_request``, ...
+        """
+        number = options.pop("text", None)
+        if number is None:
+            number = next(self._texts)
+        if isinstance(prompt, int):
+            prompt = [100] * shared + [101 + number % 1800] * (prompt - shared)
+        options.setdefault("arrival_time", time.time())
+        return make_request(request_id, prompt, max_tokens, STOP_TOKEN, self._hasher, **options)
+
+    def add(self, request_id: str, prompt: int | list[int] = 10, max_tokens: int = 4, **options: Any) -> Any:
+        """Put a request (see ``make_request``) into the waiting queue; returns it."""
+        return self.enqueue(self.make_request(request_id, prompt, max_tokens, **options))
+
+    def enqueue(self, request: Any) -> Any:
+        """Put a request that was made before into the waiting queue; returns it."""
+        self.requests[request.request_id] = request
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """The client went away."""
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def pause(self, state: str) -> None:
+        """``UNPAUSED``, ``PAUSED_NEW`` or ``PAUSED_ALL`` (vLLM 0.17 and newer)."""
+        self.scheduler.set_pause_state(interface.PauseState[state])
+
+    def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache; everything that runs is preempted."""
+        self.scheduler.reset_prefix_cache(reset_running_requests=True)
 
 
 class Driver(Engine):

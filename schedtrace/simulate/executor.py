@@ -4,8 +4,9 @@
 whichever clock it is given. vLLM takes it through ``distributed_executor_backend``.
 """
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from vllm.v1 import outputs
 from vllm.v1.executor.abstract import Executor
@@ -13,8 +14,108 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from schedtrace.record.worker_hooks import NAME, machine
 from schedtrace.simulate import releases
-from schedtrace.simulate.model_runner import ModelRunner
 from schedtrace.step_times.batch import Batch, StepTimes
+
+TOKEN, STOP_TOKEN = 7, 8
+STOP_AT = "stop_at"
+"""Key in ``SamplingParams.extra_args``: the output token, from 1, at which a request stops by itself."""
+
+NOTHING = Batch({}, 0, 0, 0)
+
+
+class ModelRunner:
+    """Knows of every request how many tokens it has, those sampled but not yet returned included.
+
+    It reads ``SchedulerOutput`` only, as vLLM's do, so it serves a driver and an executor alike.
+
+    Args:
+        drafts: Tokens that a speculative method proposes per step and request.
+        accepted: How many of a request's drafts are right, from its id and their number.
+    """
+
+    def __init__(
+        self, drafts: int = 0, accepted: Callable[[str, int], int] = lambda _, drafts: drafts
+    ) -> None:
+        self.drafts, self.accepted = drafts, accepted
+        self._known: dict[str, int] = {}
+        self._prompt: dict[str, int] = {}
+        self._stop_at: dict[str, int] = {}
+        self._executed: tuple[Any, tuple[Batch, dict[str, list[int]]]] = (None, (NOTHING, {}))
+
+    def execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
+        """What a ``SchedulerOutput`` computes, and each request's tokens: none before its prompt is done.
+
+        Asked again for the one it was asked for last, it says the same.
+        """
+        if self._executed[0] is not output:
+            self._executed = (output, self._execute(output))
+        return self._executed[1]
+
+    def batch_of(self, output: Any) -> Batch:
+        """What a ``SchedulerOutput`` computes."""
+        return self.execute(output)[0]
+
+    def _execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
+        sampled: dict[str, list[int]] = {}
+        tokens, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
+        known, prompts = self._known, self._prompt
+        decoding = context = decode_context = decode_tokens = 0
+        attention = 0.0
+        for request_id, computed in self._learn(output):
+            scheduled, drafted = tokens[request_id], len(drafts.get(request_id, ()))
+            context += computed
+            if scheduled == 1 + drafted and computed >= prompts[request_id]:
+                decoding += 1
+                decode_tokens += scheduled
+                decode_context += computed
+            else:
+                attention += scheduled * (computed + scheduled / 2)
+            complete = computed + scheduled - drafted >= known[request_id]
+            sampled[request_id] = self._tokens(request_id, drafted) if complete else []
+        batch = Batch(
+            tokens=tokens,
+            prefill_tokens=output.total_num_scheduled_tokens - decode_tokens,
+            decode_tokens=decode_tokens,
+            context_tokens=context,
+            prefill_requests=len(tokens) - decoding,
+            decode_requests=decoding,
+            decode_context_tokens=decode_context,
+            prefill_attention=attention,
+        )
+        return batch, sampled
+
+    def proposed(self, sampled: dict[str, list[int]]) -> dict[str, list[int]]:
+        """The drafts for the next step of those that decode."""
+        if not self.drafts:
+            return {}
+        return {request_id: [TOKEN] * self.drafts for request_id, tokens in sampled.items() if tokens}
+
+    def _learn(self, output: Any) -> Iterator[tuple[str, int]]:
+        """Take in who is gone, new or resumed; gives how many tokens each had computed."""
+        for request_id in output.finished_req_ids:
+            for of_requests in (self._known, self._prompt, self._stop_at):
+                of_requests.pop(request_id, None)
+        for new in output.scheduled_new_reqs:
+            self._prompt[new.req_id] = releases.num_prompt_tokens(new)
+            self._known[new.req_id] = releases.num_known_tokens(new)
+            stop_at = ((new.sampling_params and new.sampling_params.extra_args) or {}).get(STOP_AT)
+            if stop_at:
+                self._stop_at[new.req_id] = stop_at
+            yield new.req_id, new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for request_id, generated in releases.resumed_outputs(cached):
+            self._known[request_id] = self._prompt[request_id] + generated
+        yield from zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+
+    def _tokens(self, request_id: str, drafted: int) -> list[int]:
+        place = self._known[request_id] + 1 - self._prompt[request_id]
+        stops = place == self._stop_at.get(request_id)
+        tokens = [TOKEN] * (1 + (self.accepted(request_id, drafted) if drafted and not stops else 0))
+        if stops:
+            tokens = [STOP_TOKEN]
+        self._known[request_id] += len(tokens)
+        return tokens
+
 
 DUMMY = Batch({"dummy": 1}, 0, 1, 0, decode_requests=1)
 """What a data-parallel rank computes that has nothing to do: one token."""
@@ -31,6 +132,41 @@ class Clock(Protocol):
     def until(self, us: float) -> None:
         """Wait for a moment; return at once if it is over."""
         ...
+
+
+class Ran(NamedTuple):
+    """When a device computed a batch, in microseconds of the executor's clock."""
+
+    began_us: float
+    ended_us: float
+
+    def note(self, output: Any) -> None:
+        """Put it on vLLM's ``ModelRunnerOutput``, where the recorder looks for a worker's times."""
+        setattr(output, NAME, (machine(), round(1000 * self.began_us), round(1000 * self.ended_us)))
+
+
+class Pipeline:
+    """The stages of a device: they take batches one after the other, each an equal part of a batch's time.
+
+    Args:
+        stages: How many.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._free_us = [0.0] * stages
+
+    def run(self, ready_us: float, device_us: float) -> Ran:
+        """Compute a batch.
+
+        Args:
+            ready_us: When it is there.
+            device_us: What it takes all stages together.
+        """
+        began_us = max(ready_us, self._free_us[0])
+        for stage, free_us in enumerate(self._free_us):
+            ready_us = max(ready_us, free_us) + device_us / len(self._free_us)
+            self._free_us[stage] = ready_us
+        return Ran(began_us, ready_us)
 
 
 class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
@@ -50,8 +186,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         self, vllm_config: Any, *, clock: Clock, times: StepTimes, model_runner: ModelRunner
     ) -> None:
         self._clock, self._times, self._model_runner = clock, times, model_runner
-        self._stages = [0.0] * vllm_config.parallel_config.pipeline_parallel_size
-        """When each stage of the pipeline will be free."""
+        self._pipeline = Pipeline(vllm_config.parallel_config.pipeline_parallel_size)
         self._last: Future[Any] = Future()
         self._proposed: dict[str, list[int]] = {}
         super().__init__(vllm_config)
@@ -63,21 +198,25 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # vLLM's
         """Begin a batch; its tokens are there once the last stage is done with it."""
-        began = ready = self._clock.now_us  # before tokens are made up, which would take a device no time
+        now_us = self._clock.now_us  # before tokens are made up, which would take a device no time
         batch, sampled = self._model_runner.execute(scheduler_output)
-        if not sampled:
-            self._last = _At(self._clock, ready, EMPTY_MODEL_RUNNER_OUTPUT)
-            return self._last if non_block else self._last.result()
-        each_us = self._times.device_us(batch) / len(self._stages)
-        for stage, free in enumerate(self._stages):
-            begins = max(ready, free)
-            began = begins if stage == 0 else began
-            ready = self._stages[stage] = begins + each_us
-        self._proposed = self._model_runner.proposed(sampled)
-        output = releases.model_output(sampled, self._proposed if self._model_runner.drafts else None)
-        setattr(output, NAME, (machine(), round(1000 * began), round(1000 * ready)))
-        self._last = _At(self._clock, ready, output)
+        if sampled:
+            self._proposed = self._model_runner.proposed(sampled)
+            output = releases.model_output(sampled, self._proposed if self._model_runner.drafts else None)
+            self._last = self._launched(now_us, batch, output)
+        else:
+            self._last = self._empty(now_us)
         return self._last if non_block else self._last.result()
+
+    def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:
+        """The output of a batch that begins as soon as the device is free."""
+        ran = self._pipeline.run(now_us, self._times.device_us(batch))
+        ran.note(output)
+        return _At(self._clock, ran.ended_us, output)
+
+    def _empty(self, now_us: float) -> Future[Any]:
+        """The output of a step without tokens."""
+        return _At(self._clock, now_us, EMPTY_MODEL_RUNNER_OUTPUT)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
         """The tokens of the batch begun last (vLLM 0.12 and newer ask for them apart)."""

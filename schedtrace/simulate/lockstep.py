@@ -9,7 +9,7 @@ dummy batches included, since each engine loop of vLLM runs one batch a pass.
 import hashlib
 import platform
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroupGloo, ReduceOp, TCPStore
@@ -17,30 +17,12 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from schedtrace.errors import UsageError
 from schedtrace.record.clocks import clock_id
-from schedtrace.record.worker_hooks import NAME, machine
-from schedtrace.simulate import releases
-from schedtrace.simulate.executor import DUMMY, Clock, SimulatedExecutor
+from schedtrace.simulate.clock import NEVER
+from schedtrace.simulate.executor import DUMMY, Clock, Pipeline, Ran, SimulatedExecutor
+from schedtrace.step_times.batch import Batch
 
-NEVER = float("inf")
-
-
-class Waits(Protocol):
-    """A rank's place in virtual time."""
-
-    number: int
-
-    @property
-    def now_us(self) -> float:
-        """Its own time."""
-        ...
-
-    def wait(self, us: float) -> None:
-        """Return at that moment; others go on meanwhile."""
-        ...
-
-    def wake(self, us: float) -> None:
-        """End a wait at that moment (called by others)."""
-        ...
+if TYPE_CHECKING:
+    from schedtrace.simulate.simulated_rank import Rank
 
 
 class Meeting:
@@ -52,13 +34,13 @@ class Meeting:
 
     def __init__(self, ranks: int) -> None:
         self._missing = ranks
-        self.there: list[Waits] = []
+        self.there: list[Rank] = []
         self.values: dict[int, Any] = {}
         """What each rank brought."""
         self.latest_us = 0.0
         """When the last one came."""
 
-    def join(self, rank: Waits, value: Any) -> bool:
+    def join(self, rank: "Rank", value: Any) -> bool:
         """Come, with a value; returns whether everybody is there."""
         self.there.append(rank)
         self.values[rank.number] = value
@@ -83,7 +65,7 @@ class Group:
         self._ranks = ranks
         self._meeting = Meeting(ranks)
 
-    def gather(self, rank: Waits, value: Any, us: float = 0.0) -> list[Any]:
+    def gather(self, rank: "Rank", value: Any, us: float = 0.0) -> list[Any]:
         """Every rank's value, in the order of ranks, ``us`` after the last one has come."""
         meeting = self._meeting
         if meeting.join(rank, value):
@@ -99,7 +81,7 @@ class Group:
 class Member:
     """A rank's handle of the group: vLLM's process group."""
 
-    def __init__(self, group: Group, rank: Waits) -> None:
+    def __init__(self, group: Group, rank: "Rank") -> None:
         self._group, self._rank = group, rank
 
     def gather(self, value: Any, us: float = 0.0) -> list[Any]:
@@ -110,8 +92,7 @@ class Member:
 class Forward(Meeting):
     """One pass through the model on all ranks: experts are shared, so none is done before the slowest."""
 
-    began_us = 0.0
-    ended_us = NEVER
+    ran = Ran(0.0, NEVER)
     longest_us = 0.0
 
 
@@ -125,11 +106,11 @@ class Device:
 
     def __init__(self, ranks: int, stages: int) -> None:
         self._ranks = ranks
-        self._free = [0.0] * stages
+        self._pipeline = Pipeline(stages)
         self._passes: dict[int, Forward] = {}
         self._next = [0] * ranks
 
-    def dispatch(self, rank: Waits, device_us: float) -> Forward:
+    def dispatch(self, rank: "Rank", device_us: float) -> Forward:
         """A rank's next pass; it begins once every rank has dispatched it, and lasts as the longest."""
         number = self._next[rank.number]
         self._next[rank.number] += 1
@@ -139,17 +120,11 @@ class Device:
             del self._passes[number]
             self._run(forward)
             for other in forward.there:
-                other.wake(forward.ended_us)
+                other.wake(forward.ran.ended_us)
         return forward
 
     def _run(self, forward: Forward) -> None:
-        ready = forward.latest_us
-        for stage, free in enumerate(self._free):
-            begins = max(ready, free)
-            if stage == 0:
-                forward.began_us = begins
-            ready = self._free[stage] = begins + forward.longest_us / len(self._free)
-        forward.ended_us = ready
+        forward.ran = self._pipeline.run(forward.latest_us, forward.longest_us)
 
 
 class LockstepExecutor(SimulatedExecutor):
@@ -161,58 +136,42 @@ class LockstepExecutor(SimulatedExecutor):
         options: As ``SimulatedExecutor``.
     """
 
-    def __init__(self, *args: Any, rank: Waits, device: Device, **options: Any) -> None:
+    def __init__(self, *args: Any, rank: "Rank", device: Device, **options: Any) -> None:
         self._rank, self._device = rank, device
         super().__init__(*args, **options)
 
-    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Dispatch a batch; its tokens are there once all ranks are through with theirs."""
-        batch, sampled = self._model_runner.execute(scheduler_output)
-        output: Any = EMPTY_MODEL_RUNNER_OUTPUT
-        forward = None
-        if sampled:
-            self._proposed = self._model_runner.proposed(sampled)
-            output = releases.model_output(sampled, self._proposed if self._model_runner.drafts else None)
-            forward = self._device.dispatch(self._rank, self._times.device_us(batch))
-        self._last = _Joint(self._rank, forward, output)
-        return self._last if non_block else self._last.result()
-
     def execute_dummy_batch(self) -> None:
         """A batch of one token, with the others' batches."""
-        _Joint(self._rank, self._device.dispatch(self._rank, self._times.device_us(DUMMY)), None).result()
+        self._launched(self._rank.now_us, DUMMY, None).result()
+
+    def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:  # noqa: ARG002
+        """The output of a batch that is done when all ranks are through with theirs."""
+        return _Joint(self._rank, self._device.dispatch(self._rank, self._times.device_us(batch)), output)
+
+    def _empty(self, now_us: float) -> Future[Any]:  # noqa: ARG002
+        """No pass: it is there at once, and no other rank gets a turn before."""
+        done: Future[Any] = Future()
+        done.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
+        return done
 
 
 class _Joint(Future[Any]):
     """An output that is there when a pass is over on all ranks."""
 
-    def __init__(self, rank: Waits, forward: Forward | None, output: Any) -> None:
+    def __init__(self, rank: "Rank", forward: Forward, output: Any) -> None:
         super().__init__()
         self._rank, self._forward, self._output = rank, forward, output
 
     def done(self) -> bool:
-        return self._forward is None or self._rank.now_us >= self._forward.ended_us
+        return self._rank.now_us >= self._forward.ran.ended_us
 
     def result(self, timeout: float | None = None) -> Any:  # noqa: ARG002  # vLLM gives none
-        forward = self._forward
-        if forward is None:
-            return self._output
-        while not forward.complete:
+        while not self._forward.complete:
             self._rank.wait(NEVER)
-        self._rank.wait(forward.ended_us)
+        self._rank.wait(self._forward.ran.ended_us)
         if self._output is not None:
-            setattr(
-                self._output,
-                NAME,
-                (machine(), round(1000 * forward.began_us), round(1000 * forward.ended_us)),
-            )
+            self._forward.ran.note(self._output)
         return self._output
-
-
-class Ran(NamedTuple):
-    """When the ranks' devices computed one pass, in microseconds of the machine's clock."""
-
-    began_us: float
-    ended_us: float
 
 
 class CommonPasses:
@@ -232,7 +191,7 @@ class CommonPasses:
 
     def __init__(self, parallel: Any, clock: Clock, stages: int) -> None:
         self._clock = clock
-        self._free = [0.0] * stages
+        self._pipeline = Pipeline(stages)
         self._group = _group(parallel)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="schedtrace-device")
         name = (clock_id() or platform.node()).encode()
@@ -254,13 +213,7 @@ class CommonPasses:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _meet(self, ready_us: float, device_us: float) -> Ran:
-        ready_us, longest_us = self._largest(ready_us, device_us)
-        began = ready_us
-        for stage, free in enumerate(self._free):
-            begins = max(ready_us, free)
-            began = begins if stage == 0 else began
-            ready_us = self._free[stage] = begins + longest_us / len(self._free)
-        return Ran(began, ready_us)
+        return self._pipeline.run(*self._largest(ready_us, device_us))
 
     def _largest(self, *values: float) -> list[float]:
         """Of all ranks."""

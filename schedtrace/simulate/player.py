@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 from vllm.lora.request import LoRARequest
 
 from schedtrace.errors import UsageError
-from schedtrace.simulate.ranks import Ranks
-from schedtrace.simulate.simulated_rank import Rank
-from schedtrace.simulate.simulation import Simulation
+from schedtrace.simulate.simulation import TimedEngine, VirtualEngines
 from schedtrace.workloads.closed_loop import ClosedLoop
 from schedtrace.workloads.tokens import token_ids
 from schedtrace.workloads.workload import LoadRequest, Pass, Workload
@@ -47,7 +45,7 @@ class Player:
     """
 
     def __init__(
-        self, engine: Simulation | Ranks, load: Workload, began_us: float, played: Played, *, routed: bool
+        self, engine: VirtualEngines, load: Workload, began_us: float, played: Played, *, routed: bool
     ) -> None:
         self._engine, self._began_us, self._played, self._routed = engine, began_us, played, routed
         self.load = load
@@ -57,8 +55,8 @@ class Player:
         self._acceptance: dict[str, float] = {}
         self._owed: dict[str, float] = {}
         self._loras: dict[str, int] = {}
-        for model_runner in engine.model_runners:
-            model_runner.accepted = self._accepted
+        for rank in engine.ranks:
+            rank.model_runner.accepted = self._accepted
 
     def play(self) -> None:
         """To the end of the load: each request at its time or, in a closed loop, after an answer."""
@@ -126,13 +124,12 @@ class Player:
             options["lora_request"] = LoRARequest(request.lora, number, request.lora)
         if request.draft_acceptance is not None:
             self._acceptance[request.request_id] = request.draft_acceptance
-        if isinstance(engine, Ranks) and not self._routed:
-            options["rank"] = _rank(request, len(engine.ranks))
         engine.arrive(
             at_us,
             request.request_id,
             token_ids(request, self.load.prefix_block),
             request.max_tokens or request.output_tokens,
+            rank=None if self._routed else _rank(request, len(engine.ranks)),
             front_end_us=at_us - sent_us,  # equal priorities go by arrival
             stop_at=request.output_tokens,
             priority=request.priority,
@@ -156,44 +153,11 @@ class Player:
 
 
 def _rank(request: LoadRequest, ranks: int) -> int | None:
-    rank = request.data_parallel_rank
+    rank = None if ranks == 1 else request.data_parallel_rank
     if rank is not None and rank >= ranks:
         msg = f"{request.request_id}: data_parallel_rank {rank}, and there are {ranks} (ranks count from 0)"
         raise UsageError(msg)
     return rank
-
-
-def play_by_step(engine: Simulation | Ranks, player: Player) -> None:
-    """Play a load to its end; nobody waits for a request.
-
-    Args:
-        engine: Idle.
-        player: Has the load, and puts its requests on the engine.
-
-    Raises:
-        NoProgressError: requests are left that never will be done.
-    """
-    if isinstance(engine, Ranks):
-        _Feed(engine, player).play()
-    else:
-        _on_one(engine, player)
-
-
-def _on_one(engine: Simulation, player: Player) -> None:
-    first, coming = engine.steps, deque(player.load)
-    leaves = deque(
-        sorted((request.abort_step, request.request_id) for request in coming if request.abort_step)
-    )
-    while coming or engine.busy:
-        step = engine.steps - first
-        if not engine.busy:
-            step = max(step, coming[0].queued_step or 0)
-        while coming and (coming[0].queued_step or 0) <= step:
-            player.enter(coming.popleft(), engine.clock.now_us)
-        while leaves and leaves[0][0] <= step:
-            engine.abort(leaves.popleft()[1])
-        engine.step()
-        engine.require_progress(expected=bool(coming or leaves))
 
 
 class _Event(NamedTuple):
@@ -203,13 +167,21 @@ class _Event(NamedTuple):
     """None: its client goes away."""
 
 
-class _Feed:
-    """What each rank lets in when it reads its input queue."""
+class FeedByStep:
+    """Plays a load to its end by the step: what each rank lets in when it reads its input queue.
 
-    def __init__(self, ranks: Ranks, player: Player) -> None:
-        self._ranks, self._player = ranks, player
+    Requests enter and clients go away before the step, or of ranks in lock-step the pass, before which they
+    did when the load was recorded; nobody waits for a request.
+
+    Args:
+        engine: Idle.
+        player: Has the load, and puts its requests on the engine.
+    """
+
+    def __init__(self, engine: VirtualEngines, player: Player) -> None:
+        self._engine, self._player = engine, player
         self._coming = [deque(sorted(events, key=lambda event: event.at)) for events in self._events()]
-        self._first = [_steps(rank) for rank in ranks.ranks]
+        self._first = [rank.steps for rank in engine.ranks]
         self._began, self._stands_for = (0, 0), (0, 0)
         """A pass of the simulation, and that of the record whose place it takes."""
 
@@ -219,57 +191,55 @@ class _Feed:
         return any(self._coming)
 
     def play(self) -> None:
-        """To the end."""
-        self._ranks.feed = self
+        """To the end.
+
+        Raises:
+            NoProgressError: requests are left that never will be done.
+        """
+        engine = self._engine
+        engine.feed = self
         while self.expected:
-            heads = {rank.number: events[0].at for rank, events in self._by_rank() if events}
-            if self._ranks.lockstep:  # idle together: the next pass with a request takes the place of this
-                core, self._stands_for = self._ranks.ranks[0].core, min(heads.values())
+            heads = {number: events[0].at for number, events in enumerate(self._coming) if events}
+            if engine.lockstep:  # idle together: the next pass with a request takes the place of this
+                core, self._stands_for = engine.ranks[0].core, min(heads.values())
                 self._began = core.current_wave, core.step_counter
-            for rank, _ in self._by_rank():
-                at = self._stands_for if self._ranks.lockstep else heads.get(rank.number, (0, 0))
+            for rank in engine.ranks:
+                at = self._stands_for if engine.lockstep else heads.get(rank.number, (0, 0))
                 self._happen(rank, max(at, self._now(rank)))
-            self._ranks.run()
-        self._ranks.feed = None
+            engine.run()
+        engine.feed = None
 
-    def let_in(self, rank: Rank) -> None:
+    def let_in(self, engine: TimedEngine) -> None:
         """What is due before this rank's next step."""
-        self._happen(rank, self._now(rank))
+        self._happen(engine, self._now(engine))
 
-    def _happen(self, rank: Rank, at: Pass) -> None:
+    def _happen(self, rank: TimedEngine, at: Pass) -> None:
         events = self._coming[rank.number]
         while events and events[0].at <= at:
             event = events.popleft()
             if event.request is None:
-                self._ranks.abort(event.request_id)
+                self._engine.abort(event.request_id)
             else:
-                self._player.enter(event.request, self._ranks.clock.now_us)
+                self._player.enter(event.request, self._engine.clock.now_us)
 
-    def _now(self, rank: Rank) -> Pass:
-        if not self._ranks.lockstep:
-            return 0, _steps(rank) - self._first[rank.number]
+    def _now(self, rank: TimedEngine) -> Pass:
+        if not self._engine.lockstep:
+            return 0, rank.steps - self._first[rank.number]
         wave, counter = rank.core.current_wave, rank.core.step_counter
         later = wave - self._began[0]
         ahead = 0 if later else self._stands_for[1] - self._began[1]
         return self._stands_for[0] + later, counter + ahead
 
-    def _by_rank(self) -> list[tuple[Rank, deque[_Event]]]:
-        return list(zip(self._ranks.ranks, self._coming, strict=True))
-
     def _events(self) -> list[list[_Event]]:
         """Of each rank, from one pass over the load; those who enter keep their order."""
-        of_ranks: list[list[_Event]] = [[] for _ in self._ranks.ranks]
+        of_ranks: list[list[_Event]] = [[] for _ in self._engine.ranks]
         for request in self._player.load:
             came, left = request.queued_pass, request.abort_pass
-            if not self._ranks.lockstep:
+            if not self._engine.lockstep:
                 came = 0, request.queued_step or 0
                 left = (0, request.abort_step) if request.abort_step else None
-            events = of_ranks[request.data_parallel_rank or 0]
+            events = of_ranks[_rank(request, len(of_ranks)) or 0]
             events.append(_Event(came or (0, 0), request.request_id, request))
             if left:
                 events.append(_Event(left, request.request_id, None))
         return of_ranks
-
-
-def _steps(rank: Rank) -> int:
-    return int(rank.scheduler.schedtrace_steps)

@@ -5,40 +5,20 @@ the rank goes on whose time comes first. Nothing sleeps, and only one runs at an
 """
 
 import heapq
-from collections.abc import Callable
-from functools import partial
-from itertools import count
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
-from schedtrace.simulate.clock import VirtualClock
-from schedtrace.simulate.coordinator import FrontEnd
+from schedtrace.simulate.clock import NEVER, VirtualClock
 from schedtrace.simulate.core import reduced_here
-from schedtrace.simulate.lockstep import NEVER, Device, Group
-from schedtrace.simulate.model_runner import ModelRunner
-from schedtrace.simulate.routers import ROUTERS
+from schedtrace.simulate.lockstep import Device, Group
+from schedtrace.simulate.routing import ROUTERS, FrontEnd
 from schedtrace.simulate.simulated_rank import Rank
-from schedtrace.simulate.simulation import FOREVER, MOST_IDLE_STEPS, NoProgressError
+from schedtrace.simulate.simulation import MOST_IDLE_STEPS, NoProgressError, VirtualEngines
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.constants import Constants
 
-OF_RANKS = ("lockstep", "router", "balance_ranks")
-"""Options that an engine on its own does not have."""
 
-
-class Feed(Protocol):
-    """Lets requests in by the step, not by the clock."""
-
-    @property
-    def expected(self) -> bool:
-        """Whether somebody is still to come, or to go."""
-        ...
-
-    def let_in(self, rank: Rank) -> None:
-        """Called when a rank is about to read its input queue."""
-        ...
-
-
-class Ranks:
+class Ranks(VirtualEngines):
     """Data-parallel ranks; ``clock`` must be entered before they are made, and left after their end.
 
     Args:
@@ -66,18 +46,13 @@ class Ranks:
         times: StepTimes = Constants(),  # noqa: B008  # frozen
         **options: Any,
     ) -> None:
-        self.clock = clock
-        self.finished: Callable[[str], Any] = lambda _: None
-        """Called with the id of a request whose last token is back."""
-        self.feed: Feed | None = None
-        self.lockstep = lockstep
-        self._coming: list[tuple[float, int, Callable[[], Any]]] = []
-        self._number = count()
+        super().__init__()
+        self.clock, self.lockstep = clock, lockstep
         stages = options.get("pipeline_parallel_size", 1)
         together = (Device(data_parallel_size, stages), Group(data_parallel_size)) if lockstep else None
         if lockstep:
             options = {"experts": 2, "data_parallel_size": data_parallel_size} | options
-        self.ranks = [
+        self.ranks: Sequence[Rank] = [
             Rank(number, self, times, together, wrap, **options) for number in range(data_parallel_size)
         ]
         self.front_end = FrontEnd(
@@ -94,93 +69,31 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def model_runners(self) -> list[ModelRunner]:
-        """Of each rank."""
-        return [rank.model_runner for rank in self.ranks]
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of a request, at most."""
-        return int(self.ranks[0].scheduler.max_model_len)
-
-    @property
-    def steps(self) -> int:
-        """``schedule()`` calls so far, of all ranks."""
-        return sum(int(rank.scheduler.schedtrace_steps) for rank in self.ranks)
-
-    def at(self, us: float, action: Callable[[], Any]) -> None:
-        """Have something happen then, or at once if that is over."""
-        heapq.heappush(self._coming, (us, next(self._number), action))
-
-    def arrive(
-        self,
-        us: float,
-        request_id: str,
-        prompt: int | list[int] = 10,
-        max_tokens: int = 4,
-        *,
-        rank: int | None = None,
-        front_end_us: float = 0.0,
-        **options: Any,
-    ) -> None:
-        """Have a request (see ``Engine.make_request``) reach a rank then.
-
-        One whose prompt fills ``max_model_len`` does not: vLLM's front end refuses it.
-
-        Args:
-            us: When it reaches the rank's input queue.
-            request_id: Any string.
-            prompt: Its tokens, or how many.
-            max_tokens: Output tokens at most.
-            rank: Which one; None: the router chooses then.
-            front_end_us: The client sent it so long before.
-            options: Of ``Engine.make_request``.
-        """
-        made = partial(self._enter, us, request_id, prompt, max_tokens, rank, front_end_us, options)
+    def _when(self, us: float, arrives: Callable[[], None]) -> None:
+        """At once if that is over: a rank that asks for it is about to read its input queue."""
         if us <= self.clock.now_us:
-            made()
+            arrives()
         else:
-            self.at(us, made)
+            self.at(us, arrives)
 
-    def _enter(
-        self,
-        us: float,
-        request_id: str,
-        prompt: int | list[int],
-        max_tokens: int,
-        rank: int | None,
-        front_end_us: float,
-        options: dict[str, Any],
-    ) -> None:
-        maker = self.ranks[0]
-        arrival = (us - front_end_us) / 1e6
-        request = maker.make_request(request_id, prompt, max_tokens, arrival_time=arrival, **options)
-        if request.num_prompt_tokens < self.max_model_len:
-            tokens = request.num_prompt_tokens + max_tokens
-            self.ranks[self.front_end.add(request, tokens, rank)].prepared(us, request)
+    def _enter(self, us: float, request: Any, rank: int | None) -> None:
+        tokens = request.num_prompt_tokens + request.max_tokens
+        self.ranks[self.front_end.add(request, tokens, rank)].prepared(us, request)
 
     def abort(self, request_id: str) -> None:
-        """A client goes away, now; nothing happens if its request is done."""
+        """As ``VirtualEngines.abort``."""
         rank = self.front_end.rank_of.get(request_id)
         if rank is not None:
             self.ranks[rank].abort(request_id)
             self.front_end.done(request_id)
 
-    def forget(self, request_id: str) -> None:
-        """Nothing is kept of a request that is done."""
-
     def reset_prefix_cache(self) -> None:
-        """Empty those of all ranks."""
+        """As ``VirtualEngines.reset_prefix_cache``."""
         for rank in self.ranks:
             rank.reset_prefix_cache()
 
-    def run(self, until_us: float = FOREVER) -> None:
-        """Go on until nothing is left to do, or until a time.
-
-        Raises:
-            NoProgressError: requests are left that never will be done.
-        """
+    def run(self, until_us: float = NEVER) -> None:
+        """As ``VirtualEngines.run``."""
         with reduced_here():
             while True:
                 rank = min(self.ranks, key=lambda one: one.wake_us)
@@ -197,25 +110,16 @@ class Ranks:
                     heapq.heappop(self._coming)[2]()
                     continue
                 rank.resume()
-                if not self._coming and until_us == FOREVER and not (self.feed and self.feed.expected):
+                if not self._expected(until_us):
                     self._require_progress(rank)
         stuck = [rank.number for rank in self.ranks if rank.wake_us == NEVER and not rank.is_idle]
-        if until_us == FOREVER and stuck:
+        if until_us == NEVER and stuck:
             msg = f"ranks {stuck} wait for others, which are idle"
             raise RuntimeError(msg)
         self.clock.now_us = max(self.clock.now_us, *(rank.reached_us for rank in self.ranks))
 
-    def finish(self) -> None:
-        """Run until every request is done, then close.
-
-        Raises:
-            NoProgressError: requests are left that never will be done.
-        """
-        self.run()
-        self.close()
-
     def close(self) -> None:
-        """End the loops and the traces with whatever is left."""
+        """As ``VirtualEngines.close``; ends the ranks' loops, too."""
         for rank in self.ranks:
             rank.stop()
             rank.scheduler.shutdown()

@@ -16,9 +16,10 @@ from schedtrace.model.manifest import Manifest, write_manifest
 from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRIAL_IDS
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock
-from schedtrace.simulate.player import Played, Player, play_by_step
-from schedtrace.simulate.ranks import OF_RANKS, Ranks
-from schedtrace.simulate.simulation import NoProgressError, Simulation
+from schedtrace.simulate.config import OF_RANKS
+from schedtrace.simulate.player import FeedByStep, Played, Player
+from schedtrace.simulate.ranks import Ranks
+from schedtrace.simulate.simulation import NoProgressError, Simulation, VirtualEngines
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.workloads.workload import LoadRequest, Workload
 
@@ -73,7 +74,7 @@ def play(
                 named = load if load.source == "recorded" or not trial_ids else _of_trial(load, number + 1)
                 player = Player(engine, named, began, played, routed="router" in options)
                 if by_step:
-                    play_by_step(engine, player)
+                    FeedByStep(engine, player).play()
                 else:
                     player.play()
         except NoProgressError as error:
@@ -86,11 +87,11 @@ def play(
     return played
 
 
-def _engine(clock: VirtualClock, times: StepTimes, options: Mapping[str, Any]) -> Simulation | Ranks:
+def _engine(clock: VirtualClock, times: StepTimes, options: Mapping[str, Any]) -> VirtualEngines:
     """One engine, or as many ranks as ``data_parallel_size`` says."""
     if options.get("data_parallel_size", 1) > 1:
         return Ranks(clock, traced_class, times=times, **options)
-    of_ranks = {"data_parallel_size", *OF_RANKS}
+    of_ranks = {"data_parallel_size", "lockstep", *OF_RANKS}
     alone = {name: value for name, value in options.items() if name not in of_ranks}
     return Simulation(clock, traced_class, times=times, **alone)
 

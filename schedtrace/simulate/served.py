@@ -17,13 +17,12 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from schedtrace.errors import UsageError
 from schedtrace.record.header import engine_rank
-from schedtrace.record.worker_hooks import NAME, machine
 from schedtrace.simulate import releases
 from schedtrace.simulate.clock import MachineClock
-from schedtrace.simulate.executor import DUMMY, Clock, SimulatedExecutor
-from schedtrace.simulate.lockstep import CommonPasses, Ran
-from schedtrace.simulate.model_runner import ModelRunner
+from schedtrace.simulate.executor import DUMMY, Clock, ModelRunner, Ran, SimulatedExecutor
+from schedtrace.simulate.lockstep import CommonPasses
 from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
+from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.memory import MOST_BLOCKS
 from schedtrace.step_times.simulated_device import KEY, simulated_device
 
@@ -146,23 +145,18 @@ class ServedExecutor(SimulatedExecutor):
             self._common = CommonPasses(parallel, clock, parallel.pipeline_parallel_size)
         super().__init__(vllm_config, clock=clock, times=times, model_runner=ModelRunner())
 
-    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:  # vLLM's
-        """Begin a batch; with ranks in lock-step it is done when all are done with theirs."""
-        if self._common is None:
-            return super().execute_model(scheduler_output, non_block)
-        batch, sampled = self._model_runner.execute(scheduler_output)
-        if not sampled:  # no pass
-            return super().execute_model(scheduler_output, non_block)
-        ran = self._common.dispatch(self._times.device_us(batch))
-        self._last = _InCommon(self._clock, ran, releases.model_output(sampled, None))
-        return self._last if non_block else self._last.result()
-
     def execute_dummy_batch(self) -> None:
         """Launch a batch of one token; returns once all ranks have launched theirs, as vLLM's on a GPU."""
         if self._common is None:
             super().execute_dummy_batch()
         else:
             self._common.dispatch(self._times.device_us(DUMMY)).result()
+
+    def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:
+        """The output of a batch; with ranks in lock-step it is done when all are done with theirs."""
+        if self._common is None:
+            return super()._launched(now_us, batch, output)
+        return _InCommon(self._clock, self._common.dispatch(self._times.device_us(batch)), output)
 
     def shutdown(self) -> None:
         """Leave the other ranks alone."""
@@ -247,9 +241,9 @@ class _InCommon(Future[Any]):
         return self._ran.done() and self._clock.now_us >= self._ran.result().ended_us
 
     def result(self, timeout: float | None = None) -> Any:  # noqa: ARG002  # vLLM gives none
-        began_us, ended_us = self._ran.result()
-        setattr(self._output, NAME, (machine(), round(1000 * began_us), round(1000 * ended_us)))
-        self._clock.until(ended_us)
+        ran = self._ran.result()
+        ran.note(self._output)
+        self._clock.until(ran.ended_us)
         return self._output
 
 

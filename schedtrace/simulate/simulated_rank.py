@@ -4,18 +4,20 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.engine import EngineCoreRequestType
 
-from schedtrace.balance import balanced
-from schedtrace.record.engine_hooks import INPUTS
-from schedtrace.simulate.assembled_engine import Engine
-from schedtrace.simulate.clock import VirtualClock, timed
+from schedtrace.simulate.clock import NEVER
 from schedtrace.simulate.core import make_rank_core
 from schedtrace.simulate.executor import SimulatedExecutor
-from schedtrace.simulate.lockstep import NEVER, Device, Group, LockstepExecutor, Member
+from schedtrace.simulate.lockstep import Device, Group, LockstepExecutor, Member
+from schedtrace.simulate.simulation import TimedEngine
 from schedtrace.step_times.batch import StepTimes
+
+if TYPE_CHECKING:
+    from schedtrace.simulate.ranks import Ranks
 
 
 class Stopped(SystemExit):  # vLLM's loop lets it through
@@ -88,24 +90,7 @@ class Turns:
         self._back.release()
 
 
-class Around(Protocol):
-    """What a rank needs of all of them."""
-
-    @property
-    def clock(self) -> VirtualClock:
-        """It shows the time of the rank that runs."""
-        ...
-
-    def told(self, rank: "Rank", client: int, outputs: Any) -> None:
-        """A rank has put ``EngineCoreOutputs`` into its output queue; client -1 is the coordinator."""
-        ...
-
-    def loop_begins(self, rank: "Rank") -> None:
-        """A rank is about to read its input queue."""
-        ...
-
-
-class Rank(Engine):
+class Rank(TimedEngine):
     """One rank; ``Ranks`` lets it run when its time has come.
 
     Args:
@@ -113,25 +98,23 @@ class Rank(Engine):
         around: All of them; its clock shows the time of the one that runs.
         times: How long the parts of a step take.
         together: The devices and the group of ranks in lock-step; None: this rank is on its own.
-        wrap: As ``Engine``.
-        balance_ranks: Whether ranks in lock-step admit requests together (``schedtrace.balance``).
-        options: As ``Engine``.
+        wrap: As ``TimedEngine``.
+        options: As ``TimedEngine``.
     """
 
     def __init__(
         self,
         number: int,
-        around: "Around",
+        around: "Ranks",
         times: StepTimes,
         together: tuple[Device, Group] | None,
         wrap: Callable[[type], type] | None = None,
-        *,
-        balance_ranks: bool = False,
         **options: Any,
     ) -> None:
-        self.number, self._around, self._times, self._together = number, around, times, together
-        self._clock = clock = around.clock
-        self.inputs, self.outputs = _Inputs(self), _Outputs(partial(around.told, self))
+        self.number, self._around, self._together = number, around, together
+        self.inputs = _Inputs(self)
+        self.outputs = SimpleNamespace(put_nowait=lambda message: around.told(self, *message))
+        """The queue that vLLM's output thread empties at once."""
         self.gathering_us = times.gathering_us() or 0.0
         self.wake_us = 0.0
         """When it goes on; infinite: once something happens."""
@@ -140,14 +123,9 @@ class Rank(Engine):
         self.reached_us = 0.0
         """How far it has come."""
         self._updates = 0
-
-        def wrapped(plain: type) -> type:
-            chosen = balanced(plain) if balance_ranks else plain
-            of_time = timed(chosen, clock, times, lambda output: self.model_runner.batch_of(output))  # noqa: PLW0108  # made later
-            return wrap(of_time) if wrap else of_time
-
-        super().__init__(wrapped, rank=number, **options)
+        super().__init__(around.clock, wrap, times, rank=number, **options)
         self._turns = Turns(self.core.run_busy_loop, f"rank-{number}")
+        self.stop = self._turns.stop
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
         made: dict[str, Any] = {"clock": self, "times": self._times, "model_runner": self.model_runner}
@@ -158,13 +136,12 @@ class Rank(Engine):
             group = Member(everybody, self)
             executor = partial(LockstepExecutor, rank=self, device=device, **made)
         self.core = make_rank_core(self.config, executor, scheduler_class, groups, self, group)
-        """vLLM's ``DPEngineCoreProc`` or ``EngineCoreProc``."""
         return self.core.scheduler
 
     @property
     def now_us(self) -> float:
         """The time of the rank that runs."""
-        return self._clock.now_us
+        return self.clock.now_us
 
     @property
     def is_idle(self) -> bool:
@@ -173,12 +150,12 @@ class Rank(Engine):
 
     def resume(self) -> None:
         """Run until it waits for something, from ``wake_us`` on."""
-        self._clock.now_us = self.reached_us = self.wake_us
+        self.clock.now_us = self.reached_us = self.wake_us
         self._turns.resume()
 
     def wait(self, us: float) -> None:
         """Let others run until a moment; no time, if it is over."""
-        self.reached_us = self._clock.now_us
+        self.reached_us = self.clock.now_us
         self.wake_us = max(us, self.reached_us)
         self._turns.pause()
 
@@ -192,21 +169,13 @@ class Rank(Engine):
         """Put a message into the input queue, now."""
         if self.inputs.is_blocking:
             woken = self._times.wake_us() if kind == EngineCoreRequestType.ADD else 0.0
-            self.wake(self._clock.now_us + woken)
+            self.wake(self.clock.now_us + woken)
         self.inputs.put_nowait((kind, message))
-
-    def prepared(self, us: float, request: Any) -> None:
-        """The input thread has made a request of what a client sent, as the recorder sees it."""
-        inputs = getattr(self.scheduler.structured_output_manager, INPUTS, None)
-        if inputs is not None:
-            with self._clock.at(us):
-                inputs.prepared(request, self._clock.monotonic_ns())
 
     def abort(self, request_id: str) -> None:
         """The client went away: the input thread puts it into two queues."""
-        inputs = getattr(self.scheduler.structured_output_manager, INPUTS, None)
-        if inputs is not None:
-            inputs.abort_received([request_id])
+        if self.recorded_inputs is not None:
+            self.recorded_inputs.abort_received([request_id])
         self.core.aborts_queue.put_nowait([request_id])
         self.send(EngineCoreRequestType.ABORT, [request_id])
 
@@ -215,55 +184,35 @@ class Rank(Engine):
         updates = self.scheduler.schedtrace_updates
         if updates != self._updates:
             self._updates = updates
-            self.wait(self._clock.now_us + self._times.gap_us(0))
-            self._clock.advance(self._times.gap_us(len(self.inputs)) - self._times.gap_us(0))
-        elif self._clock.now_us > self.reached_us:
-            self.wait(self._clock.now_us)
+            self.wait(self.clock.now_us + self._times.gap_us(0))
+            self.clock.advance(self._times.gap_us(len(self.inputs)) - self._times.gap_us(0))
+        elif self.clock.now_us > self.reached_us:
+            self.wait(self.clock.now_us)
         self._around.loop_begins(self)
 
     def stepped(self, *, executed: bool) -> None:
         """Count what comes to nothing."""
         self.idle_steps = 0 if executed or not self.scheduler.requests else self.idle_steps + 1
 
-    def stop(self) -> None:
-        """End its loop."""
-        self._turns.stop()
 
-
-class _Inputs:
+class _Inputs(deque[Any]):
     """The queue that vLLM's input thread fills: what ``get`` waits for comes in virtual time."""
 
     def __init__(self, rank: Rank) -> None:
+        super().__init__()
         self._rank = rank
-        self._messages: deque[Any] = deque()
         self.is_blocking = False
 
-    def __len__(self) -> int:
-        return len(self._messages)
+    get_nowait = deque.popleft
+    put_nowait = deque.append
 
     def empty(self) -> bool:
-        return not self._messages
+        return not self
 
     def get(self, block: bool = True) -> Any:
         del block  # vLLM asks so when it is idle only
         self.is_blocking = True
-        while not self._messages:
+        while not self:
             self._rank.wait(NEVER)
         self.is_blocking = False
-        return self._messages.popleft()
-
-    def get_nowait(self) -> Any:
-        return self._messages.popleft()
-
-    def put_nowait(self, message: Any) -> None:
-        self._messages.append(message)
-
-
-class _Outputs:
-    """The queue that vLLM's output thread empties at once."""
-
-    def __init__(self, told: Callable[[int, Any], None]) -> None:
-        self._told = told
-
-    def put_nowait(self, message: tuple[int, Any]) -> None:
-        self._told(*message)
+        return self.popleft()

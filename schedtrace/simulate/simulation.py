@@ -4,16 +4,17 @@
 """
 
 import heapq
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
+from schedtrace.balance import balanced
 from schedtrace.record.engine_hooks import INPUTS
-from schedtrace.simulate.assembled_engine import Engine
-from schedtrace.simulate.clock import VirtualClock, timed
+from schedtrace.simulate.clock import NEVER, VirtualClock, timed
 from schedtrace.simulate.core import make_core
+from schedtrace.simulate.driver import Engine
 from schedtrace.simulate.executor import SimulatedExecutor
-from schedtrace.simulate.model_runner import ModelRunner
 from schedtrace.step_times.batch import StepTimes
 from schedtrace.step_times.constants import Constants
 
@@ -21,14 +22,184 @@ YIELD_US = 1000
 """What ``EngineCore`` sleeps after a step without tokens while requests are left."""
 MOST_IDLE_STEPS = 2000
 """Without a token and with nobody to come: requests that never will be done."""
-FOREVER = float("inf")
 
 
 class NoProgressError(RuntimeError):
     """Requests are left that never will be done."""
 
 
-class Simulation(Engine):
+class TimedEngine(Engine):
+    """An engine whose scheduler takes its time on a virtual clock.
+
+    Args:
+        clock: Entered before the engine is made.
+        wrap: As ``Engine``.
+        times: How long the parts of a step take.
+        balance_ranks: Whether it admits requests together with other ranks (``schedtrace.balance``).
+        options: As ``Engine``.
+    """
+
+    number = 0
+    """Its rank."""
+    core: Any
+    """vLLM's ``EngineCore``, or a subclass of it."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        wrap: Callable[[type], type] | None,
+        times: StepTimes,
+        *,
+        balance_ranks: bool = False,
+        **options: Any,
+    ) -> None:
+        self.clock, self._times = clock, times
+
+        def wrapped(plain: type) -> type:
+            chosen = balanced(plain) if balance_ranks else plain
+            of_time = timed(chosen, clock, times, lambda output: self.model_runner.batch_of(output))  # noqa: PLW0108  # made later
+            return wrap(of_time) if wrap else of_time
+
+        super().__init__(wrapped, **options)
+
+    @property
+    def steps(self) -> int:
+        """``schedule()`` calls so far."""
+        return int(self.scheduler.schedtrace_steps)
+
+    @property
+    def recorded_inputs(self) -> Any:
+        """What the recorder keeps of the input thread; None: nothing is recorded."""
+        return getattr(self.scheduler.structured_output_manager, INPUTS, None)
+
+    def prepared(self, us: float, request: Any) -> None:
+        """The input thread has made a request of what a client sent, as the recorder sees it."""
+        if (inputs := self.recorded_inputs) is not None:
+            with self.clock.at(us):
+                inputs.prepared(request, self.clock.monotonic_ns())
+
+
+class Feed(Protocol):
+    """Lets requests in by the step, not by the clock."""
+
+    @property
+    def expected(self) -> bool:
+        """Whether somebody is still to come, or to go."""
+        ...
+
+    def let_in(self, engine: TimedEngine) -> None:
+        """Called before an engine lets in what has arrived."""
+        ...
+
+
+class VirtualEngines(ABC):
+    """What a load is played on: one engine (``Simulation``), or data-parallel ranks (``Ranks``)."""
+
+    clock: VirtualClock
+    ranks: Sequence[TimedEngine]
+    """The engines; of one that is on its own, itself."""
+    lockstep = False
+    """Whether the ranks step together."""
+
+    def __init__(self) -> None:
+        self.finished: Callable[[str], Any] = lambda _: None
+        """Called with the id of a request whose last token is back: a closed loop's client sends its next."""
+        self.feed: Feed | None = None
+        self._coming: list[tuple[float, int, Callable[[], Any]]] = []
+        self._order = count()
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a request, at most."""
+        return int(self.ranks[0].scheduler.max_model_len)
+
+    @property
+    def steps(self) -> int:
+        """``schedule()`` calls so far, of all ranks."""
+        return sum(rank.steps for rank in self.ranks)
+
+    def at(self, us: float, action: Callable[[], Any]) -> None:
+        """Have something happen then; of one engine, before the first step that begins then or later."""
+        heapq.heappush(self._coming, (us, next(self._order), action))
+
+    def arrive(
+        self,
+        us: float,
+        request_id: str,
+        *args: Any,
+        rank: int | None = None,
+        front_end_us: float = 0.0,
+        **options: Any,
+    ) -> None:
+        """Have a request reach an engine's input queue.
+
+        One whose prompt fills ``max_model_len`` does not: vLLM's front end refuses it.
+
+        Args:
+            us: When.
+            request_id: Any string.
+            args: Of ``Engine.make_request``: its prompt and ``max_tokens``.
+            rank: Which one; None: the router chooses then.
+            front_end_us: The client sent it so long before.
+            options: Of ``Engine.make_request``.
+        """
+
+        def arrives() -> None:
+            arrival_s = (us - front_end_us) / 1e6
+            request = self.ranks[0].make_request(request_id, *args, arrival_time=arrival_s, **options)
+            if request.num_prompt_tokens < self.max_model_len:
+                self._enter(us, request, rank)
+
+        self._when(us, arrives)
+
+    def _when(self, us: float, arrives: Callable[[], None]) -> None:
+        """Have a request arrive."""
+        self.at(us, arrives)
+
+    def forget(self, request_id: str) -> None:
+        """Keep nothing of a request that is done."""
+        for rank in self.ranks:
+            rank.requests.pop(request_id, None)
+
+    def finish(self) -> None:
+        """Run until every request is done, then close.
+
+        Raises:
+            NoProgressError: requests are left that never will be done.
+        """
+        self.run()
+        self.close()
+
+    def _expected(self, until_us: float) -> bool:
+        """Whether somebody is still to come, or to go."""
+        return bool(self._coming) or until_us < NEVER or (self.feed is not None and self.feed.expected)
+
+    @abstractmethod
+    def _enter(self, us: float, request: Any, rank: int | None) -> None:
+        """A request that has come at that time is in an engine's hands."""
+
+    @abstractmethod
+    def abort(self, request_id: str) -> None:
+        """A client goes away, now; nothing happens if its request is done."""
+
+    @abstractmethod
+    def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache of all ranks; everything that runs is preempted."""
+
+    @abstractmethod
+    def run(self, until_us: float = NEVER) -> None:
+        """Work as engines do until nothing is left to do, or until a time.
+
+        Raises:
+            NoProgressError: requests are left that never will be done.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it, and its traces, with whatever is left."""
+
+
+class Simulation(TimedEngine, VirtualEngines):
     """One engine in virtual time; ``clock`` must be entered before it is made, and left after its end.
 
     Args:
@@ -46,24 +217,15 @@ class Simulation(Engine):
         times: StepTimes = Constants(),  # noqa: B008  # frozen
         **options: Any,
     ) -> None:
-        self.clock = clock
-        self.finished: Callable[[str], Any] = lambda _: None
-        """Called with the id of a request whose last token is back: a closed loop's client sends its next."""
-        self._times = times
+        VirtualEngines.__init__(self)
+        self.ranks = [self]
         self._updated = False
         """Whether an output came back in the last step."""
         self._gap_us = 0.0
         """What passed after it."""
         self._idle = 0
         """Steps in a row without a token."""
-        self._coming: list[tuple[float, int, Callable[[], Any]]] = []
-        self._number = count()
-
-        def wrapped(plain: type) -> type:
-            of_time = timed(plain, clock, times, lambda output: self.model_runner.batch_of(output))  # noqa: PLW0108  # made later
-            return wrap(of_time) if wrap else of_time
-
-        super().__init__(wrapped, **options)
+        super().__init__(clock, wrap, times, **options)
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
         def executor(vllm_config: Any) -> SimulatedExecutor:
@@ -72,90 +234,28 @@ class Simulation(Engine):
             )
 
         self.core = make_core(self.config, executor, scheduler_class, groups)
-        """vLLM's ``EngineCore``."""
         return self.core.scheduler
-
-    @property
-    def model_runners(self) -> list[ModelRunner]:
-        """The one that it has."""
-        return [self.model_runner]
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of a request, at most."""
-        return int(self.scheduler.max_model_len)
-
-    @property
-    def steps(self) -> int:
-        """``schedule()`` calls so far."""
-        return int(self.scheduler.schedtrace_steps)
 
     @property
     def busy(self) -> bool:
         """Whether the engine has anything to do, outputs in flight included."""
         return bool(self.scheduler.has_requests() or self.core.batch_queue)
 
-    def at(self, us: float, action: Callable[[], Any]) -> None:
-        """Have something happen before the first step that begins then or later."""
-        heapq.heappush(self._coming, (us, next(self._number), action))
-
-    def arrive(
-        self, us: float, request_id: str, *args: Any, front_end_us: float = 0.0, **options: Any
-    ) -> None:
-        """Have a request (see ``add``) reach the engine then, ``front_end_us`` after the client sent it.
-
-        One whose prompt fills ``max_model_len`` does not: vLLM's front end refuses it.
-        """
-
-        def arrives() -> None:
-            inputs = getattr(self.scheduler.structured_output_manager, INPUTS, None)
-            request = self.make_request(request_id, *args, arrival_time=(us - front_end_us) / 1e6, **options)
-            if request.num_prompt_tokens >= self.scheduler.max_model_len:
-                return
-            if inputs is not None:
-                with self.clock.at(us):
-                    inputs.prepared(request, self.clock.monotonic_ns())
-            self.enqueue(request)
-
-        self.at(us, arrives)
-
-    def forget(self, request_id: str) -> None:
-        """Keep nothing of a request that is done."""
-        self.requests.pop(request_id, None)
-
-    def run(self, until_us: float = FOREVER) -> None:
-        """Work as an engine does until nothing is left to do, or until a time.
-
-        Raises:
-            NoProgressError: requests are left that never will be done.
-        """
+    def run(self, until_us: float = NEVER) -> None:
+        """As ``VirtualEngines.run``."""
         while self.clock.now_us < until_us:
             if self.busy:
                 self.step()
-                self.require_progress(expected=bool(self._coming) or until_us < FOREVER)
+                self._require_progress(until_us)
             elif self._coming:
                 self._sleep(until_us)
             else:
                 return
 
-    def require_progress(self, *, expected: bool) -> None:
-        """Stop an engine that would step for ever.
-
-        Args:
-            expected: Somebody is still to come, or to go.
-
-        Raises:
-            NoProgressError: ``MOST_IDLE_STEPS`` steps in a row had no token, and nobody is expected.
-        """
-        if expected:
-            self._idle = 0
-        elif self._idle > MOST_IDLE_STEPS:
-            left = len(self.scheduler.requests)
-            msg = f"{left} requests cannot go on: {self._idle} steps without a token"
-            raise NoProgressError(msg)
-
     def step(self) -> None:
         """One turn of the engine's loop: what has arrived is let in, then ``EngineCore`` steps."""
+        if self.feed is not None:
+            self.feed.let_in(self)
         if self._updated:  # now it is known how many came meanwhile
             due = sum(us <= self.clock.now_us for us, *_ in self._coming)
             self.clock.advance(self._times.gap_us(due) - self._gap_us)
@@ -175,21 +275,25 @@ class Simulation(Engine):
         worked = executed or any(outputs.outputs for outputs in (told or {}).values())
         self._idle = 0 if worked else self._idle + 1
 
-    def finish(self) -> None:
-        """Run until every request is done, then close.
-
-        Raises:
-            NoProgressError: requests are left that never will be done.
-        """
-        self.run()
-        self.scheduler.shutdown()
-
     def close(self) -> None:
-        """End it with whatever is left, as an engine that is shut down."""
+        """As ``VirtualEngines.close``, as an engine that is shut down."""
         while self.core.batch_queue:
             future, output, *_ = self.core.batch_queue.pop()
             self.scheduler.update_from_output(output, future.result())
         self.scheduler.shutdown()
+
+    def _enter(self, us: float, request: Any, rank: int | None) -> None:  # noqa: ARG002  # there is but one
+        self.prepared(us, request)
+        self.enqueue(request)
+
+    def _require_progress(self, until_us: float) -> None:
+        """Stop an engine that would step for ever, while nobody is expected."""
+        if self._expected(until_us):
+            self._idle = 0
+        elif self._idle > MOST_IDLE_STEPS:
+            left = len(self.scheduler.requests)
+            msg = f"{left} requests cannot go on: {self._idle} steps without a token"
+            raise NoProgressError(msg)
 
     def _sleep(self, until_us: float) -> None:
         """Until something comes to an engine that has nothing to do."""

@@ -12,14 +12,14 @@ import msgspec
 
 from schedtrace.diagnose.rules import better_setting
 from schedtrace.diagnose.rules.allowed import kv_space, why_no_async_scheduling
-from schedtrace.model.message import NOTHING, Message, Number, Setting, Share, given, joined
+from schedtrace.model.message import NOTHING, Message, Number, Setting, given, joined
 from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.whatif.baseline import first_part, usual_figure
 from schedtrace.whatif.menu import KV_BLOCKS, family, menu
 from schedtrace.whatif.prediction import Predictor, Recorded
-from schedtrace.whatif.search import Progress, Search, Trial, saved_frac
+from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, saved_frac
 
 RESAMPLES = 4
 """Of the step times, for each change that is advised: fewer than for a replay of its own."""
@@ -136,13 +136,10 @@ def _gain(figure: Figure) -> Gain:
 
 def _unsure(figure: Figure, base: Recorded) -> Message:
     """What a replay bounds where no recorded step is as large as those that it makes."""
-    ends = (figure.low_frac or 0.0, figure.high_frac or 0.0)
     return say(
-        "Replayed on this load: {name} {low:+%} to {high:+%}, since no recorded step has "
+        "Replayed on this load: {name} {low_frac:+%} to {high_frac:+%}, since no recorded step has "
         "more than {tokens:n token}: a run with it tells.",
-        name=figure.name,
-        low=ends[0],
-        high=ends[1],
+        figure,
         tokens=int(base.times.most_tokens),
     )
 
@@ -152,7 +149,7 @@ def _change(name: str, value: Any, predictor: Predictor, base: Recorded) -> Mess
     if name == KV_BLOCKS:
         return kv_space(base.timelines[0], value)
     if isinstance(value, bool):
-        return say("{option:setting}", option=_option(name if value else f"no_{name}"))
+        return say("{option:setting}", option=_option(name, value))
     said = [one if isinstance(one, str) else Number(one or 0) for one in (value, predictor.now(name))]
     return say("{option:setting} {value} (now {now})", option=_option(name), value=said[0], now=said[1])
 
@@ -176,7 +173,27 @@ def attached(findings: list[Finding], advised: list[Advised], search: Search) ->
             advice=[*at.advice, one.advice] if replayed else [one.advice, *at.advice],
             gain=at.gain if replayed else one.gain,
         )
-    return sorted(found, key=lambda finding: finding.place)
+    explained = [_explained(*both, search) for both in zip(findings, found, strict=False)]
+    return sorted([*explained, *found[len(findings) :]], key=lambda finding: finding.place)
+
+
+def _explained(before: Finding, now: Finding, search: Search) -> Finding:
+    """With what was tried without success, if that left a finding neither advice nor a reason why."""
+    if now.advice or now.refuted != before.refuted:
+        return now
+    trials = [trial for advice in before.advice for trial in _trials(advice, search)]
+    best = max(trials, key=lambda trial: trial.saved_frac, default=None)
+    if best is None or best.helps:
+        return now
+    return msgspec.structs.replace(now, refuted=[*now.refuted, _refuted(best, search.name)])
+
+
+def _trials(advice: Advice, search: Search) -> list[Trial]:
+    """What came of an advised value, or of every value of the settings that are named without one."""
+    single = [trial for trial in search.tried.values() if trial is not None and len(trial.changes) == 1]
+    if advice.setting is None:
+        return [trial for trial in single if trial.family in _families(advice)]
+    return [trial for trial in single if trial.changes[0] == (advice.setting, advice.value)]
 
 
 def _is_about(finding: Finding, trial: Trial) -> bool:
@@ -215,35 +232,25 @@ def _outcome(prediction: Prediction, name: str, base: Recorded) -> Message:
     changed = [
         *(_changed(figure) for figure in _felt(prediction, name) if not _is_worse(figure)),
         *(
-            say(
-                "{name} {before:n} -> {after:n}",
-                name=figure.name,
-                before=_round(figure.replayed),
-                after=_round(figure.changed),
-            )
+            say("{name} {before:n} -> {after:n}", name=figure.name, before=before, after=after)
             for figure in prediction.decided
-            if figure.name in SAID and _round(figure.replayed) != _round(figure.changed)
+            if figure.name in SAID
+            and (before := round(figure.replayed or 0.0)) != (after := round(figure.changed or 0.0))
         ),
+        say("[{outside_frac:%} of its steps lie outside what was recorded]", prediction),
     ]
-    if prediction.outside_frac:
-        share = Share(prediction.outside_frac)
-        changed.append(say("{share} of its steps lie outside what was recorded", share=share))
-    load = say("this load")
-    if base.whole_requests is not None:
-        load = say(
-            "the first {requests:n} of its {whole:n request}",
-            requests=base.requests,
-            whole=base.whole_requests,
-        )
-    if not changed:
-        return say("Replayed on {load}.", load=load)
-    return say("Replayed on {load}: {changes}.", load=load, changes=joined(changed, ", "))
+    load = say(
+        "[{whole:!}this load][the first {requests:n} of its {whole:n request}]",
+        base,
+        whole=base.whole_requests,
+    )
+    return say("Replayed on {load}[: {changes}].", load=load, changes=joined(changed, ", "))
 
 
 def _costs(prediction: Prediction, name: str) -> Message:
     """What gets worse, in figures."""
     worse = [_changed(figure) for figure in _felt(prediction, name) if _is_worse(figure)]
-    return say("{worse}.", worse=joined(worse, ", ")) if worse else NOTHING
+    return say("[{worse}.]", worse=joined(worse, ", "))
 
 
 def _felt(prediction: Prediction, name: str) -> list[Figure]:
@@ -264,28 +271,34 @@ def _is_worse(figure: Figure) -> bool:
 
 
 def _changed(figure: Figure) -> Message:
-    change = Share(figure.change_frac or 0.0, signed=True)
-    return say("{name} {change}", name=figure.name, change=change)
+    return say("{name} {change_frac:+%}", figure)
 
 
-def _round(value: float | None) -> int:
-    return round(value or 0.0)
-
-
-def _option(setting: str) -> str:
+def _option(setting: str, value: Any = None) -> str:
+    """As it is typed, without a value that is no switch."""
     if setting == "balance_ranks":
         return "--scheduler-cls schedtrace.balance.BalanceScheduler"
-    return f"--{setting.replace('_', '-')}"
+    return f"--{'no-' if value is False else ''}{setting.replace('_', '-')}"
 
 
 def _refuted(trial: Trial, name: str) -> Message:
+    """What was tried and does not help; of a trial that may help or harm, its range."""
     setting, value = trial.changes[0]
-    outcome = say("{name} {change:+%}", name=name, change=-trial.saved_frac)
-    if math.isinf(trial.saved_frac):
-        outcome = say("the load never ends")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    unsure = trial.saved_frac >= LEAST_FRAC
+    outcome = say("the load never ends")
+    if not math.isinf(trial.saved_frac):
+        outcome = say(
+            "{name} {most:+%}[{unsure:?} to {least:+%}]",
+            name=name,
+            most=-trial.saved_frac,
+            unsure=unsure,
+            least=-trial.least_frac,
+        )
     return say(
-        "{setting:setting} {value} was tried on a replay of this load and does not help: {outcome}.",
-        setting=_option(setting),
-        value=given(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else "",
+        "{option:setting}[ {value}] was tried on a replay of this load and {does} not help: {outcome}.",
+        option=_option(setting, value),
+        value=given(value) if is_number else value if isinstance(value, str) else "",
+        does="may" if unsure else "does",
         outcome=outcome,
     )

@@ -22,9 +22,9 @@ from schedtrace.step_times.memory import OF_MEMORY
 from schedtrace.timeline.ingress import OFFLINE_CONTEXT
 from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor, Recorded
-from schedtrace.whatif.sweep import sweep
-from schedtrace.whatif.sweep_log import SweepLog
-from schedtrace.whatif.sweep_play import Pool, Work
+from schedtrace.whatif.replays import Work
+from schedtrace.whatif.sweep import SweepLog, sweep
+from schedtrace.whatif.sweep_play import Pool
 
 MOST = 3
 """Proposals."""
@@ -39,7 +39,6 @@ RESAMPLES = 4
 
 def advise(
     base: Recorded,
-    work: Work,
     slo: Sequence[Bound],
     make_pool: Callable[[Work], Pool],
     progress: Callable[[int, int], Any] = lambda _done, _total: None,
@@ -51,7 +50,6 @@ def advise(
 
     Args:
         base: The recorded load.
-        work: The same, for the processes of a pool.
         slo: The objective.
         make_pool: Starts the processes.
         progress: Called with the configurations done and those there are, in each round anew.
@@ -70,7 +68,7 @@ def advise(
         single = [{**fixed, **change} for change in candidates(base, findings, predictor.options)]
         single = [dict(fixed), *single] if fixed else single
         log = SweepLog(Path(scratch))
-        first = sweep(work, single or [{}], log, make_pool, slo=slo, progress=progress)
+        first = sweep(base.work, single or [{}], log, make_pool, slo=slo, progress=progress)
         best = [
             {name: value for name, value in _changes(row, first.rows).items() if name not in fixed}
             for row in _better(first.rows)
@@ -82,7 +80,7 @@ def advise(
             for chosen in combinations(best, size)
             if len({name for change in chosen for name in change}) == size
         ]
-        both = sweep(work, [*single, *joined] or [{}], log, make_pool, slo=slo, progress=progress)
+        both = sweep(base.work, [*single, *joined] or [{}], log, make_pool, slo=slo, progress=progress)
         recorded = _recorded(both.rows)
         proposals = [_proposal(row, both.rows, predictor) for row in _chosen(both.rows)]
     return Proposals(
@@ -108,7 +106,7 @@ def candidates(base: Recorded, findings: Iterable[Finding], now: Mapping[str, An
         findings: Of its run.
         now: Options of the recorded engine.
     """
-    from schedtrace.simulate.recorded_engine import NAMES, is_lockstep  # noqa: PLC0415  # imports vLLM
+    from schedtrace.simulate.engine_options import NAMES, is_lockstep  # noqa: PLC0415  # imports vLLM
 
     made: list[dict[str, Any]] = [
         {advice.setting: advice.value}

@@ -1,7 +1,6 @@
 """Replays a recorded load as it was and with other settings, and says what that would change."""
 
 import math
-import shutil
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -16,18 +15,20 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.model.prediction import Prediction, SettingChange
 from schedtrace.model.report import TrialReport
 from schedtrace.model.trace import Header
-from schedtrace.read.run import Run, read_run
+from schedtrace.read.run import Run
 from schedtrace.step_times.fitted import Counted, Fitted, fit
 from schedtrace.step_times.fitting import gathering_us
 from schedtrace.timeline.timeline import WARMUP_TRIAL, Timeline, make_timeline
 from schedtrace.whatif.figures import DECIDED, METRICS, compositions, decided, measured, trials_of, values
 from schedtrace.whatif.installed import vllm_version
-from schedtrace.whatif.sweep_engines import ALONE, gathering_notes
+from schedtrace.whatif.replays import RecordedEngine, Replayed, Work, gathering_notes, replay
 from schedtrace.workloads.recorded_ranks import load_of_ranks, loads_of_run
 from schedtrace.workloads.workload import Workload
 
 REPRODUCES_WITHIN = 0.05
 """The replay of the load as recorded has to come this near to what was recorded, or it advises nothing."""
+KEPT = ("replayed", "changed")
+"""Replays whose run folders may be kept."""
 RESAMPLES = 8
 """Fits to resampled steps: the spread of what they predict is what the step times do not know."""
 
@@ -70,6 +71,17 @@ class Recorded:
         workload = self.manifest and self.manifest.workload
         return bool(workload and workload.keep_prefix_cache)
 
+    @cached_property
+    def work(self) -> Work:
+        """The load on its engine."""
+        return Work(
+            self.loads,
+            RecordedEngine(self.header, self.times, len(self.timelines)),
+            self.keep_prefix_cache,
+            warmups=len(self.loads) - self.trials,
+            trial_ids=self.header.trial_ids,
+        )
+
 
 def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) -> Recorded:
     """Take a run as the ground of a prediction.
@@ -92,9 +104,7 @@ def recorded(run: Run, times: Fitted | None = None, clients: int | None = None) 
         loads = [load.with_clients(clients) for load in loads]
     made = Recorded(run, timelines, loads, times or fit(timelines, [run.label], gathering_us(traces)))
     if made.keep_prefix_cache and any(timeline.warmup_steps for timeline in timelines):
-        warm = load_of_ranks(
-            traces, WARMUP_TRIAL, manifest=run.manifest
-        )  # what it leaves in the cache counts
+        warm = load_of_ranks(traces, WARMUP_TRIAL, manifest=run.manifest)  # what it leaves in the cache
         made = replace(made, loads=[warm, *loads])
     return made
 
@@ -134,7 +144,8 @@ class Predictor:
     def __init__(self, base: Recorded, *, output: Path | None = None, resamples: int = RESAMPLES) -> None:
         self._base, self._output, self._resamples = base, output, resamples
         self._scratch = tempfile.TemporaryDirectory()
-        self._as_recorded: dict[int | None, _Replayed] = {}
+        self._resampled_trials: dict[int, list[TrialReport]] = {}
+        """Of the load as recorded, by the seed of its step times."""
 
     def __enter__(self) -> Self:
         return self
@@ -145,13 +156,23 @@ class Predictor:
     @cached_property
     def options(self) -> dict[str, Any]:
         """Of the engine as recorded (``engine_options``)."""
-        from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
-
-        return engine_options(self._base.header, ranks=len(self._base.timelines))
+        return self._base.work.engine.configured({})[0]
 
     def now(self, name: str) -> Any:
         """The recorded value of a setting."""
-        return _recorded_value(self.options, name)
+        return self._base.work.engine.base([name])[name]
+
+    @cached_property
+    def replayed(self) -> Replayed:
+        """The load as it was recorded.
+
+        Raises:
+            UsageError: it never ends.
+        """
+        try:
+            return self._replay({}, "replayed")
+        except NeverEndsError as error:
+            raise UsageError(str(error)) from error
 
     @cached_property
     def _reports(self) -> list[TrialReport]:
@@ -171,12 +192,8 @@ class Predictor:
             InputError: it does not, or the load has no such figure.
             UsageError: not even the replay of the load as it was recorded ends.
         """
-        try:
-            replayed = self._replayed(None).trials
-        except NeverEndsError as error:
-            raise UsageError(str(error)) from error
         metric = next(metric for metric in METRICS if metric.name == name)
-        was, now = (values(metric.value, trials) for trials in (self._reports, replayed))
+        was, now = (values(metric.value, trials) for trials in (self._reports, self.replayed.trials))
         if not was or not now:
             msg = f"the load has no {name} to be judged by"
             raise InputError(msg)
@@ -201,19 +218,15 @@ class Predictor:
                 of the load as it was recorded ends.
             NeverEndsError: With the changes it never ends.
         """
-        from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
-
-        base, ranks = self._base, len(self._base.timelines)
-        options = engine_options(base.header, changes, ranks=ranks)
-        try:
-            replayed = self._replayed(None)
-        except NeverEndsError as error:
-            raise UsageError(str(error)) from error
-        changed = self._changed(options) if changes else replayed
+        base = self._base
+        options, _ = base.work.engine.configured(changes)
+        replayed = self.replayed
+        changed = self._replay(changes, "changed") if changes else replayed
         same, compared = (None, None) if changes else self._same_steps()
         count = self._resamples if resamples is None else resamples
-        spread = self._spread(options, count) if changes else {}
-        bound = self._bound(options) if changes and changed.larger else None
+        spread = self._spread(changes, count) if changes else {}
+        counted = changed.counted if changes else None
+        bound = self._bound(changes) if counted and counted.larger else None
         return Prediction(
             label=base.run.label,
             path=str(base.run.path),
@@ -233,34 +246,22 @@ class Predictor:
             decided=[decided(one, base.timelines, replayed.timelines, changed.timelines) for one in DECIDED],
             measured=measured(self._reports, replayed.trials, changed.trials, spread, bound),
             by_arrival=any(load.last_arrival_us > 0 for load in base.loads),
-            outside_frac=changed.outside_frac if changes else None,
+            outside_frac=counted.outside_frac if counted else None,
             notes=[note for load in base.loads[:1] for note in load.all_notes]
             + gathering_notes(base.times, [changes]),
-            folders=[str(one.folder) for one in (replayed, changed)][: 1 + bool(changes)]
+            folders=[str(one.run.path) for one in (replayed, changed)][: 1 + bool(changes)]
             if self._output
             else [],
         )
 
-    def _folder(self, name: str) -> Path:
-        return (self._output or Path(self._scratch.name)) / f"{self._base.run.label}-{name}"
+    def _replay(self, changes: Mapping[str, Any], name: str, **how: Any) -> Replayed:
+        parent = self._output if name in KEPT and self._output else Path(self._scratch.name)
+        return replay(self._base.work, changes, parent / f"{self._base.run.label}-{name}", **how)
 
-    def _replayed(self, seed: int | None) -> "_Replayed":
-        """As recorded, with fitted step times or those of a resampled fit; once for each."""
-        if seed not in self._as_recorded:
-            times = Counted(self._base.times) if seed is None else self._resampled(seed, side=0)
-            folder = (
-                self._folder("replayed") if seed is None else Path(self._scratch.name) / f"replayed-{seed}"
-            )
-            self._as_recorded[seed] = _replay(self._base, {}, folder, times)
-        return self._as_recorded[seed]
-
-    def _changed(self, options: Mapping[str, Any]) -> "_Replayed":
-        return _replay(self._base, options, self._folder("changed"), Counted(self._base.times))
-
-    def _bound(self, options: Mapping[str, Any]) -> list[TrialReport]:
+    def _bound(self, changes: Mapping[str, Any]) -> list[TrialReport]:
         """The changed load where steps larger than recorded ones have no economies of scale."""
         times = Counted(self._base.times, economies=False)
-        return _replay(self._base, options, Path(self._scratch.name) / "changed-bound", times).trials
+        return self._replay(changes, "changed-bound", times=times).trials
 
     def _resampled(self, seed: int, *, side: int) -> Counted:
         """A fit to resampled steps, with residuals drawn in blocks as noise: others on each side."""
@@ -271,15 +272,17 @@ class Predictor:
         noise = [math.exp(one) for place in drawn for one in blocks[place]]
         return Counted(self._base.times.resampled(seed), noise)
 
-    def _spread(self, options: Mapping[str, Any], resamples: int) -> dict[str, list[float]]:
+    def _spread(self, changes: Mapping[str, Any], resamples: int) -> dict[str, list[float]]:
         """Of each metric, the ratios that resampled fits predict."""
         ratios: dict[str, list[float]] = {metric.name: [] for metric in METRICS}
         if self._base.times.rows is None:  # a saved fit
             return ratios
         for seed in range(resamples):
-            folder = Path(self._scratch.name) / f"changed-{seed}"
-            after = _replay(self._base, options, folder, self._resampled(seed, side=1)).trials
-            before = self._replayed(seed).trials
+            after = self._replay(changes, f"changed-{seed}", times=self._resampled(seed, side=1)).trials
+            if seed not in self._resampled_trials:
+                times = self._resampled(seed, side=0)
+                self._resampled_trials[seed] = self._replay({}, f"replayed-{seed}", times=times).trials
+            before = self._resampled_trials[seed]
             for metric in METRICS:
                 was, becomes = (values(metric.value, trials) for trials in (before, after))
                 if was and becomes:
@@ -288,42 +291,6 @@ class Predictor:
 
     def _same_steps(self) -> tuple[int, int]:
         """Replay by step: how many steps have the same requests with the same tokens, and of how many."""
-        folder = Path(self._scratch.name) / "by-step"
-        replayed = _replay(self._base, {}, folder, Counted(self._base.times), by_step=True)
+        replayed = self._replay({}, "by-step", by_step=True)
         ours, theirs = (compositions(ranks) for ranks in (replayed.timelines, self._base.timelines))
         return sum(ours.get(step) == what for step, what in theirs.items()), len(theirs)
-
-
-@dataclass(frozen=True)
-class _Replayed:
-    folder: Path
-    timelines: list[Timeline]
-    trials: list[TrialReport]
-    outside_frac: float
-    larger: int
-    """Steps with more tokens than any recorded one."""
-
-
-def _replay(
-    base: Recorded, options: Mapping[str, Any], folder: Path, times: Counted, *, by_step: bool = False
-) -> _Replayed:
-    from schedtrace.simulate.recorded_engine import engine_options  # noqa: PLC0415  # imports vLLM
-    from schedtrace.simulate.replay import play  # noqa: PLC0415  # likewise
-
-    shutil.rmtree(folder, ignore_errors=True)
-    play(
-        base.loads,
-        options or engine_options(base.header, ranks=len(base.timelines)),
-        times,
-        folder,
-        by_step=by_step,
-        keep_prefix_cache=base.keep_prefix_cache,
-        trial_ids=base.header.trial_ids,
-    )
-    run = read_run(folder)
-    timelines = [make_timeline(trace, run.manifest) for trace in run.traces]
-    return _Replayed(folder, timelines, pooled_reports(timelines, None), times.outside_frac, times.larger)
-
-
-def _recorded_value(options: Mapping[str, Any], name: str) -> Any:
-    return {**ALONE, **options}.get("num_blocks" if name == "num_gpu_blocks_override" else name)

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -21,42 +19,13 @@ from schedtrace.diagnose.trials import FINISHED
 from schedtrace.errors import UsageError
 from schedtrace.model.printable import capped
 from schedtrace.model.sweep_result import Outcome
-from schedtrace.read.run import read_run
 from schedtrace.read.trace import Trace
-from schedtrace.step_times.fitted import Counted, Fitted
 from schedtrace.whatif.installed import import_vllm
-from schedtrace.whatif.sweep_engines import Engine, ModelledEngine, fitted_length
+from schedtrace.whatif.replays import ModelledEngine, Work, fitted_length, replay
 from schedtrace.workloads.workload import Workload
 
 DIGITS = 3
 """Of milliseconds: a trace's clock counts microseconds."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What every configuration of a sweep shares, as data that can go to another process or machine.
-
-    Args:
-        loads: Trials, replayed one after the other.
-        engine: The one whose settings are changed.
-        keep_prefix_cache: It is not emptied between the loads.
-        warmups: So many of the first loads are replayed for what they leave in the cache, and not measured.
-    """
-
-    loads: Sequence[Workload]
-    engine: Engine
-    keep_prefix_cache: bool = False
-    warmups: int = 0
-
-    @property
-    def measured(self) -> Sequence[Workload]:
-        """The loads that figures are of."""
-        return self.loads[self.warmups :]
-
-    def portable(self) -> "Work":
-        """Itself with every request in memory, since another process cannot read the source."""
-        loads = [replace(load, read=partial(iter, list(load))) for load in self.loads]
-        return replace(self, loads=loads)
 
 
 def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
@@ -78,7 +47,14 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> Outcome:
     outcome = Outcome(key=key, changes=dict(changes), requests=sum(map(len, work.measured)))
     with tempfile.TemporaryDirectory(prefix="schedtrace-sweep-") as folder:
         try:
-            _play(work, outcome, Path(folder))
+            if isinstance(work.engine, ModelledEngine):
+                options, _ = work.engine.configured(changes)
+                outcome.fitted_max_model_len = fitted_length(work.engine.shape, changes, options)
+            replayed = replay(work, changes, Path(folder) / "run")
+            outcome.steps, outcome.too_long = replayed.played.steps, len(replayed.played.refused)
+            if replayed.counted is not None:
+                outcome.extrapolated_steps = replayed.counted.outside
+            _measure(outcome, replayed.run.traces, work.measured)
         except (OSError, MemoryError):
             raise  # of this machine, not of the configuration
         except UsageError as error:
@@ -86,20 +62,6 @@ def outcome_of(work: Work, key: str, changes: Mapping[str, Any]) -> Outcome:
         except Exception as error:  # noqa: BLE001  # vLLM's own assertions: a row, like what it refuses by name
             outcome.refused = f"vLLM fails: {type(error).__name__}: {error}".splitlines()[0]
     return outcome
-
-
-def _play(work: Work, outcome: Outcome, folder: Path) -> None:
-    from schedtrace.simulate.replay import play  # noqa: PLC0415  # imports vLLM
-
-    options, times = work.engine.configured(outcome.changes)
-    if isinstance(work.engine, ModelledEngine):
-        outcome.fitted_max_model_len = fitted_length(work.engine.shape, outcome.changes, options)
-    counted = Counted(times) if isinstance(times, Fitted) else None
-    played = play(work.loads, options, counted or times, folder, keep_prefix_cache=work.keep_prefix_cache)
-    outcome.steps, outcome.too_long = played.steps, len(played.refused)
-    if counted is not None:
-        outcome.extrapolated_steps = counted.outside
-    _measure(outcome, read_run(folder).traces, work.measured)
 
 
 def _measure(outcome: Outcome, traces: Sequence[Trace], loads: Sequence[Workload]) -> None:

@@ -8,8 +8,8 @@ from vllm.v1.core.sched import interface
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from schedtrace.simulate.assembled_engine import Engine
 from schedtrace.simulate.config import engine_config
+from schedtrace.simulate.driver import Engine
 from tests.contract.families import FAMILIES, Family
 
 ABOUT = {

@@ -11,7 +11,8 @@ pytest.importorskip("vllm")
 
 from schedtrace.errors import UsageError
 from schedtrace.simulate import lockstep
-from schedtrace.simulate.lockstep import CommonPasses, Ran
+from schedtrace.simulate.executor import Ran
+from schedtrace.simulate.lockstep import CommonPasses
 
 pytestmark = pytest.mark.vllm
 

@@ -12,8 +12,8 @@ from schedtrace.errors import UsageError
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Simulation, VirtualClock
+from schedtrace.simulate.engine_options import engine_options
 from schedtrace.simulate.ranks import Ranks
-from schedtrace.simulate.recorded_engine import engine_options
 from schedtrace.simulate.replay import play as play_load
 from schedtrace.simulate.simulation import NoProgressError
 from schedtrace.step_times.batch import Batch
@@ -38,12 +38,19 @@ def times(schedule_us=0, gap_us=0, update_us=0):
 
 @pytest.fixture
 def play(recording):
-    """``play(load, ...)``: the traces of two ranks that ``load`` has put requests on."""
+    """``play(load, ...)``: the traces of two ranks on which ``load`` puts requests; or it lists them.
+
+    Each as time, id, prompt tokens, output tokens, rank.
+    """
 
     def played(load, **options):
         settings = {"data_parallel_size": 2, "lockstep": True, "times": times(), **options}
         with VirtualClock() as clock, Ranks(clock, traced_class, **settings) as ranks:
-            load(ranks)
+            if callable(load):
+                load(ranks)
+            else:
+                for *request, rank in load:
+                    ranks.arrive(*request, rank=rank)
             ranks.run()
         return read_run(recording).traces
 
@@ -56,11 +63,7 @@ def rows(trace, *columns):
 
 def test_a_step_takes_as_long_as_that_of_the_slowest_rank(play):
     """Rank 0 prefills 60 tokens (1.6 ms), rank 1 keeps it company; then both decode."""
-
-    def load(ranks):
-        ranks.arrive(0, "a", 60, 3, rank=0)
-        ranks.arrive(1500, "b", 10, 3, rank=1)
-
+    load = [(0, "a", 60, 3, 0), (1500, "b", 10, 3, 1)]
     first, other = play(load)
     assert rows(first, *STEP) == [
         (0, 1600, 1, 0, 0, 0, 0),
@@ -83,11 +86,7 @@ def test_dummy_batches_last_until_the_ranks_agree_that_all_is_done(play):
 
     The next wave is over after its first pass.
     """
-
-    def load(ranks):
-        ranks.arrive(0, "a", 60, 3, rank=0)
-        ranks.arrive(50_000, "b", 10, 1, rank=1)
-
+    load = [(0, "a", 60, 3, 0), (50_000, "b", 10, 1, 1)]
     first, other = play(load)
     assert rows(first, "start_us", "wave", "dummy_batches") == [
         (0, 0, 0),
@@ -100,21 +99,14 @@ def test_dummy_batches_last_until_the_ranks_agree_that_all_is_done(play):
 
 def test_the_host_of_each_rank_has_its_own_time(play):
     """A pass begins when the last rank has scheduled it."""
-
-    def load(ranks):
-        ranks.arrive(0, "a", 60, 2, rank=0)
-        ranks.arrive(0, "b", 10, 2, rank=1)
-
+    load = [(0, "a", 60, 2, 0), (0, "b", 10, 2, 1)]
     first, other = play(load, times=times(schedule_us=200, gap_us=100, update_us=50))
     assert rows(first, "start_us", "schedule_us", "output_us")[:2] == [(0, 200, 1800), (1950, 200, 3260)]
     assert rows(other, "start_us", "schedule_us", "output_us")[:2] == [(0, 200, 1800), (1950, 200, 3260)]
 
 
 def test_with_two_batches_in_flight_ranks_take_passes_together(play):
-    def load(ranks):
-        ranks.arrive(0, "a", 60, 3, rank=0)
-        ranks.arrive(0, "b", 10, 3, rank=1)
-
+    load = [(0, "a", 60, 3, 0), (0, "b", 10, 3, 1)]
     first, other = play(load, async_scheduling=True)
     expected = [(0, 1600), (0, 2710), (1600, 3821)]
     assert rows(first, "start_us", "output_us")[:3] == expected
@@ -124,31 +116,17 @@ def test_with_two_batches_in_flight_ranks_take_passes_together(play):
 
 def test_prefills_are_put_off_to_every_fourth_pass(play):
     """``b`` comes during pass 1; rank 1 decodes, so it waits for pass 4."""
-
-    def load(ranks):
-        ranks.arrive(0, "long", 10, 8, rank=1)
-        ranks.arrive(1200, "b", 10, 1, rank=1)
-
+    load = [(0, "long", 10, 8, 1), (1200, "b", 10, 1, 1)]
     _, other = play(load, prefill_schedule_interval=4)
-    assert rows(other, "step_counter", "total_requests")[:6] == [
-        (0, 1),
-        (1, 1),
-        (2, 1),
-        (3, 1),
-        (4, 2),
-        (5, 1),
-    ]
+    assert rows(other, "total_requests")[:6] == [(1,), (1,), (1,), (1,), (2,), (1,)]
+    assert [counter for (counter,) in rows(other, "step_counter")[:6]] == list(range(6))
 
 
 def test_ranks_of_a_dense_model_do_what_each_would_alone(play, tmp_path, monkeypatch):
     loads = [[(700 * n, f"{rank}-{n}", 10 + 40 * n % 90, 3 + n % 7) for n in range(12)] for rank in (0, 1)]
     made = {"times": times(200, 100, 50), "max_num_seqs": 3, "num_blocks": 60}
 
-    def load(ranks):
-        for rank, requests in enumerate(loads):
-            for arrival in requests:
-                ranks.arrive(*arrival, rank=rank)
-
+    load = [(*arrival, rank) for rank, requests in enumerate(loads) for arrival in requests]
     together = play(load, lockstep=False, **made)
     for rank, requests in enumerate(loads):
         monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / str(rank)))
@@ -174,11 +152,9 @@ def test_ranks_of_a_dense_model_do_what_each_would_alone(play, tmp_path, monkeyp
     ],
 )
 def test_who_gets_a_request(play, router, expected):
-    def load(ranks):
-        for number, (prompt, output) in enumerate([(100, 20), (10, 2), (30, 20), (10, 20)]):
-            ranks.arrive(number, f"r{number}", prompt, output)
-        ranks.arrive(6000, "r4", 10, 1)
-
+    lengths = [(100, 20), (10, 2), (30, 20), (10, 20)]
+    load = [(number, f"r{number}", *lengths[number], None) for number in range(4)]
+    load.append((6000, "r4", 10, 1, None))
     traces = play(load, router=router)
     rank_of = {
         request: rank
@@ -190,15 +166,9 @@ def test_who_gets_a_request(play, router, expected):
 
 def test_vllms_router_learns_of_a_full_cache_when_counts_are_published(play):
     """Rank 0 has two requests, one waits for its cache; rank 1 has four. Counts come out every 100 ms."""
-
-    def load(ranks):
-        for number in range(2):
-            ranks.arrive(0, f"big{number}", 240, 60, rank=0)
-        for number in range(4):
-            ranks.arrive(0, f"small{number}", 4, 30, rank=1)
-        ranks.arrive(50_000, "before", 4, 1)
-        ranks.arrive(150_000, "after", 4, 1)
-
+    load = [(0, f"big{number}", 240, 60, 0) for number in range(2)]
+    load += [(0, f"small{number}", 4, 30, 1) for number in range(4)]
+    load += [(50_000, "before", 4, 1, None), (150_000, "after", 4, 1, None)]
     slow = Constants(10_000, 10, 50)
     traces = play(load, router="vllm", num_blocks=22, max_model_len=320, times=slow)
     came = [trace.arrivals["request_id"].to_list() for trace in traces]
@@ -209,13 +179,8 @@ def test_vllms_router_learns_of_a_full_cache_when_counts_are_published(play):
 @pytest.mark.parametrize(("balance_ranks", "admitted_in"), [(False, 2), (True, 6)])
 def test_no_rank_admits_while_another_has_all_but_one_seat_taken(play, balance_ranks, admitted_in):
     """Rank 0 runs 3 of 4 up to pass 5; the ranks learn after it that they are done."""
-
-    def load(ranks):
-        for number in range(3):
-            ranks.arrive(0, f"a{number}", 10, 6, rank=0)
-        ranks.arrive(0, "b", 10, 12, rank=1)
-        ranks.arrive(2000, "c", 10, 1, rank=1)
-
+    load = [(0, f"a{number}", 10, 6, 0) for number in range(3)]
+    load += [(0, "b", 10, 12, 1), (2000, "c", 10, 1, 1)]
     _, other = play(load, max_num_seqs=4, balance_ranks=balance_ranks)
     [came] = other.steps.filter(pl.col("total_requests") == 2)["step_counter"]
     assert came == admitted_in

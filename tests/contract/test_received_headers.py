@@ -11,7 +11,7 @@ from vllm.config import SchedulerConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from schedtrace.simulate import Driver
-from schedtrace.simulate.recorded_engine import engine_options
+from schedtrace.simulate.engine_options import engine_options
 from tests.makers import header
 
 pytestmark = pytest.mark.vllm

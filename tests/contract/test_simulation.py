@@ -33,9 +33,13 @@ def engine():
 def steps_of(recording, engine):
     """The steps of a load's trace: when each began, how long ``schedule()`` took, when its output came."""
 
-    def play(load, **options):
+    def play(*load, **options):
         made = engine(traced_class, **options)
-        load(made)
+        for arrival in load:
+            if callable(arrival):
+                arrival(made)
+            else:
+                made.arrive(*arrival)
         made.finish()
         [trace] = read_run(recording).traces
         assert trace.header.clock == "virtual"
@@ -46,7 +50,7 @@ def steps_of(recording, engine):
 
 def test_one_batch_at_a_time(steps_of):
     """60 tokens of prefill take 1.6 ms, then one decode over 60 and over 61 tokens of context."""
-    _, steps = steps_of(lambda engine: engine.arrive(0, "a", 60, 3), times=times(200, 100))
+    _, steps = steps_of((0, "a", 60, 3), times=times(200, 100))
     assert steps == [
         (0, 200, 1800),
         (1900, 200, 2100 + 1110),
@@ -56,20 +60,14 @@ def test_one_batch_at_a_time(steps_of):
 
 
 def test_with_two_batches_in_flight_the_device_takes_one_after_the_other(steps_of):
-    _, steps = steps_of(
-        lambda engine: engine.arrive(0, "a", 60, 3), times=times(200, 100), async_scheduling=True
-    )
+    _, steps = steps_of((0, "a", 60, 3), times=times(200, 100), async_scheduling=True)
     assert steps[:3] == [(0, 200, 1800), (200, 200, 1800 + 1110), (1900, 200, 2910 + 1111)]
 
 
 def test_with_a_pipeline_each_stage_takes_its_part_and_the_next_batch_follows(steps_of):
     """Two stages: 0.8 ms each for the first batch, 0.55 ms each for the second."""
-
-    def load(engine):
-        engine.arrive(0, "a", 60, 1)
-        engine.arrive(100, "b", 10, 1)
-
-    _, steps = steps_of(load, times=times(100), pipeline_parallel_size=2)
+    load = (0, "a", 60, 1), (100, "b", 10, 1)
+    _, steps = steps_of(*load, times=times(100), pipeline_parallel_size=2)
     assert steps[:2] == [(0, 100, 1700), (100, 100, 1700 + 550)]
 
 
@@ -84,11 +82,7 @@ def test_who_arrives_during_a_step_is_let_in_after_it(steps_of):
 
 
 def test_an_idle_engine_waits_for_the_next_arrival(steps_of):
-    def load(engine):
-        engine.arrive(9000, "b", 10, 1)
-        engine.arrive(0, "a", 10, 1)
-
-    _, steps = steps_of(load)
+    _, steps = steps_of((9000, "b", 10, 1), (0, "a", 10, 1))
     assert [began for began, _, _ in steps] == [0, 1100, 9000, 10_100]
 
 

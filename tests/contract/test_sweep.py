@@ -18,10 +18,9 @@ from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.gpus import gpu
 from schedtrace.step_times.roofline import Roofline
 from schedtrace.step_times.shapes import shape
-from schedtrace.whatif.sweep import sweep
-from schedtrace.whatif.sweep_engines import ModelledEngine
-from schedtrace.whatif.sweep_log import SweepLog
-from schedtrace.whatif.sweep_play import LocalPool, Work, base_settings, outcome_of
+from schedtrace.whatif.replays import ModelledEngine, Work
+from schedtrace.whatif.sweep import SweepLog, sweep
+from schedtrace.whatif.sweep_play import LocalPool, base_settings, outcome_of
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.workload import make_workload
 

@@ -31,11 +31,10 @@ def engine_of(running, step_ms, *, overlapped):
 
     from schedtrace.record.traced import traced_class
     from schedtrace.simulate import clock
-    from schedtrace.simulate.assembled_engine import kv_cache_groups, make_request
     from schedtrace.simulate.config import engine_config
     from schedtrace.simulate.core import make_core
-    from schedtrace.simulate.executor import SimulatedExecutor
-    from schedtrace.simulate.model_runner import ModelRunner
+    from schedtrace.simulate.driver import kv_cache_groups, make_request
+    from schedtrace.simulate.executor import ModelRunner, SimulatedExecutor
     from schedtrace.step_times.constants import Constants
 
     clock.SPIN_US = 0.0  # waiting awake would count as work

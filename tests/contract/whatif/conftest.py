@@ -1,6 +1,5 @@
 """Recorded loads in virtual time, whose truth under other settings can be had by simulating them again."""
 
-import os
 from concurrent.futures import Future
 
 import pytest
@@ -41,14 +40,23 @@ class Here:
         """Nothing to end."""
 
 
-def drive(folder, monkeypatch, **options):
+def simulated(folder, load, *, times=TIMES, trial_ids=False, **options):
+    """The run of an engine in virtual time on which ``load(engine)`` puts requests."""
+    with pytest.MonkeyPatch.context() as patch, VirtualClock() as clock:
+        patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
+        patch.setenv(TRIAL_IDS, str(int(trial_ids)))
+        engine = Simulation(clock, traced_class, times=times, **options)
+        load(engine)
+        engine.close()
+    return read_run(folder)
+
+
+def drive(folder, **options):
     """40 requests of two trials, 1.7 ms apart."""
-    monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
-    monkeypatch.setenv(TRIAL_IDS, "1")
-    with VirtualClock() as clock:
-        engine = Simulation(clock, traced_class, times=TIMES, **options)
+
+    def load(engine):
         for trial in (1, 2):
-            began = clock.now_us + 1000.0 * (trial > 1)
+            began = engine.clock.now_us + 1000.0 * (trial > 1)
             for number in range(40):
                 engine.arrive(
                     began + 1700 * number,
@@ -61,13 +69,17 @@ def drive(folder, monkeypatch, **options):
                 )
             engine.run()
             engine.scheduler.reset_prefix_cache()
-        engine.close()
-    for name in ("SCHEDTRACE_RUN_DIR", TRIAL_IDS):
-        os.environ.pop(name, None)
-    return read_run(folder)
+
+    return simulated(folder, load, trial_ids=True, **options)
+
+
+@pytest.fixture(scope="module")
+def seats(tmp_path_factory):
+    """A recorded load that waits for seats."""
+    return recorded(drive(tmp_path_factory.mktemp("seats") / "base", **LOADS["seats"]))
 
 
 @pytest.fixture(params=LOADS)
-def load(request, tmp_path, monkeypatch):
+def load(request, tmp_path):
     """``(name, recorded)``."""
-    return request.param, recorded(drive(tmp_path / "base", monkeypatch, **LOADS[request.param]))
+    return request.param, recorded(drive(tmp_path / "base", **LOADS[request.param]))

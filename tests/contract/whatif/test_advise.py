@@ -5,38 +5,30 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
-from schedtrace.model.prediction import as_options
 from schedtrace.whatif.advise import advise, candidates
 from schedtrace.whatif.menu import menu
-from schedtrace.whatif.objective import parse_slo
-from schedtrace.whatif.prediction import Predictor, recorded
-from schedtrace.whatif.sweep import recorded_work
-from tests.contract.whatif.conftest import LOADS, Here, drive
+from schedtrace.whatif.prediction import Predictor
+from schedtrace.whatif.sweep_rows import parse_slo
+from tests.contract.whatif.conftest import Here
 
 pytestmark = pytest.mark.vllm
 
 
-@pytest.fixture
-def base(tmp_path, monkeypatch):
-    """A load that waits for seats."""
-    return recorded(drive(tmp_path / "base", monkeypatch, **LOADS["seats"]))
+def proposals(seats, slo):
+    return advise(seats, parse_slo(slo), Here)
 
 
-def proposals(base, slo):
-    return advise(base, recorded_work(base), parse_slo(slo), Here)
-
-
-def test_what_findings_advise_and_the_menu_is_tried(base):
-    with Predictor(base) as predictor:
-        found = candidates(base, analyze_run(base.run).findings, predictor.options)
-        assert all({name: value} in found for name, value in menu(base, predictor.options))
+def test_what_findings_advise_and_the_menu_is_tried(seats):
+    with Predictor(seats) as predictor:
+        found = candidates(seats, analyze_run(seats.run).findings, predictor.options)
+        assert all({name: value} in found for name, value in menu(seats, predictor.options))
     assert {"max_num_seqs": 2} in found
     assert {"max_num_seqs": 8} in found
     assert len(found) == len({str(one) for one in found})
 
 
-def test_more_seats_are_proposed_with_what_they_cost(base):
-    answer = proposals(base, "ttft_p99=60ms")
+def test_more_seats_are_proposed_with_what_they_cost(seats):
+    answer = proposals(seats, "ttft_p99=60ms")
     assert not answer.meets_slo
     first = answer.proposals[0]
     assert [change.name for change in first.changes if change.name == "max_num_seqs"] == ["max_num_seqs"]
@@ -46,20 +38,14 @@ def test_more_seats_are_proposed_with_what_they_cost(base):
     assert figures["TPOT p50"] > 0
     assert "max-num-seqs-bound" in first.removed
     assert len(answer.proposals) <= 3
-    run = base.run.path
+    run = seats.run.path
     assert answer.commands[0].startswith(f"SCHEDTRACE_RUN_DIR={run}-advised vllm serve ")
     assert " --max-num-" in answer.commands[0]
     assert answer.commands[1] == f"schedtrace diff {run} {run}-advised"
     assert answer.tried > 5
 
 
-def test_an_objective_that_is_met_leaves_nothing_to_change(base):
-    answer = proposals(base, "e2e_p99=60m")
+def test_an_objective_that_is_met_leaves_nothing_to_change(seats):
+    answer = proposals(seats, "e2e_p99=60m")
     assert answer.meets_slo
     assert (answer.proposals, answer.commands) == ([], [])
-
-
-def test_settings_are_written_as_vllm_takes_them():
-    assert as_options({"max_num_seqs": 8, "async_scheduling": False, "watermark": 0.1}) == [
-        "--max-num-seqs", "8", "--no-async-scheduling", "--watermark", "0.1"
-    ]  # fmt: skip

@@ -5,50 +5,42 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.present.phrases import plain
-from schedtrace.read.run import read_run
-from schedtrace.record.traced import traced_class
-from schedtrace.simulate import Simulation, VirtualClock
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.prediction import predict, recorded
-from tests.contract.whatif.conftest import TIMES
+from tests.contract.whatif.conftest import simulated
 
 pytestmark = pytest.mark.vllm
 
 SEATS = {"max_num_seqs": 4, "max_model_len": 512}
 
 
-def closed(folder, monkeypatch, clients=12, think_us=5_000, requests=60, **options):
-    """So many clients, each with one request open; gives the run, and how long it took."""
-    monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
-    left = iter(range(requests))
-    with VirtualClock() as clock:
-        engine = Simulation(clock, traced_class, times=TIMES, **options)
+def closed(folder, **options):
+    """12 clients, each with one request open, 60 in all; gives the run, and how long it took."""
+    left, took = iter(range(60)), []
 
+    def load(engine):
         def send(at_us):
             number = next(left, None)
             if number is not None:
-                engine.arrive(
-                    at_us, f"r{number}", 20 + 37 * number % 200, 5 + 11 * number % 40, front_end_us=0
-                )
+                engine.arrive(at_us, f"r{number}", 20 + 37 * number % 200, 5 + 11 * number % 40)
 
         def finished(request_id):
-            send(clock.now_us + think_us)
+            send(engine.clock.now_us + 5_000)
             engine.forget(request_id)
 
         engine.finished = finished
-        began = clock.now_us
-        for _ in range(clients):
+        began = engine.clock.now_us
+        for _ in range(12):
             send(began)
         engine.run()
-        took = clock.now_us - began
-        engine.close()
-    monkeypatch.delenv("SCHEDTRACE_RUN_DIR")
-    return read_run(folder), took
+        took.append(engine.clock.now_us - began)
+
+    return simulated(folder, load, **options), took[0]
 
 
-@pytest.fixture
-def base(tmp_path, monkeypatch):
-    run, _ = closed(tmp_path / "base", monkeypatch, **SEATS)
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    run, _ = closed(tmp_path_factory.mktemp("closed") / "base", **SEATS)
     return recorded(run)
 
 
@@ -64,10 +56,10 @@ def test_it_is_found_and_the_replay_reproduces_it(base):
         assert figure.replayed == pytest.approx(figure.recorded, rel=0.02), figure.name
 
 
-def test_more_seats_do_to_it_what_they_do_to_the_clients(base, tmp_path, monkeypatch):
+def test_more_seats_do_to_it_what_they_do_to_the_clients(base, tmp_path):
     """With the recorded arrivals the end could not come much sooner: the last one is sent late."""
-    _, before = closed(tmp_path / "before", monkeypatch, **SEATS)
-    _, after = closed(tmp_path / "after", monkeypatch, **SEATS | {"max_num_seqs": 12})
+    _, before = closed(tmp_path / "before", **SEATS)
+    _, after = closed(tmp_path / "after", **SEATS | {"max_num_seqs": 12})
     makespan = figures(predict(base, {"max_num_seqs": 12}, resamples=0))["makespan"]
     assert after / before < 0.7
     assert makespan.change_frac == pytest.approx(after / before - 1, abs=0.02)

@@ -9,15 +9,14 @@ pytest.importorskip("vllm")
 
 from schedtrace.cli.main import main
 from schedtrace.read.run import read_run
-from tests.contract.whatif.conftest import LOADS, drive
 
 pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(seats):
     """A load that waits for seats."""
-    return drive(tmp_path / "base", monkeypatch, **LOADS["seats"]).path
+    return seats.run.path
 
 
 def test_replay(run, capsys, tmp_path):
@@ -36,16 +35,7 @@ def test_analyze_predict(run, capsys):
 
 def test_a_simulation_of_a_gpu_is_a_run_like_any_other(tmp_path, capsys):
     given = ["simulate", "--model", "Qwen3-8B", "--gpu", "h100", "--num-prompts", "40", "--output-len", "30"]
-    given += [
-        "--request-rate",
-        "40",
-        "--max-num-seqs",
-        "4",
-        "--output",
-        str(tmp_path),
-        "--label",
-        "gpu",
-    ]
+    given += ["--request-rate", "40", "--max-num-seqs", "4", "--output", str(tmp_path), "--label", "gpu"]
     assert main(given) == 0
     told = capsys.readouterr().out
     assert "budget 8,192, 4 seats" in told

@@ -14,13 +14,11 @@ from schedtrace.read.run import read_run
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.gpus import gpu
 from schedtrace.step_times.shapes import shape
-from schedtrace.whatif.sweep import sweep
-from schedtrace.whatif.sweep_engines import ModelledEngine
-from schedtrace.whatif.sweep_log import SweepLog
-from schedtrace.whatif.sweep_play import Work
+from schedtrace.whatif.replays import ModelledEngine, Work
+from schedtrace.whatif.sweep import SweepLog, sweep
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.workload import make_workload
-from tests.contract.whatif.conftest import LOADS, Here, drive
+from tests.contract.whatif.conftest import Here
 
 pytestmark = pytest.mark.vllm
 
@@ -79,13 +77,21 @@ def test_a_sweep_over_ranks_and_balance_scheduling(tmp_path, gathering_us, told)
     assert told in plain(answer.notes[-1])
 
 
-def test_advice_with_two_ranks_has_them_in_every_proposal(tmp_path, monkeypatch, capsys):
+def test_advice_with_two_ranks_has_them_in_every_proposal(seats, monkeypatch, capsys):
     """More goodput from two ranks of a dense model than from one engine, with whatever else."""
-    run = drive(tmp_path / "base", monkeypatch, **LOADS["seats"]).path
     monkeypatch.setattr("schedtrace.whatif.sweep_play.LocalPool", lambda work, _: Here(work))
     monkeypatch.setattr("schedtrace.whatif.advise.candidates", lambda *_: [{"max_num_seqs": 8}])
     monkeypatch.setattr("schedtrace.whatif.advise.RESAMPLES", 0)
-    command = ["advise", str(run), "--slo", "ttft_p99=60ms", "--data-parallel-size", "2", "--format", "json"]
+    command = [
+        "advise",
+        str(seats.run.path),
+        "--slo",
+        "ttft_p99=60ms",
+        "--data-parallel-size",
+        "2",
+        "--format",
+        "json",
+    ]
     assert main(command) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["tried"] == 3  # as recorded, two ranks, two ranks with more seats

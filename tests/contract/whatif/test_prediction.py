@@ -14,16 +14,16 @@ from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.baseline import require_baseline
 from schedtrace.whatif.prediction import predict, recorded
-from tests.contract.whatif import conftest
+from schedtrace.whatif.replays import replay
 from tests.contract.whatif.conftest import LOADS, TIMES, drive
 
 pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
-def base(tmp_path, monkeypatch):
+def base(seats):
     """A load that waits for seats."""
-    return recorded(drive(tmp_path / "base", monkeypatch, **LOADS["seats"]))
+    return seats
 
 
 def figures(prediction):
@@ -108,12 +108,24 @@ def test_fewer_seats_are_taken_back(base):
     assert plain(told).startswith("--max-num-seqs 2 was tried on a replay of this load and does not help: ")
 
 
-def test_what_never_ends_is_taken_back(base, monkeypatch):
-    def never(*_):
-        raise NeverEndsError
+@pytest.fixture
+def never_ends(monkeypatch):
+    """``never_ends(lambda changes: ...)``: replays that do not."""
 
+    def patched(which):
+        def replayed(work, changes, *args, **options):
+            if which(changes):
+                raise NeverEndsError
+            return replay(work, changes, *args, **options)
+
+        monkeypatch.setattr("schedtrace.whatif.prediction.replay", replayed)
+
+    return patched
+
+
+def test_what_never_ends_is_taken_back(base, never_ends):
     [seats] = [one for one in analyze_run(base.run).findings if one.code == "max-num-seqs-bound"]
-    monkeypatch.setattr("schedtrace.whatif.prediction.Predictor._changed", never)
+    never_ends(lambda changes: changes)
     [one] = judged([seats], base)
     assert (one.advice, one.gain) == ([], None)
     assert plain(one.refuted[0]).endswith(
@@ -121,18 +133,15 @@ def test_what_never_ends_is_taken_back(base, monkeypatch):
     )
 
 
-def test_a_load_that_does_not_end_as_recorded_cannot_be_judged(base, monkeypatch):
-    def never(*_):
-        raise NeverEndsError
-
-    monkeypatch.setattr("schedtrace.whatif.prediction.Predictor._replayed", never)
+def test_a_load_that_does_not_end_as_recorded_cannot_be_judged(base, never_ends):
+    never_ends(lambda _: True)
     with pytest.raises(UsageError):
         judged([], base)
 
 
-def test_a_replay_far_from_what_was_recorded_advises_nothing(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(conftest, "TIMES", replace(TIMES, base_us=2 * TIMES.base_us))
-    slower = recorded(drive(tmp_path / "slower", monkeypatch, **LOADS["seats"]))
+def test_a_replay_far_from_what_was_recorded_advises_nothing(base, tmp_path):
+    times = replace(TIMES, base_us=2 * TIMES.base_us)
+    slower = recorded(drive(tmp_path / "slower", times=times, **LOADS["seats"]))
     with pytest.raises(InputError, match=r"as it was recorded is \+\d\d % off in makespan"):
         judged([], recorded(base.run, slower.times))
     with pytest.raises(InputError, match="off in makespan"):

@@ -14,13 +14,11 @@ pytest.importorskip("vllm")
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.prediction import Objective
-from schedtrace.read.run import read_run
-from schedtrace.record.traced import traced_class
-from schedtrace.simulate import Simulation, VirtualClock
 from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.menu import menu
 from schedtrace.whatif.prediction import Predictor, recorded
+from tests.contract.whatif.conftest import simulated
 
 pytestmark = pytest.mark.vllm
 
@@ -69,14 +67,13 @@ class Load:
         changes = {
             "num_blocks" if key == "num_gpu_blocks_override" else key: one for key, one in changes.items()
         }
-        with pytest.MonkeyPatch.context() as patch, VirtualClock() as clock:
-            patch.setenv("SCHEDTRACE_RUN_DIR", str(self.folder / name))
-            engine = Simulation(clock, traced_class, times=times, **options | changes)
+
+        def load(engine):
             for number, (at_us, prompt, output) in enumerate(requests):
                 engine.arrive(at_us, f"r{number}", prompt, output)
             engine.run()
-            engine.close()
-        return read_run(self.folder / name)
+
+        return simulated(self.folder / name, load, times=times, **options | changes)
 
     def e2e_ms(self, changes):
         return analyze_run(self.play(f"truth-{changes}", changes)).trials[0].e2e_ms.mean

@@ -12,9 +12,8 @@ from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.run import read_run
 from schedtrace.timeline.spans import united
 from schedtrace.timeline.window import Window
-from schedtrace.whatif.objective import parse_slo
 from schedtrace.whatif.sweep_play import _measure
-from schedtrace.whatif.sweep_rows import sweep_rows
+from schedtrace.whatif.sweep_rows import parse_slo, sweep_rows
 from schedtrace.workloads.recorded_ranks import loads_of_run
 from tests.makers import arrival, finish, manifest, result, run_folder, step
 

@@ -7,8 +7,7 @@ from schedtrace.model.sweep_result import Sweep
 from schedtrace.present.pages.sweep import sweep_page
 from schedtrace.present.renderers.markdown import render as markdown
 from schedtrace.present.renderers.text import render
-from schedtrace.whatif.objective import parse_slo
-from schedtrace.whatif.sweep_rows import objectives, sweep_rows
+from schedtrace.whatif.sweep_rows import objectives, parse_slo, sweep_rows
 from tests.unit.whatif.conftest import BASE, an_outcome
 
 

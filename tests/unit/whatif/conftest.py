@@ -9,8 +9,7 @@ from schedtrace.step_times.constants import Constants
 from schedtrace.step_times.fitted import Fitted
 from schedtrace.step_times.fitting import NO_TIME, Error, Fit, Source
 from schedtrace.step_times.linear import Linear
-from schedtrace.whatif.sweep_engines import RecordedEngine
-from schedtrace.whatif.sweep_play import Work
+from schedtrace.whatif.replays import RecordedEngine, Work
 from schedtrace.workloads import LoadRequest
 from schedtrace.workloads.workload import make_workload
 from tests.makers import header

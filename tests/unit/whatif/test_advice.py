@@ -1,11 +1,13 @@
 """Where advice that was replayed stands in a report."""
 
+from math import inf
 from types import SimpleNamespace
 
 import pytest
 
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
+from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import Advised, attached
 from schedtrace.whatif.search import Trial
 
@@ -70,6 +72,29 @@ def test_an_estimate_that_was_replayed_ranks_no_finding():
 def test_what_no_finding_names_has_one_of_its_own():
     found = attached([a_finding("kv", 0.1)], [advised("max_num_seqs", 0.4)], NOTHING_TRIED)
     assert [one.code for one in found] == ["better-setting", "kv"]
+
+
+@pytest.mark.parametrize(
+    ("advised", "trials", "said"),
+    [
+        (None, {37: (-0.2, -0.2), 50: (0.01, 0.01)}, "--kind 50 * does not help: E2E mean -1.0 %."),
+        (37, {37: (0.1, -0.5), 50: (0.2, 0.2)}, "--kind 37 * may not help: E2E mean -10.0 % to +50.0 %."),
+        (False, {False: (-inf, -inf)}, "--no-kind * does not help: the load never ends."),
+        ("word", {"word": (-0.1, -0.1)}, "--kind word * does not help: E2E mean +10.0 %."),
+        (37, {37: (0.1, 0.1)}, None),
+        (None, {37: (0.1, 0.1), 50: (-0.2, -0.2)}, None),
+    ],
+)
+def test_a_finding_that_is_left_without_advice_says_what_was_tried(advised, trials, said):
+    finding = a_finding("kv", 0.5, "--kind")
+    if advised is not None:
+        finding.advice[0].setting, finding.advice[0].value = "kind", advised
+    tried = {(("kind", value),): Trial((("kind", value),), *saved) for value, saved in trials.items()}
+    search = SimpleNamespace(families={"kind"}, tried=tried, name="E2E mean", refuted=lambda _: None)
+    [found] = attached([finding], [], search)
+    assert found.advice == []
+    sentences = [plain(message) for message in found.refuted]
+    assert sentences == ([said.replace("*", "was tried on a replay of this load and")] if said else [])
 
 
 @pytest.mark.parametrize(

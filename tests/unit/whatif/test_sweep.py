@@ -6,9 +6,8 @@ import pytest
 
 from schedtrace.errors import UsageError
 from schedtrace.model.say import say
-from schedtrace.whatif.sweep import combinations, parse_values, sweep
-from schedtrace.whatif.sweep_log import SweepLog
-from schedtrace.whatif.sweep_play import Work
+from schedtrace.whatif.replays import Work
+from schedtrace.whatif.sweep import SweepLog, combinations, parse_values, sweep
 from tests.unit.whatif.conftest import a_load
 
 SEATS = [{"max_num_seqs": seats} for seats in (4, 8, 16)]
@@ -17,8 +16,7 @@ SEATS = [{"max_num_seqs": seats} for seats in (4, 8, 16)]
 @pytest.fixture(autouse=True)
 def _vllm(monkeypatch):
     """Whichever is installed here."""
-    for module in ("sweep", "sweep_log"):
-        monkeypatch.setattr(f"schedtrace.whatif.{module}.vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr("schedtrace.whatif.sweep.vllm_version", lambda: "0.32.0")
 
 
 @pytest.fixture
@@ -58,14 +56,16 @@ def test_combinations_are_all_choices_of_one_value_a_setting():
     ]
 
 
-def test_a_setting_is_varied_or_set():
-    with pytest.raises(UsageError, match="--set a: it is varied as well"):
-        combinations({"a": [1]}, {"a": 2})
-
-
-def test_too_many_combinations_are_refused_before_anything_is_replayed():
-    with pytest.raises(UsageError, match="10,100 combinations, at most 10,000"):
-        combinations({"a": list(range(101)), "b": list(range(100))}, {})
+@pytest.mark.parametrize(
+    ("vary", "fixed", "why"),
+    [
+        ({"a": [1]}, {"a": 2}, "--set a: it is varied as well"),
+        ({"a": list(range(101)), "b": list(range(100))}, {}, "10,100 combinations, at most 10,000"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_before_anything_is_replayed(vary, fixed, why):
+    with pytest.raises(UsageError, match=why):
+        combinations(vary, fixed)
 
 
 def test_rows_are_ordered_by_throughput_and_the_recorded_one_is_marked(swept, pool):

@@ -4,16 +4,16 @@ import pytest
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.step_times.constants import Constants
-from schedtrace.whatif import sweep_log
-from schedtrace.whatif.sweep_engines import RecordedEngine
-from schedtrace.whatif.sweep_log import SweepLog, digest, key
+from schedtrace.whatif import sweep
+from schedtrace.whatif.replays import RecordedEngine
+from schedtrace.whatif.sweep import SweepLog, digest, key
 from tests.makers import header
 from tests.unit.whatif.conftest import a_load, an_outcome
 
 
 @pytest.fixture(autouse=True)
 def _vllm(monkeypatch):
-    monkeypatch.setattr(sweep_log, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(sweep, "vllm_version", lambda: "0.32.0")
 
 
 def test_outcomes_are_read_back(tmp_path):
@@ -77,5 +77,5 @@ def test_another_version_replays_anew(work, monkeypatch, name):
     if name == "schedtrace":
         monkeypatch.setattr("schedtrace.__version__", "9")
     else:
-        monkeypatch.setattr(sweep_log, name, lambda: "9")
+        monkeypatch.setattr(sweep, name, lambda: "9")
     assert digest(work) != before

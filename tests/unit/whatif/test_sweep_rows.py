@@ -1,7 +1,19 @@
+"""Objectives as they are typed, and the rows of a sweep that are judged by them."""
+
 import pytest
 
-from schedtrace.whatif.objective import parse_slo
-from schedtrace.whatif.sweep_rows import objectives, sweep_rows
+from schedtrace.errors import UsageError
+from schedtrace.model.sweep_result import Bound, Outcome
+from schedtrace.whatif.sweep_rows import (
+    good_requests,
+    measured,
+    meets,
+    objectives,
+    pareto_front,
+    parse_slo,
+    percentile,
+    sweep_rows,
+)
 from tests.unit.whatif.conftest import BASE, an_outcome
 
 OUTCOMES = [
@@ -54,3 +66,102 @@ def test_without_bounds_nothing_is_judged():
 )
 def test_the_front_is_about_the_percentiles_of_the_objective(slo, front):
     assert objectives(parse_slo(slo) if slo else []) == ["output_tokens_per_s", *front]
+
+
+def outcome(ttft, tpot, e2e=None, **fields):
+    given = {"key": "k", "changes": {}, "requests": len(ttft), "e2e_ms": e2e or ttft}
+    return Outcome(ttft_ms=ttft, tpot_ms=tpot, **{**given, **fields})
+
+
+def test_every_unit_and_latency():
+    bounds = parse_slo("ttft_p99=1s, TPOT_P99.9=50ms,e2e_p50=1.5m,ttft_p50=500us")
+    assert bounds == [
+        Bound(latency="ttft", percentile=99, limit_ms=1000),
+        Bound(latency="tpot", percentile=99.9, limit_ms=50),
+        Bound(latency="e2e", percentile=50, limit_ms=90_000),
+        Bound(latency="ttft", percentile=50, limit_ms=0.5),
+    ]
+    assert [bound.name for bound in bounds] == ["ttft_p99", "tpot_p99.9", "e2e_p50", "ttft_p50"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "--slo : expected bounds such as"),
+        ("ttft=1s", "--slo ttft=1s: expected bounds"),
+        ("ttft_p99=1", "--slo ttft_p99=1: expected bounds"),
+        ("ttft_p99=-1s", "expected bounds"),
+        ("itl_p99=1s", "expected bounds"),
+        ("ttft_p99=1s,", "--slo : expected bounds"),
+        ("ttft_p101=1s", "--slo ttft_p101=1s: a percentile is 100 at most"),
+        ("tpot_p50=0ms", "--slo tpot_p50=0ms: nothing takes no time"),
+        ("ttft_p99=1s,ttft_p99=2s", "--slo ttft_p99=2s: given twice"),
+    ],
+)
+def test_anything_else_is_refused(text, why):
+    with pytest.raises(UsageError) as refused:
+        parse_slo(text)
+    assert why in str(refused.value)
+
+
+def test_percentiles_are_interpolated_and_unknown_without_values():
+    assert percentile([10, None, 20, 30], 50) == 20
+    assert percentile([0, 100], 99) == 99
+    assert percentile([None], 50) is None
+
+
+def test_what_a_bound_is_about():
+    of = outcome([100, 200, 300], [None, 10, 20], [1, 2, 4])
+    assert measured(of, parse_slo("ttft_p50=1s,tpot_p50=1s,e2e_p100=1s")) == [200, 15, 4]
+
+
+THREE = outcome([100, 200, 300], [None, 10, 20], [1, 2, 4])
+"""TTFT of 100, 200 and 300 ms, TPOT of none, 10 and 20 ms, E2E of 1, 2 and 4 ms."""
+
+
+@pytest.mark.parametrize(
+    ("of", "slo", "holds"),
+    [
+        (THREE, "ttft_p50=200ms", True),
+        (THREE, "ttft_p50=199ms", False),
+        (THREE, "ttft_p50=200ms,tpot_p100=19ms", False),
+        (THREE, "ttft_p50=200ms,tpot_p100=20ms", True),
+        pytest.param(outcome([100], [10], requests=2), "ttft_p50=1s", False, id="one did not finish"),
+        pytest.param(outcome([], [], requests=0), "ttft_p50=1s", False, id="none finished"),
+        pytest.param(outcome([100], [None]), "tpot_p99=1ms", True, id="one output token has no such time"),
+    ],
+)
+def test_an_objective_is_met_if_every_bound_holds_for_all(of, slo, holds):
+    assert meets(of, parse_slo(slo)) is holds
+
+
+@pytest.mark.parametrize(
+    ("slo", "good"),
+    [
+        ("ttft_p99=200ms", 2),
+        ("ttft_p50=100ms,ttft_p99=200ms", 2),
+        ("ttft_p99=300ms,tpot_p99=10ms", 2),
+        ("ttft_p99=200ms,tpot_p99=5ms", 1),
+        ("e2e_p99=1ms", 1),
+    ],
+)
+def test_good_requests_meet_every_bound_themselves(slo, good):
+    assert good_requests(THREE, parse_slo(slo)) == good
+
+
+@pytest.mark.parametrize(
+    ("costs", "front"),
+    [
+        pytest.param([], [], id="nothing"),
+        pytest.param([[3, 1]], [True], id="one row"),
+        pytest.param([[1, 3], [2, 2], [3, 1]], [True, True, True], id="each best in something"),
+        pytest.param([[1, 3], [2, 3], [2, 4]], [True, False, False], id="worse in one, equal in the other"),
+        pytest.param([[1, 1], [1, 1], [2, 1]], [True, True, False], id="equal rows share it"),
+        pytest.param([[1, 5, 5], [5, 1, 5], [5, 5, 1], [5, 5, 5]], [True, True, True, False], id="three"),
+        pytest.param([[None, 0], [1, 1], [2, None]], [False, True, False], id="unknown beats nobody"),
+        pytest.param([[None, None]], [False], id="only unknown"),
+        pytest.param([[-100, 5], [-90, 6]], [True, False], id="negated: high is good"),
+    ],
+)
+def test_the_front_has_what_nothing_beats(costs, front):
+    assert pareto_front(costs) == front

@@ -1,0 +1,245 @@
+"""A load replayed on an engine with changed settings: predictions, advice and sweeps are made of replays.
+
+The engine is a recorded one, or a model on a GPU.
+"""
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedtrace.diagnose.trials import pooled_reports
+from schedtrace.model.message import Message
+from schedtrace.model.report import TrialReport
+from schedtrace.model.say import say
+from schedtrace.model.trace import Header
+from schedtrace.read.run import Run, read_run
+from schedtrace.step_times.batch import StepTimes
+from schedtrace.step_times.fitted import Counted, Fitted
+from schedtrace.step_times.gpus import Gpu
+from schedtrace.step_times.memory import FIT_TO_MEMORY
+from schedtrace.step_times.roofline import Roofline
+from schedtrace.step_times.shapes import Shape
+from schedtrace.timeline.timeline import Timeline, make_timeline
+from schedtrace.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from schedtrace.simulate.player import Played
+
+BLOCKS = "num_gpu_blocks_override"
+ALONE: dict[str, Any] = {"data_parallel_size": 1, "balance_ranks": False}
+"""What an engine has that is no rank."""
+NOT_KNOWN = say(
+    "balance_ranks: what gathering the ranks' counts costs is not known, since no all-reduce of theirs is "
+    "recorded; it takes no time here."
+)
+AS_RECORDED = (
+    "balance_ranks: gathering the ranks' counts takes {time:us} in every loop, the median of their recorded "
+    "all-reduces."
+)
+AUTO = ("kv_cache_dtype", "auto")
+"""As if it was not given."""
+
+
+class _Engine:
+    OWN: ClassVar[frozenset[str]] = frozenset()
+    """Settings that act by way of memory and step times only: vLLM's scheduler does not see them."""
+
+    def require_known(self, names: Iterable[str]) -> None:
+        """Check names of settings.
+
+        Raises:
+            UsageError: not an argument of vLLM, or one that a replay cannot change.
+        """
+        from schedtrace.simulate.engine_options import require_known  # noqa: PLC0415  # imports vLLM
+
+        for name in names:
+            if name not in self.OWN:
+                require_known(name)
+
+
+@dataclass(frozen=True)
+class RecordedEngine(_Engine):
+    """The engine of a trace, or several."""
+
+    header: Header
+    times: StepTimes
+    ranks: int = 1
+    """Data-parallel ones."""
+
+    @property
+    def step_times(self) -> str:
+        """Where step times come from, in a sentence."""
+        return self.times.description
+
+    def configured(self, changes: Mapping[str, Any]) -> tuple[dict[str, Any], StepTimes]:
+        """Options of ``simulate.replay.play``, and how long steps take.
+
+        Raises:
+            UsageError: a change that a replay cannot make.
+        """
+        from schedtrace.simulate.engine_options import engine_options  # noqa: PLC0415  # imports vLLM
+
+        return engine_options(self.header, changes, ranks=self.ranks), self.times
+
+    def base(self, names: Iterable[str]) -> dict[str, Any]:
+        """Values of settings before any change; None where vLLM's default applies."""
+        options, _ = self.configured({})
+        options = {**ALONE, **options}
+        return {name: options.get("num_blocks" if name == BLOCKS else name) for name in names}
+
+
+@dataclass(frozen=True)
+class ModelledEngine(_Engine):
+    """A model's shape on GPUs, with vLLM's defaults for an API server on such a GPU.
+
+    Args:
+        shape: The model's.
+        gpu: One of them.
+        times: How long steps take; None: the roofline of shape and GPUs.
+    """
+
+    shape: Shape
+    gpu: Gpu
+    times: StepTimes | None = None
+
+    OWN = frozenset({"tensor_parallel_size", "gpu_memory_utilization", "kv_cache_dtype"})
+
+    @property
+    def step_times(self) -> str:
+        """As ``RecordedEngine.step_times``."""
+        return (self.times or Roofline(self.shape, self.gpu)).description
+
+    def configured(self, changes: Mapping[str, Any]) -> tuple[dict[str, Any], StepTimes]:
+        """As ``RecordedEngine.configured``; KV cache blocks follow from the memory unless they are given.
+
+        Raises:
+            UsageError: the model does not fit, or vLLM would not start.
+        """
+        from schedtrace.simulate.engine_options import shaped_options  # noqa: PLC0415  # imports vLLM
+
+        given = {name: value for name, value in changes.items() if (name, value) != AUTO}
+        gpus = given.get("tensor_parallel_size", 1)
+        roofline = Roofline(self.shape, self.gpu, gpus, given.get("kv_cache_dtype"))
+        return shaped_options(self.shape, self.gpu, given), self.times or roofline
+
+    def base(self, names: Iterable[str]) -> dict[str, Any]:
+        """As ``RecordedEngine.base``: every one is vLLM's default."""
+        return dict.fromkeys(names)
+
+
+Engine = RecordedEngine | ModelledEngine
+
+
+@dataclass(frozen=True)
+class Work:
+    """A load and its engine, as data that can go to another process or machine.
+
+    Args:
+        loads: Trials, replayed one after the other.
+        engine: The one whose settings are changed.
+        keep_prefix_cache: It is not emptied between the loads.
+        warmups: So many of the first loads are replayed for what they leave in the cache, and not measured.
+        trial_ids: The requests' ids tell their trials.
+    """
+
+    loads: Sequence[Workload]
+    engine: Engine
+    keep_prefix_cache: bool = False
+    warmups: int = 0
+    trial_ids: bool = False
+
+    @property
+    def measured(self) -> Sequence[Workload]:
+        """The loads that figures are of."""
+        return self.loads[self.warmups :]
+
+    def portable(self) -> "Work":
+        """Itself with every request in memory, since another process cannot read the source."""
+        loads = [replace(load, read=partial(iter, list(load))) for load in self.loads]
+        return replace(self, loads=loads)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of a replay."""
+
+    run: Run
+    played: "Played"
+    counted: Counted | None
+    """The steps that a fit was asked for; None: step times were not fitted."""
+
+    @cached_property
+    def timelines(self) -> list[Timeline]:
+        """Of its engines, in the order of ranks."""
+        return [make_timeline(trace, self.run.manifest) for trace in self.run.traces]
+
+    @cached_property
+    def trials(self) -> list[TrialReport]:
+        """Of all engines together."""
+        return pooled_reports(self.timelines, None)
+
+
+def replay(
+    work: Work,
+    changes: Mapping[str, Any],
+    folder: Path,
+    *,
+    times: StepTimes | None = None,
+    by_step: bool = False,
+) -> Replayed:
+    """Have vLLM's own scheduler decide a load under changed settings, in virtual time.
+
+    Args:
+        work: The load and its engine.
+        changes: Names of vLLM's arguments to values.
+        folder: The run folder to be written; one that is there is replaced.
+        times: How long steps take; None: as the engine says.
+        by_step: As ``simulate.replay.play``.
+
+    Raises:
+        UsageError: vLLM does not accept the changes, or a replay cannot make them.
+        NeverEndsError: The load never ends with them.
+        OSError: The trace cannot be written.
+    """
+    from schedtrace.simulate.replay import play  # noqa: PLC0415  # imports vLLM
+
+    options, of_engine = work.engine.configured(changes)
+    times = times or of_engine
+    counted = Counted(times) if isinstance(times, Fitted) else times if isinstance(times, Counted) else None
+    shutil.rmtree(folder, ignore_errors=True)
+    played = play(
+        work.loads,
+        options,
+        counted or times,
+        folder,
+        by_step=by_step,
+        keep_prefix_cache=work.keep_prefix_cache,
+        trial_ids=work.trial_ids,
+    )
+    return Replayed(read_run(folder), played, counted)
+
+
+def fitted_length(shape: Shape, given: Mapping[str, Any], options: Mapping[str, Any]) -> int | None:
+    """``max_model_len`` of a modelled engine if the KV cache decided it; None: as given, or the model's own.
+
+    Args:
+        shape: The model's.
+        given: vLLM's arguments.
+        options: Of ``simulate.replay.play``, made of them.
+    """
+    length: int = options["max_model_len"]
+    left = given.get("max_model_len") in FIT_TO_MEMORY
+    return length if left and length < (shape.positions or 0) else None
+
+
+def gathering_notes(times: StepTimes | None, changes: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """What a replay takes the gathering of balance scheduling to cost; empty if no change has it."""
+    if not any(of_one.get("balance_ranks") for of_one in changes):
+        return []
+    took_us = times.gathering_us() if times else None
+    if took_us is None:
+        return [NOT_KNOWN]
+    return [say(AS_RECORDED, time=took_us)] if took_us else []
