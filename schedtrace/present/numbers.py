@@ -63,11 +63,6 @@ def change_range(low_frac: float, high_frac: float) -> str:
     return f"{settled(100 * low_frac, 0):+.0f}..{settled(100 * high_frac, 0):+.0f}"
 
 
-def milliseconds(value: float | None) -> str:
-    """Milliseconds without the unit, which stands in the table's head."""
-    return number(value)
-
-
 def bar(fraction: float) -> str:
     """One character as high as the fraction; anything above 0 is visible."""
     if fraction <= 0:

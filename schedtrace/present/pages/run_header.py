@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedtrace.model.limits import EffectiveSetting, SettingValue
-from schedtrace.model.message import NOTHING, Message, given, joined
+from schedtrace.model.message import Message, given, joined
 from schedtrace.model.report import RunReport, TrialReport
 from schedtrace.model.say import say
 from schedtrace.present.numbers import counted, integer, number, percent
 from schedtrace.present.phrases import phrase
-from schedtrace.present.sections import Cell, Column, Content, Note, Section, Style, Styled, Table
+from schedtrace.present.sections import Content, Field, Note, Section, Style, Styled
 from schedtrace.present.words import EXITS_VIA
 
 MOST_SIZES = 4
@@ -17,34 +17,14 @@ MOST_SIZES = 4
 NOTEWORTHY_ORIGINS = frozenset({"overridden"})
 
 
-def settings_table(settings: list[EffectiveSetting]) -> Table:
-    """One row per setting."""
-    columns = [Column("setting"), Column("value"), Column("origin"), Column("")]
-    rows: list[list[Cell]] = [
-        [
-            say("{name:code}", name=setting.name),
-            _value(setting.value),
-            _origin(setting),
-            setting.explanation,
-        ]
-        for setting in settings
-    ]
-    return Table(columns, rows)
-
-
 def noteworthy(settings: list[EffectiveSetting]) -> Message:
     """Settings that are not what was given, or do nothing, as one line; nothing where there are none."""
-    told = [
-        say(
-            "{name:code} {value}: {why}",
-            name=setting.name,
-            value=_value(setting.value),
-            why=setting.explanation,
-        )
+    noted = [
+        say("{name:code} {value}: {explanation}", setting, value=_value(setting.value))
         for setting in settings
         if setting.inert or setting.origin in NOTEWORTHY_ORIGINS
     ]
-    return say("{told}.", told=joined(told, "; ")) if told else NOTHING
+    return say("[{noted}.]", noted=joined(noted, "; "))
 
 
 def _origin(setting: EffectiveSetting) -> Content:
@@ -68,6 +48,14 @@ def _value(value: SettingValue) -> Message:
     if isinstance(value, bool | str):
         return say("{value:code}", value=str(value))
     return say("{value}", value=given(value))
+
+
+SETTINGS: list[Field[EffectiveSetting]] = [
+    Field("setting", lambda setting: say("{name:code}", setting)),
+    Field("value", lambda setting: _value(setting.value)),
+    Field("origin", _origin),
+    Field("", lambda setting: setting.explanation),
+]
 
 
 def header(run: RunReport) -> Iterator[str]:

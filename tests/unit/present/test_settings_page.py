@@ -1,11 +1,11 @@
 from schedtrace.model.limits import EffectiveSetting
 from schedtrace.model.say import say
-from schedtrace.present.pages.run_header import noteworthy, settings_table
+from schedtrace.present.pages.run_header import SETTINGS, noteworthy
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers.text import render
-from schedtrace.present.sections import Page
+from schedtrace.present.sections import Page, table
 
-SETTINGS = [
+GIVEN = [
     EffectiveSetting(name="max_num_batched_tokens", value=16384, origin="given"),
     EffectiveSetting(
         name="async_scheduling",
@@ -20,7 +20,7 @@ SETTINGS = [
 
 
 def test_every_setting_is_a_row_with_value_origin_and_note():
-    text = render(Page(SETTINGS, lambda shown: [settings_table(shown)]), width=100)
+    text = render(Page(GIVEN, lambda shown: [table(shown, SETTINGS)]), width=100)
     assert [line.split() for line in text.splitlines() if line.strip()] == [
         ["setting", "value", "origin"],
         ["max_num_batched_tokens", "16,384", "given"],
@@ -31,7 +31,7 @@ def test_every_setting_is_a_row_with_value_origin_and_note():
 
 
 def test_only_inert_and_overridden_settings_are_worth_a_line():
-    assert plain(noteworthy(SETTINGS)) == (
+    assert plain(noteworthy(GIVEN)) == (
         "async_scheduling False: True was given; watermark 1e-05: no effect."
     )
-    assert not noteworthy([SETTINGS[0], SETTINGS[3]])
+    assert not noteworthy([GIVEN[0], GIVEN[3]])
