@@ -31,7 +31,5 @@ def test_every_setting_is_a_row_with_value_origin_and_note():
 
 
 def test_only_inert_and_overridden_settings_are_worth_a_line():
-    assert plain(noteworthy(GIVEN)) == (
-        "async_scheduling False: True was given; watermark 1e-05: no effect."
-    )
+    assert plain(noteworthy(GIVEN)) == ("async_scheduling False: True was given; watermark 1e-05: no effect.")
     assert not noteworthy([GIVEN[0], GIVEN[3]])

@@ -1,7 +1,6 @@
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
-from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart
-from schedtrace.present.report.named import Named
+from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart, Named
 from schedtrace.present.report.step_sentences import NOT_DRAWN
 from tests.makers import arrival, finish, step
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.present.report.named import ranges
+from schedtrace.present.report.data import ranges
 from schedtrace.present.report.page import in_script
 from tests.makers import arrival, manifest, run_folder, step
 
