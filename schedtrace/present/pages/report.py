@@ -16,7 +16,7 @@ from schedtrace.present.numbers import integer
 from schedtrace.present.pages.names import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import trials_table
-from schedtrace.present.pages.run_header import header, log_figures, not_judged, noteworthy, summary
+from schedtrace.present.pages.run_header import header, log_figures, not_judged, noteworthy
 from schedtrace.present.pages.statistics import engines_table
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
@@ -68,7 +68,7 @@ def report_page(report: Report, *, full: bool = False, replays: bool = False) ->
 
 def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
     about = say("[  {path:code}]", path=run.path if run.path != run.label else "")
-    lines: list[Content] = [*(header(run) if full else summary(run)), *_figures(run)]
+    lines: list[Content] = [*header(run, full=full), *_figures(run)]
     first: list[Section] = [Headline(run.label, about, lines, list(run.problems))]
     if run.verdict:
         first.append(Note(Styled(joined(run.verdict), Style.STRONG)))

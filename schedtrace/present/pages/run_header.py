@@ -58,12 +58,15 @@ SETTINGS: list[Field[EffectiveSetting]] = [
 ]
 
 
-def header(run: RunReport) -> Iterator[str]:
-    """Model, versions, limits and workload."""
+def header(run: RunReport, *, full: bool) -> Iterator[str]:
+    """What was run: of a trace in one line or, ``full``, with all limits and the workload."""
+    if run.config["exits_via"] is None:
+        return _log_header(run)
+    return _full_header(run) if full else _summary(run)
+
+
+def _full_header(run: RunReport) -> Iterator[str]:
     config = run.config
-    if config["exits_via"] is None:
-        yield from _log_header(run)
-        return
     scheduler = str(config["scheduler_class"]).rpartition(".")[2]
     yield f"{config['model']} on {config['device']}, vLLM {config['vllm_version']}, {scheduler}"
     engines = f"{config['engines']} engines, each: " if config["engines"] > 1 else ""
@@ -82,12 +85,8 @@ def header(run: RunReport) -> Iterator[str]:
     yield f"causes {EXITS_VIA[config['exits_via']]}{warmup}"
 
 
-def summary(run: RunReport) -> Iterator[str]:
-    """The same in one line."""
+def _summary(run: RunReport) -> Iterator[str]:
     config = run.config
-    if config["exits_via"] is None:
-        yield from _log_header(run)
-        return
     engines = f" on {counted(config['engines'], 'engine')}" if config["engines"] > 1 else ""
     busy = sum(share.time_ms for share in run.engine_time if share.busy_frac is not None)
     least = "at least " if run.requests_missing else ""

@@ -17,6 +17,7 @@ from schedtrace.present.sections import (
     Column,
     Fact,
     Facts,
+    Field,
     Finding,
     Headline,
     Note,
@@ -27,6 +28,8 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
+    figure,
+    table,
 )
 from schedtrace.present.words import CHANGES, SEVERITIES, STATES, state
 
@@ -113,29 +116,40 @@ def test_a_table_that_does_not_fit_is_a_block_for_each_row():
     ]
 
 
-def test_the_first_of_a_blocks_figures_keeps_its_heading_beside_it():
-    trials = Table([Column("trial", numeric=True), Column("steps", numeric=True)], [["1", "12"]])
-    assert drawn(Format.TEXT, trials, width=10) == "trial 1\n  steps 12\n"
+TRIALS = Table([Column("trial", numeric=True), Column("steps", numeric=True)], [["1", "12"]])
+WORDS = Table([Column("ab"), Column("long words")], [["c", "de"]])
+MEANING = "some words that go on and on"
 
 
-def test_prose_in_a_table_gets_the_room_that_names_leave():
-    table = Table([Column("name"), Column("meaning")], [["a-name", "some words that go on and on"]])
-    assert drawn(Format.TEXT, table, width=24).splitlines() == [
-        "name   meaning",
-        "a-name some words that",
-        "       go on and on",
-    ]
+@pytest.mark.parametrize(
+    ("shown", "width", "lines"),
+    [
+        (TRIALS, 10, ["trial 1", "  steps 12"]),  # the first of a block's figures has its heading beside it
+        (WORDS, 8, ["   long", "ab words", "c  de"]),  # side by side as soon as the words fit
+        (WORDS, 7, ["ab", "c", "  long", "  words", "  de"]),
+        # prose gets the room that names and short columns leave
+        (
+            Table([Column("name"), Column("meaning")], [["a-name", MEANING]]),
+            24,
+            ["name   meaning", "a-name some words that", "       go on and on"],
+        ),
+        (
+            Table([Column("two words"), Column("prose")], [["x", MEANING]]),
+            20,
+            ["two words prose", "x         some words", "          that go on", "          and on"],
+        ),
+    ],
+)
+def test_a_table_stands_side_by_side_as_far_as_its_words_fit(shown, width, lines):
+    assert drawn(Format.TEXT, shown, width=width).splitlines() == lines
 
 
-def test_a_table_stands_side_by_side_as_soon_as_its_words_fit():
-    table = Table([Column("ab"), Column("long words")], [["c", "de"]])
-    assert drawn(Format.TEXT, table, width=8).splitlines() == ["   long", "ab words", "c  de"]
-    assert drawn(Format.TEXT, table, width=7).splitlines() == ["ab", "c", "  long", "  words", "  de"]
-
-
-def test_short_columns_get_their_room_before_prose():
-    table = Table([Column("two words"), Column("prose")], [["x", "some words that go on and on"]])
-    assert drawn(Format.TEXT, table, width=20).splitlines()[:2] == ["two words prose", "x         some words"]
+def test_a_table_is_made_of_things_and_says_how_many_are_left_out():
+    fields = [Field("number", str), figure("twice", lambda number: str(2 * number), of_steps=True)]
+    columns = [Column("number"), Column("twice", numeric=True, of_steps=True)]
+    rows = [["1", "2"], ["2", "4"]]
+    assert table([1, 2, 3], fields, most=2) == Table(columns, rows, "1 more: --format json lists them all")
+    assert table([1, 2], fields, "and so on", most=2) == Table(columns, rows, "and so on")
 
 
 def test_a_table_in_markdown_cannot_be_left_by_what_is_in_it():
