@@ -7,8 +7,7 @@ from schedtrace.model.limits import EffectiveSetting, SettingValue
 from schedtrace.model.message import Message, given, joined
 from schedtrace.model.report import RunReport, TrialReport
 from schedtrace.model.say import say
-from schedtrace.present.numbers import counted, integer, number, percent
-from schedtrace.present.phrases import phrase
+from schedtrace.present.phrases import counted, integer, number, percent, phrase
 from schedtrace.present.sections import Content, Field, Note, Section, Style, Styled
 from schedtrace.present.words import EXITS_VIA
 

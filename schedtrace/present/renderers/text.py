@@ -1,16 +1,17 @@
-"""A page as text for a terminal of any width: nothing is cropped, and no word is broken that fits a line."""
+"""A page as text for a terminal of any width: nothing is cropped, and no word is broken that fits a line.
+
+What is printed is text, never markup, emoji names or patterns to colour.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from schedtrace.present.console import make_console
-from schedtrace.present.numbers import percent
-from schedtrace.present.phrases import plain
+from schedtrace.present.phrases import percent, plain
 from schedtrace.present.sections import (
     Bars,
     Cause,
@@ -32,6 +33,17 @@ from schedtrace.present.sections import (
     Table,
 )
 from schedtrace.present.strips import bar_characters, horizontal_bar, legend_with_key, state_characters
+
+
+def make_console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A console for one of the standard streams; the only place where one is made.
+
+    Args:
+        stderr: This one, not stdout.
+        width: In columns; None: the terminal's.
+    """
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
 
 STYLES = {
     Style.STRONG: "bold",

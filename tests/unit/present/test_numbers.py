@@ -1,7 +1,6 @@
 import pytest
 
-from schedtrace.present.numbers import BARS, bar, integer, number, percent, series
-from schedtrace.present.phrases import duration
+from schedtrace.present.phrases import BARS, bar, duration, integer, number, percent, series
 
 
 @pytest.mark.parametrize(

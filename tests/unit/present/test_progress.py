@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from schedtrace.present import progress as progress_module
-from schedtrace.present.console import make_console
 from schedtrace.present.progress import CountBar, ReadingBar, RunProgress
+from schedtrace.present.renderers.text import make_console
 from tests.makers import result
 
 BASE, NEW = (SimpleNamespace(label=label, spec=SimpleNamespace(trials=2)) for label in ("base", "new"))
