@@ -235,34 +235,22 @@ def _fact(fact: Fact, width: int) -> RenderableType:
         parts = [_part(part, width - INDENT) for part in fact.content]
         below = Padding(Group(*parts), (0, 0, 0, INDENT), expand=False)
         return Group(Text(fact.label, style=STYLES[Style.STRONG]), below) if fact.label else below
+    grid = RichTable.grid(padding=(0, INDENT, 0, 0))
+    grid.add_column(width=LABELS)
+    grid.add_column()
     parts = [_part(part, width - indent) for part in fact.content]
-    return _beside(Text(fact.label, style=STYLES[Style.STRONG]), Group(*parts), indent)
+    grid.add_row(Text(fact.label, style=STYLES[Style.STRONG]), Group(*parts))
+    return grid
 
 
 def _part(part: Content | Table | Strip, width: int) -> RenderableType:
-    match part:
-        case Table() | Strip():
-            return view(part, width)
-        case _:
-            return written(part)
+    return view(part, width) if isinstance(part, Table | Strip) else written(part)
 
 
 def _least(part: Content | Table | Strip) -> int:
-    match part:
-        case Table():
-            return least_width(part)
-        case Strip():
-            return longest_word(written(legend_with_key(part)))
-        case _:
-            return longest_word(written(part))
-
-
-def _beside(label: Text, content: RenderableType, indent: int) -> RenderableType:
-    grid = RichTable.grid(padding=(0, INDENT, 0, 0))
-    grid.add_column(width=indent - INDENT)
-    grid.add_column()
-    grid.add_row(label, content)
-    return grid
+    if isinstance(part, Table):
+        return least_width(part)
+    return longest_word(written(legend_with_key(part) if isinstance(part, Strip) else part))
 
 
 def _strip(strip: Strip, width: int) -> Iterator[RenderableType]:
