@@ -1,4 +1,4 @@
-"""The words of severities, states and changes, and how each is marked: their one home."""
+"""The words of severities, states and changes, how each is marked, and what colours pictures give them."""
 
 from schedtrace.model.say import say
 from schedtrace.present.sections import State, Style, Styled, Text
@@ -92,5 +92,6 @@ COLOURS: dict[str, tuple[str, str]] = {
 }
 """Cause, state or part of a picture to its colour on light and on dark ground.
 
-Every other cause has that of ``other``; ``nobody`` is where none was refused, ``kv`` are KV blocks in use.
+They can be told apart in four kinds of colour vision. Every other cause has that of ``other``; ``nobody`` is
+where none was refused, ``kv`` are KV blocks in use.
 """

@@ -1,4 +1,4 @@
-"""The screen of ``schedtrace watch``."""
+"""The screen of ``schedtrace watch``: lines of which one is chosen, and texts to read."""
 
 import asyncio
 import re

@@ -95,7 +95,10 @@ SHORT = 24
 
 
 def table_view(table: Table, width: int) -> RenderableType:
-    """The table, no word or figure of it broken unless it is longer than a line."""
+    """The table at any width: columns side by side where they fit, else a block for each row.
+
+    No word or figure of it is broken unless it is longer than a line.
+    """
     least = [_width(table, at, narrow=True) for at in range(len(table.columns))]
     most = [_width(table, at, narrow=False) for at in range(len(table.columns))]
     rooms = ((gap, width - gap * (len(least) - 1)) for gap in GAPS)

@@ -1,4 +1,4 @@
-"""Timelines as the columns that the page draws: steps, the states of requests, preemptions.
+"""Timelines as the columns that the page draws: steps, requests' states, preemptions; and what findings mark.
 
 A row of ``steps`` is one step or, in a trace of more than ``MOST_ROWS``, several in a row: then those around
 findings stay single steps, and the page says so.
@@ -32,7 +32,7 @@ MOST_STORIES, FEWEST_STORIES = 40, 6
 
 @dataclass
 class Named:
-    """Steps and requests that findings name, the most important finding's first."""
+    """Steps and requests that findings name, the most important finding's first: they stay in full."""
 
     steps: dict[int, list[int]] = field(default_factory=dict)
     """By rank, each step once."""

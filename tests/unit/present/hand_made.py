@@ -1,6 +1,7 @@
 """Runs made by hand for the golden files: everything that ``analyze`` and ``diff`` can show, in few steps."""
 
 from pathlib import Path
+from typing import Any
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import AnyLine, Events, Exit, Preemption
@@ -22,50 +23,32 @@ def trial(number: int, first: int, *, blocked: bool) -> list[AnyLine]:
     late = [arrival(name, at + 5 * MS, at + 6 * MS, prompt_tokens=200) for name in (c, d)]
     refused = Exit("waiting", "break", Cause.KV_BLOCKS, d, 798, via="source", location="scheduler.py:1001")
     held = {"waiting": 1, "waiting_tokens_after": 200, "ended": refused, "kv_blocks_free_after": 3}
+
+    def one(place: int, start_ms: int, back_ms: int, got: dict[str, int], **fields: Any) -> AnyLine:
+        start, back = at + start_ms * MS, back_ms * MS
+        return step(first + place, trial=number, start=start, back=back, got=got, **fields)
+
+    done = [ran(name, at - 100, at + 10 * MS, at + 28 * MS) for name in (a, b)]
+    begin = one(
+        0, 0, 10, {a: 100, b: 100}, new=[a, b], arrived=came, kv_blocks_free_after=80, prefill_tokens=200
+    )
+    if blocked:
+        lost = [Preemption(c, 200, d, 1)]
+        again = {"resumed": [c], "prefill_tokens": 200, "recomputed_tokens": 200}
+        others = [
+            one(1, 11, 12, {a: 1, b: 1, c: 200}, new=[c], arrived=late, prefill_tokens=200, **held),
+            one(2, 24, 4, {a: 1, b: 1, d: 200}, new=[d], preempted=lost, prefill_tokens=200),
+            one(3, 29, 11, {c: 201}, finished=done, **again),
+        ]
+    else:
+        others = [
+            one(1, 11, 12, {a: 1, b: 1, c: 200, d: 200}, new=[c, d], arrived=late, prefill_tokens=200),
+            one(2, 24, 4, {a: 1, b: 1, c: 1, d: 1}),
+            one(3, 29, 11, {c: 1, d: 1}, finished=done),
+        ]
     return [
-        step(
-            first,
-            trial=number,
-            start=at,
-            back=10 * MS,
-            got={a: 100, b: 100},
-            new=[a, b],
-            arrived=came,
-            kv_blocks_free_after=80,
-            prefill_tokens=200,
-        ),
-        step(
-            first + 1,
-            trial=number,
-            start=at + 11 * MS,
-            back=12 * MS,
-            got={a: 1, b: 1, c: 200} if blocked else {a: 1, b: 1, c: 200, d: 200},
-            new=[c] if blocked else [c, d],
-            arrived=late,
-            prefill_tokens=200,
-            **(held if blocked else {}),
-        ),
-        step(
-            first + 2,
-            trial=number,
-            start=at + 24 * MS,
-            back=4 * MS,
-            got={a: 1, b: 1, d: 200} if blocked else {a: 1, b: 1, c: 1, d: 1},
-            new=[d] if blocked else [],
-            preempted=[Preemption(c, 200, d, 1)] if blocked else [],
-            prefill_tokens=200 if blocked else 0,
-        ),
-        step(
-            first + 3,
-            trial=number,
-            start=at + 29 * MS,
-            back=11 * MS,
-            got={c: 201} if blocked else {c: 1, d: 1},
-            resumed=[c] if blocked else [],
-            prefill_tokens=200 if blocked else 0,
-            recomputed_tokens=200 if blocked else 0,
-            finished=[ran(name, at - 100, at + 10 * MS, at + 28 * MS) for name in (a, b)],
-        ),
+        begin,
+        *others,
         Events(
             at_us=at + 50 * MS,
             finished=[ran(name, at + 5 * MS, at + 23 * MS, at + 40 * MS) for name in (c, d)],
@@ -97,13 +80,7 @@ def small_kv(folder: Path) -> Path:
     lines = [*warm_up(), *trial(1, 2, blocked=True), *trial(2, 6, blocked=True)]
     told = about("small-kv", num_gpu_blocks_override=40)
     told.status = "interrupted"
-    return run_folder(
-        folder,
-        *lines,
-        about=told,
-        trial_ids=True,
-        exits_via="source",
-    )
+    return run_folder(folder, *lines, about=told, trial_ids=True, exits_via="source")
 
 
 def enough(folder: Path) -> Path:
