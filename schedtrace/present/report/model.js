@@ -13,6 +13,8 @@ const UNKNOWN = -1,
 const MOST_LANES = 200,
   FONT = "12px system-ui, sans-serif";
 const NOTHING_CHOSEN = "Click a step or a request.";
+const causeWord = code => DATA.causes[code]?.word;
+const stateWord = piece => piece.state.replace("_", " ");
 const byId = id => document.getElementById(id);
 const seconds = us =>
   (us / 1e6).toFixed(Math.max(1, Math.min(6, 7 - Math.floor(Math.log10(Math.max(1, view.end - view.begin))))));

@@ -11,7 +11,7 @@ function readColours() {
 }
 
 function causeColour(code) {
-  const word = DATA.causes[code]?.word;
+  const word = causeWord(code);
   return colours[word === undefined || word === "next_step" ? "nobody" : COLOURED.includes(word) ? word : "other"];
 }
 

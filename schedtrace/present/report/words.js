@@ -12,7 +12,7 @@ function sumsOf(e, begin, end) {
     decode: of("decode"),
     prefill: of("prefill"),
     recompute: of("recompute"),
-    waiting: e.causes.filter(c => c !== NOBODY).map(c => [DATA.causes[c].word, of(`time${c}`)]),
+    waiting: e.causes.filter(c => c !== NOBODY).map(c => [causeWord(c), of(`time${c}`)]),
   };
 }
 
@@ -39,7 +39,7 @@ function rowWords(e, i) {
 }
 
 function briefly(e, i) {
-  const cause = DATA.causes[e.cause[i]]?.word;
+  const cause = causeWord(e.cause[i]);
   return `${rowWords(e, i)}: ${WORK.map(name => `${name} ${integer(Math.max(0, e[name][i]))}`).join(", ")} of ${integer(e.budget[i])} tokens; running ${e.running[i]}, waiting ${e.waiting[i]}${cause ? ` for ${cause}` : ""}`;
 }
 
@@ -141,7 +141,7 @@ function showStep(e, i) {
     ...(lost.length ? [["preempted", element("div", "", ...lost)]] : []),
     [
       "stopped",
-      stops.length ? element("div", "", ...stops) : (DATA.causes[e.cause[i]]?.word ?? "no exit was recorded"),
+      stops.length ? element("div", "", ...stops) : (causeWord(e.cause[i]) ?? "no exit was recorded"),
     ],
     ["after", element("div", "", ...written(e, e.words.crowd[blocks], after))],
   ];
@@ -173,15 +173,11 @@ function showStory(e, at) {
 function showLife(e, life) {
   if (showStory(e, requestHash(life.id).slice(1))) return;
   const rows = life.pieces.map(piece => {
-    const cause =
-      piece.cause >= FIRST_CAUSE
-        ? ` (${DATA.causes[piece.cause - FIRST_CAUSE].word})`
-        : piece.cause === BY_STEP
-          ? ` (${causesWithin(e, piece).join(", ")})`
-          : "";
+    const causes = piece.cause === BY_STEP ? causesWithin(e, piece) : [causeWord(piece.cause - FIRST_CAUSE)];
+    const cause = piece.cause === BY_STEP || piece.cause >= FIRST_CAUSE ? ` (${causes.join(", ")})` : "";
     return [
       `${(piece.begin / 1e6).toFixed(6)} s`,
-      piece.state.replace("_", " ") + cause,
+      stateWord(piece) + cause,
       duration(piece.end - piece.begin),
       piece.tokens > 0 ? `${integer(piece.tokens)} tokens` : "",
     ];
@@ -192,7 +188,7 @@ function showLife(e, life) {
 function causesWithin(e, piece) {
   const words = new Set();
   for (let i = Math.max(0, rowAt(e, piece.begin)); i < e.rows && e.begin[i] < piece.end; i++)
-    if (e.cause[i] >= 0) words.add(DATA.causes[e.cause[i]].word);
+    if (e.cause[i] >= 0) words.add(causeWord(e.cause[i]));
   return [...words];
 }
 

@@ -1,15 +1,19 @@
 """What pages say of documents, where that is more than their fields."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from schedtrace.explain.request import explain_request
 from schedtrace.model.comparison import Comparison, Decisions, FindingChange
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
+from schedtrace.model.story import Newcomer
 from schedtrace.model.trace import Preemption
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report_details import _cost, _where
 from schedtrace.present.pages.request import request_page
+from schedtrace.present.pages.step import _late
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from tests.makers import arrival, run_folder, step
@@ -122,3 +126,18 @@ def test_where_a_finding_shows_is_a_place_ranges_of_steps_and_an_example():
     assert plain(_where(told)) == "At x.py:1. Steps 3-5. For instance step 3."
     assert plain(_where(found(steps=[7]))) == "Step 7."
     assert plain(_where(found(steps=list(range(100))))) == "Steps 0-99 and more."
+
+
+@pytest.mark.parametrize(
+    ("on_its_way_us", "text"),
+    [
+        (30, "1 of them had reached the front end when schedule() ended."),
+        (0, "The last one reached the front end 0.02 ms after schedule() ended, before this step's output"),
+    ],
+)
+def test_who_came_too_late_was_on_the_way_or_came_after_the_call(on_its_way_us, text):
+    came = Newcomer(
+        request_id="a", prompt_tokens=9, max_tokens=None, queued_us=120, on_its_way_us=on_its_way_us
+    )
+    late = plain(_late(SimpleNamespace(start_us=0, schedule_us=100, late=[came]), everything=False))
+    assert late.removesuffix(" was back.") == f"1 request of 9 prompt tokens: a. {text}"
