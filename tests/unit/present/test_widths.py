@@ -25,7 +25,7 @@ from schedtrace.present.strips import EIGHTHS
 from schedtrace.present.words import STATES
 from schedtrace.read.run import read_run
 from tests.unit.present import hand_made
-from tests.unit.present.crowded import crowded
+from tests.unit.present.hand_made import crowded
 from tests.unit.present.test_goldens import text_of as rendered
 
 WIDE = 160
