@@ -48,7 +48,7 @@ ConcurrencyOption = Annotated[
 
 def stderr_console() -> "Console":
     """For progress."""
-    from schedtrace.present.console import make_console
+    from schedtrace.present.renderers.text import make_console
 
     return make_console(stderr=True)
 

@@ -1,18 +1,20 @@
 """What a run is doing, while it does it: bars on a terminal, plain lines elsewhere. On stderr."""
 
+import atexit
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 
 from schedtrace.diagnose.throughput import throughput
@@ -21,15 +23,42 @@ from schedtrace.model.printable import visible
 if TYPE_CHECKING:  # reading a trace needs no engine
     from schedtrace.engine.plan import Plan
     from schedtrace.model.manifest import TrialResult
-import atexit
-
-from rich.progress import DownloadColumn, TimeRemainingColumn
 
 EVERY_S = 10.0
 """Where there is no terminal, a line so often says how far it is."""
+SOON_S = 1.0
+"""What is read faster than this needs no bar."""
+MB = 1_000_000
 
 
-class RunProgress:
+class _CountedBars:
+    """Bars of how many of several things are done, with the time that took; none where there is no terminal.
+
+    Args:
+        console: Where to.
+        text: Before each bar, in rich's format of a task.
+        shown: False: no bar in a terminal either.
+    """
+
+    def __init__(self, console: Console, text: str, *, shown: bool = True) -> None:
+        self._console = console
+        self._start = time.monotonic()
+        columns = (TextColumn(text, markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        disable = not (shown and console.is_terminal)
+        self._bars = Progress(*columns, console=console, transient=True, disable=disable)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def _print(self, text: str) -> None:
+        print_elapsed(self._console, time.monotonic() - self._start, text)
+
+
+class RunProgress(_CountedBars):
     """An ``engine.execute.Observer`` for a person.
 
     Args:
@@ -38,28 +67,10 @@ class RunProgress:
     """
 
     def __init__(self, console: Console, *, several: bool) -> None:
-        self._console = console
+        super().__init__(console, "{task.description}")
         self._several = several
-        self._start = self._said = time.monotonic()
+        self._said = self._start
         self._tasks: dict[str, TaskID] = {}
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._bars.stop()
 
     def phase(self, plan: "Plan", name: str) -> None:
         self._say(plan, name)
@@ -87,7 +98,7 @@ class RunProgress:
 
     def _say(self, plan: "Plan", text: str) -> None:
         self._said = time.monotonic()
-        print_elapsed(self._console, self._said - self._start, self._which(plan) + text)
+        self._print(self._which(plan) + text)
 
     def _which(self, plan: "Plan") -> str:
         return f"{plan.label}: " if self._several else ""
@@ -97,7 +108,7 @@ class RunProgress:
         return "warm-up" if trial == 0 else f"trial {trial}/{plan.spec.trials}"
 
 
-class CountBar:
+class CountBar(_CountedBars):
     """How many of several things are done, with the time that took: called with these and how many there are.
 
     A bar on a terminal; elsewhere a line every ``EVERY_S``, also while nothing is done.
@@ -109,44 +120,33 @@ class CountBar:
     """
 
     def __init__(self, console: Console, text: str, *, counted: bool = True) -> None:
-        columns = (TextColumn(text, markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        disable = not (counted and console.is_terminal)
-        self._console, self._text, self._count = console, text, ""
-        self._bar = Progress(*columns, console=console, transient=True, disable=disable)
-        self._task = self._bar.add_task("", total=None)
-        self._start = time.monotonic()
+        super().__init__(console, text, shown=counted)
+        self._text, self._count = text, ""
+        self._task = self._bars.add_task("", total=None)
         self._over = threading.Event()
         self._lines = threading.Thread(target=self._say, daemon=True)
 
     def __enter__(self) -> Self:
-        self._bar.start()
         if not self._console.is_terminal:
             self._lines.start()
-        return self
+        return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._bar.stop()
+        super().__exit__()
 
     def __call__(self, done: int, total: int) -> None:
         self._count = f": {done} of {total}"
-        self._bar.update(self._task, completed=done, total=total, refresh=True)
+        self._bars.update(self._task, completed=done, total=total, refresh=True)
 
     def _say(self) -> None:
         while not self._over.wait(EVERY_S):
-            print_elapsed(self._console, time.monotonic() - self._start, self._text + self._count)
+            self._print(self._text + self._count)
 
 
 def print_elapsed(console: Console, elapsed_s: float, text: str) -> None:
     """One line with the time that it took so far: ``[  10.0 s] reading: 512 of 1,024 MB``."""
     console.print(f"[{elapsed_s:6.1f} s] {visible(text)}", soft_wrap=True)
-
-
-SOON_S = 1.0
-"""What is read faster than this needs no bar."""
-MB = 1_000_000
 
 
 class ReadingBar:
@@ -164,9 +164,7 @@ class ReadingBar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def __call__(self, done: int, total: int) -> None:

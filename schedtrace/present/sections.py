@@ -4,7 +4,7 @@ Every text is a ``str`` or a ``Message``, plain or with a named style. Sections 
 no line breaks but those of a column's heading.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -12,8 +12,10 @@ from typing import Generic, TypeVar
 
 from schedtrace.model.message import Message
 from schedtrace.model.printable import printable
+from schedtrace.present.phrases import integer
 
 _D = TypeVar("_D")
+_R = TypeVar("_R")
 
 
 class Style(StrEnum):
@@ -43,6 +45,11 @@ class Styled:
 
 
 Content = Text | Styled
+
+
+def unstyled(content: Content) -> Text:
+    """The text of it."""
+    return content.text if isinstance(content, Styled) else content
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,48 @@ class Table:
     rows: list[list[Cell]]
     more: Text = ""
     """What is left out, and how to see it."""
+
+
+@dataclass(frozen=True)
+class Field(Generic[_R]):
+    """A column, and what stands in it for each thing that has a row."""
+
+    heading: str
+    cell: Callable[[_R], Cell]
+    numeric: bool = False
+    of_steps: bool = False
+
+
+def figure(heading: str, cell: Callable[[_R], Cell], *, of_steps: bool = False) -> Field[_R]:
+    """A column of figures."""
+    return Field(heading, cell, numeric=True, of_steps=of_steps)
+
+
+def table(
+    things: Sequence[_R],
+    fields: Sequence[Field[_R]],
+    more: Text = "",
+    *,
+    most: int | None = None,
+    how: str = "--format json lists them all",
+) -> Table:
+    """A row for each of these things.
+
+    Args:
+        things: What has a row.
+        fields: The columns.
+        more: What is left out, where ``most`` does not say it.
+        most: Rows; of more things it is said how many are left out, and ``how`` to see them. None: all.
+        how: Follows the number of things that are left out.
+    """
+    columns = [Column(field.heading, field.numeric, field.of_steps) for field in fields]
+    rows = [[field.cell(thing) for field in fields] for thing in things[:most]]
+    return Table(columns, rows, left_out(len(things), most, how) or more)
+
+
+def left_out(count: int, most: int | None, how: str = "--format json lists them all") -> str:
+    """How many of these things are not shown; nothing if all are."""
+    return f"{integer(count - most)} more: {how}" if most is not None and count > most else ""
 
 
 @dataclass(frozen=True)

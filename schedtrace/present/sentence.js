@@ -1,4 +1,4 @@
-// Sentences and figures as present/phrases.py and present/numbers.py write them, for the browser.
+// Sentences and figures as present/phrases.py writes them, for the browser.
 "use strict";
 
 const sentences = (() => {
@@ -51,7 +51,7 @@ const sentences = (() => {
     return rest ? [...listed, { text: ` and ${counted(rest, "other")}` }] : listed;
   }
 
-  // A sentence of present/step_templates.py as pieces {text, is}, to become text nodes, links and code elements.
+  // A sentence of present/report/step_sentences.py as pieces {text, is}, to become text nodes, links and code elements.
   // `values`: slot to a number, a request's id, or {ids, count}.
   function pieces(parts, values) {
     return parts.flatMap(part => {

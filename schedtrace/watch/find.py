@@ -3,7 +3,7 @@
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class Target:
         own = _traces(self.path)
         if own or self.only:
             return own
-        folders = [folder for folder in _folders(self.path) if folder.absolute() not in without]
+        folders = [folder for folder in _children(self.path, Path.is_dir) if folder.absolute() not in without]
         runs = [traces for folder in folders if (traces := _traces(folder))]
         return max(runs, key=_newest, default=[])
 
@@ -116,9 +116,10 @@ def _traces(folder: Path) -> list[Path]:
     return sorted(folder.glob(TRACE_PATTERN), key=lambda path: (len(path.name), path.name))
 
 
-def _folders(folder: Path) -> list[Path]:
+def _children(folder: Path, wanted: Callable[[Path], bool] = bool) -> list[Path]:
+    """What is in it; empty where it may not be looked at."""
     try:
-        return [child for child in folder.iterdir() if child.is_dir()]
+        return [child for child in folder.iterdir() if wanted(child)]
     except OSError:
         return []
 
@@ -143,7 +144,7 @@ def _modified_s(path: Path) -> float:
 def _below(folder: Path, depth: int) -> Iterator[Path]:
     yield from folder.glob(TRACE_PATTERN)
     if depth:
-        for child in _folders(folder):
+        for child in _children(folder, Path.is_dir):
             if not child.is_symlink() and not child.name.startswith("."):
                 yield from _below(child, depth - 1)
 
@@ -154,7 +155,7 @@ def _descendants(pid: int) -> list[int]:
 
 def _open_traces(pid: int) -> Iterator[Path]:
     """Those that it writes: one that is only read may be watched or analysed by it."""
-    for link in _listed(Path(f"/proc/{pid}/fd")):
+    for link in _children(Path(f"/proc/{pid}/fd")):
         try:
             path = Path(os.readlink(link))  # noqa: PTH115  # a deleted file's text is no path
             written = stat.S_IMODE(link.lstat().st_mode) & stat.S_IWUSR
@@ -162,13 +163,6 @@ def _open_traces(pid: int) -> Iterator[Path]:
             continue
         if written and path.match(TRACE_PATTERN) and path.exists():
             yield path
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable
 
+from schedtrace.model.message import joined
 from schedtrace.model.printable import visible
-from schedtrace.present.numbers import integer, number, percent
-from schedtrace.present.phrases import plain
+from schedtrace.model.say import say
+from schedtrace.present.phrases import integer, plain
 from schedtrace.watch.seen import Figures, Seen, Slow, Verdict
 from schedtrace.watch.session import Session
 
@@ -41,9 +42,8 @@ def name_of(figures: Figures) -> str:
 
 def verdict_text(verdict: Verdict, *, brief: bool = False) -> str:
     """All sentences, or only the first, and the advice."""
-    told = plain(verdict.advice).rstrip(".")
-    advice = [f"Try: {told}."] if told else []
-    return visible(" ".join([*map(plain, verdict.sentences[: 1 if brief else None]), *advice]))
+    advice = say("[Try: {advice}.]", advice=plain(verdict.advice).rstrip("."))
+    return visible(plain(joined([*verdict.sentences[: 1 if brief else None], advice])))
 
 
 def span(verdict: Verdict) -> str:
@@ -58,17 +58,18 @@ def age(verdict: Verdict, now_s: float) -> str:
     return ("now" if seconds < 1 else f"{seconds:.0f} s ago") + since
 
 
+def title(verdict: Verdict, now_s: float) -> str:
+    """``last 10 s (now)``."""
+    return f"last {span(verdict)} ({age(verdict, now_s)})"
+
+
 def state(slow: Slow) -> str:
-    """What a request does."""
-    if slow.waits_us is None:
-        return "running"
-    return f"waiting {long(slow.waits_us)}, now for {visible(slow.cause or 'an unknown cause')}"
-
-
-def preempted(slow: Slow) -> str:
-    """``, preempted twice``; empty for a request that never was."""
+    """``running``; ``waiting 12 s, now for kv_blocks, preempted twice``."""
+    does = "running"
+    if slow.waits_us is not None:
+        does = f"waiting {long(slow.waits_us)}, now for {visible(slow.cause or 'an unknown cause')}"
     times = {0: "", 1: "once", 2: "twice"}.get(slow.preempted, f"{slow.preempted} times")
-    return f", preempted {times}" if times else ""
+    return f"{does}, preempted {times}" if times else does
 
 
 def shown_id(request_id: str, width: int) -> str:
@@ -83,15 +84,16 @@ def line(seen: Seen) -> str:
     total = seen.total()
     if total is None:
         return f"{moment(seen.at_s)} {visible(seen.awaited)}"
-    parts = [moment(seen.at_s)]
-    if total.state:
-        parts.append(f"{total.state}; last step:")
-    parts.append(f"running {running(total)} waiting {waiting(total)}")
-    parts.append(
-        f"KV {percent(total.kv_frac)} budget {percent(total.budget_frac)} "
-        f"output {number(total.output_per_s)} tok/s "
-        f"preemptions {number(total.preempted_per_s)}/s steps {number(total.steps_per_s)}/s"
+    figures = say(
+        "{at} [{state}; last step: ]running {running} waiting {waiting} KV {kv_frac:%} "
+        "budget {budget_frac:%} output {output_per_s:n} tok/s preemptions {preempted_per_s:n}/s "
+        "steps {steps_per_s:n}/s",
+        total,
+        at=moment(seen.at_s),
+        running=running(total),
+        waiting=waiting(total),
     )
+    parts = [plain(figures)]
     if len(seen.engines) > 1:
         each = ", ".join(f"{name_of(one)} {running(one)}+{one.waiting:,}" for one in seen.engines)
         parts.append(f"(running+waiting: {each})")
@@ -106,52 +108,53 @@ def page(seen: Seen) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seen.at_s))
     total = seen.total()
     rows = [*seen.engines, *([total] if total and len(seen.engines) > 1 else [])]
+    requests = [f"{long(one.age_us):>8} {state(one)}  {visible(one.request_id)}" for one in seen.slowest]
+    if requests:
+        requests.insert(0, "requests (age, state): the longest waits, then the oldest")
     parts = [
         [
             f"{visible(seen.name or f'no run yet, {seen.awaited}')}, {at}",
-            *(f"last {span(one)} ({age(one, seen.at_s)}): {verdict_text(one)}" for one in seen.verdicts),
+            *(f"{title(one, seen.at_s)}: {verdict_text(one)}" for one in seen.verdicts),
         ],
         [_row(figures) for figures in rows],
-        [
-            f"{long(one.age_us):>8} {state(one)}{preempted(one)}  {visible(one.request_id)}"
-            for one in seen.slowest
-        ],
+        requests,
         [f"{moment(note.at_s)} {visible(note.text)}" for note in seen.notes],
     ]
-    if seen.slowest:
-        parts[2].insert(0, "requests (age, state): the longest waits, then the oldest")
     return "\n".join("".join(f"{line}\n" for line in part) for part in parts if part)
 
 
 def _row(figures: Figures) -> str:
-    return (
-        f"{name_of(figures)}: running {running(figures)}, waiting {waiting(figures)}, "
-        f"KV {percent(figures.kv_frac)}, budget {percent(figures.budget_frac)}, "
-        f"{number(figures.output_per_s)} output tok/s, "
-        f"{number(figures.preempted_per_s)} preemptions/s, {number(figures.steps_per_s)} steps/s"
-        + (f"; {figures.state}" if figures.state else "")
+    row = say(
+        "{name}: running {running}, waiting {waiting}, KV {kv_frac:%}, budget {budget_frac:%}, "
+        "{output_per_s:n} output tok/s, {preempted_per_s:n} preemptions/s, {steps_per_s:n} steps/s"
+        "[; {state}]",
+        figures,
+        name=name_of(figures),
+        running=running(figures),
+        waiting=waiting(figures),
     )
+    return plain(row)
 
 
 def stream(
     session: Session,
     every_s: float,
-    say: Callable[[str], None],
+    put: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Say a line now and then, and what happened to the trace, until nothing more will come.
+    """Put out a line now and then, and what happened to the trace, until nothing more will come.
 
     What has ended, or is waited for, is one line.
     """
-    told, still = 0, ""
+    shown, still = 0, ""
     while True:
         seen = session.look()
-        for note in session.notes_since(told):
-            say(f"{moment(note.at_s)} {note.text}")
-        told = session.noted
+        for note in session.notes_since(shown):
+            put(f"{moment(note.at_s)} {note.text}")
+        shown = session.noted
         before, still = still, seen.name if seen.ended else "" if seen.engines else seen.awaited
         if not still or still != before:
-            say(line(seen))
+            put(line(seen))
         if seen.over:
             return
         sleep(every_s)

@@ -8,6 +8,9 @@ import polars as pl
 from schedtrace.diagnose.throughput import seconds, throughput
 from schedtrace.model.message import Message
 
+OLD_S = 20
+"""Of a verdict."""
+
 
 @dataclass
 class Cell:
@@ -199,19 +202,15 @@ def cells(rows: pl.DataFrame) -> dict[int, Cell]:
 def added(one: Cell, other: Cell) -> Cell:
     """Two parts of a second of one engine, the later one last."""
     steps = one.steps + other.steps
-    causes = [*one.waiting, *(cause for cause in other.waiting if cause not in one.waiting)]
+    waited = dict.fromkeys([*one.waiting, *other.waiting], 0.0)
+    for part in (one, other):
+        for cause, count in part.waiting.items():
+            waited[cause] += count * part.steps
     return Cell(
         steps=steps,
-        waiting={
-            cause: _mean(one.waiting.get(cause, 0.0), one.steps, other.waiting.get(cause, 0.0), other.steps)
-            for cause in causes
-        },
         left=other.left if other.steps else one.left,
+        waiting={cause: count / steps for cause, count in waited.items()},
     )
-
-
-def _mean(one: float, of: int, other: float, others: int) -> float:
-    return (one * of + other * others) / (of + others) if of + others else 0.0
 
 
 def together(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int) -> list[Cell]:
@@ -235,7 +234,3 @@ def together(engines: list[dict[int, Cell]], edge_s: int, seconds_shown: int) ->
             for cause, count in cell.waiting.items():
                 whole.waiting[cause] = whole.waiting.get(cause, 0.0) + count
     return shown
-
-
-OLD_S = 20
-"""Of a verdict."""

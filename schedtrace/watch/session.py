@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from schedtrace.errors import InputError
@@ -167,24 +167,12 @@ class Session:
     def _tell(self, engine: Engine, now: float) -> None:
         """Note the recorder's notices and the end, once each."""
         rank = f"rank {engine.rank}: " if len(self.engines) > 1 else ""
-        for notice in engine.following.notices:
-            self._note(f"{rank}{notice}", now, once=True)
+        for text in engine.following.notices:
+            self._note(f"{rank}{text}", now, once=True)
         if engine.following.garbled_us is not None:
             self._note(f"{engine.following.path}: some lines were not understood", now, once=True)
-        if engine.following.dropped:
-            self._note(f"{rank}steps are missing: the disk was too slow", now, once=True)
-        if engine.following.gaps:
-            text = f"{rank}steps are missing, and so is any request that arrived or ended in them"
-            self._note(text, now, once=True)
-        if engine.following.end is not None:
-            self._note(f"{rank}the engine ended", now, once=True)
-        elif engine.over:
-            self._note(
-                f"{rank}the engine's process is gone, and its trace has no end: killed?", now, once=True
-            )
-        elif engine.silent(now):
-            why = "the engine was killed or hangs, or its disk is full"
-            self._note(f"{rank}nothing is written any more: {why}", now, once=True)
+        for text in _lost_or_ended(engine, now):
+            self._note(f"{rank}{text}", now, once=True)
 
     def _note(self, text: str, now: float, *, once: bool = False) -> None:
         if once and text in self._told:
@@ -246,3 +234,16 @@ class Session:
 def _slowness(slow: Slow) -> tuple[bool, int]:
     """Those that wait come first, the longest wait at the top; then the oldest."""
     return slow.waits_us is None, -(slow.age_us if slow.waits_us is None else slow.waits_us)
+
+
+def _lost_or_ended(engine: Engine, now_s: float) -> Iterator[str]:
+    if engine.following.dropped:
+        yield "steps are missing: the disk was too slow"
+    if engine.following.gaps:
+        yield "steps are missing, and so is any request that arrived or ended in them"
+    if engine.following.end is not None:
+        yield "the engine ended"
+    elif engine.over:
+        yield "the engine's process is gone, and its trace has no end: killed?"
+    elif engine.silent(now_s):
+        yield "nothing is written any more: the engine was killed or hangs, or its disk is full"

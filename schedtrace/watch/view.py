@@ -2,24 +2,23 @@
 
 import textwrap
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 
 from textual.content import Content
 
 from schedtrace.model.printable import visible
-from schedtrace.present.colours import COLOURS
-from schedtrace.present.numbers import integer, number, percent
+from schedtrace.present.phrases import integer, number, percent
+from schedtrace.present.words import COLOURS
 from schedtrace.watch.plain_lines import (
-    age,
     long,
     moment,
     name_of,
-    preempted,
     running,
     shown_id,
-    span,
     state,
+    title,
     verdict_text,
 )
 from schedtrace.watch.seen import Cell, Figures, Seen, Slow, Verdict
@@ -96,10 +95,17 @@ def _column(mean: Counter[str], causes: list[str], top: float, height: int) -> l
 
 LABEL = 7
 """Columns left of the chart, for its scale."""
-HEAD = (
-    f"{'':8}{'running':>9}{'waiting':>8}{'KV':>6}{'budget':>7}"
-    f"{'out tok/s':>10}{'preempt/s':>10}{'steps/s':>8} "
-)
+ENGINE: list[tuple[str, int, Callable[[Figures], str]]] = [
+    ("running", 9, running),
+    ("waiting", 8, lambda figures: integer(figures.waiting)),
+    ("KV", 6, lambda figures: percent(figures.kv_frac)),
+    ("budget", 7, lambda figures: percent(figures.budget_frac)),
+    ("out tok/s", 10, lambda figures: number(figures.output_per_s)),
+    ("preempt/s", 10, lambda figures: number(figures.preempted_per_s)),
+    ("steps/s", 8, lambda figures: number(figures.steps_per_s)),
+]
+"""Headings of an engine's figures, with their widths."""
+HEAD = " " * 8 + "".join(f"{heading:>{room}}" for heading, room, _ in ENGINE) + " "
 
 
 def colour(cause: str, *, dark: bool) -> str:
@@ -139,12 +145,8 @@ def verdicts(seen: Seen, width: int, room: int) -> Content:
 
 
 def _wrapped(verdict: Verdict, now_s: float, width: int, *, brief: bool) -> list[str]:
-    text = _title(verdict, now_s) + verdict_text(verdict, brief=brief)
+    text = f"{title(verdict, now_s)}  {verdict_text(verdict, brief=brief)}"
     return textwrap.wrap(text, width, break_on_hyphens=False)
-
-
-def _title(verdict: Verdict, now_s: float) -> str:
-    return f"last {span(verdict)} ({age(verdict, now_s)})  "
 
 
 def _cut(text: list[str], height: int, width: int) -> list[str]:
@@ -152,24 +154,16 @@ def _cut(text: list[str], height: int, width: int) -> list[str]:
 
 
 def _styled(verdict: Verdict, now_s: float, text: list[str]) -> list[Content]:
-    title = len(_title(verdict, now_s))
-    first = Content.assemble((text[0][:title], "bold"), text[0][title:])
+    bold = len(title(verdict, now_s))
+    first = Content.assemble((text[0][:bold], "bold"), text[0][bold:])
     lines = [first, *map(Content, text[1:])]
     return [line.stylize("dim") for line in lines] if verdict.old(now_s) else lines
 
 
 def engine_line(figures: Figures, width: int) -> Content:
     """A row below ``HEAD``."""
-    cells = (
-        (running(figures), 9),
-        (integer(figures.waiting), 8),
-        (percent(figures.kv_frac), 6),
-        (percent(figures.budget_frac), 7),
-        (number(figures.output_per_s), 10),
-        (number(figures.preempted_per_s), 10),
-        (number(figures.steps_per_s), 8),
-    )
-    text = f"{name_of(figures):8}" + "".join(f"{cell:>{room}}" for cell, room in cells) + " "
+    cells = "".join(f"{cell(figures):>{room}}" for _, room, cell in ENGINE)
+    text = f"{name_of(figures):8}{cells} "
     return Content((text + figures.state)[:width])
 
 
@@ -192,10 +186,10 @@ def chart(seen: Seen, rank: int | None, width: int, height: int, *, dark: bool) 
 
 def _legend(drawn: Chart, rank: int | None, width: int, *, dark: bool) -> Content:
     whose = "" if rank is None else f", rank {rank}"
-    title = f"Waiting requests{whose}, last {drawn.seconds} s: "
+    heading = f"Waiting requests{whose}, last {drawn.seconds} s: "
     if not drawn.causes:
-        return Content(f"{title}none"[:width])
-    parts: list[str | tuple[str, str]] = [title]
+        return Content(f"{heading}none"[:width])
+    parts: list[str | tuple[str, str]] = [heading]
     for cause in drawn.causes:
         parts += [(drawn.glyph(cause), colour(cause, dark=dark)), f" {visible(cause)}  "]
     return Content.assemble(*parts).truncate(width, ellipsis=True)
@@ -205,6 +199,6 @@ def request_line(slow: Slow, width: int, *, ranks: bool) -> Content:
     """One request."""
     rank = f"rank {slow.rank}  " if ranks else ""
     before = f"{long(slow.age_us):>8}  {rank}"
-    does = state(slow) + preempted(slow)
+    does = state(slow)
     room = max(12, width - len(before) - len(does) - 2)
     return Content(f"{before}{shown_id(slow.request_id, room)}  {does}"[:width])

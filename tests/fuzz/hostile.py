@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.unit.present import crowded, hand_made
+from tests.unit.present import hand_made
 
 PIECES = [
     *(
@@ -132,7 +132,7 @@ def hostile(random: Random) -> str:
 
 def run(folder: Path, random: Random) -> list[str]:
     """Write a run with several engines or trials, its texts replaced; returns the ids that are in it."""
-    make = random.choice([hand_made.small_kv, hand_made.two_bare_engines, crowded.crowded])
+    make = random.choice([hand_made.small_kv, hand_made.two_bare_engines, hand_made.crowded])
     make(folder)
     ids: dict[str, str] = {}
     share = random.choice([0.0, 0.05, 0.3])

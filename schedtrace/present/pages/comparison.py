@@ -16,11 +16,12 @@ from schedtrace.model.comparison import (
 )
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.present.numbers import counted, integer, number, percent, settled
-from schedtrace.present.pages.report_tables import left_out
+from schedtrace.present.pages.names import in_brackets
+from schedtrace.present.phrases import counted, integer, number, percent, settled
 from schedtrace.present.sections import (
     Cell,
     Column,
+    Field,
     Finding,
     Headline,
     Note,
@@ -30,33 +31,13 @@ from schedtrace.present.sections import (
     Styled,
     Table,
     Text,
+    figure,
+    table,
 )
 from schedtrace.present.words import CHANGES
 
 TWO_DIGITS_FRAC = 0.1
 """Of an interval: from here on, two digits are more than it knows."""
-
-
-def metrics_table(metrics: list[MetricChange]) -> Table:
-    """One row per metric: means with the ranges of the trials."""
-    columns = [
-        Column("mean (range)\nof trials"),
-        Column("base", numeric=True),
-        Column("new", numeric=True),
-        Column("change\n(95 %)", numeric=True),
-        Column("result"),
-    ]
-    rows: list[list[Cell]] = [
-        [
-            f"{metric.name} {metric.unit}".strip(),
-            sample_text(metric.base),
-            sample_text(metric.new),
-            change_text(metric),
-            Styled(str(metric.outcome), _style(metric)),
-        ]
-        for metric in metrics
-    ]
-    return Table(columns, rows)
 
 
 def _style(metric: MetricChange) -> Style | None:
@@ -88,6 +69,16 @@ def change_text(metric: MetricChange) -> str:
 def _end(fraction: float) -> str:
     decimals = 0 if round(abs(fraction), 6) >= TWO_DIGITS_FRAC else 1
     return f"{settled(100 * fraction, decimals):+.{decimals}f}"
+
+
+METRICS: list[Field[MetricChange]] = [
+    Field("mean (range)\nof trials", lambda metric: f"{metric.name} {metric.unit}".strip()),
+    figure("base", lambda metric: sample_text(metric.base)),
+    figure("new", lambda metric: sample_text(metric.new)),
+    figure("change\n(95 %)", change_text),
+    Field("result", lambda metric: Styled(str(metric.outcome), _style(metric))),
+]
+"""One row per metric: means with the ranges of the trials."""
 
 
 def noise_floors(metrics: list[MetricChange]) -> str:
@@ -209,8 +200,11 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
     new = _side("new", comparison.new_label, comparison.new_path)
     title = say("Verdict: {verdict}", verdict=comparison.verdict)
     yield Headline(title, "", [base, new], list(comparison.notes))
-    yield _settings(comparison.config)
-    yield metrics_table(comparison.metrics)
+    if comparison.config:
+        yield table(comparison.config, SETTINGS, most=MOST_SETTINGS)
+    else:
+        yield Note("No setting differs.")
+    yield table(comparison.metrics, METRICS)
     if floors := noise_floors(comparison.metrics):
         yield Note(floors)
     yield Note(Styled(legend(comparison), Style.DIM))
@@ -222,31 +216,34 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
 
 
 def _side(side: str, label: str, path: str) -> Message:
-    where = "" if label == path else say(", {path:code}", path=path)
-    return say("{side}: {label:code}{where}", side=side, label=label, where=where)
+    other = path if path != label else ""
+    return say("{side}: {label:code}[, {path:code}]", side=side, label=label, path=other)
 
 
-def _settings(changes: list[ConfigChange]) -> Table | Note:
-    if not changes:
-        return Note("No setting differs.")
-    columns = [Column("setting that differs"), Column("base"), Column("new"), Column("")]
-    rows: list[list[Cell]] = [
-        [
-            say("{name:code}", name=change.name),
-            say("{value:code}", value=str(change.base)),
-            say("{value:code}", value=str(change.new)),
-            Styled(_origins(change), Style.DIM),
-        ]
-        for change in changes[:MOST_SETTINGS]
-    ]
-    return Table(columns, rows, left_out(len(changes), MOST_SETTINGS))
+SETTINGS: list[Field[ConfigChange]] = [
+    Field("setting that differs", lambda change: say("{name:code}", change)),
+    Field("base", lambda change: say("{value:code}", value=str(change.base))),
+    Field("new", lambda change: say("{value:code}", value=str(change.new))),
+    Field("", lambda change: Styled(_origins(change), Style.DIM)),
+]
 
 
 def _origins(change: ConfigChange) -> Text:
     """Where both values come from, as far as it is known."""
     if not (change.base_origin and change.new_origin):
         return "given" if change.given else "resolved"
-    return say("{base} / {new}", base=change.base_origin, new=change.new_origin)
+    return say("{base_origin} / {new_origin}", change)
+
+
+CAUSES: list[Field[CauseChange]] = [
+    Field(
+        "refused or skipped, share of steps",
+        lambda change: say("{loop}: {cause:cause}{detail}", change, detail=in_brackets(change.detail)),
+    ),
+    figure("base", lambda change: percent(change.base_steps_frac)),
+    figure("new", lambda change: percent(change.new_steps_frac)),
+    Field("times", lambda change: Styled(say("{base_exits:n} -> {new_exits:n}", change), Style.DIM)),
+]
 
 
 def _causes(changes: list[CauseChange] | None) -> Table | Note:
@@ -255,47 +252,25 @@ def _causes(changes: list[CauseChange] | None) -> Table | Note:
         return Note("One side does not record who was refused.")
     if not changes:
         return Note("Nobody was refused on either side.")
-    columns = [
-        Column("refused or skipped, share of steps"),
-        Column("base", numeric=True),
-        Column("new", numeric=True),
-        Column("times"),
-    ]
-    rows: list[list[Cell]] = [
-        [
-            say(
-                "{loop}: {cause:cause}{detail}",
-                loop=change.loop,
-                cause=change.cause,
-                detail=f" ({change.detail})" if change.detail else "",
-            ),
-            percent(change.base_steps_frac),
-            percent(change.new_steps_frac),
-            Styled(f"{integer(change.base_exits)} -> {integer(change.new_exits)}", Style.DIM),
-        ]
-        for change in changes[:MOST_CAUSES]
-    ]
-    return Table(columns, rows, left_out(len(changes), MOST_CAUSES))
+    return table(changes, CAUSES, most=MOST_CAUSES)
 
 
 def _finding(change: FindingChange) -> Finding:
-    cause = say("cause {cause:cause}  ", cause=change.cause) if change.cause else ""
-    about = say("{cause}{values}", cause=cause, values=_values(change))
+    about = say("[cause {cause:cause}  ]{values}", change, values=_values(change))
     level = Styled(change.state, CHANGES[change.state])
     # What is below its threshold now has no words of the new run.
     of_base = change.state == "stayed" and not change.new_count
-    told = say("base: {told}", told=change.message) if of_base else change.message
-    return Finding(level, change.code, about, [Styled(told, Style.DIM)])
+    words = say("[{of_base:?}base: ]{message}", change, of_base=of_base)
+    return Finding(level, change.code, about, [Styled(words, Style.DIM)])
 
 
-def _values(change: FindingChange) -> Text:
+def _values(change: FindingChange) -> Message:
     """Of both sides: shares where one crossed its threshold, else how often it was found."""
     if change.state != "stayed" or (change.base_count and change.new_count):
-        return f"{integer(change.base_count)} -> {integer(change.new_count)}"
-    least = say("below {least:%}", least=change.threshold_frac)
+        return say("{base_count:n} -> {new_count:n}", change)
+    below = say("below {threshold_frac:%}", change)
     base, new = (
-        least if frac is None else say("{share:%}", share=frac)
+        below if frac is None else say("{share:%}", share=frac)
         for frac in (change.base_frac, change.new_frac)
     )
-    limit = say("(found from {least:%} on)", least=change.threshold_frac)
-    return say("{base} -> {new} {limit}", base=base, new=new, limit=limit)
+    return say("{base} -> {new} (found from {threshold_frac:%} on)", change, base=base, new=new)

@@ -3,7 +3,7 @@
 from schedtrace.model.message import Message, joined
 from schedtrace.model.report import Finding
 from schedtrace.model.say import say
-from schedtrace.present.numbers import counted, integer
+from schedtrace.present.phrases import counted, integer
 
 MOST_NAMES = 6
 
@@ -19,6 +19,11 @@ def some(texts: list[Message], *, everything: bool = False) -> Message:
 def of_trial(trial: int | None) -> str:
     """`` of trial 1``; nothing for a trace without trials."""
     return {None: "", 0: " of the warm-up"}.get(trial, f" of trial {trial}")
+
+
+def engine(rank: int) -> str:
+    """``, engine 2``; nothing for the first one, which most runs have alone."""
+    return f", engine {rank}" if rank else ""
 
 
 MOST_NAMED = 6
@@ -42,3 +47,8 @@ def whose_figures(found: Finding, engines: int) -> str:
         return ""
     several = f"; these are figures of engine {found.engine_rank}" if len(found.engine_ranks) > 1 else ""
     return f"Found {on_engines(found, engines)}{several}."
+
+
+def in_brackets(detail: str | None) -> str:
+    """`` (full_sequence)``; nothing where there is no detail."""
+    return f" ({detail})" if detail else ""

@@ -7,17 +7,17 @@ from dataclasses import replace
 from statistics import mean
 
 from schedtrace.diagnose.throughput import counted_time
-from schedtrace.model.message import Message, Number, joined
+from schedtrace.model.message import NOTHING, Message, Number, joined
 from schedtrace.model.report import Finding as Found
-from schedtrace.model.report import Gain, Report, RunReport, TimePart, TrialReport
+from schedtrace.model.report import Gain, Percentiles, Report, RunReport, TimePart
 from schedtrace.model.say import say
-from schedtrace.present.numbers import integer
+from schedtrace.model.statistics import Distribution
 from schedtrace.present.pages.names import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import trials_table
-from schedtrace.present.pages.run_header import header, log_figures, not_judged, noteworthy, summary
+from schedtrace.present.pages.run_header import header, log_figures, not_judged, noteworthy
 from schedtrace.present.pages.statistics import engines_table
-from schedtrace.present.phrases import plain
+from schedtrace.present.phrases import integer, plain
 from schedtrace.present.sections import (
     Cause,
     Commands,
@@ -31,7 +31,7 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
-    Text,
+    unstyled,
 )
 from schedtrace.present.words import GAINS, severity, time_part
 
@@ -66,9 +66,9 @@ def report_page(report: Report, *, full: bool = False, replays: bool = False) ->
 
 
 def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
-    about = say("  {path:code}", path=run.path) if run.label != run.path else ""
-    lines = [*(header(run) if full else summary(run)), *_figures(run)]
-    first: list[Section] = [Headline(run.label, about, list(lines), list(run.problems))]
+    about = say("[  {path:code}]", path=run.path if run.path != run.label else "")
+    lines: list[Content] = [*header(run, full=full), *_figures(run)]
+    first: list[Section] = [Headline(run.label, about, lines, list(run.problems))]
     if run.verdict:
         first.append(Note(Styled(joined(run.verdict), Style.STRONG)))
     engines = run.statistics.engines if run.statistics is not None else []
@@ -106,50 +106,39 @@ def _run(run: RunReport, *, full: bool, replays: bool) -> Iterator[Section]:
     yield from commands
 
 
-def _figures(run: RunReport) -> Iterator[Text]:
+def _figures(run: RunReport) -> Iterator[Message]:
     """What users compare: throughput and latency; the mean over trials, of several engines that of all."""
-    several = run.statistics if run.statistics and len(run.statistics.engines) > 1 else None
-    if several is not None:
-        latency = next(iter(several.latency), None)
-        ttft, tpot = (latency.ttft_ms, latency.tpot_ms) if latency else (None, None)
-        parts = [
-            (several.engines[-1].output_tokens_per_s or None, "{value} output tok/s"),
-            (ttft.p50 if ttft else None, "TTFT p50 {value} ms"),
-            (tpot.p50 if tpot else None, "TPOT p50 {value} ms"),
-        ]
+    latencies: list[tuple[Percentiles | Distribution | None, ...]]
+    statistics = run.statistics
+    if statistics is not None and len(statistics.engines) > 1:
+        output = statistics.engines[-1].output_tokens_per_s or None
+        latencies = [(latency.ttft_ms, latency.tpot_ms) for latency in statistics.latency[:1]]
     else:
-        parts = _over_trials(run.trials)
-    known = [say(text, value=Number(value)) for value, text in parts if value is not None]
-    if known and parts[0][0] is not None and (over := counted_time(run)):
-        known[0] = say("{figure} {over}", figure=known[0], over=over)
+        output = _mean([trial.output_tokens_per_s for trial in run.trials])
+        latencies = [(trial.ttft_ms, trial.tpot_ms) for trial in run.trials]
+    known = []
+    if output is not None:
+        known.append(say("{output:n} output tok/s[ {over}]", output=output, over=counted_time(run)))
+    for at, name in enumerate(("TTFT", "TPOT")):
+        p50 = _mean([times.p50 for one in latencies if (times := one[at])])
+        if p50 is not None:
+            known.append(say("{name} p50 {p50:n} ms", name=name, p50=p50))
     if known:
         yield joined(known, ", ")
 
 
-def _over_trials(trials: list[TrialReport]) -> list[tuple[float | None, str]]:
-    def over(values: list[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return mean(known) if known else None
-
-    return [
-        (over([trial.output_tokens_per_s for trial in trials]), "{value} output tok/s"),
-        (over([trial.ttft_ms.p50 if trial.ttft_ms else None for trial in trials]), "TTFT p50 {value} ms"),
-        (over([trial.tpot_ms.p50 if trial.tpot_ms else None for trial in trials]), "TPOT p50 {value} ms"),
-    ]
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
 
 
 def _parts(split: list[TimePart], most: int) -> list[Part]:
     """The largest parts; the others as one."""
     shown = [part for part in split if part.share_frac >= NAMED_FROM_FRAC][:most]
-    parts = [
-        Part(
-            *time_part(part.part, part.cause)[:1],
-            part.share_frac,
-            time_part(part.part, part.cause)[1],
-            part.cause or part.part,
-        )
-        for part in shown
-    ]
+    parts = []
+    for part in shown:
+        label, style = time_part(part.part, part.cause)
+        parts.append(Part(label, part.share_frac, style, part.cause or part.part))
     rest = sum(part.share_frac for part in split) - sum(part.share_frac for part in shown)
     if rest >= NAMED_FROM_FRAC:
         parts.append(Part("other", rest, Style.DIM))
@@ -182,8 +171,7 @@ def _chosen(roots: list[Found], lines: int, engines: int) -> tuple[list[Cause], 
 
 
 def _cause(place: int, root: Found, engines: int) -> Cause:
-    whose = whose_figures(root, engines)
-    paragraphs: list[Content] = [joined([root.message, say(whose)]) if whose else root.message]
+    paragraphs: list[Content] = [say("{message}[ {whose}]", root, whose=whose_figures(root, engines))]
     if root.holder and place > 1:
         paragraphs.append(root.holder)
     paragraphs += root.refuted[:1]
@@ -198,17 +186,12 @@ def _cause(place: int, root: Found, engines: int) -> Cause:
     )
 
 
-def _gain(root: Found) -> Text:
-    gain = root.gain
-    if gain is None and root.cost_of == "run" and root.weight > (root.share_frac or 0.0):
-        return say("{share:%} of the run", share=root.cost_frac)
-    if gain is None:
-        return "" if root.share_frac is None else say("{share:%} of requests' time", share=root.share_frac)
-    return _change(gain)
-
-
-def _after(words: str, text: Text) -> Text:
-    return say("{words}{text}", words=words, text=text) if text else ""
+def _gain(root: Found) -> Message:
+    if root.gain is not None:
+        return _change(root.gain)
+    if root.cost_of == "run" and root.weight > (root.share_frac or 0.0):
+        return say("{cost_frac:%} of the run", root)
+    return NOTHING if root.share_frac is None else say("{share_frac:%} of requests' time", root)
 
 
 def _change(gain: Gain) -> Message:
@@ -235,16 +218,13 @@ def _others(roots: list[Found], room: int) -> Iterator[Note]:
     """What was found too small to be described; what does not fit into these lines is counted."""
     named = [root for root in roots if root.weight >= NAMED_FROM_FRAC]
     small = list(dict.fromkeys(root.code for root in roots if root.weight < NAMED_FROM_FRAC))
-    parts = [
-        say("{title} ({code}{gain})", title=root.title, code=root.code, gain=_after(", ", _gain(root)))
-        for root in named
-    ]
+    parts = [say("{title} ({code}[, {gain}])", root, gain=_gain(root)) for root in named]
     rest = [say("under 1 % each: {codes}", codes=", ".join(small))] if small else []
     for most in range(len(parts), -1, -1):
         more = [say("{count:n} more", count=len(parts) - most)] if most < len(parts) else []
-        told = [*parts[:most], *more, *rest]
-        note = Note(say("{found}.", found=joined(told, "; ")), "Also found:")
-        if told and (_height(note) <= room or not most):
+        found = [*parts[:most], *more, *rest]
+        note = Note(say("{found}.", found=joined(found, "; ")), "Also found:")
+        if found and (_height(note) <= room or not most):
             yield note
             return
 
@@ -276,8 +256,7 @@ def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a 
     """Lines of a section at 80 columns, the blank one before it included."""
 
     def lines(*texts: Content, indent: int = 0) -> int:
-        plains = [plain(text.text if isinstance(text, Styled) else text) for text in texts]
-        return sum(max(1, len(textwrap.wrap(text, WIDTH - indent))) for text in plains)
+        return sum(max(1, len(textwrap.wrap(plain(unstyled(text)), WIDTH - indent))) for text in texts)
 
     match section:
         case Headline(_, _, content, warnings):
@@ -285,14 +264,12 @@ def _height(section: Section) -> int:  # noqa: PLR0911  # one kind of section a 
         case Shares(_, parts):
             return 2 + len(parts)
         case Cause(_, title, gain, paragraphs, actions):
-            long = (
-                len(plain(title.text if isinstance(title, Styled) else title)) + len(plain(gain)) + 5 > WIDTH
-            )
+            long = len(plain(unstyled(title))) + len(plain(gain)) + 5 > WIDTH
             return 2 + long + lines(*paragraphs, indent=3) + lines(*actions, indent=8)
         case Table(columns, rows, more):
             return 1 + max(column.heading.count("\n") + 1 for column in columns) + len(rows) + bool(more)
         case Note(text, label):
-            words = plain(text.text if isinstance(text, Styled) else text)
+            words = plain(unstyled(text))
             return 1 + lines(f"{label} {words}" if label else words)
         case Commands(label, commands):
             return 1 + lines(label) + sum(-(-(len(one) + 2) // WIDTH) for one in commands)

@@ -2,19 +2,20 @@
 
 from collections.abc import Iterator
 
-from schedtrace.model.message import Duration, Message, Share, StepList, joined
+from schedtrace.model.message import NOTHING, Message, StepList, joined
 from schedtrace.model.report import MAX_STEPS, Advice, RunReport
 from schedtrace.model.report import Finding as Found
 from schedtrace.model.say import say
 from schedtrace.present.pages.names import on_engines
 from schedtrace.present.pages.report_tables import (
-    cap_table,
-    cause_table,
+    CAPS,
+    CAUSES,
+    MOST_ROWS,
     engine_time,
     request_time_table,
     trials_table,
 )
-from schedtrace.present.pages.run_header import log_figures, not_judged, settings_table
+from schedtrace.present.pages.run_header import SETTINGS, log_figures, not_judged
 from schedtrace.present.pages.statistics import statistics_sections
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
@@ -28,6 +29,7 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Text,
+    table,
 )
 from schedtrace.present.words import severity
 
@@ -50,12 +52,15 @@ def details(run: RunReport) -> Iterator[Section]:
         yield request_time_table(run)
     if run.engine_time:
         yield engine_time(run)
-    yield from (make(run) for make in (cause_table, cap_table) if make(run).rows)
+    if run.causes:
+        yield table(run.causes, CAUSES, most=MOST_ROWS)
+    if run.caps:
+        yield table(run.caps, CAPS, most=MOST_ROWS)
     yield from finding_sections(run.findings, engines=run.config["engines"])
     if run.statistics is not None:
         yield from statistics_sections(run.statistics)
     if run.settings:
-        yield settings_table(run.settings)
+        yield table(run.settings, SETTINGS)
     yield from not_judged(run)
 
 
@@ -80,54 +85,45 @@ def _strip(run: RunReport) -> Strip:
 
 
 def _finding(found: Found, engines: int) -> Finding:
-    about: list[Text] = []
-    if found.cause:
-        inferred = ", inferred" if found.via == "inferred" else ""
-        about.append(say("cause {cause:cause}{inferred}", cause=found.cause, inferred=inferred))
+    inferred = ", inferred" if found.via == "inferred" else ""
+    about = [say("cause {cause:cause}{inferred}", found, inferred=inferred)] if found.cause else []
     if engines > 1:
-        about.append(on_engines(found, engines))
+        about.append(say("{where}", where=on_engines(found, engines)))
     paragraphs: list[Content] = [found.message]
     if cost := _cost(found):
         paragraphs.append(cost)
     paragraphs += found.refuted
     if found.steps:
         paragraphs.append(Styled(_where(found, engines), Style.DIM))
-    names = {f"a{at}": part for at, part in enumerate(about)}
     return Finding(
         severity(found.severity),
         found.code,
-        say("  ".join(f"{{{name}}}" for name in names), **names),
+        joined(about, "  "),
         paragraphs,
         joined([action(advice) for advice in found.advice]),
         found.engine_rank,
     )
 
 
-def _cost(found: Found) -> Text:
+def _cost(found: Found) -> Message:
     """What it cost, and how sure that is; nothing below what an estimate resolves."""
     if found.cost_ms is None or found.cost_frac is None:
-        return ""
+        return NOTHING
     sure: Text = "measured"
     if found.cost_error_frac is not None:
         if found.cost_frac < LEAST_SHOWN_FRAC:
-            return ""
-        off = Share(found.cost_error_frac)
-        sure = say("estimated; the model of step times is typically {off} off", off=off)
-    cost, share = Duration(1e3 * found.cost_ms), Share(found.cost_frac)
-    of = found.cost_of
-    return say("cost: about {cost}, {share} of the {of} ({sure})", cost=cost, share=share, of=of, sure=sure)
+            return NOTHING
+        sure = say("estimated; the model of step times is typically {cost_error_frac:%} off", found)
+    return say("cost: about {cost_ms:ms}, {cost_frac:%} of the {cost_of} ({sure})", found, sure=sure)
 
 
-def _where(found: Found, engines: int = 1) -> Text:
-    place = say("At {location:code}. ", location=found.location) if found.location else ""
-    instance = say(" For instance {example}", example=found.example) if found.example else ""
-    engine = f" of engine {found.engine_rank}" if engines > 1 else ""
+def _where(found: Found, engines: int = 1) -> Message:
     return say(
-        "{place}{steps}{engine}.{instance}",
-        place=place,
+        "[At {location:code}. ]{steps}[{several:?} of engine {rank}].[ For instance {example}]",
+        found,
         steps=step_list(found),
-        engine=engine,
-        instance=instance,
+        several=engines > 1,
+        rank=str(found.engine_rank),
     )
 
 
@@ -138,7 +134,5 @@ def step_list(found: Found) -> Message:
 
 def action(advice: Advice) -> Message:
     """What to do, with what it costs, as whole sentences."""
-    costs = say(" Costs: {costs}", costs=advice.costs) if advice.costs else Message("")
-    costs = joined([costs, say(" {tested}", tested=advice.tested)], "") if advice.tested else costs
     end = "" if plain(advice.message).endswith(".") else "."
-    return say("{advice}{end}{costs}", advice=advice.message, end=end, costs=costs)
+    return say("{message}{end}[ Costs: {costs}][ {tested}]", advice, end=end)

@@ -1,20 +1,23 @@
 """The tables of a report: trials, where the requests' time went, exits, caps."""
 
-from schedtrace.model.message import CauseWord, joined
-from schedtrace.model.report import CauseRow, RunReport, TrialReport
+from schedtrace.model.message import Message, joined
+from schedtrace.model.report import CapRow, CauseRow, Percentiles, RequestTime, RunReport, TrialReport
 from schedtrace.model.say import say
-from schedtrace.present.numbers import counted, integer, milliseconds, percent, series
+from schedtrace.model.statistics import Distribution
+from schedtrace.present.pages.names import in_brackets
+from schedtrace.present.phrases import counted, integer, number, percent, series
 from schedtrace.present.sections import (
     Bars,
-    Cell,
-    Column,
     Content,
     Fact,
     Facts,
+    Field,
     Style,
     Styled,
     Table,
-    Text,
+    figure,
+    left_out,
+    table,
 )
 from schedtrace.present.words import ENGINE_STATES, state
 
@@ -26,6 +29,26 @@ LEAST_SHOWN_FRAC = 0.01
 """A smaller share of the requests' time is left to the JSON form."""
 
 
+TRIAL: list[Field[TrialReport]] = [
+    figure("steps", lambda trial: integer(trial.steps)),
+    figure("use while\nwaiting", lambda trial: percent(trial.budget_use_waiting_frac)),
+    figure("preempted", lambda trial: integer(trial.preemptions)),
+    figure("output\ntok/s", lambda trial: integer(trial.output_tokens_per_s)),
+    figure("TTFT ms\np50 / p99", lambda trial: p50_p99(trial.ttft_ms)),
+    figure("TPOT\np50 ms", lambda trial: p50(trial.tpot_ms)),
+]
+FIRST_STEP: list[Field[TrialReport]] = [
+    figure(
+        "first step\nreq / tok",
+        lambda trial: f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
+    ),
+    Field(
+        "new requests\nper step",
+        lambda trial: "-" if trial.new_per_step is None else series(trial.new_per_step) or "none",
+    ),
+]
+
+
 def trials_table(trials: list[TrialReport], *, log: bool = False) -> Table:
     """One row per trial and engine. A server has no trials, and so nothing that is a trial's first step.
 
@@ -35,73 +58,48 @@ def trials_table(trials: list[TrialReport], *, log: bool = False) -> Table:
     """
     of_trials = log or any(trial.trial is not None for trial in trials)
     several = len({trial.engine_rank for trial in trials}) > 1
-    begin = [Column("first step\nreq / tok", numeric=True), Column("new requests\nper step")]
-    columns = [
-        Column("trial" if of_trials else "", numeric=True),
-        Column("steps", numeric=True),
-        *(begin if of_trials else []),
-        Column("use while\nwaiting", numeric=True),
-        Column("preempted", numeric=True),
-        Column("output\ntok/s", numeric=True),
-        Column("TTFT ms\np50 / p99", numeric=True),
-        Column("TPOT\np50 ms", numeric=True),
-    ]
-    engine = [Column("engine", numeric=True)] if several else []
-    shown = trials[:MOST_TRIALS] if several else trials
-    rows = [
-        [*([str(trial.engine_rank)] if several else []), *_trial(trial, of_trials=of_trials)]
-        for trial in shown
-    ]
-    return Table([*engine, *columns], rows, left_out(len(trials), MOST_TRIALS) if several else "")
+    engine: Field[TrialReport] = figure("engine", lambda trial: str(trial.engine_rank))
+    begin = FIRST_STEP if of_trials else []
+    fields = [figure("trial" if of_trials else "", _trial), TRIAL[0], *begin, *TRIAL[1:]]
+    return table(trials, [engine, *fields] if several else fields, most=MOST_TRIALS if several else None)
 
 
-def _trial(trial: TrialReport, *, of_trials: bool) -> list[Cell]:
-    ttft, tpot = trial.ttft_ms, trial.tpot_ms
-    begin: list[Cell] = [
-        f"{integer(trial.first_step_requests)} / {integer(trial.first_step_tokens)}",
-        "-" if trial.new_per_step is None else series(trial.new_per_step) or "none",
-    ]
-    return [
-        "all" if trial.trial is None else str(trial.trial) if trial.complete else f"{trial.trial} cut",
-        integer(trial.steps),
-        *(begin if of_trials else []),
-        percent(trial.budget_use_waiting_frac),
-        integer(trial.preemptions),
-        integer(trial.output_tokens_per_s),
-        f"{milliseconds(ttft.p50)} / {milliseconds(ttft.p99)}" if ttft else "-",
-        milliseconds(tpot.p50) if tpot else "-",
-    ]
+def _trial(trial: TrialReport) -> str:
+    if trial.trial is None:
+        return "all"
+    return str(trial.trial) if trial.complete else f"{trial.trial} cut"
+
+
+def p50_p99(times: Percentiles | Distribution | None) -> str:
+    """``12.0 / 34.5``: milliseconds without the unit, which stands in the table's head."""
+    return f"{number(times.p50)} / {number(times.p99)}" if times else "-"
+
+
+def p50(times: Percentiles | Distribution | None) -> str:
+    """The median in milliseconds."""
+    return number(times.p50) if times else "-"
 
 
 def request_time_table(run: RunReport) -> Table:
     """Where the requests' time went, over the run."""
     several = len({share.engine_rank for share in run.request_time}) > 1
-    columns = [
-        Column("requests' time"),
-        Column("share", numeric=True),
-        Column("ms", numeric=True),
-        Column("requests", numeric=True),
-        Column(""),
-    ]
     shown = [share for share in run.request_time if share.share_frac >= LEAST_SHOWN_FRAC][:MOST_ROWS]
-    rows: list[list[Cell]] = [
-        [
-            say(
-                "{state}{cause}{engine}",
-                state=state(share.state).word,
-                cause=say(": {cause:cause}", cause=share.cause) if share.cause else "",
-                engine=f" (engine {share.engine_rank})" if several else "",
-            ),
-            percent(share.share_frac),
-            integer(share.time_ms),
-            integer(share.requests),
-            Bars(share.strip, Style.WARNING if share.cause else Style.GOOD),
-        ]
-        for share in shown
+    fields: list[Field[RequestTime]] = [
+        Field("requests' time", lambda share: _state(share, several=several)),
+        figure("share", lambda share: percent(share.share_frac)),
+        figure("ms", lambda share: integer(share.time_ms)),
+        figure("requests", lambda share: integer(share.requests)),
+        Field("", lambda share: Bars(share.strip, Style.WARNING if share.cause else Style.GOOD)),
     ]
     less = len(run.request_time) - len(shown)
-    more = f"{counted(less, 'part')} under 1 %: --format json lists them" if less else ""
-    return Table(columns, rows, more)
+    return table(
+        shown, fields, f"{counted(less, 'part')} under 1 %: --format json lists them" if less else ""
+    )
+
+
+def _state(share: RequestTime, *, several: bool) -> Message:
+    engine = f" (engine {share.engine_rank})" if several else ""
+    return say("{state}[: {cause:cause}]{engine}", share, state=state(share.state).word, engine=engine)
 
 
 def engine_time(run: RunReport) -> Facts:
@@ -112,16 +110,14 @@ def engine_time(run: RunReport) -> Facts:
     for rank in ranks[:MOST_ENGINES]:
         of_engine = [share for share in run.engine_time if share.engine_rank == rank]
         parts = [
-            say("{state} {share:%}", state=ENGINE_STATES[share.state], share=share.busy_frac)
+            say("{state} {busy_frac:%}", share, state=ENGINE_STATES[share.state])
             for share in of_engine
             if share.busy_frac is not None
         ]
         idle = sum(share.time_ms for share in of_engine if share.busy_frac is None)
+        busy = sum(share.time_ms for share in of_engine) - idle
         text = say(
-            "{busy:us} busy ({parts}){idle}",
-            busy=1e3 * (sum(share.time_ms for share in of_engine) - idle),
-            parts=joined(parts, ", "),
-            idle=say(", {idle:us} idle", idle=1e3 * idle) if idle else "",
+            "{busy:ms} busy ({parts})[, {idle:ms} idle]", busy=busy, parts=joined(parts, ", "), idle=idle
         )
         facts.append(Fact(f"engine {rank}" if several else "engine", [text]))
     if len(ranks) > MOST_ENGINES:
@@ -129,65 +125,29 @@ def engine_time(run: RunReport) -> Facts:
     return Facts(facts)
 
 
-def cause_table(run: RunReport) -> Table:
-    """Where ``schedule()`` stopped or skipped, and whom."""
-    columns = [
-        Column("stopped or skipped"),
-        Column("times", numeric=True),
-        Column("steps", numeric=True),
-        Column("requests", numeric=True),
-        Column("budget left\nmean tok", numeric=True),
-        Column(""),
-    ]
-    rows: list[list[Cell]] = [
-        [
-            Styled(_exit(row), None if row.refusal else Style.DIM),
-            integer(row.exits),
-            integer(row.steps),
-            integer(row.requests) if row.requests else "-",
-            integer(row.mean_budget_left),
-            "inferred" if row.via == "inferred" else _line(row.location),
-        ]
-        for row in run.causes[:MOST_ROWS]
-    ]
-    return Table(columns, rows, left_out(len(run.causes)))
+CAUSES: list[Field[CauseRow]] = [
+    Field("stopped or skipped", lambda row: Styled(_exit(row), None if row.refusal else Style.DIM)),
+    figure("times", lambda row: integer(row.exits)),
+    figure("steps", lambda row: integer(row.steps)),
+    figure("requests", lambda row: integer(row.requests or None)),
+    figure("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
+    Field("", lambda row: "inferred" if row.via == "inferred" else _line(row.location)),
+]
+"""Where ``schedule()`` stopped or skipped, and whom."""
+CAPS: list[Field[CapRow]] = [
+    Field("chunks made smaller by", lambda row: say("{cap:cause}", row)),
+    figure("times", lambda row: integer(row.chunks)),
+    figure("steps", lambda row: integer(row.steps)),
+    figure("requests", lambda row: integer(row.requests)),
+    figure("withheld\ntok", lambda row: integer(row.withheld_tokens)),
+    figure("budget left\nmean tok", lambda row: integer(row.mean_budget_left)),
+    Field("", lambda row: _line(row.location)),
+]
+"""Which limits made chunks smaller."""
 
 
-def cap_table(run: RunReport) -> Table:
-    """Which limits made chunks smaller."""
-    columns = [
-        Column("chunks made smaller by"),
-        Column("times", numeric=True),
-        Column("steps", numeric=True),
-        Column("requests", numeric=True),
-        Column("withheld\ntok", numeric=True),
-        Column("budget left\nmean tok", numeric=True),
-        Column(""),
-    ]
-    rows: list[list[Cell]] = [
-        [
-            say("{cap:cause}", cap=row.cap),
-            integer(row.chunks),
-            integer(row.steps),
-            integer(row.requests),
-            integer(row.withheld_tokens),
-            integer(row.mean_budget_left),
-            _line(row.location),
-        ]
-        for row in run.caps[:MOST_ROWS]
-    ]
-    return Table(columns, rows, left_out(len(run.caps)))
-
-
-def left_out(count: int, most: int = MOST_ROWS) -> str:
-    """How many rows of a table are not shown; nothing if all are."""
-    return f"{integer(count - most)} more: --format json lists them all" if count > most else ""
-
-
-def _exit(row: CauseRow) -> Text:
-    detail = f" ({row.detail})" if row.detail else ""
-    cause = CauseWord(row.cause)
-    return say("{loop} {kind}: {cause}{detail}", loop=row.loop, kind=row.kind, cause=cause, detail=detail)
+def _exit(row: CauseRow) -> Message:
+    return say("{loop} {kind}: {cause:cause}{detail}", row, detail=in_brackets(row.detail))
 
 
 def _line(location: str | None) -> Content:

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedtrace.model.limits import EffectiveSetting, SettingValue
-from schedtrace.model.message import NOTHING, Message, given, joined
+from schedtrace.model.message import Message, given, joined
 from schedtrace.model.report import RunReport, TrialReport
 from schedtrace.model.say import say
-from schedtrace.present.numbers import counted, integer, number, percent
-from schedtrace.present.phrases import phrase
-from schedtrace.present.sections import Cell, Column, Content, Note, Section, Style, Styled, Table
+from schedtrace.present.phrases import counted, integer, number, percent, phrase
+from schedtrace.present.sections import Content, Field, Note, Section, Style, Styled
 from schedtrace.present.words import EXITS_VIA
 
 MOST_SIZES = 4
@@ -17,34 +16,14 @@ MOST_SIZES = 4
 NOTEWORTHY_ORIGINS = frozenset({"overridden"})
 
 
-def settings_table(settings: list[EffectiveSetting]) -> Table:
-    """One row per setting."""
-    columns = [Column("setting"), Column("value"), Column("origin"), Column("")]
-    rows: list[list[Cell]] = [
-        [
-            say("{name:code}", name=setting.name),
-            _value(setting.value),
-            _origin(setting),
-            setting.explanation,
-        ]
-        for setting in settings
-    ]
-    return Table(columns, rows)
-
-
 def noteworthy(settings: list[EffectiveSetting]) -> Message:
     """Settings that are not what was given, or do nothing, as one line; nothing where there are none."""
-    told = [
-        say(
-            "{name:code} {value}: {why}",
-            name=setting.name,
-            value=_value(setting.value),
-            why=setting.explanation,
-        )
+    noted = [
+        say("{name:code} {value}: {explanation}", setting, value=_value(setting.value))
         for setting in settings
         if setting.inert or setting.origin in NOTEWORTHY_ORIGINS
     ]
-    return say("{told}.", told=joined(told, "; ")) if told else NOTHING
+    return say("[{noted}.]", noted=joined(noted, "; "))
 
 
 def _origin(setting: EffectiveSetting) -> Content:
@@ -70,12 +49,23 @@ def _value(value: SettingValue) -> Message:
     return say("{value}", value=given(value))
 
 
-def header(run: RunReport) -> Iterator[str]:
-    """Model, versions, limits and workload."""
+SETTINGS: list[Field[EffectiveSetting]] = [
+    Field("setting", lambda setting: say("{name:code}", setting)),
+    Field("value", lambda setting: _value(setting.value)),
+    Field("origin", _origin),
+    Field("", lambda setting: setting.explanation),
+]
+
+
+def header(run: RunReport, *, full: bool) -> Iterator[str]:
+    """What was run: of a trace in one line or, ``full``, with all limits and the workload."""
+    if run.config["exits_via"] is None:
+        return _log_header(run)
+    return _full_header(run) if full else _summary(run)
+
+
+def _full_header(run: RunReport) -> Iterator[str]:
     config = run.config
-    if config["exits_via"] is None:
-        yield from _log_header(run)
-        return
     scheduler = str(config["scheduler_class"]).rpartition(".")[2]
     yield f"{config['model']} on {config['device']}, vLLM {config['vllm_version']}, {scheduler}"
     engines = f"{config['engines']} engines, each: " if config["engines"] > 1 else ""
@@ -94,12 +84,8 @@ def header(run: RunReport) -> Iterator[str]:
     yield f"causes {EXITS_VIA[config['exits_via']]}{warmup}"
 
 
-def summary(run: RunReport) -> Iterator[str]:
-    """The same in one line."""
+def _summary(run: RunReport) -> Iterator[str]:
     config = run.config
-    if config["exits_via"] is None:
-        yield from _log_header(run)
-        return
     engines = f" on {counted(config['engines'], 'engine')}" if config["engines"] > 1 else ""
     busy = sum(share.time_ms for share in run.engine_time if share.busy_frac is not None)
     least = "at least " if run.requests_missing else ""

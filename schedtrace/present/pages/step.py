@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 
-from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Value, joined
+from schedtrace.model.message import Count, Message, Number, Value, joined
 from schedtrace.model.say import say
-from schedtrace.model.story import Leaver, Newcomer, Scheduled, StepStory, Waiter
-from schedtrace.present.numbers import counted, integer, milliseconds
-from schedtrace.present.pages.names import of_trial, some
+from schedtrace.model.story import Leaver, Newcomer, RankTurn, Scheduled, StepStory, Waiter
+from schedtrace.present.pages.names import engine, of_trial, some
+from schedtrace.present.phrases import counted, integer, number
 from schedtrace.present.sections import (
-    Cell,
-    Column,
     Content,
     Fact,
     Facts,
+    Field,
     Headline,
     Note,
     Page,
@@ -21,9 +20,12 @@ from schedtrace.present.sections import (
     Styled,
     Table,
     Text,
+    figure,
+    table,
 )
 
 MOST_LISTED = 20
+LISTED_BY = "--all lists them"
 FEWEST_GROUPED = 4
 """Decodes alike that share a line; fewer are listed."""
 
@@ -36,7 +38,7 @@ def scheduled_parts(scheduled: list[Scheduled], *, everything: bool) -> Iterator
     if grouped:
         yield _decodes(grouped)
     if listed:
-        yield _table(listed, len(listed) if everything else MOST_LISTED)
+        yield _table(listed, everything=everything)
         yield from _cuts(listed, everything=everything)
 
 
@@ -53,27 +55,21 @@ def _decodes(grouped: list[Scheduled]) -> str:
     return f"{counted(len(grouped), 'running request')} decoded {each} each{drafted}"
 
 
-def _table(scheduled: list[Scheduled], most: int) -> Table:
-    drafts, caps = any(share.draft_tokens for share in scheduled), any(share.caps for share in scheduled)
-    headings = ["computed\nbefore", "tokens\nnow", "prompt"]
-    headings += ["draft"] * drafts + ["wanted"] * caps
-    columns = [Column("request"), Column("phase"), Column("work")]
-    columns += [Column(heading, numeric=True) for heading in headings]
-    rows: list[list[Cell]] = [
-        [
-            say("{request:id}", request=share.request_id),
-            share.phase,
-            share.work or "-",
-            integer(share.computed_tokens),
-            integer(share.scheduled_tokens),
-            integer(share.prompt_tokens),
-            *([integer(share.draft_tokens)] * drafts),
-            *([integer(share.wanted_tokens) if share.caps else "", "cut" if share.caps else ""] * caps),
-        ]
-        for share in scheduled[:most]
+def _table(scheduled: list[Scheduled], *, everything: bool) -> Table:
+    fields: list[Field[Scheduled]] = [
+        Field("request", lambda share: say("{request_id:id}", share)),
+        Field("phase", lambda share: share.phase),
+        Field("work", lambda share: share.work or "-"),
+        figure("computed\nbefore", lambda share: integer(share.computed_tokens)),
+        figure("tokens\nnow", lambda share: integer(share.scheduled_tokens)),
+        figure("prompt", lambda share: integer(share.prompt_tokens)),
     ]
-    more = f"{integer(len(scheduled) - most)} more: --all lists them" if len(scheduled) > most else ""
-    return Table([*columns, *([Column("")] * caps)], rows, more)
+    if any(share.draft_tokens for share in scheduled):
+        fields.append(figure("draft", lambda share: integer(share.draft_tokens)))
+    if any(share.caps for share in scheduled):
+        fields.append(figure("wanted", lambda share: integer(share.wanted_tokens) if share.caps else ""))
+        fields.append(Field("", lambda share: "cut" if share.caps else ""))
+    return table(scheduled, fields, most=None if everything else MOST_LISTED, how=LISTED_BY)
 
 
 def _cuts(scheduled: list[Scheduled], *, everything: bool) -> Iterator[Content]:
@@ -100,8 +96,7 @@ def step_page(story: StepStory, *, everything: bool = False) -> Page[StepStory]:
 
 
 def _sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
-    engine = f", engine {story.engine_rank}" if story.engine_rank else ""
-    about = say(" of {label:code}{engine}", label=story.label, engine=engine)
+    about = say(" of {label:code}{engine}", story, engine=engine(story.engine_rank))
     yield Headline(f"Step {story.step}{of_trial(story.trial)}", about, [_times(story)], list(story.problems))
     parts = (_before, _decided, _after)
     yield Facts([fact for part in parts for fact in part(story, everything=everything)])
@@ -110,17 +105,15 @@ def _sections(story: StepStory, *, everything: bool) -> Iterator[Section]:
         yield _ranks_table(story, len(story.ranks) if everything else MOST_RANKS)
 
 
-def _times(story: StepStory) -> Text:
+def _times(story: StepStory) -> Message:
     back: Text = "its output has not come back"
     if story.output_us is not None:
         tokens = "" if story.output_tokens is None else f" with {counted(story.output_tokens, 'token')}"
-        after = Duration(story.output_us - story.start_us)
-        back = say("its output was back after {after}{tokens}", after=after, tokens=tokens)
+        after = story.output_us - story.start_us
+        back = say("its output was back after {after:us}{tokens}", after=after, tokens=tokens)
+    start = f"{story.start_us / 1e6:,.3f}"
     return say(
-        "{start} s into the trace; schedule() took {took:us}, {back}",
-        start=f"{story.start_us / 1e6:,.3f}",
-        took=story.schedule_us,
-        back=back,
+        "{start} s into the trace; schedule() took {schedule_us:us}, {back}", story, start=start, back=back
     )
 
 
@@ -160,47 +153,30 @@ def _after(story: StepStory, *, everything: bool) -> Iterator[Fact]:
     if story.facts:
         yield Fact("facts", [*story.facts])
     if story.what_if:
-        assumed = Styled(_assumed(story), Style.DIM)
-        yield Fact("what if", [*(answer.message for answer in story.what_if), assumed])
+        assumed = say("Note: {assumed}.", assumed=joined(story.what_if_assumes, "; "))
+        yield Fact("what if", [*(answer.message for answer in story.what_if), Styled(assumed, Style.DIM)])
+
+
+RANK: list[Field[RankTurn]] = [
+    Field("engine", lambda turn: str(turn.engine_rank)),
+    figure("step", lambda turn: "-" if turn.step is None else str(turn.step)),
+    figure("requests", lambda turn: integer(turn.requests)),
+    figure("prefill\ntok", lambda turn: integer(turn.prefill_tokens)),
+    figure("decode\ntok", lambda turn: integer(turn.decode_tokens)),
+    figure("running", lambda turn: integer(turn.num_running)),
+    figure("waiting", lambda turn: integer(turn.num_waiting)),
+    figure("back after\nms", lambda turn: number(None if turn.back_us is None else turn.back_us / 1e3)),
+    Field("", lambda turn: {True: "dummy batch", False: "", None: "not recorded"}[turn.dummy]),
+]
 
 
 def _ranks_table(story: StepStory, most: int) -> Table:
     """The rank that the page is about, and those whose outputs were last: these made the step so long."""
     last = sorted(story.ranks, key=lambda turn: (turn.engine_rank != story.engine_rank, -(turn.back_us or 0)))
     kept = {turn.engine_rank for turn in last[:most]}
-    columns = [
-        Column("engine"),
-        Column("step", numeric=True),
-        Column("requests", numeric=True),
-        Column("prefill\ntok", numeric=True),
-        Column("decode\ntok", numeric=True),
-        Column("running", numeric=True),
-        Column("waiting", numeric=True),
-        Column("back after\nms", numeric=True),
-        Column(""),
-    ]
-    rows: list[list[Cell]] = [
-        [
-            str(turn.engine_rank),
-            "-" if turn.step is None else str(turn.step),
-            integer(turn.requests),
-            integer(turn.prefill_tokens),
-            integer(turn.decode_tokens),
-            integer(turn.num_running),
-            integer(turn.num_waiting),
-            "-" if turn.back_us is None else milliseconds(turn.back_us / 1e3),
-            {True: "dummy batch", False: "", None: "not recorded"}[turn.dummy],
-        ]
-        for turn in story.ranks
-        if turn.engine_rank in kept
-    ]
-    less = len(story.ranks) - len(rows)
-    return Table(columns, rows, f"{integer(less)} more, back earlier: --all lists them" if less else "")
-
-
-def _assumed(story: StepStory) -> Message:
-    names = {f"a{at}": text for at, text in enumerate(story.what_if_assumes)}
-    return say(f"Note: {'; '.join(f'{{{name}}}' for name in names)}.", **names)
+    shown = [turn for turn in story.ranks if turn.engine_rank in kept]
+    less = len(story.ranks) - len(shown)
+    return table(shown, RANK, f"{integer(less)} more, back earlier: {LISTED_BY}" if less else "")
 
 
 def _crowd(story: StepStory, running: int, waiting: int, free: int | None) -> Message:
@@ -215,69 +191,80 @@ def _crowd(story: StepStory, running: int, waiting: int, free: int | None) -> Me
 
 def crowd(running: Value, waiting: Value, free: Value | None, total: Value | None) -> Message:
     """Requests and KV blocks before or after a step; without a value where it is not known, or with slots."""
-    of = NOTHING if total is None else say(" of {total}", total=total)
-    blocks = NOTHING if free is None else say(", {free}{of} KV blocks free", free=free, of=of)
     return say(
-        "{running} running, {waiting} waiting{blocks}", running=running, waiting=waiting, blocks=blocks
+        "{running} running, {waiting} waiting[, {free}[ of {total}] KV blocks free]",
+        running=running,
+        waiting=waiting,
+        free=free,
+        total=total,
     )
 
 
 def used(tokens: Value, budget: Value, left: Value, requests: Value | None) -> Message:
     """What a step scheduled; ``requests`` is None where it scheduled nobody."""
-    by = NOTHING if requests is None else say(", by {requests}", requests=requests)
-    return say("{used} of {budget} of budget, {left} left{by}", used=tokens, budget=budget, left=left, by=by)
+    return say(
+        "{used} of {budget} of budget, {left} left[, by {requests}]",
+        used=tokens,
+        budget=budget,
+        left=left,
+        requests=requests,
+    )
 
 
 def _arrived(newcomers: list[Newcomer], *, everything: bool) -> Message:
-    lengths = {newcomer.prompt_tokens for newcomer in newcomers}
-    alike = f" of {counted(lengths.pop(), 'prompt token')}" if len(lengths) == 1 else ""
-    names = [
-        _named(newcomer.request_id, "" if alike else f" ({integer(newcomer.prompt_tokens)} tokens)")
-        for newcomer in newcomers
+    about = [
+        (
+            one.request_id,
+            f" of {counted(one.prompt_tokens, 'prompt token')}",
+            f" ({integer(one.prompt_tokens)} tokens)",
+        )
+        for one in newcomers
     ]
-    return _counted_names(len(newcomers), alike, names, everything=everything)
+    return _counted_names(about, everything=everything)
 
 
 def _finished(leavers: list[Leaver], *, everything: bool) -> Message:
-    endings = {(leaver.status, leaver.output_tokens) for leaver in leavers}
-    alike = ""
-    if len(endings) == 1:
-        status, tokens = endings.pop()
-        alike = f", {status} with {counted(tokens, 'token')}"
-    names = [
-        _named(
-            leaver.request_id,
-            "" if alike else f" ({leaver.status}, {counted(leaver.output_tokens, 'token')})",
-        )
-        for leaver in leavers
-    ]
-    return _counted_names(len(leavers), alike, names, everything=everything)
+    about = []
+    for leaver in leavers:
+        tokens = counted(leaver.output_tokens, "token")
+        about.append((leaver.request_id, f", {leaver.status} with {tokens}", f" ({leaver.status}, {tokens})"))
+    return _counted_names(about, everything=everything)
 
 
-def _named(request_id: str, about: str) -> Message:
-    return say("{request:id}{about}", request=request_id, about=about)
+def _counted_names(about: list[tuple[str, str, str]], *, everything: bool) -> Message:
+    """``2 requests of 9 tokens: a, b``; ``2 requests: a (9 tokens), b (8 tokens)`` where they are not alike.
 
-
-def _counted_names(count: int, alike: str, names: list[Message], *, everything: bool) -> Message:
+    Args:
+        about: Ids, with what is said of them if it is the same of all, and else.
+        everything: All names, however many there are.
+    """
+    of_all = {said for _, said, _ in about}
+    alike = of_all.pop() if len(of_all) == 1 else ""
+    names = [say("{id:id}{about}", id=name, about="" if alike else each) for name, _, each in about]
     listed = some(names, everything=everything)
-    return say("{count}{alike}: {names}", count=counted(count, "request"), alike=alike, names=listed)
+    return say("{count:n request}{alike}: {names}", count=len(about), alike=alike, names=listed)
 
 
 def _late(story: StepStory, *, everything: bool) -> Message:
     end_us = story.start_us + story.schedule_us
     came = [newcomer.queued_us - (newcomer.on_its_way_us or 0) for newcomer in story.late]
-    on_their_way = sum(us <= end_us for us in came)
-    text: Text = ""
-    if on_their_way:
-        text = f" {integer(on_their_way)} of them had reached the front end when schedule() ended."
-    if on_their_way < len(came):
-        text = say(
-            "{text} The last one reached the front end {late:us} after schedule() ended, before "
-            "this step's output was back.",
-            text=text,
-            late=max(came) - end_us,
-        )
-    return say("{came}.{text}", came=_arrived(story.late, everything=everything), text=text)
+    return say(
+        "{came}.[ {on_their_way:n} of them had reached the front end when schedule() ended.]"
+        "[ The last one reached the front end {late_us:us} after schedule() ended, before this step's output "
+        "was back.]",
+        came=_arrived(story.late, everything=everything),
+        on_their_way=sum(us <= end_us for us in came),
+        late_us=max(0, max(came) - end_us),
+    )
+
+
+QUEUE: list[Field[Waiter]] = [
+    Field("next in line", lambda waiter: say("{request_id:id}", waiter)),
+    figure("tokens\nwanted", lambda waiter: integer(waiter.wanted_tokens)),
+    figure("waits since\nstep", lambda waiter: str(waiter.since_step), of_steps=True),
+    figure("for ms", lambda waiter: number(waiter.waited_ms)),
+    Field("", lambda waiter: "was preempted" if waiter.preempted else ""),
+]
 
 
 def _waiting(story: StepStory, *, everything: bool) -> Iterator[Content | Table]:
@@ -292,26 +279,4 @@ def _waiting(story: StepStory, *, everything: bool) -> Iterator[Content | Table]
         not_ready = integer(story.num_not_ready_after)
         yield f"{not_ready} of them wait for something else than the scheduler; who is not recorded"
     if story.waiting:
-        yield _queue_table(story.waiting, len(story.waiting) if everything else MOST_WAITING)
-
-
-def _queue_table(waiting: list[Waiter], most: int) -> Table:
-    columns = [
-        Column("next in line"),
-        Column("tokens\nwanted", numeric=True),
-        Column("waits since\nstep", numeric=True, of_steps=True),
-        Column("for ms", numeric=True),
-        Column(""),
-    ]
-    rows: list[list[Cell]] = [
-        [
-            say("{request:id}", request=waiter.request_id),
-            integer(waiter.wanted_tokens),
-            str(waiter.since_step),
-            milliseconds(waiter.waited_ms),
-            "was preempted" if waiter.preempted else "",
-        ]
-        for waiter in waiting[:most]
-    ]
-    more = f"{integer(len(waiting) - most)} more: --all lists them" if len(waiting) > most else ""
-    return Table(columns, rows, more)
+        yield table(story.waiting, QUEUE, most=None if everything else MOST_WAITING, how=LISTED_BY)

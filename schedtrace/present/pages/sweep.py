@@ -2,13 +2,26 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from schedtrace.model.message import Message
 from schedtrace.model.report import Percentiles
 from schedtrace.model.say import say
 from schedtrace.model.sweep_result import Bound, Sweep, SweepRow
-from schedtrace.present.numbers import integer, number, percent
-from schedtrace.present.sections import Cell, Column, Headline, Note, Page, Section, Style, Styled, Table
+from schedtrace.present.phrases import integer, number, percent
+from schedtrace.present.sections import (
+    Cell,
+    Field,
+    Headline,
+    Note,
+    Page,
+    Section,
+    Style,
+    Styled,
+    Table,
+    figure,
+    table,
+)
 
 MOST_REFUSED = 10
 EXTRAPOLATED_FRAC = 0.05
@@ -39,21 +52,19 @@ def _sections(sweep: Sweep) -> Iterator[Section]:
         yield _table(varying, shown)
         yield Note(Styled(_legend(sweep), Style.DIM))
     if refused:
-        yield _refused(refused)
+        more = len(refused) - MOST_REFUSED
+        left_out = f"... and {more} more: --format json" if more > 0 else ""
+        yield table(refused[:MOST_REFUSED], REFUSED, left_out)
     yield from (Note(Styled(note, Style.DIM)) for note in sweep.notes)
 
 
 def _headline(sweep: Sweep, shown: list[SweepRow], alike: list[tuple[str, str]]) -> Headline:
-    title = say("Sweep of {label:code}: {rows:n configuration}", label=sweep.label, rows=len(sweep.rows))
-    trials = say(", {loads:n trial}", loads=sweep.loads) if sweep.loads > 1 else ""
+    title = say("Sweep of {label:code}: {rows:n configuration}", sweep, rows=len(sweep.rows))
     load = say(
-        "{requests:n request}{trials}, {prompt:n prompt token} and {output:n output token}, "
-        "scheduled by vLLM {version} in virtual time",
-        requests=sweep.requests,
-        trials=trials,
-        prompt=sweep.prompt_tokens,
-        output=sweep.output_tokens,
-        version=sweep.vllm_version,
+        "{requests:n request}[{several:?}, {loads:n trial}], {prompt_tokens:n prompt token} and "
+        "{output_tokens:n output token}, scheduled by vLLM {vllm_version} in virtual time",
+        sweep,
+        several=sweep.loads > 1,
     )
     varied = [
         name for name in sweep.rows[0].settings if len({str(row.settings[name]) for row in sweep.rows}) > 1
@@ -128,13 +139,13 @@ def _p(percentiles: Percentiles | None, name: str) -> str:
 def _split(figures: list[_Figure], rows: list[SweepRow]) -> tuple[list[_Figure], list[tuple[str, str]]]:
     """Columns whose rows differ, and the others with what stands in all rows."""
     varying, alike = [], []
-    for figure in figures:
-        texts = {figure.text(row) for row in rows}
+    for shown in figures:
+        texts = {shown.text(row) for row in rows}
         if len(texts) == 1 and len(rows) > 1:
-            name = figure.name or figure.heading.replace("\n", " ")
+            name = shown.name or shown.heading.replace("\n", " ")
             alike += [(name, text) for text in texts if text != UNKNOWN]
         else:
-            varying.append(figure)
+            varying.append(shown)
     return varying, alike
 
 
@@ -143,11 +154,8 @@ UNKNOWN = number(None)
 
 
 def _table(figures: list[_Figure], rows: list[SweepRow]) -> Table:
-    columns = [Column(""), *(Column(figure.heading, numeric=True) for figure in figures)]
-    cells: list[list[Cell]] = [
-        [_mark(row), *(_cell(row, figure.text(row)) for figure in figures)] for row in rows
-    ]
-    return Table(columns, cells)
+    fields = [Field("", _mark), *(figure(one.heading, partial(_cell, one)) for one in figures)]
+    return table(rows, fields)
 
 
 def _mark(row: SweepRow) -> Cell:
@@ -155,7 +163,8 @@ def _mark(row: SweepRow) -> Cell:
     return Styled(mark, Style.GOOD) if row.pareto else mark
 
 
-def _cell(row: SweepRow, text: str) -> Cell:
+def _cell(shown: _Figure, row: SweepRow) -> Cell:
+    text = shown.text(row)
     return Styled(text, Style.STRONG) if row.pareto else text
 
 
@@ -166,11 +175,7 @@ def _legend(sweep: Sweep) -> str:
     return f"Times in ms. * Pareto front of output tok/s against {latencies}.{recorded}{good}"
 
 
-def _refused(rows: list[SweepRow]) -> Table:
-    columns = [Column("refused"), Column("why")]
-    cells: list[list[Cell]] = [
-        [" ".join(f"{name}={_value(value)}" for name, value in row.settings.items()), row.refused or ""]
-        for row in rows[:MOST_REFUSED]
-    ]
-    more = len(rows) - MOST_REFUSED
-    return Table(columns, cells, f"... and {more} more: --format json" if more > 0 else "")
+REFUSED: list[Field[SweepRow]] = [
+    Field("refused", lambda row: " ".join(f"{name}={_value(value)}" for name, value in row.settings.items())),
+    Field("why", lambda row: row.refused or ""),
+]

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from schedtrace.model.message import CauseWord, Code, Message, Request, Setting
-from schedtrace.present.numbers import percent
-from schedtrace.present.phrases import pieces, plain
+from schedtrace.present.phrases import percent, pieces, plain
 from schedtrace.present.sections import (
     Bars,
     Cause,
@@ -25,6 +24,7 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
+    unstyled,
 )
 from schedtrace.present.strips import bar_characters, legend_with_key, state_characters
 
@@ -116,8 +116,7 @@ def _blocks(section: Section) -> Iterator[str]:  # noqa: C901, PLR0912  # one ki
                 ]
             )
         case Cause(number, title, gain, paragraphs, actions):
-            words = title.text if isinstance(title, Styled) else title
-            yield f"**{number}. {prose(words)}** {prose(gain)}".rstrip()
+            yield f"**{number}. {prose(unstyled(title))}** {prose(gain)}".rstrip()
             yield from (_text(text) for text in paragraphs)
             if actions:
                 yield "\n".join(f"* Try: {_text(action)}" for action in actions)

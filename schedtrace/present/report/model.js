@@ -1,15 +1,20 @@
 // What the page carries, unpacked: engines with their columns, running sums for means, pyramids for peaks.
 // Times are microseconds; a "row" is a step, or several of a very long trace.
 
+const { integer, counted, duration, percent } = sentences;
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const { states: STATES, by_step: BY_STEP, first_cause: FIRST_CAUSE } = DATA;
 const COLOURED = ["kv_blocks", "max_num_seqs", "token_budget", "preempted_this_step"];
 const WORK = ["decode", "prefill", "recompute"];
+const PEAKS = ["running", "waiting", "kv_used", "preempted"];
+const COLUMNS = ["step", "count", "trial", "cause", "requests", "kv_total", ...PEAKS];
 const UNKNOWN = -1,
   NOBODY = -1; // of figures: not recorded; of causes: no request was refused
 const MOST_LANES = 200,
   FONT = "12px system-ui, sans-serif";
-const NOTHING = "Click a step or a request.";
+const NOTHING_CHOSEN = "Click a step or a request.";
+const causeWord = code => DATA.causes[code]?.word;
+const stateWord = piece => piece.state.replace("_", " ");
 const byId = id => document.getElementById(id);
 const seconds = us =>
   (us / 1e6).toFixed(Math.max(1, Math.min(6, 7 - Math.floor(Math.log10(Math.max(1, view.end - view.begin))))));
@@ -83,22 +88,8 @@ function engineOf(told, index, columns) {
   }
   for (let i = 0; i < rows; i++) until[i] = i + 1 < rows ? begin[i + 1] : end[i];
   const e = { ...told, index, rows, begin, end, until, label: labelOf(told), sums: {}, peaks: {} };
-  for (const name of [
-    "step",
-    "count",
-    "trial",
-    "requests",
-    "running",
-    "waiting",
-    "kv_used",
-    "kv_total",
-    "preempted",
-    "cause",
-  ])
-    e[name] = get(name);
-  e.decode = get("decode_tokens");
-  e.prefill = get("prefill_tokens");
-  e.recompute = get("recompute_tokens");
+  for (const name of COLUMNS) e[name] = get(name);
+  for (const name of WORK) e[name] = get(`${name}_tokens`);
   e.budget = get("token_budget");
   const known = (values, i) => Math.max(0, values[i]);
   const sum = value => {
@@ -117,7 +108,7 @@ function engineOf(told, index, columns) {
     e.sums[`time${c}`] = sum(i => (e.cause[i] === c ? e.until[i] - begin[i] : 0));
     e.sums[`unused${c}`] = sum(i => (e.cause[i] === c ? Math.max(0, e.budget[i] - e.used(i)) : 0));
   }
-  for (const name of ["running", "waiting", "kv_used", "preempted"]) e.peaks[name] = pyramid(e[name]);
+  for (const name of PEAKS) e.peaks[name] = pyramid(e[name]);
   e.mostWaiting = peak(e.peaks.waiting, 0, rows - 1);
   e.mostRunning = peak(e.peaks.running, 0, rows - 1);
   e.blocks = rows ? e.kv_total.reduce((a, b) => Math.max(a, b), 0) : 0;
@@ -195,26 +186,61 @@ function peak(levels, i, j) {
   return most;
 }
 
-function rowAt(e, us) {
-  // the last row that has begun; -1 before the first
+// The last place whose value is at most this, in values that ascend; -1 before the first.
+function lastAtMost(values, value) {
   let low = 0,
-    high = e.rows;
+    high = values.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (e.begin[middle] <= us) low = middle + 1;
+    if (values[middle] <= value) low = middle + 1;
     else high = middle;
   }
   return low - 1;
 }
 
+// The last row that has begun; -1 before the first.
+const rowAt = (e, us) => lastAtMost(e.begin, us);
+
+// The row that a step is in; -1 for none.
 function rowOf(e, step) {
-  // the row that a step is in; -1 for none
-  let low = 0,
-    high = e.rows;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (e.step[middle] <= step) low = middle + 1;
-    else high = middle;
-  }
-  return low && step < e.step[low - 1] + e.count[low - 1] ? low - 1 : -1;
+  const i = lastAtMost(e.step, step);
+  return i >= 0 && step < e.step[i] + e.count[i] ? i : -1;
+}
+
+// The sum of rows i to j, from running sums.
+const between = (sums, i, j) => sums[j + 1] - sums[i];
+
+const merged = spans =>
+  spans.reduce((found, [begin, end]) => {
+    // those less than 1 % of the run apart as one
+    const last = found.at(-1);
+    if (last && begin - last[1] < (whole.end - whole.begin) / 100) last[1] = Math.max(last[1], end);
+    else found.push([begin, end]);
+    return found;
+  }, []);
+
+// Times of a finding's steps: all that had its cause where the report names the first only.
+function spansOf(e) {
+  const found = DATA.findings[finding];
+  if (!found || !found.ranks.includes(e.rank) || e.run) return [];
+  if (e.spans?.of === found) return e.spans;
+  const spans = [],
+    add = (begin, end) => {
+      const last = spans.at(-1);
+      if (last?.[1] === begin) last[1] = end;
+      else spans.push([begin, end]);
+    };
+  const code = DATA.causes.findIndex(cause => cause.word === found.cause);
+  spans.by_cause = found.named < found.count && e.causes.includes(code);
+  if (spans.by_cause) {
+    for (let i = 0; i < e.rows; i++) if (e.cause[i] === code) add(e.begin[i], e.until[i]);
+  } else if (found.rank === e.rank)
+    for (const [first, last] of found.steps) {
+      const i = rowOf(e, first),
+        j = rowOf(e, last);
+      if (i >= 0 && j >= 0) add(e.begin[i], e.end[j]);
+    }
+  spans.of = found;
+  spans.whole = spans.by_cause || found.named >= found.count;
+  return (e.spans = spans);
 }

@@ -1,15 +1,19 @@
 // Zooming, choosing, addresses, pointers, keys; and the start of it all.
 
-function zoomTo(begin, end, how = "replace") {
-  const least = Math.max(20, leastSpan),
-    length = clamp(end - begin, least, whole.end - whole.begin);
-  const middle = (begin + end) / 2;
-  view.begin = clamp(middle - length / 2, whole.begin, whole.end - length);
+let leastSpan = 20;
+const lengthOf = (begin, end) => clamp(end - begin, leastSpan, whole.end - whole.begin);
+
+function setView(begin, length) {
+  view.begin = clamp(begin, whole.begin, whole.end - length);
   view.end = view.begin + length;
+}
+
+function zoomTo(begin, end, how = "replace") {
+  const length = lengthOf(begin, end);
+  setView((begin + end) / 2 - length / 2, length);
   remember(how);
   redraw();
 }
-let leastSpan = 20;
 
 const zoomBy = (factor, at = (view.begin + view.end) / 2, how) =>
   zoomTo(at - (at - view.begin) * factor, at + (view.end - at) * factor, how);
@@ -44,33 +48,22 @@ function follow() {
       open(e);
       span ??= [e.begin[Math.max(0, row - 20)], e.until[Math.min(e.rows - 1, row + 20)]];
       showStep(e, row);
-    } else
-      show(
-        element(
-          "p",
-          `Step ${asks.get("step")} is not in the picture: it belongs to the warm-up or to another part of the trace.`,
-        ),
-      );
-  } else if (asks.has("request")) {
-    for (const e of of) {
-      const life = e.lives.find(one => one.id === asks.get("request"));
-      if (life) {
-        chosen = { e, life };
-        break;
-      }
+    } else {
+      const why = "it belongs to the warm-up or to another part of the trace.";
+      show(element("p", `Step ${asks.get("step")} is not in the picture: ${why}`));
     }
-    if (chosen) {
-      const { e, life } = chosen,
+  } else if (asks.has("request")) {
+    const found = of.flatMap(e => e.lives.filter(life => life.id === asks.get("request")).map(life => ({ e, life })));
+    if (found.length) {
+      const { e, life } = (chosen = found[0]),
         rim = (life.end - life.begin) / 20;
       open(e);
       span ??= [life.begin - rim, life.end + rim];
       showLife(e, life);
     } else show(element("p", `Request ${asks.get("request")} is not in the picture.`));
-  } else show(element("p", NOTHING));
+  } else show(element("p", NOTHING_CHOSEN));
   const [begin, end] = span && span.every(Number.isFinite) && span[1] > span[0] ? span : [whole.begin, whole.end];
-  const length = clamp(end - begin, Math.max(20, leastSpan), whole.end - whole.begin);
-  view.begin = clamp(begin, whole.begin, whole.end - length);
-  view.end = view.begin + length;
+  setView(begin, lengthOf(begin, end));
   redraw();
 }
 
@@ -119,7 +112,7 @@ function showFinding(at) {
     element("h2", found.title),
     element(
       "p",
-      `${sentences.integer(found.count)} steps show it${listed}, from ${seconds(begin)} to ${seconds(end)} s. The first: `,
+      `${integer(found.count)} steps show it${listed}, from ${seconds(begin)} to ${seconds(end)} s. The first: `,
       link(`step ${found.steps[0][0]}`, `#step=${found.steps[0][0]}&rank=${found.rank}`),
     ),
   );
@@ -235,7 +228,7 @@ const ACTIONS = {
   end: () => moveBy(1e9),
   none: () => {
     chosen = null;
-    show(element("p", NOTHING));
+    show(element("p", NOTHING_CHOSEN));
     remember("push");
     redraw();
   },

@@ -5,7 +5,7 @@ page fetches nothing, and markup in a stranger's text could do nothing even if i
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -15,29 +15,36 @@ from markupsafe import Markup
 
 from schedtrace.diagnose.analyze import Timelines
 from schedtrace.diagnose.verdict import leading
+from schedtrace.explain.request import request_life
+from schedtrace.explain.step import StepStories
 from schedtrace.model.comparison import Comparison
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import joined
-from schedtrace.model.printable import printable
+from schedtrace.model.printable import printable, visible
 from schedtrace.model.report import Report, RunReport
 from schedtrace.model.say import say
 from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report import report_page
+from schedtrace.present.pages.request import request_page
+from schedtrace.present.pages.step import step_page
 from schedtrace.present.phrases import plain
 from schedtrace.present.renderers import html
 from schedtrace.present.report.data import (
     BY_STEP,
+    FEWEST_STORIES,
     FIRST_CAUSE,
     MOST_ENGINES,
     MOST_ROWS,
+    MOST_STORIES,
     STATES,
     Chart,
+    Named,
     engines_of,
+    marked,
+    named,
     words_of_causes,
 )
-from schedtrace.present.report.named import FEWEST_STORIES, MOST_STORIES, Named, marked, named
 from schedtrace.present.sections import Headline, Note, Page, Section, Style, Styled
-from schedtrace.present.stories import stories
 from schedtrace.read.run import Run
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
@@ -139,8 +146,33 @@ def _stories(run: Run, timeline: Timeline, names: Named) -> dict[str, str]:
     if timeline.steps.height < trace.steps.height:
         whole = make_timeline(trace, run.manifest, whole=True, front_end=run.front_end)
     half = max(FEWEST_STORIES, min(MOST_STORIES, MOST_STORIES * MOST_ROWS // max(1, whole.steps.height))) // 2
-    steps = [(rank, step) for rank, step in names.examples[:half] if rank == timeline.rank]
-    return stories(run, [whole], steps, names.requests[:half])
+    return stories(
+        run, whole, [at for at in names.examples[:half] if at[0] == whole.rank], names.requests[:half]
+    )
+
+
+def stories(
+    run: Run, timeline: Timeline, steps: Iterable[tuple[int, int]], request_ids: Iterable[str]
+) -> dict[str, str]:
+    """Fragments by the part of an address that leads to them: ``step=264&rank=0``, ``request=t1-3``.
+
+    Args:
+        run: A run.
+        timeline: One of its engines, of a whole trace (``make_timeline(..., whole=True)``).
+        steps: Its rank and the number of each step.
+        request_ids: Whole ids; those of other engines are left out.
+
+    Raises:
+        UsageError: there is no such step.
+    """
+    explained, known = StepStories(run, timeline), timeline.request_states["request_id"]
+    pages: dict[str, Page[Any]] = {
+        html.step_link(step, rank): step_page(explained.story(step)) for rank, step in steps
+    }
+    for name in request_ids:
+        if name in known:
+            pages[html.request_link(visible(name))] = request_page(request_life(run, timeline, name))
+    return {at: html.fragment(page, rank=timeline.rank, level=2) for at, page in pages.items()}
 
 
 def _fragment(document: Any, sections: list[Section], rank: int | None = None) -> Markup:

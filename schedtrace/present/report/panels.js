@@ -1,21 +1,9 @@
 // The picture: colours, where the panels are, and a function that draws each.
 
 function readColours() {
-  const probe = document.body.appendChild(document.createElement("i"));
-  for (const name of [
-    "background",
-    "text",
-    "dim-text",
-    "line",
-    "link",
-    ...WORK,
-    "preempted",
-    ...COLOURED,
-    "other",
-    "nobody",
-    "front_end",
-    "kv",
-  ]) {
+  const probe = document.body.appendChild(element("i"));
+  const painted = ["preempted", ...COLOURED, "other", "nobody", "front_end", "kv"];
+  for (const name of ["background", "text", "dim-text", "line", "link", ...WORK, ...painted]) {
     probe.style.color = `var(--${name})`;
     colours[name] = getComputedStyle(probe).color;
   }
@@ -23,29 +11,22 @@ function readColours() {
 }
 
 function causeColour(code) {
-  const word = DATA.causes[code]?.word;
+  const word = causeWord(code);
   return colours[word === undefined || word === "next_step" ? "nobody" : COLOURED.includes(word) ? word : "other"];
 }
 
 function legend() {
-  const swatch = (name, text, title) => {
-    const item = document.createElement("span"),
-      svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    const rect = svg.appendChild(document.createElementNS("http://www.w3.org/2000/svg", "rect"));
+  const swatch = (name, text, title = "") => {
+    const [svg, rect] = ["svg", "rect"].map(tag => document.createElementNS("http://www.w3.org/2000/svg", tag));
     for (const [key, value] of Object.entries({ width: 11, height: 11, fill: colours[name] }))
       rect.setAttribute(key, value);
     svg.setAttribute("aria-hidden", "true");
-    item.append(svg, text);
-    item.title = title ?? "";
+    svg.append(rect);
+    const item = element("span", "", svg, text);
+    item.title = title;
     return item;
   };
-  const line = (title, items) => {
-    const p = document.createElement("p"),
-      b = document.createElement("b");
-    b.textContent = title;
-    p.append(b, ...items);
-    return p;
-  };
+  const line = (title, items) => element("p", "", element("b", title), ...items);
   const seen = new Set(engines.flatMap(e => e.causes));
   for (const e of engines)
     for (const life of e.lives)
@@ -56,13 +37,7 @@ function legend() {
   );
   const others = words.filter(cause => !COLOURED.includes(cause.word)).map(cause => cause.word);
   byId("legend").replaceChildren(
-    line("Work", [
-      swatch("decode", "decode"),
-      swatch("prefill", "prefill"),
-      swatch("recompute", "recompute"),
-      swatch("preempted", "preempted"),
-      swatch("front_end", "front end"),
-    ]),
+    line("Work", [...[...WORK, "preempted"].map(name => swatch(name, name)), swatch("front_end", "front end")]),
     line("Waiting, and budget unused, for", [
       ...own,
       ...(others.length ? [swatch("other", others.join(", "))] : []),
@@ -71,26 +46,31 @@ function legend() {
   );
 }
 
-// Where the panels of an engine are: a gutter for labels at the left, or a line above each where it is narrow.
-function layout(canvas, e) {
-  const width = canvas.clientWidth,
-    narrow = width < 600,
-    head = narrow ? 15 : 0;
-  const box = { left: narrow ? 0 : 112, width: 0, narrow, head, panels: {} };
-  box.width = Math.max(50, width - box.left - (narrow ? 0 : 8));
+// Where times are drawn: right of a gutter for labels, unless the canvas is narrow.
+function timeBox(canvas, span) {
+  const narrow = canvas.clientWidth < 600,
+    left = narrow ? 0 : 112;
+  const box = { left, narrow, width: Math.max(50, canvas.clientWidth - left - (narrow ? 0 : 8)) };
+  box.x = us => left + ((us - span.begin) / (span.end - span.begin)) * box.width;
+  box.us = x => span.begin + ((x - left) / box.width) * (span.end - span.begin);
+  return box;
+}
+
+// Where the panels of an engine are; where it is narrow, each has a line above it for its label.
+function layout(e) {
+  const box = { ...timeBox(e.canvas, view), panels: {} },
+    head = box.narrow ? 15 : 0;
   let y = 0;
   for (const [name, height] of Object.entries(
     e.open
       ? { axis: 18, ribbon: 20, steps: 16, budget: 112, queue: 120, kv: 50, requests: 300 }
       : { axis: 18, ribbon: 20, queue: 60 },
   )) {
-    y += name === "axis" || name === "steps" ? 0 : name === "ribbon" && narrow ? head + 4 : head;
+    y += name === "axis" || name === "steps" ? 0 : name === "ribbon" && box.narrow ? head + 4 : head;
     box.panels[name] = { y, height };
     y += height + (name === "ribbon" || name === "steps" ? 2 : 10);
   }
   box.height = y + 8;
-  box.x = us => box.left + ((us - view.begin) / (view.end - view.begin)) * box.width;
-  box.us = x => view.begin + ((x - box.left) / box.width) * (view.end - view.begin);
   return box;
 }
 
@@ -166,27 +146,30 @@ function drawAxis(context, box, panel, e) {
     context.moveTo(x, panel.y + panel.height);
     context.lineTo(x, box.height);
     context.stroke();
-    if (x - half >= box.left - (box.narrow ? 0 : 20) && x + half <= box.left + box.width + (box.narrow ? 0 : 8)) context.fillText(text, x, panel.y + 9);
+    const [before, after] = box.narrow ? [0, 0] : [20, 8];
+    if (x - half >= box.left - before && x + half <= box.left + box.width + after)
+      context.fillText(text, x, panel.y + 9);
   }
 }
 
-// The share of each cause in the time of each column.
-function drawRibbon(context, box, panel, e, columns) {
-  for (const { x, i, j } of columns) {
-    const all = Math.max(
+// The share of each cause in the time of a column, from y downwards.
+function drawCauses(context, e, { x, i, j }, y, height, colourOf = causeColour) {
+  const times = e.causes.map(c => between(e.sums[`time${c}`], i, j)),
+    all = Math.max(
       1,
-      e.causes.reduce((sum, c) => sum + e.sums[`time${c}`][j + 1] - e.sums[`time${c}`][i], 0),
+      times.reduce((sum, us) => sum + us, 0),
     );
-    let y = panel.y;
-    for (const c of e.causes) {
-      const height = ((e.sums[`time${c}`][j + 1] - e.sums[`time${c}`][i]) / all) * panel.height;
-      if (height > 0) {
-        context.fillStyle = causeColour(c);
-        context.fillRect(x, y, 1, height);
-        y += height;
-      }
-    }
-  }
+  e.causes.forEach((c, k) => {
+    const part = (times[k] / all) * height;
+    if (part <= 0) return;
+    context.fillStyle = colourOf(c);
+    context.fillRect(x, y, 1, part);
+    y += part;
+  });
+}
+
+function drawRibbon(context, panel, e, columns) {
+  for (const column of columns) drawCauses(context, e, column, panel.y, panel.height);
 }
 
 function drawSteps(context, box, panel, e) {
@@ -211,24 +194,21 @@ function drawSteps(context, box, panel, e) {
   title(context, box, { y: panel.y - (box.narrow ? -16 : 0) }, box.narrow ? "" : "steps");
 }
 
+function usedAStep(e, { from, j }) {
+  return WORK.reduce((sum, name) => sum + between(e.sums[name], from, j), 0) / between(e.sums.count, from, j);
+}
+
 function drawBudget(context, box, panel, e, columns) {
   let top = e.step_top;
   if (fitted)
-    top = Math.max(
-      1,
-      1.1 *
-        columns.reduce((most, { from, j }) => {
-          const steps = e.sums.count[j + 1] - e.sums.count[from];
-          return Math.max(most, WORK.reduce((sum, name) => sum + e.sums[name][j + 1] - e.sums[name][from], 0) / steps);
-        }, 0),
-    );
+    top = Math.max(1, 1.1 * columns.reduce((most, column) => Math.max(most, usedAStep(e, column)), 0));
   if (!top) return title(context, box, panel, "token budget", "not recorded");
   for (const { x, from, j, fresh } of columns) {
     if (!fresh && box.us(x) >= e.end[j]) continue; // idle: the step before is over
-    const scale = panel.height / top / (e.sums.count[j + 1] - e.sums.count[from]);
+    const scale = panel.height / top / between(e.sums.count, from, j);
     let y = panel.y + panel.height;
     const stack = (sums, colour, tint) => {
-      const height = Math.min(y - panel.y, (sums[j + 1] - sums[from]) * scale);
+      const height = Math.min(y - panel.y, between(sums, from, j) * scale);
       if (height <= 0) return;
       context.globalAlpha = tint;
       context.fillStyle = colour;
@@ -239,13 +219,8 @@ function drawBudget(context, box, panel, e, columns) {
   }
   context.globalAlpha = 1;
   frame(context, box, panel);
-  title(
-    context,
-    box,
-    panel,
-    "token budget",
-    fitted ? `to ${sentences.integer(top)} of ${sentences.integer(e.step_top)}` : `${sentences.integer(top)} a step`,
-  );
+  const shown = fitted ? `to ${integer(top)} of ${integer(e.step_top)}` : `${integer(top)} a step`;
+  title(context, box, panel, "token budget", shown);
 }
 
 // Running upwards, waiting downwards in the colours of causes, a tick below where requests were preempted.
@@ -256,26 +231,14 @@ function drawQueue(context, box, panel, e, columns) {
   const up = clamp(most / (most + waiting), 0.3, 0.75) * panel.height,
     zero = panel.y + up,
     down = panel.height - up;
-  for (const { x, i, j, from, fresh } of columns) {
+  const colourOf = c => (c === NOBODY ? colours.front_end : causeColour(c));
+  for (const column of columns) {
+    const { x, i, j, from, fresh } = column;
     const height = (peak(e.peaks.running, i, j) / most) * up;
     context.fillStyle = colours.decode;
     if (height > 0) context.fillRect(x, zero - height, 1, height);
     const queued = (peak(e.peaks.waiting, i, j) / waiting) * down;
-    if (queued > 0) {
-      const all = Math.max(
-        1,
-        e.causes.reduce((sum, c) => sum + e.sums[`time${c}`][j + 1] - e.sums[`time${c}`][i], 0),
-      );
-      let y = zero;
-      for (const c of e.causes) {
-        const part = ((e.sums[`time${c}`][j + 1] - e.sums[`time${c}`][i]) / all) * queued;
-        if (part > 0) {
-          context.fillStyle = c === NOBODY ? colours.front_end : causeColour(c);
-          context.fillRect(x, y, 1, part);
-          y += part;
-        }
-      }
-    }
+    if (queued > 0) drawCauses(context, e, column, zero, queued, colourOf);
     if (fresh && peak(e.peaks.preempted, from, j) > 0) {
       context.fillStyle = colours.preempted;
       context.fillRect(x - 0.5, panel.y + panel.height + 1, 2, 7);
@@ -283,21 +246,14 @@ function drawQueue(context, box, panel, e, columns) {
   }
   context.fillStyle = colours.text;
   context.fillRect(box.left, zero, box.width, 1);
-  title(
-    context,
-    box,
-    panel,
-    "running",
-    e.seats
-      ? `up to ${sentences.integer(e.mostRunning)} of ${sentences.integer(e.seats)}`
-      : `up to ${sentences.integer(e.mostRunning)}`,
-  );
+  const seats = e.seats ? ` of ${integer(e.seats)}` : "";
+  title(context, box, panel, "running", `up to ${integer(e.mostRunning)}${seats}`);
   if (box.narrow) {
     context.textAlign = "right";
     context.fillStyle = colours["dim-text"];
-    context.fillText(`waiting up to ${sentences.integer(e.mostWaiting)}`, box.width, panel.y - 8);
+    context.fillText(`waiting up to ${integer(e.mostWaiting)}`, box.width, panel.y - 8);
   } else if (panel.height > 100)
-    title(context, box, { y: Math.max(zero, panel.y + 34) }, "waiting", `up to ${sentences.integer(e.mostWaiting)}`);
+    title(context, box, { y: Math.max(zero, panel.y + 34) }, "waiting", `up to ${integer(e.mostWaiting)}`);
 }
 
 function drawKv(context, box, panel, e, columns) {
@@ -308,7 +264,7 @@ function drawKv(context, box, panel, e, columns) {
     if (height > 0) context.fillRect(x, panel.y + panel.height - height, 1, height);
   }
   frame(context, box, panel);
-  title(context, box, panel, "KV blocks", `of ${sentences.integer(e.blocks)}`);
+  title(context, box, panel, "KV blocks", `of ${integer(e.blocks)}`);
 }
 
 // The steps of the chosen finding above the ribbon; lines through all panels at the ends of their longest run.
@@ -340,41 +296,6 @@ function line(context, box, us, from = box.panels.ribbon.y - 4) {
   context.moveTo(x, from);
   context.lineTo(x, box.height);
   context.stroke();
-}
-
-const merged = spans =>
-  spans.reduce((found, [begin, end]) => {
-    // those less than 1 % of the run apart as one
-    const last = found.at(-1);
-    if (last && begin - last[1] < (whole.end - whole.begin) / 100) last[1] = Math.max(last[1], end);
-    else found.push([begin, end]);
-    return found;
-  }, []);
-
-// Times of a finding's steps: all that had its cause where the report names the first only.
-function spansOf(e) {
-  const found = DATA.findings[finding];
-  if (!found || !found.ranks.includes(e.rank) || e.run) return [];
-  if (e.spans?.of === found) return e.spans;
-  const spans = [],
-    add = (begin, end) => {
-      const last = spans.at(-1);
-      if (last?.[1] === begin) last[1] = end;
-      else spans.push([begin, end]);
-    };
-  const code = DATA.causes.findIndex(cause => cause.word === found.cause);
-  spans.by_cause = found.named < found.count && e.causes.includes(code);
-  if (spans.by_cause) {
-    for (let i = 0; i < e.rows; i++) if (e.cause[i] === code) add(e.begin[i], e.until[i]);
-  } else if (found.rank === e.rank)
-    for (const [first, last] of found.steps) {
-      const i = rowOf(e, first),
-        j = rowOf(e, last);
-      if (i >= 0 && j >= 0) add(e.begin[i], e.end[j]);
-    }
-  spans.of = found;
-  spans.whole = spans.by_cause || found.named >= found.count;
-  return (e.spans = spans);
 }
 
 function drawMarks(context, box, e) {
@@ -412,12 +333,12 @@ function drawMarks(context, box, e) {
 }
 
 function drawEngine(e) {
-  const box = (e.box = layout(e.canvas, e)),
+  const box = (e.box = layout(e)),
     context = prepared(e.canvas, box.height);
   const columns = columnsOf(e, box),
     panels = box.panels;
   drawAxis(context, box, panels.axis, e);
-  drawRibbon(context, box, panels.ribbon, e, columns);
+  drawRibbon(context, panels.ribbon, e, columns);
   title(context, box, panels.ribbon, "waiting for");
   if (e.open) {
     drawSteps(context, box, panels.steps, e);
@@ -432,17 +353,11 @@ function drawEngine(e) {
 
 function drawMap() {
   const canvas = byId("map"),
-    box = { left: canvas.clientWidth < 600 ? 0 : 112, height: 28 },
-    shown = { ...view };
-  box.width = Math.max(50, canvas.clientWidth - box.left - (box.left ? 8 : 0));
+    box = { ...timeBox(canvas, whole), height: 28 };
   const context = prepared(canvas, box.height),
     each = (box.height - 6) / engines.length;
-  Object.assign(view, whole);
-  box.us = x => whole.begin + ((x - box.left) / box.width) * (whole.end - whole.begin);
-  box.x = us => box.left + ((us - whole.begin) / (whole.end - whole.begin)) * box.width;
-  engines.forEach((e, i) => drawRibbon(context, box, { y: 3 + i * each, height: each }, e, columnsOf(e, box)));
-  Object.assign(view, shown);
-  if (box.left) title(context, { narrow: false }, { y: 6 }, "whole run");
+  engines.forEach((e, i) => drawRibbon(context, { y: 3 + i * each, height: each }, e, columnsOf(e, box)));
+  if (!box.narrow) title(context, box, { y: 6 }, "whole run");
   const left = box.x(view.begin),
     right = Math.max(left + 3, box.x(view.end));
   context.fillStyle = colours.background;

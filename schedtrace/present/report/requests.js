@@ -33,16 +33,10 @@ function drawRequests(context, box, panel, e) {
   });
   e.lanes = { lanes, height, y: panel.y };
   frame(context, box, panel);
-  if (height < 11 || box.narrow)
-    title(
-      context,
-      box,
-      panel,
-      "requests",
-      lanes.length < of || e.lives.length < e.request_count
-        ? `${sentences.integer(lanes.length)} of ${sentences.integer(of < e.lives.length ? of : e.request_count)}`
-        : sentences.integer(of),
-    );
+  if (height >= 11 && !box.narrow) return;
+  const all = of < e.lives.length ? of : e.request_count,
+    some = lanes.length < of || e.lives.length < e.request_count;
+  title(context, box, panel, "requests", some ? `${integer(lanes.length)} of ${integer(all)}` : integer(of));
 }
 
 function drawPiece(context, box, e, piece, y, tall) {

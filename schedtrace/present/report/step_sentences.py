@@ -6,7 +6,7 @@ A page that shows any of 50,000 steps cannot hold 50,000 stories. These are the 
 ``explain/exit_sentences.py``, made once for each kind with slots in place of what differs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ import polars as pl
 from schedtrace.explain.exit_sentences import (
     SAME_STOP,
     Row,
-    Values,
     preempted,
     stop_rows,
     stop_values,
@@ -53,6 +52,11 @@ class StepWords:
     ``times``."""
 
 
+STOP = ("request_ids", "count", "blocks_needed", "blocks_free", "budget_left")
+VICTIM = ("request_id", "for_request_id", "lost_tokens", "blocks_needed", "blocks_freed", "num_preemptions")
+"""Columns that fill the sentences."""
+
+
 def step_words(timeline: Timeline) -> StepWords:
     """The sentences of every step of a timeline; work of the number of exits, not of templates."""
     header = timeline.header
@@ -73,31 +77,20 @@ def step_words(timeline: Timeline) -> StepWords:
         _words(
             stops,
             [*SAME_STOP, "named", "several", "lacked"],
-            ["request_ids", "count", "blocks_needed", "blocks_free", "budget_left"],
-            lambda row: stopped(header, row, _slots(stop_values, row)),
+            STOP,
+            lambda row: stopped(header, row, with_slots(stop_values(row))),
         ),
         _words(
             lost,
             ["in_schedule", "by_itself", "known", "asked", "gave", "again"],
-            [
-                "request_id",
-                "for_request_id",
-                "lost_tokens",
-                "blocks_needed",
-                "blocks_freed",
-                "num_preemptions",
-            ],
-            lambda row: preempted(row, _slots(victim_values, row)),
+            VICTIM,
+            lambda row: preempted(row, with_slots(victim_values(row))),
         ),
     )
 
 
-def _slots(values: Callable[[Row], Values], row: Row) -> Values:
-    return with_slots(values(row))
-
-
 def _words(
-    frame: pl.DataFrame, kinds: list[str], filling: list[str], make: Callable[[Row], Message]
+    frame: pl.DataFrame, kinds: list[str], filling: Iterable[str], make: Callable[[Row], Message]
 ) -> Words:
     """One template for each combination of the columns ``kinds``, from the first row that has it."""
     firsts = frame.unique(kinds, keep="first", maintain_order=True)
@@ -176,14 +169,11 @@ def add_words(
         of_left=pl.col("token_budget")
         - pl.sum_horizontal("decode_tokens", "prefill_tokens", "recompute_tokens"),
     )
-    told = single.select("step")
-    words = step_words(
-        replace(
-            timeline,
-            exits=timeline.exits.join(told, on="step", how="semi", maintain_order="left"),
-            preemptions=timeline.preemptions.join(told, on="step", how="semi", maintain_order="left"),
-        )
+    exits, preemptions = (
+        frame.join(single, on="step", how="semi", maintain_order="left")
+        for frame in (timeline.exits, timeline.preemptions)
     )
+    words = step_words(replace(timeline, exits=exits, preemptions=preemptions))
     stops = words.stops.rows.join(single, on="step", how="inner", maintain_order="left")
     named = stops["request_ids"].list.head(MOST_NAMED)
     for column, values in {

@@ -3,7 +3,7 @@
 function sumsOf(e, begin, end) {
   const i = Math.max(0, rowAt(e, begin)),
     j = rowAt(e, end),
-    of = name => (j < i ? 0 : e.sums[name][j + 1] - e.sums[name][i]);
+    of = name => (j < i ? 0 : between(e.sums[name], i, j));
   const tokens = WORK.reduce((sum, name) => sum + of(name), 0);
   return {
     steps: of("count"),
@@ -12,7 +12,7 @@ function sumsOf(e, begin, end) {
     decode: of("decode"),
     prefill: of("prefill"),
     recompute: of("recompute"),
-    waiting: e.causes.filter(c => c !== NOBODY).map(c => [DATA.causes[c].word, of(`time${c}`)]),
+    waiting: e.causes.filter(c => c !== NOBODY).map(c => [causeWord(c), of(`time${c}`)]),
   };
 }
 
@@ -20,15 +20,15 @@ function sentence(e, begin, end) {
   const sums = sumsOf(e, begin, end),
     waits = sums.waiting.filter(([, us]) => us > 0).sort((a, b) => b[1] - a[1]);
   const parts = [
-    sentences.counted(sums.steps, "step"),
-    e.knows.includes("LIVES") && sentences.counted(e.request_count, "request"),
-    sums.use !== null && `${sentences.percent(sums.use)} of the token budget used`,
-    e.knows.includes("PREEMPTIONS") && sentences.counted(sums.preemptions, "preemption"),
+    counted(sums.steps, "step"),
+    e.knows.includes("LIVES") && counted(e.request_count, "request"),
+    sums.use !== null && `${percent(sums.use)} of the token budget used`,
+    e.knows.includes("PREEMPTIONS") && counted(sums.preemptions, "preemption"),
   ]; // what is not recorded is not said
   return (
     parts.filter(Boolean).join(", ") +
     (waits.length
-      ? `; requests refused for ${waits.map(([word, us]) => `${word} during ${sentences.duration(us)}`).join(", ")}`
+      ? `; requests refused for ${waits.map(([word, us]) => `${word} during ${duration(us)}`).join(", ")}`
       : "")
   );
 }
@@ -39,8 +39,8 @@ function rowWords(e, i) {
 }
 
 function briefly(e, i) {
-  const cause = DATA.causes[e.cause[i]]?.word;
-  return `${rowWords(e, i)}: ${WORK.map(name => `${name} ${sentences.integer(Math.max(0, e[name][i]))}`).join(", ")} of ${sentences.integer(e.budget[i])} tokens; running ${e.running[i]}, waiting ${e.waiting[i]}${cause ? ` for ${cause}` : ""}`;
+  const cause = causeWord(e.cause[i]);
+  return `${rowWords(e, i)}: ${WORK.map(name => `${name} ${integer(Math.max(0, e[name][i]))}`).join(", ")} of ${integer(e.budget[i])} tokens; running ${e.running[i]}, waiting ${e.waiting[i]}${cause ? ` for ${cause}` : ""}`;
 }
 
 function element(tag, text, ...children) {
@@ -132,25 +132,30 @@ function showStep(e, i) {
   const rows = [
     [
       "time",
-      `${(e.begin[i] / 1e6).toFixed(3)} s; its output was back after ${sentences.duration(e.end[i] - e.begin[i])}`,
+      `${(e.begin[i] / 1e6).toFixed(3)} s; its output was back after ${duration(e.end[i] - e.begin[i])}`,
     ],
     [
       "used",
-      element("div", "", ...used, `: ${WORK.map(name => `${sentences.integer(known(name))} ${name}`).join(", ")}`),
+      element("div", "", ...used, `: ${WORK.map(name => `${integer(known(name))} ${name}`).join(", ")}`),
     ],
     ...(lost.length ? [["preempted", element("div", "", ...lost)]] : []),
     [
       "stopped",
-      stops.length ? element("div", "", ...stops) : (DATA.causes[e.cause[i]]?.word ?? "no exit was recorded"),
+      stops.length ? element("div", "", ...stops) : (causeWord(e.cause[i]) ?? "no exit was recorded"),
     ],
     ["after", element("div", "", ...written(e, e.words.crowd[blocks], after))],
   ];
-  const command = `schedtrace step ${path(e)} ${e.step[i]}${e.rank ? ` --engine ${e.rank}` : ""}`;
   const heading = rowWords(e, i);
+  const command = `step ${path(e)} ${e.step[i]}${e.rank ? ` --engine ${e.rank}` : ""}`;
+  showRows(e, heading[0].toUpperCase() + heading.slice(1) + trial, rows, command);
+}
+
+// What is known of a step or a request, and the command that shows all of it.
+function showRows(e, heading, rows, command) {
   show(
-    element("h2", heading[0].toUpperCase() + heading.slice(1) + trial + (e.label ? ` (${e.label})` : "")),
+    element("h2", heading + (e.label ? ` (${e.label})` : "")),
     tableOf(rows),
-    element("p", "All of it: ", element("code", command)),
+    element("p", "All of it: ", element("code", `schedtrace ${command}`)),
   );
 }
 
@@ -168,30 +173,22 @@ function showStory(e, at) {
 function showLife(e, life) {
   if (showStory(e, requestHash(life.id).slice(1))) return;
   const rows = life.pieces.map(piece => {
-    const cause =
-      piece.cause >= FIRST_CAUSE
-        ? ` (${DATA.causes[piece.cause - FIRST_CAUSE].word})`
-        : piece.cause === BY_STEP
-          ? ` (${causesWithin(e, piece).join(", ")})`
-          : "";
+    const causes = piece.cause === BY_STEP ? causesWithin(e, piece) : [causeWord(piece.cause - FIRST_CAUSE)];
+    const cause = piece.cause === BY_STEP || piece.cause >= FIRST_CAUSE ? ` (${causes.join(", ")})` : "";
     return [
       `${(piece.begin / 1e6).toFixed(6)} s`,
-      piece.state.replace("_", " ") + cause,
-      sentences.duration(piece.end - piece.begin),
-      piece.tokens > 0 ? `${sentences.integer(piece.tokens)} tokens` : "",
+      stateWord(piece) + cause,
+      duration(piece.end - piece.begin),
+      piece.tokens > 0 ? `${integer(piece.tokens)} tokens` : "",
     ];
   });
-  show(
-    element("h2", `Request ${life.id}` + (e.label ? ` (${e.label})` : "")),
-    tableOf(rows),
-    element("p", "All of it: ", element("code", `schedtrace request ${path(e)} ${life.id}`)),
-  );
+  showRows(e, `Request ${life.id}`, rows, `request ${path(e)} ${life.id}`);
 }
 
 function causesWithin(e, piece) {
   const words = new Set();
   for (let i = Math.max(0, rowAt(e, piece.begin)); i < e.rows && e.begin[i] < piece.end; i++)
-    if (e.cause[i] >= 0) words.add(DATA.causes[e.cause[i]].word);
+    if (e.cause[i] >= 0) words.add(causeWord(e.cause[i]));
   return [...words];
 }
 

@@ -11,8 +11,8 @@ from schedtrace.cli.options import stderr_console
 from schedtrace.errors import EngineError
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
-from schedtrace.present.console import make_console
 from schedtrace.present.progress import RunProgress
+from schedtrace.present.renderers.text import make_console
 from tests import makers
 from tests.fuzz.hostile_commands import check
 from tests.makers import arrival, finish, step

@@ -1,9 +1,10 @@
-"""Runs made by hand for the golden files: everything that ``analyze`` and ``diff`` can show, in few steps."""
+"""Runs made by hand for the golden files: everything that commands can show, in few steps."""
 
 from pathlib import Path
+from typing import Any
 
-from schedtrace.model.causes import Cause
-from schedtrace.model.trace import AnyLine, Events, Exit, Preemption
+from schedtrace.model.causes import Cap, Cause
+from schedtrace.model.trace import AnyLine, ChunkCap, Events, Exit, Preemption, ScheduledRequest
 from tests.makers import arrival, finish, manifest, result, run_folder, step, workload
 
 MS = 1000
@@ -22,50 +23,32 @@ def trial(number: int, first: int, *, blocked: bool) -> list[AnyLine]:
     late = [arrival(name, at + 5 * MS, at + 6 * MS, prompt_tokens=200) for name in (c, d)]
     refused = Exit("waiting", "break", Cause.KV_BLOCKS, d, 798, via="source", location="scheduler.py:1001")
     held = {"waiting": 1, "waiting_tokens_after": 200, "ended": refused, "kv_blocks_free_after": 3}
+
+    def one(place: int, start_ms: int, back_ms: int, got: dict[str, int], **fields: Any) -> AnyLine:
+        start, back = at + start_ms * MS, back_ms * MS
+        return step(first + place, trial=number, start=start, back=back, got=got, **fields)
+
+    done = [ran(name, at - 100, at + 10 * MS, at + 28 * MS) for name in (a, b)]
+    begin = one(
+        0, 0, 10, {a: 100, b: 100}, new=[a, b], arrived=came, kv_blocks_free_after=80, prefill_tokens=200
+    )
+    if blocked:
+        lost = [Preemption(c, 200, d, 1)]
+        again = {"resumed": [c], "prefill_tokens": 200, "recomputed_tokens": 200}
+        others = [
+            one(1, 11, 12, {a: 1, b: 1, c: 200}, new=[c], arrived=late, prefill_tokens=200, **held),
+            one(2, 24, 4, {a: 1, b: 1, d: 200}, new=[d], preempted=lost, prefill_tokens=200),
+            one(3, 29, 11, {c: 201}, finished=done, **again),
+        ]
+    else:
+        others = [
+            one(1, 11, 12, {a: 1, b: 1, c: 200, d: 200}, new=[c, d], arrived=late, prefill_tokens=200),
+            one(2, 24, 4, {a: 1, b: 1, c: 1, d: 1}),
+            one(3, 29, 11, {c: 1, d: 1}, finished=done),
+        ]
     return [
-        step(
-            first,
-            trial=number,
-            start=at,
-            back=10 * MS,
-            got={a: 100, b: 100},
-            new=[a, b],
-            arrived=came,
-            kv_blocks_free_after=80,
-            prefill_tokens=200,
-        ),
-        step(
-            first + 1,
-            trial=number,
-            start=at + 11 * MS,
-            back=12 * MS,
-            got={a: 1, b: 1, c: 200} if blocked else {a: 1, b: 1, c: 200, d: 200},
-            new=[c] if blocked else [c, d],
-            arrived=late,
-            prefill_tokens=200,
-            **(held if blocked else {}),
-        ),
-        step(
-            first + 2,
-            trial=number,
-            start=at + 24 * MS,
-            back=4 * MS,
-            got={a: 1, b: 1, d: 200} if blocked else {a: 1, b: 1, c: 1, d: 1},
-            new=[d] if blocked else [],
-            preempted=[Preemption(c, 200, d, 1)] if blocked else [],
-            prefill_tokens=200 if blocked else 0,
-        ),
-        step(
-            first + 3,
-            trial=number,
-            start=at + 29 * MS,
-            back=11 * MS,
-            got={c: 201} if blocked else {c: 1, d: 1},
-            resumed=[c] if blocked else [],
-            prefill_tokens=200 if blocked else 0,
-            recomputed_tokens=200 if blocked else 0,
-            finished=[ran(name, at - 100, at + 10 * MS, at + 28 * MS) for name in (a, b)],
-        ),
+        begin,
+        *others,
         Events(
             at_us=at + 50 * MS,
             finished=[ran(name, at + 5 * MS, at + 23 * MS, at + 40 * MS) for name in (c, d)],
@@ -97,13 +80,7 @@ def small_kv(folder: Path) -> Path:
     lines = [*warm_up(), *trial(1, 2, blocked=True), *trial(2, 6, blocked=True)]
     told = about("small-kv", num_gpu_blocks_override=40)
     told.status = "interrupted"
-    return run_folder(
-        folder,
-        *lines,
-        about=told,
-        trial_ids=True,
-        exits_via="source",
-    )
+    return run_folder(folder, *lines, about=told, trial_ids=True, exits_via="source")
 
 
 def enough(folder: Path) -> Path:
@@ -120,3 +97,91 @@ def two_bare_engines(folder: Path) -> Path:
         unseen = {"preemptions_recorded": False, "notices": ["no hook for preemptions"]}
         run_folder(folder, *lines, engine_rank=rank, **unseen)
     return folder
+
+
+DECODING = [f"t1-{n}" for n in range(30)]
+LATE = [f"t1-{n}" for n in range(30, 44)]
+SOURCE = "vllm/v1/core/sched/scheduler.py"
+
+
+def crowded(folder: Path) -> Path:
+    """Thirty requests decode; in step 2 one is preempted, one comes back, one is cut, twelve wait."""
+    victim, cut, large = "t1-29", "t1-30", "t1-31"
+    came = [arrival(name, 0, 50, prompt_tokens=10, max_tokens=8) for name in DECODING]
+    late = [arrival(name, 8 * MS, 9 * MS, prompt_tokens=500 + n, max_tokens=4) for n, name in enumerate(LATE)]
+    place = {"via": "source"}
+    refused = Exit(
+        "waiting", "break", Cause.KV_BLOCKS, large, 330, "full_sequence", location=f"{SOURCE}:1001", **place
+    )
+    refused.blocks_needed, refused.blocks_free = 51, 40
+    skipped = Exit(
+        "running", "continue", Cause.OUTPUT_IN_FLIGHT, "t1-0", 371, location=f"{SOURCE}:500", **place
+    )
+    gate = Exit("waiting", "gate", Cause.PREEMPTED_THIS_STEP, None, 971, location=f"{SOURCE}:600", **place)
+    about_victim = {
+        "arrived_us": 0,
+        "first_token_us": 10 * MS,
+        "last_token_us": 60 * MS,
+        "finished_us": 60_020,
+    }
+    lines = [
+        step(0, start=100, trial=1, back=9_900, arrived=came, prefill_tokens=300, requests=first_chunks()),
+        step(
+            1,
+            start=11 * MS,
+            trial=1,
+            back=8 * MS,
+            arrived=late,
+            preempted=[Preemption(victim, 10, "t1-3", 1, blocks_needed=1, blocks_freed=1)],
+            requests=[ScheduledRequest(name, 10, 1) for name in DECODING[:-1]],
+            total_requests=29,
+            remaining_budget=971,
+            ended=gate,
+            waiting=15,
+        ),
+        step(
+            2,
+            start=20 * MS,
+            trial=1,
+            back=30 * MS,
+            took=1_234,
+            requests=[
+                *(ScheduledRequest(name, 11, 1) for name in DECODING[1:-1]),
+                ScheduledRequest(victim, 0, 11, "resumed"),
+                ScheduledRequest(cut, 0, 300, "new"),
+            ],
+            caps=[ChunkCap(cut, Cap.LONG_PREFILL, 500, 300)],
+            total_requests=30,
+            remaining_budget=661,
+            exits=[skipped, refused],
+            num_running_before=29,
+            num_running_after=31,
+            num_waiting_before=15,
+            num_waiting_after=13,
+            kv_blocks_total=400,
+            kv_blocks_free_before=70,
+            kv_blocks_free_after=40,
+            output_tokens=29,
+        ),
+        step(
+            3,
+            start=51 * MS,
+            trial=1,
+            back=9 * MS,
+            requests=[ScheduledRequest(victim, 11, 1)],
+            total_requests=1,
+            arrived=[arrival("t1-44", 21 * MS, 50 * MS), arrival("t1-45", 49 * MS, 50 * MS)],
+            waiting=15,
+            ended=Cause.TOKEN_BUDGET,
+        ),
+        step(
+            4, start=70 * MS, trial=1, waiting=16, finished=[finish(victim, prompt_tokens=10, **about_victim)]
+        ),
+    ]
+    config = {"long_prefill_token_threshold": 300, "scheduler_reserve_full_isl": True}
+    told = manifest(label="crowded")
+    return run_folder(folder, *lines, about=told, trial_ids=True, exits_via="source", scheduler_config=config)
+
+
+def first_chunks() -> list[ScheduledRequest]:
+    return [ScheduledRequest(name, 0, 10, "new") for name in DECODING]

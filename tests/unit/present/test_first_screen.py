@@ -12,7 +12,6 @@ from schedtrace.model.report import Advice, Evidence, Finding, Gain, Report, Run
 from schedtrace.model.say import say
 from schedtrace.present.pages.report import MOST_LINES, WIDTH, report_page
 from schedtrace.present.renderers import Format
-from schedtrace.present.sections import Cause, Page, Part, Shares, Style
 from schedtrace.read.run import read_run
 from tests.unit.present.test_goldens import text_of
 
@@ -128,42 +127,6 @@ def test_a_command_is_never_broken_and_can_be_pasted_whatever_the_names_are():
         assert f"schedtrace request '{'long/' * 20}a run' '$(reboot) x'" in text
     lines = next_commands(text_of(shown))
     assert [shlex.split(line)[3:] for line in lines] == [["--details"], ["7"], ["$(reboot) x"], []]
-
-
-SECTIONS = [
-    Shares("The time", [Part("prefill", 0.75, Style.PREFILL), Part("a longer part", 0.25, Style.DIM)]),
-    Cause(
-        1,
-        "Too few seats",
-        "9 % of it",
-        ["All seats were taken."],
-        [say("{setting:code} 16", setting="--max-num-seqs"), "another engine"],
-    ),
-]
-
-
-def test_shares_and_causes_as_text():
-    shown = text_of(Page(None, lambda _: SECTIONS), 60).splitlines()
-    assert shown[0] == "The time"
-    assert [line.split()[-2:] for line in shown[1:3]] == [["%", line.split()[-1]] for line in shown[1:3]]
-    assert [line.index("%") for line in shown[1:3]] == [20, 20]
-    bars = [line.split()[-1].count("█") for line in shown[1:3]]
-    assert bars == [22, 7]  # and a half, of 30
-    assert shown[4:] == [
-        "1. Too few seats" + "9 % of it".rjust(44),
-        "   All seats were taken.",
-        "   Try: --max-num-seqs 16",
-        "   or   another engine",
-    ]
-
-
-def test_shares_and_causes_as_markdown():
-    shown = text_of(Page(None, lambda _: SECTIONS), output_format=Format.MARKDOWN)
-    assert shown == (
-        "**The time**\n\n* prefill: 75 %\n* a longer part: 25 %\n\n"
-        "**1. Too few seats** 9 % of it\n\nAll seats were taken.\n\n"
-        "* Try: `--max-num-seqs` 16\n* Try: another engine\n"
-    )
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda folder: f"{folder.parent.name}-{folder.name}")

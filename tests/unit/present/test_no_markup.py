@@ -36,7 +36,7 @@ def test_a_module_neither_parses_markup_nor_prints_by_itself(path):
     if where.startswith(("cli/", "present/")):
         assert not PARSES & made
     assert PRINTS & made <= MAY_PRINT.get(where, set())
-    assert "Console" not in made or where == "present/console.py"
+    assert "Console" not in made or where == "present/renderers/text.py"
     streams = [
         node
         for node in ast.walk(tree)

@@ -1,18 +1,28 @@
 """What pages say of documents, where that is more than their fields."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from schedtrace.diagnose.analyze import analyze
 from schedtrace.explain.request import explain_request
 from schedtrace.model.comparison import Comparison, Decisions, FindingChange
+from schedtrace.model.limits import EffectiveSetting
 from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
+from schedtrace.model.story import Newcomer
 from schedtrace.model.trace import Preemption
 from schedtrace.present.pages.comparison import comparison_page
+from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.report_details import _cost, _where
 from schedtrace.present.pages.request import request_page
+from schedtrace.present.pages.run_header import SETTINGS, noteworthy
+from schedtrace.present.pages.step import _late
 from schedtrace.present.phrases import plain
+from schedtrace.present.renderers.text import render
+from schedtrace.present.sections import Page, table
 from schedtrace.read.run import read_run
-from tests.makers import arrival, run_folder, step
+from tests.makers import arrival, finish, header, run_folder, step, write_trace
 from tests.unit.present.test_goldens import text_of
 
 
@@ -107,14 +117,14 @@ def found(**fields):
 
 
 def test_an_estimated_cost_below_what_it_resolves_is_left_out():
-    assert _cost(found(cost_ms=1e-9, cost_frac=1e-9, cost_error_frac=0.1)) == ""
+    assert not _cost(found(cost_ms=1e-9, cost_frac=1e-9, cost_error_frac=0.1))
     estimated = found(cost_ms=12.0, cost_frac=0.01, cost_error_frac=0.1)
     assert plain(_cost(estimated)) == (
         "cost: about 12.0 ms, 1 % of the busy time (estimated; the model of step times is typically 10 % off)"
     )
     measured = found(cost_ms=0.5, cost_frac=0.001, cost_of="run")
     assert plain(_cost(measured)) == "cost: about 0.50 ms, <1 % of the run (measured)"
-    assert _cost(found()) == ""
+    assert not _cost(found())
 
 
 def test_where_a_finding_shows_is_a_place_ranges_of_steps_and_an_example():
@@ -122,3 +132,84 @@ def test_where_a_finding_shows_is_a_place_ranges_of_steps_and_an_example():
     assert plain(_where(told)) == "At x.py:1. Steps 3-5. For instance step 3."
     assert plain(_where(found(steps=[7]))) == "Step 7."
     assert plain(_where(found(steps=list(range(100))))) == "Steps 0-99 and more."
+
+
+@pytest.mark.parametrize(
+    ("on_its_way_us", "text"),
+    [
+        (30, "1 of them had reached the front end when schedule() ended."),
+        (0, "The last one reached the front end 0.02 ms after schedule() ended, before this step's output"),
+    ],
+)
+def test_who_came_too_late_was_on_the_way_or_came_after_the_call(on_its_way_us, text):
+    came = Newcomer(
+        request_id="a", prompt_tokens=9, max_tokens=None, queued_us=120, on_its_way_us=on_its_way_us
+    )
+    late = plain(_late(SimpleNamespace(start_us=0, schedule_us=100, late=[came]), everything=False))
+    assert late.removesuffix(" was back.") == f"1 request of 9 prompt tokens: a. {text}"
+
+
+GIVEN = [
+    EffectiveSetting(name="max_num_batched_tokens", value=16384, origin="given"),
+    EffectiveSetting(
+        name="async_scheduling",
+        value=False,
+        origin="overridden",
+        given=True,
+        explanation=say("True was given"),
+    ),
+    EffectiveSetting(name="watermark", value=1e-05, origin="given", inert=True, explanation=say("no effect")),
+    EffectiveSetting(name="cudagraph_capture_sizes", value=[1, 2, 4, 8, 16, 512], origin="derived"),
+]
+
+
+def test_every_setting_is_a_row_with_value_origin_and_note():
+    text = render(Page(GIVEN, lambda shown: [table(shown, SETTINGS)]), width=100)
+    assert [line.split() for line in text.splitlines() if line.strip()] == [
+        ["setting", "value", "origin"],
+        ["max_num_batched_tokens", "16,384", "given"],
+        ["async_scheduling", "False", "overridden", "True", "was", "given"],
+        ["watermark", "1e-05", "given,", "inert", "no", "effect"],
+        ["cudagraph_capture_sizes", "1,", "2,", "4", "...", "512", "(6", "sizes)", "derived"],
+    ]
+
+
+def test_only_inert_and_overridden_settings_are_worth_a_line():
+    assert plain(noteworthy(GIVEN)) == ("async_scheduling False: True was given; watermark 1e-05: no effect.")
+    assert not noteworthy([GIVEN[0], GIVEN[3]])
+
+
+@pytest.fixture
+def shown(tmp_path):
+    """``shown(finished="ab", full=True)``: the report of three requests, a, b and c."""
+
+    def show(*, finished="", trial=None, full=False):
+        arrived = [arrival(name, trial) for name in "abc"]
+        lines = [
+            step(0, got=dict.fromkeys("abc", 10), new="abc", arrived=arrived, trial=trial),
+            step(1, finished=[finish(name) for name in finished], trial=trial),
+        ]
+        about = header(trial_ids=trial is not None)
+        write_trace(tmp_path / "engine-0.jsonl", about, *lines)
+        return text_of(report_page(analyze([read_run(tmp_path)]), full=full))
+
+    return show
+
+
+@pytest.mark.parametrize(
+    ("finished", "trial", "says"),
+    [
+        ("abc", None, "3 requests, "),
+        ("", None, "0 of 3 requests finished, "),
+        ("ab", None, "2 of 3 requests finished, "),
+        ("abc", 1, "3 requests in 1 trial, "),
+    ],
+)
+def test_the_first_line_says_how_many_requests_came_and_finished(shown, finished, trial, says):
+    assert f"\n  {says}" in shown(finished=finished, trial=trial)
+
+
+def test_the_table_of_a_server_has_no_trial_and_no_first_step(shown):
+    of_server, of_trial = shown(finished="abc", full=True), shown(finished="abc", trial=1, full=True)
+    assert all(word in of_trial for word in ("first step", "new requests", "trial"))
+    assert not any(word in of_server for word in ("first step", "new requests", "trial"))

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from schedtrace.present import progress as progress_module
-from schedtrace.present.console import make_console
-from schedtrace.present.progress import CountBar, RunProgress
+from schedtrace.present.progress import CountBar, ReadingBar, RunProgress
+from schedtrace.present.renderers.text import make_console
 from tests.makers import result
 
 BASE, NEW = (SimpleNamespace(label=label, spec=SimpleNamespace(trials=2)) for label in ("base", "new"))
@@ -111,3 +111,45 @@ def test_a_long_trial_says_how_far_it_is(piped):
     progress.progress(BASE, 1, 2, 4)
     progress.progress(BASE, 1, 3, 4)
     assert re.fullmatch(r"\[ {3}\d\.\d s\] trial 1/2: 2 of 4 requests\n", out.getvalue())
+
+
+@pytest.fixture
+def read():
+    """``read(terminal=True)``: what goes to the console for one large file."""
+
+    def show(*, terminal):
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=terminal, width=80, _environ={"TERM": "xterm"})
+        with ReadingBar(console) as bar:
+            bar(10**6, 10**9)
+            bar(5 * 10**8, 10**9)
+        return out.getvalue()
+
+    return show
+
+
+def test_what_takes_long_has_a_bar_on_a_terminal(read, monkeypatch):
+    monkeypatch.setattr(progress_module, "SOON_S", 0)
+    assert "0.5/1.0 GB" in read(terminal=True)
+
+
+def test_elsewhere_a_line_now_and_then_says_how_far_it_is(read, monkeypatch):
+    monkeypatch.setattr(progress_module, "SOON_S", 0)
+    assert read(terminal=False) == ""
+    monkeypatch.setattr(progress_module, "EVERY_S", 0)
+    assert read(terminal=False).splitlines()[1] == "[   0.0 s] reading: 500 of 1,000 MB"
+
+
+def test_what_is_read_quickly_has_no_bar(read):
+    assert read(terminal=True) == ""
+
+
+def test_a_file_that_is_read_whole_has_no_bar_any_more(monkeypatch):
+    """What comes next may print, while other files are still to be read."""
+    monkeypatch.setattr(progress_module, "SOON_S", 0)
+    out = io.StringIO()
+    bar = ReadingBar(Console(file=out, force_terminal=True, width=80, _environ={"TERM": "xterm"}))
+    bar(10**9, 10**9)
+    shown = out.getvalue()
+    assert "1.0/1.0 GB" in shown
+    assert shown.rstrip().endswith("\x1b[2K")  # the line is erased

@@ -17,6 +17,7 @@ from schedtrace.present.sections import (
     Column,
     Fact,
     Facts,
+    Field,
     Finding,
     Headline,
     Note,
@@ -27,7 +28,10 @@ from schedtrace.present.sections import (
     Style,
     Styled,
     Table,
+    figure,
+    table,
 )
+from schedtrace.present.strips import state_characters
 from schedtrace.present.words import CHANGES, SEVERITIES, STATES, state
 
 WAITED = say(
@@ -113,29 +117,40 @@ def test_a_table_that_does_not_fit_is_a_block_for_each_row():
     ]
 
 
-def test_the_first_of_a_blocks_figures_keeps_its_heading_beside_it():
-    trials = Table([Column("trial", numeric=True), Column("steps", numeric=True)], [["1", "12"]])
-    assert drawn(Format.TEXT, trials, width=10) == "trial 1\n  steps 12\n"
+TRIALS = Table([Column("trial", numeric=True), Column("steps", numeric=True)], [["1", "12"]])
+WORDS = Table([Column("ab"), Column("long words")], [["c", "de"]])
+MEANING = "some words that go on and on"
 
 
-def test_prose_in_a_table_gets_the_room_that_names_leave():
-    table = Table([Column("name"), Column("meaning")], [["a-name", "some words that go on and on"]])
-    assert drawn(Format.TEXT, table, width=24).splitlines() == [
-        "name   meaning",
-        "a-name some words that",
-        "       go on and on",
-    ]
+@pytest.mark.parametrize(
+    ("shown", "width", "lines"),
+    [
+        (TRIALS, 10, ["trial 1", "  steps 12"]),  # the first of a block's figures has its heading beside it
+        (WORDS, 8, ["   long", "ab words", "c  de"]),  # side by side as soon as the words fit
+        (WORDS, 7, ["ab", "c", "  long", "  words", "  de"]),
+        # prose gets the room that names and short columns leave
+        (
+            Table([Column("name"), Column("meaning")], [["a-name", MEANING]]),
+            24,
+            ["name   meaning", "a-name some words that", "       go on and on"],
+        ),
+        (
+            Table([Column("two words"), Column("prose")], [["x", MEANING]]),
+            20,
+            ["two words prose", "x         some words", "          that go on", "          and on"],
+        ),
+    ],
+)
+def test_a_table_stands_side_by_side_as_far_as_its_words_fit(shown, width, lines):
+    assert drawn(Format.TEXT, shown, width=width).splitlines() == lines
 
 
-def test_a_table_stands_side_by_side_as_soon_as_its_words_fit():
-    table = Table([Column("ab"), Column("long words")], [["c", "de"]])
-    assert drawn(Format.TEXT, table, width=8).splitlines() == ["   long", "ab words", "c  de"]
-    assert drawn(Format.TEXT, table, width=7).splitlines() == ["ab", "c", "  long", "  words", "  de"]
-
-
-def test_short_columns_get_their_room_before_prose():
-    table = Table([Column("two words"), Column("prose")], [["x", "some words that go on and on"]])
-    assert drawn(Format.TEXT, table, width=20).splitlines()[:2] == ["two words prose", "x         some words"]
+def test_a_table_is_made_of_things_and_says_how_many_are_left_out():
+    fields = [Field("number", str), figure("twice", lambda number: str(2 * number), of_steps=True)]
+    columns = [Column("number"), Column("twice", numeric=True, of_steps=True)]
+    rows = [["1", "2"], ["2", "4"]]
+    assert table([1, 2, 3], fields, most=2) == Table(columns, rows, "1 more: --format json lists them all")
+    assert table([1, 2], fields, "and so on", most=2) == Table(columns, rows, "and so on")
 
 
 def test_a_table_in_markdown_cannot_be_left_by_what_is_in_it():
@@ -228,3 +243,31 @@ def test_severities_changes_and_states_have_their_words_in_one_place():
     assert set(CHANGES) == {"appeared", "went", "stayed"}
     assert {"waiting", "prefill", "decode", "recompute", "preempted"} <= set(STATES)
     assert state("new in vLLM") == State("new in vLLM", "?", Style.DIM)
+
+
+WAITS, RUNS, LOST = (
+    State("waits", ".", Style.DIM),
+    State("runs", "=", Style.DIM),
+    State("lost", "!", Style.DIM, prominent=True),
+)
+
+
+def characters_of(runs, width):
+    return "".join(state.character for state in state_characters(States(runs), width))
+
+
+@pytest.mark.parametrize(
+    ("runs", "width", "characters"),
+    [
+        ([], 5, ""),
+        ([(WAITS, 2), (RUNS, 1)], 5, "..="),
+        ([(WAITS, 2), (RUNS, 1)], 1, "."),
+        ([(WAITS, 4), (RUNS, 4)], 4, "..=="),
+        ([(WAITS, 3), (RUNS, 5)], 4, "..=="),
+        ([(WAITS, 9), (LOST, 1), (RUNS, 10)], 2, "!="),
+        ([(WAITS, 10**18), (RUNS, 10**18)], 4, "..=="),
+        ([(WAITS, 10**18), (LOST, 1), (RUNS, 10**18)], 3, ".!="),
+    ],
+)
+def test_a_part_shows_a_prominent_state_or_the_most_frequent_one(runs, width, characters):
+    assert characters_of(runs, width) == characters

@@ -26,7 +26,7 @@ from schedtrace.model.message import (
     with_slots,
 )
 from schedtrace.model.say import say
-from schedtrace.present import numbers
+from schedtrace.present import phrases
 from schedtrace.present.pages.step import crowd, used
 from schedtrace.present.phrases import duration, pieces, plain
 from schedtrace.present.report.step_sentences import StepWords, Words, parts, step_templates, step_words
@@ -154,9 +154,9 @@ def test_javascript_rounds_as_python_does():
         + [n / 800 for n in range(801)]
         + [0.0049, 0.9951, 0.005, 0.995, 0.165 + 1e-10, 0.165 - 1e-10, 1 - 1e-12, 1e-12, None]
     )
-    assert in_javascript([["number", figure] for figure in figures]) == [*map(numbers.number, figures)]
+    assert in_javascript([["number", figure] for figure in figures]) == [*map(phrases.number, figures)]
     assert in_javascript([["duration", us] for us in times]) == [*map(duration, times)]
-    assert in_javascript([["percent", share] for share in shares]) == [*map(numbers.percent, shares)]
+    assert in_javascript([["percent", share] for share in shares]) == [*map(phrases.percent, shares)]
 
 
 def test_a_template_is_printable_words_and_slots():

@@ -11,7 +11,7 @@ from schedtrace.present.pages.request import request_page
 from schedtrace.present.pages.step import step_page
 from schedtrace.read.run import read_run
 from tests.makers import arrival, run_folder, step
-from tests.unit.present.crowded import crowded
+from tests.unit.present.hand_made import crowded
 from tests.unit.present.test_goldens import check, text_of
 
 

@@ -13,6 +13,8 @@ from tests.makers import arrival, encoded, header, step
 ANCHOR_S = 1_700_000_000
 """Unix time at which the traces' clocks read 0."""
 STEP_US = 100_000
+LATER_S = 2**32
+"""A modification time that every clock has before it."""
 
 
 class Growing:

@@ -2,8 +2,7 @@
 
 import asyncio
 from dataclasses import replace
-
-import pytest
+from functools import partial
 
 from schedtrace.model.trace import End
 from schedtrace.read.run import read_run
@@ -13,21 +12,16 @@ from schedtrace.watch.plain_lines import page
 from tests.unit.watch.growing import Growing, session_of
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "run"
-
-
 def screen_of(app):
     strips = app.screen._compositor.render_strips(app.size)
     return ["".join(segment.text for segment in strip).rstrip() for strip in strips]
 
 
-def shown(session, folder, *actions, size=(80, 24)):
+def shown(session, *actions, size=(80, 24)):
     """The screen after each of these: keys to press, or functions to call before a look."""
 
     async def show():
-        app = WatchApp(session, every_s=None, folder=folder.parent)
+        app = WatchApp(session, every_s=None, folder=session.target.path.parent)
         screens = []
         async with app.run_test(size=size) as pilot:
             await app.look()
@@ -47,11 +41,9 @@ def shown(session, folder, *actions, size=(80, 24)):
     return asyncio.run(show())
 
 
-def test_a_small_screen_has_everything(folder):
-    growing = Growing(folder)
+def test_a_small_screen_has_everything(growing, session):
     growing.grow(100)
-    session = session_of(folder, growing)
-    (screen,) = shown(session, folder)
+    (screen,) = shown(session)
     assert len(screen) == 24
     assert screen[0].startswith("run  ")
     assert "  live  " in screen[0]
@@ -69,24 +61,21 @@ def test_a_small_screen_has_everything(folder):
     assert screen[-1].startswith(" q Quit  space Pause")
 
 
-def test_a_large_screen_has_the_verdicts_in_full(folder):
-    growing = Growing(folder)
+def test_a_large_screen_has_the_verdicts_in_full(growing, session):
     growing.grow(100)
-    (screen,) = shown(session_of(folder, growing), folder, size=(200, 50))
+    (screen,) = shown(session, size=(200, 50))
     assert len(screen) == 50
     assert any("Of the 2 seats" in line for line in screen)
     assert sum("│" in line for line in screen) == 13
 
 
-def test_advice_is_cut_only_where_there_is_no_room_for_it(folder):
-    growing = Growing(folder)
+def test_advice_is_cut_only_where_there_is_no_room_for_it(growing, session):
     growing.grow(100)
-    session = session_of(folder, growing)
-    ((*screen, _),) = shown(session, folder)
+    ((*screen, _),) = shown(session)
     advice = page(session.look()).splitlines()[1].partition("Try: ")[2]
     told = " ".join(" ".join(screen).split())
     assert told.count(f"Try: {advice}") == 2
-    ((*screen, _),) = shown(session, folder, size=(80, 16))
+    ((*screen, _),) = shown(session, size=(80, 16))
     assert all(line.endswith(" ...") for line in screen[1:3])  # one line each
     assert screen[3].startswith("          running")
 
@@ -95,7 +84,7 @@ def test_ranks_can_be_chosen(folder):
     one, two = Growing(folder, 0, waiting=("c",)), Growing(folder, 1, waiting=("d",))
     one.grow(50)
     two.grow(50)
-    whole, _, first, second = shown(session_of(folder, one), folder, "shift+tab", "down", "down")
+    whole, _, first, second = shown(session_of(folder, one), "shift+tab", "down", "down")
     assert [line.split()[:2] for line in whole if line.startswith(("all", "rank"))] == [
         ["all", "4/4"],
         ["rank", "0"],
@@ -108,19 +97,17 @@ def test_ranks_can_be_chosen(folder):
     assert not any(" c  waiting" in line for line in second)
 
 
-def test_one_engine_leaves_the_focus_to_the_requests(folder):
-    growing = Growing(folder)
+def test_one_engine_leaves_the_focus_to_the_requests(growing, session):
     growing.grow(30)
-    *_, life, _ = shown(session_of(folder, growing), folder, "tab", "shift+tab", "down", "enter", "escape")
+    *_, life, _ = shown(session, "tab", "shift+tab", "down", "enter", "escape")
     assert life[0].startswith(" Request a ")
 
 
-def test_keys_reach_the_requests_when_nothing_has_the_focus(folder):
-    growing = Growing(folder)
+def test_keys_reach_the_requests_when_nothing_has_the_focus(growing, session):
     growing.grow(30)
 
     async def without_focus():
-        app = WatchApp(session_of(folder, growing), every_s=None, folder=folder.parent)
+        app = WatchApp(session, every_s=None, folder=session.target.path.parent)
         async with app.run_test(size=(80, 24)) as pilot:
             await app.look()
             assert app.focused.id == "requests"
@@ -132,18 +119,16 @@ def test_keys_reach_the_requests_when_nothing_has_the_focus(folder):
     assert asyncio.run(without_focus())[0].startswith(" Request a ")
 
 
-def test_what_is_waited_for_is_on_the_screen(folder):
-    growing = Growing(folder)
+def test_what_is_waited_for_is_on_the_screen(folder, growing, session):
     growing.path.unlink()
     folder.rmdir()
-    (screen,) = shown(session_of(folder, growing), folder, size=(200, 50))
+    (screen,) = shown(session, size=(200, 50))
     assert screen[1] == f"waiting for {folder} to appear: no such file or folder yet"
 
 
-def test_an_old_verdict_is_dim(folder):
-    growing = Growing(folder)
+def test_an_old_verdict_is_dim(growing, session):
     growing.grow(30)
-    seen = session_of(folder, growing).look()
+    seen = session.look()
 
     def dim(at_s):
         return any(span.style == "dim" for span in view.verdicts(replace(seen, at_s=at_s), 80, 3).spans)
@@ -152,63 +137,44 @@ def test_an_old_verdict_is_dim(folder):
     assert dim(seen.at_s + 11)
 
 
-def test_a_request_can_be_looked_at_while_the_list_moves(folder):
-    growing = Growing(folder)
+def test_a_request_can_be_looked_at_while_the_list_moves(growing, session):
     growing.grow(30)
-
-    def later():
-        growing.grow(30)
-
-    _, _, moved, life, back = shown(session_of(folder, growing), folder, "down", later, "enter", "escape")
+    _, _, moved, life, back = shown(session, "down", lambda: growing.grow(30), "enter", "escape")
     assert any("   6.0 s  a  running" in line for line in moved)
     assert life[0].startswith(" Request a ")
     assert any("scheduled" in line or "prefill" in line for line in life)
     assert back[0].startswith("run ")
 
 
-def test_pause_stops_and_goes_on(folder):
-    growing = Growing(folder)
+def test_pause_stops_and_goes_on(growing, session):
     growing.grow(30)
-
-    def later():
-        growing.grow(30)
-
-    first, paused, still, again = shown(session_of(folder, growing), folder, "space", later, "space")
+    first, paused, still, again = shown(session, "space", lambda: growing.grow(30), "space")
     assert "  paused  " in paused[0]
     assert still == paused
     assert "  live  " in first[0]
     assert "  live  " in again[0]
 
 
-def test_what_is_seen_can_be_saved_as_text_and_as_a_trace(folder):
-    growing = Growing(folder)
+def test_what_is_seen_can_be_saved_as_text_and_as_a_trace(folder, growing, session):
     growing.grow(30)
-    shown(session_of(folder, growing), folder, "s", "w")
+    shown(session, "s", "w")
     (text,) = folder.parent.glob("watch-*.txt")
     assert text.read_text().startswith("run, 2023-11-1")
     (saved,) = [path for path in folder.parent.glob("watch-*") if path.is_dir()]
     assert read_run(saved).traces[0].steps.height == 30
 
 
-def test_help_and_the_whole_text_can_be_read(folder):
-    growing = Growing(folder)
+def test_help_and_the_whole_text_can_be_read(growing, session):
     growing.grow(30)
-    _, keys, _, text, _ = shown(session_of(folder, growing), folder, "question_mark", "escape", "v", "escape")
+    _, keys, _, text, _ = shown(session, "question_mark", "escape", "v", "escape")
     assert any("save the last minute as a run folder" in line for line in keys)
     assert any("Of the 2 seats" in line for line in text)
 
 
-def test_what_happens_to_the_trace_is_one_line_and_no_traceback(folder):
-    growing = Growing(folder)
+def test_what_happens_to_the_trace_is_one_line_and_no_traceback(growing, session):
     growing.grow(30)
-
-    def end():
-        growing.append(End(at_us=3_000_000, steps=30))
-
-    def remove():
-        growing.path.unlink()
-
-    _, ended, removed = shown(session_of(folder, growing), folder, end, remove, size=(200, 50))
+    end = partial(growing.append, End(at_us=3_000_000, steps=30))
+    _, ended, removed = shown(session, end, growing.path.unlink, size=(200, 50))
     assert any(line.endswith("the engine ended") for line in ended)
     assert "  ended  " in ended[0]
     assert any(line.endswith("engine-0.jsonl: removed while it was followed") for line in removed)
@@ -219,7 +185,7 @@ def test_hostile_ids_stay_text(folder):
     hostile = "\x1b]0;x\x07[bold]<script>\u202e" + "x" * 9000
     growing = Growing(folder, waiting=(hostile,))
     growing.grow(30)
-    listed, life, _ = shown(session_of(folder, growing), folder, "enter", "escape")
+    listed, life, _ = shown(session_of(folder, growing), "enter", "escape")
     assert any(r"\x1b]0;x\x" in line and "waiting 3.0 s, now for max_num_seqs" in line for line in listed)
     assert all(len(line) <= 80 for line in listed)
     assert any(r"\x1b]0;x\x07[bold]<script>\u202exxx" in line for line in life)

@@ -2,53 +2,33 @@
 
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from schedtrace.errors import InputError, UsageError
 from schedtrace.model.message import NOTHING
-from schedtrace.model.say import say
 from schedtrace.model.trace import End, Events
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
-from schedtrace.watch.find import Target, of_process, target
+from schedtrace.watch.find import Target
 from schedtrace.watch.judge import LINES_LOST
-from schedtrace.watch.plain_lines import age, line, page, stream, verdict_text
+from schedtrace.watch.plain_lines import age, line, page
 from schedtrace.watch.seen import Verdict
 from schedtrace.watch.session import Session
 from tests.makers import arrival, finish, step
-from tests.unit.watch.growing import ANCHOR_S, STEP_US, Growing, session_of
-
-LATER_S = 2**32
-"""A modification time that every clock has before it."""
-
-
-@pytest.fixture
-def utc(monkeypatch):
-    import time
-
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "run"
+from tests.unit.watch.growing import ANCHOR_S, LATER_S, STEP_US, Growing, session_of
 
 
 def notes(seen):
     return [note.text for note in seen.notes]
 
 
-def test_a_look_has_the_figures_of_the_last_steps(folder):
-    growing = Growing(folder)
-    session = session_of(folder, growing)
+def make_costly(session):
+    """Each verdict takes three seconds of a core."""
+    for judge in session.judges:
+        judge.spent = iter(range(0, 1000, 3)).__next__
+
+
+def test_a_look_has_the_figures_of_the_last_steps(growing, session):
     growing.grow(100)
     session.look()
     growing.grow(100)
@@ -68,9 +48,7 @@ def test_a_look_has_the_figures_of_the_last_steps(folder):
     assert seen.cells[None][-21].steps == 0
 
 
-def test_rates_are_of_ten_seconds_and_the_budget_of_steps_that_scheduled_anything(folder):
-    growing = Growing(folder)
-    session = session_of(folder, growing)
+def test_rates_are_of_ten_seconds_and_the_budget_of_steps_that_scheduled_anything(growing, session):
     growing.grow(205)
     idle = [step(number, start=number * 100_000, running=2, waiting=1) for number in range(205, 255)]
     growing.append(*idle)
@@ -96,12 +74,10 @@ def test_throughput_is_over_the_time_with_requests_of_all_engines(folder):
     assert seen.total().output_per_s == pytest.approx(120 / 4.0004)
 
 
-def test_the_verdicts_are_those_of_analyze(folder, cli):
+def test_the_verdicts_are_those_of_analyze(folder, cli, growing, session):
     import json
 
-    growing = Growing(folder)
     growing.grow(200)
-    session = session_of(folder, growing)
     short, long = session.look().verdicts
     assert (short.span_s, long.span_s) == (10, 60)
     code, out, _ = cli("analyze", folder, "--last", "60s", "--format", "json")
@@ -112,12 +88,9 @@ def test_the_verdicts_are_those_of_analyze(folder, cli):
     assert f"last 1 min (now): {' '.join(sentences)}" in page(session.look()).splitlines()
 
 
-def test_verdicts_keep_their_pace(folder):
-    growing = Growing(folder)
+def test_verdicts_keep_their_pace(growing, session):
     growing.grow(20)
-    session = session_of(folder, growing)
-    for judge in session.judges:
-        judge.spent = iter(range(0, 1000, 3)).__next__  # three seconds of a core each
+    make_costly(session)
     first = session.look().verdicts
     growing.grow(51)
     second = session.look().verdicts
@@ -133,8 +106,7 @@ def test_a_verdict_is_renewed_when_what_is_seen_differs_in_kind(folder):
     growing = Growing(folder, waiting=())
     growing.grow(100)
     session = session_of(folder, growing)
-    for judge in session.judges:
-        judge.spent = iter(range(0, 1000, 3)).__next__  # three seconds of a core each
+    make_costly(session)
     session.look()
     growing.grow(150)
     calm = session.look().verdicts
@@ -165,9 +137,7 @@ def test_a_verdict_is_old_after_its_span_or_20_s():
     assert [long.old(at_s) for at_s in (120.0, 120.5)] == [False, True]
 
 
-def test_who_waited_is_not_carried_into_the_seconds_after_the_last_request_ended(folder):
-    growing = Growing(folder)
-    session = session_of(folder, growing)
+def test_who_waited_is_not_carried_into_the_seconds_after_the_last_request_ended(growing, session):
     growing.grow(19)
     growing.waiting = ()
     last = growing.one(19, first=False)
@@ -179,26 +149,20 @@ def test_who_waited_is_not_carried_into_the_seconds_after_the_last_request_ended
     assert [cell.waiting for cell in cells[-7:]] == [{}] * 7
 
 
-def test_who_waits_during_a_long_step_is_carried(folder):
-    growing = Growing(folder)
-    session = session_of(folder, growing)
+def test_who_waits_during_a_long_step_is_carried(growing, session):
     growing.grow(20)
     growing.at = 50
     assert [cell.waiting for cell in session.look().cells[None][-3:]] == [{"max_num_seqs": 1.0}] * 3
 
 
-def test_what_had_no_step_is_judged_again_at_the_next_look(folder):
-    growing = Growing(folder)
-    session = session_of(folder, growing)
+def test_what_had_no_step_is_judged_again_at_the_next_look(growing, session):
     assert "nothing to judge" in plain(session.look().verdicts[1].sentences[0])
     growing.grow(3)
     assert "nothing to judge" not in plain(session.look().verdicts[1].sentences[0])
 
 
-def test_a_verdict_says_that_lines_of_its_time_were_lost(folder):
-    growing = Growing(folder)
+def test_a_verdict_says_that_lines_of_its_time_were_lost(growing, session):
     growing.grow(20)
-    session = session_of(folder, growing)
     growing.append(b"no line")
     growing.grow(20)
     short, long = session.look().verdicts
@@ -207,14 +171,6 @@ def test_a_verdict_says_that_lines_of_its_time_were_lost(folder):
     short, long = session.look().verdicts
     assert plain(short.sentences[0]) != plain(LINES_LOST)
     assert plain(long.sentences[0]) == plain(LINES_LOST)
-
-
-@pytest.mark.parametrize(
-    ("advice", "shown"),
-    [("Use less.", "A. Try: Use less."), ("--x 8 (now 4)", "A. Try: --x 8 (now 4)."), ("", "A.")],
-)
-def test_advice_ends_with_one_full_stop(advice, shown):
-    assert verdict_text(Verdict(10, 0.0, [say("A.")], say(advice))) == shown
 
 
 def test_two_ranks_have_a_row_each_and_their_sum(folder):
@@ -240,9 +196,7 @@ def test_a_rank_that_begins_later_is_found(folder):
     assert len(session.look().engines) == 2
 
 
-def test_an_engine_that_ends_is_over(folder):
-    growing = Growing(folder)
-    session = session_of(folder, growing)
+def test_an_engine_that_ends_is_over(growing, session):
     growing.grow(30)
     assert not session.look().over
     growing.append(End(at_us=3_000_000, steps=30))
@@ -253,8 +207,7 @@ def test_an_engine_that_ends_is_over(folder):
     assert seen.verdicts[0].at_s == seen.at_s
 
 
-def test_idle_long_steps_and_silence_are_told_apart(folder):
-    growing = Growing(folder)
+def test_idle_long_steps_and_silence_are_told_apart(folder, growing):
     growing.grow(30)
     later = [growing.now_s]
     session = Session(Target(folder, only=True), lambda: later[0])
@@ -286,9 +239,7 @@ def test_a_killed_engine_is_over(folder):
     assert notes(seen) == ["the engine's process is gone, and its trace has no end: killed?"]
 
 
-def test_a_removed_trace_is_noted_and_over(folder):
-    growing = Growing(folder)
-    session = session_of(folder, growing)
+def test_a_removed_trace_is_noted_and_over(folder, growing, session):
     growing.grow(3)
     session.look()
     shutil.rmtree(folder)
@@ -298,9 +249,7 @@ def test_a_removed_trace_is_noted_and_over(folder):
     assert line(seen).endswith(f"waiting for {folder} to appear: no such file or folder yet")
 
 
-def test_a_replaced_trace_is_noted_and_read_from_its_begin(folder):
-    growing = Growing(folder)
-    session = session_of(folder, growing)
+def test_a_replaced_trace_is_noted_and_read_from_its_begin(folder, growing, session):
     growing.grow(30)
     session.look()
     growing.path.rename(growing.path.with_suffix(".1"))
@@ -311,9 +260,7 @@ def test_a_replaced_trace_is_noted_and_read_from_its_begin(folder):
     assert [slow.request_id for slow in seen.slowest] == ["c", "a", "b"]
 
 
-def test_a_cut_trace_is_noted_and_read_from_its_begin(folder):
-    growing = Growing(folder)
-    session = session_of(folder, growing)
+def test_a_cut_trace_is_noted_and_read_from_its_begin(folder, growing, session):
     growing.grow(30)
     session.look()
     Growing(folder)  # truncates
@@ -354,10 +301,8 @@ def test_a_newer_run_is_shown_once_the_one_before_is_over(tmp_path):
     assert notes(session.look()) == ["a newer run began: second", "the engine ended"]
 
 
-def test_a_saved_window_is_a_run(folder, tmp_path):
-    growing = Growing(folder)
+def test_a_saved_window_is_a_run(tmp_path, growing, session):
     growing.grow(30)
-    session = session_of(folder, growing)
     session.look()
     saved = session.saved(tmp_path / "saved")
     (trace,) = read_run(saved).traces
@@ -390,155 +335,6 @@ def test_hostile_ids_are_text(folder):
     assert "\x1b" not in session.life(session.look().slowest[0], 80)
 
 
-@pytest.mark.usefixtures("utc")
-def test_a_pipe_gets_lines_until_the_engine_ends(folder):
-    growing = Growing(folder)
-    growing.grow(30)
-    said = []
-
-    def later(_):
-        growing.append(End(at_us=3_000_000, steps=30))
-
-    stream(session_of(folder, growing), 5.0, said.append, later)
-    assert len(said) == 3
-    assert said[0].split(" | ")[0] == (
-        "22:13:23 running 2/2 waiting 1 (max_num_seqs 1) KV 40 % budget 1 % output 20.0 tok/s "
-        "preemptions 0/s steps 3.00/s"
-    )
-    assert said[0].split(" | ")[1].startswith("last 10 s, now: 2 seats (--max-num-seqs) limit this run: ")
-    assert said[1] == "22:13:23 the engine ended"
-    assert said[2].startswith("22:13:23 ended; last step: running 2/2 waiting 1 ")
-
-
-def test_a_run_that_ended_is_one_line_until_a_newer_one_begins(tmp_path):
-    first = Growing(tmp_path / "first")
-    first.grow(30)
-    first.append(End(at_us=3_000_000, steps=30))
-    said, looks = [], []
-
-    def later(_):
-        looks.append(1)
-        if len(looks) == 5:
-            os.utime(first.path, (ANCHOR_S, ANCHOR_S))
-            second = Growing(tmp_path / "second")
-            second.grow(5)
-            os.utime(second.path, (LATER_S, LATER_S))
-        if len(looks) == 7:
-            raise KeyboardInterrupt
-
-    session = Session(Target(tmp_path, only=False), lambda: first.now_s)
-    with pytest.raises(KeyboardInterrupt):
-        stream(session, 5.0, said.append, later)
-    assert [text.partition(" ")[2][:20] for text in said] == [
-        "the engine ended",
-        "ended; last step: ru",
-        "a newer run began: s",
-        "running 2/2 waiting ",
-        "running 2/2 waiting ",
-    ]
-
-
-def test_what_is_meant_is_found(tmp_path, folder):
-    growing = Growing(folder)
-    assert target(str(folder), {}, tmp_path) == Target(folder, only=True)
-    assert target(str(growing.path), {}, tmp_path) == Target(growing.path, only=True)
-    assert target(str(tmp_path), {}, tmp_path) == Target(tmp_path, only=False)
-    assert target(None, {"SCHEDTRACE_DIR": str(tmp_path)}, tmp_path) == Target(tmp_path, only=False)
-    assert target(None, {}, tmp_path) == Target(folder, only=True)
-    os.utime(growing.path, (1, 1))
-    with pytest.raises(UsageError, match=r"no trace grows below .* and SCHEDTRACE_DIR is not set"):
-        target(None, {}, tmp_path)
-    with pytest.raises(InputError, match=r"nowhere: no such file or folder, and no process id"):
-        target("nowhere", {}, tmp_path, wait=False)
-    with pytest.raises(InputError, match=r"nowhere/logs: no such file or folder, and no process id"):
-        target("nowhere/logs", {}, tmp_path)
-
-
-def test_a_folder_that_a_starting_server_makes_is_waited_for_in_one_line(tmp_path):
-    logs = tmp_path / "logs"
-    said, sleeps = [], []
-
-    def later(_):
-        sleeps.append(1)
-        if len(sleeps) == 2:
-            logs.mkdir()
-        elif len(sleeps) == 3:
-            growing = Growing(logs / "run")
-            growing.grow(3)
-            os.utime(growing.path, (growing.now_s, growing.now_s))
-        elif len(sleeps) == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stream(Session(target(str(logs), {}, tmp_path), lambda: ANCHOR_S + 1.0), 5.0, said.append, later)
-    assert [text.split(" ", 1)[1] for text in said[:2]] == [
-        f"waiting for {logs} to appear: no such file or folder yet",
-        f"waiting for a trace in {logs}",
-    ]
-    assert "running 2/2" in said[2]
-    assert len(said) == 3
-
-
-def test_a_file_that_is_no_trace_is_refused_and_one_that_only_begins_is_not(tmp_path):
-    log, begun, pipe = (tmp_path / name for name in ("log", "begun", "pipe"))
-    log.write_text("INFO server\n")
-    begun.write_text('{"type":"header"')
-    os.mkfifo(pipe)
-    with pytest.raises(InputError, match="log:1: not a schedtrace trace"):
-        target(str(log), {}, tmp_path)
-    with pytest.raises(InputError, match=r"pipe: cannot be read \(not a regular file\)"):
-        target(str(pipe), {}, tmp_path)
-    assert target(str(begun), {}, tmp_path) == Target(begun, only=True)
-
-
-def test_a_process_without_a_readable_environment_records_nothing(monkeypatch):
-    def gone(_):
-        raise ProcessLookupError
-
-    monkeypatch.setattr(Path, "read_bytes", gone)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        with pytest.raises(InputError, match="records nothing"):
-            of_process(process.pid)
-        process.communicate(b"\n")
-
-
-def test_a_process_is_found_by_its_open_trace_its_child_s_and_its_environment(tmp_path, folder):
-    path = Growing(folder).path
-    holds = f"import sys; file = open({str(path)!r}, 'ab'); print(flush=True); sys.stdin.read()"
-    reads = holds.replace("'ab'", "'rb'")
-    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {holds!r}])"
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDTRACE_")}
-
-    def found(code, **more):
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen([sys.executable, "-c", code], env=clean | more, **pipes) as process:
-            process.stdout.readline()
-            try:
-                return target(str(process.pid), {}, tmp_path)
-            finally:
-                process.stdin.close()
-
-    assert found(starts) == Target(folder, only=True)
-    idle = "import sys; print(flush=True); sys.stdin.read()"
-    assert found(idle, SCHEDTRACE_DIR=str(tmp_path)) == Target(tmp_path, only=False)
-    with pytest.raises(InputError, match="records nothing: start it with SCHEDTRACE_DIR=DIR"):
-        found(idle)
-    with pytest.raises(InputError, match="records nothing"):
-        found(reads)
-    with pytest.raises(InputError, match="no such process, file or folder"):
-        target(str(2**22 + 1), {}, tmp_path)
-
-
-def test_once_prints_the_page(folder, cli):
-    growing = Growing(folder)
-    growing.grow(30)
-    growing.append(End(at_us=3_000_000, steps=30))
-    code, out, err = cli("watch", folder, "--once")
-    assert (code, err) == (0, "")
-    assert "rank 0: running 2/2, waiting 1 (max_num_seqs 1), KV 40 %, budget 1 %, 20.0 output tok/s, " in out
-    assert "waiting 3.0 s, now for max_num_seqs  c" in out
-
-
 def test_of_two_traces_of_one_rank_the_first_is_shown_and_the_other_named(tmp_path):
     growing = Growing(tmp_path)
     growing.grow(3)
@@ -561,9 +357,7 @@ def test_a_pipe_in_the_place_of_a_trace_is_named_and_not_waited_for(tmp_path):
     assert note.text == f"{tmp_path / 'engine-0.jsonl'}: cannot be read (not a regular file)"
 
 
-def test_missing_steps_are_noted_once_with_their_reason(folder):
-    growing = Growing(folder)
-    session = session_of(folder, growing)
+def test_missing_steps_are_noted_once_with_their_reason(growing, session):
     growing.grow(3)
     assert notes(session.look()) == []
     growing.append(Events(at_us=0, dropped_steps=4), growing.one(7, first=False), growing.one(8, first=False))

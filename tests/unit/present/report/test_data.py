@@ -1,8 +1,13 @@
+"""The columns that the page draws: steps as rows, requests' lives, sentences."""
+
+import polars as pl
+
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit, Preemption
-from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart
-from schedtrace.present.report.named import Named
+from schedtrace.present.report import data
+from schedtrace.present.report.data import BY_STEP, FIRST_CAUSE, STATES, Chart, Named, lives_of, merged
 from schedtrace.present.report.step_sentences import NOT_DRAWN
+from schedtrace.timeline.chart import SCHEMA, per_step
 from tests.makers import arrival, finish, step
 
 
@@ -38,3 +43,94 @@ def test_columns_of_an_engine(view_of, unpacked):
     assert [columns[f"0.stops.{name}"][at] for name in ("needed", "free", "left", "named")] == [7, 1, 99, 1]
     assert columns["0.stops.request"] == [1]
     assert (columns["0.preempted.victim"], columns["0.preempted.for"]) == ([0], [NOT_DRAWN])
+
+
+def queue():
+    """``b`` waits through a step that refused for KV blocks, then one for seats, then one for KV blocks."""
+    refused = [Cause.KV_BLOCKS, Cause.MAX_NUM_SEQS, Cause.KV_BLOCKS]
+    return [
+        step(0, got={"a": 1}, new="a", arrived=[arrival("a", 0, 0)]),
+        *(
+            step(
+                at,
+                got={"a": 1},
+                waiting=1,
+                ended=cause,
+                arrived=[arrival("b", 9_000, 9_500)] if at == 1 else [],
+            )
+            for at, cause in enumerate(refused, 1)
+        ),
+        step(4, got={"a": 1, "b": 5}, new="b", finished=[finish(name, finished_us=45_000) for name in "ab"]),
+    ]
+
+
+def test_a_wait_with_the_causes_of_its_steps_is_one_piece(view_of):
+    timeline = view_of(*queue())
+    shown, pieces = lives_of(timeline, per_step(timeline), [], 1)
+    assert shown.select("request_id", "pieces").rows() == [("a", 1), ("b", 4)]
+    own = pieces.filter(request_id="b").select("state", "by_step", "begin_us", "end_us")
+    assert own.rows() == [
+        ("front_end", False, 9_000, 9_500),
+        ("waiting", False, 9_500, 10_000),
+        ("waiting", True, 10_000, 40_000),
+        ("prefill", False, 40_000, 45_000),
+    ]
+
+
+def test_a_sample_is_even_and_keeps_what_is_named(view_of, monkeypatch):
+    monkeypatch.setattr(data, "MOST_REQUESTS", 2)
+    came = [arrival(name, at, at) for at, name in enumerate("abcdef")]
+    timeline = view_of(step(0, got=dict.fromkeys("abcdef", 1), new="abcdef", start=10, arrived=came))
+    shown, _ = lives_of(timeline, per_step(timeline), ["b"], 1)
+    assert shown["request_id"].to_list() == ["a", "b", "d"]
+
+
+def steps(count, **columns):
+    """Steps 10 us apart, each with 1 token of 10 decoded, and what is given of others."""
+    given = {name: [0] * count for name in SCHEMA} | {
+        "step": list(range(count)),
+        "begin_us": list(range(0, 10 * count, 10)),
+        "end_us": list(range(9, 10 * count + 9, 10)),
+        "decode_tokens": [1] * count,
+        "token_budget": [10] * count,
+        "cause": [None] * count,
+        **columns,
+    }
+    return pl.DataFrame(given, schema=SCHEMA)
+
+
+def test_few_steps_stay_single():
+    found = merged(steps(4), [], 4)
+    assert found["count"].to_list() == [1, 1, 1, 1]
+    assert found.columns == [*SCHEMA, "offered_tokens", "count"]
+
+
+def test_many_steps_are_summed_and_peaks_kept():
+    found = merged(steps(6, waiting=[0, 5, 0, 1, 2, 0], cause=["a", "a", "b", "b", None, "b"]), [], 2)
+    assert found.select(
+        "step", "count", "begin_us", "end_us", "decode_tokens", "waiting", "cause"
+    ).rows() == [
+        (0, 3, 0, 29, 3, 5, "a"),
+        (3, 3, 30, 59, 3, 2, "b"),
+    ]
+
+
+def test_the_budget_of_steps_that_scheduled_nothing_was_not_offered():
+    given = steps(4, requests=[1, 0, 0, 2], token_budget=[10, 10, 10, 7])
+    assert merged(given, [], 4)["offered_tokens"].to_list() == [10, 0, 0, 7]
+    assert merged(given, [], 2).select("token_budget", "offered_tokens").rows() == [(20, 10), (17, 7)]
+
+
+def test_a_row_ends_with_its_trial():
+    found = merged(steps(6, trial=[1, 1, 1, 1, 2, 2]), [], 2)
+    assert found.select("step", "count", "trial").rows() == [(0, 3, 1), (3, 1, 1), (4, 2, 2)]
+
+
+def test_steps_near_a_named_one_stay_single(monkeypatch):
+    monkeypatch.setattr(data, "DETAIL", 1)
+    found = merged(steps(20), [10], 8)
+    assert found.select("step", "count").rows() == [
+        *[(0, 4), (4, 4), (8, 1)],
+        *[(9, 1), (10, 1), (11, 1)],
+        *[(12, 4), (16, 4)],
+    ]

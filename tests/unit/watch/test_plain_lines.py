@@ -1,0 +1,102 @@
+"""What is seen as lines of text."""
+
+import os
+
+import pytest
+
+from schedtrace.model.say import say
+from schedtrace.model.trace import End
+from schedtrace.watch.find import Target, target
+from schedtrace.watch.plain_lines import stream, verdict_text
+from schedtrace.watch.seen import Verdict
+from schedtrace.watch.session import Session
+from tests.unit.watch.growing import ANCHOR_S, LATER_S, Growing
+
+
+@pytest.mark.parametrize(
+    ("advice", "shown"),
+    [("Use less.", "A. Try: Use less."), ("--x 8 (now 4)", "A. Try: --x 8 (now 4)."), ("", "A.")],
+)
+def test_advice_ends_with_one_full_stop(advice, shown):
+    assert verdict_text(Verdict(10, 0.0, [say("A.")], say(advice))) == shown
+
+
+@pytest.mark.usefixtures("utc")
+def test_a_pipe_gets_lines_until_the_engine_ends(growing, session):
+    growing.grow(30)
+    said = []
+
+    def later(_):
+        growing.append(End(at_us=3_000_000, steps=30))
+
+    stream(session, 5.0, said.append, later)
+    assert len(said) == 3
+    assert said[0].split(" | ")[0] == (
+        "22:13:23 running 2/2 waiting 1 (max_num_seqs 1) KV 40 % budget 1 % output 20.0 tok/s "
+        "preemptions 0/s steps 3.00/s"
+    )
+    assert said[0].split(" | ")[1].startswith("last 10 s, now: 2 seats (--max-num-seqs) limit this run: ")
+    assert said[1] == "22:13:23 the engine ended"
+    assert said[2].startswith("22:13:23 ended; last step: running 2/2 waiting 1 ")
+
+
+def test_a_run_that_ended_is_one_line_until_a_newer_one_begins(tmp_path):
+    first = Growing(tmp_path / "first")
+    first.grow(30)
+    first.append(End(at_us=3_000_000, steps=30))
+    said, looks = [], []
+
+    def later(_):
+        looks.append(1)
+        if len(looks) == 5:
+            os.utime(first.path, (ANCHOR_S, ANCHOR_S))
+            second = Growing(tmp_path / "second")
+            second.grow(5)
+            os.utime(second.path, (LATER_S, LATER_S))
+        if len(looks) == 7:
+            raise KeyboardInterrupt
+
+    session = Session(Target(tmp_path, only=False), lambda: first.now_s)
+    with pytest.raises(KeyboardInterrupt):
+        stream(session, 5.0, said.append, later)
+    assert [text.partition(" ")[2][:20] for text in said] == [
+        "the engine ended",
+        "ended; last step: ru",
+        "a newer run began: s",
+        "running 2/2 waiting ",
+        "running 2/2 waiting ",
+    ]
+
+
+def test_a_folder_that_a_starting_server_makes_is_waited_for_in_one_line(tmp_path):
+    logs = tmp_path / "logs"
+    said, sleeps = [], []
+
+    def later(_):
+        sleeps.append(1)
+        if len(sleeps) == 2:
+            logs.mkdir()
+        elif len(sleeps) == 3:
+            growing = Growing(logs / "run")
+            growing.grow(3)
+            os.utime(growing.path, (growing.now_s, growing.now_s))
+        elif len(sleeps) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stream(Session(target(str(logs), {}, tmp_path), lambda: ANCHOR_S + 1.0), 5.0, said.append, later)
+    assert [text.split(" ", 1)[1] for text in said[:2]] == [
+        f"waiting for {logs} to appear: no such file or folder yet",
+        f"waiting for a trace in {logs}",
+    ]
+    assert "running 2/2" in said[2]
+    assert len(said) == 3
+
+
+def test_once_prints_the_page(folder, cli, growing):
+    growing.grow(30)
+    growing.append(End(at_us=3_000_000, steps=30))
+    code, out, err = cli("watch", folder, "--once")
+    assert (code, err) == (0, "")
+    assert "rank 0: running 2/2, waiting 1 (max_num_seqs 1), KV 40 %, budget 1 %, 20.0 output tok/s, " in out
+    assert "waiting 3.0 s, now for max_num_seqs  c" in out
