@@ -79,8 +79,12 @@ $(COMPAT)/.ready: requirements/lock.txt tests/compat/requirements.txt pyproject.
 	@$(COMPAT)/base/bin/python -m pip install --quiet --no-deps -r tests/compat/requirements.txt
 	@touch $@
 
-docs: setup ## Write the generated parts of docs/ again
+docs: setup ## Write again all that says what the code says: samples, goldens, the exam's page, docs/ (four minutes)
+	@$(BIN)/python tests/data/findings/make.py --sentences
+	@UPDATE_GOLDENS=1 $(BIN)/python -m pytest -q tests/unit/present/test_goldens.py tests/unit/present/test_story_goldens.py
+	@runs=$$(mktemp -d) && $(BIN)/python -m tests.exam.build $$runs >/dev/null && $(BIN)/python -m tests.exam.page $$runs && rm -r $$runs
 	@$(BIN)/python docs/generate.py
+	@git status --short
 
 clean: ## Remove .venv, caches and the demo's runs
 	rm -rf $(VENV) $(COMPAT) demo dist .coverage* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -15,7 +15,8 @@ if not (3, 11) <= sys.version_info < (3, 15):
 PY
 say "virtual environment in $venv ($("$python" --version))"
 "$python" -m venv "$venv"
-pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+# --no-compile: of 18,000 modules the tests import a few thousand, which Python compiles then.
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
 
 # --no-deps: the lock is whole. pip would add CUDA builds of torchvision and others, which break vLLM's CPU build.
 say "what requirements/lock.txt pins: vLLM's CPU build, tests and checks, about 2 GB with torch, one to two minutes"

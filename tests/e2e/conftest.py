@@ -1,4 +1,8 @@
-"""End to end: the real CLI on vLLM's real engine, as a person would run it. CPU build only."""
+"""End to end: the real CLI on vLLM's real engine, as a person would run it. CPU build only.
+
+Most commands run in processes that have imported vLLM already (``warm``); the thread's case, and what is killed or
+fails, in processes that were started as a person starts them.
+"""
 
 import fcntl
 import json
@@ -9,8 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 
 import pytest
+
+from tests.e2e import warm
 
 REPO = Path(__file__).resolve().parents[2]
 MODEL = REPO / "examples" / "tiny-qwen3"
@@ -23,6 +30,29 @@ SHARED = {
     "async": {"input_len": 256, "output_len": 32, "num_prompts": 8, "async-scheduling": True},
 }
 """Runs that several tests look at."""
+
+
+WARM = "TESTS_WARM_VLLM"
+"""Where ``warm`` listens: for all workers of a test run."""
+
+
+def pytest_configure(config):
+    """Start ``warm`` once, where these tests are all that is run."""
+    if hasattr(config, "workerinput") or find_spec("vllm") is None:
+        return
+    home = TemporaryDirectory(prefix="warm-")
+    os.environ[WARM] = f"{home.name}/socket"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.warm", os.environ[WARM]],
+        cwd=REPO, env=environment(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def end():
+        server.stdin.close()
+        server.wait()
+        home.cleanup()
+
+    config.add_cleanup(end)
 
 
 def pytest_collection_modifyitems(items):
@@ -55,18 +85,19 @@ def environment(**more):
     return kept | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "COLUMNS": "100"} | more
 
 
-def schedtrace(*arguments, cwd):
-    """Run the command to its end."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "schedtrace", *map(str, arguments)],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=START_LIMIT_S,
-        check=False,
-    )
-    return Ended(ended.returncode, ended.stdout, ended.stderr)
+def schedtrace(*arguments, cwd, cold=False):
+    """Run the command to its end; ``cold``: in a process of its own from the start."""
+    arguments = [str(argument) for argument in arguments]
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        files = {"cwd": cwd, "env": environment(), "stdout": out, "stderr": err, "timeout": START_LIMIT_S}
+        if cold or WARM not in os.environ:
+            command = [sys.executable, "-m", "schedtrace", *arguments]
+            code = subprocess.run(command, check=False, **files).returncode
+        else:
+            code = warm.run(os.environ[WARM], arguments, **files)
+        for file in (out, err):
+            file.seek(0)
+        return Ended(code, out.read(), err.read())
 
 
 def run_options(**options):
@@ -99,13 +130,13 @@ def shared(tmp_path_factory):
         with (home / f"{label}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             done = home / "logs" / label
-            return done if done.exists() else recorded(home, label, SHARED[label])
+            return done if done.exists() else recorded(home, label, SHARED[label], cold=label == "default")
 
     return folder
 
 
-def recorded(home, label, options):
-    ended = schedtrace("run", *run_options(label=label, **options), cwd=home)
+def recorded(home, label, options, *, cold=False):
+    ended = schedtrace("run", *run_options(label=label, **options), cwd=home, cold=cold)
     assert ended.code == 0, ended.err
     return home / "logs" / label
 

@@ -98,7 +98,7 @@ def test_a_disk_too_slow_for_the_end_of_the_trace_is_no_success(workplace, tmp_p
     (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     options = {**BUSY, "trials": 1}
-    ended = schedtrace("run", *run_options(label="slow", **options), cwd=workplace)
+    ended = schedtrace("run", *run_options(label="slow", **options), cwd=workplace, cold=True)
     assert (ended.code, ended.out) == (4, "")
     assert ended.err.splitlines()[-2] == (
         "schedtrace: recording to logs/slow/engine-0.jsonl stopped: the engine ended before the last steps "

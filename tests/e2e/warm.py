@@ -1,0 +1,152 @@
+"""The command in processes that have imported vLLM already: an import takes seven seconds of a processor.
+
+``python -m tests.e2e.warm SOCKET`` imports vLLM and then forks a process for each command that it is sent, until
+its standard input ends. Such a process runs the same code in the same order as one that was started. Its engine
+processes are forks, too, made before the command has imported anything; so the guards above the engine have
+the place that they always have. What an interpreter does at its start (``sitecustomize``) does not happen.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import select
+import socket
+import subprocess
+import sys
+import time
+
+ENGINES = 2
+"""As many engine processes as a command starts, one after the other or together."""
+IMPORTED = (
+    "vllm",
+    "vllm.engine.arg_utils",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.cpu_worker",
+)
+IMPORT_LIMIT_S = 60
+
+
+def run(address, arguments, *, cwd, env, stdout, stderr, timeout):
+    """Have a command run; its exit code.
+
+    Raises:
+        TimeoutError: it did not end.
+    """
+    until = time.monotonic() + IMPORT_LIMIT_S
+    while not os.path.exists(address) and time.monotonic() < until:
+        time.sleep(0.1)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.settimeout(timeout)
+        server.connect(address)
+        told = {"arguments": arguments, "cwd": str(cwd), "env": env}
+        socket.send_fds(server, [json.dumps(told).encode()], [stdout.fileno(), stderr.fileno()])
+        return int(server.recv(16))
+
+
+def serve(address):
+    """Fork a process for each command, until standard input ends."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{address}.made")
+    listener.listen()
+    os.rename(f"{address}.made", address)
+    running = {}
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [], 0.02)
+        if sys.stdin in ready:
+            return
+        if listener in ready:
+            client, _ = listener.accept()
+            message, (stdout, stderr), _, _ = socket.recv_fds(client, 1 << 20, 2)
+            pid = os.fork()
+            if not pid:
+                _become(json.loads(message), [os.open(os.devnull, os.O_RDONLY), stdout, stderr])
+                _fork_engine_processes()
+                _be("schedtrace")
+            os.close(stdout)
+            os.close(stderr)
+            running[pid] = client
+        for pid in list(running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                with running.pop(pid) as client, contextlib.suppress(OSError):
+                    client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _become(told, files):
+    """Have these files from 0 on and no others, this environment, folder and command line, in a new session."""
+    os.setsid()
+    high = [os.dup2(file, 1000 + place) for place, file in enumerate(files)]
+    for place, file in enumerate(high):
+        os.dup2(file, place)
+    os.closerange(len(files), 2000)
+    os.environ.clear()
+    os.environ.update(told["env"])
+    if told["cwd"]:
+        os.chdir(told["cwd"])
+    sys.path[:0] = [path for path in told["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.argv = ["schedtrace", *told["arguments"]]
+
+
+def _be(module):
+    """Be ``python -m`` of it, to the end of this process."""
+    code = 1
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _fork_engine_processes():
+    """The processes that ``engine.supervise`` will start are forked now and wait for their files."""
+    waiting = []
+    for _ in range(ENGINES):
+        here, there = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            here.close()
+            for _, other in waiting:
+                other.close()
+            message, files, _, _ = socket.recv_fds(there, 1 << 20, 3)
+            if not message:  # the command has ended
+                os._exit(0)
+            stdin, log, events = files
+            _become(json.loads(message), [stdin, log, log, events])
+            _be("schedtrace.engine.guard")
+        there.close()
+        waiting.append((pid, here))
+
+    class Popen(subprocess.Popen):
+        """Starts an engine process by telling one that waits."""
+
+        def _execute_child(self, command, *more):
+            if "schedtrace.engine.guard" not in command:
+                super()._execute_child(command, *more)
+                return
+            _, _, _, (events,), cwd, env, _, _, _, *pipes = more
+            stdin, _, _, log, *_ = pipes
+            self.pid, to = waiting.pop(0)
+            self._child_created = True
+            told = {"arguments": ["3"], "cwd": cwd, "env": env}
+            socket.send_fds(to, [json.dumps(told).encode()], [stdin, log, events])
+            to.close()
+            self._close_pipe_fds(*pipes[:6])
+
+    subprocess.Popen = Popen
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
