@@ -19,7 +19,7 @@ from schedtrace.simulate.ranks import Ranks
 from schedtrace.simulate.simulated_rank import Rank
 from schedtrace.simulate.simulation import Simulation
 from schedtrace.workloads.closed_loop import ClosedLoop
-from schedtrace.workloads.tokens import token_ids
+from schedtrace.workloads.prefixes import token_ids
 from schedtrace.workloads.workload import LoadRequest, Pass, Workload
 
 
