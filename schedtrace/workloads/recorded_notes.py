@@ -14,21 +14,17 @@ ONE_OF_SEVERAL = "One engine of {ranks}: the load is what reached this one."
 
 _CUT_SHORT, _ENDED = pl.col("cut_short"), pl.col("status").is_not_null()
 _OF_REQUESTS = {
-    "{requests:n request} without a recorded arrival: taken from the queue's.": pl.col(
-        "arrived_us"
-    ).is_null(),
-    "{requests:n request} without the time of reaching the input queue: taken from when the scheduler got it, "
-    "which is up to a step later.": pl.col("input_queue_us").is_null(),
-    "{requests:n request} aborted or failed: what more they would have generated is not known. They run until "
-    "the recorded abort, at most to their limit.": _CUT_SHORT & _ENDED,
-    "{requests:n request} had not ended when the record ends: aborted there.": _CUT_SHORT & ~_ENDED,
-    "{requests:n request} generated nothing: taken as 1 token.": ~_CUT_SHORT & (pl.col("output_tokens") == 0),
-    "{requests:n request} asked for prompt log-probabilities and did not read the prefix cache; here they do.": (
+    "without a recorded arrival: taken from the queue's.": pl.col("arrived_us").is_null(),
+    "without the time of reaching the input queue: taken from when the scheduler got it, which is up to a step "
+    "later.": pl.col("input_queue_us").is_null(),
+    "aborted or failed: what more they would have generated is not known. They run until the recorded abort, "
+    "at most to their limit.": _CUT_SHORT & _ENDED,
+    "had not ended when the record ends: aborted there.": _CUT_SHORT & ~_ENDED,
+    "generated nothing: taken as 1 token.": ~_CUT_SHORT & (pl.col("output_tokens") == 0),
+    "asked for prompt log-probabilities and did not read the prefix cache; here they do.": (
         pl.col("prompt_logprobs").is_not_null()
     ),
-    "{requests:n request} with a grammar: how long it took to compile is not in the load.": pl.col(
-        "structured"
-    ),
+    "with a grammar: how long it took to compile is not in the load.": pl.col("structured"),
 }
 """What is said of those requests for which this is true."""
 
@@ -44,9 +40,9 @@ def recorded_notes(
         block: Tokens of a block of the prefixes; None: these are unknown.
         manifest: Of the run; None: not at hand.
     """
-    for template, which in _OF_REQUESTS.items():
+    for what, which in _OF_REQUESTS.items():
         if count := requests.filter(which).height:
-            yield say(template, requests=count)
+            yield say(f"{{requests:n request}} {what}", requests=count)
     yield from _prefixes(trace, requests, block)
     yield from _engine(trace)
     if manifest is None and trace.header.trial_ids:
