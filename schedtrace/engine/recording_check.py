@@ -71,7 +71,7 @@ def _require_begin(path: Path) -> None:
 
 def _all_finished(traces: list[Path], manifest: Manifest) -> bool:
     """Whether every trial was run, no step before the last one is missing, and all requests have ended."""
-    from schedtrace.read.read_options import ReadOptions
+    from schedtrace.read.lines import ReadOptions
     from schedtrace.read.trace import read_trace
 
     finished: Counter[int] = Counter()
@@ -123,7 +123,7 @@ def _trials(first: int, last: int) -> str:
 
 def _last_step(path: Path) -> tuple[int | None, int | None]:
     """Number and trial of the last step that can be read."""
-    from schedtrace.read.read_options import ReadOptions
+    from schedtrace.read.lines import ReadOptions
     from schedtrace.read.trace import read_trace
 
     try:

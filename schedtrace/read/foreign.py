@@ -7,10 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.errors import InputError
 from schedtrace.model.facts import Fact
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header, Step
+from schedtrace.read.lines import reading
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import Tables, flat
@@ -34,16 +34,12 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
         InputError: the file cannot be read.
     """
     number = 0
-    try:
-        with opened(path) as file:
-            while line := file.readline(LONGEST_LINE):
-                number += 1
-                yield number, _COLOUR.sub("", line.decode(errors="replace").rstrip("\r\n"))
-                while not line.endswith(b"\n") and (line := file.readline(LONGEST_LINE)):
-                    pass
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(msg) from error
+    with reading(path), opened(path) as file:
+        while line := file.readline(LONGEST_LINE):
+            number += 1
+            yield number, _COLOUR.sub("", line.decode(errors="replace").rstrip("\r\n"))
+            while not line.endswith(b"\n") and (line := file.readline(LONGEST_LINE)):
+                pass
 
 
 class StepRows:

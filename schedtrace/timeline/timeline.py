@@ -12,9 +12,9 @@ from schedtrace.model.message import Message
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Control
-from schedtrace.read.front_end_files import FrontEnd
+from schedtrace.read.columns import cpu_times
+from schedtrace.read.run import FrontEnd
 from schedtrace.read.schema import schema_of
-from schedtrace.read.thread_times import cpu_times
 from schedtrace.read.trace import Trace, all_rows, rows_between, rows_of
 from schedtrace.timeline.demand import Demand, demand
 from schedtrace.timeline.per_step import context_tokens
@@ -63,7 +63,7 @@ class Timeline:
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
-    """Processor times of threads (``read/thread_times.py``)."""
+    """Processor times of threads (``read/columns.py``)."""
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
     """What was asked of the engine beside requests, in order of time: of the whole trace."""
     front_end: FrontEnd | None = None

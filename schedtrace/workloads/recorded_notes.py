@@ -15,8 +15,8 @@ ONE_OF_SEVERAL = "One engine of {ranks}: the load is what reached this one."
 _CUT_SHORT, _ENDED = pl.col("cut_short"), pl.col("status").is_not_null()
 _OF_REQUESTS = {
     "without a recorded arrival: taken from the queue's.": pl.col("arrived_us").is_null(),
-    "without the time of reaching the input queue: taken from when the scheduler got it, which is up to a step "
-    "later.": pl.col("input_queue_us").is_null(),
+    "without the time of reaching the input queue: taken from when the scheduler got it, which is up to a "
+    "step later.": pl.col("input_queue_us").is_null(),
     "aborted or failed: what more they would have generated is not known. They run until the recorded abort, "
     "at most to their limit.": _CUT_SHORT & _ENDED,
     "had not ended when the record ends: aborted there.": _CUT_SHORT & ~_ENDED,

@@ -10,6 +10,7 @@ from typing import BinaryIO, NamedTuple, TypeVar
 import msgspec
 
 from schedtrace.errors import InputError
+from schedtrace.read.lines import reading
 
 _Line = TypeVar("_Line", bound=msgspec.Struct)
 
@@ -61,12 +62,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     Raises:
         InputError: it cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            yield file
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(msg) from error
+    with reading(path), path.open("rb") as file:
+        yield file
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -18,7 +18,7 @@ from schedtrace.errors import InputError
 from schedtrace.model.trace import ChunkCap, Events, Exit, Notice, Output, Preemption
 from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.read import cache
-from schedtrace.read.read_options import ReadOptions
+from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import read_run
 from schedtrace.read.tables import LARGE, CannotWriteError
 from schedtrace.read.trace import read_trace
