@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from schedtrace.engine import folder as folder_module
-from schedtrace.engine.folder import folder_of, make_folders
+from schedtrace.engine import plan as folder_module
+from schedtrace.engine.plan import folder_of, make_folders
 from schedtrace.errors import UsageError
 from tests.makers import manifest, run_folder, step
 

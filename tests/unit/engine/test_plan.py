@@ -6,7 +6,7 @@ import pytest
 
 from schedtrace.engine import plan
 from schedtrace.engine.plan import Plan, both_fit, check
-from schedtrace.engine.spec import RunSpec
+from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import RecordingError, SchedtraceError
 from schedtrace.model.manifest import read_manifest
 

@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.engine.run_workload import Prompt, make_requests
+from schedtrace.engine.prompts import Prompt, make_requests
 from schedtrace.errors import UsageError
 
 pytest.importorskip("numpy")

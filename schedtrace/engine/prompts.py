@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.engine.arguments import number_of
-from schedtrace.engine.spec import RANDOM, RunSpec
+from schedtrace.engine.given_options import first_number
+from schedtrace.engine.run_spec import RANDOM, RunSpec
 from schedtrace.errors import InputError, UsageError
 from schedtrace.workloads import open_workload, random_load
 from schedtrace.workloads.formats import OwnRow, format_of, own_rows
@@ -79,8 +79,7 @@ def check_ranks(spec: RunSpec, prompts: list[Prompt]) -> None:
         UsageError: which rank, and how many there are.
     """
     wanted = max((prompt.data_parallel_rank or 0 for prompt in prompts), default=0)
-    names = ("--data-parallel-size", "-dp")
-    size = next((number for name in names if (number := number_of(spec.engine_args, name))), 1)
+    size = first_number(spec.engine_args, "--data-parallel-size", "-dp")
     if 0 < size <= wanted:
         msg = (
             f"{spec.dataset}: a request asks for data_parallel_rank {wanted}, and there are {size} "

@@ -1,6 +1,6 @@
 """No process of a run outlives it: two guards above the engine process end what it leaves.
 
-``supervise`` starts ``python -m schedtrace.engine.guard FD``, which forks twice before vLLM is imported:
+``supervise`` starts ``python -m schedtrace.engine.process_guard FD``. It forks twice before vLLM is imported:
 
     command -> outer guard -> inner guard -> engine process (``child``) -> all that vLLM starts
 

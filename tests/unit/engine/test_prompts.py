@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.engine.run_workload import (
+from schedtrace.engine.prompts import (
     DEFAULT_RANDOM_OUTPUT_LEN,
     DEFAULT_RANDOM_PROMPTS,
     Prompt,
@@ -11,7 +11,7 @@ from schedtrace.engine.run_workload import (
     load_prompts,
     make_requests,
 )
-from schedtrace.engine.spec import RunSpec
+from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import InputError, UsageError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "workloads"
