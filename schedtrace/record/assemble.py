@@ -20,11 +20,20 @@ from schedtrace.model.trace import (
 )
 from schedtrace.model.trace_facts import DummyBatch, HeadRefusal, RankSync
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.capture import Came, Capture, Dropped, Happened, Result, Rows, tells_invalid_drafts
+from schedtrace.record.capture import (
+    FIELDS,
+    Came,
+    Capture,
+    Dropped,
+    Happened,
+    Result,
+    Rows,
+    State,
+    tells_invalid_drafts,
+)
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.exits import Noted
 from schedtrace.record.request_lives import Lives
-from schedtrace.record.state_facts import FIELDS, State
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 
 _TRIAL = re.compile(r"t(\d{1,9})-")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
-from schedtrace.record import guards, outcomes, syntax
-from schedtrace.record.assigned import explained
+from schedtrace.record import assignments, guards, syntax
 from schedtrace.record.decided import Decided, held
+from schedtrace.record.exits import Site
 from schedtrace.record.source import Proven, UnprovableError
 
 MARK = "schedtrace mark"
@@ -26,47 +26,8 @@ _PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"}
 _OF_PARTS = frozenset({Cause.OTHER, Cause.SPEC_DECODE_PADDING, guards.QUEUE_OR_INPUT_BUDGET})
 """Causes of a whole condition whose parts lead to different ones."""
 
-_QUEUE_CAUSES = frozenset({Cause.QUEUE_EMPTY, guards.QUEUE_OR_INPUT_BUDGET})
-
 _Limit = ast.Assign | ast.AugAssign
 """A statement that makes the number of tokens smaller."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """One marked place."""
-
-    loop: Loop
-    kind: ExitKind | None
-    """None: a cap or a preemption, no exit."""
-    causes: tuple[str, ...]
-    """One; where parts of a condition lead to several, one for each part, in the order of evaluation."""
-    guard: str
-    """The condition, as the source has it; of one that is not known, what was true of it."""
-    location: str
-    """``file:line``."""
-    refuses_head: bool = False
-    """Whether it is the first in the queue whom it refuses, where no request was taken yet."""
-    parts: tuple[str, ...] = ()
-    """For each of several causes, what was true of that part of the condition."""
-    operands: tuple[tuple[str, ...], ...] = ()
-    """For each cause that is not known, the texts of what is compared there; the mark has their values."""
-
-    def asks_queue(self, which: int) -> bool:
-        """Whether the part that decided says that a queue holds nobody."""
-        return self.cause(which) in _QUEUE_CAUSES
-
-    def cause(self, which: int) -> str:
-        """That of the part that decided."""
-        return self.causes[which if len(self.causes) > 1 else 0]
-
-    def condition(self, which: int) -> str:
-        """What was true of the part that decided."""
-        return self.parts[which] if len(self.parts) > 1 else self.guard
-
-    def compared(self, which: int) -> tuple[str, ...]:
-        """The texts of what the part that decided compares."""
-        return self.operands[which] if self.operands else ()
 
 
 @dataclass(frozen=True)
@@ -130,8 +91,8 @@ class Marker:
         self._self = parameters[0]
         self._tokens = syntax.counted_tokens(function)
         self._request = syntax.allocated_request(function)
-        self._blocks = outcomes.allocated_blocks(function)
-        self._victims = outcomes.preempted(function)
+        self._blocks = assignments.allocated_blocks(function)
+        self._victims = assignments.preempted(function)
         self._peeked = syntax.assigned_from(function, "peek_request")
         self._decided: dict[int, Decided] = {}
         """Conditions of which parts are told, by their identity."""
@@ -216,7 +177,7 @@ class Marker:
         if loop is None or (scope.loop and not syntax.has_call(node, "allocate_slots")):
             return  # a helper's loop: leaving it early stops nothing
         if scope.loop:
-            self._outcomes |= outcomes.outcomes(self._function, node, self._blocks)
+            self._outcomes |= assignments.outcomes(self._function, node, self._blocks)
         node.body = self._block(node.body, scope.enter(node, loop))
         if scope.loop:
             return
@@ -268,7 +229,7 @@ class Marker:
 
     def _exit(self, node: ast.stmt, loop: Loop, scope: _Scope) -> list[ast.stmt]:
         test, negated = scope.tests[-1] if scope.tests else (ast.Constant(value=True), False)
-        if scope.nested and outcomes.is_there(test, self._blocks, negated=negated):
+        if scope.nested and assignments.is_there(test, self._blocks, negated=negated):
             return []
         kind: ExitKind = "continue" if isinstance(node, ast.Continue) else "break"
         refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
@@ -311,14 +272,18 @@ class Marker:
     def _unknown_whole(self, site: Site, test: ast.expr, *, holds: bool) -> Site:
         if site.causes != (Cause.OTHER,):
             return site
-        return replace(site, guard=explained(self._function, test, held(test, holds=holds)))
+        return replace(site, guard=assignments.explained(self._function, test, held(test, holds=holds)))
 
     def _told(self, site: Site, test: ast.expr, decided: Decided) -> tuple[Site, list[ast.expr]]:
         """The site with the texts of its parts, and what its mark gets: which one decided, and its values."""
         texts = []
         for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
             true = held(part, holds=decided.holds)
-            texts.append(ast.unparse(true) if cause != Cause.OTHER else explained(self._function, test, true))
+            texts.append(
+                ast.unparse(true)
+                if cause != Cause.OTHER
+                else assignments.explained(self._function, test, true)
+            )
             if cause == Cause.OTHER:
                 decided.keep_values(place)
         if len(texts) == 1 and site.causes == (Cause.OTHER,):

@@ -386,7 +386,7 @@ class Recorder:
             at_us = self._writer.since_anchor(began_ns)
             took_us = (self.clock() - began_ns) // 1000
             facts.setdefault("running", len(scheduler.running))
-            self._writer.put_control(Control(kind, at_us, took_us, failed=failed, **facts))
+            self._writer.put_beside(Control(kind, at_us, took_us, failed=failed, **facts))
         except Exception as error:
             self._facts_failed(error)
 
@@ -396,15 +396,10 @@ class Recorder:
             self._marks_failed = True
             self._warn(f"exits may lack details: a mark in schedule() failed: {self._writer.describe(error)}")
 
-    def dummy_batch(self, dummy: DummyPass) -> None:
-        """Note a batch that a data-parallel rank ran only to keep the others company."""
+    def beside(self, entry: DummyPass | Synced) -> None:
+        """Note what a data-parallel rank did for the others beside its steps."""
         if self.active:
-            self._writer.put_dummy(dummy)
-
-    def ranks_synced(self, sync: Synced) -> None:
-        """Note that the data-parallel ranks have agreed whether to go on."""
-        if self.active:
-            self._writer.put_sync(sync)
+            self._writer.put_beside(entry)
 
     def close(self) -> None:
         """Write what is left and the end line; a second call does nothing."""

@@ -132,6 +132,16 @@ class _TracedReset:
         return done
 
 
+_HOOKS: dict[type, str] = {
+    _TracedPreemption: "_preempt_request",
+    _TracedFree: "_free_request",
+    _TracedTransfers: "_update_from_kv_xfer_finished",
+    _TracedPause: "set_pause_state",
+    _TracedReset: "reset_prefix_cache",
+}
+"""The method that each of them is for: not every release, or class, has it."""
+
+
 @cache
 def traced_class(base: type) -> type:
     """A subclass of ``base`` that records; ``base`` itself if it records already.
@@ -144,17 +154,7 @@ def traced_class(base: type) -> type:
         raise TypeError(msg)
     if issubclass(base, _Traced):
         return base
-    hooks: list[type] = [_Traced]
-    if hasattr(base, "_preempt_request"):
-        hooks.append(_TracedPreemption)
-    if hasattr(base, "_free_request"):
-        hooks.append(_TracedFree)
-    if hasattr(base, "_update_from_kv_xfer_finished"):
-        hooks.append(_TracedTransfers)
-    if hasattr(base, "set_pause_state"):
-        hooks.append(_TracedPause)
-    if hasattr(base, "reset_prefix_cache"):
-        hooks.append(_TracedReset)
+    hooks = [_Traced, *(hook for hook, method in _HOOKS.items() if hasattr(base, method))]
     instrumented = instrument(base)
     try:
         return _subclass(base, hooks, instrumented)

@@ -11,7 +11,7 @@ from vllm.v1 import outputs
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
-from schedtrace.record.worker_hooks import NAME, machine
+from schedtrace.record.worker_hooks import EXECUTION, machine
 from schedtrace.simulate import releases
 from schedtrace.simulate.model_runner import ModelRunner
 from schedtrace.step_times.batch import Batch
@@ -76,7 +76,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
             ready = self._stages[stage] = begins + each_us
         self._proposed = self._model_runner.proposed(sampled)
         output = releases.model_output(sampled, self._proposed if self._model_runner.drafts else None)
-        setattr(output, NAME, (machine(), round(1000 * began), round(1000 * ready)))
+        setattr(output, EXECUTION, (machine(), round(1000 * began), round(1000 * ready)))
         self._last = _At(self._clock, ready, output)
         return self._last if non_block else self._last.result()
 

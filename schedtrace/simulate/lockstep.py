@@ -17,7 +17,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from schedtrace.errors import UsageError
 from schedtrace.record.clocks import clock_id
-from schedtrace.record.worker_hooks import NAME, machine
+from schedtrace.record.worker_hooks import EXECUTION, machine
 from schedtrace.simulate import releases
 from schedtrace.simulate.executor import DUMMY, Clock, SimulatedExecutor
 
@@ -202,7 +202,7 @@ class _Joint(Future[Any]):
         if self._output is not None:
             setattr(
                 self._output,
-                NAME,
+                EXECUTION,
                 (machine(), round(1000 * forward.began_us), round(1000 * forward.ended_us)),
             )
         return self._output

@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from schedtrace.errors import UsageError
 from schedtrace.record.header import engine_rank
-from schedtrace.record.worker_hooks import NAME, machine
+from schedtrace.record.worker_hooks import EXECUTION, machine
 from schedtrace.simulate import releases
 from schedtrace.simulate.clock import MachineClock
 from schedtrace.simulate.executor import DUMMY, Clock, SimulatedExecutor
@@ -248,7 +248,7 @@ class _InCommon(Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:  # noqa: ARG002  # vLLM gives none
         began_us, ended_us = self._ran.result()
-        setattr(self._output, NAME, (machine(), round(1000 * began_us), round(1000 * ended_us)))
+        setattr(self._output, EXECUTION, (machine(), round(1000 * began_us), round(1000 * ended_us)))
         self._clock.until(ended_us)
         return self._output
 

@@ -10,9 +10,8 @@ import pytest
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import recorder as module
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.capture import ALL, NOBODY, Came, DummyPass, Synced
+from schedtrace.record.capture import ALL, FIELDS, NOBODY, Came, DummyPass, Synced
 from schedtrace.record.recorder import Recorder
-from schedtrace.record.state_facts import FIELDS
 from tests.toys import Queue
 
 
@@ -22,8 +21,8 @@ class Writer:
     def __init__(self):
         self.captures, self.notices, self.taken = [], [], []
         self.arrived, self.finished = deque(), deque()
-        self.dummies, self.syncs = [], []
-        self.put_dummy, self.put_sync = self.dummies.append, self.syncs.append
+        self.beside = []
+        self.put_beside = self.beside.append
         self.prefixes = Prefixes()
         self.working = self.takes = True
         self.came = NOBODY
@@ -373,13 +372,13 @@ def test_a_writer_that_gave_up_ends_recording(recorder_of, writer):
 def test_passes_with_other_ranks_are_noted_until_the_writer_is_closed(recorder_of, writer):
     recorder = recorder_of(Scheduler())
     dummy, sync = DummyPass(100, 300, 0, 5), Synced(300, 350, 0, 5, go_on=False)
-    recorder.dummy_batch(dummy)
-    recorder.ranks_synced(sync)
+    recorder.beside(dummy)
+    recorder.beside(sync)
     recorder.close()
     assert (recorder.active, writer.closed) == (False, 1)
-    recorder.dummy_batch(dummy)
-    recorder.ranks_synced(sync)
-    assert (writer.dummies, writer.syncs) == ([dummy], [sync])
+    recorder.beside(dummy)
+    recorder.beside(sync)
+    assert writer.beside == [dummy, sync]
 
 
 @pytest.mark.parametrize(

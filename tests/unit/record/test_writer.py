@@ -283,16 +283,16 @@ def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
     gone, later = Finish("a", "ABORTED", 0, 1, 0), Finish("b", "ABORTED", 0, 1, 0)
     made.arrived.append(first)
     made.finished.append(gone)
-    made.put_dummy(DUMMY)
-    made.put_sync(SYNC)
-    made.put_control(PAUSE)
+    made.put_beside(DUMMY)
+    made.put_beside(SYNC)
+    made.put_beside(PAUSE)
     came = made.take_events()
     assert came == ([first], [gone], [DUMMY], [SYNC], [PAUSE])
     assert made.take_events() is NOBODY
     made.arrived.append(second)
     made.finished.append(later)
-    made.put_dummy(LATER_DUMMY)
-    made.put_sync(LATER_SYNC)
+    made.put_beside(LATER_DUMMY)
+    made.put_beside(LATER_SYNC)
     made.give_back(came)
     taken = made.take_events()
     assert taken == ([first, second], [gone, later], [DUMMY, LATER_DUMMY], [SYNC, LATER_SYNC], [PAUSE])
@@ -300,11 +300,11 @@ def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
 
 def test_dummy_batches_alone_are_events_and_so_are_syncs(writer_of):
     made = writer_of()
-    made.put_dummy(DUMMY)
+    made.put_beside(DUMMY)
     assert made.take_events() == ([], [], [DUMMY], [], [])
-    made.put_sync(SYNC)
+    made.put_beside(SYNC)
     assert made.take_events() == ([], [], [], [SYNC], [])
-    made.put_control(PAUSE)
+    made.put_beside(PAUSE)
     assert made.take_events() == ([], [], [], [], [PAUSE])
 
 
@@ -312,7 +312,7 @@ def test_passes_do_not_fill_the_memory_where_the_disk_stands_still(writer_of, mo
     monkeypatch.setattr(writer, "MAX_PENDING", 2)
     made = writer_of()
     for _ in range(4):
-        made.put_dummy(DUMMY)
+        made.put_beside(DUMMY)
     assert list(made._notices) == [
         "the disk is too slow: dummy batches, all-reduces of the ranks or pauses are missing"
     ]
@@ -323,9 +323,9 @@ def test_what_no_step_takes_along_is_written_after_half_a_second(writer_of):
     made = writer_of()
     made._work(last=False)
     made.arrived.append(Arrival("a", 0, 0, 1))
-    made.put_dummy(DUMMY)
-    made.put_dummy(LATER_DUMMY)
-    made.put_sync(SYNC)
+    made.put_beside(DUMMY)
+    made.put_beside(LATER_DUMMY)
+    made.put_beside(SYNC)
     made._work(last=False)
     assert lines(made) == []
     made._last_events_ns -= writer.WRITE_LATEST_NS
