@@ -28,7 +28,7 @@ from schedtrace.read.columns import (
 )
 from schedtrace.read.lines import AS_READ, LONGEST_LINE, decode_line, read_header, reading
 from schedtrace.read.living import Live, Lives, arrivals_of, earlier, skim
-from schedtrace.read.parse import BESIDE, beside, merge_outputs
+from schedtrace.read.parse import beside, merge_outputs
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.trace import Trace
@@ -168,7 +168,7 @@ class Following:
             end=self.end,
             problems=Problems(),
             cpu=cpu_times([line for one in chunks for line in one.cpu]),
-            **{name: beside(events, name) for name in BESIDE},
+            **beside(events),
         )
 
     def since(self, us: int) -> list[Chunk]:

@@ -72,9 +72,9 @@ BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us"}
 """Lists of what happened beside the steps: in order of these times."""
 
 
-def beside(events: dict[str, pl.DataFrame], name: str) -> pl.DataFrame:
-    """One of ``BESIDE``, without the step that told of it."""
-    return events[name].drop("step", "trial").sort(BESIDE[name])
+def beside(events: dict[str, pl.DataFrame]) -> dict[str, Any]:
+    """The tables of ``BESIDE``, without the steps that told of them."""
+    return {name: events[name].drop("step", "trial").sort(at) for name, at in BESIDE.items()}
 
 
 @dataclass(kw_only=True)
@@ -175,7 +175,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         steps=all_steps,
         arrivals=arrivals,
         finishes=finishes,
-        **{name: beside(events, name) for name in BESIDE},
+        **beside(events),
         cpu=cpu_times(others[Cpu]),
         notices=[*header.notices, *(line.message for line in others[Notice])],
         end=end,

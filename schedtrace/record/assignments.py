@@ -1,6 +1,8 @@
-"""Which assignments can have given a flag the value that a guard sees: the flow through one function.
+"""What the assignments of ``schedule()`` tell of its conditions.
 
-``if balance_flag: break`` says nothing by itself; ``balance_flag = max(...) == limit`` above it does.
+``if balance_flag: break`` says nothing by itself; ``balance_flag = max(...) == limit`` above it does: the
+flow through the function tells which assignments can have given a flag the value that a guard sees. Others
+tell how an allocation ends: what says that it succeeded, and who is preempted where it did not.
 """
 
 import ast
@@ -8,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
 from schedtrace.record import syntax
-from schedtrace.record.syntax import own_nodes
 
 _State = frozenset[ast.AST] | None
 """The assignments whose value may be the current one; None: this point is not reached."""
@@ -175,7 +176,7 @@ def _either(*states: _State) -> _State:
 
 def allocated_blocks(function: ast.FunctionDef) -> str:
     """The variable that holds what ``allocate_slots`` returned."""
-    for node in own_nodes(function):
+    for node in syntax.own_nodes(function):
         match node:
             case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(attr="allocate_slots"))):
                 return name
@@ -206,7 +207,7 @@ def outcomes(function: ast.FunctionDef, loop: ast.stmt, blocks: str) -> frozense
         blocks: The variable that holds what ``allocate_slots`` returned.
     """
     told = list(_told_before_breaks([loop], blocks, succeeded=None))
-    stored = [part.id for part in own_nodes(function) if isinstance(part, ast.Name) and _stored(part)]
+    stored = syntax.stored_names(function)
     names_told = [name for name, _ in told]
     liars = {name for name, true in told if not true}
     return frozenset(name for name in names_told if stored.count(name) == names_told.count(name)) - liars
@@ -236,14 +237,10 @@ def _told_before_breaks(
                 pass
 
 
-def _stored(part: ast.Name) -> bool:
-    return not isinstance(part.ctx, ast.Load)
-
-
 def preempted(function: ast.FunctionDef) -> frozenset[str]:
     """The variables that hold a victim: their status becomes ``PREEMPTED`` here, not in a method."""
     victims = set()
-    for node in own_nodes(function):
+    for node in syntax.own_nodes(function):
         match node:
             case ast.Assign([ast.Attribute(ast.Name(name), "status")], ast.Attribute(attr="PREEMPTED")):
                 victims.add(name)

@@ -106,7 +106,7 @@ class Happened(msgspec.Struct, gc=False):
     grammars: list[Grammar] = []
     set_aside: list[SetAside] = []
 
-    def lines(self) -> dict[str, list[Any]]:
+    def lines(self) -> dict[str, Any]:
         """Fields of a ``Step`` (writer's thread)."""
         refusals: list[HeadRefusal] = list(map(holdings.line, self.refusals))
         return {

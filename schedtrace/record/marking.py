@@ -233,11 +233,11 @@ class Marker:
             return []
         kind: ExitKind = "continue" if isinstance(node, ast.Continue) else "break"
         refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
-        budget, request = self._name("token_budget", scope.bound), self._request_of(scope)
+        budget, request = self._budget(scope), self._request_of(scope)
         cause = self._cause_of_exit(test, loop, scope)
-        known = Site(loop, kind, (cause,), _text(test, holds=not negated), "", refuses_head)
+        known = Site(loop, kind, (cause,), ast.unparse(held(test, holds=not negated)), "", refuses_head)
         if cause == guards.NOT_ELIGIBLE:
-            which = _call("why_not_eligible", ast.Name(self._self, ast.Load()), request)
+            which = _mark_call("why_not_eligible", ast.Name(self._self, ast.Load()), request)
             return [self._mark(node, known, "exit", budget, request, ast.Constant(None), which)]
         if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
             return [self._mark(node, known, "refused", budget, request, arguments)]
@@ -260,8 +260,10 @@ class Marker:
         if cause not in _OF_PARTS:
             return site, []
         decided = self._decide(test, holds=holds)
+        if decided is None and cause == Cause.OTHER:
+            return replace(site, guard=self._explained(test, held(test, holds=holds))), []
         if decided is None:
-            return self._unknown_whole(site, test, holds=holds), []
+            return site, []
         whole = guards.registered(self._module, syntax.names(test))
         causes = tuple(
             found if (found := self._cause_of_exit(part, loop, scope)) != Cause.OTHER else whole or found
@@ -269,21 +271,15 @@ class Marker:
         )
         return self._told(replace(site, causes=causes), test, decided)
 
-    def _unknown_whole(self, site: Site, test: ast.expr, *, holds: bool) -> Site:
-        if site.causes != (Cause.OTHER,):
-            return site
-        return replace(site, guard=assignments.explained(self._function, test, held(test, holds=holds)))
+    def _explained(self, test: ast.expr, part: ast.expr) -> str:
+        return assignments.explained(self._function, test, part)
 
     def _told(self, site: Site, test: ast.expr, decided: Decided) -> tuple[Site, list[ast.expr]]:
         """The site with the texts of its parts, and what its mark gets: which one decided, and its values."""
         texts = []
         for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
             true = held(part, holds=decided.holds)
-            texts.append(
-                ast.unparse(true)
-                if cause != Cause.OTHER
-                else assignments.explained(self._function, test, true)
-            )
+            texts.append(ast.unparse(true) if cause != Cause.OTHER else self._explained(test, true))
             if cause == Cause.OTHER:
                 decided.keep_values(place)
         if len(texts) == 1 and site.causes == (Cause.OTHER,):
@@ -303,7 +299,7 @@ class Marker:
     ) -> ast.stmt:
         """The mark for a condition that did not hold: tells which part of it was the first to be false."""
         site, told, queue = self._false(loop, kind, condition)
-        return self._mark(node, site, "end", self._name("token_budget", scope.bound), *queue, *told)
+        return self._mark(node, site, "end", self._budget(scope), *queue, *told)
 
     def _ends(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
@@ -311,12 +307,11 @@ class Marker:
         """Likewise, but a mark for each part of it."""
         site, _, queue = self._false(loop, kind, condition)
         decided, number = self._decided[id(condition)], self._add(node, site)
-        own, budget = ast.Name(self._self, ast.Load()), self._name("token_budget", scope.bound)
         marks: list[ast.stmt] = []
         for place, values in enumerate(decided.kept):
             told = [ast.Constant(place), *([values] if values.elts else [])]
-            call = _call("end", own, ast.Constant(number), budget, *copy.deepcopy(queue), *told)
-            marks.append(syntax.at(node, ast.Expr(call)))
+            budget = self._budget(scope)
+            marks.append(self._call(node, "end", ast.Constant(number), budget, *copy.deepcopy(queue), *told))
         return marks
 
     def _false(
@@ -336,8 +331,7 @@ class Marker:
     def _went_through(self, node: ast.For, loop: Loop, scope: _Scope) -> ast.stmt:
         """The mark for a loop that looked at everybody: what it skipped has been told, more there is not."""
         site = Site(loop, "condition", (guards.LOOP_DONE,), ast.unparse(node.iter), "")
-        nobody = ast.Constant(None)
-        return self._mark(node, site, "end", self._name("token_budget", scope.bound), nobody, nobody)
+        return self._mark(node, site, "end", self._budget(scope), ast.Constant(None), ast.Constant(None))
 
     def _preemption(
         self, node: ast.Expr, call: ast.Call, loop: Loop, scope: _Scope
@@ -359,9 +353,7 @@ class Marker:
         told = self._mark(node, site, "preempts", self._name(self._request, scope.fresh), arguments)
         if victim is None:
             return [told], []
-        own = ast.Name(self._self, ast.Load())
-        before, after = _call("preempting", own, victim), _call("preempted", own)
-        return [told, syntax.at(node, ast.Expr(before))], [syntax.at(node, ast.Expr(after))]
+        return [told, self._call(node, "preempting", victim)], [self._call(node, "preempted")]
 
     def _reduces(self, node: ast.Assign | ast.AugAssign, scope: _Scope) -> bool:
         """Whether this may make the number of tokens smaller; the old number is surely bound then."""
@@ -382,7 +374,7 @@ class Marker:
             cause = guards.cap_of(self._module, loop, syntax.names(node.value))
             sites.append((node, Site(loop, None, (cause,), ast.unparse(node), "")))
             marked += [syntax.at(node, ast.Assign([ast.Name(name, ast.Store())], now)), node]
-        told = [self._name("token_budget", scope.bound), self._name(self._request, scope.fresh)]
+        told = [self._budget(scope), self._name(self._request, scope.fresh)]
         counts = [*(ast.Name(name, ast.Load()) for name in kept), now]
         first, site = sites[0]
         mark = self._mark(first, site, "cap", *told, *counts)
@@ -391,13 +383,18 @@ class Marker:
         check = ast.If(ast.Compare(now, [ast.Lt()], [counts[0]]), [mark], [])
         return [*marked, syntax.at(limits[-1], check)]
 
+    def _budget(self, scope: _Scope) -> ast.expr:
+        return self._name("token_budget", scope.bound)
+
     def _name(self, name: str, bound: frozenset[str]) -> ast.expr:
         return ast.Name(name, ast.Load()) if name in bound - self._unbound else ast.Constant(None)
 
     def _mark(self, node: ast.stmt, site: Site, method: str, *told: ast.expr) -> ast.stmt:
-        number = self._add(node, site)
-        own = ast.Name(self._self, ast.Load())
-        return syntax.at(node, ast.Expr(_call(method, own, ast.Constant(number), *told)))
+        return self._call(node, method, ast.Constant(self._add(node, site)), *told)
+
+    def _call(self, node: ast.stmt, method: str, *told: ast.expr) -> ast.stmt:
+        """A statement on the line of ``node`` that calls one of the marks with the scheduler and these."""
+        return syntax.at(node, ast.Expr(_mark_call(method, ast.Name(self._self, ast.Load()), *told)))
 
     def _add(self, node: ast.stmt, site: Site) -> int:
         """The number of a new site."""
@@ -405,10 +402,6 @@ class Marker:
         return self._first + len(self.sites) - 1
 
 
-def _text(test: ast.expr, *, holds: bool) -> str:
-    return ast.unparse(held(test, holds=holds))
-
-
-def _call(method: str, *arguments: ast.expr) -> ast.Call:
+def _mark_call(method: str, *arguments: ast.expr) -> ast.Call:
     """A call on the object that takes the place of ``MARK``."""
     return ast.Call(ast.Attribute(ast.Constant(MARK), method, ast.Load()), [*arguments], [])

@@ -10,7 +10,6 @@ from loguru import logger
 
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_facts import Control, ControlKind
-from schedtrace.record import settings
 from schedtrace.record.capture import (
     Came,
     Capture,
@@ -21,10 +20,8 @@ from schedtrace.record.capture import (
     only_samples,
     tokens_got,
 )
-from schedtrace.record.clocks import read_anchor
 from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Noted, event_of
-from schedtrace.record.header import make_header
 from schedtrace.record.inference import Departures, InferredExits, set_aside
 from schedtrace.record.own import is_own, is_own_class
 from schedtrace.record.queues import Queues, policy
@@ -35,21 +32,6 @@ from schedtrace.record.writer import Writer
 
 MOST_IN_FLIGHT = 1000
 """Steps whose output is waited for; an engine that never brings one back does not fill the memory."""
-
-
-def open_recorder(scheduler: Any) -> "Recorder | None":
-    """A recorder for a scheduler just built; None, with one warning, where that is impossible."""
-    try:
-        chosen = settings.from_environment()
-        anchor = read_anchor()
-        header = make_header(scheduler, chosen, anchor)
-        writer = Writer(chosen, header, anchor.ns)
-        recorder = Recorder(scheduler, writer, full_lines=chosen.lines == "full")
-    except Exception as error:
-        logger.warning("schedtrace: not recording: {!r}", error)
-        return None
-    logger.info("schedtrace: recording engine {} to {}", header.engine_rank, writer.path)
-    return recorder
 
 
 def _not_known() -> None:

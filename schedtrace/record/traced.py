@@ -4,15 +4,35 @@ Every method calls the original first to last with the very arguments it got, an
 and after. The recorder swallows its own errors, so nothing here can change what the scheduler does.
 """
 
+import os
 import types
 from functools import cache
 from typing import Any
 
 from loguru import logger
 
+from schedtrace.record import settings
+from schedtrace.record.clocks import read_anchor
 from schedtrace.record.exits import Noted
+from schedtrace.record.header import make_header
 from schedtrace.record.instrument import Instrumented, instrument
-from schedtrace.record.recorder import Recorder, open_recorder
+from schedtrace.record.recorder import Recorder
+from schedtrace.record.writer import Writer
+
+
+def open_recorder(scheduler: Any) -> Recorder | None:
+    """A recorder for a scheduler just built; None, with one warning, where that is impossible."""
+    try:
+        chosen = settings.from_environment()
+        anchor = read_anchor()
+        header = make_header(scheduler, chosen, anchor)
+        writer = Writer(chosen, header, anchor.ns)
+        recorder = Recorder(scheduler, writer, full_lines=chosen.lines == "full")
+    except Exception as error:
+        logger.warning("schedtrace: not recording: {!r}", error)
+        return None
+    logger.info("schedtrace: recording engine {} to {}", header.engine_rank, writer.path)
+    return recorder
 
 
 class _Traced:
@@ -192,10 +212,6 @@ def traced_scheduler(**kwargs: Any) -> Any:
     (``SchedulerConfig.get_scheduler_cls``), and records to ``SCHEDTRACE_DIR`` (``logs`` if unset). With the
     plugin path the user's own class is kept; with this one it cannot be, since the option is taken.
     """
-    import os
-
-    from schedtrace.record import settings
-
     if not settings.enabled():
         os.environ[settings.DIR] = "logs"
         logger.info("schedtrace: SCHEDTRACE_DIR is not set, recording to logs/")
