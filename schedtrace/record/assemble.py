@@ -163,19 +163,19 @@ class Assembler:
         self.begin_anew()
         self._after_dropped = True
         self._next_step = dropped.last_step + 1
-        self._arrive(dropped.arrived)
+        came = dropped.came
+        self._arrive(came.arrived)
         for request_id, computed, start_ns in dropped.started:
             self._starts(request_id, computed, self._us(start_ns))
         self._preempted(dropped.preempted)
         self._lives.unseen()
-        self._leave(dropped.finished)
-        came = Came(dropped.arrived, dropped.finished, dropped.dummies, dropped.synced, dropped.controls)
+        self._leave(came.finished)
         self.write_ids(came.arrived, came.finished)
         return Events(
             at_us=self._us(dropped.end_ns),
             trial=self.trial,
-            arrived=dropped.arrived,
-            finished=dropped.finished,
+            arrived=list(came.arrived),
+            finished=list(came.finished),
             **self.passes(came),
             dropped_steps=dropped.steps,
             dropped_arrivals=dropped.missing_arrivals,

@@ -8,7 +8,7 @@ are not steady; vLLM builds new ones for every step and does not change them aft
 from collections.abc import Collection, Sequence
 from itertools import compress
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -90,8 +90,6 @@ class StateReader:
             throttled if isinstance(throttled, bool) else None,
         )
 
-
-_T = TypeVar("_T")
 
 ALL = "all"
 """Every request of the step got exactly one token."""
@@ -229,11 +227,7 @@ class Dropped(msgspec.Struct, gc=False):
     end_ns: int = 0
     """Of the last one."""
     steps: int = 0
-    arrived: list[Arrival] = []
-    finished: list[Finish] = []
-    dummies: list[DummyPass] = []
-    synced: list[Synced] = []
-    controls: list[Control] = []
+    came: Came = msgspec.field(default_factory=lambda: Came([], [], [], [], []))
     preempted: list[tuple[Preemption, int]] = []
     started: list[tuple[str, int, int]] = []
     """Requests that the workers did not know: id, computed tokens, start of the step."""
@@ -242,24 +236,20 @@ class Dropped(msgspec.Struct, gc=False):
 
     def add(self, capture: Capture) -> Sequence[Arrival]:
         """Another step, which is not going to be written; those of its arrivals that are not kept."""
-        came = capture.came
         self.last_step, self.end_ns = capture.step, capture.end_ns
         self.steps += 1
-        missing = _keep(self.arrived, came.arrived)
-        self.missing_arrivals += len(missing)
-        self.missing_finishes += len(_keep(self.finished, came.finished))
-        _keep(self.dummies, came.dummies)
-        _keep(self.synced, came.synced)
-        _keep(self.controls, came.controls)
+        missing = Came(*(_keep(kept, more) for kept, more in zip(self.came, capture.came, strict=True)))
+        self.missing_arrivals += len(missing.arrived)
+        self.missing_finishes += len(missing.finished)
         _keep(self.preempted, capture.preempted)
         if capture.rows is not None:
             new = [(request_id, computed, capture.start_ns) for request_id, computed in capture.rows.new]
             _keep(self.started, new)
-        return missing
+        return missing.arrived
 
 
-def _keep(kept: list[_T], more: Sequence[_T]) -> Sequence[_T]:
-    """Keep as many as there is room for; the others."""
+def _keep(kept: Any, more: Any) -> Any:
+    """Add as many to a list as there is room for; the others."""
     room = MOST_KEPT - len(kept)
     kept += more[:room]
     return more[room:]

@@ -35,10 +35,13 @@ def open_recorder(scheduler: Any) -> Recorder | None:
     return recorder
 
 
-class _Traced:
+class _Hook:
+    _schedtrace_recorder: Recorder | None = None
+
+
+class _Traced(_Hook):
     """Hooks on the methods that every release of vLLM's V1 scheduler has."""
 
-    _schedtrace_recorder: Recorder | None = None
     _schedtrace_events: list[Noted] | None = None
     """What the marks have noted in the call of ``schedule()`` that runs; None outside such a call."""
     _schedtrace_queued: bool = True
@@ -85,10 +88,8 @@ class _Traced:
         return super().shutdown(*args, **kwargs)  # type: ignore[misc]
 
 
-class _TracedPreemption:
+class _TracedPreemption(_Hook):
     """Hook on ``_preempt_request`` (vLLM 0.12 and newer)."""
-
-    _schedtrace_recorder: Recorder | None
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         if self._schedtrace_recorder is not None:
@@ -99,10 +100,8 @@ class _TracedPreemption:
         return result
 
 
-class _TracedFree:
+class _TracedFree(_Hook):
     """Hook on ``_free_request``: every way out of the scheduler leads through it."""
-
-    _schedtrace_recorder: Recorder | None
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         if self._schedtrace_recorder is not None:
@@ -110,10 +109,8 @@ class _TracedFree:
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
 
-class _TracedTransfers:
+class _TracedTransfers(_Hook):
     """Hook on ``_update_from_kv_xfer_finished``: the workers' word on KV loads."""
-
-    _schedtrace_recorder: Recorder | None
 
     def _update_from_kv_xfer_finished(self, told: Any, *args: Any, **kwargs: Any) -> Any:
         if self._schedtrace_recorder is not None:
@@ -121,10 +118,8 @@ class _TracedTransfers:
         return super()._update_from_kv_xfer_finished(told, *args, **kwargs)  # type: ignore[misc]
 
 
-class _TracedPause:
+class _TracedPause(_Hook):
     """Hook on ``set_pause_state`` (vLLM 0.17 and newer): pause, resume, sleep and wake-up lead through it."""
-
-    _schedtrace_recorder: Recorder | None
 
     def set_pause_state(self, pause_state: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = self._schedtrace_recorder
@@ -134,10 +129,8 @@ class _TracedPause:
         return super().set_pause_state(pause_state, *args, **kwargs)  # type: ignore[misc]
 
 
-class _TracedReset:
+class _TracedReset(_Hook):
     """Hook on ``reset_prefix_cache``: it may preempt everything that runs."""
-
-    _schedtrace_recorder: Recorder | None
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         recorder = self._schedtrace_recorder
