@@ -11,7 +11,6 @@ from unittest.mock import Mock, call
 
 import polars as pl
 import pytest
-from polars.testing import assert_frame_equal
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError
@@ -20,9 +19,10 @@ from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.read import cache
 from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import read_run
-from schedtrace.read.tables import LARGE, CannotWriteError
+from schedtrace.read.tables import CannotWriteError
 from schedtrace.read.trace import read_trace
 from tests.makers import arrival, encoded, finish, header, step, write_trace
+from tests.unit.read.same import assert_same
 
 TINY = ReadOptions(memory_bytes=0, chunk_bytes=700)
 """A chunk is a line or two."""
@@ -87,15 +87,6 @@ def parses(monkeypatch):
     original = cache.parse
     monkeypatch.setattr(cache, "parse", lambda *given: done.append(1) or original(*given))
     return done
-
-
-def assert_same(one, other):
-    for name in ("steps", "arrivals", "finishes", "dummies", "syncs"):
-        assert_frame_equal(getattr(one, name), getattr(other, name))
-    for name in LARGE:
-        assert_frame_equal(one.large[name].collect(), other.large[name].collect())
-    for name in ("header", "notices", "end", "problems", "facts", "record"):
-        assert getattr(one, name) == getattr(other, name)
 
 
 def note_of(path):

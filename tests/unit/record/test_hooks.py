@@ -80,8 +80,12 @@ def clock(monkeypatch):
     return lambda ns: now.__setitem__(0, ns)
 
 
-def test_grammars_are_taken_once(clock):
-    noted = Inputs(lambda ns: ns // 1000)
+@pytest.fixture
+def noted():
+    return Inputs(lambda ns: ns // 1000)
+
+
+def test_grammars_are_taken_once(clock, noted):
     clock(2_000)
     noted.grammar_submitted(SimpleNamespace(request_id="a"))
     clock(9_000)
@@ -95,8 +99,7 @@ def test_grammars_are_taken_once(clock):
     assert (noted.grammars(), noted.compiled) == ([], False)
 
 
-def test_the_first_abort_counts_and_is_taken_once(clock):
-    noted = Inputs(lambda ns: ns // 1000)
+def test_the_first_abort_counts_and_is_taken_once(clock, noted):
     clock(2_000)
     noted.abort_received(["a", "b"])
     clock(5_000)
@@ -104,17 +107,15 @@ def test_the_first_abort_counts_and_is_taken_once(clock):
     assert [noted.abort_us(name) for name in ("a", "b", "c", "a")] == [2, 2, None, None]
 
 
-def test_a_received_request(clock):
-    noted = Inputs(lambda ns: ns // 1000)
+def test_a_received_request(clock, noted):
     clock(5_000)
     noted.prepared(SimpleNamespace(request_id="a", data_parallel_rank=1), 2_000)
     assert noted.arrival("a") == {"received_us": 2, "input_queue_us": 5, "pinned_rank": 1}
     assert noted.arrival("a") == {}
 
 
-def test_times_of_requests_never_seen_do_not_fill_the_memory(clock, monkeypatch):
+def test_times_of_requests_never_seen_do_not_fill_the_memory(clock, noted, monkeypatch):
     monkeypatch.setattr(engine_hooks, "MOST_KEPT", 2)
-    noted = Inputs(lambda ns: ns // 1000)
     clock(1_000)
     noted.abort_received(["a", "b", "c"])
     assert [noted.abort_us(name) for name in "abc"] == [None, None, 1]
