@@ -275,20 +275,20 @@ def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
     assert made.take_events() is NOBODY
     first, second = Arrival("a", 0, 0, 1), Arrival("b", 0, 0, 1)
     gone, later = Finish("a", "ABORTED", 0, 1, 0), Finish("b", "ABORTED", 0, 1, 0)
-    made.arrived.append(first)
+    made.arrived.extend([first, second])
     made.finished.append(gone)
     for one in (DUMMY, SYNC, PAUSE):
         made.put_beside(one)
     came = made.take_events()
-    assert came == ([first], [gone], [DUMMY], [SYNC], [PAUSE])
+    assert came == ([first, second], [gone], [DUMMY], [SYNC], [PAUSE])
     assert made.take_events() is NOBODY
-    made.arrived.append(second)
+    made.arrived.append(first)
     made.finished.append(later)
     made.put_beside(LATER_DUMMY)
     made.put_beside(LATER_SYNC)
     made.give_back(came)
     taken = made.take_events()
-    assert taken == ([first, second], [gone, later], [DUMMY, LATER_DUMMY], [SYNC, LATER_SYNC], [PAUSE])
+    assert taken == ([first, second, first], [gone, later], [DUMMY, LATER_DUMMY], [SYNC, LATER_SYNC], [PAUSE])
 
 
 @pytest.mark.parametrize(("alone", "place"), [(DUMMY, 2), (SYNC, 3), (PAUSE, 4)])
