@@ -109,8 +109,7 @@ def _run_both(
 ) -> list[Path]:
     """Make the two runs; what stands behind the files on the command line goes to both."""
     from schedtrace.cli.run import as_command, make_plan, merge, run_plans
-    from schedtrace.engine.folder import make_folders
-    from schedtrace.engine.plan import both_fit
+    from schedtrace.engine.plan import both_fit, make_folders
 
     run_command = as_command()
     plans: list[Any] = []

@@ -77,7 +77,7 @@ def run(
     Every other option is vLLM's own, as for 'vllm serve': --max-num-seqs 64, --enforce-eager,
     --kv-cache-memory-bytes 1G, --scheduler-cls my.Scheduler, ...
     """
-    from schedtrace.engine.folder import make_folders
+    from schedtrace.engine.plan import make_folders
 
     options, given = merge(context, config)
     plan = make_plan(options, given, command=["schedtrace", *sys.argv[1:]])
@@ -126,9 +126,8 @@ def make_plan(
     import msgspec
 
     from schedtrace.engine import simulated
-    from schedtrace.engine.folder import folder_of
-    from schedtrace.engine.plan import Plan, check, check_arguments
-    from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
+    from schedtrace.engine.plan import Plan, check, check_arguments, folder_of
+    from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec
 
     model = options["model"] and str(options["model"])
     if model and options["executor"] == "simulated":

@@ -21,7 +21,7 @@ def read_runs(paths: list[Path], *, cache: bool = True) -> "list[Run]":
         InputError: one cannot be read.
     """
     from schedtrace.present.progress import ReadingBar
-    from schedtrace.read.read_options import ReadOptions
+    from schedtrace.read.lines import ReadOptions
     from schedtrace.read.run import read_run
 
     with ReadingBar(stderr_console()) as bar:

@@ -71,8 +71,7 @@ def simulate(
     GPU. Every other option is vLLM's own, as for 'vllm serve'.
     """
     from schedtrace.cli.options import option_names, require_vllm
-    from schedtrace.engine.folder import folder_of, make_folders
-    from schedtrace.engine.plan import Given, check_arguments
+    from schedtrace.engine.plan import Given, check_arguments, folder_of, make_folders
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
     from schedtrace.step_times.gpus import gpu as gpu_of
@@ -84,7 +83,7 @@ def simulate(
     loads = _loads(context, dataset, arrivals_of)
     check_arguments([Given(context.args)], own=option_names(context))
     require_vllm()
-    from schedtrace.engine.args import parse_engine_args
+    from schedtrace.engine.vllm_config import parse_engine_args
     from schedtrace.simulate.config import tiny_model
     from schedtrace.simulate.engine_options import shaped_options
     from schedtrace.simulate.replay import play

@@ -1,6 +1,6 @@
 """The engine process of ``schedtrace run``: commands come in on stdin, events go out on a pipe.
 
-stdout and stderr belong to vLLM's log. Started by ``supervise`` below its guards (``guard``).
+stdout and stderr belong to vLLM's log. Started by ``supervise`` below its guards (``process_guard``).
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from schedtrace.engine import args, cpu, simulated, spec
-from schedtrace.engine.run_workload import load_prompts, make_requests
+from schedtrace.engine import run_spec, simulated, vllm_config
+from schedtrace.engine.prompts import load_prompts, make_requests
 from schedtrace.errors import EngineError, SchedtraceError, UsageError, reason_of
 from schedtrace.model.manifest import OFFLINE, ONLINE
 from schedtrace.model.redact import hide_secrets, vllm_environment
@@ -79,7 +79,7 @@ def main(pipe: int) -> None:
     """
     events = os.fdopen(pipe, "wb", buffering=0)
 
-    def send(event: spec.Event) -> None:
+    def send(event: run_spec.Event) -> None:
         with contextlib.suppress(BrokenPipeError):  # the supervisor is gone; stdin will end, too
             events.write(msgspec.json.encode(event) + b"\n")
 
@@ -93,27 +93,27 @@ def main(pipe: int) -> None:
     session: Session | None = None
     try:
         for command in _commands():
-            if isinstance(command, spec.Start):
+            if isinstance(command, run_spec.Start):
                 session = Session(command.spec, send)
-            elif isinstance(command, spec.RunTrial) and session is not None:
-                send(spec.TrialDone(session.run_trial(command.trial)))
+            elif isinstance(command, run_spec.RunTrial) and session is not None:
+                send(run_spec.TrialDone(session.run_trial(command.trial)))
             else:
                 break
     except _Stopped:
         pass
     except SchedtraceError as error:
-        send(spec.Failed(str(error), usage=isinstance(error, UsageError)))
+        send(run_spec.Failed(str(error), usage=isinstance(error, UsageError)))
     except Exception as error:  # noqa: BLE001  # whatever vLLM raises is told to the supervisor
         with contextlib.suppress(OSError):  # the log's disk may be full
             traceback.print_exc()
-        send(spec.Failed(_in_one_line(error)))
+        send(run_spec.Failed(_in_one_line(error)))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop_watching()
         if session is not None:
             with contextlib.suppress(Exception):
                 session.front_end.shutdown()
-        send(spec.Stopped())
+        send(run_spec.Stopped())
 
 
 def _end_as_asked() -> None:
@@ -122,8 +122,8 @@ def _end_as_asked() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _commands() -> Iterator[spec.Command]:
-    decode = msgspec.json.Decoder(spec.Command).decode
+def _commands() -> Iterator[run_spec.Command]:
+    decode = msgspec.json.Decoder(run_spec.Command).decode
     while line := sys.stdin.buffer.readline():
         yield decode(line)
 
@@ -131,24 +131,24 @@ def _commands() -> Iterator[spec.Command]:
 class Session:
     """One engine and its workload."""
 
-    def __init__(self, run: spec.RunSpec, send: Any) -> None:
+    def __init__(self, run: run_spec.RunSpec, send: Any) -> None:
         self._run, self._send = run, send
         prompts = load_prompts(run)
-        send(spec.Phase("importing vLLM"))
+        send(run_spec.Phase("importing vLLM"))
         gc.disable()  # nothing of an import is garbage, and looking for some takes over a second
-        on_cpu = cpu.is_cpu_build()
+        on_cpu = vllm_config.is_cpu_build()
         if on_cpu or run.executor is not None:
-            cpu.prepare_environment()
+            vllm_config.prepare_environment()
         if run.executor is not None:
             from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
             from schedtrace.simulate.releases import by_name_or_class
 
             os.environ.pop(CPU_CACHE_SPACE, None)
             on_cpu = is_cpu()
-        engine_args, given = args.parse_engine_args(run.engine_args)
+        engine_args, given = vllm_config.parse_engine_args(run.engine_args)
         real = run.executor is None
-        chosen = args.choose_what_is_missing(engine_args, given, cpu=on_cpu and real)
-        send(spec.Phase("resolving the configuration"))
+        chosen = vllm_config.choose_what_is_missing(engine_args, given, cpu=on_cpu and real)
+        send(run_spec.Phase("resolving the configuration"))
         offline = run.request_rate is None and engine_args.data_parallel_size == 1
         if run.prequeue and not offline:
             msg = "--prequeue needs one engine: it cannot go with --data-parallel-size"
@@ -163,14 +163,14 @@ class Session:
                 config = engine_args.create_engine_config(context)
             chosen |= simulated.taken(config, given)
         if on_cpu and real:
-            chosen |= cpu.keep_async_scheduling(config, given)
+            chosen |= vllm_config.keep_async_scheduling(config, given)
             longest = config.model_config.max_model_len
             tokens = sum((p.input_len or longest) + (p.output_len or 0) for p in prompts)
-            if (size := cpu.size_kv_cache(config, given, tokens=tokens)) is not None:
+            if (size := vllm_config.size_kv_cache(config, given, tokens=tokens)) is not None:
                 chosen["kv_cache_memory_bytes"] = size
         if on_cpu:
-            cpu.fork_workers()
-        send(spec.Phase("starting the engine"))
+            vllm_config.fork_workers()
+        send(run_spec.Phase("starting the engine"))
         gc.freeze()  # forked processes and this one's end need not look through vLLM's modules, either
         gc.enable()
         self.front_end = _front_end(config, run, offline=offline)
@@ -208,22 +208,22 @@ class Session:
             now = time.monotonic()
             if finished == total or now - last > 0.1:  # noqa: PLR2004  # a tenth of a second
                 last = now
-                self._send(spec.Progress(finished))
+                self._send(run_spec.Progress(finished))
 
         return progress
 
-    def _ready(self, config: Any, given: Any, chosen: Any, *, offline: bool) -> spec.Ready:
+    def _ready(self, config: Any, given: Any, chosen: Any, *, offline: bool) -> run_spec.Ready:
         from schedtrace.record.header import device_name, package_version, vllm_version
 
         known = [request.input_tokens for request in self._requests]
-        return spec.Ready(
+        return run_spec.Ready(
             vllm_version=vllm_version(),
             torch_version=package_version("torch"),
             device=device_name(config),
             front_end=OFFLINE if offline else ONLINE,
             engine_args_given=hide_secrets(given),
             engine_args_chosen=chosen,
-            config_resolved=args.resolved(config),
+            config_resolved=vllm_config.resolved(config),
             environment=vllm_environment(),
             num_prompts=len(self._requests),
             input_tokens=None if None in known else sum(n for n in known if n is not None),
@@ -238,7 +238,7 @@ def _usage_context(*, offline: bool) -> Any:
     return UsageContext.LLM_CLASS if offline else UsageContext.OPENAI_API_SERVER
 
 
-def _front_end(config: Any, run: spec.RunSpec, *, offline: bool) -> Any:
+def _front_end(config: Any, run: run_spec.RunSpec, *, offline: bool) -> Any:
     from schedtrace.engine.front_ends import OfflineFrontEnd, OnlineFrontEnd
 
     if offline:

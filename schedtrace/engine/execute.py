@@ -4,10 +4,10 @@ import contextlib
 import shutil
 from typing import Protocol
 
-from schedtrace.engine import spec
+from schedtrace.engine import run_spec
 from schedtrace.engine.plan import Plan
+from schedtrace.engine.prompts import DEFAULT_RANDOM_OUTPUT_LEN
 from schedtrace.engine.recording_check import TRACES, require_recording, require_whole, traces_in
-from schedtrace.engine.run_workload import DEFAULT_RANDOM_OUTPUT_LEN
 from schedtrace.engine.supervise import EngineProcess, log_lines
 from schedtrace.errors import EngineError, RecordingError, SchedtraceError, UsageError
 from schedtrace.model.manifest import Status, TrialResult, Workload
@@ -66,7 +66,7 @@ def _execute_group(plans: list[Plan], observer: Observer) -> None:
 
 def _finish(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
     observer.phase(plan, "shutting down")
-    engine.send(spec.Stop())
+    engine.send(run_spec.Stop())
     for _ in engine.events():
         pass
     _require_whole([(plan, engine)])
@@ -89,9 +89,9 @@ def _remove_unused(plans: list[Plan], error: SchedtraceError) -> None:
 
 def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
     for event in engine.events():
-        if isinstance(event, spec.Phase):
+        if isinstance(event, run_spec.Phase):
             observer.phase(plan, event.name)
-        elif isinstance(event, spec.Ready):
+        elif isinstance(event, run_spec.Ready):
             _note(plan, event)
             _require_recording(plan, engine)
             observer.phase(plan, "ready")
@@ -114,24 +114,18 @@ def _require_recording(plan: Plan, engine: EngineProcess) -> None:
     raise RecordingError(msg)
 
 
-def _note(plan: Plan, ready: spec.Ready) -> None:
+def _note(plan: Plan, ready: run_spec.Ready) -> None:
     """Put what the started engine told into the manifest."""
     manifest, run = plan.manifest, plan.spec
-    manifest.vllm_version = ready.vllm_version
-    manifest.torch_version = ready.torch_version
-    manifest.device = ready.device
-    manifest.front_end = ready.front_end
-    manifest.environment = ready.environment
-    manifest.engine_args_given = ready.engine_args_given
-    manifest.engine_args_chosen = ready.engine_args_chosen
-    manifest.config_resolved = ready.config_resolved
+    for name in set(manifest.__struct_fields__).intersection(ready.__struct_fields__):
+        setattr(manifest, name, getattr(ready, name))
     manifest.workload = Workload(
         dataset=run.dataset,
         num_prompts=ready.num_prompts,
         input_tokens=ready.input_tokens,
         output_tokens=ready.output_tokens,
-        input_len=run.input_len if run.dataset == spec.RANDOM else None,
-        output_len=run.output_len or (DEFAULT_RANDOM_OUTPUT_LEN if run.dataset == spec.RANDOM else None),
+        input_len=run.input_len if run.dataset == run_spec.RANDOM else None,
+        output_len=run.output_len or (DEFAULT_RANDOM_OUTPUT_LEN if run.dataset == run_spec.RANDOM else None),
         range_ratio=run.range_ratio,
         request_rate=run.request_rate,
         burstiness=run.burstiness,
@@ -148,11 +142,11 @@ def _run_trial(plan: Plan, engine: EngineProcess, trial: int, observer: Observer
     if trial == 0:
         total = min(total, plan.spec.warmup)
     observer.progress(plan, trial, 0, total)
-    engine.send(spec.RunTrial(trial))
+    engine.send(run_spec.RunTrial(trial))
     for event in engine.events():
-        if isinstance(event, spec.Progress):
+        if isinstance(event, run_spec.Progress):
             observer.progress(plan, trial, event.finished, total)
-        elif isinstance(event, spec.TrialDone):
+        elif isinstance(event, run_spec.TrialDone):
             observer.trial_done(plan, event.result)
             if trial:
                 plan.manifest.trials.append(event.result)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Protocol
 
-from schedtrace.engine.run_workload import Request
+from schedtrace.engine.prompts import Request
 from schedtrace.model.manifest import TrialResult
 from schedtrace.workloads.random_load import arrivals_s
 

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schedtrace.engine.arguments import any_given, model_of, number_of, option_of, switched_off
-from schedtrace.engine.run_workload import Prompt
-from schedtrace.engine.spec import RANDOM, RunSpec
+from schedtrace.engine.given_options import any_given, model_of, number_of, option_of, switched_off
+from schedtrace.engine.prompts import Prompt
+from schedtrace.engine.run_spec import RANDOM, RunSpec
 from schedtrace.errors import UsageError
 
 _PLAIN_ATTENTION = {"llama", "qwen2", "qwen3", "mistral"}

@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import platform
+import re
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,13 +12,15 @@ from pathlib import Path
 
 from schedtrace import __version__
 from schedtrace.engine import simulated
-from schedtrace.engine.arguments import model_of, option_of
-from schedtrace.engine.cpu import is_cpu_build
+from schedtrace.engine.given_options import model_of, option_of
 from schedtrace.engine.lengths import check_lengths
-from schedtrace.engine.run_workload import check_ranks, load_prompts
-from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
+from schedtrace.engine.prompts import check_ranks, load_prompts
+from schedtrace.engine.recording_check import TRACES
+from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec
+from schedtrace.engine.vllm_config import is_cpu_build
 from schedtrace.engine.vllm_options import read_options, refuse
 from schedtrace.errors import RecordingError, UsageError
+from schedtrace.model import safe_files
 from schedtrace.model.manifest import FILE_NAME, Manifest, Status, write_manifest
 from schedtrace.model.printable import encodable
 from schedtrace.model.redact import hide_in_text, without_secrets
@@ -77,7 +81,7 @@ class Plan:
 
 
 def check_arguments(given: list[Given], own: Iterable[str] = OWN_OPTIONS) -> None:
-    """Refuse what vLLM will refuse, once its options are known (``options_cache``).
+    """Refuse what vLLM will refuse, once its options are known (``read_options``).
 
     Args:
         given: vLLM's arguments.
@@ -133,3 +137,62 @@ def both_fit(plans: list[Plan]) -> bool:
     except ValueError:
         return False  # vLLM will say what is wrong with it
     return len(known) == len(plans) and round(sum(known), 6) <= MAX_MEMORY_SHARE
+
+
+def folder_of(output: Path, name: str) -> Path:
+    """The run folder for a label.
+
+    Raises:
+        UsageError: nothing of the label can stand in a folder's name.
+    """
+    folder = output / re.sub(r"[^\w.+=-]+", "_", name).lstrip(".")
+    if folder == output:
+        msg = f"--label {name}: no name for a folder"
+        raise UsageError(msg)
+    return folder
+
+
+def make_folders(folders: list[Path], *, force: bool) -> None:
+    """Make empty run folders; all are checked before the first is touched.
+
+    Raises:
+        UsageError: one holds something already and ``force`` is not given, or it cannot be made.
+    """
+    for folder in folders:
+        try:
+            _check(folder, force=force)
+        except OSError as error:
+            raise _cannot_be_made(folder, error) from error
+    for folder in folders:
+        try:
+            _make(folder)
+        except OSError as error:
+            raise _cannot_be_made(folder, error) from error
+
+
+def _cannot_be_made(folder: Path, error: OSError) -> UsageError:
+    where = "" if error.filename in {None, str(folder)} else f": {error.filename}"
+    return UsageError(f"{folder}: cannot be made ({error.strerror}{where}); give another --output")
+
+
+def _check(folder: Path, *, force: bool) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        msg = f"{folder} is no folder: give another --label or --output"
+        raise UsageError(msg)
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not force:
+        msg = f"{folder} exists: give another --label or --output, or --force to replace it"
+        raise UsageError(msg)
+    if not any(folder.glob(TRACES)) and not (folder / FILE_NAME).exists():
+        msg = f"{folder} is no run folder: --force will not empty it"
+        raise UsageError(msg)
+
+
+def _make(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        shutil.rmtree(folder)
+    safe_files.make_folder(folder)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        msg = f"{folder}: cannot be written to; give another --output"
+        raise UsageError(msg)

@@ -10,10 +10,14 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schedtrace.engine.supervise import log_lines
 from schedtrace.errors import InputError, RecordingError
 from schedtrace.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from schedtrace.read.trace import Trace
 
 TRACES = "engine-*.jsonl"
 _FULL_BELOW_BYTES = 1 << 20
@@ -71,18 +75,11 @@ def _require_begin(path: Path) -> None:
 
 def _all_finished(traces: list[Path], manifest: Manifest) -> bool:
     """Whether every trial was run, no step before the last one is missing, and all requests have ended."""
-    from schedtrace.read.read_options import ReadOptions
-    from schedtrace.read.trace import read_trace
-
     finished: Counter[int] = Counter()
-    try:
-        for path in traces:
-            trace = read_trace(path, ReadOptions(cache=False))
-            if trace.problems.missing_steps or trace.notices[len(trace.header.notices) :]:
-                return False
-            finished.update(trace.finishes["trial"].drop_nulls().to_list())
-    except (InputError, OSError):
-        return False
+    for trace in map(_trace, traces):
+        if trace is None or trace.problems.missing_steps or trace.notices[len(trace.header.notices) :]:
+            return False
+        finished.update(trace.finishes["trial"].drop_nulls().to_list())
     ran = manifest.trials
     every = all(finished[trial.trial] >= trial.num_requests for trial in ran)
     return len(ran) >= (manifest.trials_asked or 1) and every
@@ -123,17 +120,22 @@ def _trials(first: int, last: int) -> str:
 
 def _last_step(path: Path) -> tuple[int | None, int | None]:
     """Number and trial of the last step that can be read."""
-    from schedtrace.read.read_options import ReadOptions
+    trace = _trace(path)
+    if trace is None or trace.steps.is_empty():
+        return None, None
+    step, trial = trace.steps.select("step", "trial").row(-1)
+    return step, trial
+
+
+def _trace(path: Path) -> "Trace | None":
+    """The trace, as far as it can be read; None: not at all."""
+    from schedtrace.read.lines import ReadOptions
     from schedtrace.read.trace import read_trace
 
     try:
-        steps = read_trace(path, ReadOptions(cache=False)).steps
+        return read_trace(path, ReadOptions(cache=False))
     except (InputError, OSError):
-        return None, None
-    if steps.is_empty():
-        return None, None
-    row = steps.row(-1, named=True)
-    return row["step"], row["trial"]
+        return None
 
 
 def _reason(path: Path, log: Path) -> str:

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import msgspec
 
-from schedtrace.engine.arguments import any_given, model_of, number_of
-from schedtrace.engine.spec import RunSpec
+from schedtrace.engine.given_options import any_given, first_number, model_of
+from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import UsageError
 from schedtrace.step_times.gpus import GpuPlatform
 from schedtrace.step_times.shape_folder import shape_folder
@@ -54,13 +54,13 @@ def check(run: RunSpec) -> None:
         msg = "--executor simulated is an executor backend: drop --distributed-executor-backend"
         raise UsageError(msg)
     device, model = _device(run), str(model_of(run.engine_args))
-    tensor_parallel_size = _number(run, "--tensor-parallel-size", "-tp")
+    tensor_parallel_size = first_number(run.engine_args, "--tensor-parallel-size", "-tp")
     device.times(model, tensor_parallel_size)
     if any_given(run.engine_args, _SIZED):
         return
     # At least this much must fit; the engine itself knows the budget and the block size.
     device.blocks(
-        model, pipeline_parallel_size=_number(run, "--pipeline-parallel-size", "-pp"),
+        model, pipeline_parallel_size=first_number(run.engine_args, "--pipeline-parallel-size", "-pp"),
         tensor_parallel_size=tensor_parallel_size, gpu_memory_utilization=1.0,
         max_num_batched_tokens=1, max_num_seqs=1,
     )  # fmt: skip
@@ -118,11 +118,6 @@ def taken(config: Any, given: dict[str, Any]) -> dict[str, Any]:
         for name, section in _DEPENDENT.items()
         if name not in given
     }
-
-
-def _number(run: RunSpec, *names: str) -> int:
-    """The value of an option that has several names; 1 if it is not given, or no number: vLLM will say so."""
-    return next((number for name in names if (number := number_of(run.engine_args, name))), 1)
 
 
 def _device(run: RunSpec) -> SimulatedDevice:

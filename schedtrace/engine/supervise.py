@@ -14,9 +14,9 @@ from typing import IO
 
 import msgspec
 
-from schedtrace.engine import spec
-from schedtrace.engine.arguments import model_is_local
-from schedtrace.engine.spec import RunSpec
+from schedtrace.engine import run_spec
+from schedtrace.engine.given_options import model_is_local
+from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import EngineError, RecordingError, UsageError
 from schedtrace.model import safe_files
 from schedtrace.record import settings
@@ -53,7 +53,7 @@ class EngineProcess:
         try:
             self._process = subprocess.Popen(
                 # Safe path: as vllm itself, it takes no module from whatever folder it is started in.
-                [sys.executable, "-P", "-m", "schedtrace.engine.guard", str(write_end)],
+                [sys.executable, "-P", "-m", "schedtrace.engine.process_guard", str(write_end)],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
@@ -63,32 +63,32 @@ class EngineProcess:
             )
         finally:
             os.close(write_end)
-        self.send(spec.Start(run))
+        self.send(run_spec.Start(run))
 
-    def send(self, command: spec.Command) -> None:
+    def send(self, command: run_spec.Command) -> None:
         """Give a command; a dead process is found out by ``events``."""
         assert self._process.stdin is not None  # noqa: S101  # it was opened as a pipe above
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(msgspec.json.encode(command) + b"\n")
             self._process.stdin.flush()
 
-    def events(self) -> Iterator[spec.Event]:
+    def events(self) -> Iterator[run_spec.Event]:
         """What the process says, until it has stopped.
 
         Raises:
             UsageError: vLLM refused the arguments.
             EngineError: the engine did not start, or died; with the end of its log.
         """
-        decode = msgspec.json.Decoder(spec.Event).decode
+        decode = msgspec.json.Decoder(run_spec.Event).decode
         while (line := self._next_line()) is not None:
             event = decode(line)
-            if isinstance(event, spec.Failed):
+            if isinstance(event, run_spec.Failed):
                 self._wait()
                 if event.usage:
                     raise UsageError(event.message)
                 raise self._failure(event.message)
             yield event
-            if isinstance(event, spec.Stopped):
+            if isinstance(event, run_spec.Stopped):
                 self._wait()
                 return
         raise self._failure(self._how_it_died())

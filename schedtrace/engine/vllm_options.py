@@ -1,6 +1,6 @@
 """vLLM's command-line options as plain data, and the quick refusal of arguments that vLLM would refuse.
 
-vLLM's parser needs seconds to import. Its options, kept by ``options_cache``, find most mistakes at once,
+vLLM's parser needs seconds to import. Its options, kept in a cache, find most mistakes at once,
 but they never accept anything: the engine process still parses every argument with vLLM's own parser.
 
 They are kept in the user's cache folder for the installed vLLM. The engine process writes them when it has

@@ -22,10 +22,9 @@ from schedtrace import __version__
 from schedtrace.errors import InputError
 from schedtrace.model import safe_files
 from schedtrace.model.trace import SCHEMA_VERSION, End, Header, Step
-from schedtrace.read.lines import WholeLines
+from schedtrace.read.lines import ReadOptions, WholeLines
 from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.problems import Problems
-from schedtrace.read.read_options import ReadOptions
 from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import CannotWriteError, Tables, scan, write
 
@@ -92,7 +91,7 @@ def read_by_files(path: Path, options: ReadOptions) -> Content:
     _TEMPORARY.append(tempfile.TemporaryDirectory(prefix="schedtrace-"))
     folder = Path(_TEMPORARY[-1].name)
     try:
-        parsed = parse(WholeLines(path, options.chunk_bytes, options.progress), Tables(folder))
+        parsed = parse(WholeLines(path, options), Tables(folder))
     except CannotWriteError as error:
         msg = f"{folder}: cannot be written to ({error}); {path} is too large for memory: set TMPDIR"
         raise InputError(msg) from error
@@ -148,7 +147,7 @@ def _build(path: Path, options: ReadOptions) -> Content:
     """
     stamp = stamp_of(path)
     with building(path) as folder:
-        lines = WholeLines(path, options.chunk_bytes, options.progress)
+        lines = WholeLines(path, options)
         parsed = parse(lines, Tables(folder))
         for name in SMALL:
             write(getattr(parsed, name), folder / f"{name}.parquet")

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,8 @@ import msgspec
 import polars as pl
 
 from schedtrace.model.trace import Delta, Output, RowChanges, ScheduledRequest, Step
-from schedtrace.read.deltas import FIELDS, Values, rebuilt, value, values_of
-from schedtrace.read.lines import AS_READ, WholeLines, decode_line
-from schedtrace.read.read_options import READ, ReadOptions
+from schedtrace.read.columns import FIELDS, Values, rebuilt, value, values_of
+from schedtrace.read.lines import AS_READ, READ, ReadOptions, WholeLines, decode_line
 from schedtrace.read.running import Running
 from schedtrace.read.schema import LARGEST
 
@@ -133,11 +133,11 @@ def expanded(path: Path, options: ReadOptions = READ) -> Iterator[bytes]:
         InputError: it cannot be read.
     """
     outputs: dict[int, Any] = {}
-    for _, read in _lines(WholeLines(path, options.chunk_bytes)):
+    for _, read in _lines(WholeLines(path, replace(options, progress=None))):
         if isinstance(read, _OUTPUT):
             outputs.setdefault(read.step, read)
     chain = Chain(lambda _: None)
-    for raw, read in _lines(WholeLines(path, options.chunk_bytes, options.progress)):
+    for raw, read in _lines(WholeLines(path, options)):
         if read is None or isinstance(read, (_STEP, _DELTA)):
             values = chain.take(read)
             if values is not None:

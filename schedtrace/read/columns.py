@@ -1,4 +1,4 @@
-"""Structs and the values of steps as columns: a Polars frame a kind."""
+"""The fields of a step, of its own line or the step before; these and structs as columns of Polars frames."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -7,11 +7,50 @@ from typing import Any
 
 import msgspec
 import polars as pl
+from msgspec import UNSET
 
-from schedtrace.model.trace import Step
-from schedtrace.read.deltas import FIELDS, Values
+from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Delta, Step
+from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import NESTED, OF_STEP
+
+FIELDS = tuple(
+    name for name in Step.__struct_fields__ if name in Delta.__struct_fields__ and name != "changes"
+)
+"""Of a step, its requests left out."""
+_AT = {name: at for at, name in enumerate(FIELDS)}
+_NOTHING = len(FIELDS)
+_IF_ABSENT = [
+    _AT[name] if name in CARRIED_FIELDS else _AT[BEFORE_FIELDS[name]] if name in BEFORE_FIELDS else _NOTHING
+    for name in FIELDS
+]
+"""Place in the step before of what an absent field is; one behind its end for those that are null then."""
+
+Values = Sequence[Any]
+"""Of ``FIELDS``, in their order."""
+values_of = attrgetter(*FIELDS)
+"""``Values`` of a full line."""
+
+
+def rebuilt(delta: Any, before: Values) -> Values:
+    """The values of a delta's step.
+
+    Args:
+        delta: As read.
+        before: Of the step before.
+    """
+    known = (*before, None)
+    told = values_of(delta)
+    values = [known[at] if value is UNSET else value for value, at in zip(told, _IF_ABSENT, strict=True)]
+    if delta.output_tokens is UNSET and values[_AT["output_us"]] is not None:
+        values[_AT["output_tokens"]] = values[_AT["total_requests"]]
+    return values
+
+
+def value(values: Values, name: str) -> Any:
+    """One of them."""
+    return values[_AT[name]]
+
 
 FLAT = {name: dtype for name, dtype in schema_of(Step).items() if name in FIELDS and name not in NESTED}
 """Of a step without its lists."""
@@ -44,7 +83,18 @@ def entries_of(steps: Columns, column: str) -> pl.DataFrame:
     return pl.concat([of_step, rows], how="horizontal")
 
 
-def between_steps(column: str, idle: Sequence[tuple[int | None, msgspec.Struct]]) -> pl.DataFrame:
-    """Entries that no step told, with their trial."""
-    trials = pl.Series("trial", [trial for trial, _ in idle], pl.Int64)
-    return structs_of([entry for _, entry in idle], NESTED[column]).insert_column(0, trials)
+def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
+    """Entries that no step told but ``events`` lines, with the trials of these."""
+    told = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
+    trials = pl.Series("trial", [trial for trial, _ in told], pl.Int64)
+    return structs_of([entry for _, entry in told], NESTED[column]).insert_column(0, trials)
+
+
+def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:
+    """One row per ``cpu`` line and thread: the line's ``at_us`` and the fields of ``ThreadTime``.
+
+    ``ran_us`` and ``waited_us`` count from the thread's beginning.
+    """
+    threads = structs_of([thread for line in lines for thread in line.threads], ThreadTime)
+    at_us = pl.Series("at_us", [line.at_us for line in lines for _ in line.threads], pl.Int64)
+    return threads.insert_column(0, at_us)

@@ -14,14 +14,23 @@ from schedtrace.errors import InputError
 from schedtrace.model.safe_files import descriptor, opened
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, ScheduledRequest, Step
 from schedtrace.read.chain import Chain
-from schedtrace.read.columns import FLAT, Columns, between_steps, columns_of, entries_of, frame_of
-from schedtrace.read.deltas import FIELDS, Values, value
-from schedtrace.read.lines import AS_READ, LONGEST_LINE, decode_line, read_header
+from schedtrace.read.columns import (
+    FIELDS,
+    FLAT,
+    Columns,
+    Values,
+    between_steps,
+    columns_of,
+    cpu_times,
+    entries_of,
+    frame_of,
+    value,
+)
+from schedtrace.read.lines import AS_READ, LONGEST_LINE, decode_line, read_header, reading
 from schedtrace.read.living import Live, Lives, arrivals_of, earlier, skim
-from schedtrace.read.parse import merge_outputs
+from schedtrace.read.parse import beside, merge_outputs
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
-from schedtrace.read.thread_times import cpu_times
 from schedtrace.read.trace import Trace
 
 BLOCK = 2**20
@@ -65,12 +74,8 @@ class _Taken:
 
 def require_header(path: Path) -> None:
     """Raises InputError for a file that is no trace and will not become one by growing."""
-    try:
-        with opened(path) as file:
-            head, whole, _ = file.read(BLOCK).partition(b"\n")
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(msg) from error
+    with reading(path), opened(path) as file:
+        head, whole, _ = file.read(BLOCK).partition(b"\n")
     if whole or len(head) == BLOCK:
         read_header(path, [head])
 
@@ -109,11 +114,8 @@ class Following:
         self._chain = Chain(self._put.append)
         self._lives = Lives()
         self._outputs: deque[Any] = deque(maxlen=4096)
-        try:
+        with reading(path):
             self._file = descriptor(path)
-        except OSError as error:
-            msg = f"{path}: cannot be read ({error.strerror})"
-            raise InputError(msg) from error
 
     def close(self) -> None:
         """Let the file go."""
@@ -131,14 +133,11 @@ class Following:
             LostError: the file was removed, replaced or cut.
             InputError: it is no trace, or cannot be read.
         """
-        try:
+        with reading(self.path):
             size = self._checked_size()
             if self.header is None and not self._begin(size):
                 return []
             new = [self._chunk(lines) for lines in self._whole_lines(size)]
-        except OSError as error:
-            msg = f"{self.path}: cannot be read ({error.strerror})"
-            raise InputError(msg) from error
         self.chunks.extend(new)
         while len(self.chunks) > 1 and self.chunks[0].last_us < self.newest_us - self._keep_us:
             self.chunks.popleft()
@@ -169,9 +168,7 @@ class Following:
             end=self.end,
             problems=Problems(),
             cpu=cpu_times([line for one in chunks for line in one.cpu]),
-            dummies=events["dummies"].drop("step", "trial").sort("began_us"),
-            syncs=events["syncs"].drop("step", "trial").sort("began_us"),
-            controls=events["controls"].drop("step", "trial").sort("at_us"),
+            **beside(events),
         )
 
     def since(self, us: int) -> list[Chunk]:
@@ -250,11 +247,9 @@ class Following:
         self._put.clear()
         events, idle = {}, taken.others[Events]
         for name in EVENTS:
-            between = [(line.trial, one) for line in idle for one in getattr(line, name)]
-            with_steps = _entries(columns, name).drop("start_us")
-            events[name] = with_steps
-            if between:
-                events[name] = pl.concat([with_steps, between_steps(name, between)], how="diagonal")
+            events[name] = _entries(columns, name).drop("start_us")
+            if any(getattr(line, name) for line in idle):
+                events[name] = pl.concat([events[name], between_steps(name, idle)], how="diagonal")
         self.notices += [line.message for line in taken.others[Notice]]
         self._outputs.extend(taken.others[Output])
         steps = frame_of(columns, FLAT)

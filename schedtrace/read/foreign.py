@@ -1,19 +1,21 @@
 """What the readers of foreign logs share: lines, and a trace with nulls for what a log does not tell."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from schedtrace.errors import InputError
 from schedtrace.model.facts import Fact
 from schedtrace.model.safe_files import opened
-from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header, Step
+from schedtrace.model.trace import SCHEMA_VERSION, Arrival, Finish, Header
+from schedtrace.read.columns import FLAT
+from schedtrace.read.lines import reading
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import schema_of
-from schedtrace.read.tables import Tables, flat
+from schedtrace.read.stretches import ORDINARY, SCHEMA
+from schedtrace.read.tables import STRETCHES, Tables
 from schedtrace.read.trace import Trace
 
 UNKNOWN = "unknown"
@@ -34,34 +36,36 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
         InputError: the file cannot be read.
     """
     number = 0
-    try:
-        with opened(path) as file:
-            while line := file.readline(LONGEST_LINE):
-                number += 1
-                yield number, _COLOUR.sub("", line.decode(errors="replace").rstrip("\r\n"))
-                while not line.endswith(b"\n") and (line := file.readline(LONGEST_LINE)):
-                    pass
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(msg) from error
+    with reading(path), opened(path) as file:
+        while line := file.readline(LONGEST_LINE):
+            number += 1
+            yield number, _COLOUR.sub("", line.decode(errors="replace").rstrip("\r\n"))
+            while not line.endswith(b"\n") and (line := file.readline(LONGEST_LINE)):
+                pass
 
 
 class StepRows:
     """Steps as they are read; every so many of them become a frame, which needs far less memory."""
 
     def __init__(self) -> None:
-        self._schema = {**schema_of(Step), **EXTRA}
-        self._empty: dict[str, Any] = {
-            name: [] if isinstance(kind, pl.List) else None for name, kind in self._schema.items()
-        }
-        self._rows: list[dict[str, Any]] = []
+        self._steps: list[dict[str, Any]] = []
+        self._requests: list[tuple[Any, ...]] = []
         self._frames: list[pl.DataFrame] = []
         self._tables = Tables()
 
-    def add(self, **told: Any) -> None:
-        """One step; what is not told is null, and lists are empty."""
-        self._rows.append(self._empty | told)
-        if len(self._rows) >= _CHUNK:
+    def add(self, step: int, requests: Iterable[tuple[Any, ...]] = (), **told: Any) -> None:
+        """One step; what is not told is null.
+
+        Args:
+            step: Its number.
+            requests: Of each its id, computed and scheduled tokens, and phase.
+            told: Columns of the step.
+        """
+        self._steps.append({"step": step, **told})
+        self._requests += [
+            (step, step, None, *one, *ORDINARY[1:], place) for place, one in enumerate(requests)
+        ]
+        if len(self._steps) >= _CHUNK:
             self._flush()
 
     def frames(self) -> tuple[pl.DataFrame, dict[str, pl.LazyFrame]]:
@@ -70,10 +74,9 @@ class StepRows:
         return pl.concat(self._frames), self._tables.scan(in_order=True)
 
     def _flush(self) -> None:
-        steps = pl.DataFrame(self._rows, schema=self._schema)
-        self._tables.add(steps)
-        self._frames.append(flat(steps))
-        self._rows = []
+        self._frames.append(pl.DataFrame(self._steps, schema={**FLAT, **EXTRA}))
+        self._tables.put({STRETCHES: pl.DataFrame(self._requests, schema=SCHEMA, orient="row")})
+        self._steps, self._requests = [], []
 
 
 def foreign_trace(

@@ -3,8 +3,9 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Union
@@ -15,8 +16,42 @@ from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
 from schedtrace.read.problems import Problems
-from schedtrace.read.read_options import Progress
 from schedtrace.read.schema import readable
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are done and the bytes that there are."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Settings that change how long reading takes, never what is read."""
+
+    cache: bool = True
+    """Whether a large trace's Parquet files may be kept in the user's cache, and used again."""
+    progress: Progress | None = None
+    memory_bytes: int = 32 * 2**20
+    """Larger traces go by way of Parquet files; parsed, a trace needs up to ten times as much memory."""
+    chunk_bytes: int = 8 * 2**20
+    """So much of a trace is parsed at once."""
+
+
+READ = ReadOptions()
+"""The usual way."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """While a file is read.
+
+    Raises:
+        InputError: it cannot be.
+    """
+    try:
+        yield
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(msg) from error
+
 
 LONGEST_LINE = 2**27
 """Bytes: 100,000 requests that arrive in one step take as much, 8,192 that are scheduled in one 3 MB."""
@@ -30,13 +65,11 @@ class WholeLines:
 
     Args:
         path: The file.
-        chunk_bytes: A chunk has about so many.
-        progress: Told after every chunk.
+        options: A chunk has about ``chunk_bytes``, and ``progress`` is told after each.
     """
 
     path: Path
-    chunk_bytes: int
-    progress: Progress | None = None
+    options: ReadOptions = READ
     cut_off: bool = field(default=False, init=False)
     """At the end: whether something stood behind the last newline."""
     size: int = field(default=0, init=False)
@@ -66,21 +99,17 @@ class WholeLines:
     def _blocks(self) -> Iterator[bytes]:
         """Blocks of bytes, hashed beside what is done with them."""
         hashed = hashlib.blake2b(digest_size=16)
-        try:
-            with opened(self.path) as file, ThreadPoolExecutor(1) as beside:
-                total = os.fstat(file.fileno()).st_size
-                pending: Future[None] | None = None
-                while block := file.read(self.chunk_bytes):
-                    if pending is not None:
-                        pending.result()
-                    pending = beside.submit(hashed.update, block)
-                    self.size += len(block)
-                    yield block
-                    if self.progress is not None:
-                        self.progress(self.size, max(self.size, total))
-        except OSError as error:
-            msg = f"{self.path}: cannot be read ({error.strerror})"
-            raise InputError(msg) from error
+        with reading(self.path), opened(self.path) as file, ThreadPoolExecutor(1) as beside:
+            total = os.fstat(file.fileno()).st_size
+            pending: Future[None] | None = None
+            while block := file.read(self.options.chunk_bytes):
+                if pending is not None:
+                    pending.result()
+                pending = beside.submit(hashed.update, block)
+                self.size += len(block)
+                yield block
+                if self.options.progress is not None:
+                    self.options.progress(self.size, max(self.size, total))
         self.digest = hashed.hexdigest()
 
 

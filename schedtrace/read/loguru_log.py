@@ -264,12 +264,7 @@ class _Steps:
             num_new=phases.count("new") if listed else None,
             num_continued=phases.count("running") if listed else None,
             requests=[
-                {
-                    "request_id": str(one.request_id),
-                    "computed_tokens": one.computed_tokens,
-                    "scheduled_tokens": one.scheduled_tokens,
-                    "phase": phase,
-                }
+                (str(one.request_id), one.computed_tokens, one.scheduled_tokens, phase)
                 for one, phase in zip(record.requests or [], phases, strict=True)
             ],
         )

@@ -4,7 +4,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,12 +12,20 @@ import polars as pl
 
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, Step
+from schedtrace.model.trace_facts import Control, DummyBatch, RankSync
 from schedtrace.read.chain import Chain
-from schedtrace.read.columns import FLAT, between_steps, columns_of, entries_of, frame_of, structs_of
+from schedtrace.read.columns import (
+    FLAT,
+    between_steps,
+    columns_of,
+    cpu_times,
+    entries_of,
+    frame_of,
+    structs_of,
+)
 from schedtrace.read.lines import WholeLines, read_header, read_lines
 from schedtrace.read.problems import Problems, ranges
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES, Tables
-from schedtrace.read.thread_times import cpu_times
 
 
 class Steps:
@@ -51,8 +59,8 @@ class Steps:
         """All of them, without their lists."""
         return self._sorted(pl.concat(self._frames))
 
-    def events(self, column: str, idle: list[tuple[int | None, msgspec.Struct]]) -> pl.DataFrame:
-        """Arrivals or finishes of the whole trace, those told with a step and those told between."""
+    def events(self, column: str, idle: list[Any]) -> pl.DataFrame:
+        """One of ``EVENTS`` of the whole trace: those told with a step, and those of the lines between."""
         with_steps = self._sorted(pl.concat(self._events[column]))
         return pl.concat([with_steps, between_steps(column, idle)], how="diagonal")
 
@@ -64,23 +72,32 @@ BESIDE = {"dummies": "began_us", "syncs": "began_us", "controls": "at_us"}
 """Lists of what happened beside the steps: in order of these times."""
 
 
-@dataclass
+def beside(events: dict[str, pl.DataFrame]) -> dict[str, Any]:
+    """The tables of ``BESIDE``, without the steps that told of them."""
+    return {name: events[name].drop("step", "trial").sort(at) for name, at in BESIDE.items()}
+
+
+@dataclass(kw_only=True)
 class Parsed:
-    """What is in a trace file."""
+    """A trace file without its large tables. Frames have the columns of ``model.trace``'s structs."""
 
     header: Header
     steps: pl.DataFrame
+    """Without their lists, which are tables of their own."""
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
-    dummies: pl.DataFrame
-    syncs: pl.DataFrame
-    controls: pl.DataFrame
-    cpu: pl.DataFrame
-    """Processor times of threads (``read/thread_times.py``)."""
+    dummies: pl.DataFrame = field(default_factory=lambda: structs_of((), DummyBatch))
+    """Dummy batches of a rank in lock-step, in their order; fewer than are counted in older traces."""
+    syncs: pl.DataFrame = field(default_factory=lambda: structs_of((), RankSync))
+    """All-reduces among ranks in lock-step, in their order."""
+    controls: pl.DataFrame = field(default_factory=lambda: structs_of((), Control))
+    """What was asked of the engine beside requests, in order of time."""
+    cpu: pl.DataFrame = field(default_factory=lambda: cpu_times(()))
+    """Processor times of threads (``read/columns.py``)."""
     notices: list[str]
     end: End | None
     problems: Problems
-    in_order: bool
+    in_order: bool = True
     """Its steps stood in the order of their numbers."""
 
 
@@ -125,16 +142,8 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         raise InputError(_nothing(lines))
     steps.end()
     end = msgspec.convert(others[End][-1], End, from_attributes=True) if others[End] else None
-    arrivals = steps.events("arrived", [(line.trial, one) for line in others[Events] for one in line.arrived])
-    finishes = steps.events(
-        "finished", [(line.trial, one) for line in others[Events] for one in line.finished]
-    )
-    beside = {
-        name: steps.events(name, [(None, one) for line in others[Events] for one in getattr(line, name)])
-        .drop("step", "trial")
-        .sort(at)
-        for name, at in BESIDE.items()
-    }
+    events = {name: steps.events(name, others[Events]) for name in EVENTS}
+    arrivals, finishes = events["arrived"], events["finished"]
     all_steps = merge_outputs(steps.frame(), others[Output])
     problems.garbled_lines.sort()
     problems.truncated = lines.cut_off
@@ -166,7 +175,7 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         steps=all_steps,
         arrivals=arrivals,
         finishes=finishes,
-        **beside,
+        **beside(events),
         cpu=cpu_times(others[Cpu]),
         notices=[*header.notices, *(line.message for line in others[Notice])],
         end=end,

@@ -1,15 +1,16 @@
 """Runs, found from what a person typed: run folders with one trace an engine, or single files."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from schedtrace.errors import InputError
+from schedtrace.model.front_end_lines import Configured, FrontEndLine, Refused
 from schedtrace.model.manifest import FILE_NAME, Manifest, read_manifest
-from schedtrace.read.front_end_files import FrontEnd, read_front_end
-from schedtrace.read.read_options import READ, ReadOptions
+from schedtrace.read.lines import HUGE_NUMBER, READ, UNREADABLE, ReadOptions, WholeLines
 from schedtrace.read.traces import Traces, foreign_reader, traces_of
 
 _NAME = re.compile(r"profile_(?P<at>\d{4})_bs(?P<bs>\d{1,12})_in(?P<in>\d{1,12})_out(?P<out>\d{1,12})")
@@ -37,6 +38,58 @@ def profile_name(path: Path) -> ProfileName | None:
     if found is None:
         return None
     return ProfileName(found["at"], int(found["bs"]), int(found["in"]), int(found["out"]))
+
+
+FRONT_END_PATTERN = "front-end-*.jsonl"
+_decode_front_end_line = msgspec.json.Decoder(FrontEndLine).decode
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """What the front ends of one run wrote."""
+
+    configured: Configured | None = None
+    """The configuration that the engines run with; None: not recorded."""
+    refused: list[Refused] = field(default_factory=list)
+    """In order of time."""
+    arrived: int = 0
+    """Requests that reached an engine, warm-up included; counted only where some were refused."""
+
+
+def read_front_end(folder: Path, engines_began_unix_us: int) -> FrontEnd | None:
+    """Read every ``front-end-<pid>.jsonl`` of a run folder; lines that are cut or broken are left out.
+
+    A front end makes configurations only to read defaults, too; the engines' is the last one before they
+    began.
+
+    Args:
+        folder: Of the run.
+        engines_began_unix_us: When the first engine wrote its header.
+
+    Returns:
+        None where no front end wrote a line.
+    """
+    lines = [line for file in sorted(folder.glob(FRONT_END_PATTERN)) for line in _front_end_lines(file)]
+    if not lines:
+        return None
+    lines.sort(key=lambda line: line.at_unix_us)
+    made = [line for line in lines if isinstance(line, Configured)]
+    before = [line for line in made if line.at_unix_us <= engines_began_unix_us]
+    return FrontEnd(
+        configured=before[-1] if before else None,
+        refused=[line for line in lines if isinstance(line, Refused)],
+    )
+
+
+def _front_end_lines(file: Path) -> list[Configured | Refused]:
+    """The whole lines of one file; none of one that cannot be read."""
+    found = []
+    with suppress(InputError):
+        for _, lines in WholeLines(file):
+            for line in lines:
+                with suppress(*UNREADABLE):
+                    found += [] if HUGE_NUMBER.search(line) else [_decode_front_end_line(line)]
+    return found
 
 
 TRACE_PATTERN = "engine-*.jsonl"

@@ -21,15 +21,6 @@ def schema_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
     return {name: _dtype(hint) for name, hint in hints.items() if get_origin(hint) is not dict}
 
 
-def defaults_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Fields that a line leaves out at their default, where that is a scalar other than None."""
-    return {
-        field.name: field.default
-        for field in msgspec.structs.fields(struct)
-        if isinstance(field.default, bool | int | float | str)
-    }
-
-
 def readable(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """The struct as a reader takes it.
 

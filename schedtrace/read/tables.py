@@ -9,7 +9,7 @@ import polars as pl
 
 from schedtrace.model import safe_files
 from schedtrace.model.trace import Events, Step
-from schedtrace.read.schema import defaults_of, schema_of
+from schedtrace.read.schema import schema_of
 from schedtrace.read.stretches import SCHEMA
 
 
@@ -46,29 +46,6 @@ class CannotWriteError(Exception):
     """There is no room for a table, or it is not allowed there."""
 
 
-def flat(steps: pl.DataFrame) -> pl.DataFrame:
-    """Steps without their lists."""
-    return steps.select(name for name in steps.columns if name not in {*NESTED, "changes"})
-
-
-def entries(steps: pl.DataFrame, column: str) -> pl.DataFrame:
-    """One row per entry of a list, with the step it belongs to; defaults filled in."""
-    struct = NESTED[column]
-    rows = (
-        steps.select(*OF_STEP, pl.col(column).alias("entry"))
-        .filter(pl.col("entry").list.len() > 0)
-        .explode("entry")
-        .unnest("entry")
-    )
-    return rows.with_columns(pl.col(name).fill_null(value) for name, value in defaults_of(struct).items())
-
-
-def single_steps(steps: pl.DataFrame) -> pl.DataFrame:
-    """Their requests as stretches of one step each."""
-    rows = entries(steps, "requests").with_columns(last_step="step").with_row_index("order")
-    return rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
-
-
 class Tables:
     """The large tables of a trace, filled chunk by chunk.
 
@@ -80,10 +57,6 @@ class Tables:
         self._folder = folder
         self._frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
         self._files = 0
-
-    def add(self, steps: pl.DataFrame) -> None:
-        """Add what is nested in these steps."""
-        self.put({STRETCHES: single_steps(steps)} | {name: entries(steps, name) for name in LISTS})
 
     def put(self, tables: dict[str, pl.DataFrame]) -> None:
         """Add rows to tables.

@@ -1,25 +1,19 @@
 """One ``engine-<rank>.jsonl`` as frames."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 from polars.io.plugins import register_io_source
 
-from schedtrace.errors import InputError, UsageError
+from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
-from schedtrace.model.trace import End, Header
-from schedtrace.model.trace_facts import Control, DummyBatch, RankSync
 from schedtrace.read.cache import read_by_files
-from schedtrace.read.lines import WholeLines
-from schedtrace.read.parse import parse
-from schedtrace.read.problems import Problems
-from schedtrace.read.read_options import READ, ReadOptions
-from schedtrace.read.schema import schema_of
+from schedtrace.read.lines import READ, ReadOptions, WholeLines, reading
+from schedtrace.read.parse import Parsed, parse
 from schedtrace.read.stretches import ROWS_AT_ONCE, SCHEMA
 from schedtrace.read.tables import OF_STEP, STRETCHES, Tables
-from schedtrace.read.thread_times import cpu_times
 
 COLUMNS = {
     **dict.fromkeys(OF_STEP, pl.Int64),
@@ -93,34 +87,18 @@ def _windows(steps: pl.DataFrame) -> Iterator[tuple[int, int]]:
     yield from windows.select("step", "last").iter_rows()
 
 
-@dataclass
-class Trace:
-    """One engine's trace. Frames have the columns of ``model.trace``'s structs."""
+@dataclass(kw_only=True)
+class Trace(Parsed):
+    """One engine's trace."""
 
     path: Path
-    header: Header
-    steps: pl.DataFrame
-    """Without their lists, which are tables of their own."""
     large: dict[str, pl.LazyFrame]
     """What requests got (``stretches``), and the entries of each list of a step; on disk where they are many,
     so never collected as a whole."""
-    arrivals: pl.DataFrame
-    finishes: pl.DataFrame
-    notices: list[str]
-    end: End | None
-    problems: Problems
     facts: frozenset[Fact] = ALL_FACTS
     """Other records than schedtrace's tell less."""
     record: str = "trace of schedtrace"
     """What kind of record it was read from."""
-    cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
-    """Processor times of threads (``read/thread_times.py``)."""
-    dummies: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(DummyBatch)))
-    """Dummy batches of a rank in lock-step, in their order; fewer than are counted in older traces."""
-    syncs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(RankSync)))
-    """All-reduces among ranks in lock-step, in their order."""
-    controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
-    """What was asked of the engine beside requests, in order of time."""
 
     def require(self, fact: Fact, what: str) -> None:
         """Raises UsageError where the record lacks what somebody needs."""
@@ -155,29 +133,12 @@ def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
     Raises:
         InputError: missing, empty, no schedtrace trace, or of a newer schema.
     """
-    try:
+    with reading(path):
         size = path.stat().st_size
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(msg) from error
     if size > options.memory_bytes:
         parsed, large = read_by_files(path, options)
     else:
         tables = Tables()
-        parsed = parse(WholeLines(path, options.chunk_bytes, options.progress), tables)
+        parsed = parse(WholeLines(path, options), tables)
         large = tables.scan(in_order=parsed.in_order)
-    return Trace(
-        path=path,
-        header=parsed.header,
-        steps=parsed.steps,
-        large=large,
-        arrivals=parsed.arrivals,
-        finishes=parsed.finishes,
-        notices=parsed.notices,
-        end=parsed.end,
-        problems=parsed.problems,
-        cpu=parsed.cpu,
-        dummies=parsed.dummies,
-        syncs=parsed.syncs,
-        controls=parsed.controls,
-    )
+    return Trace(path=path, large=large, **vars(parsed))

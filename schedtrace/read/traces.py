@@ -9,9 +9,8 @@ from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import Header
 from schedtrace.read.iteration_log import ITERATION, read_iteration_log
-from schedtrace.read.lines import WholeLines, decode_line, read_header
+from schedtrace.read.lines import READ, ReadOptions, WholeLines, decode_line, read_header, reading
 from schedtrace.read.loguru_log import BEGINS, read_loguru_log
-from schedtrace.read.read_options import READ, ReadOptions
 from schedtrace.read.trace import Trace, read_trace
 
 HEAD = 2**20
@@ -54,16 +53,12 @@ def foreign_reader(path: Path) -> Reader | None:
 
 
 def _head(path: Path) -> str:
-    try:
-        with opened(path) as file:
-            return file.read(HEAD).decode(errors="replace")
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(msg) from error
+    with reading(path), opened(path) as file:
+        return file.read(HEAD).decode(errors="replace")
 
 
-_BYTES = 2**16
-"""Read at once of a file of which one line tells enough."""
+_ONE_LINE = ReadOptions(chunk_bytes=2**16)
+"""For a file of which one line tells enough."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +159,7 @@ def _header(file: Path) -> Header | None:
     if foreign_reader(file) is not None:
         return None
     header, broken = None, 0
-    for _, lines in WholeLines(file, _BYTES):
+    for _, lines in WholeLines(file, _ONE_LINE):
         for line in filter(bytes.strip, lines):
             if header is None:
                 try:

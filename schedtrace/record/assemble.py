@@ -18,13 +18,23 @@ from schedtrace.model.trace import (
     RowChanges,
     Step,
 )
-from schedtrace.model.trace_facts import DummyBatch, HeadRefusal, RankSync
+from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.capture import Came, Capture, Dropped, Happened, Result, Rows, tells_invalid_drafts
+from schedtrace.record.capture import (
+    FIELDS,
+    Came,
+    Capture,
+    Dropped,
+    DummyPass,
+    Result,
+    Rows,
+    State,
+    Synced,
+    tells_invalid_drafts,
+)
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.exits import Noted
 from schedtrace.record.request_lives import Lives
-from schedtrace.record.state_facts import FIELDS, State
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 
 _TRIAL = re.compile(r"t(\d{1,9})-")
@@ -115,18 +125,22 @@ class Assembler:
             finished=finished,
             **self.passes(capture.came),
             **self._fields_of(capture.state),
-            **_fields_of(capture.happened),
+            **({} if capture.happened is None else capture.happened.lines()),
         )
         self._count(step, capture.rows)
         step.exits, step.caps = self._exits_of(capture, step.remaining_budget)
         if result is not None:
-            step.output_us, step.update_us, step.output_tokens = self._result(result, capture)
-            step.execute_after_us, step.execute_us = _execution(result, capture)
+            late = self.output(capture, result)
+            step.output_us, step.update_us = late.output_us, late.update_us
+            step.output_tokens = late.output_tokens
+            step.execute_after_us, step.execute_us = late.execute_after_us, late.execute_us
         for preemption in step.preempted:
             if preemption.for_request_id is not None:
                 preemption.for_request_id = self._ids[preemption.for_request_id]
         self._write_ids(step.admitted, step.kv_loads, step.grammars, step.refusals, step.set_aside)
-        self._write_holders(step.refusals)
+        for refusal in step.refusals:
+            refusal.holders = [self._ids[one] for one in refusal.holders]
+            refusal.finished_holders = [self._ids[one] for one in refusal.finished_holders]
         line = self._line(capture, step, changes)
         self.write_ids(step.arrived, step.finished, step.preempted)
         return line
@@ -149,19 +163,19 @@ class Assembler:
         self.begin_anew()
         self._after_dropped = True
         self._next_step = dropped.last_step + 1
-        self._arrive(dropped.arrived)
+        came = dropped.came
+        self._arrive(came.arrived)
         for request_id, computed, start_ns in dropped.started:
             self._starts(request_id, computed, self._us(start_ns))
         self._preempted(dropped.preempted)
         self._lives.unseen()
-        self._leave(dropped.finished)
-        came = Came(dropped.arrived, dropped.finished, dropped.dummies, dropped.synced, dropped.controls)
+        self._leave(came.finished)
         self.write_ids(came.arrived, came.finished)
         return Events(
             at_us=self._us(dropped.end_ns),
             trial=self.trial,
-            arrived=dropped.arrived,
-            finished=dropped.finished,
+            arrived=list(came.arrived),
+            finished=list(came.finished),
             **self.passes(came),
             dropped_steps=dropped.steps,
             dropped_arrivals=dropped.missing_arrivals,
@@ -174,14 +188,21 @@ class Assembler:
         return self._next_step, self._lives.arrivals()
 
     def output(self, capture: Capture, result: Result) -> Output:
-        """The line that completes a step whose output came back late."""
-        output_us, update_us, output_tokens = self._result(result, capture)
-        execute_after_us, execute_us = _execution(result, capture)
+        """What came back for a step: the line that completes it, where that was late."""
+        back_us = self._us(result.back_ns)
+        tokens = self._lives.got_tokens(result, capture.ids, back_us)
+        if capture.rows is not None and capture.rows.drafts:
+            self._lives.got_drafts(result, capture.rows.drafts)
+        execute_after_us = execute_us = None  # nobody told
+        if result.execution is not None:
+            _, began_ns, ended_ns = result.execution
+            execute_after_us = (began_ns - capture.start_ns) // 1000
+            execute_us = (ended_ns - began_ns) // 1000
         return Output(
             step=capture.step,
-            output_us=output_us,
-            update_us=update_us,
-            output_tokens=output_tokens,
+            output_us=back_us,
+            update_us=(result.done_ns - result.back_ns) // 1000,
+            output_tokens=tokens,
             execute_after_us=execute_after_us,
             execute_us=execute_us,
         )
@@ -224,25 +245,16 @@ class Assembler:
             "controls": list(came.controls),
             "dummy_batches": len(came.dummies),
             "dummy_us": sum(one.ended_ns - one.began_ns for one in came.dummies) // 1000,
-            "dummies": [
-                DummyBatch(
-                    began_us=self._us(one.began_ns),
-                    took_us=(one.ended_ns - one.began_ns) // 1000,
-                    wave=one.wave,
-                    step_counter=one.step_counter,
-                )
-                for one in came.dummies
-            ],
-            "syncs": [
-                RankSync(
-                    began_us=self._us(one.began_ns),
-                    took_us=(one.ended_ns - one.began_ns) // 1000,
-                    wave=one.wave,
-                    step_counter=one.step_counter,
-                    wave_ended=not one.go_on,
-                )
-                for one in came.synced
-            ],
+            "dummies": [DummyBatch(**self._pass(one)) for one in came.dummies],
+            "syncs": [RankSync(**self._pass(one), wave_ended=not one.go_on) for one in came.synced],
+        }
+
+    def _pass(self, one: DummyPass | Synced) -> dict[str, Any]:
+        return {
+            "began_us": self._us(one.began_ns),
+            "took_us": (one.ended_ns - one.began_ns) // 1000,
+            "wave": one.wave,
+            "step_counter": one.step_counter,
         }
 
     def write_ids(
@@ -259,11 +271,6 @@ class Assembler:
                     setattr(arrival, name, min(number, _LARGEST))
         for request_id in gone:
             self._ids.forget(request_id)
-
-    def _write_holders(self, refusals: Sequence[HeadRefusal]) -> None:
-        for refusal in refusals:
-            refusal.holders = [self._ids[one] for one in refusal.holders]
-            refusal.finished_holders = [self._ids[one] for one in refusal.finished_holders]
 
     def _write_ids(self, *rows: Sequence[Any]) -> None:
         for row in itertools.chain(*rows):
@@ -344,24 +351,5 @@ class Assembler:
             self._state, self._state_fields = state, dict(zip(FIELDS, state, strict=True))
         return self._state_fields
 
-    def _result(self, result: Result, capture: Capture) -> tuple[int, int, int]:
-        back_us = self._us(result.back_ns)
-        tokens = self._lives.got_tokens(result, capture.ids, back_us)
-        if capture.rows is not None and capture.rows.drafts:
-            self._lives.got_drafts(result, capture.rows.drafts)
-        return back_us, (result.done_ns - result.back_ns) // 1000, tokens
-
     def _us(self, ns: int) -> int:
         return (ns - self._anchor_ns) // 1000
-
-
-def _fields_of(happened: Happened | None) -> dict[str, Any]:
-    return {} if happened is None else happened.lines()
-
-
-def _execution(result: Result, capture: Capture) -> tuple[int | None, int | None]:
-    """From the step's start to that of its execution, and the length of that; None where nobody told."""
-    if result.execution is None:
-        return None, None
-    _, began_ns, ended_ns = result.execution
-    return (began_ns - capture.start_ns) // 1000, (ended_ns - began_ns) // 1000

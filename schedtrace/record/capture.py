@@ -8,7 +8,7 @@ are not steady; vLLM builds new ones for every step and does not change them aft
 from collections.abc import Collection, Sequence
 from itertools import compress
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,10 +16,80 @@ from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
 from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, SetAside
 from schedtrace.record import holdings
 from schedtrace.record.exits import Noted
-from schedtrace.record.state_facts import State
+from schedtrace.record.own import is_own_class
 from schedtrace.record.worker_hooks import Execution
 
-_T = TypeVar("_T")
+FIELDS = (
+    "finished_holding",
+    "deferred_free_blocks",
+    "encoder_slots_free",
+    "encoder_slots_freeable",
+    "sessions_paused",
+    "prefix_keys",
+    "wave",
+    "step_counter",
+    "kv_loads_parked",
+    "throttle_prefills",
+)
+"""Names of the values, in order: fields of ``Step``."""
+
+State = tuple[int | None, ...]
+
+
+class StateReader:
+    """Reads one scheduler. What its release lacks is found out once, and None from then on.
+
+    Args:
+        scheduler: vLLM's, just built.
+    """
+
+    __slots__ = ("_defers", "_encoder", "_paused", "_pool", "_scheduler", "engine")
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._defers = hasattr(scheduler, "deferred_frees")
+        self._paused = hasattr(scheduler, "num_waiting_for_streaming_input")
+        encoder = getattr(scheduler, "encoder_cache_manager", None)
+        used = getattr(encoder, "cache_size", 0) and hasattr(encoder, "num_freeable_slots")
+        self._encoder = encoder if used else None
+        pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
+        known = getattr(pool, "cached_block_hash_to_block", None)
+        caches = getattr(pool, "enable_caching", False) and (type(known) is dict or is_own_class(type(known)))
+        self._pool = pool if caches else None
+        self.engine: Any = None
+        """The ``EngineCore`` whose ranks run in lock-step, once it is known."""
+
+    @property
+    def prefix_keys(self) -> int | None:
+        """Block hashes that the prefix cache knows; None without prefix caching."""
+        return None if self._pool is None else len(self._pool.cached_block_hash_to_block)
+
+    def read(self, running: int, waiting: int, parked: int | None, throttled: Any) -> State:
+        """The values right after ``schedule()``.
+
+        Args:
+            running: Requests in ``running``.
+            waiting: Requests in all waiting queues.
+            parked: Requests that wait for KV blocks from elsewhere.
+            throttled: First argument of the call, which a class of a user's own may take for something else.
+        """
+        scheduler, encoder, engine = self._scheduler, self._encoder, self.engine
+        deferred = None
+        if self._defers:
+            deferred = sum(len(blocks) for _, blocks in frees) if (frees := scheduler.deferred_frees) else 0
+        return (
+            len(scheduler.requests) - running - waiting,
+            deferred,
+            None if encoder is None else encoder.num_free_slots,
+            None if encoder is None else encoder.num_freeable_slots,
+            scheduler.num_waiting_for_streaming_input if self._paused else None,
+            self.prefix_keys,
+            None if engine is None else engine.current_wave,
+            None if engine is None else engine.step_counter,
+            parked,
+            throttled if isinstance(throttled, bool) else None,
+        )
+
 
 ALL = "all"
 """Every request of the step got exactly one token."""
@@ -34,7 +104,7 @@ class Happened(msgspec.Struct, gc=False):
     grammars: list[Grammar] = []
     set_aside: list[SetAside] = []
 
-    def lines(self) -> dict[str, list[Any]]:
+    def lines(self) -> dict[str, Any]:
         """Fields of a ``Step`` (writer's thread)."""
         refusals: list[HeadRefusal] = list(map(holdings.line, self.refusals))
         return {
@@ -157,11 +227,7 @@ class Dropped(msgspec.Struct, gc=False):
     end_ns: int = 0
     """Of the last one."""
     steps: int = 0
-    arrived: list[Arrival] = []
-    finished: list[Finish] = []
-    dummies: list[DummyPass] = []
-    synced: list[Synced] = []
-    controls: list[Control] = []
+    came: Came = msgspec.field(default_factory=lambda: Came([], [], [], [], []))
     preempted: list[tuple[Preemption, int]] = []
     started: list[tuple[str, int, int]] = []
     """Requests that the workers did not know: id, computed tokens, start of the step."""
@@ -170,24 +236,20 @@ class Dropped(msgspec.Struct, gc=False):
 
     def add(self, capture: Capture) -> Sequence[Arrival]:
         """Another step, which is not going to be written; those of its arrivals that are not kept."""
-        came = capture.came
         self.last_step, self.end_ns = capture.step, capture.end_ns
         self.steps += 1
-        missing = _keep(self.arrived, came.arrived)
-        self.missing_arrivals += len(missing)
-        self.missing_finishes += len(_keep(self.finished, came.finished))
-        _keep(self.dummies, came.dummies)
-        _keep(self.synced, came.synced)
-        _keep(self.controls, came.controls)
+        missing = Came(*(_keep(kept, more) for kept, more in zip(self.came, capture.came, strict=True)))
+        self.missing_arrivals += len(missing.arrived)
+        self.missing_finishes += len(missing.finished)
         _keep(self.preempted, capture.preempted)
         if capture.rows is not None:
             new = [(request_id, computed, capture.start_ns) for request_id, computed in capture.rows.new]
             _keep(self.started, new)
-        return missing
+        return missing.arrived
 
 
-def _keep(kept: list[_T], more: Sequence[_T]) -> Sequence[_T]:
-    """Keep as many as there is room for; the others."""
+def _keep(kept: Any, more: Any) -> Any:
+    """Add as many to a list as there is room for; the others."""
     room = MOST_KEPT - len(kept)
     kept += more[:room]
     return more[room:]

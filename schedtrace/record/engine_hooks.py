@@ -1,19 +1,111 @@
 """What the scheduler does not see of its engine: the input thread, dummy batches, grammars, the end.
 
-Every wrapper calls the original with the very arguments it got, and keeps its own errors to itself.
+Every wrapper calls the original with the very arguments it got, and keeps its own errors to itself. What
+other threads do with requests is kept in ``Inputs``: written by the input thread and the threads that compile
+grammars, read by the scheduler's. All of that is single operations on dicts and lists, which Python makes
+whole.
 """
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from schedtrace.model.printable import shortened
-from schedtrace.model.trace_facts import ControlKind
+from schedtrace.model.trace_facts import ControlKind, Grammar
 from schedtrace.record.capture import DummyPass, Synced
 from schedtrace.record.hooks import Method, wrap
 
+MOST_KEPT = 10_000
+"""Of requests that were received, or aborted, and never seen by the scheduler: then all are forgotten."""
+
+
+class Inputs:
+    """Times of one engine's requests, in nanoseconds of the monotonic clock until they are asked for.
+
+    Args:
+        since_anchor: To the trace's microseconds.
+    """
+
+    def __init__(self, since_anchor: Any) -> None:
+        self._us = since_anchor
+        self._received: dict[str, tuple[int, int, int | None]] = {}
+        self._aborts: dict[str, int] = {}
+        self._submitted: dict[str, int] = {}
+        self._grammars: list[Grammar] = []
+
+    def prepared(self, request: Any, began_ns: int) -> None:
+        """The input thread has made a ``Request`` of what a client sent."""
+        rank = getattr(request, "data_parallel_rank", None)
+        _keep(self._received, request.request_id, (began_ns, time.monotonic_ns(), rank))
+
+    def abort_received(self, request_ids: Any) -> None:
+        """A client gave up; the first time counts."""
+        now = time.monotonic_ns()
+        if isinstance(request_ids, str):
+            request_ids = (request_ids,)
+        elif not isinstance(request_ids, list | tuple | set):
+            return  # to go through an iterator would leave nothing to vLLM
+        for request_id in request_ids:
+            if request_id not in self._aborts:
+                _keep(self._aborts, request_id, now)
+
+    def grammar_submitted(self, request: Any) -> None:
+        """A structured request is about to be handed to a compiling thread, or compiled at once."""
+        _keep(self._submitted, request.request_id, time.monotonic_ns())
+
+    def grammar_compiled(self, request: Any, began_ns: int, *, failed: bool) -> None:
+        """A thread is done with a grammar."""
+        submitted = self._submitted.pop(request.request_id, None)
+        self._grammars.append(
+            Grammar(
+                request_id=request.request_id,
+                submitted_us=None if submitted is None else self._us(submitted),
+                started_us=self._us(began_ns),
+                compiled_us=self._us(time.monotonic_ns()),
+                failed=failed,
+            )
+        )
+
+    def arrival(self, request_id: str) -> dict[str, int | None]:
+        """Fields of an ``Arrival``; none if it came another way."""
+        if not self._received or (times := self._received.pop(request_id, None)) is None:
+            return {}
+        received_ns, queued_ns, rank = times
+        return {
+            "received_us": self._us(received_ns),
+            "input_queue_us": self._us(queued_ns),
+            "pinned_rank": rank,
+        }
+
+    def abort_us(self, request_id: str) -> int | None:
+        """When the abort of a request that is done was received."""
+        taken = self._aborts.pop(request_id, None) if self._aborts else None
+        return None if taken is None else self._us(taken)
+
+    def grammars(self) -> list[Grammar]:
+        """Those compiled since the last call."""
+        taken: list[Grammar] = []
+        while self._grammars:
+            taken.append(self._grammars.pop(0))
+        return taken
+
+    @property
+    def compiled(self) -> bool:
+        """Whether there are any."""
+        return bool(self._grammars)
+
+
+def _keep(times: dict[str, Any], request_id: str, value: Any) -> None:
+    if len(times) >= MOST_KEPT:
+        times.clear()
+    times[request_id] = value
+
+
 INPUTS = "_schedtrace_inputs"
 """Attribute of a ``StructuredOutputManager`` whose grammars are recorded."""
+_CONTROLS: tuple[ControlKind, ...] = ("sleep", "wake_up", "collective_rpc", "add_lora")
+"""Methods of ``EngineCore`` by which an operator asks something of it."""
 _PASSES_A_SYNC = 32
 """Before it was a setting, vLLM 0.10 to 0.29."""
 
@@ -28,10 +120,8 @@ def wrap_engine() -> None:
     wrap(EngineCore, "shutdown", _shutdown)
     wrap(EngineCore, "preprocess_add_request", _prepare)
     wrap(EngineCore, "abort_requests", _abort)
-    wrap(EngineCore, "sleep", _sleep)
-    wrap(EngineCore, "wake_up", _wake_up)
-    wrap(EngineCore, "collective_rpc", _collective_rpc)
-    wrap(EngineCore, "add_lora", _add_lora)
+    for kind in _CONTROLS:
+        wrap(EngineCore, kind, _controls(kind))
     wrap(StructuredOutputManager, "grammar_init", _grammar_init)
     wrap(StructuredOutputManager, "_create_grammar", _create_grammar)
     wrap(StructuredOutputManager, "_async_create_grammar", _create_grammar)  # its name before vLLM 0.13
@@ -64,7 +154,7 @@ def _dummy_batch(original: Method, engine: Any, *args: Any, **kwargs: Any) -> An
         if (recorder := _recorder(engine)) is not None:
             recorder.facts.engine_is(engine)
             wave, counter = getattr(engine, "current_wave", None), getattr(engine, "step_counter", None)
-            recorder.dummy_batch(DummyPass(began_ns, time.monotonic_ns(), wave, counter))
+            recorder.beside(DummyPass(began_ns, time.monotonic_ns(), wave, counter))
 
 
 def _sync(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,9 +164,7 @@ def _sync(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
     recorder = _recorder(engine)
     if recorder is not None and counter is not None and _synced(engine, counter + 1):
         with contextlib.suppress(Exception):
-            recorder.ranks_synced(
-                Synced(began_ns, time.monotonic_ns(), engine.current_wave, counter, bool(go_on))
-            )
+            recorder.beside(Synced(began_ns, time.monotonic_ns(), engine.current_wave, counter, bool(go_on)))
     return go_on
 
 
@@ -109,37 +197,27 @@ def _abort(original: Method, engine: Any, request_ids: Any, *args: Any, **kwargs
     return original(engine, request_ids, *args, **kwargs)
 
 
-def _controlled(
-    kind: ControlKind, detail: str | None, original: Method, engine: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """What an operator asks of the engine, which steps on when it is done."""
-    began_ns, failed = time.monotonic_ns(), True
-    try:
-        done = original(engine, *args, **kwargs)
-        failed = False
-    finally:
-        if (recorder := _recorder(engine)) is not None:
-            recorder.control(engine.scheduler, kind, began_ns, failed=failed, detail=detail)
-    return done
+def _controls(kind: ControlKind) -> Callable[..., Any]:
+    """Around a method by which an operator asks something of the engine, which steps on when it is done."""
+
+    def around(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
+        began_ns, failed = time.monotonic_ns(), True
+        try:
+            done = original(engine, *args, **kwargs)
+            failed = False
+        finally:
+            if (recorder := _recorder(engine)) is not None:
+                detail = _detail(kind, args, kwargs)
+                recorder.control(engine.scheduler, kind, began_ns, failed=failed, detail=detail)
+        return done
+
+    return around
 
 
-def _sleep(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
-    return _controlled("sleep", None, original, engine, *args, **kwargs)
-
-
-def _wake_up(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
-    return _controlled("wake_up", None, original, engine, *args, **kwargs)
-
-
-def _collective_rpc(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
-    """A weight update comes as one; a function of a user's own has no name worth writing."""
+def _detail(kind: ControlKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """A weight update comes as an RPC; a function of a user's own has no name worth writing."""
     method = args[0] if args else kwargs.get("method")
-    detail = shortened(method) if isinstance(method, str) else None
-    return _controlled("collective_rpc", detail, original, engine, *args, **kwargs)
-
-
-def _add_lora(original: Method, engine: Any, *args: Any, **kwargs: Any) -> Any:
-    return _controlled("add_lora", None, original, engine, *args, **kwargs)
+    return shortened(method) if kind == "collective_rpc" and isinstance(method, str) else None
 
 
 def _listen_to_aborts(engine: Any, inputs: Any) -> None:

@@ -11,15 +11,17 @@ ends with their output.
 
 import sys
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from schedtrace.record import queues
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import ExitKind, Loop
+from schedtrace.record import guards, queues
 from schedtrace.record.allocation import Refusal, why_refused
-from schedtrace.record.marking import Site
 
 PP_STAGGER, READ_IN_FLIGHT, NOT_KNOWN_WHY = range(3)
 
@@ -34,6 +36,46 @@ def why_not_eligible(scheduler: Any, request: Any) -> int:
         if diffusion._read_in_flight(request, width):
             return READ_IN_FLIGHT
     return PP_STAGGER if getattr(scheduler, "use_pp", False) else NOT_KNOWN_WHY
+
+
+_QUEUE_CAUSES = frozenset({Cause.QUEUE_EMPTY, guards.QUEUE_OR_INPUT_BUDGET})
+
+
+@dataclass(frozen=True)
+class Site:
+    """One marked place."""
+
+    loop: Loop
+    kind: ExitKind | None
+    """None: a cap or a preemption, no exit."""
+    causes: tuple[str, ...]
+    """One; where parts of a condition lead to several, one for each part, in the order of evaluation."""
+    guard: str
+    """The condition, as the source has it; of one that is not known, what was true of it."""
+    location: str
+    """``file:line``."""
+    refuses_head: bool = False
+    """Whether it is the first in the queue whom it refuses, where no request was taken yet."""
+    parts: tuple[str, ...] = ()
+    """For each of several causes, what was true of that part of the condition."""
+    operands: tuple[tuple[str, ...], ...] = ()
+    """For each cause that is not known, the texts of what is compared there; the mark has their values."""
+
+    def asks_queue(self, which: int) -> bool:
+        """Whether the part that decided says that a queue holds nobody."""
+        return self.cause(which) in _QUEUE_CAUSES
+
+    def cause(self, which: int) -> str:
+        """That of the part that decided."""
+        return self.causes[which if len(self.causes) > 1 else 0]
+
+    def condition(self, which: int) -> str:
+        """What was true of the part that decided."""
+        return self.parts[which] if len(self.parts) > 1 else self.guard
+
+    def compared(self, which: int) -> tuple[str, ...]:
+        """The texts of what the part that decided compares."""
+        return self.operands[which] if self.operands else ()
 
 
 SITES: list[Site] = []

@@ -12,7 +12,7 @@ whoever ran after the last call and does not run now is looked for, call by call
 from typing import Any
 
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
-from schedtrace.model.trace import Exit
+from schedtrace.model.trace import Exit, ExitKind
 from schedtrace.model.trace_facts import SetAside
 from schedtrace.record.allocation import blocks_of
 from schedtrace.record.own import is_own_class
@@ -77,42 +77,45 @@ class InferredExits:
         else:
             self._manager.allocate_slots = self._replaced
 
-    def _waiting_exit(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
-        self, scheduler: Any, budget_left: int, preempted: int
-    ) -> Exit:
-        total = self._queues.num_waiting(scheduler)
-        if total == 0:
-            return Exit("waiting", "condition", Cause.QUEUE_EMPTY, budget_left=budget_left)
-        if preempted:
-            return Exit("waiting", "gate", Cause.PREEMPTED_THIS_STEP, budget_left=budget_left)
-        pause = pause_name(scheduler)
-        if pause != "UNPAUSED":
-            return Exit("waiting", "gate", Cause.PAUSED, budget_left=budget_left, detail=pause)
-        first = head(scheduler)
-        request_id = None if first is None else first.request_id
-        if budget_left <= 0:
-            return Exit("waiting", "condition", Cause.TOKEN_BUDGET, request_id, budget_left)
-        refused = self._refused
-        if refused is not None and refused.status.name != "RUNNING":
-            return Exit("waiting", "break", Cause.KV_BLOCKS, refused.request_id, budget_left)
-        occupied = len(scheduler.running) + getattr(scheduler, "num_waiting_for_streaming_input", 0)
-        if occupied >= seats(scheduler):
-            return Exit("waiting", "break", Cause.MAX_NUM_SEQS, request_id, budget_left)
-        if held_back(scheduler):
-            return Exit("waiting", "break", Cause.RANK_BALANCE, request_id, budget_left)
-        if first is not None and (not_ready := WAITING_STATUS_CAUSES.get(first.status.name)):
-            return Exit("waiting", "continue", not_ready, request_id, budget_left, detail=first.status.name)
-        if first is not None and _needs_whole_prompt(scheduler) and first.num_tokens > budget_left:
-            detail = f"prompt of {first.num_tokens} tokens"
-            return Exit("waiting", "break", Cause.CHUNKED_PREFILL_OFF, request_id, budget_left, detail=detail)
+    def _waiting_exit(self, scheduler: Any, budget_left: int, preempted: int) -> Exit:
+        kind, cause, request, detail = self._why_waiting_ended(scheduler, budget_left, preempted)
+        guard = "the state after schedule() does not tell which exit was taken"
         return Exit(
             "waiting",
-            "break",
-            Cause.OTHER,
-            request_id,
+            kind,
+            cause,
+            None if request is None else request.request_id,
             budget_left,
-            guard="the state after schedule() does not tell which exit was taken",
+            detail,
+            guard if cause == Cause.OTHER else None,
         )
+
+    def _why_waiting_ended(  # noqa: PLR0911  # one return per cause, in the order of vLLM's own checks
+        self, scheduler: Any, budget_left: int, preempted: int
+    ) -> tuple[ExitKind, Cause, Any, str | None]:
+        """Kind and cause of the exit, the request that it is about, and what is known beside."""
+        if self._queues.num_waiting(scheduler) == 0:
+            return "condition", Cause.QUEUE_EMPTY, None, None
+        if preempted:
+            return "gate", Cause.PREEMPTED_THIS_STEP, None, None
+        pause = pause_name(scheduler)
+        if pause != "UNPAUSED":
+            return "gate", Cause.PAUSED, None, pause
+        first, refused = head(scheduler), self._refused
+        if budget_left <= 0:
+            return "condition", Cause.TOKEN_BUDGET, first, None
+        if refused is not None and refused.status.name != "RUNNING":
+            return "break", Cause.KV_BLOCKS, refused, None
+        occupied = len(scheduler.running) + getattr(scheduler, "num_waiting_for_streaming_input", 0)
+        if occupied >= seats(scheduler):
+            return "break", Cause.MAX_NUM_SEQS, first, None
+        if held_back(scheduler):
+            return "break", Cause.RANK_BALANCE, first, None
+        if first is not None and (not_ready := WAITING_STATUS_CAUSES.get(first.status.name)):
+            return "continue", not_ready, first, first.status.name
+        if first is not None and _needs_whole_prompt(scheduler) and first.num_tokens > budget_left:
+            return "break", Cause.CHUNKED_PREFILL_OFF, first, f"prompt of {first.num_tokens} tokens"
+        return "break", Cause.OTHER, first, None
 
 
 def _running_exits(scheduler: Any, budget_left: int, scheduled: dict[str, int]) -> list[Exit]:

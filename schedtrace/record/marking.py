@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
-from schedtrace.record import guards, outcomes, syntax
-from schedtrace.record.assigned import explained
+from schedtrace.record import assignments, guards, syntax
 from schedtrace.record.decided import Decided, held
+from schedtrace.record.exits import Site
 from schedtrace.record.source import Proven, UnprovableError
 
 MARK = "schedtrace mark"
@@ -26,47 +26,8 @@ _PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"}
 _OF_PARTS = frozenset({Cause.OTHER, Cause.SPEC_DECODE_PADDING, guards.QUEUE_OR_INPUT_BUDGET})
 """Causes of a whole condition whose parts lead to different ones."""
 
-_QUEUE_CAUSES = frozenset({Cause.QUEUE_EMPTY, guards.QUEUE_OR_INPUT_BUDGET})
-
 _Limit = ast.Assign | ast.AugAssign
 """A statement that makes the number of tokens smaller."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """One marked place."""
-
-    loop: Loop
-    kind: ExitKind | None
-    """None: a cap or a preemption, no exit."""
-    causes: tuple[str, ...]
-    """One; where parts of a condition lead to several, one for each part, in the order of evaluation."""
-    guard: str
-    """The condition, as the source has it; of one that is not known, what was true of it."""
-    location: str
-    """``file:line``."""
-    refuses_head: bool = False
-    """Whether it is the first in the queue whom it refuses, where no request was taken yet."""
-    parts: tuple[str, ...] = ()
-    """For each of several causes, what was true of that part of the condition."""
-    operands: tuple[tuple[str, ...], ...] = ()
-    """For each cause that is not known, the texts of what is compared there; the mark has their values."""
-
-    def asks_queue(self, which: int) -> bool:
-        """Whether the part that decided says that a queue holds nobody."""
-        return self.cause(which) in _QUEUE_CAUSES
-
-    def cause(self, which: int) -> str:
-        """That of the part that decided."""
-        return self.causes[which if len(self.causes) > 1 else 0]
-
-    def condition(self, which: int) -> str:
-        """What was true of the part that decided."""
-        return self.parts[which] if len(self.parts) > 1 else self.guard
-
-    def compared(self, which: int) -> tuple[str, ...]:
-        """The texts of what the part that decided compares."""
-        return self.operands[which] if self.operands else ()
 
 
 @dataclass(frozen=True)
@@ -130,8 +91,8 @@ class Marker:
         self._self = parameters[0]
         self._tokens = syntax.counted_tokens(function)
         self._request = syntax.allocated_request(function)
-        self._blocks = outcomes.allocated_blocks(function)
-        self._victims = outcomes.preempted(function)
+        self._blocks = assignments.allocated_blocks(function)
+        self._victims = assignments.preempted(function)
         self._peeked = syntax.assigned_from(function, "peek_request")
         self._decided: dict[int, Decided] = {}
         """Conditions of which parts are told, by their identity."""
@@ -216,7 +177,7 @@ class Marker:
         if loop is None or (scope.loop and not syntax.has_call(node, "allocate_slots")):
             return  # a helper's loop: leaving it early stops nothing
         if scope.loop:
-            self._outcomes |= outcomes.outcomes(self._function, node, self._blocks)
+            self._outcomes |= assignments.outcomes(self._function, node, self._blocks)
         node.body = self._block(node.body, scope.enter(node, loop))
         if scope.loop:
             return
@@ -268,15 +229,15 @@ class Marker:
 
     def _exit(self, node: ast.stmt, loop: Loop, scope: _Scope) -> list[ast.stmt]:
         test, negated = scope.tests[-1] if scope.tests else (ast.Constant(value=True), False)
-        if scope.nested and outcomes.is_there(test, self._blocks, negated=negated):
+        if scope.nested and assignments.is_there(test, self._blocks, negated=negated):
             return []
         kind: ExitKind = "continue" if isinstance(node, ast.Continue) else "break"
         refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
-        budget, request = self._name("token_budget", scope.bound), self._request_of(scope)
+        budget, request = self._budget(scope), self._request_of(scope)
         cause = self._cause_of_exit(test, loop, scope)
-        known = Site(loop, kind, (cause,), _text(test, holds=not negated), "", refuses_head)
+        known = Site(loop, kind, (cause,), ast.unparse(held(test, holds=not negated)), "", refuses_head)
         if cause == guards.NOT_ELIGIBLE:
-            which = _call("why_not_eligible", ast.Name(self._self, ast.Load()), request)
+            which = _mark_call("why_not_eligible", ast.Name(self._self, ast.Load()), request)
             return [self._mark(node, known, "exit", budget, request, ast.Constant(None), which)]
         if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
             return [self._mark(node, known, "refused", budget, request, arguments)]
@@ -299,8 +260,10 @@ class Marker:
         if cause not in _OF_PARTS:
             return site, []
         decided = self._decide(test, holds=holds)
+        if decided is None and cause == Cause.OTHER:
+            return replace(site, guard=self._explained(test, held(test, holds=holds))), []
         if decided is None:
-            return self._unknown_whole(site, test, holds=holds), []
+            return site, []
         whole = guards.registered(self._module, syntax.names(test))
         causes = tuple(
             found if (found := self._cause_of_exit(part, loop, scope)) != Cause.OTHER else whole or found
@@ -308,17 +271,15 @@ class Marker:
         )
         return self._told(replace(site, causes=causes), test, decided)
 
-    def _unknown_whole(self, site: Site, test: ast.expr, *, holds: bool) -> Site:
-        if site.causes != (Cause.OTHER,):
-            return site
-        return replace(site, guard=explained(self._function, test, held(test, holds=holds)))
+    def _explained(self, test: ast.expr, part: ast.expr) -> str:
+        return assignments.explained(self._function, test, part)
 
     def _told(self, site: Site, test: ast.expr, decided: Decided) -> tuple[Site, list[ast.expr]]:
         """The site with the texts of its parts, and what its mark gets: which one decided, and its values."""
         texts = []
         for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
             true = held(part, holds=decided.holds)
-            texts.append(ast.unparse(true) if cause != Cause.OTHER else explained(self._function, test, true))
+            texts.append(ast.unparse(true) if cause != Cause.OTHER else self._explained(test, true))
             if cause == Cause.OTHER:
                 decided.keep_values(place)
         if len(texts) == 1 and site.causes == (Cause.OTHER,):
@@ -338,7 +299,7 @@ class Marker:
     ) -> ast.stmt:
         """The mark for a condition that did not hold: tells which part of it was the first to be false."""
         site, told, queue = self._false(loop, kind, condition)
-        return self._mark(node, site, "end", self._name("token_budget", scope.bound), *queue, *told)
+        return self._mark(node, site, "end", self._budget(scope), *queue, *told)
 
     def _ends(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
@@ -346,12 +307,11 @@ class Marker:
         """Likewise, but a mark for each part of it."""
         site, _, queue = self._false(loop, kind, condition)
         decided, number = self._decided[id(condition)], self._add(node, site)
-        own, budget = ast.Name(self._self, ast.Load()), self._name("token_budget", scope.bound)
         marks: list[ast.stmt] = []
         for place, values in enumerate(decided.kept):
             told = [ast.Constant(place), *([values] if values.elts else [])]
-            call = _call("end", own, ast.Constant(number), budget, *copy.deepcopy(queue), *told)
-            marks.append(syntax.at(node, ast.Expr(call)))
+            budget = self._budget(scope)
+            marks.append(self._call(node, "end", ast.Constant(number), budget, *copy.deepcopy(queue), *told))
         return marks
 
     def _false(
@@ -371,8 +331,7 @@ class Marker:
     def _went_through(self, node: ast.For, loop: Loop, scope: _Scope) -> ast.stmt:
         """The mark for a loop that looked at everybody: what it skipped has been told, more there is not."""
         site = Site(loop, "condition", (guards.LOOP_DONE,), ast.unparse(node.iter), "")
-        nobody = ast.Constant(None)
-        return self._mark(node, site, "end", self._name("token_budget", scope.bound), nobody, nobody)
+        return self._mark(node, site, "end", self._budget(scope), ast.Constant(None), ast.Constant(None))
 
     def _preemption(
         self, node: ast.Expr, call: ast.Call, loop: Loop, scope: _Scope
@@ -394,9 +353,7 @@ class Marker:
         told = self._mark(node, site, "preempts", self._name(self._request, scope.fresh), arguments)
         if victim is None:
             return [told], []
-        own = ast.Name(self._self, ast.Load())
-        before, after = _call("preempting", own, victim), _call("preempted", own)
-        return [told, syntax.at(node, ast.Expr(before))], [syntax.at(node, ast.Expr(after))]
+        return [told, self._call(node, "preempting", victim)], [self._call(node, "preempted")]
 
     def _reduces(self, node: ast.Assign | ast.AugAssign, scope: _Scope) -> bool:
         """Whether this may make the number of tokens smaller; the old number is surely bound then."""
@@ -417,7 +374,7 @@ class Marker:
             cause = guards.cap_of(self._module, loop, syntax.names(node.value))
             sites.append((node, Site(loop, None, (cause,), ast.unparse(node), "")))
             marked += [syntax.at(node, ast.Assign([ast.Name(name, ast.Store())], now)), node]
-        told = [self._name("token_budget", scope.bound), self._name(self._request, scope.fresh)]
+        told = [self._budget(scope), self._name(self._request, scope.fresh)]
         counts = [*(ast.Name(name, ast.Load()) for name in kept), now]
         first, site = sites[0]
         mark = self._mark(first, site, "cap", *told, *counts)
@@ -426,13 +383,18 @@ class Marker:
         check = ast.If(ast.Compare(now, [ast.Lt()], [counts[0]]), [mark], [])
         return [*marked, syntax.at(limits[-1], check)]
 
+    def _budget(self, scope: _Scope) -> ast.expr:
+        return self._name("token_budget", scope.bound)
+
     def _name(self, name: str, bound: frozenset[str]) -> ast.expr:
         return ast.Name(name, ast.Load()) if name in bound - self._unbound else ast.Constant(None)
 
     def _mark(self, node: ast.stmt, site: Site, method: str, *told: ast.expr) -> ast.stmt:
-        number = self._add(node, site)
-        own = ast.Name(self._self, ast.Load())
-        return syntax.at(node, ast.Expr(_call(method, own, ast.Constant(number), *told)))
+        return self._call(node, method, ast.Constant(self._add(node, site)), *told)
+
+    def _call(self, node: ast.stmt, method: str, *told: ast.expr) -> ast.stmt:
+        """A statement on the line of ``node`` that calls one of the marks with the scheduler and these."""
+        return syntax.at(node, ast.Expr(_mark_call(method, ast.Name(self._self, ast.Load()), *told)))
 
     def _add(self, node: ast.stmt, site: Site) -> int:
         """The number of a new site."""
@@ -440,10 +402,6 @@ class Marker:
         return self._first + len(self.sites) - 1
 
 
-def _text(test: ast.expr, *, holds: bool) -> str:
-    return ast.unparse(held(test, holds=holds))
-
-
-def _call(method: str, *arguments: ast.expr) -> ast.Call:
+def _mark_call(method: str, *arguments: ast.expr) -> ast.Call:
     """A call on the object that takes the place of ``MARK``."""
     return ast.Call(ast.Attribute(ast.Constant(MARK), method, ast.Load()), [*arguments], [])

@@ -10,7 +10,6 @@ from loguru import logger
 
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_facts import Control, ControlKind
-from schedtrace.record import settings
 from schedtrace.record.capture import (
     Came,
     Capture,
@@ -21,10 +20,8 @@ from schedtrace.record.capture import (
     only_samples,
     tokens_got,
 )
-from schedtrace.record.clocks import read_anchor
 from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Noted, event_of
-from schedtrace.record.header import make_header
 from schedtrace.record.inference import Departures, InferredExits, set_aside
 from schedtrace.record.own import is_own, is_own_class
 from schedtrace.record.queues import Queues, policy
@@ -35,21 +32,6 @@ from schedtrace.record.writer import Writer
 
 MOST_IN_FLIGHT = 1000
 """Steps whose output is waited for; an engine that never brings one back does not fill the memory."""
-
-
-def open_recorder(scheduler: Any) -> "Recorder | None":
-    """A recorder for a scheduler just built; None, with one warning, where that is impossible."""
-    try:
-        chosen = settings.from_environment()
-        anchor = read_anchor()
-        header = make_header(scheduler, chosen, anchor)
-        writer = Writer(chosen, header, anchor.ns)
-        recorder = Recorder(scheduler, writer, full_lines=chosen.lines == "full")
-    except Exception as error:
-        logger.warning("schedtrace: not recording: {!r}", error)
-        return None
-    logger.info("schedtrace: recording engine {} to {}", header.engine_rank, writer.path)
-    return recorder
 
 
 def _not_known() -> None:
@@ -386,7 +368,7 @@ class Recorder:
             at_us = self._writer.since_anchor(began_ns)
             took_us = (self.clock() - began_ns) // 1000
             facts.setdefault("running", len(scheduler.running))
-            self._writer.put_control(Control(kind, at_us, took_us, failed=failed, **facts))
+            self._writer.put_beside(Control(kind, at_us, took_us, failed=failed, **facts))
         except Exception as error:
             self._facts_failed(error)
 
@@ -396,15 +378,10 @@ class Recorder:
             self._marks_failed = True
             self._warn(f"exits may lack details: a mark in schedule() failed: {self._writer.describe(error)}")
 
-    def dummy_batch(self, dummy: DummyPass) -> None:
-        """Note a batch that a data-parallel rank ran only to keep the others company."""
+    def beside(self, entry: DummyPass | Synced) -> None:
+        """Note what a data-parallel rank did for the others beside its steps."""
         if self.active:
-            self._writer.put_dummy(dummy)
-
-    def ranks_synced(self, sync: Synced) -> None:
-        """Note that the data-parallel ranks have agreed whether to go on."""
-        if self.active:
-            self._writer.put_sync(sync)
+            self._writer.put_beside(entry)
 
     def close(self) -> None:
         """Write what is left and the end line; a second call does nothing."""

@@ -200,21 +200,21 @@ def next_in_line(part: ast.expr) -> tuple[ast.expr, ast.expr]:
 
 def assigned_from(function: ast.FunctionDef, method: str) -> list[str]:
     """The variables that get what ``....method()`` returns, and nothing else."""
-    stored = [part.id for part in own_nodes(function) if isinstance(part, ast.Name) and _is_stored(part)]
-    found = [
-        node.targets[0].id
-        for node in own_nodes(function)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and isinstance(node.value, ast.Call)
-        and isinstance(node.value.func, ast.Attribute)
-        and node.value.func.attr == method
-    ]
+    stored = stored_names(function)
+    found: list[str] = []
+    for node in own_nodes(function):
+        match node:
+            case ast.Assign([ast.Name(name), *_], ast.Call(ast.Attribute(attr=called))) if called == method:
+                found.append(name)
+            case _:
+                pass
     return [name for name in dict.fromkeys(found) if stored.count(name) == found.count(name)]
 
 
-def _is_stored(part: ast.Name) -> bool:
-    return not isinstance(part.ctx, ast.Load)
+def stored_names(function: ast.FunctionDef) -> list[str]:
+    """The names that the function's own code binds or unbinds, once for each time."""
+    names_in = (part for part in own_nodes(function) if isinstance(part, ast.Name))
+    return [part.id for part in names_in if not isinstance(part.ctx, ast.Load)]
 
 
 def at(place: ast.AST, node: _Node) -> _Node:

@@ -4,21 +4,44 @@ Every method calls the original first to last with the very arguments it got, an
 and after. The recorder swallows its own errors, so nothing here can change what the scheduler does.
 """
 
+import os
 import types
 from functools import cache
 from typing import Any
 
 from loguru import logger
 
+from schedtrace.record import settings
+from schedtrace.record.clocks import read_anchor
 from schedtrace.record.exits import Noted
+from schedtrace.record.header import make_header
 from schedtrace.record.instrument import Instrumented, instrument
-from schedtrace.record.recorder import Recorder, open_recorder
+from schedtrace.record.recorder import Recorder
+from schedtrace.record.writer import Writer
 
 
-class _Traced:
+def open_recorder(scheduler: Any) -> Recorder | None:
+    """A recorder for a scheduler just built; None, with one warning, where that is impossible."""
+    try:
+        chosen = settings.from_environment()
+        anchor = read_anchor()
+        header = make_header(scheduler, chosen, anchor)
+        writer = Writer(chosen, header, anchor.ns)
+        recorder = Recorder(scheduler, writer, full_lines=chosen.lines == "full")
+    except Exception as error:
+        logger.warning("schedtrace: not recording: {!r}", error)
+        return None
+    logger.info("schedtrace: recording engine {} to {}", header.engine_rank, writer.path)
+    return recorder
+
+
+class _Hook:
+    _schedtrace_recorder: Recorder | None = None
+
+
+class _Traced(_Hook):
     """Hooks on the methods that every release of vLLM's V1 scheduler has."""
 
-    _schedtrace_recorder: Recorder | None = None
     _schedtrace_events: list[Noted] | None = None
     """What the marks have noted in the call of ``schedule()`` that runs; None outside such a call."""
     _schedtrace_queued: bool = True
@@ -65,10 +88,8 @@ class _Traced:
         return super().shutdown(*args, **kwargs)  # type: ignore[misc]
 
 
-class _TracedPreemption:
+class _TracedPreemption(_Hook):
     """Hook on ``_preempt_request`` (vLLM 0.12 and newer)."""
-
-    _schedtrace_recorder: Recorder | None
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         if self._schedtrace_recorder is not None:
@@ -79,10 +100,8 @@ class _TracedPreemption:
         return result
 
 
-class _TracedFree:
+class _TracedFree(_Hook):
     """Hook on ``_free_request``: every way out of the scheduler leads through it."""
-
-    _schedtrace_recorder: Recorder | None
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         if self._schedtrace_recorder is not None:
@@ -90,10 +109,8 @@ class _TracedFree:
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
 
-class _TracedTransfers:
+class _TracedTransfers(_Hook):
     """Hook on ``_update_from_kv_xfer_finished``: the workers' word on KV loads."""
-
-    _schedtrace_recorder: Recorder | None
 
     def _update_from_kv_xfer_finished(self, told: Any, *args: Any, **kwargs: Any) -> Any:
         if self._schedtrace_recorder is not None:
@@ -101,10 +118,8 @@ class _TracedTransfers:
         return super()._update_from_kv_xfer_finished(told, *args, **kwargs)  # type: ignore[misc]
 
 
-class _TracedPause:
+class _TracedPause(_Hook):
     """Hook on ``set_pause_state`` (vLLM 0.17 and newer): pause, resume, sleep and wake-up lead through it."""
-
-    _schedtrace_recorder: Recorder | None
 
     def set_pause_state(self, pause_state: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = self._schedtrace_recorder
@@ -114,10 +129,8 @@ class _TracedPause:
         return super().set_pause_state(pause_state, *args, **kwargs)  # type: ignore[misc]
 
 
-class _TracedReset:
+class _TracedReset(_Hook):
     """Hook on ``reset_prefix_cache``: it may preempt everything that runs."""
-
-    _schedtrace_recorder: Recorder | None
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         recorder = self._schedtrace_recorder
@@ -132,6 +145,16 @@ class _TracedReset:
         return done
 
 
+_HOOKS: dict[type, str] = {
+    _TracedPreemption: "_preempt_request",
+    _TracedFree: "_free_request",
+    _TracedTransfers: "_update_from_kv_xfer_finished",
+    _TracedPause: "set_pause_state",
+    _TracedReset: "reset_prefix_cache",
+}
+"""The method that each of them is for: not every release, or class, has it."""
+
+
 @cache
 def traced_class(base: type) -> type:
     """A subclass of ``base`` that records; ``base`` itself if it records already.
@@ -144,17 +167,7 @@ def traced_class(base: type) -> type:
         raise TypeError(msg)
     if issubclass(base, _Traced):
         return base
-    hooks: list[type] = [_Traced]
-    if hasattr(base, "_preempt_request"):
-        hooks.append(_TracedPreemption)
-    if hasattr(base, "_free_request"):
-        hooks.append(_TracedFree)
-    if hasattr(base, "_update_from_kv_xfer_finished"):
-        hooks.append(_TracedTransfers)
-    if hasattr(base, "set_pause_state"):
-        hooks.append(_TracedPause)
-    if hasattr(base, "reset_prefix_cache"):
-        hooks.append(_TracedReset)
+    hooks = [_Traced, *(hook for hook, method in _HOOKS.items() if hasattr(base, method))]
     instrumented = instrument(base)
     try:
         return _subclass(base, hooks, instrumented)
@@ -192,10 +205,6 @@ def traced_scheduler(**kwargs: Any) -> Any:
     (``SchedulerConfig.get_scheduler_cls``), and records to ``SCHEDTRACE_DIR`` (``logs`` if unset). With the
     plugin path the user's own class is kept; with this one it cannot be, since the option is taken.
     """
-    import os
-
-    from schedtrace.record import settings
-
     if not settings.enabled():
         os.environ[settings.DIR] = "logs"
         logger.info("schedtrace: SCHEDTRACE_DIR is not set, recording to logs/")

@@ -12,12 +12,10 @@ from schedtrace.model.trace import Finish
 from schedtrace.model.trace_facts import Admission, KvLoad, Miss
 from schedtrace.record import arrival_facts, holdings
 from schedtrace.record.allocation import blocks_of, managers_of
-from schedtrace.record.capture import Capture, Happened
-from schedtrace.record.engine_hooks import INPUTS
+from schedtrace.record.capture import Capture, Happened, State, StateReader
+from schedtrace.record.engine_hooks import INPUTS, Inputs
 from schedtrace.record.exits import SITES, Noted
-from schedtrace.record.inputs import Inputs
 from schedtrace.record.own import is_own
-from schedtrace.record.state_facts import State, StateReader
 
 
 def admissions(scheduler: Any, new_requests: list[Any]) -> list[Admission]:

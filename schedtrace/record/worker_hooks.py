@@ -17,13 +17,13 @@ from schedtrace.record.hooks import Method, wrap
 Execution = tuple[str, int, int]
 """Which boot of which machine; begin and end in nanoseconds."""
 
-NAME = "_schedtrace_execution"
+EXECUTION = "_schedtrace_execution"
 """Attribute of a ``ModelRunnerOutput``."""
 
 
 def execution_of(output: Any) -> tuple[str, int, int] | None:
     """What a worker of this machine has noted on a ``ModelRunnerOutput``; None if nothing, or elsewhere."""
-    noted: Execution | None = getattr(output, NAME, None)
+    noted: Execution | None = getattr(output, EXECUTION, None)
     return noted if noted is not None and noted[0] == machine() else None
 
 
@@ -93,4 +93,4 @@ def _resolved(get_output: Callable[[], Any], began_ns: int) -> Any:
 def _put(output: Any, began_ns: int) -> None:
     """Not on vLLM's one empty output, which many steps share, nor on what a pipeline stage hands on."""
     if getattr(output, "req_ids", None):
-        setattr(output, NAME, (machine(), began_ns, time.monotonic_ns()))
+        setattr(output, EXECUTION, (machine(), began_ns, time.monotonic_ns()))

@@ -67,7 +67,12 @@ class Writer:
         self._dummies: deque[DummyPass] = deque()
         self._synced: deque[Synced] = deque()
         self._controls: deque[Control] = deque()
-        self._lost_passes = False
+        self._beside: dict[type, deque[Any]] = {
+            DummyPass: self._dummies, Synced: self._synced, Control: self._controls
+        }  # fmt: skip
+        self._came: tuple[deque[Any], ...] = (self.arrived, self.finished, *self._beside.values())
+        """In the order of ``Came``."""
+        self._lost_beside = False
         self.prefixes = Prefixes(header.block_size)
         self._anchor_ns = anchor_ns
         self._hash_ids = chosen.hash_ids
@@ -127,11 +132,13 @@ class Writer:
         self._dropping.append(latest)
         return False
 
-    def _put_pass(self, queue: deque[_T], entry: _T) -> None:
+    def put_beside(self, entry: DummyPass | Synced | Control) -> None:
+        """Hand over what happened beside the steps (engine's thread)."""
+        queue = self._beside[type(entry)]
         if len(queue) < MAX_PENDING:
             queue.append(entry)
-        elif not self._lost_passes:
-            self._lost_passes = True
+        elif not self._lost_beside:
+            self._lost_beside = True
             self.notice("the disk is too slow: dummy batches, all-reduces of the ranks or pauses are missing")
 
     def _anything(self) -> bool:
@@ -139,35 +146,12 @@ class Writer:
 
     def take_events(self) -> Came:
         """Everything that came and went since the last call."""
-        if not self._anything():
-            return NOBODY
-        return Came(
-            _drain(self.arrived),
-            _drain(self.finished),
-            _drain(self._dummies),
-            _drain(self._synced),
-            _drain(self._controls),
-        )
+        return Came(*map(_drain, self._came)) if self._anything() else NOBODY
 
     def give_back(self, came: Came) -> None:
         """Events that were taken for a step that there will not be."""
-        self.arrived.extendleft(reversed(came.arrived))
-        self.finished.extendleft(reversed(came.finished))
-        self._dummies.extendleft(reversed(came.dummies))
-        self._synced.extendleft(reversed(came.synced))
-        self._controls.extendleft(reversed(came.controls))
-
-    def put_dummy(self, dummy: DummyPass) -> None:
-        """Hand over a dummy batch (engine's thread)."""
-        self._put_pass(self._dummies, dummy)
-
-    def put_sync(self, sync: Synced) -> None:
-        """Hand over an all-reduce among the ranks (engine's thread)."""
-        self._put_pass(self._synced, sync)
-
-    def put_control(self, control: Control) -> None:
-        """Hand over what was asked of the engine (its thread)."""
-        self._put_pass(self._controls, control)
+        for queue, taken in zip(self._came, came, strict=True):
+            queue.extendleft(reversed(taken))
 
     def describe(self, error: BaseException) -> str:
         """An error for log and trace; only its kind where ids are hidden, since its text may hold one."""
@@ -207,14 +191,7 @@ class Writer:
         self.working = False
         self._closing = threading.Event()
         self._closing.set()
-        for queue in (
-            self.arrived,
-            self.finished,
-            self._dummies,
-            self._synced,
-            self._controls,
-            self._pending,
-        ):
+        for queue in (*self._came, self._pending):
             queue.clear()
 
     def _run(self) -> None:

@@ -12,7 +12,7 @@ from vllm.v1 import outputs
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
-from schedtrace.record.worker_hooks import NAME, machine
+from schedtrace.record.worker_hooks import EXECUTION, machine
 from schedtrace.simulate import releases
 from schedtrace.step_times.batch import Batch, StepTimes
 
@@ -142,7 +142,7 @@ class Ran(NamedTuple):
 
     def note(self, output: Any) -> None:
         """Put it on vLLM's ``ModelRunnerOutput``, where the recorder looks for a worker's times."""
-        setattr(output, NAME, (machine(), round(1000 * self.began_us), round(1000 * self.ended_us)))
+        setattr(output, EXECUTION, (machine(), round(1000 * self.began_us), round(1000 * self.ended_us)))
 
 
 class Pipeline:

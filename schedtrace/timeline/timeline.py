@@ -7,7 +7,7 @@ import polars as pl
 from schedtrace.model.causes import NOT_A_REFUSAL, Cause
 from schedtrace.model.manifest import OFFLINE, Manifest
 from schedtrace.model.say import say
-from schedtrace.read.front_end_files import FrontEnd
+from schedtrace.read.run import FrontEnd
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.charges import charges
 from schedtrace.timeline.engine_states import engine_busy_us, engine_states

@@ -12,7 +12,7 @@ from schedtrace.model.manifest import read_manifest
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.renderers import Format, renderer
 from schedtrace.read.follow import LostError
-from schedtrace.read.read_options import ReadOptions
+from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, grows
 from schedtrace.watch.judge import LONG_S, SHORT_S, Judge, picture

@@ -1,8 +1,8 @@
 """Loads from files of the field, random draws or recorded traces: lengths and times, no text."""
 
+from schedtrace.workloads.prefixes import token_ids
 from schedtrace.workloads.random_load import random_workload
 from schedtrace.workloads.recorded_load import from_trace, loads_of
-from schedtrace.workloads.tokens import token_ids
 from schedtrace.workloads.workload import LoadRequest, Workload
 from schedtrace.workloads.workload_files import open_workload
 

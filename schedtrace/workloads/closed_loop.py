@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from schedtrace.model.message import Count, Message
+from schedtrace.model.message import Message
 from schedtrace.model.say import say
 
 FEWEST = 8
@@ -34,13 +34,12 @@ class ClosedLoop:
     @property
     def note(self) -> Message:
         """How it is replayed."""
-        clients = Count(self.clients, "client")
         if not self.think_us:
-            return say("The load is that of {clients} with one request open each.", clients=clients)
+            return say("The load is that of {clients:n client} with one request open each.", self)
         return say(
-            "The load is a closed loop: {clients} with one request open each; the next one was "
+            "The load is a closed loop: {clients:n client} with one request open each; the next one was "
             "sent {thinks:us} (median) after an answer, and so it is here.",
-            clients=clients,
+            self,
             thinks=round(median(self.think_us)),
         )
 

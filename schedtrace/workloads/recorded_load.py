@@ -10,8 +10,8 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.read.trace import Trace
 from schedtrace.timeline.timeline import WARMUP_TRIAL
 from schedtrace.workloads.closed_loop import closed_loop
+from schedtrace.workloads.prefixes import identities, prefix_block
 from schedtrace.workloads.recorded_notes import recorded_notes
-from schedtrace.workloads.recorded_prefixes import identities, prefix_block
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 
 CUT_SHORT = ("ABORTED", "ERROR")

@@ -8,14 +8,30 @@ from schedtrace.model.manifest import Manifest
 from schedtrace.model.message import Count, Message
 from schedtrace.model.say import say
 from schedtrace.read.trace import Trace
-from schedtrace.workloads.recorded_prefixes import CHARACTERS, MOST_BLOCKS, found_elsewhere
+from schedtrace.workloads.prefixes import CHARACTERS, MOST_BLOCKS, found_elsewhere
 
 ONE_OF_SEVERAL = "One engine of {ranks}: the load is what reached this one."
+
+_CUT_SHORT, _ENDED = pl.col("cut_short"), pl.col("status").is_not_null()
+_OF_REQUESTS = {
+    "without a recorded arrival: taken from the queue's.": pl.col("arrived_us").is_null(),
+    "without the time of reaching the input queue: taken from when the scheduler got it, which is up to a "
+    "step later.": pl.col("input_queue_us").is_null(),
+    "aborted or failed: what more they would have generated is not known. They run until the recorded abort, "
+    "at most to their limit.": _CUT_SHORT & _ENDED,
+    "had not ended when the record ends: aborted there.": _CUT_SHORT & ~_ENDED,
+    "generated nothing: taken as 1 token.": ~_CUT_SHORT & (pl.col("output_tokens") == 0),
+    "asked for prompt log-probabilities and did not read the prefix cache; here they do.": (
+        pl.col("prompt_logprobs").is_not_null()
+    ),
+    "with a grammar: how long it took to compile is not in the load.": pl.col("structured"),
+}
+"""What is said of those requests for which this is true."""
 
 
 def recorded_notes(
     trace: Trace, requests: pl.DataFrame, block: int | None, manifest: Manifest | None
-) -> list[Message]:
+) -> Iterator[Message]:
     """The notes on a recorded load.
 
     Args:
@@ -24,48 +40,13 @@ def recorded_notes(
         block: Tokens of a block of the prefixes; None: these are unknown.
         manifest: Of the run; None: not at hand.
     """
-
-    def counted(which: pl.Expr, template: str) -> Iterator[Message]:
+    for what, which in _OF_REQUESTS.items():
         if count := requests.filter(which).height:
-            yield say(template, requests=Count(count, "request"))
-
-    cut_short, ended = pl.col("cut_short"), pl.col("status").is_not_null()
-    notes = [
-        *counted(
-            pl.col("arrived_us").is_null(), "{requests} without a recorded arrival: taken from the queue's."
-        ),
-        *counted(
-            pl.col("input_queue_us").is_null(),
-            "{requests} without the time of reaching the input queue: taken from when the scheduler got it, "
-            "which is up to a step later.",
-        ),
-        *counted(
-            cut_short & ended,
-            "{requests} aborted or failed: what more they would have generated is not known. They run until "
-            "the recorded abort, at most to their limit.",
-        ),
-        *counted(
-            cut_short & ~ended,
-            "{requests} had not ended when the record ends: aborted there.",
-        ),
-        *counted(
-            ~cut_short & (pl.col("output_tokens") == 0), "{requests} generated nothing: taken as 1 token."
-        ),
-        *counted(
-            pl.col("prompt_logprobs").is_not_null(),
-            "{requests} asked for prompt log-probabilities and did not read the prefix cache; here they do.",
-        ),
-        *counted(
-            pl.col("structured"), "{requests} with a grammar: how long it took to compile is not in the load."
-        ),
-        *_prefixes(trace, requests, block),
-        *_engine(trace),
-    ]
+            yield say(f"{{requests:n request}} {what}", requests=count)
+    yield from _prefixes(trace, requests, block)
+    yield from _engine(trace)
     if manifest is None and trace.header.trial_ids:
-        notes.append(
-            say("Without run.json it is not known whether requests were queued before the first step.")
-        )
-    return notes
+        yield say("Without run.json it is not known whether requests were queued before the first step.")
 
 
 def _prefixes(trace: Trace, requests: pl.DataFrame, block: int | None) -> Iterator[Message]:
@@ -80,8 +61,10 @@ def _prefixes(trace: Trace, requests: pl.DataFrame, block: int | None) -> Iterat
         return
     unknown = requests.filter(pl.col("prefix_hashes").is_null() & (pl.col("prompt_tokens") >= size)).height
     if unknown:
-        template = "{requests} whose prompt's beginning is not recorded: they share no prefix."
-        yield say(template, requests=Count(unknown, "request"))
+        yield say(
+            "{requests:n request} whose prompt's beginning is not recorded: they share no prefix.",
+            requests=unknown,
+        )
     hashed = pl.col("prefix_hashes").str.len_bytes() == MOST_BLOCKS * CHARACTERS
     if longer := requests.filter(hashed & (pl.col("prompt_tokens") >= (MOST_BLOCKS + 1) * size)).height:
         yield say(
@@ -100,15 +83,15 @@ def _prefixes(trace: Trace, requests: pl.DataFrame, block: int | None) -> Iterat
 
 def _engine(trace: Trace) -> Iterator[Message]:
     if sessions := trace.arrivals.filter("streaming_update")["request_id"].n_unique():
-        template = "{sessions}: only the first part of each is in the load."
-        yield say(template, sessions=Count(sessions, "streaming session"))
+        template = "{sessions:n streaming session}: only the first part of each is in the load."
+        yield say(template, sessions=sessions)
     if trace.steps["encoder_slots_free"].is_not_null().any():
         yield say("The model has an encoder: images and audio of the prompts are not recorded.")
     external = pl.LazyFrame(schema={"external_tokens": pl.Int64})
     brought = trace.large.get("admitted", external).filter(pl.col("external_tokens") > 0)
     if count := brought.select(pl.len()).collect().item():
-        template = "{requests} got tokens from a KV connector, which the load does not have."
-        yield say(template, requests=Count(count, "request"))
+        template = "{requests:n request} got tokens from a KV connector, which the load does not have."
+        yield say(template, requests=count)
     if (ranks := trace.header.data_parallel_size or 1) > 1:
         yield say(ONE_OF_SEVERAL, ranks=Count(ranks, "data-parallel rank"))
     if trace.problems.missing_steps or trace.problems.garbled_lines:

@@ -1,13 +1,18 @@
-"""What readers of workload files share: numbered lines, CSV by column names, and what a row becomes."""
+"""What readers of workload files share: numbered lines, JSON and CSV by names, and what a row becomes."""
 
 import csv
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
+
+import msgspec
 
 from schedtrace.errors import InputError
+from schedtrace.read.lines import reading
+
+_Line = TypeVar("_Line", bound=msgspec.Struct)
 
 
 class Row(NamedTuple):
@@ -57,12 +62,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     Raises:
         InputError: it cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            yield file
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(msg) from error
+    with reading(path), path.open("rb") as file:
+        yield file
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -71,6 +72,21 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield number, line
+
+
+def json_lines(path: Path, kind: type[_Line]) -> Iterator[tuple[int, _Line]]:
+    """Each line that is not blank as a struct of this kind, with its number from 1.
+
+    Raises:
+        InputError: a line is none.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+    for number, line in numbered_lines(path):
+        try:
+            read = decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise refused(path, number, error) from error
+        yield number, read
 
 
 def cells(line: bytes) -> list[str]:

@@ -99,23 +99,6 @@ class Workload:
         return self.requests
 
 
-class Totals:
-    """Adds up the requests of a stream that passes through."""
-
-    def __init__(self) -> None:
-        self.requests = self.prompt_tokens = self.output_tokens = 0
-        self.last_arrival_us = 0.0
-
-    def through(self, requests: Iterable[LoadRequest]) -> "Totals":
-        """Take all of them."""
-        for request in requests:
-            self.requests += 1
-            self.prompt_tokens += request.prompt_tokens
-            self.output_tokens += request.output_tokens
-            self.last_arrival_us = max(self.last_arrival_us, request.arrived_us)
-        return self
-
-
 def make_workload(
     name: str,
     source: Source,
@@ -128,16 +111,22 @@ def make_workload(
     closed: ClosedLoop | None = None,
 ) -> Workload:
     """A workload whose totals are those of one pass over ``read()``; ``notes`` are taken after that pass."""
-    totals = Totals().through(read())
+    requests = prompt_tokens = output_tokens = 0
+    last_arrival_us = 0.0
+    for request in read():
+        requests += 1
+        prompt_tokens += request.prompt_tokens
+        output_tokens += request.output_tokens
+        last_arrival_us = max(last_arrival_us, request.arrived_us)
     return Workload(
         name=name,
         source=source,
         prefix_block=prefix_block,
         notes=list(notes),
-        requests=totals.requests,
-        prompt_tokens=totals.prompt_tokens,
-        output_tokens=totals.output_tokens,
-        last_arrival_us=totals.last_arrival_us,
+        requests=requests,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        last_arrival_us=last_arrival_us,
         read=read,
         began_us=began_us,
         of_server=of_server,

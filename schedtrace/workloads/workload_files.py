@@ -7,10 +7,9 @@ from itertools import islice
 from pathlib import Path
 
 from schedtrace.errors import InputError, UsageError
-from schedtrace.model.message import Count, Message
+from schedtrace.model.message import Message
 from schedtrace.model.say import say
-from schedtrace.workloads.formats import Format, format_of
-from schedtrace.workloads.mooncake import NO_IDS, SPARE_IDS
+from schedtrace.workloads.formats import NO_IDS, SPARE_IDS, Format, format_of
 from schedtrace.workloads.random_load import AT_ONCE, arrivals_s
 from schedtrace.workloads.rows import CHARACTERS_A_TOKEN, ESTIMATED, CountTokens, Row, refused
 from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
@@ -18,10 +17,10 @@ from schedtrace.workloads.workload import LoadRequest, Workload, make_workload
 NO_OUTPUT, NO_PROMPT, SORTED = "no output", "no prompt", "sorted"
 """Counted, beside what the readers count."""
 OF_ROWS = {
-    NO_OUTPUT: "{rows} without output tokens left out.",
-    NO_PROMPT: "{rows} without prompt tokens left out.",
-    NO_IDS: "{rows} without block ids: they share no prefix.",
-    SPARE_IDS: "{rows} with more block ids than the prompt has blocks: the last ids were ignored.",
+    NO_OUTPUT: "{rows:n row} without output tokens left out.",
+    NO_PROMPT: "{rows:n row} without prompt tokens left out.",
+    NO_IDS: "{rows:n row} without block ids: they share no prefix.",
+    SPARE_IDS: "{rows:n row} with more block ids than the prompt has blocks: the last ids were ignored.",
 }
 """What is said of so many rows."""
 
@@ -40,15 +39,15 @@ def file_notes(
     """
     for counted, template in OF_ROWS.items():
         if counts[counted]:
-            yield say(template, rows=Count(counts[counted], "row"))
+            yield say(template, rows=counts[counted])
     if asked is not None and requests < asked:
-        found, wanted = Count(requests, "usable request"), Count(asked, "request")
-        yield say("The file has {found}, not the {wanted} asked for.", found=found, wanted=wanted)
+        template = "The file has {found:n usable request}, not the {wanted:n request} asked for."
+        yield say(template, found=requests, wanted=asked)
     if counts[SORTED]:
         yield say("Rows were not in order of time, and were sorted.")
     if counts[ESTIMATED]:
-        characters = Count(CHARACTERS_A_TOKEN, "character")
-        yield say("Lengths of texts are estimates: {characters} a token.", characters=characters)
+        template = "Lengths of texts are estimates: {characters:n character} a token."
+        yield say(template, characters=CHARACTERS_A_TOKEN)
     if kind.prefix_block is None:
         yield say("Which prompts begin alike is not in the file: no prefix is shared.")
     if kind.images:

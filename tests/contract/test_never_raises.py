@@ -92,13 +92,13 @@ def test_an_error_in_inference_stops_the_recording_only(broken, plain, recording
     assert read_run(recording).traces[0].notices[-1:] == [warning.removeprefix("schedtrace: ")]
 
 
-FIRST_LINES = ["make_header", "Writer", "InferredExits", "settings.from_environment"]
+FIRST_LINES = ["traced.make_header", "traced.Writer", "recorder.InferredExits", "settings.from_environment"]
 
 
 @pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("broken", FIRST_LINES)
 def test_an_error_before_the_first_step_means_no_recording(broken, plain, warnings, monkeypatch):
-    name = f"schedtrace.record.recorder.{broken}"
+    name = f"schedtrace.record.{broken}"
     monkeypatch.setattr(name, failing_from(0, None, RuntimeError("broken")))
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     assert warnings == ["schedtrace: not recording: RuntimeError('broken')"]

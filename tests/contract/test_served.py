@@ -14,8 +14,8 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 
+from schedtrace.engine.run_spec import RunSpec
 from schedtrace.engine.simulated import EXECUTOR, defaults_of_the_gpu, taken
-from schedtrace.engine.spec import RunSpec
 from schedtrace.errors import UsageError
 from schedtrace.record.header import device_name
 from schedtrace.simulate.clock import MachineClock

@@ -1,9 +1,9 @@
 """The command in processes that have imported vLLM already: an import takes seven seconds of a processor.
 
-``python -m tests.e2e.warm SOCKET`` imports vLLM and then forks a process for each command that it is sent, until
-its standard input ends. Such a process runs the same code in the same order as one that was started. Its engine
-processes are forks, too, made before the command has imported anything; so the guards above the engine have
-the place that they always have. What an interpreter does at its start (``sitecustomize``) does not happen.
+``python -m tests.e2e.warm SOCKET`` imports vLLM and then forks a process for each command that it is sent,
+until its standard input ends. Such a process runs the same code in the same order as one that was started. Its
+engine processes are forks, too, made before the command has imported anything; so the guards above the engine
+have the place that they always have. What an interpreter does at its start (``sitecustomize``) does not happen.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 ENGINES = 2
 """As many engine processes as a command starts, one after the other or together."""
@@ -38,7 +39,7 @@ def run(address, arguments, *, cwd, env, stdout, stderr, timeout):
         TimeoutError: it did not end.
     """
     until = time.monotonic() + IMPORT_LIMIT_S
-    while not os.path.exists(address) and time.monotonic() < until:
+    while not Path(address).exists() and time.monotonic() < until:
         time.sleep(0.1)
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(timeout)
@@ -55,7 +56,7 @@ def serve(address):
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{address}.made")
     listener.listen()
-    os.rename(f"{address}.made", address)
+    Path(f"{address}.made").rename(address)  # only now there is somebody who answers
     running = {}
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [], 0.02)
@@ -80,7 +81,7 @@ def serve(address):
 
 
 def _become(told, files):
-    """Have these files from 0 on and no others, this environment, folder and command line, in a new session."""
+    """Take these files, from 0 on, and no others; this environment, folder and command line; a session."""
     os.setsid()
     high = [os.dup2(file, 1000 + place) for place, file in enumerate(files)]
     for place, file in enumerate(high):
@@ -102,7 +103,7 @@ def _be(module):
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # as the interpreter does at its end
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()

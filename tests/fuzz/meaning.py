@@ -14,15 +14,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "tests/data/findings"
 SHOWN = (
-    *(
-        "preemption",
-        "preemption-storm",
-        "spec-decode",
-        "parked-loads",
-        "kv-bound",
-        "head-of-line",
-        "never-fits",
-    ),
+    *("preemption", "preemption-storm", "spec-decode", "parked-loads", "kv-bound", "head-of-line"),
+    "never-fits",
     *("pipeline-bubbles", "rank-imbalance", "prefill-stall", "dummy-batches", "front-end", "refused-at-door"),
     *("priority-inversion", "no-progress", "prefix-cache", "budget-saturated", "late-arrivals"),
 )
@@ -36,16 +29,7 @@ Files = dict[str, list[Line]]
 NUMBERS = (0, 0, 1, -1, 2, 7, 10**6, -(10**6), 2**31, 2**53, 10**17, -(10**17), 10**18 - 1, None)
 TIMES = (0, -1, 1, 10**6, -(10**6), 10**9, 10**13, 10**17, -(10**17), None)
 WORDS = (
-    "",
-    "r0",
-    "unknown",
-    "queue_empty",
-    "kv_blocks",
-    "other",
-    "running",
-    "new",
-    "resumed",
-    "waiting",
+    *("", "r0", "unknown", "queue_empty", "kv_blocks", "other", "running", "new", "resumed", "waiting"),
     "x" * 300,
 )
 EVENTS = ("arrived", "finished", "preempted", "requests", "exits", "caps", "admitted", "refusals", "kv_loads")

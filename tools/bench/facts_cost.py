@@ -16,7 +16,7 @@ from schedtrace.record import allocation, holdings
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import Happened
 from schedtrace.record.cpu_times import CpuTimes
-from schedtrace.record.engine_facts import engine_facts
+from schedtrace.record.header import engine_facts
 from schedtrace.record.verdict_facts import Facts, admissions
 from schedtrace.simulate import Driver
 

@@ -14,7 +14,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.core import DPEngineCoreProc, EngineCore
 from vllm.v1.structured_output import StructuredOutputManager
 
-from schedtrace.record.inputs import MOST_KEPT
+from schedtrace.record.engine_hooks import MOST_KEPT
 from schedtrace.record.plugin import register
 from tests.contract.causes.models import sees_images
 from tests.contract.facts.told import Traced, events, steps

@@ -13,7 +13,7 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from schedtrace.record import worker_hooks
 from schedtrace.record.plugin import register
-from schedtrace.record.worker_hooks import NAME
+from schedtrace.record.worker_hooks import EXECUTION
 from tests.contract.facts.told import Traced, steps
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("recording")]
@@ -50,7 +50,7 @@ def timed(call):
 def test_one_call(recording):
     worker = sleeping(execute_model=after(sampled()))
     output, began, ended = timed(lambda: worker.execute_model(None))
-    machine, first, last = vars(output)[NAME]
+    machine, first, last = vars(output)[EXECUTION]
     assert began <= first <= last - 1e9 * HELD_S < last <= ended
     assert machine == worker_hooks.machine() != ""
     assert recording.name == "run"
@@ -60,7 +60,7 @@ def test_the_wrapped_output_crosses_processes_with_it():
     worker = sleeping(execute_model=after(sampled()))
     output = worker.execute_model(None)
     arrived = pickle.loads(pickle.dumps(output))  # noqa: S301  # our own
-    assert worker_hooks.execution_of(arrived) == vars(output)[NAME]
+    assert worker_hooks.execution_of(arrived) == vars(output)[EXECUTION]
     assert arrived == sampled()
 
 
@@ -70,7 +70,7 @@ def test_execution_and_sampling_are_one_batch():
         timed(lambda: worker.execute_model(None)),
         timed(lambda: worker.sample_tokens(None)),
     )
-    _, first, last = vars(output)[NAME]
+    _, first, last = vars(output)[EXECUTION]
     assert began <= first <= last - 2e9 * HELD_S < last <= ended
 
 
@@ -84,7 +84,7 @@ def test_an_output_that_is_ready_later_ends_then():
     later = worker.execute_model(None)
     time.sleep(HELD_S)
     output, _, ended = timed(later.get_output)
-    _, first, last = vars(output)[NAME]
+    _, first, last = vars(output)[EXECUTION]
     assert last - first >= 3e9 * HELD_S
     assert ended - last < 1e9 * HELD_S
 
@@ -92,7 +92,7 @@ def test_an_output_that_is_ready_later_ends_then():
 def test_what_many_steps_share_is_left_alone():
     worker = sleeping(execute_model=after(EMPTY_MODEL_RUNNER_OUTPUT))
     assert worker.execute_model(None) is EMPTY_MODEL_RUNNER_OUTPUT
-    assert NAME not in vars(EMPTY_MODEL_RUNNER_OUTPUT)
+    assert EXECUTION not in vars(EMPTY_MODEL_RUNNER_OUTPUT)
 
 
 def test_what_the_worker_raises_is_raised():
@@ -111,7 +111,7 @@ def played(engine, noted):
     output = engine.scheduler.schedule()
     result = sampled()
     if noted is not None:
-        setattr(result, NAME, noted(began))
+        setattr(result, EXECUTION, noted(began))
     engine.scheduler.update_from_output(output, result)
     engine.scheduler.shutdown()
 
@@ -139,7 +139,7 @@ def test_in_deltas_too(recording):
         output = engine.scheduler.schedule()
         result = sampled()
         now = time.monotonic_ns()
-        setattr(result, NAME, (worker_hooks.machine(), now, now + 1_000_000))
+        setattr(result, EXECUTION, (worker_hooks.machine(), now, now + 1_000_000))
         engine.scheduler.update_from_output(output, result)
     engine.scheduler.shutdown()
     assert [step["execute_us"] for step in steps(recording)] == [1000] * 5

@@ -51,7 +51,7 @@ def test_holders_that_cannot_be_looked_at(recording, monkeypatch, warnings):
 
 
 def test_a_header_without_them(recording, monkeypatch):
-    monkeypatch.setattr("schedtrace.record.engine_facts.settings", broken)
+    monkeypatch.setattr("schedtrace.record.header.settings", broken)
     Traced().scheduler.shutdown()
     first = lines(recording)[0]
     assert first["notices"] == [

@@ -10,7 +10,7 @@ import pytest
 from schedtrace.cli import run
 from schedtrace.cli.main import main
 from schedtrace.engine import execute, plan
-from schedtrace.engine.spec import OWN_OPTIONS, RunSpec
+from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec
 from schedtrace.engine.supervise import _environment
 from schedtrace.engine.vllm_options import Option
 from schedtrace.errors import UsageError

@@ -1,7 +1,7 @@
 from schedtrace.compare.setting_changes import changed_settings
 from schedtrace.model.front_end_lines import Configured
 from schedtrace.present.phrases import plain
-from schedtrace.read.front_end_files import FrontEnd
+from schedtrace.read.run import FrontEnd
 from tests.makers import manifest, step, workload
 
 

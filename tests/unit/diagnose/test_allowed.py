@@ -9,7 +9,7 @@ from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.present.phrases import plain
-from schedtrace.read.front_end_files import FrontEnd
+from schedtrace.read.run import FrontEnd
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import header, step, write_trace

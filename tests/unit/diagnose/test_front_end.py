@@ -7,7 +7,7 @@ from schedtrace.model.front_end_lines import Configured
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.present.phrases import plain
-from schedtrace.read.front_end_files import FrontEnd
+from schedtrace.read.run import FrontEnd
 from tests.makers import arrival, finish, step
 
 

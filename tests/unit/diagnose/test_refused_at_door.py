@@ -6,7 +6,7 @@ from schedtrace.diagnose.rules.refused_at_door import find
 from schedtrace.model.causes import Cause
 from schedtrace.model.front_end_lines import Refused
 from schedtrace.present.phrases import plain
-from schedtrace.read.front_end_files import FrontEnd
+from schedtrace.read.run import FrontEnd
 from tests.makers import SEATS, arrival, header, step
 
 ANCHOR = header().wall_anchor_us

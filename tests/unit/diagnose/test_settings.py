@@ -9,7 +9,7 @@ from schedtrace.model.limits import EffectiveSetting
 from schedtrace.model.report import Advice, Evidence, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.present.phrases import plain
-from schedtrace.read.front_end_files import FrontEnd
+from schedtrace.read.run import FrontEnd
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import SEATS, manifest, step
 

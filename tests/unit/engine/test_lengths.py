@@ -3,8 +3,8 @@ import json
 import pytest
 
 from schedtrace.engine.lengths import check_lengths, own_limit
-from schedtrace.engine.run_workload import load_prompts
-from schedtrace.engine.spec import RunSpec
+from schedtrace.engine.prompts import load_prompts
+from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import UsageError
 
 PLAIN = {

@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
+from schedtrace.engine.run_spec import RunSpec
 from schedtrace.engine.simulated import EXECUTOR, check, model_folder, use_executor
-from schedtrace.engine.spec import RunSpec
 from schedtrace.errors import InputError, UsageError
 
 BEYOND = "describes a simulated device: give --executor simulated as well"

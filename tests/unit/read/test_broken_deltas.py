@@ -106,16 +106,11 @@ def until_full(number):
     return list(range(number, next((n for n in range(number + 1, STEPS) if n % 7 == 0), STEPS)))
 
 
+@pytest.mark.parametrize("kept", [0, 30])
 @pytest.mark.parametrize("number", range(STEPS))
-def test_without_a_line_all_up_to_the_next_full_one_are_counted(tmp_path, number):
-    others = [line for at, line in enumerate(LINES) if at != number + 1]
-    assert counted(tmp_path, others) == sorted({*range(STEPS)} - {*until_full(number)})
-
-
-@pytest.mark.parametrize("number", range(STEPS))
-def test_after_a_garbled_line_all_up_to_the_next_full_one_are_counted(tmp_path, number):
-    garbled = [line[:30] if at == number + 1 else line for at, line in enumerate(LINES)]
-    assert counted(tmp_path, garbled) == sorted({*range(STEPS)} - {*until_full(number)})
+def test_after_a_line_lost_or_garbled_all_up_to_the_next_full_one_are_counted(tmp_path, number, kept):
+    left = [line if at != number + 1 else line[:kept] for at, line in enumerate(LINES)]
+    assert counted(tmp_path, left) == sorted({*range(STEPS)} - {*until_full(number)})
 
 
 @pytest.mark.parametrize("number", range(STEPS))

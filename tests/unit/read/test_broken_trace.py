@@ -2,7 +2,8 @@ import pytest
 
 from schedtrace.errors import ExitCode, InputError
 from schedtrace.model.trace import End, Events, Exit, Output
-from schedtrace.read.trace import Problems, read_trace
+from schedtrace.read.problems import Problems
+from schedtrace.read.trace import read_trace
 from tests.makers import arrival, encoded, finish, header, step, write_trace
 
 STEP = encoded(step(1, got={"a": 5}))

@@ -11,18 +11,18 @@ from unittest.mock import Mock, call
 
 import polars as pl
 import pytest
-from polars.testing import assert_frame_equal
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.errors import InputError
 from schedtrace.model.trace import ChunkCap, Events, Exit, Notice, Output, Preemption
 from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.read import cache
-from schedtrace.read.read_options import ReadOptions
+from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import read_run
-from schedtrace.read.tables import LARGE, CannotWriteError
+from schedtrace.read.tables import CannotWriteError
 from schedtrace.read.trace import read_trace
 from tests.makers import arrival, encoded, finish, header, step, write_trace
+from tests.unit.read.same import assert_same
 
 TINY = ReadOptions(memory_bytes=0, chunk_bytes=700)
 """A chunk is a line or two."""
@@ -67,6 +67,14 @@ def path(tmp_path):
 
 
 @pytest.fixture
+def cached(path, parses):
+    """A trace that is in the cache."""
+    read_trace(path, TINY)
+    assert len(parses) == 1
+    return path
+
+
+@pytest.fixture
 def settled(monkeypatch):
     """Files that were changed just now count as settled."""
     monkeypatch.setattr(cache, "SETTLED_NS", 0)
@@ -79,15 +87,6 @@ def parses(monkeypatch):
     original = cache.parse
     monkeypatch.setattr(cache, "parse", lambda *given: done.append(1) or original(*given))
     return done
-
-
-def assert_same(one, other):
-    for name in ("steps", "arrivals", "finishes", "dummies", "syncs"):
-        assert_frame_equal(getattr(one, name), getattr(other, name))
-    for name in LARGE:
-        assert_frame_equal(one.large[name].collect(), other.large[name].collect())
-    for name in ("header", "notices", "end", "problems", "facts", "record"):
-        assert getattr(one, name) == getattr(other, name)
 
 
 def note_of(path):
@@ -139,29 +138,26 @@ def test_a_large_one_leaves_nothing_beside_it(path, home):
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_cache_in_a_received_folder_is_not_believed(path, home, parses):
-    read_trace(path, TINY)
+def test_a_cache_in_a_received_folder_is_not_believed(cached, home, parses):
     [folder] = home.iterdir()
     for name in (folder.name, "engine-0.jsonl.abc"):  # also where older versions kept theirs
-        shutil.copytree(folder, path.parent / ".schedtrace-cache" / name)
+        shutil.copytree(folder, cached.parent / ".schedtrace-cache" / name)
     shutil.rmtree(home)
-    read_trace(path, TINY)
+    read_trace(cached, TINY)
     assert len(parses) == 2
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
-def test_a_cache_folder_that_others_may_enter_is_not_used(path, home, parses, mode):
-    read_trace(path, TINY)
+def test_a_cache_folder_that_others_may_enter_is_not_used(cached, home, parses, mode):
     home.chmod(mode)
-    assert_same(read_trace(path, TINY), read_trace(path))
+    assert_same(read_trace(cached, TINY), read_trace(cached))
     assert len(parses) == 2
     assert len(list(home.iterdir())) == 1
 
 
-def test_a_cache_folder_of_somebody_else_is_not_used(path, home, parses, monkeypatch):
-    read_trace(path, TINY)
+def test_a_cache_folder_of_somebody_else_is_not_used(cached, home, parses, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: home.stat().st_uid + 1)
-    read_trace(path, TINY)
+    read_trace(cached, TINY)
     assert len(parses) == 2
 
 
@@ -184,13 +180,12 @@ def test_without_a_cache_nothing_is_left_behind_and_none_is_used(path, home, par
 
 
 @pytest.mark.usefixtures("settled")
-def test_other_content_of_the_same_size_and_time_is_read_anew(path, parses):
-    read_trace(path, TINY)
-    before = path.stat()
-    path.write_bytes(path.read_bytes().replace(b'"scheduled_tokens":6', b'"scheduled_tokens":9'))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
-    assert read_trace(path, TINY).requests().collect()["scheduled_tokens"][0] == 9
+def test_other_content_of_the_same_size_and_time_is_read_anew(cached, parses):
+    before = cached.stat()
+    cached.write_bytes(cached.read_bytes().replace(b'"scheduled_tokens":6', b'"scheduled_tokens":9'))
+    os.utime(cached, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert cached.stat().st_size == before.st_size
+    assert read_trace(cached, TINY).requests().collect()["scheduled_tokens"][0] == 9
     assert len(parses) == 2
 
 
@@ -211,37 +206,33 @@ def test_a_change_between_the_samples_is_found_by_the_whole_content(tmp_path, mo
 
 @pytest.mark.parametrize("by", [b"", b'{"type":"notice","at_us":1,"message":"more"}\n'])
 @pytest.mark.usefixtures("settled")
-def test_a_trace_cut_or_grown_is_read_anew(path, parses, by):
-    read_trace(path, TINY)
-    path.write_bytes(path.read_bytes() + by if by else path.read_bytes()[:-30])
-    trace = read_trace(path, TINY)
+def test_a_trace_cut_or_grown_is_read_anew(cached, parses, by):
+    cached.write_bytes(cached.read_bytes() + by if by else cached.read_bytes()[:-30])
+    trace = read_trace(cached, TINY)
     assert (trace.problems.truncated, trace.notices) == (not by, ["told", *(["more"] if by else [])])
     assert len(parses) == 2
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_copy_of_the_folder_is_hashed_once_and_then_known(path, parses, monkeypatch):
-    read_trace(path, TINY)
-    os.utime(path)
-    read_trace(path, TINY)
+def test_a_copy_of_the_folder_is_hashed_once_and_then_known(cached, parses, monkeypatch):
+    os.utime(cached)
+    read_trace(cached, TINY)
     hashed = Mock(wraps=cache.digest_of)
     monkeypatch.setattr(cache, "digest_of", hashed)
-    read_trace(path, TINY)
-    assert call(path) not in hashed.mock_calls
+    read_trace(cached, TINY)
+    assert call(cached) not in hashed.mock_calls
     assert len(parses) == 1
 
 
-def test_a_file_changed_just_now_is_hashed_every_time(path, parses):
-    read_trace(path, TINY)
-    assert b'"stamp":null' in note_of(path).read_bytes()
-    read_trace(path, TINY)
+def test_a_file_changed_just_now_is_hashed_every_time(cached, parses):
+    assert b'"stamp":null' in note_of(cached).read_bytes()
+    read_trace(cached, TINY)
     assert len(parses) == 1
 
 
-def test_a_cache_of_another_version_is_not_used(path, parses, monkeypatch):
-    read_trace(path, TINY)
+def test_a_cache_of_another_version_is_not_used(cached, parses, monkeypatch):
     monkeypatch.setattr(cache, "__version__", "99.0")
-    read_trace(path, TINY)
+    read_trace(cached, TINY)
     assert len(parses) == 2
 
 
@@ -275,14 +266,13 @@ def test_a_damaged_cache_is_not_used_and_made_again(path, parses, damage):
     assert len(parses) == 2
 
 
-def test_a_table_that_polars_does_not_take_is_not_used_even_if_the_note_says_so(path, parses):
-    read_trace(path, TINY)
-    folder = note_of(path).parent
+def test_a_table_that_polars_does_not_take_is_not_used_even_if_the_note_says_so(cached, parses):
+    folder = note_of(cached).parent
     (folder / "steps.parquet").write_bytes(b"no table")
-    note = cache.msgspec.json.decode(note_of(path).read_bytes(), type=cache.Note)
+    note = cache.msgspec.json.decode(note_of(cached).read_bytes(), type=cache.Note)
     note.files = cache.digests(folder)
-    note_of(path).write_bytes(cache.msgspec.json.encode(note))
-    assert read_trace(path, TINY).steps.height == 12
+    note_of(cached).write_bytes(cache.msgspec.json.encode(note))
+    assert read_trace(cached, TINY).steps.height == 12
     assert len(parses) == 2
 
 
@@ -327,17 +317,16 @@ def test_a_build_that_ends_early_leaves_no_folder(path):
 
 
 @pytest.mark.usefixtures("settled")
-def test_old_caches_are_removed_when_a_new_one_is_made_and_those_in_use_stay(path):
-    read_trace(path, TINY)
-    [old] = cache.folders_of(path)
+def test_old_caches_are_removed_when_a_new_one_is_made_and_those_in_use_stay(cached):
+    [old] = cache.folders_of(cached)
     for _ in range(2):
-        path.write_bytes(path.read_bytes() + b"x\n")
-        read_trace(path, TINY)
-    assert len(cache.folders_of(path)) == 3
+        cached.write_bytes(cached.read_bytes() + b"x\n")
+        read_trace(cached, TINY)
+    assert len(cache.folders_of(cached)) == 3
     os.utime(old, (0, 0))
-    path.write_bytes(path.read_bytes() + b"x\n")
-    read_trace(path, TINY)
-    assert len(cache.folders_of(path)) == 3
+    cached.write_bytes(cached.read_bytes() + b"x\n")
+    read_trace(cached, TINY)
+    assert len(cache.folders_of(cached)) == 3
     assert not old.exists()
 
 

@@ -24,10 +24,10 @@ from schedtrace.model.trace import (
 from schedtrace.read import stretches
 from schedtrace.read import trace as rows_module
 from schedtrace.read.chain import expanded
-from schedtrace.read.tables import LARGE
 from schedtrace.read.trace import read_trace, rows_between
 from tests.deltas import Deltas
 from tests.makers import arrival, encoded, finish, header, step, write_trace
+from tests.unit.read.same import assert_same
 
 
 def rows(*told):
@@ -284,14 +284,6 @@ def schedules(draw):
     return steps
 
 
-def assert_same(one, other):
-    for name in ("steps", "arrivals", "finishes"):
-        assert_frame_equal(getattr(one, name), getattr(other, name))
-    for name in LARGE:
-        assert_frame_equal(one.large[name].collect(), other.large[name].collect())
-    assert_frame_equal(one.requests().collect(), other.requests().collect())
-
-
 @settings(derandomize=True, deadline=None, database=None, max_examples=60)
 @given(schedules(), st.integers(1, 9), st.sampled_from([1, 5, 2**18]))
 def test_any_steps_told_as_deltas_are_rebuilt_exactly(steps, full_every, rows_at_once):
@@ -313,7 +305,7 @@ def compare(steps, full_every, folder):
         for one in steps
         for row in one.requests
     ]
-    assert_same(short, plain)
+    assert_same(short, plain, others=())
     assert in_full[1:-1] == list(map(encoded, steps))
     whole = plain.requests().collect()
     middle = (pl.col("step") >= steps[0].step + 2) & (pl.col("step") <= steps[0].step + 4)

@@ -3,8 +3,7 @@
 import msgspec
 
 from schedtrace.model.front_end_lines import Configured, Refused
-from schedtrace.read.front_end_files import read_front_end
-from schedtrace.read.run import read_run
+from schedtrace.read.run import read_front_end, read_run
 from tests.makers import arrival, run_folder, step
 
 BEGAN = 1_000

@@ -3,7 +3,7 @@ import polars as pl
 import pytest
 
 from schedtrace.model import trace
-from schedtrace.read.schema import defaults_of, readable, schema_of
+from schedtrace.read.schema import readable, schema_of
 
 STRUCTS = [
     trace.Step,
@@ -59,16 +59,6 @@ def test_free_form_dicts_are_no_columns():
     }
 
 
-@pytest.mark.parametrize("struct", STRUCTS)
-def test_defaults_are_those_that_msgspec_leaves_out(struct):
-    left_out = {
-        field.name: field.default
-        for field in msgspec.structs.fields(struct)
-        if not field.required and field.default not in {None, msgspec.NODEFAULT}
-    }
-    assert defaults_of(struct) == left_out
-
-
 def test_a_reader_takes_words_that_it_does_not_know():
     read = msgspec.convert(
         {"loop": "aside", "kind": "pause", "cause": "x", "via": "guess"}, readable(trace.Exit)
@@ -82,7 +72,3 @@ def test_a_reader_takes_no_number_that_is_none_or_too_large(wrong):
     assert msgspec.convert(row, readable(trace.ScheduledRequest)).computed_tokens == 10**18 - 1
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(row | {"computed_tokens": wrong}, readable(trace.ScheduledRequest))
-
-
-def test_the_defaults_of_a_scheduled_request_are_a_running_one_without_drafts():
-    assert defaults_of(trace.ScheduledRequest) == {"phase": "running", "draft_tokens": 0}

@@ -17,9 +17,19 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import Admission, DummyBatch, HeadRefusal, RankSync
 from schedtrace.record import assemble
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.capture import ALL, NOBODY, Came, Capture, DummyPass, Happened, Result, Rows, Synced
+from schedtrace.record.capture import (
+    ALL,
+    FIELDS,
+    NOBODY,
+    Came,
+    Capture,
+    DummyPass,
+    Happened,
+    Result,
+    Rows,
+    Synced,
+)
 from schedtrace.record.holdings import Snapshot
-from schedtrace.record.state_facts import FIELDS
 
 ANCHOR_NS = 7_000_000
 

@@ -6,7 +6,7 @@ import pytest
 
 from schedtrace.record import holdings
 from schedtrace.record.allocation import Refusal, stand_in, why_refused
-from schedtrace.record.engine_facts import cache_groups
+from schedtrace.record.header import cache_groups
 from tests.toys import module_of
 
 SOURCE = """

@@ -8,7 +8,7 @@ from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit
 from schedtrace.record import exit_lines, guards
 from schedtrace.record.exit_lines import is_preemption, loops_told, to_lines
-from schedtrace.record.marking import Site
+from schedtrace.record.exits import Site
 
 
 @pytest.fixture

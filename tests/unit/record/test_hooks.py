@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from schedtrace.model.trace_facts import Grammar
-from schedtrace.record import engine_hooks, inputs, worker_hooks
+from schedtrace.record import engine_hooks, worker_hooks
+from schedtrace.record.engine_hooks import Inputs
 from schedtrace.record.hooks import wrap
-from schedtrace.record.inputs import Inputs
-from schedtrace.record.worker_hooks import NAME, execution_of
+from schedtrace.record.worker_hooks import EXECUTION, execution_of
 
 
 def outer(original, self, *args):
@@ -41,7 +41,7 @@ def test_an_output_that_is_ready_later_is_timed_when_it_is():
     resolved = SimpleNamespace(req_ids=["a"])
     pending = SimpleNamespace(get_output=lambda: resolved)
     worker_hooks._note(pending, began_ns=5)
-    assert not hasattr(resolved, NAME)
+    assert not hasattr(resolved, EXECUTION)
     assert pending.get_output() is resolved
     _, began_ns, ended_ns = execution_of(resolved)
     assert (began_ns, ended_ns > 5) == (5, True)
@@ -76,12 +76,16 @@ def test_a_request_that_is_prepared_is_noted(monkeypatch):
 def clock(monkeypatch):
     """A clock that stands; ``clock(7)`` sets it."""
     now = [0]
-    monkeypatch.setattr(inputs.time, "monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(engine_hooks.time, "monotonic_ns", lambda: now[0])
     return lambda ns: now.__setitem__(0, ns)
 
 
-def test_grammars_are_taken_once(clock):
-    noted = Inputs(lambda ns: ns // 1000)
+@pytest.fixture
+def noted():
+    return Inputs(lambda ns: ns // 1000)
+
+
+def test_grammars_are_taken_once(clock, noted):
     clock(2_000)
     noted.grammar_submitted(SimpleNamespace(request_id="a"))
     clock(9_000)
@@ -95,8 +99,7 @@ def test_grammars_are_taken_once(clock):
     assert (noted.grammars(), noted.compiled) == ([], False)
 
 
-def test_the_first_abort_counts_and_is_taken_once(clock):
-    noted = Inputs(lambda ns: ns // 1000)
+def test_the_first_abort_counts_and_is_taken_once(clock, noted):
     clock(2_000)
     noted.abort_received(["a", "b"])
     clock(5_000)
@@ -104,17 +107,15 @@ def test_the_first_abort_counts_and_is_taken_once(clock):
     assert [noted.abort_us(name) for name in ("a", "b", "c", "a")] == [2, 2, None, None]
 
 
-def test_a_received_request(clock):
-    noted = Inputs(lambda ns: ns // 1000)
+def test_a_received_request(clock, noted):
     clock(5_000)
     noted.prepared(SimpleNamespace(request_id="a", data_parallel_rank=1), 2_000)
     assert noted.arrival("a") == {"received_us": 2, "input_queue_us": 5, "pinned_rank": 1}
     assert noted.arrival("a") == {}
 
 
-def test_times_of_requests_never_seen_do_not_fill_the_memory(clock, monkeypatch):
-    monkeypatch.setattr(inputs, "MOST_KEPT", 2)
-    noted = Inputs(lambda ns: ns // 1000)
+def test_times_of_requests_never_seen_do_not_fill_the_memory(clock, noted, monkeypatch):
+    monkeypatch.setattr(engine_hooks, "MOST_KEPT", 2)
     clock(1_000)
     noted.abort_received(["a", "b", "c"])
     assert [noted.abort_us(name) for name in "abc"] == [None, None, 1]

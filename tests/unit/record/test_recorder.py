@@ -10,9 +10,8 @@ import pytest
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import recorder as module
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.capture import ALL, NOBODY, Came, DummyPass, Synced
+from schedtrace.record.capture import ALL, FIELDS, NOBODY, Came, DummyPass, Synced
 from schedtrace.record.recorder import Recorder
-from schedtrace.record.state_facts import FIELDS
 from tests.toys import Queue
 
 
@@ -22,8 +21,8 @@ class Writer:
     def __init__(self):
         self.captures, self.notices, self.taken = [], [], []
         self.arrived, self.finished = deque(), deque()
-        self.dummies, self.syncs = [], []
-        self.put_dummy, self.put_sync = self.dummies.append, self.syncs.append
+        self.beside = []
+        self.put_beside = self.beside.append
         self.prefixes = Prefixes()
         self.working = self.takes = True
         self.came = NOBODY
@@ -83,6 +82,16 @@ def recorder_of(writer):
         return recorder
 
     return made
+
+
+@pytest.fixture
+def scheduler():
+    return Scheduler()
+
+
+@pytest.fixture
+def recorder(recorder_of, scheduler):
+    return recorder_of(scheduler)
 
 
 def output(got=None, computed=None, new=()):
@@ -154,17 +163,13 @@ def test_nobody_waiting_is_known_before_the_call(recorder_of):
     assert scheduler._schedtrace_queued is False
 
 
-def test_steps_are_numbered_from_0(recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_steps_are_numbered_from_0(recorder, scheduler, writer):
     for _ in range(3):
         called(recorder, scheduler, output())
     assert [capture.step for capture in writer.captures] == [0, 1, 2]
 
 
-def test_the_same_events_of_a_steady_step_are_not_kept_again(recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_the_same_events_of_a_steady_step_are_not_kept_again(recorder, scheduler, writer):
     recorder._ended_waiting = True
     recorder._infer = lambda *_: None
     for computed in (10, 11, 12):
@@ -173,18 +178,14 @@ def test_the_same_events_of_a_steady_step_are_not_kept_again(recorder_of, writer
     assert [capture.rows is None for capture in writer.captures] == [False, True, True]
 
 
-def test_after_a_step_that_was_dropped_the_next_one_stands_alone(recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_after_a_step_that_was_dropped_the_next_one_stands_alone(recorder, scheduler, writer):
     writer.takes = False
     for computed in (10, 11):
         called(recorder, scheduler, output({"a": 1}, {"a": computed}))
     assert [capture.rows is None for capture in writer.captures] == [False, False]
 
 
-def test_a_call_that_raised_is_told_and_gives_back_who_came(recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_a_call_that_raised_is_told_and_gives_back_who_came(recorder, scheduler, writer):
     writer.came = Came([Arrival("a", 0, 0, 10)])
     recorder.schedule_begins(scheduler)
     recorder.request_preempted(scheduler, request("v"))
@@ -198,9 +199,7 @@ def test_a_call_that_raised_is_told_and_gives_back_who_came(recorder_of, writer)
     assert [(capture.step, capture.preempted) for capture in writer.captures] == [(1, ())]
 
 
-def test_an_output_is_matched_with_its_step(recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_an_output_is_matched_with_its_step(recorder, scheduler, writer):
     first = called(recorder, scheduler, output({"a": 1}, {"a": 10}))
     second = called(recorder, scheduler, output({"a": 1, "b": 1}, {"a": 11}))
     got = {0: SimpleNamespace(outputs=[SimpleNamespace(request_id="a", new_token_ids=[7])])}
@@ -215,9 +214,7 @@ def test_an_output_is_matched_with_its_step(recorder_of, writer):
     assert writer.captures[1].result.got == (["a"], [1])
 
 
-def test_where_a_request_left_meanwhile_the_outputs_are_read(recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_where_a_request_left_meanwhile_the_outputs_are_read(recorder, scheduler, writer):
     decided = called(recorder, scheduler, output({"a": 1}, {"a": 10}))
     recorder.request_freed(request("z"))
     got = {0: SimpleNamespace(outputs=[SimpleNamespace(request_id="a", new_token_ids=[7])])}
@@ -282,9 +279,7 @@ def test_a_preemption_within_schedule(recorder_of, writer):
     assert (scheduler._schedtrace_queued, recorder.left) == (True, 1)
 
 
-def test_a_preemption_between_steps_is_of_the_next_one(recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_a_preemption_between_steps_is_of_the_next_one(recorder, scheduler, writer):
     recorder.request_preempted(scheduler, request("v", num_preemptions=0))
     recorder.request_was_preempted()
     called(recorder, scheduler, output())
@@ -293,18 +288,14 @@ def test_a_preemption_between_steps_is_of_the_next_one(recorder_of, writer):
     assert [list(capture.preempted) for capture in writer.captures] == [[(victim, 13)], []]
 
 
-def test_a_release_that_does_not_count_preemptions(recorder_of):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_a_release_that_does_not_count_preemptions(recorder, scheduler):
     victim = request("v")
     del victim.num_preemptions
     recorder.request_preempted(scheduler, victim)
     assert recorder._preempted[0][0].num_preemptions is None
 
 
-def test_a_call_of_which_no_mark_told_its_end_is_inferred_and_said_so_once(recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_a_call_of_which_no_mark_told_its_end_is_inferred_and_said_so_once(recorder, scheduler, writer):
     for _ in range(2):
         called(recorder, scheduler, output({"a": 1}, {"a": 10}))
     for capture in writer.captures:
@@ -329,9 +320,7 @@ def test_an_unmarked_scheduler_is_inferred_from_the_start_without_a_notice(recor
     assert (len(writer.captures[0].inferred), writer.notices) == (1, [])
 
 
-def test_an_error_of_ours_ends_recording_with_one_notice(recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_an_error_of_ours_ends_recording_with_one_notice(recorder, scheduler, writer):
     del scheduler.running
     recorder.schedule_begins(scheduler)
     recorder.schedule_begins(scheduler)
@@ -344,9 +333,7 @@ def test_an_error_of_ours_ends_recording_with_one_notice(recorder_of, writer):
     assert (list(writer.arrived), list(writer.finished), recorder._preempted) == ([], [], [])
 
 
-def test_a_fact_that_cannot_be_read_is_told_once_and_the_step_recorded(recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_a_fact_that_cannot_be_read_is_told_once_and_the_step_recorded(recorder, scheduler, writer):
     del scheduler.requests
     for _ in range(2):
         called(recorder, scheduler, output({"a": 1}, {"a": 10}), [])
@@ -362,9 +349,7 @@ def test_a_mark_that_failed_is_told_once(recorder_of, writer):
     assert writer.notices == ["exits may lack details: a mark in schedule() failed: ValueError('first')"]
 
 
-def test_a_writer_that_gave_up_ends_recording(recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_a_writer_that_gave_up_ends_recording(recorder, scheduler, writer):
     writer.working = False
     called(recorder, scheduler, output())
     assert recorder.active is False
@@ -373,21 +358,21 @@ def test_a_writer_that_gave_up_ends_recording(recorder_of, writer):
 def test_passes_with_other_ranks_are_noted_until_the_writer_is_closed(recorder_of, writer):
     recorder = recorder_of(Scheduler())
     dummy, sync = DummyPass(100, 300, 0, 5), Synced(300, 350, 0, 5, go_on=False)
-    recorder.dummy_batch(dummy)
-    recorder.ranks_synced(sync)
+    recorder.beside(dummy)
+    recorder.beside(sync)
     recorder.close()
     assert (recorder.active, writer.closed) == (False, 1)
-    recorder.dummy_batch(dummy)
-    recorder.ranks_synced(sync)
-    assert (writer.dummies, writer.syncs) == ([dummy], [sync])
+    recorder.beside(dummy)
+    recorder.beside(sync)
+    assert writer.beside == [dummy, sync]
 
 
 @pytest.mark.parametrize(
     ("arguments", "recorded"), [((), None), ((True,), True), ((False,), False), (("other",), None)]
 )
-def test_the_argument_that_throttles_prefills_is_part_of_the_state(arguments, recorded, recorder_of, writer):
-    scheduler = Scheduler()
-    recorder = recorder_of(scheduler)
+def test_the_argument_that_throttles_prefills_is_part_of_the_state(
+    recorder, arguments, recorded, scheduler, writer
+):
     recorder.schedule_begins(scheduler, *arguments)
     recorder.schedule_ended(scheduler, output())
     state = dict(zip(FIELDS, writer.captures[-1].state, strict=True))

@@ -47,14 +47,24 @@ def writer_of(monkeypatch, tmp_path):
         one.close()
 
 
+def decoded(made):
+    return [msgspec.json.decode(line) for line in made.path.read_bytes().splitlines()]
+
+
 def lines(made):
     """Type and step, if it has one, of every line after the header."""
-    every = [msgspec.json.decode(line) for line in made.path.read_bytes().splitlines()]
-    return [(line["type"], line["step"]) if "step" in line else line["type"] for line in every[1:]]
+    return [(line["type"], line["step"]) if "step" in line else line["type"] for line in decoded(made)[1:]]
 
 
 def last(made):
-    return msgspec.json.decode(made.path.read_bytes().splitlines()[-1])
+    return decoded(made)[-1]
+
+
+def work(made, *captures):
+    """A round of the writer's thread after it was given these; whether each was taken."""
+    taken = [made.put(one) for one in captures]
+    made._work(last=False)
+    return taken
 
 
 def capture(number, *, ids=(), full=True, ended_ns=None, came=NOBODY):
@@ -86,24 +96,22 @@ def test_a_manifest_that_is_there_stays(writer_of, tmp_path):
 def test_steps_are_written_in_order_as_far_as_their_outputs_are_back(writer_of):
     made = writer_of()
     first, second, third = done(capture(0)), capture(1), done(capture(2))
-    assert [made.put(one) for one in (first, second, third)] == [True] * 3
-    made._work(last=False)
+    assert work(made, first, second, third) == [True] * 3
     assert lines(made) == [("step", 0)]
     done(second)
-    made._work(last=False)
+    work(made)
     assert lines(made) == [("step", 0), ("step", 1), ("step", 2)]
 
 
 def test_a_step_without_output_is_written_after_half_a_second_and_completed_later(writer_of):
     made = writer_of()
     late = capture(0, ended_ns=time.monotonic_ns() - writer.WRITE_LATEST_NS)
-    made.put(late)
-    made._work(last=False)
+    work(made, late)
     assert lines(made) == [("step", 0)]
-    made._work(last=False)
+    work(made)
     done(late)
-    made._work(last=False)
-    made._work(last=False)
+    work(made)
+    work(made)
     assert lines(made) == [("step", 0), ("output", 0)]
 
 
@@ -148,12 +156,11 @@ def test_who_came_and_went_in_dropped_steps_is_written_before_the_next_step(writ
     assert [
         made.put(done(capture(1 + at, ended_ns=9_000_000 + at, came=one))) for at, one in enumerate(came)
     ] == [False] * 3
-    made._work(last=False)
+    work(made)
     assert lines(made) == [("step", 0)]
-    assert made.put(done(capture(4, ids="b")))
-    made._work(last=False)
+    assert work(made, done(capture(4, ids="b"))) == [True]
     assert lines(made) == [("step", 0), "events", ("step", 4)]
-    _, _, events, step = map(msgspec.json.decode, made.path.read_bytes().splitlines())
+    _, _, events, step = decoded(made)
     assert (events["dropped_steps"], events["at_us"]) == (3, 9_000)
     assert [(one["request_id"], one["queued_us"]) for one in events["arrived"]] == [
         ("a", 7),
@@ -175,7 +182,7 @@ def test_of_dropped_steps_so_many_requests_are_kept_and_the_others_counted(write
         gone = Finish(name, "ABORTED", 0, 1, 0)
         made.put(capture(at, came=Came([Arrival(name, 0, 0, 1)], [gone], [DUMMY], [SYNC])))
     made.close()
-    _, events, end = map(msgspec.json.decode, made.path.read_bytes().splitlines())
+    _, events, end = decoded(made)
     assert [one["request_id"] for one in events["arrived"]] == ["a", "b"]
     assert [one["request_id"] for one in events["finished"]] == ["a", "b"]
     assert (events["dropped_steps"], events["dropped_arrivals"], events["dropped_finishes"]) == (5, 3, 3)
@@ -195,24 +202,22 @@ def test_what_dropped_steps_gave_is_unknown_and_what_is_known_stays(writer_of, m
     )
     hidden.rows.new = [("new", 8)]
     hidden.preempted = [(Preemption("ran", lost_tokens=3), 4)]
-    made.put(hidden)
-    made._work(last=False)
+    work(made, hidden)
     after = done(capture(2, ids=["ran", "new"], ended_ns=6_000_000))
     after.rows.new, after.rows.scheduled = [("waits", 0)], {"ran": 1, "new": 1, "waits": 9}
-    made.put(after)
-    made._work(last=False)
+    work(made, after)
     made.put(
         capture(3, came=Came((), [Finish(name, "STOPPED", 9_000, 9, 2) for name in ("ran", "new", "waits")]))
     )
     made.close()
-    line = msgspec.json.decode(made.path.read_bytes().splitlines()[-2])
+    line = decoded(made)[-2]
     wanted = ("arrived_us", "scheduled_us", "first_token_us", "last_token_us", "cached_tokens")
     assert {one["request_id"]: tuple(map(one.get, wanted)) for one in line["finished"]} == {
         "ran": (1, 1_999, 2_000, 6_000, None),
         "new": (3, 4_000, None, 6_000, 8),
         "waits": (4, 5_999, 6_000, 6_000, None),
     }
-    step = msgspec.json.decode(made.path.read_bytes().splitlines()[3])
+    step = decoded(made)[3]
     assert (step["step"], step["recomputed_tokens"], step["num_waiting_after"]) == (2, 1, 0)
 
 
@@ -224,7 +229,7 @@ def test_a_request_that_ended_in_dropped_steps_has_no_last_token(writer_of, monk
     made.put(first)
     made.put(capture(1, came=Came((), [Finish("a", "STOPPED", 3_000, 1, 2)])))
     made.close()
-    [finish] = msgspec.json.decode(made.path.read_bytes().splitlines()[-2])["finished"]
+    [finish] = decoded(made)[-2]["finished"]
     assert (finish["first_token_us"], finish.get("last_token_us")) == (2_000, None)
 
 
@@ -232,11 +237,10 @@ def test_dropped_steps_are_written_where_no_step_follows(writer_of, monkeypatch)
     monkeypatch.setattr(writer, "MAX_PENDING", 1)
     made = writer_of()
     made.put(done(capture(0)))
-    made.put(capture(1, came=Came([Arrival("a", 0, 0, 1)])))
-    made._work(last=False)
+    work(made, capture(1, came=Came([Arrival("a", 0, 0, 1)])))
     assert lines(made) == [("step", 0)]
     made._last_events_ns -= writer.WRITE_LATEST_NS
-    made._work(last=False)
+    work(made)
     assert lines(made) == [("step", 0), "events"]
     assert [one["request_id"] for one in last(made)["arrived"]] == ["a"]
     made.close()
@@ -248,19 +252,13 @@ def test_many_rows_are_written_in_several_goes_and_none_is_lost(writer_of, monke
     made = writer_of()
     goes = []
     monkeypatch.setattr(made, "_write", lambda lines: goes.append(len(lines)))
-    for number in range(5):
-        made.put(done(capture(number, ids="ab")))
-    made._work(last=False)
+    work(made, *(done(capture(number, ids="ab")) for number in range(5)))
     assert goes == [2, 2, 1]
 
 
 def test_a_steady_step_is_a_line_of_its_own(writer_of):
     made = writer_of()
-    steady = done(capture(1, full=False))
-    steady.rows = None
-    for one in (done(capture(0, ids="a")), steady):
-        made.put(one)
-    made._work(last=False)
+    work(made, done(capture(0, ids="a")), steady(1))
     assert lines(made) == [("step", 0), ("delta", 1)]
 
 
@@ -268,11 +266,7 @@ def test_the_engine_gets_the_interpreter_after_each_full_line_and_16_deltas(writ
     made = writer_of()
     slept = []
     monkeypatch.setattr(writer.time, "sleep", slept.append)
-    for number in range(1 + 2 * writer.SHARE_AFTER):
-        made.put(done(capture(number, ids="a", full=number == 0)))
-        if number:
-            made._pending[-1].rows = None
-    made._work(last=False)
+    work(made, done(capture(0, ids="a")), *map(steady, range(1, 1 + 2 * writer.SHARE_AFTER)))
     assert slept == [0, 0, 0]
 
 
@@ -281,38 +275,34 @@ def test_events_are_taken_once_and_can_be_given_back_in_front(writer_of):
     assert made.take_events() is NOBODY
     first, second = Arrival("a", 0, 0, 1), Arrival("b", 0, 0, 1)
     gone, later = Finish("a", "ABORTED", 0, 1, 0), Finish("b", "ABORTED", 0, 1, 0)
-    made.arrived.append(first)
+    made.arrived.extend([first, second])
     made.finished.append(gone)
-    made.put_dummy(DUMMY)
-    made.put_sync(SYNC)
-    made.put_control(PAUSE)
+    for one in (DUMMY, SYNC, PAUSE):
+        made.put_beside(one)
     came = made.take_events()
-    assert came == ([first], [gone], [DUMMY], [SYNC], [PAUSE])
+    assert came == ([first, second], [gone], [DUMMY], [SYNC], [PAUSE])
     assert made.take_events() is NOBODY
-    made.arrived.append(second)
+    made.arrived.append(first)
     made.finished.append(later)
-    made.put_dummy(LATER_DUMMY)
-    made.put_sync(LATER_SYNC)
+    made.put_beside(LATER_DUMMY)
+    made.put_beside(LATER_SYNC)
     made.give_back(came)
     taken = made.take_events()
-    assert taken == ([first, second], [gone, later], [DUMMY, LATER_DUMMY], [SYNC, LATER_SYNC], [PAUSE])
+    assert taken == ([first, second, first], [gone, later], [DUMMY, LATER_DUMMY], [SYNC, LATER_SYNC], [PAUSE])
 
 
-def test_dummy_batches_alone_are_events_and_so_are_syncs(writer_of):
+@pytest.mark.parametrize(("alone", "place"), [(DUMMY, 2), (SYNC, 3), (PAUSE, 4)])
+def test_what_happened_beside_the_steps_alone_is_an_event(writer_of, alone, place):
     made = writer_of()
-    made.put_dummy(DUMMY)
-    assert made.take_events() == ([], [], [DUMMY], [], [])
-    made.put_sync(SYNC)
-    assert made.take_events() == ([], [], [], [SYNC], [])
-    made.put_control(PAUSE)
-    assert made.take_events() == ([], [], [], [], [PAUSE])
+    made.put_beside(alone)
+    assert made.take_events() == tuple([alone] if at == place else [] for at in range(5))
 
 
 def test_passes_do_not_fill_the_memory_where_the_disk_stands_still(writer_of, monkeypatch):
     monkeypatch.setattr(writer, "MAX_PENDING", 2)
     made = writer_of()
     for _ in range(4):
-        made.put_dummy(DUMMY)
+        made.put_beside(DUMMY)
     assert list(made._notices) == [
         "the disk is too slow: dummy batches, all-reduces of the ranks or pauses are missing"
     ]
@@ -321,15 +311,15 @@ def test_passes_do_not_fill_the_memory_where_the_disk_stands_still(writer_of, mo
 
 def test_what_no_step_takes_along_is_written_after_half_a_second(writer_of):
     made = writer_of()
-    made._work(last=False)
+    work(made)
     made.arrived.append(Arrival("a", 0, 0, 1))
-    made.put_dummy(DUMMY)
-    made.put_dummy(LATER_DUMMY)
-    made.put_sync(SYNC)
-    made._work(last=False)
+    made.put_beside(DUMMY)
+    made.put_beside(LATER_DUMMY)
+    made.put_beside(SYNC)
+    work(made)
     assert lines(made) == []
     made._last_events_ns -= writer.WRITE_LATEST_NS
-    made._work(last=False)
+    work(made)
     assert lines(made) == ["events"]
     assert [one["request_id"] for one in last(made)["arrived"]] == ["a"]
     assert (last(made)["dummy_batches"], last(made)["dummy_us"]) == (2, 2)
@@ -346,17 +336,17 @@ def test_events_wait_for_steps_that_are_not_written_yet(writer_of):
     made.arrived.append(Arrival("a", 0, 0, 1))
     made.put(capture(0))
     made._last_events_ns -= 10 * writer.WRITE_LATEST_NS
-    made._work(last=False)
+    work(made)
     assert lines(made) == []
 
 
 def test_a_notice(writer_of):
     made = writer_of(anchor_ns=time.monotonic_ns() - 10**9)
     made.notice("no")
-    made._work(last=False)
+    work(made)
     assert (last(made)["type"], last(made)["message"]) == ("notice", "no")
     assert last(made)["at_us"] >= 1_000_000
-    made._work(last=False)
+    work(made)
     assert lines(made) == ["notice"]
 
 
@@ -430,14 +420,12 @@ def test_a_file_that_is_lost_is_begun_anew_as_a_whole(accident, what, writer_of,
     made = writer_of()
     made.notice("earlier")
     first = done(capture(0, ids="a", came=Came([Arrival("a", 0, 0, 1), Arrival("b", 0, 0, 1)])))
-    for one in (first, steady(1)):
-        made.put(one)
-    made._work(last=False)
+    work(made, first, steady(1))
     accident(made.path)
     made.put(steady(2))
     made.put(steady(3))
     made.close()
-    found = [msgspec.json.decode(line) for line in made.path.read_bytes().splitlines()]
+    found = decoded(made)
     kinds = ["header", "notice", "notice", "events", "step", "delta", "end"]
     assert [line["type"] for line in found] == kinds
     said = f"the file was {what} while it was recorded: it begins at step 2"
@@ -451,10 +439,9 @@ def test_a_file_that_is_lost_is_begun_anew_as_a_whole(accident, what, writer_of,
 def test_a_file_that_is_lost_again_is_begun_anew_again_and_the_log_says_so_once(writer_of, warnings):
     made = writer_of()
     for number in range(3):
-        made.put(done(capture(number)))
-        made._work(last=False)
+        work(made, done(capture(number)))
         truncate(made.path)
-        made._work(last=False)
+        work(made)
     notices = [line for line in made.path.read_bytes().splitlines() if b'"notice"' in line]
     assert (len(notices), b"it begins at step 3" in notices[0], len(warnings)) == (1, True, 1)
 
@@ -464,11 +451,10 @@ def test_a_file_that_is_truncated_while_it_is_written_is_whole_at_the_next_flush
     keep = made._keep_whole
     made.put(done(capture(0)))
     monkeypatch.setattr(made, "_keep_whole", lambda: (keep(), truncate(made.path)))
-    made._work(last=False)
+    work(made)
     monkeypatch.setattr(made, "_keep_whole", keep)
     assert lines(made) == []  # a step where the header should be
-    made.put(done(capture(1)))
-    made._work(last=False)
+    work(made, done(capture(1)))
     assert lines(made) == ["notice", ("step", 1)]
 
 
@@ -497,23 +483,21 @@ def test_a_file_that_was_moved_is_written_on_where_it_is(accident, now, writer_o
     assert (found, warnings) == (["header", "step", "end"], [])
 
 
-def test_no_line_goes_into_what_stands_in_the_place_of_a_removed_file(writer_of, warnings):
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("accident", [replace_by_pipe, lambda path: shutil.rmtree(path.parent)])
+def test_no_line_goes_into_what_stands_in_the_place_of_a_removed_file(accident, writer_of, warnings):
     made = writer_of()
-    made.path.unlink()
-    os.mkfifo(made.path)
+    accident(made.path)
+    there = made.path.exists()
     made.put(done(capture(0)))
     made.close()
     [warning] = warnings
     assert "stopped: FileNotFoundError(2, 'the file was removed while it was written')" in warning
-
-
-def test_a_removed_folder_ends_the_recording(writer_of, warnings):
-    made = writer_of()
-    shutil.rmtree(made.path.parent)
-    made.close()
-    [warning] = warnings
-    assert "stopped: FileNotFoundError(2, 'the file was removed while it was written')" in warning
-    assert not made.path.parent.exists()
+    assert made.path.exists() is there
 
 
 def test_a_forked_child_writes_nothing_into_its_parents_trace(writer_of):

@@ -8,7 +8,7 @@ from schedtrace.model.front_end_lines import Configured
 from schedtrace.model.prediction import SettingChange
 from schedtrace.model.redact import HIDDEN
 from schedtrace.present.phrases import plain
-from schedtrace.read.front_end_files import FrontEnd
+from schedtrace.read.run import FrontEnd
 from schedtrace.whatif.advise import _commands, _not_in_commands
 
 PROPOSAL = SimpleNamespace(

@@ -12,17 +12,9 @@ import pytest
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.workloads import open_workload, workload_files
+from tests.unit.workloads.notes import said
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "workloads"
-
-
-def said(workload):
-    """The notes as text."""
-    texts = []
-    for note in workload.notes:
-        values = {name: f"{one.count} {one.noun}" for name, one in note.arguments.items()}
-        texts.append(note.template.format(**values))
-    return texts
 
 
 def rows(workload):
@@ -267,6 +259,9 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5
         ('[{"conversations": [{"value": "a"}, {"value": "b"}]}', r"not a ShareGPT file.* \(conversation 2: "),
         ("", "x: empty; expected Mooncake"),
         ("\n \n", "x: empty; expected Mooncake"),
+        ("{}", "x: unknown format; expected Mooncake"),
+        ("5", "x: unknown format; expected Mooncake"),
+        (b"\xff\xfe", "x: unknown format; expected Mooncake"),
         (
             "a,b,c\n1,2,3\n",
             "x: unknown format; expected Mooncake or Qwen-Bailian .* Azure .* BurstGPT .* ShareGPT",

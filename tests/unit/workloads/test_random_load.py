@@ -5,8 +5,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from schedtrace.engine.run_workload import load_prompts
-from schedtrace.engine.spec import RunSpec
+from schedtrace.engine.prompts import load_prompts
+from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import UsageError
 from schedtrace.workloads import random_workload
 from schedtrace.workloads.random_load import DRAWN_AT_ONCE, arrivals_s

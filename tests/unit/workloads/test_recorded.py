@@ -12,16 +12,9 @@ from schedtrace.model.trace_facts import Admission, CacheGroup
 from schedtrace.read.trace import read_trace
 from schedtrace.workloads import LoadRequest, from_trace, loads_of, token_ids
 from tests.makers import arrival, finish, manifest, step, workload
+from tests.unit.workloads.notes import said
 
 SAMPLES = Path(__file__).parents[2]
-
-
-def said(load):
-    texts = []
-    for note in load.notes:
-        values = {name: f"{one.count} {one.noun}" for name, one in note.arguments.items()}
-        texts.append(note.template.format(**values))
-    return texts
 
 
 def hashes(*blocks):

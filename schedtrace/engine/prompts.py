@@ -6,12 +6,11 @@ from typing import Any
 
 import msgspec
 
-from schedtrace.engine.arguments import number_of
-from schedtrace.engine.spec import RANDOM, RunSpec
+from schedtrace.engine.given_options import first_number
+from schedtrace.engine.run_spec import RANDOM, RunSpec
 from schedtrace.errors import InputError, UsageError
 from schedtrace.workloads import open_workload, random_load
-from schedtrace.workloads.formats import format_of
-from schedtrace.workloads.jsonl import JsonlRow, jsonl_rows
+from schedtrace.workloads.formats import OwnRow, format_of, own_rows
 from schedtrace.workloads.random_load import random_lengths
 from schedtrace.workloads.sharegpt import exchanges
 
@@ -54,7 +53,7 @@ def load_prompts(spec: RunSpec) -> list[Prompt]:
                 for _, question, answer in islice(exchanges(path), spec.num_prompts)
             ]
         case "jsonl":
-            prompts = [_own(row) for _, row in islice(jsonl_rows(path), spec.num_prompts)]
+            prompts = [_own(row) for _, row in islice(own_rows(path), spec.num_prompts)]
         case _:
             prompts = [
                 Prompt(input_len=request.prompt_tokens, output_len=request.output_tokens)
@@ -80,8 +79,7 @@ def check_ranks(spec: RunSpec, prompts: list[Prompt]) -> None:
         UsageError: which rank, and how many there are.
     """
     wanted = max((prompt.data_parallel_rank or 0 for prompt in prompts), default=0)
-    names = ("--data-parallel-size", "-dp")
-    size = next((number for name in names if (number := number_of(spec.engine_args, name))), 1)
+    size = first_number(spec.engine_args, "--data-parallel-size", "-dp")
     if 0 < size <= wanted:
         msg = (
             f"{spec.dataset}: a request asks for data_parallel_rank {wanted}, and there are {size} "
@@ -97,7 +95,7 @@ def _random(spec: RunSpec) -> list[Prompt]:
     return [Prompt(input_len=prompt, output_len=output) for prompt, output in islice(lengths, count)]
 
 
-def _own(row: JsonlRow) -> Prompt:
+def _own(row: OwnRow) -> Prompt:
     return Prompt(
         text=row.prompt,
         input_len=row.input_len,

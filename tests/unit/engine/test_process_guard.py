@@ -15,7 +15,7 @@ from schedtrace.record.cpu_times import children
 
 TOY = """
 import os, signal, subprocess, sys, time
-from schedtrace.engine import child, guard
+from schedtrace.engine import child, process_guard
 
 STUBBORN = '''
 import signal, time
@@ -39,8 +39,8 @@ def toy(pipe):
     END
 
 child.main = toy
-guard.GRACE_S = 0.3
-guard.main()
+process_guard.GRACE_S = 0.3
+process_guard.main()
 """
 LIMIT_S = 60.0
 

@@ -1,6 +1,6 @@
 """No process of a run outlives it: two guards above the engine process end what it leaves.
 
-``supervise`` starts ``python -m schedtrace.engine.guard FD``, which forks twice before vLLM is imported:
+``supervise`` starts ``python -m schedtrace.engine.process_guard FD``. It forks twice before vLLM is imported:
 
     command -> outer guard -> inner guard -> engine process (``child``) -> all that vLLM starts
 
@@ -28,7 +28,7 @@ from schedtrace.record.cpu_times import children
 GRACE_S = 1.0
 """Between SIGTERM and SIGKILL: for the engine process to end in order, then for what it left."""
 LOOK_EVERY_S = 0.02
-NAME = "VLLM::Guard"
+GUARD_NAME = "VLLM::Guard"
 """Like vLLM's processes: to kill those of schedtrace by name leaves the guards, which then end vLLM's."""
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -71,7 +71,7 @@ def _guard(child: int, watched: Sequence[int]) -> NoReturn:
     with contextlib.suppress(ImportError):
         from setproctitle import setproctitle
 
-        setproctitle(NAME)
+        setproctitle(GUARD_NAME)
     with contextlib.suppress(OSError, KeyError):  # the folder of this run, even if another takes its name
         os.chdir(os.environ[settings.RUN_DIR])
     if watched:

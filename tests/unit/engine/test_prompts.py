@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtrace.engine.run_workload import (
+from schedtrace.engine.prompts import (
     DEFAULT_RANDOM_OUTPUT_LEN,
     DEFAULT_RANDOM_PROMPTS,
     Prompt,
@@ -11,7 +11,7 @@ from schedtrace.engine.run_workload import (
     load_prompts,
     make_requests,
 )
-from schedtrace.engine.spec import RunSpec
+from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import InputError, UsageError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "workloads"
@@ -127,16 +127,9 @@ def test_a_trace_with_times_is_repeated_like_any_data_set():
         ("x.jsonl", '{"input_len": 5, "output_len": 0}', r"x\.jsonl:1: .*output_len"),
         ("x.jsonl", b'{"prompt": "\xff", "output_len": 1}', r"x\.jsonl:1: "),
         ("x.jsonl", "[1]", r"not a ShareGPT file.* \(conversation 1: "),
-        ("x.jsonl", b"\xff\xfe", "unknown format"),
-        ("x.jsonl", "{}", "unknown format"),
         ("x.jsonl", '{"output_len": 1}', r"x\.jsonl:1: give either prompt"),
         ("x.jsonl", ROWS + "{}", r"x\.jsonl:4: give either prompt"),
-        ("x.jsonl", '{"prompt": "a", "input_len": 1}', r"x\.jsonl:1: give either prompt"),
-        ("x.jsonl", "\n\n", "empty"),
         ("x.json", "[", "not a ShareGPT file"),
-        ("x.json", "", "empty"),
-        ("x.json", b"\xff\xfe\xff", "unknown format"),
-        ("x.json", "5", "unknown format"),
         ("x.json", "[1]", "not a ShareGPT file"),
         ("x.json", '["text"]', "not a ShareGPT file"),
         ("x.json", '{"conversations": []}', "not a ShareGPT file"),
@@ -198,3 +191,66 @@ def test_a_rank_that_there_will_not_be_is_refused_before_the_start(size, dataset
 def test_a_negative_rank_names_its_line(dataset):
     with pytest.raises(InputError, match=r"x\.jsonl:1: .*data_parallel_rank"):
         prompts(dataset=dataset("x.jsonl", SENT.replace("2}", "-1}")))
+
+
+class Tokenizer:
+    """Takes every character for a token."""
+
+    all_special_ids = (0, 3)
+
+    def encode(self, text, *, add_special_tokens):
+        assert add_special_tokens is False
+        return list(text)
+
+
+def requests(*prompts, seed=0, vocab_size=5, tokenizer=None):
+    return make_requests(list(prompts), seed=seed, vocab_size=vocab_size, tokenizer=tokenizer)
+
+
+def ids_of(request):
+    return request.prompt["prompt_token_ids"]
+
+
+def test_lengths_become_exactly_so_many_random_tokens():
+    [request] = requests(Prompt(input_len=40, output_len=7, priority=2))
+    assert (len(ids_of(request)), request.input_tokens, request.output_len, request.priority) == (
+        40,
+        40,
+        7,
+        2,
+    )
+    assert set(ids_of(request)) == {0, 1, 2, 3, 4}
+
+
+def test_special_tokens_are_never_drawn():
+    [request] = requests(Prompt(input_len=200, output_len=1), tokenizer=Tokenizer())
+    assert set(ids_of(request)) == {1, 2, 4}
+
+
+def test_the_same_seed_draws_the_same_tokens_and_another_seed_others():
+    def draw(seed):
+        return ids_of(requests(Prompt(input_len=50, output_len=1), seed=seed, vocab_size=1000)[0])
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_each_prompt_is_drawn_for_itself():
+    first, second = requests(*[Prompt(input_len=50, output_len=1)] * 2, vocab_size=1000)
+    assert ids_of(first)[:2] != ids_of(second)[:2]
+
+
+def test_a_text_is_left_to_the_front_end():
+    [request] = requests(Prompt(text="hi", output_len=3), tokenizer=Tokenizer())
+    assert (request.prompt, request.input_tokens, request.output_len) == ("hi", None, 3)
+
+
+@pytest.mark.parametrize(("completion", "tokens"), [("four", 4), ("", 1)])
+def test_without_a_length_as_much_is_generated_as_the_answer_has(completion, tokens):
+    [request] = requests(Prompt(text="hi", completion=completion), tokenizer=Tokenizer())
+    assert request.output_len == tokens
+
+
+def test_a_text_without_a_tokenizer_is_refused():
+    with pytest.raises(UsageError, match="no tokenizer"):
+        requests(Prompt(text="hi", output_len=3))

@@ -44,6 +44,11 @@ def number_of(engine_args: list[str], name: str) -> int | None:
     return int(float(match[1]) * _UNITS[match[2]]) if match[2] else int(match[1])
 
 
+def first_number(engine_args: list[str], *names: str) -> int:
+    """The whole number given for an option that has several names; 1 if there is none, or it is no number."""
+    return next((number for name in names if (number := number_of(engine_args, name))), 1)
+
+
 def model_of(engine_args: list[str]) -> str | None:
     """The value of ``--model``."""
     return option_of(engine_args, "--model")

@@ -1,0 +1,109 @@
+"""Which prompts of a load begin alike.
+
+Hashes in a trace become identities of blocks, and these become made-up prompts that share exactly the blocks
+that the recorded prompts shared.
+"""
+
+import hashlib
+import math
+from base64 import b64decode
+from bisect import bisect_left
+
+import polars as pl
+
+from schedtrace.model.trace import Header
+from schedtrace.workloads.workload import LoadRequest
+
+CHARACTERS = 4
+"""Of ``Arrival.prefix_hashes`` for every full block: three bytes in Base64."""
+BYTES = 3
+MOST_BLOCKS = 256
+"""Of a prompt whose hashes are recorded (``record/arrival_facts.py``)."""
+
+
+def identities(hashes: str | None) -> tuple[int, ...]:
+    """The number that each block's hash is; the same in every trial of a trace."""
+    digests = b64decode(hashes or "")
+    return tuple(int.from_bytes(digests[at : at + BYTES]) for at in range(0, len(digests), BYTES))
+
+
+def prefix_block(header: Header, requests: pl.DataFrame) -> int | None:
+    """Tokens of a hashed block: that size of the header with which every prompt has as many blocks as hashes.
+
+    vLLM hashes blocks of ``block_size``, but smaller ones where cache groups differ. None: no hashes are
+    recorded, or no size fits.
+    """
+    known = requests.filter(pl.col("prefix_hashes").is_not_null())
+    if not known.height:
+        return None
+    groups = [group.block_size for group in header.cache_groups]
+    sizes = [size for size in (header.block_size, *groups, math.gcd(*groups)) if size]
+    blocks = pl.col("prefix_hashes").str.len_bytes() // CHARACTERS
+    for size in dict.fromkeys(sizes):
+        most = pl.min_horizontal(pl.col("prompt_tokens") // size, MOST_BLOCKS)
+        if known.select((blocks == most).all()).item():
+            return size
+    return None
+
+
+def found_elsewhere(requests: pl.DataFrame, every: pl.DataFrame, block: int) -> int:
+    """How many requests found more of their prompt in a cache than any other prompt of the trace begins with.
+
+    Args:
+        requests: Of one trial, with ``prefix_hashes`` and ``cached_tokens``.
+        every: All arrivals of the trace.
+        block: Tokens of a hashed block.
+    """
+    texts = sorted(every["prefix_hashes"].drop_nulls().to_list())
+    found = requests.filter(pl.col("prefix_hashes").is_not_null() & (pl.col("cached_tokens") >= block))
+    count = 0
+    for text, cached in found.select("prefix_hashes", "cached_tokens").iter_rows():
+        key = text[: cached // block * CHARACTERS]
+        second = bisect_left(texts, key) + 1
+        count += second >= len(texts) or not texts[second].startswith(key)
+    return count
+
+
+ID_BYTES = 8
+"""Of the hash of a request's id: two of 20,000 requests have the same one with a probability of 1e-11."""
+
+
+def token_ids(request: LoadRequest, prefix_block: int | None, vocabulary: int = 2000) -> list[int]:
+    """Token ids of a prompt with the request's length and prefix.
+
+    A block with an identity is that number in base ``vocabulary // 2``, lowest digit first, padded with
+    zeros, so two such blocks are equal exactly if their identities are. What follows the last known block is
+    a hash of the request's id, written likewise with the upper half of the vocabulary: it equals no block of
+    another request, known or not. Of a block with fewer tokens than its number has digits, only those count.
+
+    Args:
+        request: Its ``prefix`` may end within a block.
+        prefix_block: Tokens of each block of ``prefix``; None if it is empty.
+        vocabulary: Ids are below it; at least 4.
+
+    Raises:
+        ValueError: a prefix without ``prefix_block``, or more blocks than the prompt has.
+    """
+    base = vocabulary // 2
+    if request.prefix and prefix_block is None:
+        msg = f"{request.request_id}: a prefix, but no size of its blocks"
+        raise ValueError(msg)
+    ids: list[int] = []
+    for identity in request.prefix:
+        left = request.prompt_tokens - len(ids)
+        if left <= 0:
+            msg = f"{request.request_id}: {len(request.prefix)} blocks, {request.prompt_tokens} prompt tokens"
+            raise ValueError(msg)
+        ids += _digits(identity, base, min(prefix_block or left, left))
+    digest = hashlib.blake2b(request.request_id.encode(errors="surrogatepass"), digest_size=ID_BYTES).digest()
+    own = _digits(int.from_bytes(digest), base, request.prompt_tokens - len(ids))
+    return ids + [base + digit for digit in own]
+
+
+def _digits(number: int, base: int, length: int) -> list[int]:
+    """So many digits of a number, the lowest first."""
+    digits: list[int] = []
+    while number and len(digits) < length:
+        number, digit = divmod(number, base)
+        digits.append(digit)
+    return digits + [0] * (length - len(digits))
