@@ -1,6 +1,6 @@
 """Whether two runs can be compared: the machine, the load, and the work that it made."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -92,14 +92,9 @@ class Load:
 
     def differs(self, other: Self) -> bool:
         """Whether a figure that both have differs by more than ``ALIKE_FRAC`` of the larger one."""
-        pairs = [
-            (self.requests, other.requests),
-            (self.prompt_tokens, other.prompt_tokens),
-            (self.output_tokens, other.output_tokens),
-        ]
         return any(
             abs(mine - theirs) > ALIKE_FRAC * max(mine, theirs)
-            for mine, theirs in pairs
+            for mine, theirs in zip(astuple(self), astuple(other), strict=True)
             if mine is not None and theirs is not None
         )
 
