@@ -65,6 +65,7 @@ READING = [
     ("diff good gone", INPUT, "gone: no such file or folder"),
     ("diff good runs", INPUT, "runs: 2 runs in it; name one of them, such as runs/one"),
     ("diff stepless good", INPUT, "stepless: no step in it to compare"),
+    ("diff a.yaml b.yaml", USAGE, "these are configurations, not runs: add --run to run and compare them"),
     ("diff small large", INPUT, "nothing in common to compare"),
     ("diff good good --max-num-seqs 4", USAGE, "unknown option --max-num-seqs; engine options go with --run"),
 ]
@@ -101,20 +102,31 @@ RUNNING = [
 
 
 @pytest.mark.parametrize(("line", "code", "says"), [*READING, *RUNNING])
-@pytest.mark.usefixtures("bad", "plans")
-def test_a_bad_input_is_told_in_one_or_two_lines(cli, line, code, says):
+@pytest.mark.usefixtures("bad")
+def test_a_bad_input_is_told_in_one_or_two_lines_and_starts_nothing(cli, plans, line, code, says):
     told, out, err = cli(*line.split())
-    assert (told, out) == (code, "")
+    assert (told, out, plans) == (code, "", [])
     assert err.startswith("schedtrace: ")
     assert says in err
     assert 1 <= len(err.splitlines()) <= 2
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run --model tiny --output logs",
+        "sweep random --vary max_num_seqs=4 --model Qwen3-8B --gpu h100",
+        "replay good",
+        "analyze good --predict",
+    ],
+)
 @pytest.mark.usefixtures("bad")
-@pytest.mark.parametrize("line", [one[0] for one in RUNNING])
-def test_a_run_that_cannot_be_made_starts_nothing(cli, plans, line):
-    cli(*line.split())
-    assert plans == []
+def test_without_vllm_it_says_what_to_install(cli, tmp_path, monkeypatch, line):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    code, _, err = cli(*line.split())
+    assert code == USAGE
+    assert err.startswith("schedtrace: vLLM is not installed here: pip install 'schedtrace[vllm]'")
+    assert not (tmp_path / "logs").exists()
 
 
 USAGE_ERRORS = [

@@ -75,14 +75,6 @@ def test_a_missing_run_is_an_input_error(cli, tmp_path):
     assert (code, err) == (ExitCode.INPUT, f"schedtrace: {tmp_path / 'none'}: no such file or folder\n")
 
 
-def test_without_vllm_it_says_what_to_install(cli, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    code, out, err = cli("sweep", "random", *VARY, *MODEL)
-    assert (code, out) == (ExitCode.USAGE, "")
-    assert "vLLM is not installed here: pip install 'schedtrace[vllm]'" in err
-
-
 def test_random_prompts_on_a_model(cli, asked):
     code, _, err = cli(
         "sweep", "random", *VARY, *MODEL, "--num-prompts", 3, "--input-len", 50, "--set", "block_size=32"
