@@ -63,12 +63,6 @@ def test_unless_asked_trials_are_interleaved_if_both_engines_fit(
     assert plans[0].how == {"interleave": interleave}
 
 
-def test_two_configurations_of_one_name_are_refused(cli, plans, files, tmp_path):
-    code, out, err = cli("diff", "--run", files[0], files[0], "--output", tmp_path / "logs")
-    assert (code, out, plans) == (2, "", [])
-    assert "both runs would be called base" in err
-
-
 @pytest.fixture
 def slow_and_fast(tmp_path):
     """Eight trials each; the slow ones take twice as long."""
@@ -109,12 +103,6 @@ def test_a_regression_that_cannot_be_told_is_no_failure_but_said(cli, tmp_path):
     ]
     code, _, err = cli("diff", *folders, "--fail-on", "regression")
     assert (code, err) == (0, "schedtrace: --fail-on: too few trials to tell; 5 a side are needed\n")
-
-
-def test_an_unknown_metric_is_refused_before_anything_is_run(cli, plans, files):
-    code, out, err = cli("diff", "--run", *files, "--fail-on", "regression:speed")
-    assert (code, out, plans) == (2, "", [])
-    assert "no metric speed that can be worse; there are output, total" in err
 
 
 def test_markdown_goes_with_fail_on_and_has_no_terminal_codes(cli, slow_and_fast):

@@ -45,33 +45,6 @@ def test_json_is_one_object_with_the_keys_of_the_answer_and_nothing_else(cli, qu
     assert list(json.loads(out)) == list(struct.__struct_fields__)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["step", "{}", 7], "step 7: {} has the steps 0 to 0"),
-        (["step", "{}", 0, "--engine", 3], "--engine 3: {} has engine 0"),
-        (
-            ["request", "{}", "nobody"],
-            "request nobody: no request of {} matches; it has 1 requests, such as a",
-        ),
-    ],
-)
-def test_what_is_not_there_is_a_line_on_stderr(cli, quiet, arguments, says):
-    code, out, err = cli(*(str(word).format(quiet) for word in arguments))
-    assert (code, out, err) == (2, "", f"schedtrace: {says.format(quiet)}\n")
-
-
-def test_a_folder_of_several_runs_is_refused(cli, quiet, warned):
-    code, _, err = cli("step", quiet.parent, 0)
-    assert code == 2
-    assert "2 runs in it; name one of them, such as" in err
-    assert warned.parent == quiet.parent
-
-
-def test_a_run_that_is_not_there_is_an_input_error(cli, tmp_path):
-    assert cli("request", tmp_path / "none", "a")[0] == 3
-
-
 def test_the_catalogue_lists_every_code(cli):
     _, out, _ = cli("findings")
     assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["finding", *KINDS]
@@ -123,9 +96,3 @@ def test_only_and_ignore_choose_what_is_told_and_what_fails(cli, warned):
         "analyze", warned, "--format", "json", "--ignore", "blocked-budget", *others, "--fail-on", "info"
     )
     assert (code, codes(out)) == (0, set())
-
-
-def test_an_unknown_code_is_a_usage_error(cli, warned):
-    code, out, err = cli("analyze", warned, "--only", "blocked")
-    assert (code, out) == (2, "")
-    assert err.startswith(f"schedtrace: --only blocked: no such finding; there are {', '.join(KINDS)}")
