@@ -88,6 +88,12 @@ READING = [
     ),
     ("request gone a", INPUT, "gone: no such file or folder"),
     ("report good good good", USAGE, "give one run, or two without --from, --to and --last"),
+    ("export vllm.log --to chrome", USAGE, "not tell when steps began and ended, which a viewer needs"),
+    (
+        "export vllm.log --to perfetto",
+        USAGE,
+        "not tell when steps began and ended, which a viewer needs",
+    ),
     ("export vllm.log --to jsonl", USAGE, "expands traces of schedtrace, and this is a vLLM's log"),
     ("diff a.yaml b.yaml", USAGE, "these are configurations, not runs: add --run to run and compare them"),
     ("diff small large", INPUT, "nothing in common to compare"),
