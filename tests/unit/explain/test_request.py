@@ -8,6 +8,7 @@ from schedtrace.explain.request import explain_request
 from schedtrace.explain.request_rows import waits
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
+from schedtrace.model.trace_facts import SetAside
 from schedtrace.present.phrases import plain
 from tests.makers import arrival, finish, step
 
@@ -159,6 +160,15 @@ def test_a_preemption_and_the_return_are_events(preempted):
     causes = "1 step preempted_this_step (10.0 ms), 1 step kv_blocks (10.0 ms)"
     assert events["resumed"] == f"scheduled again after 20.0 ms in the queue: {causes}"
     assert events["chunk"] == "recompute of 52 tokens, to 102 of 102, 50 found in a cache"
+
+
+@pytest.mark.parametrize(
+    ("held", "says"), [(7, ": it keeps 7 KV blocks"), (0, ": it keeps 0 KV blocks"), (None, "")]
+)
+def test_that_its_scheduler_set_it_aside_is_told_with_what_it_keeps(life_of, held, says):
+    came = step(0, requests=got(0, 100, "new"), arrived=[arrival("a", 0, 0)])
+    life = life_of(came, step(1, waiting=1, set_aside=[SetAside("a", 1, blocks_held=held)]))
+    assert messages(life, "set_aside") == [f"set aside by its scheduler{says}"]
 
 
 def test_an_output_that_comes_back_after_the_preemption_is_no_decode(life_of):

@@ -254,9 +254,10 @@ def test_dummy_batches_are_told_only_where_they_were_recorded(tmp_path):
     one = step(0, start=1000, got={"a": 1}, back=500, wave=0, step_counter=3)
     dummies = [DummyBatch(began_us=1100, took_us=600, wave=0, step_counter=3)]
     for rank, line in enumerate((one, Events(at_us=2000, dummies=dummies), Events(at_us=2000))):
-        run_folder(tmp_path / "r", line, about=manifest(), engine_rank=rank, data_parallel_size=3)
+        later = {"wall_anchor_us": 10**15 + 40 * rank, "engine_rank": rank}  # each has a clock of its own
+        run_folder(tmp_path / "r", line, about=manifest(), data_parallel_size=3, **later)
     told = turns(explain_step(read_run(tmp_path / "r"), 0), "step", "dummy", "back_us")
-    assert told == [(0, False, 500), (None, True, 700), (None, None, None)]
+    assert told == [(0, False, 500), (None, True, 740), (None, None, None)]
 
 
 def test_independent_ranks_show_none(tmp_path):
