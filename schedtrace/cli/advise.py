@@ -10,8 +10,11 @@ from schedtrace.cli.options import (
     ConcurrencyOption,
     DataParallelSize,
     FormatOption,
+    Jobs,
     Router,
+    RunArgument,
     changes_of_ranks,
+    one_run,
     require_vllm,
     show,
     stderr_console,
@@ -20,7 +23,7 @@ from schedtrace.present.renderers import Format
 
 
 def advise(
-    run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
+    run: RunArgument,
     slo: Annotated[str, typer.Option(metavar="BOUNDS", help="Objective, such as ttft_p99=1s,tpot_p99=50ms.")],
     data_parallel_size: DataParallelSize = None,
     router: Router = None,
@@ -28,9 +31,7 @@ def advise(
     step_times: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Saved step times (default: fitted to the run).")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes, about 0.7 GB each (default: one per processor).")
-    ] = None,
+    jobs: Jobs = None,
     output_format: FormatOption = Format.TEXT,
 ) -> None:
     """Propose configurations for an objective.
@@ -38,7 +39,6 @@ def advise(
     Replays the recorded load under what the findings advise and under neighbouring settings, alone and
     together, with vLLM's own scheduler. Proposes at most three, with what each costs and how to try it.
     """
-    from schedtrace.cli.runs import one_run
     from schedtrace.present.pages.prediction import proposals_page
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load

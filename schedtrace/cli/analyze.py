@@ -13,6 +13,8 @@ from schedtrace.cli.options import (
     LastOption,
     ToOption,
     print_line,
+    read_runs,
+    require_vllm,
     show,
     stderr_console,
     window_of,
@@ -64,7 +66,6 @@ def analyze(
     """
     from importlib.util import find_spec
 
-    from schedtrace.cli.runs import read_runs
     from schedtrace.diagnose.analyze import analyze as analyze_runs
     from schedtrace.diagnose.analyze import at_or_above
     from schedtrace.diagnose.catalogue import choose, keep
@@ -99,8 +100,6 @@ def _replay(
     progress: "Progress" = lambda *_: None,
 ) -> "list[Finding]":
     """Try changes on replays; what cannot be replayed is left as it is, and said."""
-    from schedtrace.cli.options import require_vllm
-
     require_vllm()
     from schedtrace.whatif.advice import judged
     from schedtrace.whatif.prediction import recorded

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from schedtrace.cli.options import FormatOption, option_names, print_line, show
+from schedtrace.cli.options import FormatOption, option_names, print_line, runs_at, show
 from schedtrace.errors import ExitCode, InputError, UsageError
 from schedtrace.present.renderers import Format
 
 if TYPE_CHECKING:
     from schedtrace.model.comparison import MetricChange
-
-
-CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def diff(
@@ -55,19 +52,10 @@ def diff(
     is_regression = _regression(fail_on)
     folders = _run_both(context, [base, new], interleave, output, force) if run else [base, new]
 
-    from schedtrace.cli.runs import read_runs, say_left_out
     from schedtrace.compare.compare import compare
     from schedtrace.present.pages.comparison import comparison_page
-    from schedtrace.read.run import find_runs
 
-    found = [find_runs([folder]) for folder in folders]
-    for folder, runs in zip(folders, found, strict=True):
-        if len(runs) != 1:
-            msg = f"{folder}: {len(runs)} runs in it; name one of them, such as {runs[0]}"
-            raise InputError(msg)
-    both = read_runs([runs[0] for runs in found])
-    say_left_out(both)
-    of_base, of_new = both
+    of_base, of_new = runs_at(folders, several=InputError)
     comparison = compare(base=of_base, new=of_new)
     show(comparison_page(comparison), output_format)
     if fail_on and comparison.undecided:

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import print_line, stderr_console
+from schedtrace.cli.options import RunArgument, one_run, print_line, stderr_console
 from schedtrace.errors import UsageError
 from schedtrace.export import Kind
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
+    run: RunArgument,
     to: Annotated[
         Kind,
         typer.Option(
@@ -29,7 +29,6 @@ def export(
     Tables (steps, requests, exits, states and more) are Parquet or CSV; JSON Lines has every step in full;
     Perfetto and Chrome JSON show requests, steps and counters on the clock of a torch profile.
     """
-    from schedtrace.cli.runs import one_run
     from schedtrace.export.exports import export as write_files
     from schedtrace.present.phrases import plain
     from schedtrace.present.progress import CountBar

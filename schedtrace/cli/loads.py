@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schedtrace.cli.options import was_given
 from schedtrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,9 +78,3 @@ def load_of(context: typer.Context, source: str) -> "Workload":
         prompts, output = prompts or DEFAULT_PROMPTS, output or DEFAULT_OUTPUT_LEN
         return random_workload(num_prompts=prompts, output_len=output, rate=rate, **options)
     return open_workload(Path(source), num_prompts=prompts, output_len=output, rate=rate, **options)
-
-
-def was_given(context: typer.Context, name: str) -> bool:
-    """Whether an option is on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name not in {"DEFAULT", "DEFAULT_MAP"}

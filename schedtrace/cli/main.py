@@ -24,7 +24,7 @@ from schedtrace.cli import (
     sweep,
     watch,
 )
-from schedtrace.cli.options import print_line
+from schedtrace.cli.options import WITH_OPTIONS_OF_VLLM, print_line
 from schedtrace.errors import ExitCode, SchedtraceError
 from schedtrace.model.printable import capped, shortened
 
@@ -39,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
+app.command("run", context_settings=WITH_OPTIONS_OF_VLLM)(run.run)
 app.command("analyze")(analyze.analyze)
 app.command("advise")(advise.advise)
 app.command("report")(report.report)
@@ -47,11 +47,11 @@ app.command("step")(step.step)
 app.command("request")(request.request)
 app.command("findings")(findings.findings)
 app.command("export")(export.export)
-app.command("simulate", context_settings=simulate.CONTEXT_SETTINGS)(simulate.simulate)
+app.command("simulate", context_settings=WITH_OPTIONS_OF_VLLM)(simulate.simulate)
 app.command("replay")(replay.replay)
 app.command("sweep")(sweep.sweep)
 app.command("watch")(watch.watch)
-app.command("diff", context_settings=diff.CONTEXT_SETTINGS)(diff.diff)
+app.command("diff", context_settings=WITH_OPTIONS_OF_VLLM)(diff.diff)
 
 
 def _show_version(asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""What several commands share: the output format, the run options' YAML files, and every way to print.
+"""What several commands share: options, how runs are read, and every way to print.
 
 Data come from strangers: a page makes its sections from a printable copy of its document, a line is made
 visible before it is printed, and rich is never asked to read markup or emoji names in either.
@@ -8,20 +8,21 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from schedtrace.errors import InputError, UsageError
+from schedtrace.errors import SchedtraceError, UsageError
 from schedtrace.model.printable import visible
 from schedtrace.present.renderers import Format, renderer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from schedtrace.model.report import RunReport
     from schedtrace.present.sections import Page
+    from schedtrace.read.run import Run
     from schedtrace.timeline.window import Window
-from typing import Literal
 
 FormatOption = Annotated[
     Format,
@@ -44,6 +45,120 @@ ConcurrencyOption = Annotated[
         min=1, help="Clients that kept one request open each (default: found out from the recorded times)."
     ),
 ]
+DataParallelSize = Annotated[
+    int | None, typer.Option(min=1, help="Data-parallel ranks (default: as recorded).")
+]
+Router = Annotated[
+    Literal["vllm", "round-robin", "least-running", "least-tokens"] | None,
+    typer.Option(
+        help="Route requests anew: as vLLM's front end, in turn, to the fewest requests or the fewest tokens."
+    ),
+]
+RunArgument = Annotated[Path, typer.Argument(help="Run folder or trace file.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Processes, about 0.7 GB each (default: one per processor).")
+]
+ParentFolder = Annotated[Path, typer.Option(help="Parent of the run folder.")]
+Label = Annotated[str | None, typer.Option(help="Name of the run folder (default: model and time).")]
+ReplaceRun = Annotated[bool, typer.Option(help="Replace a run folder of the same name.")]
+
+WITH_OPTIONS_OF_VLLM = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Settings of a command that hands other options on to vLLM."""
+
+
+SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Window | None":
+    """The part of a trace that ``--from``, ``--to`` and ``--last`` ask for; None: all of it.
+
+    Raises:
+        UsageError: a time is none.
+    """
+    from schedtrace.timeline.window import Window
+
+    if begin is end is last is None:
+        return None
+    if begin is not None and last is not None:
+        msg = "--from and --last cannot be given together"
+        raise UsageError(msg)
+    begin_us, end_us, last_us = (
+        _microseconds(option, text) for option, text in (("--from", begin), ("--to", end), ("--last", last))
+    )
+    return Window(begin_us, end_us, last_us)
+
+
+def _microseconds(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)", text.strip())
+    if match is None:
+        msg = f"{option} {text}: expected a time such as 90s, 5m or 1h"
+        raise UsageError(msg)
+    return round(1e6 * float(match[1]) * SECONDS[match[2]])
+
+
+def option_names(context: "typer.Context") -> list[str]:
+    """The options of a command, with both forms of its switches."""
+    return [name for option in context.command.params for name in (*option.opts, *option.secondary_opts)]
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name not in {"DEFAULT", "DEFAULT_MAP"}
+
+
+def changes_of_ranks(data_parallel_size: int | None, router: str | None) -> dict[str, Any]:
+    """What was given, as changes of settings."""
+    given = {"data_parallel_size": data_parallel_size, "router": router}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def read_runs(paths: list[Path], *, cache: bool = True) -> "list[Run]":
+    """The runs at these paths.
+
+    Args:
+        paths: Run folders or trace files.
+        cache: Whether what was read of large traces may be kept in the user's cache, and used again.
+
+    Raises:
+        InputError: one cannot be read.
+    """
+    from schedtrace.present.progress import ReadingBar
+    from schedtrace.read.lines import ReadOptions
+    from schedtrace.read.run import read_run
+
+    with ReadingBar(stderr_console()) as bar:
+        return [read_run(path, ReadOptions(cache=cache, progress=bar)) for path in paths]
+
+
+def runs_at(paths: list[Path], *, several: type[SchedtraceError] = UsageError) -> "list[Run]":
+    """The run at each path: a folder of one, one of its traces, or a folder that holds no other run.
+
+    Args:
+        paths: Of one run each.
+        several: Raised where a path holds several.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    from schedtrace.read.run import find_runs
+
+    found = [find_runs([path]) for path in paths]
+    for path, runs in zip(paths, found, strict=True):
+        if len(runs) > 1:
+            msg = f"{path}: {len(runs)} runs in it; name one of them, such as {runs[0]}"
+            raise several(msg)
+    read = read_runs([run for runs in found for run in runs])
+    for problem in (problem for run in read for problem in run.problems):
+        print_line(f"schedtrace: {problem}", err=True)
+    return read
+
+
+def one_run(path: Path) -> "Run":
+    """The run at a path (``runs_at``)."""
+    return runs_at([path])[0]
 
 
 def stderr_console() -> "Console":
@@ -60,6 +175,17 @@ def show(page: "Page[Any]", output_format: Format = Format.TEXT) -> None:
     """
     width = None if sys.stdout.isatty() else _pipe_width()
     put(renderer(output_format)(page, width=width))
+
+
+def show_trials(folder: Path) -> "RunReport":
+    """Print the figures of a run's trials; gives its report."""
+    from schedtrace.diagnose.analyze import analyze_run
+    from schedtrace.present.pages.report_details import trials_page
+    from schedtrace.read.run import read_run
+
+    report = analyze_run(read_run(folder))
+    show(trials_page(report))
+    return report
 
 
 def put(text: str) -> None:
@@ -102,102 +228,6 @@ def print_line(line: str, *, err: bool = False) -> None:
     typer.echo(visible(line), err=err)
 
 
-SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Window | None":
-    """The part of a trace that ``--from``, ``--to`` and ``--last`` ask for; None: all of it.
-
-    Raises:
-        UsageError: a time is none.
-    """
-    from schedtrace.timeline.window import Window
-
-    if begin is end is last is None:
-        return None
-    if begin is not None and last is not None:
-        msg = "--from and --last cannot be given together"
-        raise UsageError(msg)
-    begin_us, end_us, last_us = (
-        _microseconds(option, text) for option, text in (("--from", begin), ("--to", end), ("--last", last))
-    )
-    return Window(begin_us, end_us, last_us)
-
-
-def _microseconds(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)", text.strip())
-    if match is None:
-        msg = f"{option} {text}: expected a time such as 90s, 5m or 1h"
-        raise UsageError(msg)
-    return round(1e6 * float(match[1]) * SECONDS[match[2]])
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A ``--config`` file: one mapping of option names to values; underscores may stand for dashes.
-
-    Raises:
-        InputError: it cannot be read.
-        UsageError: it is no such mapping.
-    """
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        msg = f"--config {path}: {error.strerror}"
-        raise InputError(msg) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        msg = f"--config {path}: not YAML ({' '.join(str(error).split())})"
-        raise UsageError(msg) from error
-    if not isinstance(content, dict):
-        msg = f"--config {path}: expected a mapping of options, such as 'num-prompts: 16'"
-        raise UsageError(msg)
-    return {str(name).replace("_", "-").lstrip("-"): value for name, value in content.items()}
-
-
-def as_arguments(options: dict[str, Any]) -> list[str]:
-    """YAML options as command-line arguments: true is ``--x``, false ``--no-x``, a mapping is JSON."""
-    import json
-
-    arguments = []
-    for name, value in options.items():
-        if value is True:
-            arguments.append(f"--{name}")
-        elif value is False:
-            arguments.append(f"--no-{name}")
-        elif value is None:
-            continue
-        elif isinstance(value, list):
-            arguments += [f"--{name}", *(str(item) for item in value)]
-        else:
-            arguments += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    return arguments
-
-
-def option_names(context: "typer.Context") -> list[str]:
-    """The options of a command, with both forms of its switches."""
-    return [name for option in context.command.params for name in (*option.opts, *option.secondary_opts)]
-
-
 def _pipe_width() -> int:
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) else 100
-
-
-DataParallelSize = Annotated[
-    int | None, typer.Option(min=1, help="Data-parallel ranks (default: as recorded).")
-]
-Router = Annotated[
-    Literal["vllm", "round-robin", "least-running", "least-tokens"] | None,
-    typer.Option(
-        help="Route requests anew: as vLLM's front end, in turn, to the fewest requests or the fewest tokens."
-    ),
-]
-
-
-def changes_of_ranks(data_parallel_size: int | None, router: str | None) -> dict[str, Any]:
-    """What was given, as changes of settings."""
-    given = {"data_parallel_size": data_parallel_size, "router": router}
-    return {name: value for name, value in given.items() if value is not None}

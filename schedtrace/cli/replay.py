@@ -10,7 +10,10 @@ from schedtrace.cli.options import (
     DataParallelSize,
     FormatOption,
     Router,
+    RunArgument,
     changes_of_ranks,
+    one_run,
+    require_vllm,
     show,
     stderr_console,
 )
@@ -18,7 +21,7 @@ from schedtrace.present.renderers import Format
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
+    run: RunArgument,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,8 +47,6 @@ def replay(
     vLLM's own scheduler decides every step, in virtual time; the step times are fitted to the run. Without
     --set it is checked whether the replay decides as was recorded.
     """
-    from schedtrace.cli.options import require_vllm
-    from schedtrace.cli.runs import one_run
     from schedtrace.present.pages.prediction import prediction_page
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load

@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import FromOption, LastOption, ToOption, print_line, stderr_console, window_of
+from schedtrace.cli.options import (
+    FromOption,
+    LastOption,
+    ToOption,
+    print_line,
+    runs_at,
+    stderr_console,
+    window_of,
+)
 from schedtrace.errors import InputError, UsageError
 
 
@@ -29,7 +37,6 @@ def report(
     One HTML file that fetches nothing: the verdict, every step and request over time, and the whole report.
     Of two runs: both on one time axis, with the first step that was decided differently.
     """
-    from schedtrace.cli.runs import one_run
     from schedtrace.diagnose.analyze import Timelines, analyze_run
     from schedtrace.model import safe_files
     from schedtrace.present.progress import CountBar
@@ -39,7 +46,7 @@ def report(
     if len(runs) > 2 or (len(runs) == 2 and window is not None):  # noqa: PLR2004  # base and new
         msg = "give one run, or two without --from, --to and --last"
         raise UsageError(msg)
-    found = [one_run(path) for path in runs]
+    found = runs_at(runs)
     beside = found[-1].path if found[-1].path.is_dir() else found[-1].path.parent
     file = output or beside / ("report.html" if len(found) == 1 else "comparison.html")
     if file.exists() and not force:

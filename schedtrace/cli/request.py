@@ -1,16 +1,15 @@
 """``schedtrace request``: one request's life."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import FormatOption, show
+from schedtrace.cli.options import FormatOption, RunArgument, one_run, show
 from schedtrace.present.renderers import Format
 
 
 def request(
-    run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
+    run: RunArgument,
     request_id: Annotated[str, typer.Argument(help="Request id, or its beginning or end.")],
     output_format: FormatOption = Format.TEXT,
 ) -> None:
@@ -18,7 +17,6 @@ def request(
 
     Shows what it waited for, when it computed, what preemptions cost it, and where its time went.
     """
-    from schedtrace.cli.runs import one_run
     from schedtrace.explain.request import explain_request
     from schedtrace.present.pages.request import request_page
 

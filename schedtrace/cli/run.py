@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from schedtrace.cli.loads import Burstiness, InputLen, NumPrompts, OutputLen, Prequeue, RangeRatio
-from schedtrace.cli.options import as_arguments, print_line, read_yaml, show, stderr_console
-from schedtrace.errors import InterruptedRunError, UsageError
+from schedtrace.cli.options import (
+    WITH_OPTIONS_OF_VLLM,
+    Label,
+    ParentFolder,
+    ReplaceRun,
+    print_line,
+    show_trials,
+    stderr_console,
+    was_given,
+)
+from schedtrace.errors import InputError, InterruptedRunError, UsageError
 
 if TYPE_CHECKING:
     from schedtrace.engine.plan import Given
 
 
-CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 MAX_SEED = 2**32 - 1
 """Of NumPy, which vLLM seeds, too."""
 
@@ -62,11 +70,9 @@ def run(
     noise: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Scatter of simulated step times, as a share of them.")
     ] = 0.0,
-    output: Annotated[Path, typer.Option(help="Parent of the run folder.")] = Path("logs"),
-    label: Annotated[
-        str | None, typer.Option(help="Name of the run folder (default: model and time).")
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Replace a run folder of the same name.")] = False,
+    output: ParentFolder = Path("logs"),
+    label: Label = None,
+    force: ReplaceRun = False,
     config: Annotated[
         Path | None,
         typer.Option(help="YAML file with any of these options and vLLM's; the command line wins."),
@@ -89,7 +95,7 @@ def run(
 def as_command() -> Any:
     """``run`` as a command of its own, for others that take its options."""
     app = typer.Typer()
-    app.command("run", context_settings=CONTEXT_SETTINGS)(run)
+    app.command("run", context_settings=WITH_OPTIONS_OF_VLLM)(run)
     return typer.main.get_command(app)
 
 
@@ -104,12 +110,49 @@ def merge(context: typer.Context, config: Path | None) -> "tuple[dict[str, Any],
     options = dict(context.params)
     for name in context.params:
         key = name.replace("_", "-")
-        source = context.get_parameter_source(name)
         if key in from_file:
             value = from_file.pop(key)
-            if source is None or source.name in {"DEFAULT", "DEFAULT_MAP"}:
+            if not was_given(context, name):
                 options[name] = value
     return options, [Given(as_arguments(from_file), f"--config {config}: "), Given(context.args)]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A ``--config`` file: one mapping of option names to values; underscores may stand for dashes.
+
+    Raises:
+        InputError: it cannot be read.
+        UsageError: it is no such mapping.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        msg = f"--config {path}: {error.strerror}"
+        raise InputError(msg) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        msg = f"--config {path}: not YAML ({' '.join(str(error).split())})"
+        raise UsageError(msg) from error
+    if not isinstance(content, dict):
+        msg = f"--config {path}: expected a mapping of options, such as 'num-prompts: 16'"
+        raise UsageError(msg)
+    return {str(name).replace("_", "-").lstrip("-"): value for name, value in content.items()}
+
+
+def as_arguments(options: dict[str, Any]) -> list[str]:
+    """YAML options as command-line arguments: true is ``--x``, false ``--no-x``, a mapping is JSON."""
+    import json
+
+    arguments = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            arguments.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            arguments += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            arguments += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return arguments
 
 
 def make_plan(
@@ -191,13 +234,9 @@ def _end_when_the_terminal_hangs_up() -> None:
 
 def _show_outcome(plan: Any) -> None:
     """The trials' figures, the folder, and what to type next."""
-    from schedtrace.diagnose.analyze import analyze_run
-    from schedtrace.present.pages.report_details import trials_page
     from schedtrace.present.phrases import plain
-    from schedtrace.read.run import read_run
 
-    report = analyze_run(read_run(plan.folder))
-    show(trials_page(report))
+    report = show_trials(plan.folder)
     _show_device(plan.manifest)
     for problem in report.problems:
         print_line(f"! {plain(problem)}")

@@ -19,13 +19,22 @@ from schedtrace.cli.loads import (
     Speedup,
     load_of,
 )
-from schedtrace.cli.options import Router, changes_of_ranks, print_line, show, stderr_console
+from schedtrace.cli.options import (
+    Label,
+    ParentFolder,
+    ReplaceRun,
+    Router,
+    changes_of_ranks,
+    one_run,
+    option_names,
+    print_line,
+    require_vllm,
+    show_trials,
+    stderr_console,
+)
 
 if TYPE_CHECKING:
     from schedtrace.workloads.workload import Workload
-
-
-CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def simulate(
@@ -59,18 +68,15 @@ def simulate(
     step_times: Annotated[
         Path | None, typer.Option(help="Saved step times instead of the GPU's roofline.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Parent of the run folder.")] = Path("logs"),
-    label: Annotated[
-        str | None, typer.Option(help="Name of the run folder (default: model and time).")
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Replace a run folder of the same name.")] = False,
+    output: ParentFolder = Path("logs"),
+    label: Label = None,
+    force: ReplaceRun = False,
 ) -> None:
     """Simulate a workload on a model and a GPU, without either.
 
     vLLM's own scheduler decides every step; step times and KV cache follow from the model's shape and the
     GPU. Every other option is vLLM's own, as for 'vllm serve'.
     """
-    from schedtrace.cli.options import option_names, require_vllm
     from schedtrace.engine.plan import Given, check_arguments, folder_of, make_folders
     from schedtrace.present.progress import CountBar
     from schedtrace.step_times.fitted import load
@@ -108,7 +114,6 @@ def _loads(context: typer.Context, dataset: str, arrivals_of: Path | None) -> "l
     load = load_of(context, dataset)
     if arrivals_of is None:
         return [load]
-    from schedtrace.cli.runs import one_run
     from schedtrace.workloads.random_load import at_times_of
     from schedtrace.workloads.recorded_load import loads_of
 
@@ -136,15 +141,11 @@ def _manifest(folder: Path, shape: Any, device: Any) -> Any:
 
 def _show(played: Any, times: Any, options: dict[str, Any], fitted: int | None) -> None:
     """The trials' figures, what they rest on, and what to type next."""
-    from schedtrace.diagnose.analyze import analyze_run
-    from schedtrace.present.pages.report_details import trials_page
     from schedtrace.present.phrases import plain
-    from schedtrace.read.run import read_run
     from schedtrace.step_times.memory import MOST_BLOCKS
     from schedtrace.whatif.replays import gathering_notes
 
-    report = analyze_run(read_run(played.folder))
-    show(trials_page(report))
+    show_trials(played.folder)
     print_line("")
     print_line(f"step times: {times.description}")
     for note in gathering_notes(times, [options]):

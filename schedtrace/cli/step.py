@@ -1,16 +1,15 @@
 """``schedtrace step``: one ``schedule()`` call."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from schedtrace.cli.options import FormatOption, show
+from schedtrace.cli.options import FormatOption, RunArgument, one_run, show
 from schedtrace.present.renderers import Format
 
 
 def step(
-    run: Annotated[Path, typer.Argument(help="Run folder or trace file.")],
+    run: RunArgument,
     number: Annotated[int, typer.Argument(help="Step number, as in the trace.")],
     engine: Annotated[int, typer.Option(help="Data-parallel rank.")] = 0,
     every: Annotated[bool, typer.Option("--all", help="List all requests, however many.")] = False,
@@ -21,7 +20,6 @@ def step(
     Shows the tokens of each request, the limit that refused others, and what another limit would have
     allowed.
     """
-    from schedtrace.cli.runs import one_run
     from schedtrace.explain.step import explain_step
     from schedtrace.present.pages.step import step_page
 

@@ -19,17 +19,19 @@ from schedtrace.cli.loads import (
     Seed,
     Speedup,
     load_of,
-    was_given,
 )
 from schedtrace.cli.options import (
     ConcurrencyOption,
     DataParallelSize,
     FormatOption,
+    Jobs,
     Router,
     changes_of_ranks,
+    one_run,
     require_vllm,
     show,
     stderr_console,
+    was_given,
 )
 from schedtrace.errors import InterruptedRunError, UsageError
 from schedtrace.present.renderers import Format
@@ -74,9 +76,7 @@ def sweep(
     prequeue: Prequeue = False,
     speedup: Speedup = None,
     seed: Seed = 0,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes, about 0.7 GB each (default: one per processor).")
-    ] = None,
+    jobs: Jobs = None,
     on: Annotated[
         Literal["local", "ray"], typer.Option(help="Where the processes run: this machine or a Ray cluster.")
     ] = "local",
@@ -147,7 +147,6 @@ def _work(
     clients: int | None,
 ) -> "tuple[str, Work]":
     """What the load is called, and what is to be done."""
-    from schedtrace.cli.runs import one_run
     from schedtrace.step_times.fitted import load as load_times
     from schedtrace.step_times.gpus import gpu as gpu_of
     from schedtrace.step_times.shapes import shape

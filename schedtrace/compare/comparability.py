@@ -1,6 +1,7 @@
 """Whether two runs can be compared: the machine, the load, and the work that it made."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from types import SimpleNamespace
 from typing import Any, Self
 
 import polars as pl
@@ -8,7 +9,7 @@ import polars as pl
 from schedtrace.diagnose.trials import FINISHED
 from schedtrace.model.comparison import MetricChange
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import NOTHING, Code, Message, Number, given
+from schedtrace.model.message import Message, Number, given
 from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
@@ -26,8 +27,8 @@ def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]
     """What may make two runs differ without their configurations."""
     notes = []
     if base.header.host != new.header.host:
-        hosts = {"base": Code(base.header.host), "new": Code(new.header.host)}
-        notes.append(say("different machines: base {base}, new {new}", **hosts))
+        hosts = {"base": base.header.host, "new": new.header.host}
+        notes.append(say("different machines: base {base:code}, new {new:code}", **hosts))
     elif taken_in_turn(base, new) is False:
         notes.append(
             say(
@@ -38,15 +39,14 @@ def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]
     for side in ("base", "new"):
         samples = [(metric.name, getattr(metric, side)) for metric in metrics]
         held = [(name, sample) for name, sample in samples if sample.effective_count < sample.count]
-        if held:
-            name, sample = held[0]
+        for name, sample in held[:1]:
             notes.append(
                 say(
                     "{side}: slow phases hit several trials in a row (unsteady machine): in {metric} "
-                    "{trials:n trial} count as {worth}",
+                    "{count:n trial} count as {worth}",
+                    sample,
                     side=side,
                     metric=name,
-                    trials=sample.count,
                     worth=f"{sample.effective_count:.1f}",
                 )
             )
@@ -92,27 +92,24 @@ class Load:
 
     def differs(self, other: Self) -> bool:
         """Whether a figure that both have differs by more than ``ALIKE_FRAC`` of the larger one."""
-        pairs = [
-            (self.requests, other.requests),
-            (self.prompt_tokens, other.prompt_tokens),
-            (self.output_tokens, other.output_tokens),
-        ]
         return any(
             abs(mine - theirs) > ALIKE_FRAC * max(mine, theirs)
-            for mine, theirs in pairs
+            for mine, theirs in zip(astuple(self), astuple(other), strict=True)
             if mine is not None and theirs is not None
         )
 
     def described(self) -> Message:
         """``220 requests (1,373 + 365 tokens on average)``."""
-        sizes = NOTHING
-        if self.prompt_tokens is not None and self.output_tokens is not None:
-            sizes = say(
-                " ({prompt:n} + {output:n} tokens on average)",
-                prompt=round(self.prompt_tokens),
-                output=round(self.output_tokens),
-            )
-        return say("{requests:n request}{sizes}", requests=round(self.requests or 0), sizes=sizes)
+        return say(
+            "{requests:n request}[ ({prompt} + {output} tokens on average)]",
+            requests=round(self.requests or 0),
+            prompt=_number(self.prompt_tokens),
+            output=_number(self.output_tokens),
+        )
+
+
+def _number(value: float | None) -> Number | None:
+    return None if value is None else Number(round(value))
 
 
 def load_notes(*, base: Load, new: Load) -> list[Message]:
@@ -149,27 +146,19 @@ def workload(report: RunReport) -> Message:
     """``16 prompts (random, 8,192 + 512 tokens, 4 per second, burstiness 1)``."""
     if named := report.config.get("named"):
         return say(
-            "batch size {batch}, {input} + {output} tokens",
-            **{name: Number(named[field]) for name, field in zip(_NAMED, NAMED_WORK, strict=True)},
+            "batch size {batch_size:n}, {input_len:n} + {output_len:n} tokens", SimpleNamespace(**named)
         )
     work = report.config["workload"]
-    tokens = [work["input_tokens"], work["output_tokens"]]
-    sizes = pace = NOTHING
-    if None not in tokens:
-        sizes = say(", {input:n} + {output:n} tokens", input=tokens[0], output=tokens[1])
-    if work["request_rate"] is not None:
-        rate, burstiness = given(work["request_rate"]), given(work["burstiness"])
-        pace = say(", {rate} per second, burstiness {burstiness}", rate=rate, burstiness=burstiness)
+    rate, burstiness = (work[name] for name in ("request_rate", "burstiness"))
     return say(
-        "{prompts:n prompt} ({dataset:code}{sizes}{pace})",
-        prompts=work["num_prompts"],
-        dataset=work["dataset"],
-        sizes=sizes,
-        pace=pace,
+        "{num_prompts:n prompt} ({dataset:code}[, {input} + {output} tokens]"
+        "[, {rate} per second, burstiness {burstiness}])",
+        SimpleNamespace(**work),
+        input=_number(work["input_tokens"]),
+        output=_number(work["output_tokens"]),
+        rate=None if rate is None else given(rate),
+        burstiness=None if rate is None else given(burstiness),
     )
-
-
-_NAMED = ("batch", "input", "output")
 
 
 def _work(report: RunReport) -> tuple[Any, ...] | None:

@@ -26,7 +26,7 @@ from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.throughput import counted_time
 from schedtrace.errors import InputError
 from schedtrace.model.comparison import Comparison
-from schedtrace.model.message import Count, Message
+from schedtrace.model.message import Message
 from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
 from schedtrace.read.run import Run
@@ -49,8 +49,7 @@ def compare(*, base: Run, new: Run) -> Comparison:
     refusals_known = all(report.config["exits_via"] for report in reports.values())
     tests, least = number_of_tests(metrics), fewest_trials(most_tests(metrics))
     timelines = {
-        "base": make_timeline(base.traces[0], base.manifest),
-        "new": make_timeline(new.traces[0], new.manifest),
+        side: make_timeline(run.traces[0], run.manifest) for side, run in {"base": base, "new": new}.items()
     }
     loads = []
     if not all(records_work(report) for report in reports.values()):
@@ -92,23 +91,22 @@ def compare(*, base: Run, new: Run) -> Comparison:
 
 def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
     """What to keep in mind when reading the figures."""
-    sides = (("base", base), ("new", new))
+    sides = {"base": base, "new": new}
     notes = [
         say("{side}: {problem}", side=side, problem=problem)
-        for side, run in sides
+        for side, run in sides.items()
         for problem in run.problems
     ]
     notes += _not_compared(sides)
     if not alike:
-        loads = {side: workload(run) for side, run in sides}
+        loads = {side: workload(run) for side, run in sides.items()}
         notes.append(say("different workloads: base {base}, new {new}", **loads))
-    counts = [len(trials_used(report)) for report in (base, new)]
-    if counts[0] != counts[1]:
-        trials = [Count(count, "trial") for count in counts]
-        notes.append(say("base has {base}, new has {new}: all are used", base=trials[0], new=trials[1]))
+    counts = {side: len(trials_used(run)) for side, run in sides.items()}
+    if counts["base"] != counts["new"]:
+        notes.append(say("base has {base:n trial}, new has {new:n trial}: all are used", **counts))
     notes += [
         say("{side}: its only trial was cut", side=side)
-        for side, run in sides
+        for side, run in sides.items()
         if not any(trial.complete for trial in run.trials)
     ]
     sources = [{t.throughput_from for t in report.trials if t.throughput_from} for report in (base, new)]
@@ -116,10 +114,10 @@ def _notes(*, base: RunReport, new: RunReport, alike: bool) -> list[Message]:
         notes.append(
             say("throughput is the front end's on one side and the trace's on the other: not quite alike")
         )
-    if any(trial.throughput_over == "requests" for _, run in sides for trial in run.trials):
+    if any(trial.throughput_over == "requests" for run in sides.values() for trial in run.trials):
         notes += [
             say("{side}: throughput is {over}", side=side, over=over)
-            for side, run in sides
+            for side, run in sides.items()
             if (over := counted_time(run))
         ]
     return notes
@@ -150,10 +148,10 @@ def _require_common_ground(*, base: RunReport, new: RunReport, alike: bool) -> N
         raise InputError(msg)
 
 
-def _not_compared(sides: tuple[tuple[str, RunReport], ...]) -> list[Message]:
+def _not_compared(sides: dict[str, RunReport]) -> list[Message]:
     """What a side could not be judged for, and why; once where both are alike."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for side, run in sides:
+    for side, run in sides.items():
         if run.not_judged:
             missing = dict.fromkeys(fact for rule in run.not_judged for fact in rule.missing)
             codes = ", ".join(rule.code for rule in run.not_judged)

@@ -1,8 +1,8 @@
 """The first lines of a comparison: what changed, in the order of what matters, in three lines at most."""
 
 from schedtrace.compare.significance import fewest_trials, trials_for
-from schedtrace.model.comparison import FindingChange, MetricChange, Outcome
-from schedtrace.model.message import NOTHING, Message, Number, Share, joined
+from schedtrace.model.comparison import FindingChange, MetricChange, Outcome, Sample
+from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.say import say
 
 MOST_METRICS = 3
@@ -52,17 +52,15 @@ def _findings(findings: list[FindingChange]) -> list[Message]:
 
 
 def _named(changes: list[FindingChange], most: int) -> Message:
-    rest = len(changes) - most
-    more = say(" and {rest:n} more", rest=rest) if rest > 0 else NOTHING
     return say(
-        "{named}{more}", named=joined([_finding(change) for change in changes[:most]], ", "), more=more
+        "{named}[ and {rest:n} more]",
+        named=joined([_finding(change) for change in changes[:most]], ", "),
+        rest=max(0, len(changes) - most),
     )
 
 
 def _finding(change: FindingChange) -> Message:
-    if change.code == "blocked-budget" and change.cause:
-        return say("{code} {cause:cause}", code=change.code, cause=change.cause)
-    return say("{code}", code=change.code)
+    return say("{code}[ {cause:cause}{by_cause:?}]", change, by_cause=change.code == "blocked-budget")
 
 
 def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> list[Message]:
@@ -81,14 +79,11 @@ def _figures(metrics: list[MetricChange], *, most: int, shapes_too: bool) -> lis
 
 def _changed(metric: MetricChange) -> Message:
     """``output +12.3 %``, or that the base was 0."""
-    if metric.change_frac is None:
-        return say("{metric} from 0", metric=metric.name)
-    return say("{metric} {change:+%}", metric=metric.name, change=metric.change_frac)
+    return say("{name} from 0" if metric.change_frac is None else "{name} {change_frac:+%}", metric)
 
 
 def _shape(metric: MetricChange) -> Message:
-    means = {"base": Number(metric.base.mean), "new": Number(metric.new.mean)}
-    return say("{metric} {base} -> {new}", metric=metric.name, **means)
+    return say("{name} {base:n} -> {new:n}", metric, base=metric.base.mean, new=metric.new.mean)
 
 
 def _nothing_found(metrics: list[MetricChange], most_tests: int, *, other: bool) -> list[Message]:
@@ -102,16 +97,16 @@ def _nothing_found(metrics: list[MetricChange], most_tests: int, *, other: bool)
     if first.outcome is Outcome.TOO_FEW:
         return [_too_few(first, most_tests)]
     if first.outcome is Outcome.ONE_EACH:
-        what = say("one server against one: how much it would vary by itself is unknown")
-        return [say("{change}, {what}", change=_changed(first), what=what)]
-    seen = NOTHING
-    if first.noise_floor_frac is not None:
-        floor = Share(first.noise_floor_frac)
-        seen = say(" ({floor} in {metric} would have shown)", floor=floor, metric=first.name)
-    what = say("no other difference found") if other else say(SAME)
-    by_requests = any(m.outcome is Outcome.ONE_EACH for m in metrics)
-    number = "requests" if by_requests else "trials"
-    return [say("{what} at this number of {number}{seen}", what=what, number=number, seen=seen)]
+        unknown = "{change}, one server against one: how much it would vary by itself is unknown"
+        return [say(unknown, change=_changed(first))]
+    return [
+        say(
+            "{what} at this number of {counted}[ ({noise_floor_frac:%} in {name} would have shown)]",
+            first,
+            what="no other difference found" if other else SAME,
+            counted="requests" if any(m.outcome is Outcome.ONE_EACH for m in metrics) else "trials",
+        )
+    ]
 
 
 def _too_few(metric: MetricChange, most_tests: int) -> Message:
@@ -120,12 +115,12 @@ def _too_few(metric: MetricChange, most_tests: int) -> Message:
     if metric.change_frac:
         wanted = abs(metric.change_frac)
         least = max(least, trials_for(metric.base.values, metric.new.values, most_tests, wanted) or 0)
-    spread_known = min(metric.base.count, metric.new.count) > 1
+    trials = min(metric.base.count, metric.new.count)
     return say(
-        "{change}, but {trials:n trial} a side cannot tell: {at_least}{least:n} needed",
+        "{change}, but {trials:n trial} a side cannot tell: [at least {unknown_spread:?}]{least:n} needed",
         change=_changed(metric),
-        trials=min(metric.base.count, metric.new.count),
-        at_least="" if spread_known else "at least ",
+        trials=trials,
+        unknown_spread=trials == 1,
         least=least,
     )
 
@@ -138,21 +133,11 @@ def _size(metric: MetricChange) -> float:
 
 def _steadied(metric: MetricChange) -> Message:
     """That trials no longer vary, or now do; nothing if neither, or if that may be chance."""
-    before, after = metric.base, metric.new
-    if metric.significant and after.min == after.max and before.min < before.max:
-        return say(
-            "{metric} now always {now:n} (were {low:n} to {high:n})",
-            metric=metric.name,
-            now=after.min,
-            low=before.min,
-            high=before.max,
-        )
-    if metric.significant and before.min == before.max and after.min < after.max:
-        return say(
-            "{metric} now {low:n} to {high:n} (were always {before:n})",
-            metric=metric.name,
-            before=before.min,
-            low=after.min,
-            high=after.max,
-        )
-    return NOTHING
+    steady = [sample.min == sample.max for sample in (metric.base, metric.new)]
+    if not metric.significant or steady[0] == steady[1]:
+        return NOTHING
+    return say("{name} now {new} (were {base})", metric, new=_values(metric.new), base=_values(metric.base))
+
+
+def _values(sample: Sample) -> Message:
+    return say("always {min:n}" if sample.min == sample.max else "{min:n} to {max:n}", sample)

@@ -4,6 +4,7 @@ Request ids differ between runs, so requests are compared by their number within
 ``schedtrace run``'s ids (``t<trial>-<number>-...``), else their place in the order of arrival.
 """
 
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -51,31 +52,28 @@ def compare_decisions(*, base: Timeline, new: Timeline) -> Decisions:
         if at == here.height == there.height:
             decisions.trials_alike += 1
         elif decisions.first is None:
-            decisions.first = _divergence(at, _row(here, at), _row(there, at), compared)
-            decisions.first.trial = trial
+            decisions.first = _divergence(trial, at, _row(here, at), _row(there, at), compared)
     return decisions
 
 
 def _common_steps(base: pl.DataFrame, new: pl.DataFrame, compared: list[str]) -> int:
     """How many rows from the first on are alike."""
-    both = min(base.height, new.height)
-    pairs = zip(
-        base.select(compared).head(both).iter_rows(), new.select(compared).head(both).iter_rows(), strict=True
-    )
-    return next((at for at, (here, there) in enumerate(pairs) if here != there), both)
+    pairs = zip(base.select(compared).iter_rows(), new.select(compared).iter_rows(), strict=False)
+    return next((at for at, (here, there) in enumerate(pairs) if here != there), min(base.height, new.height))
 
 
 def _row(steps: pl.DataFrame, at: int) -> _Row | None:
     return steps.row(at, named=True) if at < steps.height else None
 
 
-def _divergence(at: int, base: _Row | None, new: _Row | None, compared: list[str]) -> Divergence:
-    sides = _decided(base, new), _decided(new, base)
+def _divergence(
+    trial: int | None, at: int, base: _Row | None, new: _Row | None, compared: list[str]
+) -> Divergence:
     return Divergence(
-        trial=None,
+        trial=trial,
         at=at,
-        base=sides[0],
-        new=sides[1],
+        base=_decided(base, new),
+        new=_decided(new, base),
         decided=[name for name in compared if base and new and base[name] != new[name]],
         given=[name for name in GIVEN if base and new and base[name] != new[name]],
     )
@@ -104,35 +102,28 @@ def _decided_steps(timeline: Timeline) -> pl.DataFrame:
     (numbers), ``causes`` (``loop: cause`` of the exits, each once) and ``arrived``: requests of the trial
     that had reached the scheduler when the step began.
     """
-    numbers = _numbers(timeline)
-    scheduled = _per_step(
-        timeline.requests.join(numbers, on=_OF_TRIAL, how="left", nulls_equal=True, maintain_order="left"),
-        pl.format("{}: {} tokens", pl.col("number").cast(pl.String).fill_null("?"), "scheduled_tokens"),
-        "scheduled",
+    numbered = partial(
+        pl.LazyFrame.join,
+        other=_numbers(timeline),
+        on=_OF_TRIAL,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
     )
-    preempted = _per_step(
-        timeline.preemptions.lazy()
-        .filter(pl.col("in_schedule"))
-        .join(numbers, on=_OF_TRIAL, how="left", nulls_equal=True, maintain_order="left"),
-        pl.col("number"),
-        "preempted_numbers",
-    )
-    causes = _per_step(
-        timeline.exits.lazy(), pl.format("{}: {}", "loop", "cause").unique(maintain_order=True), "causes"
-    )
+    tokens = pl.format("{}: {} tokens", pl.col("number").cast(pl.String).fill_null("?"), "scheduled_tokens")
+    decided = {
+        "scheduled": (numbered(timeline.requests), tokens),
+        "preempted": (numbered(timeline.preemptions.lazy().filter(pl.col("in_schedule"))), pl.col("number")),
+        "causes": (timeline.exits.lazy(), pl.format("{}: {}", "loop", "cause").unique(maintain_order=True)),
+    }
     steps = timeline.steps
-    for more in (scheduled, preempted, causes):
-        name = more.columns[-1]
-        steps = steps.join(more, on="step", how="left", maintain_order="left").with_columns(
-            pl.col(name).fill_null(pl.lit([], dtype=more.schema[name]))
+    for name, (rows, value) in decided.items():
+        lists = rows.group_by("step", maintain_order=True).agg(value.alias(name)).collect()
+        steps = steps.join(lists, on="step", how="left", maintain_order="left").with_columns(
+            pl.col(name).fill_null(pl.lit([], dtype=lists.schema[name]))
         )
-    steps = steps.rename({"preempted_numbers": "preempted"})
     wanted = (pl.col("total_requests") > 0) | (pl.col("eligible_after") > 0)
     return _with_arrivals(steps.filter(wanted | (pl.col("preempted").list.len() > 0)), timeline)
-
-
-def _per_step(rows: pl.LazyFrame, value: pl.Expr, name: str) -> pl.DataFrame:
-    return rows.group_by("step", maintain_order=True).agg(value.alias(name)).collect()
 
 
 def _numbers(timeline: Timeline) -> pl.LazyFrame:
@@ -146,19 +137,12 @@ def _numbers(timeline: Timeline) -> pl.LazyFrame:
 
 def _with_arrivals(steps: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
     came = timeline.arrivals.filter(~pl.col("streaming_update")).sort("queued_us")
-    counted = came.select(
-        pl.col("trial").fill_null(-1), "queued_us", arrived=pl.col("queued_us").cum_count().over("trial")
-    )
+    of = pl.col("trial").fill_null(-1)
+    counted = came.select("queued_us", of=of, arrived=pl.col("queued_us").cum_count().over("trial"))
     return (
-        steps.with_columns(of=pl.col("trial").fill_null(-1))
+        steps.with_columns(of=of)
         .sort("start_us", maintain_order=True)
-        .join_asof(
-            counted.rename({"trial": "of"}),
-            left_on="start_us",
-            right_on="queued_us",
-            by="of",
-            check_sortedness=False,
-        )
+        .join_asof(counted, left_on="start_us", right_on="queued_us", by="of", check_sortedness=False)
         .with_columns(pl.col("arrived").fill_null(0))
         .drop("of", "queued_us", strict=False)
     )

@@ -3,14 +3,13 @@
 from collections import defaultdict
 
 from schedtrace.diagnose.rule import Threshold, share_frac
-from schedtrace.diagnose.rules import KINDS, RULES, budget_underused
+from schedtrace.diagnose.rules import KINDS, budget_underused
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.comparison import CauseChange, FindingChange
 from schedtrace.model.report import Finding, RunReport
 
 _Refusal = tuple[str, str, str | None]
 _Kind = tuple[str, str | None]
-
 
 FELL = 2.0
 """A finding went, or appeared, if its share is now at most half, or at least twice, what it was."""
@@ -49,9 +48,7 @@ def _change(kind: _Kind, old: list[Finding], now: list[Finding]) -> FindingChang
 
 def _threshold(code: str) -> Threshold | None:
     rule = KINDS[code]
-    if rule.threshold is None and rule.charges and code in RULES:
-        return Threshold(FOUND_FROM_FRAC, share_frac)
-    return rule.threshold
+    return rule.threshold or (Threshold(FOUND_FROM_FRAC, share_frac) if rule.charges else None)
 
 
 def _frac(threshold: Threshold | None, findings: list[Finding]) -> float | None:

@@ -12,10 +12,6 @@ from schedtrace.model.report import Percentiles, RunReport, TrialReport
 Value = float | int | None
 
 
-def _sum(values: list[float]) -> float:
-    return sum(values)
-
-
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -29,7 +25,7 @@ class Metric:
     higher_is_better: bool | None
     """None: neither; it is a shape."""
     value: Callable[[TrialReport], Value]
-    over_engines: Callable[[list[float]], float] = _sum
+    over_engines: Callable[[list[float]], float] = sum
 
 
 METRICS = [

@@ -100,11 +100,9 @@ def judged(base: Served, new: Served) -> dict[str, tuple[Change, float]]:
     """The change of each metric with enough values on both sides, and its p-value after Holm's correction."""
     found = {}
     for name, statistic in STATISTICS.items():
-        sides = [_estimate(served.series[name], statistic) for served in (base, new)]
-        if None not in sides:
-            (before, error), (after, other_error) = (side for side in sides if side is not None)
-            if error or other_error:
-                found[name] = Change(after - before, sqrt(error**2 + other_error**2))
+        before, after = (_estimate(served.series[name], statistic) for served in (base, new))
+        if before and after and (before[1] or after[1]):
+            found[name] = Change(after[0] - before[0], sqrt(before[1] ** 2 + after[1] ** 2))
     corrected = holm([change.p for change in found.values()])
     return {name: (change, p) for (name, change), p in zip(found.items(), corrected, strict=True)}
 

@@ -109,11 +109,7 @@ def _command_options(manifest: Manifest | None) -> dict[str, str] | None:
 def _origins(run: Run) -> dict[str, Message]:
     """Name of each setting that decides scheduling to where its value comes from, as far as that is known."""
     return {
-        setting.name: say(
-            "{origin}{context}",
-            origin=setting.origin,
-            context=say(" for {context:code}", context=setting.context) if setting.context else NOTHING,
-        )
+        setting.name: say("{origin}[ for {context:code}]", setting)
         for setting in effective_settings(run)
         if setting.origin != "unknown"
     }

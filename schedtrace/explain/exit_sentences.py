@@ -1,16 +1,19 @@
 """The exits and preemptions of a step, with a sentence for each."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 
-from schedtrace.model.message import NOTHING, Count, Message, Number, Request, Requests, Value
+from schedtrace.model.message import Count, Message, Number, Request, Requests, Value
 from schedtrace.model.say import say
 from schedtrace.model.story import Stop, Victim
 from schedtrace.model.trace import Header
 from schedtrace.model.vocabulary import reason
 from schedtrace.timeline.timeline import Timeline
 
+_ACTIONS = {"gate": "was not entered", "continue": "skipped a request"}
+"""Kinds of exits in words; any other one ended its loop."""
 SAME_STOP = ("loop", "kind", "cause", "detail", "location", "guard", "via")
 
 Row = dict[str, Any]
@@ -64,46 +67,22 @@ def stopped(header: Header, row: Row, values: Values) -> Message:
         row: Of ``stop_rows``: it decides what the sentence says.
         values: ``stop_values`` of a row, or slots for them.
     """
-    loop, place = row["loop"], row["location"]
+    skips, named = row["kind"] == "continue", bool(row["request_ids"])
+    counted = skips and (named or row["count"] > 1)
     return say(
-        "The {loop} loop {action}{place}{inferred}: {reason}{evidence}; {next}{left} of budget left.",
-        loop=loop,
-        action=_action(row, values),
-        place=say(" at {place:code}", place=place) if place else NOTHING,
-        inferred=" (inferred)" if row["via"] == "inferred" else "",
-        reason=reason(header, loop=loop, cause=row["cause"], detail=row["detail"]),
-        evidence=_evidence(row, values),
-        next=_next(row, values),
-        left=values["left"],
-    )
-
-
-def _action(row: Row, values: Values) -> Message:
-    if row["kind"] != "continue":
-        return say("was not entered" if row["kind"] == "gate" else "ended")
-    if row["request_ids"] or row["count"] > 1:
-        return say("skipped {requests}", requests=values["requests"])
-    return say("skipped a request")
-
-
-def _next(row: Row, values: Values) -> Message:
-    """The request at which a loop ended."""
-    if row["kind"] == "continue" or not row["request_ids"]:
-        return NOTHING
-    template = "{requests} next in line, " if row["loop"] == "waiting" else "at {requests}, "
-    return say(template, requests=values["requests"])
-
-
-def _evidence(row: Row, values: Values) -> Message:
-    """The blocks that an allocation lacked, and a guard that no rule knows with what it compared."""
-    guard, blocks = row["guard"], NOTHING
-    compared = say(", where {values:code}", values=row["values"]) if row["values"] else NOTHING
-    if row["blocks_needed"] is not None and row["blocks_free"] is not None:
-        blocks = say(" ({needed} needed, {free} free)", needed=values["needed"], free=values["free"])
-    return say(
-        "{blocks}{guard}",
-        blocks=blocks,
-        guard=say(" ({guard:code}{compared})", guard=guard, compared=compared) if guard else NOTHING,
+        "The {loop} loop {action}[ {requests}{counted:?}][ at {location:code}][ (inferred){inferred:?}]: "
+        "{reason}[ ({needed} needed, {free} free){lacked:?}][ ({guard:code}[, where {compared:code}])]; "
+        "[{requests} next in line, {waited:?}][at {requests}, {ran:?}]{left} of budget left.",
+        SimpleNamespace(**row),
+        action="skipped" if counted else _ACTIONS.get(row["kind"], "ended"),
+        counted=counted,
+        inferred=row["via"] == "inferred",
+        reason=reason(header, loop=row["loop"], cause=row["cause"], detail=row["detail"]),
+        lacked=row["blocks_needed"] is not None and row["blocks_free"] is not None,
+        compared=row["values"],
+        waited=named and not skips and row["loop"] == "waiting",
+        ran=named and not skips and row["loop"] != "waiting",
+        **values,
     )
 
 
@@ -136,22 +115,14 @@ def preempted(row: Row, values: Values) -> Message:
         row: Of ``timeline.preemptions``: it decides what the sentence says.
         values: ``victim_values`` of a row, or slots for them.
     """
-    freed, times = row["blocks_freed"], row["num_preemptions"] or 0
     return say(
-        "vLLM preempted {victim} {reason}: {victim} lost {lost}{freed}{again}.",
-        victim=values["victim"],
-        reason=_preemption_reason(row, values),
-        lost=values["lost"],
-        freed=NOTHING if freed is None else say(" and freed {blocks} at once", blocks=values["freed"]),
-        again=say(" (preempted {times} times so far)", times=values["times"]) if times > 1 else NOTHING,
-    )
-
-
-def _preemption_reason(row: Row, values: Values) -> Message:
-    if row["blocks_needed"] is None or row["for_request_id"] == row["request_id"]:
-        return preempted_for(row, values["for"])
-    return say(
-        "{reason}, which needed {needed}", reason=preempted_for(row, values["for"]), needed=values["needed"]
+        "vLLM preempted {victim} {reason}[, which needed {needed}{asked:?}]: {victim} lost {lost}"
+        "[ and freed {freed} at once{gave:?}][ (preempted {times} times so far){again:?}].",
+        SimpleNamespace(**values),
+        reason=preempted_for(row, values["for"]),
+        asked=row["blocks_needed"] is not None and row["for_request_id"] != row["request_id"],
+        gave=row["blocks_freed"] is not None,
+        again=(row["num_preemptions"] or 0) > 1,
     )
 
 

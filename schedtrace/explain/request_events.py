@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import groupby
+from types import SimpleNamespace
 
 import msgspec
 import polars as pl
@@ -10,7 +11,7 @@ from schedtrace.explain.exit_sentences import preempted_for
 from schedtrace.explain.request_rows import RequestRows, Row, Wait
 from schedtrace.explain.step_facts import MISSES, entries
 from schedtrace.model.life import LifeEvent
-from schedtrace.model.message import NOTHING, Duration, Message, Request, joined
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Request, joined
 from schedtrace.model.say import say
 
 SHORTEST_WAIT_MS = 0.05
@@ -35,20 +36,22 @@ def _arrival(rows: RequestRows) -> Iterator[LifeEvent]:
     came = rows.arrival
     if came is None:
         return
-    most = came["max_tokens"]
-    about = [
-        say("{tokens:n prompt token}", tokens=came["prompt_tokens"]),
-        NOTHING if most is None else say("at most {tokens:n} to generate", tokens=most),
-        say("priority {priority:n}", priority=came["priority"]) if came["priority"] else NOTHING,
-        say("LoRA {name:code}", name=came["lora"]) if came["lora"] else NOTHING,
-    ]
-    described = joined(about, ", ")
-    if came["arrived_us"] is None:
-        sentence = say("in the scheduler's queue: {about}", about=described)
+    if came["arrived_us"] is not None:
+        yield rows.event(came["arrived_us"], "arrived", say("at the front end: {about}", about=_load(came)))
+        yield rows.event(came["queued_us"], "queued", say("in the scheduler's queue"))
+    else:
+        sentence = say("in the scheduler's queue: {about}", about=_load(came))
         yield rows.event(came["queued_us"], "queued", sentence)
-        return
-    yield rows.event(came["arrived_us"], "arrived", say("at the front end: {about}", about=described))
-    yield rows.event(came["queued_us"], "queued", say("in the scheduler's queue"))
+
+
+def _load(came: Row) -> Message:
+    most = came["max_tokens"]
+    return say(
+        "{prompt_tokens:n prompt token}[, at most {most} to generate][, priority {priority:n}]"
+        "[, LoRA {lora:code}]",
+        SimpleNamespace(**came),
+        most=None if most is None else Number(most),
+    )
 
 
 def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
@@ -80,28 +83,19 @@ def _same_work(row: Row) -> tuple[str, int]:
 def _chunk(rows: RequestRows, row: Row) -> Message:
     start, end = row["computed_tokens"], row["computed_tokens"] + row["scheduled_tokens"]
     lost, caps = row["lost_tokens"], rows.caps.get(row["step"], [])
-    work = say(
-        "{work} of {tokens:n token}",
-        work=row["work"] or "computation",
-        tokens=row["scheduled_tokens"],
-    )
-    if row["work"] == "recompute" and end > lost and lost < (row["prompt_tokens"] or 0):
-        work = say(
-            "recompute of {again:n} and prefill of {tokens:n token}",
-            again=lost - start,
-            tokens=end - lost,
+    work = row["work"] or "computation"
+    described = say("{work} of {tokens:n token}", work=work, tokens=row["scheduled_tokens"])
+    if work == "recompute" and end > lost and lost < (row["prompt_tokens"] or 0):
+        described = say(
+            "recompute of {again:n} and prefill of {tokens:n token}", again=lost - start, tokens=end - lost
         )
-    cached = NOTHING
-    if row["phase"] != "running" and start:
-        cached = say(", {start:n} found in a cache", start=start)
-    cut = joined([say("{cap:cause}", cap=cap) for cap in caps], ", ")
     return say(
-        "{work}, to {end:n} of {whole:n}{cached}{cut}",
-        work=work,
+        "{work}, to {end:n} of {whole:n}[, {cached:n} found in a cache][, cut by {caps}]",
+        work=described,
         end=end,
         whole=max(row["prompt_tokens"] or 0, lost, end),
-        cached=cached,
-        cut=say(", cut by {caps}", caps=cut) if caps else NOTHING,
+        cached=start if row["phase"] != "running" else 0,
+        caps=joined([say("{cap:cause}", cap=cap) for cap in caps], ", "),
     )
 
 
@@ -111,19 +105,14 @@ def _decodes(rows: RequestRows, run: list[Row]) -> LifeEvent:
     steps = rows.timeline.steps.filter(
         (pl.col("step") >= first["step"]) & (pl.col("step") <= last["step"]) & (pl.col("total_requests") > 0)
     ).height
-    without = NOTHING
-    if steps > len(run):
-        without = say(
-            "; {steps:n step} between went without it{causes}",
-            steps=steps - len(run),
-            causes=_stalled_by(rows, first, last),
-        )
     sentence = say(
-        "decoded in {steps:n step}, {tokens:n token} scheduled{drafts}{without}",
+        "decoded in {steps:n step}, {tokens:n token} scheduled[, {drafts:n} of them drafts]"
+        "[; {without:n step} between went without it][ ({causes})]",
         steps=len(run),
         tokens=sum(row["scheduled_tokens"] for row in run),
-        drafts=say(", {drafts:n} of them drafts", drafts=drafts) if drafts else NOTHING,
-        without=without,
+        drafts=drafts,
+        without=max(0, steps - len(run)),
+        causes=_stalled_by(rows, first, last) if steps > len(run) else NOTHING,
     )
     event = rows.event(first["start_us"], "decode", sentence, first["step"])
     return msgspec.structs.replace(event, last_step=last["step"])
@@ -142,36 +131,30 @@ def _stalled_by(rows: RequestRows, first: Row, last: Row) -> Message:
         .len()
         .sort("len", "cause", descending=[True, False])
     )
-    each = [say("{steps:n} {cause:cause}", steps=steps, cause=cause) for cause, steps in causes.iter_rows()]
-    return say(" ({causes})", causes=joined(each, ", ")) if each else NOTHING
+    return joined(
+        [say("{steps:n} {cause:cause}", cause=cause, steps=steps) for cause, steps in causes.iter_rows()],
+        ", ",
+    )
 
 
 def _admitted(wait: Wait | None, *, again: bool) -> Message:
-    if wait is None or wait.wait_ms < SHORTEST_WAIT_MS:
-        return say("scheduled {again}at once", again="again " if again else "")
+    waited = wait if wait and wait.wait_ms >= SHORTEST_WAIT_MS else None
     return say(
-        "scheduled {again}after {waited:us} in the queue{causes}",
-        again="again " if again else "",
-        waited=wait.wait_ms * 1e3,
-        causes=_causes_of(wait),
+        "scheduled [again {again:?}][at once{waited:!}][after {waited:ms} in the queue][: {causes}]",
+        again=again,
+        waited=waited and waited.wait_ms,
+        causes=_causes_of(waited) if waited else NOTHING,
     )
 
 
 def _causes_of(wait: Wait) -> Message:
-    """``: 3 steps kv_blocks (9 ms)``; nothing where it did not wait through a step."""
-    parts = [
-        say(
-            "{steps:n step} {cause:cause} ({waited:us})",
-            steps=cause.steps,
-            cause=cause.cause,
-            waited=cause.wait_ms * 1e3,
-        )
-        for cause in wait.causes
-    ]
-    if wait.causes and wait.before_step_ms >= SHORTEST_WAIT_MS:
-        before = Duration(wait.before_step_ms * 1e3)
-        parts.append(say("{waited} until a step began", waited=before))
-    return say(": {causes}", causes=joined(parts, ", ")) if parts else NOTHING
+    """``3 steps kv_blocks (9 ms)``; nothing where it did not wait through a step."""
+    if not wait.causes:
+        return NOTHING
+    parts = [say("{steps:n step} {cause:cause} ({wait_ms:ms})", cause) for cause in wait.causes]
+    if wait.before_step_ms >= SHORTEST_WAIT_MS:
+        parts.append(say("{before_step_ms:ms} until a step began", wait))
+    return joined(parts, ", ")
 
 
 def _preemptions(rows: RequestRows) -> Iterator[LifeEvent]:
@@ -188,8 +171,8 @@ def _set_aside(rows: RequestRows) -> Iterator[LifeEvent]:
     for row in rows.set_aside:
         held = row["blocks_held"]
         sentence = say(
-            "set aside by its scheduler{held}",
-            held=NOTHING if held is None else say(": it keeps {blocks:n KV block}", blocks=held),
+            "set aside by its scheduler[: it keeps {held}]",
+            held=None if held is None else Count(held, "KV block"),
         )
         yield rows.event(row["start_us"], "set_aside", sentence, row["step"])
 
@@ -199,22 +182,15 @@ def _waits_in_vain(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]
     for wait in waited:
         if wait.left_step is None and wait.since_step is not None:
             sentence = say(
-                "waited {waited:us} and was not scheduled{causes}",
-                waited=wait.wait_ms * 1e3,
-                causes=_causes_of(wait),
+                "waited {wait_ms:ms} and was not scheduled[: {causes}]", wait, causes=_causes_of(wait)
             )
-            since_us = rows.begin_us + round(1e3 * wait.from_ms)
-            yield rows.event(since_us, "waited", sentence, wait.since_step)
+            yield rows.event(rows.begin_us + round(1e3 * wait.from_ms), "waited", sentence, wait.since_step)
 
 
 def _end(rows: RequestRows) -> Iterator[LifeEvent]:
     gone = rows.finish
     if gone is not None:
-        sentence = say(
-            "{status:code} with {tokens:n output token}",
-            status=gone["status"],
-            tokens=gone["output_tokens"],
-        )
+        sentence = say("{status:code} with {output_tokens:n output token}", SimpleNamespace(**gone))
         yield rows.event(gone["finished_us"], "finished", sentence)
 
 
@@ -261,51 +237,37 @@ def _asked_for(came: Row) -> Iterator[Message]:
 
 
 def _grammar(grammar: Row) -> Message:
-    waited = NOTHING
-    if grammar["submitted_us"] is not None:
-        waited_us = max(0, grammar["started_us"] - grammar["submitted_us"])
-        waited = say(", after {waited:us} of waiting for a thread", waited=waited_us)
+    submitted_us, started_us = grammar["submitted_us"], grammar["started_us"]
     return say(
-        "its grammar {outcome} in {took:us}{waited}",
+        "its grammar {outcome} in {took:us}[, after {waited} of waiting for a thread]",
         outcome="failed to compile" if grammar["failed"] else "was compiled",
-        took=grammar["compiled_us"] - grammar["started_us"],
-        waited=waited,
+        took=grammar["compiled_us"] - started_us,
+        waited=None if submitted_us is None else Duration(max(0, started_us - submitted_us)),
     )
 
 
 def _kv_load(load: Row) -> Message:
-    holding = NOTHING
-    if load["blocks"]:
-        holding = say(", holding {blocks:n KV block}", blocks=sum(load["blocks"]))
-    return say("KV load from elsewhere {event}{holding}", event=load["event"], holding=holding)
+    held = Count(sum(load["blocks"]), "KV block") if load["blocks"] else None
+    return say("KV load from elsewhere {event}[, holding {held}]", event=load["event"], held=held)
 
 
 def _cached(admitted: Row) -> Message:
-    if admitted["miss"] in MISSES:
-        return say("found nothing in the prefix cache: {reason}", reason=MISSES[admitted["miss"]])
-    if admitted["external_tokens"]:  # else the chunk says how many were found
-        local = NOTHING
-        if admitted["local_tokens"]:
-            local = say(", {tokens:n} in the prefix cache", tokens=admitted["local_tokens"])
-        return say(
-            "found {tokens:n token} through a KV connector{local}",
-            tokens=admitted["external_tokens"],
-            local=local,
-        )
-    return NOTHING
+    """What it found; of hits in the prefix cache alone nothing, since the chunk says how many they were."""
+    return say(
+        "[found nothing in the prefix cache: {reason}][found {external_tokens:n token} through a KV connector"
+        "[, {local_tokens:n} in the prefix cache]{reason:!}]",
+        SimpleNamespace(**admitted),
+        reason=MISSES.get(admitted["miss"]),
+    )
 
 
 def _left(rows: RequestRows, gone: Row) -> Iterator[LifeEvent]:
     if gone["abort_us"] is not None:
         yield rows.event(gone["abort_us"], "abort", say("its client's abort reached the engine"))
     if gone["drafts"]:
-        invalid = NOTHING
-        if gone["drafts_invalid"]:
-            invalid = say(", {count:n} forbidden by the grammar", count=gone["drafts_invalid"])
         sentence = say(
-            "{accepted:n} of {drafts:n draft token} accepted{invalid}",
-            accepted=gone["drafts_accepted"],
-            drafts=gone["drafts"],
-            invalid=invalid,
+            "{drafts_accepted:n} of {drafts:n draft token} accepted"
+            "[, {drafts_invalid:n} forbidden by the grammar]",
+            SimpleNamespace(**gone),
         )
         yield rows.event(gone["finished_us"], "drafts", sentence)

@@ -9,10 +9,9 @@ import polars as pl
 
 from schedtrace.errors import UsageError
 from schedtrace.explain.exit_sentences import stops, victims
-from schedtrace.explain.leftover import known_need
 from schedtrace.explain.request_rows import ending
 from schedtrace.explain.step_facts import step_facts
-from schedtrace.explain.what_if import what_if
+from schedtrace.explain.what_if import known_need, what_if
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message
 from schedtrace.model.say import say
@@ -27,10 +26,17 @@ from schedtrace.timeline.rank import PASS
 from schedtrace.timeline.request_states import since_us
 from schedtrace.timeline.timeline import Timeline, make_timeline
 
-_RankRow = dict[str, Any]
+THIS_STEP_ALONE = say("this holds for this step alone: the change would alter later steps, too")
+NO_CACHE_HITS = say(
+    "a waiting prompt with prefix cache hits would have needed less; the trace does not record these hits"
+)
+LISTS = {"arrived", "finished", "preempted"}
+"""Columns of a step that its story describes otherwise."""
+
+Row = dict[str, Any]
 
 
-def rank_turns(traces: Sequence[Trace], row: _RankRow) -> list[RankTurn]:
+def rank_turns(traces: Sequence[Trace], row: Row) -> list[RankTurn]:
     """One entry per rank, in their order; none where there is one rank, or no common step.
 
     Args:
@@ -40,17 +46,16 @@ def rank_turns(traces: Sequence[Trace], row: _RankRow) -> list[RankTurn]:
     if len(traces) < 2 or any(row.get(name) is None for name in PASS):  # noqa: PLR2004  # ranks
         return []
     same = pl.all_horizontal(pl.col(name) == row[name] for name in PASS)
-    turns = [_turn(trace, same) for trace in traces]
-    shift = [offset(trace.header, traces[0].header).us for trace in traces]
-    began = min(us + off for (us, _, _), off in zip(turns, shift, strict=True) if us is not None)
-    return [
-        turn if back is None else _back(turn, back + off - began)
-        for (_, back, turn), off in zip(turns, shift, strict=True)
-    ]
+    turns = [_turn(trace, same, offset(trace.header, traces[0].header).us) for trace in traces]
+    first_us = min(began_us for began_us, _ in turns if began_us is not None)
+    for _, turn in turns:
+        if turn.back_us is not None:
+            turn.back_us -= first_us
+    return [turn for _, turn in turns]
 
 
-def _turn(trace: Trace, same: pl.Expr) -> tuple[int | None, int | None, RankTurn]:
-    """When a rank began, when its output was back, both on its own clock, and its turn without the latter."""
+def _turn(trace: Trace, same: pl.Expr, offset_us: int) -> tuple[int | None, RankTurn]:
+    """When a rank began, and its turn with when its output was back, both on the first's clock."""
     turn = RankTurn(
         engine_rank=trace.header.engine_rank,
         step=None,
@@ -62,34 +67,21 @@ def _turn(trace: Trace, same: pl.Expr) -> tuple[int | None, int | None, RankTurn
         num_waiting=None,
         back_us=None,
     )
-    began = back = None
+    began_us = None
     # Before a dummy batch a rank may have called schedule(), which scheduled nothing.
     for row in trace.steps.filter(same).sort("total_requests").tail(1).to_dicts():
         turn.step, turn.dummy = row["step"], row["total_requests"] == 0
         turn.requests, turn.decode_tokens = row["total_requests"], row["decode_tokens"]
         turn.prefill_tokens = row["token_budget"] - row["remaining_budget"] - row["decode_tokens"]
         turn.num_running, turn.num_waiting = row["num_running_after"], row["num_waiting_after"]
-        began, back = row["start_us"], row["output_us"]
+        began_us, turn.back_us = row["start_us"], row["output_us"]
     if not turn.requests:
         for dummy in trace.dummies.filter(same).head(1).to_dicts():
-            turn.dummy, began = True, dummy["began_us"]
-            back = dummy["began_us"] + dummy["took_us"]
-    return began, back, turn
-
-
-def _back(turn: RankTurn, us: int) -> RankTurn:
-    turn.back_us = us
-    return turn
-
-
-THIS_STEP_ALONE = say("this holds for this step alone: the change would alter later steps, too")
-NO_CACHE_HITS = say(
-    "a waiting prompt with prefix cache hits would have needed less; the trace does not record these hits"
-)
-LISTS = {"arrived", "finished", "preempted"}
-"""Columns of a step that its story describes otherwise."""
-
-Row = dict[str, Any]
+            turn.dummy, began_us = True, dummy["began_us"]
+            turn.back_us = dummy["began_us"] + dummy["took_us"]
+    if turn.back_us is not None:
+        turn.back_us += offset_us
+    return None if began_us is None else began_us + offset_us, turn
 
 
 def explain_step(run: Run, number: int, *, engine: int = 0) -> StepStory:

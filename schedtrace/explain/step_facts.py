@@ -1,11 +1,12 @@
 """What a trace records beside the decisions: holders of KV blocks, caches, execution, requests in between."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 
-from schedtrace.model.message import NOTHING, Count, Message, joined
+from schedtrace.model.message import NOTHING, Count, Duration, Message, Number, Value, joined
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -23,15 +24,7 @@ MISSES = {
 
 def step_facts(timeline: Timeline, row: Row) -> list[Message]:
     """The facts of a step, a row of ``timeline.steps``; none where the trace has none."""
-    parts = (
-        _refusals(timeline, row),
-        _hits(timeline, row),
-        _execution(row),
-        _in_between(row),
-        _encoder(row),
-        _ranks(row),
-    )
-    return [sentence for part in parts for sentence in part]
+    return [*_refusals(timeline, row), *_hits(timeline, row), *_of_columns(row)]
 
 
 def entries(timeline: Timeline, name: str, which: pl.Expr) -> list[Row]:
@@ -45,11 +38,10 @@ def _refusals(timeline: Timeline, row: Row) -> Iterator[Message]:
         needed, free = sum(refusal["blocks_needed"]), refusal["blocks_free"]
         if needed and free is not None:
             yield say(
-                "{request:id} needs {blocks:n KV block}{by_group}, {free:n} free.",
-                request=refusal["request_id"],
-                blocks=needed,
-                by_group=_by_group(timeline, refusal),
-                free=free,
+                "{request_id:id} needs {needed:n KV block}[ ({groups})], {blocks_free:n} free.",
+                SimpleNamespace(**refusal),
+                needed=needed,
+                groups=_by_group(timeline, refusal),
             )
         yield from _holders(timeline, refusal)
 
@@ -62,7 +54,7 @@ def _by_group(timeline: Timeline, refusal: Row) -> Message:
         say("{kind:code} {blocks:n}", kind=kind, blocks=blocks)
         for kind, blocks in zip(kinds, refusal["blocks_needed"], strict=True)
     ]
-    return say(" ({groups})", groups=joined(each, ", "))
+    return joined(each, ", ")
 
 
 def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
@@ -73,25 +65,23 @@ def _holders(timeline: Timeline, refusal: Row) -> Iterator[Message]:
     finished = set(refusal["finished_holders"])
     named = [
         say(
-            "{holder:id} {blocks:n}{finished}",
+            "{holder:id} {blocks:n}[ (finished){done:?}]",
             holder=holder,
             blocks=blocks,
-            finished=" (finished)" if holder in finished else "",
+            done=holder in finished,
         )
         for holder, blocks in list(zip(refusal["holders"], held, strict=True))[:MOST_NAMED]
     ]
     if others := refusal["other_holders"] + len(held[MOST_NAMED:]):
         rest = sum(refusal["other_held"]) + sum(held[MOST_NAMED:])
-        more = say("{others:n more request} {rest:n}", others=others, rest=rest)
-        named.append(more)
+        named.append(say("{others:n more request} {rest:n}", others=others, rest=rest))
     holders = len(held) + refusal["other_holders"]
-    shared = " (shared blocks count for each)" if timeline.header.enable_prefix_caching else ""
     yield say(
-        "{holders:n request} {hold} {blocks:n block}{shared}: {named}.",
+        "{holders:n request} {hold} {blocks:n block}[ (shared blocks count for each){shared:?}]: {named}.",
         holders=holders,
         hold="holds" if holders == 1 else "hold",
         blocks=sum(held) + sum(refusal["other_held"]),
-        shared=shared,
+        shared=timeline.header.enable_prefix_caching,
         named=joined(named, ", "),
     )
 
@@ -102,9 +92,9 @@ def _hits(timeline: Timeline, row: Row) -> Iterator[Message]:
     external = sum(request["external_tokens"] or 0 for request in came)
     if local or external:
         yield say(
-            "New requests found {local:n token} in the prefix cache{brought}.",
+            "New requests found {local:n token} in the prefix cache[, a KV connector brought {external:n}].",
             local=local,
-            brought=say(", a KV connector brought {external:n}", external=external) if external else NOTHING,
+            external=external,
         )
     for miss, reason in MISSES.items():
         missed = sum(request["miss"] == miss for request in came)
@@ -116,52 +106,34 @@ def _hits(timeline: Timeline, row: Row) -> Iterator[Message]:
             )
 
 
-def _execution(row: Row) -> Iterator[Message]:
-    after_us, took_us = row.get("execute_after_us"), row.get("execute_us")
-    if after_us is not None and took_us is not None:
-        yield say(
-            "The worker began to execute it {after:us} after the step began and took {took:us}.",
-            after=after_us,
-            took=took_us,
-        )
-
-
-_IN_BETWEEN = (
-    ("finished_holding", "finished request", "{count} kept KV blocks, for a transfer or a batch in flight."),
-    ("deferred_free_blocks", "KV block", "{count} cannot be freed until a batch in flight is back."),
-    ("kv_loads_parked", "request", "{count} waited for KV blocks from elsewhere."),
-    ("sessions_paused", "streaming session", "{count} waited for input."),
+_OF_COLUMNS = (
+    "[The worker began to execute it {execute_after} after the step began and took {execute}.]",
+    "[{finished_holding:n finished request} kept KV blocks, for a transfer or a batch in flight.]",
+    "[{deferred_free_blocks:n KV block} cannot be freed until a batch in flight is back.]",
+    "[{kv_loads_parked:n request} waited for KV blocks from elsewhere.]",
+    "[{sessions_paused:n streaming session} waited for input.]",
+    "[The encoder cache had room for {encoder_free}, {encoder_freeable} with those that no request uses.]",
+    "[This rank ran {dummy_batches:n dummy batch/dummy batches} before it, {dummy_us:us} in total.]",
+    "[Wave {wave} of the data-parallel ranks, pass {counter}.]",
 )
-"""Columns of a step about requests and blocks that are neither in use nor free."""
+"""What columns of a step say; nothing where one is not known, or a count is 0."""
+_COUNTS = (
+    *("finished_holding", "deferred_free_blocks", "kv_loads_parked", "sessions_paused"),
+    *("dummy_batches", "dummy_us"),
+)
 
 
-def _in_between(row: Row) -> Iterator[Message]:
-    for column, noun, sentence in _IN_BETWEEN:
-        if count := row.get(column):
-            yield say(sentence, count=Count(count, noun))
+def _of_columns(row: Row) -> Iterator[Message]:
+    def known(column: str, kind: Callable[[Any], Value]) -> Value | None:
+        return None if row.get(column) is None else kind(row[column])
 
-
-def _encoder(row: Row) -> Iterator[Message]:
-    free, freeable = row.get("encoder_slots_free"), row.get("encoder_slots_freeable")
-    if free is not None and freeable is not None:
-        yield say(
-            "The encoder cache had room for {free:n embedding}, {freeable:n} with those that no "
-            "request uses.",
-            free=free,
-            freeable=freeable,
-        )
-
-
-def _ranks(row: Row) -> Iterator[Message]:
-    if row.get("dummy_us"):
-        yield say(
-            "This rank ran {batches:n dummy batch/dummy batches} before it, {took:us} in total.",
-            batches=row["dummy_batches"],
-            took=row["dummy_us"],
-        )
-    if row.get("wave") is not None:
-        yield say(
-            "Wave {wave:n} of the data-parallel ranks, pass {counter:n}.",
-            wave=row["wave"],
-            counter=row["step_counter"],
-        )
+    columns = SimpleNamespace(
+        **{column: row.get(column) for column in _COUNTS},
+        execute_after=known("execute_after_us", Duration),
+        execute=known("execute_us", Duration),
+        encoder_free=known("encoder_slots_free", lambda free: Count(free, "embedding")),
+        encoder_freeable=known("encoder_slots_freeable", Number),
+        wave=known("wave", Number),
+        counter=Number(row.get("step_counter")),
+    )
+    yield from filter(None, (say(template, columns) for template in _OF_COLUMNS))

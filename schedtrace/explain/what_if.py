@@ -7,15 +7,109 @@ recorded there is no answer.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from schedtrace.explain.leftover import Left, admit
+import polars as pl
+
 from schedtrace.model.causes import Cap, Cause
-from schedtrace.model.message import Message, Number, Requests, Setting, joined
+from schedtrace.model.message import NOTHING, Count, Message, Requests, joined
 from schedtrace.model.say import say
 from schedtrace.model.story import Scheduled, Stop, Waiter, WhatIf
-from schedtrace.timeline.admission import Need
+from schedtrace.timeline.admission import Need, blocks_needed, need_of, refused_heads
 from schedtrace.timeline.timeline import Timeline
+
+MOST_BLOCKS_FRAC = 1.05
+"""Blocks in use over those that the running requests' tokens need; above it, something else holds blocks."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a step left over."""
+
+    budget: int
+    blocks: int
+    seats: int
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The requests that fit; false if none does."""
+
+    request_ids: list[str]
+    tokens: int
+    blocks: int
+    limit: Message
+    """Why the next one would not have fitted."""
+    cut: bool
+    """The last one would have got only a part of its prompt."""
+
+    def __bool__(self) -> bool:
+        return bool(self.request_ids)
+
+    def described(self, noun: str) -> Message:
+        """``2 more requests (a and b, 1,536 tokens)``."""
+        count = len(self.request_ids)
+        return say(
+            "{count} ({requests}, {tokens:n token}[, the last one in part{cut:?}])",
+            self,
+            count=Count(count, noun),
+            requests=Requests(self.request_ids, count),
+        )
+
+
+def admit(need: Need, waiting: list[Waiter], left: Left, *, seats_name: str) -> Admission:
+    """Take the waiting requests in their order until one does not fit, as the waiting loop does.
+
+    With ``need.whole`` a request has to fit whole, but takes only the blocks of its first chunk.
+    """
+    budget, blocks = left.budget, left.blocks
+    taken: list[str] = []
+    cut = False
+    limit = say("no request would have been left waiting")
+    for request in waiting:
+        tokens = need.tokens(request.wanted_tokens, budget)
+        wanted = need.blocks(request.wanted_tokens if need.whole else tokens)
+        if budget <= 0:
+            limit = say("then the budget would have been spent")
+        elif len(taken) == left.seats:
+            limit = say("then as many would run as {seats:setting} allows", seats=seats_name)
+        elif not tokens:
+            limit = say(
+                "{request_id:id} ({wanted_tokens:n token}) would not have fitted into the rest of it", request
+            )
+        elif wanted > blocks:
+            limit = say(
+                "{request_id:id} would have needed {wanted:n KV block} with {free:n} free",
+                request,
+                wanted=wanted,
+                free=max(0, blocks),
+            )
+        else:
+            budget, blocks = budget - tokens, blocks - need.blocks(tokens)
+            cut = tokens < request.wanted_tokens
+            taken.append(request.request_id)
+            continue
+        break
+    return Admission(taken, left.budget - budget, left.blocks - blocks, limit, cut)
+
+
+def known_need(timeline: Timeline) -> Need | None:
+    """The room that a request needs; None where the blocks in use are not those of the tokens."""
+    if timeline.header.block_size is None:
+        return None
+    need = need_of(timeline, refused_heads(timeline))
+    all_scheduled = timeline.steps.filter(pl.col("num_running_after") == pl.col("total_requests"))
+    in_use = pl.col("kv_blocks_total") - 1 - pl.col("kv_blocks_free_after")
+    used = (
+        blocks_needed(timeline.stretches, timeline.steps, need.block_size)
+        .with_columns(blocks=(pl.col("blocks") + int(need.drafts) * pl.col("requests")) * need.groups)
+        .filter(pl.col("requests") > 0)
+        .join(all_scheduled, on="step")
+        .select(in_use / pl.col("blocks"))
+        .to_series()
+        .median()
+    )
+    return need if used is not None and cast("float", used) <= MOST_BLOCKS_FRAC else None
 
 
 @dataclass(frozen=True)
@@ -67,7 +161,7 @@ def what_if(
     Args:
         timeline: The engine's trace.
         row: The step's row of ``timeline.steps``.
-        need: The room that a request needs (``admission.known_need``).
+        need: The room that a request needs (``known_need``).
         waiting: Who waited after it, in order; empty where that is not known for certain.
         scheduled: What each scheduled request got.
         stops: The step's exits.
@@ -79,34 +173,35 @@ def what_if(
     question = Question(timeline, need, left, row["token_budget"], waiting, scheduled, stops)
     found = list(_longer_chunks(question))
     all_ready = not row["num_not_ready_after"] and not timeline.arrivals["lora"].drop_nulls().len()
-    if question.end and waiting and all_ready:
-        found += _ANSWERS.get(question.end.cause, _no_answer)(question)
+    if question.end and waiting and all_ready and question.end.cause in _ANSWERS:
+        found += _ANSWERS[question.end.cause](question)
     return found
 
 
-def _no_answer(_: Question) -> Iterator[WhatIf]:
-    yield from ()
+def _answer(
+    sentence: str, limit: str, now: int, then: int | None, request_ids: list[str], tokens: int, **values: Any
+) -> WhatIf:
+    """An answer; its sentence has its fields beside ``values``."""
+    answer = WhatIf(limit=limit, now=now, then=then, request_ids=request_ids, tokens=tokens, message=NOTHING)
+    answer.message = say(sentence, answer, **values)
+    return answer
 
 
 def _more_seats(asked: Question) -> Iterator[WhatIf]:
     left = Left(asked.left.budget, asked.left.blocks, len(asked.waiting))
     more = admit(asked.need, asked.waiting, left, seats_name=asked.seats_name)
-    limit, now = asked.seats_name, asked.timeline.seats
-    then = now + len(more.request_ids) if more else None
-    sentence = say(
-        "A higher {limit:setting} alone would have admitted no request: {next}.",
-        limit=limit,
+    now = asked.timeline.seats
+    yield _answer(
+        "[With {limit:setting} {then:n} instead of {now:n}, {more} would have fitted into the budget left "
+        "and the free KV blocks; {next}.][A higher {limit:setting} alone would have admitted no request: "
+        "{next}.{then:!}]",
+        asked.seats_name,
+        now,
+        now + len(more.request_ids) if more else None,
+        more.request_ids,
+        more.tokens,
+        more=more.described("more request"),
         next=more.limit,
-    )
-    if then is not None:
-        sentence = say(
-            "{changed}, {more} would have fitted into the budget left and the free KV blocks; {next}.",
-            changed=_changed(limit, now, then),
-            more=more.described("more request"),
-            next=more.limit,
-        )
-    yield WhatIf(
-        limit=limit, now=now, then=then, request_ids=more.request_ids, tokens=more.tokens, message=sentence
     )
 
 
@@ -132,17 +227,14 @@ def _more_budget(asked: Question) -> Iterator[WhatIf]:
             )
         )
     if then > now and blocks >= 0:
-        yield WhatIf(
-            limit=asked.budget_name,
-            now=now,
-            then=then,
-            request_ids=cut_ids + more.request_ids,
-            tokens=then - now,
-            message=say(
-                "{changed}, {gained}.",
-                changed=_changed(asked.budget_name, now, then),
-                gained=joined(parts, " and "),
-            ),
+        yield _answer(
+            "With {limit:setting} {then:n} instead of {now:n}, {gained}.",
+            asked.budget_name,
+            now,
+            then,
+            cut_ids + more.request_ids,
+            then - now,
+            gained=joined(parts, " and "),
         )
 
 
@@ -153,18 +245,14 @@ def _longer_chunks(asked: Question) -> Iterator[WhatIf]:
     if tokens <= 0 or asked.need.blocks(tokens) > asked.left.blocks:
         return
     request_ids = [request.request_id for request in cut]
-    yield WhatIf(
-        limit=Cap.LONG_PREFILL,
-        now=asked.need.most_at_once,
-        then=0,
-        request_ids=request_ids,
-        tokens=tokens,
-        message=say(
-            "Without {limit:setting} {now:n}, {gained} of the budget left.",
-            limit=Cap.LONG_PREFILL,
-            now=asked.need.most_at_once,
-            gained=_longer(request_ids, tokens),
-        ),
+    yield _answer(
+        "Without {limit:setting} {now:n}, {gained} of the budget left.",
+        Cap.LONG_PREFILL,
+        asked.need.most_at_once,
+        0,
+        request_ids,
+        tokens,
+        gained=_longer(request_ids, tokens),
     )
 
 
@@ -177,43 +265,35 @@ def _more_blocks(asked: Question) -> Iterator[WhatIf]:
         return
     now, then = stop.blocks_free, stop.blocks_needed + need.kept_free
     tokens = need.tokens(head.wanted_tokens, asked.left.budget)
-    sentence = say(
-        "With {more:n more free KV block} ({then:n} instead of {now:n}), {head:id} "
-        "({tokens:n token}) would have been admitted.",
-        more=then - now,
-        then=then,
-        now=now,
-        head=head.request_id,
-        tokens=tokens,
-    )
     endless = sum(need.blocks(request.wanted_tokens) for request in asked.waiting)
     left = Left(asked.left.budget, endless, asked.left.seats)
     every = admit(need, asked.waiting, left, seats_name=asked.seats_name)
-    if len(every.request_ids) > 1:
-        room = say(
-            "The budget left had room for {requests}, which take {blocks:n block}; {next}.",
-            requests=every.described("request"),
-            blocks=every.blocks,
-            next=every.limit,
-        )
-        sentence = joined([sentence, room])
-    yield WhatIf(
-        limit="kv_blocks", now=now, then=then, request_ids=[head.request_id], tokens=tokens, message=sentence
+    yield _answer(
+        "With {more:n more free KV block} ({then:n} instead of {now:n}), {head:id} ({tokens:n token}) would "
+        "have been admitted.[ The budget left had room for {requests}, which take {blocks:n block}; "
+        "{next}.{several:?}]",
+        "kv_blocks",
+        now,
+        then,
+        [head.request_id],
+        tokens,
+        more=then - now,
+        head=head.request_id,
+        requests=every.described("request"),
+        blocks=every.blocks,
+        next=every.limit,
+        several=len(every.request_ids) > 1,
     )
     if stop.detail == "full_sequence":
-        yield WhatIf(
-            limit="scheduler_reserve_full_isl",
-            now=1,
-            then=0,
-            request_ids=[head.request_id],
-            tokens=tokens,
-            message=say(
-                "Without {limit:setting}, {head:id} would have been admitted with a first chunk of "
-                "{tokens:n token}.",
-                limit="scheduler_reserve_full_isl",
-                head=head.request_id,
-                tokens=tokens,
-            ),
+        yield _answer(
+            "Without {limit:setting}, {head:id} would have been admitted with a first chunk of "
+            "{tokens:n token}.",
+            "scheduler_reserve_full_isl",
+            1,
+            0,
+            [head.request_id],
+            tokens,
+            head=head.request_id,
         )
 
 
@@ -223,33 +303,26 @@ def _chunked_prefill(asked: Question) -> Iterator[WhatIf]:
     fits = need.blocks(head.wanted_tokens) <= left.blocks
     tokens = min(head.wanted_tokens, left.budget)
     if fits or (not need.whole and need.blocks(tokens) <= left.blocks):
-        yield WhatIf(
-            limit="enable_chunked_prefill",
-            now=0,
-            then=1,
-            request_ids=[head.request_id],
-            tokens=tokens,
-            message=say(
-                "With chunked prefill, {head:id} would have got {tokens:n} of the {wanted:n token} "
-                "that it wants.",
-                head=head.request_id,
-                tokens=tokens,
-                wanted=head.wanted_tokens,
-            ),
+        yield _answer(
+            "With chunked prefill, {head:id} would have got {tokens:n} of the {wanted:n token} that it "
+            "wants.",
+            "enable_chunked_prefill",
+            0,
+            1,
+            [head.request_id],
+            tokens,
+            head=head.request_id,
+            wanted=head.wanted_tokens,
         )
     if fits and head.wanted_tokens > left.budget:
-        now, then = asked.token_budget, asked.token_budget + head.wanted_tokens - left.budget
-        yield WhatIf(
-            limit=asked.budget_name,
-            now=now,
-            then=then,
-            request_ids=[head.request_id],
-            tokens=head.wanted_tokens,
-            message=say(
-                "{changed}, {head:id} would have fitted whole.",
-                changed=_changed(asked.budget_name, now, then),
-                head=head.request_id,
-            ),
+        yield _answer(
+            "With {limit:setting} {then:n} instead of {now:n}, {head:id} would have fitted whole.",
+            asked.budget_name,
+            asked.token_budget,
+            asked.token_budget + head.wanted_tokens - left.budget,
+            [head.request_id],
+            head.wanted_tokens,
+            head=head.request_id,
         )
 
 
@@ -259,11 +332,6 @@ def _lacking(scheduled: list[Scheduled]) -> int:
         (request.wanted_tokens or request.scheduled_tokens) - request.scheduled_tokens
         for request in scheduled
     )
-
-
-def _changed(limit: str, now: int, then: int) -> Message:
-    template = "With {limit} {then} instead of {now}"
-    return say(template, limit=Setting(limit), then=Number(then), now=Number(now))
 
 
 def _longer(request_ids: list[str], tokens: int) -> Message:

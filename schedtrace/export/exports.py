@@ -142,8 +142,6 @@ def _files(run: Run, folder: Path, kind: Kind) -> dict[Path, Callable[[Path], in
         from schedtrace.export.chrome import write_chrome  # noqa: PLC0415  # likewise: only what is asked for
 
         return {folder / "trace.json.gz": partial(write_chrome, run)}
-    from schedtrace.export.exports import tables, write_table  # noqa: PLC0415  # likewise
-
     return {
         folder / f"{name}.{kind}": partial(write_table, table, kind) for name, table in tables(run).items()
     }

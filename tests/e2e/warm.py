@@ -1,9 +1,10 @@
 """The command in processes that have imported vLLM already: an import takes seven seconds of a processor.
 
 ``python -m tests.e2e.warm SOCKET`` imports vLLM and then forks a process for each command that it is sent,
-until its standard input ends. Such a process runs the same code in the same order as one that was started. Its
-engine processes are forks, too, made before the command has imported anything; so the guards above the engine
-have the place that they always have. What an interpreter does at its start (``sitecustomize``) does not happen.
+until its standard input ends. Such a process runs the same code in the same order as one that was started.
+Its engine processes are forks, too, made before the command has imported anything; so the guards above the
+engine have the place that they always have. What an interpreter does at its start does not happen
+(``sitecustomize``).
 """
 
 import contextlib
@@ -126,7 +127,7 @@ def _fork_engine_processes():
                 os._exit(0)
             stdin, log, events = files
             _become(json.loads(message), [stdin, log, log, events])
-            _be("schedtrace.engine.guard")
+            _be("schedtrace.engine.process_guard")
         there.close()
         waiting.append((pid, here))
 
@@ -134,7 +135,7 @@ def _fork_engine_processes():
         """Starts an engine process by telling one that waits."""
 
         def _execute_child(self, command, *more):
-            if "schedtrace.engine.guard" not in command:
+            if "schedtrace.engine.process_guard" not in command:
                 super()._execute_child(command, *more)
                 return
             _, _, _, (events,), cwd, env, _, _, _, *pipes = more

@@ -8,6 +8,7 @@ from schedtrace.model.printable import capped
 from tests.makers import encoded, header, manifest, run_folder, step, workload, write_trace
 
 USAGE, INPUT = 2, 3
+VARY, MODEL = "--vary max_num_seqs=4,8", "--model Qwen3-8B --gpu h100"
 
 
 @pytest.fixture
@@ -31,6 +32,11 @@ def bad(tmp_path, monkeypatch):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "text.jsonl").write_text("hello\n")
     write_trace(tmp_path / "cut.jsonl", closed=False, tail=encoded(header())[:50])
+    (tmp_path / "vllm.log").write_text(
+        "Iteration(0): 1 context requests, 5 context tokens, 0 generation requests, 0 generation tokens, "
+        "iteration elapsed time: 2.0 ms\n"
+    )
+    (tmp_path / "tiny.yaml").write_text("model: tiny\n")
     (tmp_path / "list.yaml").write_text("- model\n")
     (tmp_path / "empty.yaml").touch()
     (tmp_path / "bad.yaml").write_text("model: [unclosed\n")
@@ -65,8 +71,50 @@ READING = [
     ("diff good gone", INPUT, "gone: no such file or folder"),
     ("diff good runs", INPUT, "runs: 2 runs in it; name one of them, such as runs/one"),
     ("diff stepless good", INPUT, "stepless: no step in it to compare"),
+    ("analyze good --only blocked", USAGE, "--only blocked: no such finding; there are never-fits, "),
+    ("analyze good --from soon", USAGE, "--from soon: expected a time such as 90s, 5m or 1h"),
+    ("analyze good --to -1s", USAGE, "--to -1s: expected a time such as 90s, 5m or 1h"),
+    ("analyze good --from 1s --last 1s", USAGE, "--from and --last cannot be given together"),
+    ("analyze good --objective latency", USAGE, "--objective is about the replays of --predict: give both"),
+    ("step good 7", USAGE, "step 7: good has the steps 0 to 0"),
+    ("step good 0 --engine 3", USAGE, "--engine 3: good has engine 0"),
+    ("step runs 0", USAGE, "runs: 2 runs in it; name one of them, such as runs/one"),
+    ("step vllm.log 0", USAGE, "does not tell when steps began and ended, which step needs"),
+    ("request vllm.log 0", USAGE, "no request of vllm.log matches"),
+    (
+        "request good nobody",
+        USAGE,
+        "nobody: no request of good matches; it has 0 requests, none at all",
+    ),
+    ("request gone a", INPUT, "gone: no such file or folder"),
+    ("report good good good", USAGE, "give one run, or two without --from, --to and --last"),
+    ("export vllm.log --to chrome", USAGE, "not tell when steps began and ended, which a viewer needs"),
+    (
+        "export vllm.log --to perfetto",
+        USAGE,
+        "not tell when steps began and ended, which a viewer needs",
+    ),
+    ("export vllm.log --to jsonl", USAGE, "expands traces of schedtrace, and this is a vLLM's log"),
+    ("diff a.yaml b.yaml", USAGE, "these are configurations, not runs: add --run to run and compare them"),
     ("diff small large", INPUT, "nothing in common to compare"),
     ("diff good good --max-num-seqs 4", USAGE, "unknown option --max-num-seqs; engine options go with --run"),
+]
+SWEEPING = [
+    ("random", USAGE, "nothing to vary: give --vary NAME=V1,V2"),
+    (f"random {VARY} {VARY}", USAGE, "--vary: a setting is varied twice"),
+    (f"random {VARY} --set block_size=16,32", USAGE, "--set block_size=16,32: one value"),
+    (f"random {VARY} --slo fast", USAGE, "--slo fast: expected bounds such as"),
+    (f"random {VARY}", USAGE, "random: no recorded run, so nothing tells the engine: give --model and --gpu"),
+    (f"random {VARY} --model Qwen3-8B", USAGE, "--model and --gpu go together"),
+    (f"random {VARY} {MODEL} --speedup 2", USAGE, "--speedup does not go with random"),
+    (f"random {VARY} {MODEL} --concurrency 2", USAGE, "--concurrency: random is no recorded run"),
+    (f"random {VARY} --model Qwen3-8B --gpu h1", USAGE, "unknown GPU 'h1'"),
+    (
+        f"good {VARY} --num-prompts 4",
+        USAGE,
+        "--num-prompts: the load is recorded in good; it is replayed",
+    ),
+    (f"gone {VARY}", INPUT, "gone: no such file or folder"),
 ]
 RUNNING = [
     ("run", USAGE, "no model given: --model"),
@@ -97,27 +145,10 @@ RUNNING = [
     ("run --model tiny --output . --label list.yaml", USAGE, "list.yaml is no folder"),
     ("diff --run gone.yaml empty.yaml", INPUT, "--config gone.yaml: No such file"),
     ("diff --run typed.yaml typed.yaml", USAGE, "trials"),
+    ("diff --run tiny.yaml tiny.yaml", USAGE, "both runs would be called tiny"),
+    ("diff --run tiny.yaml tiny.yaml --fail-on regression:speed", USAGE, "no metric speed that can be worse"),
 ]
-
-
-@pytest.mark.parametrize(("line", "code", "says"), [*READING, *RUNNING])
-@pytest.mark.usefixtures("bad", "plans")
-def test_a_bad_input_is_told_in_one_or_two_lines(cli, line, code, says):
-    told, out, err = cli(*line.split())
-    assert (told, out) == (code, "")
-    assert err.startswith("schedtrace: ")
-    assert says in err
-    assert 1 <= len(err.splitlines()) <= 2
-
-
-@pytest.mark.usefixtures("bad")
-@pytest.mark.parametrize("line", [one[0] for one in RUNNING])
-def test_a_run_that_cannot_be_made_starts_nothing(cli, plans, line):
-    cli(*line.split())
-    assert plans == []
-
-
-USAGE_ERRORS = [
+TYPED = [
     ("bogus", "'bogus'"),
     ("analyze", "'paths'"),
     ("analyze good --format xml", "'--format'"),
@@ -128,16 +159,40 @@ USAGE_ERRORS = [
     ("run --seed 4294967296", "'--seed'"),
     ("run --trails 3 --input-len 0", "'--input-len'"),
 ]
+REFUSED = [
+    *READING,
+    *((f"sweep {words}", code, says) for words, code, says in SWEEPING),
+    *RUNNING,
+    *((line, USAGE, says) for line, says in TYPED),
+]
 
 
-@pytest.mark.parametrize(("line", "names"), USAGE_ERRORS)
+@pytest.mark.parametrize(("line", "code", "says"), REFUSED)
 @pytest.mark.usefixtures("bad")
-def test_a_wrong_command_line_ends_with_2_and_names_what_is_wrong_in_one_line(cli, line, names):
+def test_a_bad_input_is_told_in_one_or_two_lines_and_starts_nothing(cli, plans, line, code, says):
     told, out, err = cli(*line.split())
-    assert (told, out) == (USAGE, "")
+    assert (told, out, plans) == (code, "", [])
     assert err.startswith("schedtrace: ")
-    assert names in err
-    assert len(err.splitlines()) == 1
+    assert says in err
+    assert 1 <= len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run --model tiny --output logs",
+        "sweep random --vary max_num_seqs=4 --model Qwen3-8B --gpu h100",
+        "replay good",
+        "analyze good --predict",
+    ],
+)
+@pytest.mark.usefixtures("bad")
+def test_without_vllm_it_says_what_to_install(cli, tmp_path, monkeypatch, line):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    code, _, err = cli(*line.split())
+    assert code == USAGE
+    assert err.startswith("schedtrace: vLLM is not installed here: pip install 'schedtrace[vllm]'")
+    assert not (tmp_path / "logs").exists()
 
 
 LONG = "x" * 1_000_000

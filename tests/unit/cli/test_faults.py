@@ -35,38 +35,24 @@ def known(monkeypatch, tmp_path):
     (tmp_path / "long.yaml").write_text("model: tiny\nmax-model-len: 1000\n")
 
 
+FP9 = "'fp9' is none of auto, fp8; did you mean fp8?"
+FILES_FIRST = "the two files come first, then options of the runs"
+SEQZ = "unknown option --max-num-seqz; did you mean --max-num-seqs?"
+LONG = (
+    "a request of 1024 prompt tokens + 4 output tokens exceeds the limit of 1000 (--max-model-len): lower "
+    "--input-len or --output-len, or raise --max-model-len"
+)
 REFUSED = [
-    ("run --model tiny --max-num-seqz 4", "unknown option --max-num-seqz; did you mean --max-num-seqs?"),
+    ("run --model tiny --max-num-seqz 4", SEQZ),
     ("run --model tiny --num-promts 4", "unknown option --num-promts; did you mean --num-prompts?"),
     ("run --model tiny --enforce_eager yes", "unexpected argument yes: --enforce-eager takes no value"),
-    (
-        "run --config typo.yaml",
-        "--config typo.yaml: unknown option --max-num-seqz; did you mean --max-num-seqs?",
-    ),
+    ("run --config typo.yaml", f"--config typo.yaml: {SEQZ}"),
     ("run --config good.yaml --max-num-seqs many", "--max-num-seqs: 'many' is not a number"),
-    (
-        "run --config value.yaml",
-        "--config value.yaml: --kv-cache-dtype: 'fp9' is none of auto, fp8; did you mean fp8?",
-    ),
-    (
-        "run --config long.yaml --output-len 4",
-        (
-            "a request of 1024 prompt tokens + 4 output tokens exceeds the limit of 1000 (--max-model-len): "
-            "lower --input-len or --output-len, or raise --max-model-len"
-        ),
-    ),
-    (
-        "diff --run good.yaml typo.yaml",
-        "--config typo.yaml: unknown option --max-num-seqz; did you mean --max-num-seqs?",
-    ),
-    (
-        "diff --run good.yaml long.yaml --interleav",
-        "unknown option --interleav; did you mean --interleave?",
-    ),
-    (
-        "diff --run --max-num-seqs 4 good.yaml long.yaml",
-        "--max-num-seqs: the two files come first, then options of the runs",
-    ),
+    ("run --config value.yaml", f"--config value.yaml: --kv-cache-dtype: {FP9}"),
+    ("run --config long.yaml --output-len 4", LONG),
+    ("diff --run good.yaml typo.yaml", f"--config typo.yaml: {SEQZ}"),
+    ("diff --run good.yaml long.yaml --interleav", "unknown option --interleav; did you mean --interleave?"),
+    ("diff --run --max-num-seqs 4 good.yaml long.yaml", f"--max-num-seqs: {FILES_FIRST}"),
     ("diff --fial-on regression a b", "unknown option --fial-on; did you mean --fail-on?"),
     ("diff a b --max-num-seqs 4", "unknown option --max-num-seqs; engine options go with --run only"),
 ]
@@ -91,11 +77,8 @@ def test_a_wrong_second_file_does_not_cost_the_first_ones_old_run(cli, tmp_path)
 def test_two_labels_for_one_folder_are_refused(cli, tmp_path):
     (tmp_path / "a b.yaml").write_text("model: tiny\n")
     (tmp_path / "a_b.yaml").write_text("model: tiny\n")
-    code, _, err = cli("diff", "--run", "a b.yaml", "a_b.yaml")
-    assert (code, err) == (
-        2,
-        "schedtrace: both runs would be called a_b: give each file a label of its own\n",
-    )
+    says = "both runs would be called a_b: give each file a label of its own"
+    assert cli("diff", "--run", "a b.yaml", "a_b.yaml") == (2, "", f"schedtrace: {says}\n")
 
 
 def test_what_the_engine_refused_is_told_by_the_place_where_it_stands(cli, tmp_path, monkeypatch):
@@ -108,9 +91,9 @@ def test_what_the_engine_refused_is_told_by_the_place_where_it_stands(cli, tmp_p
         raise UsageError(msg)
 
     monkeypatch.setattr(execute, "execute", refuses)
-    code, _, err = cli("run", "--config", tmp_path / "typo.yaml", "--output", tmp_path / "logs")
-    meant = "unknown option --max-num-seqz; did you mean --max-num-seqs?"
-    assert (code, err) == (2, f"schedtrace: --config {tmp_path / 'typo.yaml'}: {meant}\n")
+    typo = tmp_path / "typo.yaml"
+    ended = cli("run", "--config", typo, "--output", tmp_path / "logs")
+    assert ended == (2, "", f"schedtrace: --config {typo}: {SEQZ}\n")
 
 
 def test_every_option_of_run_can_be_proposed():

@@ -1,8 +1,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from schedtrace.model.facts import Fact
 from tests.makers import run_folder, step
 
@@ -97,11 +95,3 @@ def test_a_record_that_lost_its_line_has_no_time(cli, tmp_path):
     log.write_text(f"{first}{second}\n{third}\n")
     code, out, _ = cli("analyze", log, "--format", "json")
     assert (code, json.loads(out)["runs"][0]["trials"][0]["steps"]) == (0, 3)
-
-
-@pytest.mark.parametrize("log", [ITERATIONS, FIRST], ids=["iterations", "thread"])
-def test_single_steps_and_requests_of_a_log_are_refused(cli, log):
-    code, out, err = cli("step", log, 0)
-    assert (code, out) == (2, "")
-    assert err.endswith("does not tell when steps began and ended, which step needs\n")
-    assert cli("request", log, "0")[0] == 2

@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.cli.options import as_arguments
+from schedtrace.cli.run import as_arguments
 
 
 @pytest.fixture

@@ -42,47 +42,6 @@ def asked(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["random"], "nothing to vary: give --vary NAME=V1,V2"),
-        (["random", *VARY, *VARY], "--vary: a setting is varied twice"),
-        (["random", *VARY, "--set", "block_size=16,32"], "--set block_size=16,32: one value"),
-        (["random", *VARY, "--slo", "fast"], "--slo fast: expected bounds such as"),
-        (["random", *VARY], "random: no recorded run, so nothing tells the engine: give --model and --gpu"),
-        (["random", *VARY, "--model", "Qwen3-8B"], "--model and --gpu go together"),
-        (["random", *VARY, *MODEL, "--speedup", "2"], "--speedup does not go with random"),
-        (["random", *VARY, "--model", "Qwen3-8B", "--gpu", "h1"], "unknown GPU 'h1'"),
-    ],
-)
-def test_what_cannot_be_swept_is_refused_in_a_line(cli, arguments, why):
-    code, out, err = cli("sweep", *arguments)
-    assert (code, out) == (ExitCode.USAGE, "")
-    assert err.startswith(f"schedtrace: {why}")
-    assert err.count("\n") == 1
-
-
-def test_a_recorded_load_is_replayed_as_it_is(cli, quiet):
-    code, _, err = cli("sweep", quiet, *VARY, "--num-prompts", 4)
-    assert (code, err) == (
-        ExitCode.USAGE,
-        f"schedtrace: --num-prompts: the load is recorded in {quiet}; it is replayed as it is\n",
-    )
-
-
-def test_a_missing_run_is_an_input_error(cli, tmp_path):
-    code, _, err = cli("sweep", tmp_path / "none", *VARY)
-    assert (code, err) == (ExitCode.INPUT, f"schedtrace: {tmp_path / 'none'}: no such file or folder\n")
-
-
-def test_without_vllm_it_says_what_to_install(cli, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    code, out, err = cli("sweep", "random", *VARY, *MODEL)
-    assert (code, out) == (ExitCode.USAGE, "")
-    assert "vLLM is not installed here: pip install 'schedtrace[vllm]'" in err
-
-
 def test_random_prompts_on_a_model(cli, asked):
     code, _, err = cli(
         "sweep", "random", *VARY, *MODEL, "--num-prompts", 3, "--input-len", 50, "--set", "block_size=32"

@@ -75,15 +75,3 @@ def test_a_log_without_times_has_no_window(cli, tmp_path):
     assert (code, out) == (2, "")
     assert "does not tell" in err
     assert "which --last 1s needs" in err
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--from", "soon"], "--from soon: expected a time such as 90s, 5m or 1h"),
-        (["--to", "-1s"], "--to -1s: expected a time such as 90s, 5m or 1h"),
-        (["--from", "1s", "--last", "1s"], "--from and --last cannot be given together"),
-    ],
-)
-def test_what_is_no_window_is_refused(cli, four_steps, options, says):
-    assert cli("analyze", four_steps, *options) == (2, "", f"schedtrace: {says}\n")

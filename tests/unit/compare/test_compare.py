@@ -2,13 +2,16 @@ import inspect
 
 import pytest
 
+from schedtrace.compare.comparability import fairness_notes, taken_in_turn
 from schedtrace.compare.compare import compare
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
+from schedtrace.model.comparison import Sample
 from schedtrace.model.trace import Preemption
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
-from tests.makers import arrival, finish, manifest, result, run_folder, step, workload
+from schedtrace.timeline.timeline import make_timeline
+from tests.makers import STEP_EVERY_US, arrival, finish, manifest, result, run_folder, step, workload
 
 
 def trials(*first_steps, **fields):
@@ -119,16 +122,17 @@ def test_preemptions_that_one_side_could_not_record_are_not_compared(run_of):
     assert "preemptions" not in metrics_of(compare(base=seen, new=unseen))
 
 
-WORKLOADS = [
-    ({"num_prompts": 9}, "9 prompts (random, 400 + 40 tokens)"),
-    ({"num_prompts": 1}, "1 prompt (random, 400 + 40 tokens)"),
-    ({"input_tokens": 4000}, "4 prompts (random, 4,000 + 40 tokens)"),
-    ({"output_tokens": 50}, "4 prompts (random, 400 + 50 tokens)"),
-    ({"dataset": "x.json", "input_tokens": None}, "4 prompts (x.json)"),
-]
-
-
-@pytest.mark.parametrize(("load", "says"), WORKLOADS)
+@pytest.mark.parametrize(
+    ("load", "says"),
+    [
+        ({"num_prompts": 9}, "9 prompts (random, 400 + 40 tokens)"),
+        ({"num_prompts": 1}, "1 prompt (random, 400 + 40 tokens)"),
+        ({"input_tokens": 4000}, "4 prompts (random, 4,000 + 40 tokens)"),
+        ({"output_tokens": 50}, "4 prompts (random, 400 + 50 tokens)"),
+        ({"dataset": "x.json", "input_tokens": None}, "4 prompts (x.json)"),
+        ({"request_rate": 2.0}, "4 prompts (random, 400 + 40 tokens, 2 per second, burstiness 1)"),
+    ],
+)
 def test_different_workloads_are_noted_and_come_first_in_the_verdict(run_of, load, says):
     base = run_of("a", step(0), about=manifest(workload=workload()))
     new = run_of("b", step(0), about=manifest(workload=workload(**load)))
@@ -138,15 +142,12 @@ def test_different_workloads_are_noted_and_come_first_in_the_verdict(run_of, loa
     assert plain(comparison.verdict).startswith("different workloads: the figures say little")
 
 
-@pytest.mark.parametrize("load", [{"prequeue": True}, {"warmup_requests": 3}, {"keep_prefix_cache": True}])
-def test_the_same_requests_handed_over_otherwise_are_the_same_work(run_of, load):
+@pytest.mark.parametrize(
+    "load", [{"prequeue": True}, {"warmup_requests": 3}, {"keep_prefix_cache": True}, None]
+)
+def test_the_same_requests_are_the_same_work_however_handed_over_and_so_is_what_is_not_told(run_of, load):
     base = run_of("a", step(0), about=manifest(workload=workload()))
-    new = run_of("b", step(0), about=manifest(workload=workload(**load)))
-    assert not any("workload" in note for note in notes_of(base=base, new=new))
-
-
-def test_a_workload_that_one_side_does_not_tell_is_taken_for_the_same(run_of):
-    base, new = run_of("a", step(0)), run_of("b", step(0), about=manifest(workload=workload()))
+    new = run_of("b", step(0), about=None if load is None else manifest(workload=workload(**load)))
     assert not any("workload" in note for note in notes_of(base=base, new=new))
 
 
@@ -208,3 +209,53 @@ def test_where_both_workloads_are_recorded_these_are_compared(run_of):
     about = manifest(workload=workload())
     base, new = run_of("a", *served(20), about=about), run_of("b", *served(30), about=about)
     assert not any("the loads differ" in note for note in notes_of(base=base, new=new))
+
+
+class Changed:
+    """One metric of which only the samples matter."""
+
+    name = "output"
+
+    def __init__(self, base, new):
+        self.base, self.new = (
+            Sample(values=[], count=20, effective_count=worth, mean=1, min=1, max=1) for worth in (base, new)
+        )
+
+
+@pytest.fixture
+def views(run_of):
+    """Views of two runs of two steps each, the second made so much later."""
+
+    def made(later_us, **new):
+        anchors = {"base": 10**15, "new": 10**15 + later_us}
+        runs = {name: run_of(name, step(0), step(1), wall_anchor_us=at) for name, at in anchors.items()}
+        if new:
+            runs["new"] = run_of("new", step(0), wall_anchor_us=anchors["new"], **new)
+        return {name: make_timeline(run.traces[0]) for name, run in runs.items()}
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("later_us", "in_turn"), [(0, True), (STEP_EVERY_US, True), (STEP_EVERY_US + 1, False), (-20_000, False)]
+)
+def test_runs_whose_steps_overlap_in_time_were_made_in_turn(views, later_us, in_turn):
+    assert taken_in_turn(**views(later_us)) is in_turn
+
+
+def notes(sides, *metrics):
+    return [plain(note) for note in fairness_notes(**sides, metrics=list(metrics))]
+
+
+def test_one_run_after_the_other_and_another_machine_are_noted(views):
+    [note] = notes(views(10**9))
+    assert note.startswith("one run was made after the other: ")
+    assert notes(views(10**9, host="far")) == ["different machines: base box, new far"]
+    assert notes(views(0)) == []
+
+
+def test_trials_that_hang_together_are_noted_for_their_side(views):
+    [note] = notes(views(0), Changed(20.0, 5.5))
+    assert note == (
+        "new: slow phases hit several trials in a row (unsteady machine): in output 20 trials count as 5.5"
+    )

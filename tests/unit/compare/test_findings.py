@@ -4,11 +4,12 @@ from schedtrace.compare.compare import compare
 from schedtrace.compare.findings import finding_changes, refusal_changes
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.model.causes import Cause
-from schedtrace.model.report import Evidence, Finding, RunReport
+from schedtrace.model.report import Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace import Exit
 from schedtrace.present.phrases import plain
 from tests.makers import step
+from tests.unit.compare.reports import report
 
 
 def blocked_budget(comparison):
@@ -39,18 +40,15 @@ def test_findings_went_appeared_or_stayed_by_code_and_cause(run_of):
     assert "lora_cap" not in verdict
 
 
-def test_a_finding_that_went_keeps_the_message_of_the_base(run_of):
-    comparison = compare(base=run_of("a", blocked(0, Cause.LORA_CAP)), new=run_of("b", step(0, got={"x": 1})))
-    [change] = blocked_budget(comparison)
-    assert change.state == "went"
-    assert "1 step of 1 " in plain(change.message)
-
-
-def test_a_finding_that_stayed_has_the_message_of_the_new_run(run_of):
+def test_its_message_is_of_the_new_run_or_of_the_base_where_that_has_none(run_of):
     base = run_of("a", blocked(0, Cause.LORA_CAP))
-    new = run_of("b", blocked(0, Cause.LORA_CAP), blocked(1, Cause.LORA_CAP))
-    [change] = blocked_budget(compare(base=base, new=new))
-    assert (change.state, "2 steps of 2 " in plain(change.message)) == ("stayed", True)
+    gone, stayed = run_of("b", step(0, got={"x": 1})), [blocked(at, Cause.LORA_CAP) for at in range(2)]
+    for new, state, says in (
+        (gone, "went", "1 step of 1 "),
+        (run_of("c", *stayed), "stayed", "2 steps of 2 "),
+    ):
+        [change] = blocked_budget(compare(base=base, new=new))
+        assert (change.state, says in plain(change.message)) == (state, True)
 
 
 def test_trials_that_show_a_finding_are_told_for_both_sides(run_of):
@@ -64,30 +62,29 @@ def exact(cause, request_id, detail=None):
     return Exit("waiting", "break", cause, request_id, 0, detail, via="source")
 
 
+def changed_refusals(run_of, base, new):
+    reports = [analyze_run(run_of(name, *lines)) for name, lines in (("a", base), ("b", new))]
+    return refusal_changes(base=reports[0], new=reports[1])
+
+
 def test_the_causes_of_two_runs_are_compared_by_their_share_of_the_steps(run_of):
-    seats = exact(Cause.MAX_NUM_SEQS, "a")
-    base = run_of("base", *(step(n, waiting=1, ended=seats) for n in range(4)))
-    new = run_of("new", step(0, waiting=1, ended=seats), *(step(n) for n in range(1, 4)))
-    [change] = refusal_changes(base=analyze_run(base), new=analyze_run(new))
+    refused, served = (
+        [step(n, waiting=1, ended=exact(Cause.MAX_NUM_SEQS, "a")) for n in range(4)],
+        [step(n) for n in range(4)],
+    )
+    [change] = changed_refusals(run_of, refused, [*refused[:1], *served[1:]])
     assert (change.cause, change.base_exits, change.new_exits) == ("max_num_seqs", 4, 1)
     assert (change.base_steps_frac, change.new_steps_frac) == (1.0, 0.25)
 
 
 def test_who_is_refused_on_one_side_only_is_told_too(run_of):
-    base = run_of("base", step(0, waiting=1, ended=exact(Cause.KV_BLOCKS, "a", detail="free")))
-    new = run_of("new", step(0, waiting=1, ended=exact(Cause.KV_BLOCKS, "a", detail="watermark")))
-    changes = refusal_changes(base=analyze_run(base), new=analyze_run(new))
-    assert [(change.detail, change.base_exits, change.new_exits) for change in changes] == [
-        ("free", 1, 0),
-        ("watermark", 0, 1),
-    ]
-
-
-def report(*, findings=()):
-    """A run's report of which only these are known."""
-    rest = {"path": "", "label": "", "config": {}, "problems": [], "not_judged": [], "causes": [], "caps": []}
-    rest |= {"trials": [], "engine_time": [], "request_time": [], "strip": [], "warmup_steps": 0}
-    return RunReport(**rest, verdict=[], time_split=[], findings=list(findings))
+    base, new = (
+        [step(0, waiting=1, ended=exact(Cause.KV_BLOCKS, "a", detail=detail))]
+        for detail in ("free", "watermark")
+    )
+    changes = changed_refusals(run_of, base, new)
+    told = [(change.detail, change.base_exits, change.new_exits) for change in changes]
+    assert told == [("free", 1, 0), ("watermark", 0, 1)]
 
 
 def found(code, *, cause=None, symptoms=(), **shares):

@@ -1,3 +1,5 @@
+import pytest
+
 from schedtrace.compare.setting_changes import changed_settings
 from schedtrace.model.front_end_lines import Configured
 from schedtrace.present.phrases import plain
@@ -19,57 +21,67 @@ def config(given, **scheduler):
     return {"engine_args_given": given, "config_resolved": {"scheduler_config": scheduler}}
 
 
-def test_the_same_settings_do_not_differ(run_of):
-    same = {**config({"max_num_seqs": 4}, max_num_seqs=4), "workload": workload(), "environment": {"A": "1"}}
-    assert changes(run_of, same, same) == []
+BOTH = {**config({"max_num_seqs": 4}, max_num_seqs=4), "workload": workload(), "environment": {"A": "1"}}
 
 
-def test_what_a_person_gave_comes_before_what_vllm_resolved(run_of):
-    base = config({}, max_num_seqs=256, cuda_graph_size=8, policy="fcfs")
-    new = config({"policy": "priority"}, max_num_seqs=128, cuda_graph_size=8, policy="priority")
-    assert changes(run_of, base, new) == [
-        ("scheduler_config.policy", "fcfs", "priority", True),
-        ("scheduler_config.max_num_seqs", 256, 128, False),
-    ]
+@pytest.mark.parametrize(
+    ("base", "new", "differ"),
+    [
+        pytest.param(BOTH, BOTH, [], id="nothing"),
+        pytest.param(
+            config({}, max_num_seqs=256, cuda_graph_size=8, policy="fcfs"),
+            config({"policy": "priority"}, max_num_seqs=128, cuda_graph_size=8, policy="priority"),
+            [
+                ("scheduler_config.policy", "fcfs", "priority", True),
+                ("scheduler_config.max_num_seqs", 256, 128, False),
+            ],
+            id="what a person gave comes before what vLLM resolved",
+        ),
+        pytest.param(
+            config({"max_num_seqs": 4}, max_num_seqs=4),
+            config({}, max_num_seqs=256),
+            [("scheduler_config.max_num_seqs", 4, 256, True)],
+            id="given on the base side only is given, too",
+        ),
+        pytest.param(
+            {"workload": workload(prequeue=False), "environment": {"VLLM_X": "1", "VLLM_OLD": "1"}},
+            {"workload": workload(prequeue=True), "environment": {"VLLM_X": "2", "VLLM_NEW": "2"}},
+            [
+                ("workload.prequeue", False, True, True),
+                ("environment.VLLM_NEW", None, "2", True),
+                ("environment.VLLM_OLD", "1", None, True),
+                ("environment.VLLM_X", "1", "2", True),
+            ],
+            id="workload and environment are given; a variable may be set on one side only",
+        ),
+        pytest.param(
+            config({}, seed=None),
+            config({}, seed=5),
+            [("scheduler_config.seed", None, 5, False)],
+            id="known to be none is known",
+        ),
+        pytest.param(
+            {"config_resolved": {"parallel_config": {"data_parallel_master_port": 1}}},
+            {"config_resolved": {"parallel_config": {"data_parallel_master_port": 2}}},
+            [],
+            id="a port that each start draws is no setting",
+        ),
+    ],
+)
+def test_what_differs_is_named_and_nothing_else(run_of, base, new, differ):
+    assert changes(run_of, base, new) == differ
 
 
-def test_a_setting_given_on_the_base_side_only_is_given_too(run_of):
-    [change] = changes(run_of, config({"max_num_seqs": 4}, max_num_seqs=4), config({}, max_num_seqs=256))
-    assert change == ("scheduler_config.max_num_seqs", 4, 256, True)
-
-
-def test_workload_and_environment_are_given_by_a_person(run_of):
-    base = {"workload": workload(prequeue=False), "environment": {"VLLM_X": "1"}}
-    new = {"workload": workload(prequeue=True), "environment": {"VLLM_X": "2"}}
-    assert changes(run_of, base, new) == [
-        ("workload.prequeue", False, True, True),
-        ("environment.VLLM_X", "1", "2", True),
-    ]
-
-
-def test_a_variable_that_is_set_on_one_side_only_differs(run_of):
-    base, new = {"environment": {"VLLM_OLD": "1"}}, {"environment": {"VLLM_NEW": "2"}}
-    assert changes(run_of, base, new) == [
-        ("environment.VLLM_NEW", None, "2", True),
-        ("environment.VLLM_OLD", "1", None, True),
-    ]
-
-
-def test_a_variable_says_nothing_about_a_side_that_does_not_tell_its_own(run_of):
-    bare, set_there = run_of("a", step(0)), run_of("b", step(0), about=manifest(environment={"VLLM_X": "1"}))
-    assert told(bare, set_there) == told(set_there, bare) == []
-
-
-def test_a_setting_that_is_known_on_one_side_only_does_not_differ(run_of):
-    bare = run_of("a", step(0))
-    full = {"workload": workload(), "config_resolved": {"cache_config": {"block_size": 10}}}
-    manifested = run_of("b", step(0), about=manifest(**full))
+@pytest.mark.parametrize(
+    "full",
+    [
+        {"environment": {"VLLM_X": "1"}},
+        {"workload": workload(), "config_resolved": {"cache_config": {"block_size": 10}}},
+    ],
+)
+def test_what_is_known_of_one_side_only_does_not_differ(run_of, full):
+    bare, manifested = run_of("a", step(0)), run_of("b", step(0), about=manifest(**full))
     assert told(bare, manifested) == told(manifested, bare) == []
-
-
-def test_a_setting_that_is_known_to_be_none_is_known(run_of):
-    base, new = config({}, seed=None), config({}, seed=5)
-    assert changes(run_of, base, new) == [("scheduler_config.seed", None, 5, False)]
 
 
 def test_where_a_run_was_recorded_to_is_no_setting(run_of):
@@ -78,20 +90,12 @@ def test_where_a_run_was_recorded_to_is_no_setting(run_of):
         assert changes(run_of, base, new) == changes(run_of, base, {}) == []
 
 
-def test_without_manifests_the_headers_are_compared(run_of):
-    base = run_of("a", step(0), kv_blocks_total=40, scheduler_config={"max_num_seqs": 8})
-    new = run_of("b", step(0), kv_blocks_total=50, scheduler_config={"max_num_seqs": 9})
-    assert told(base, new) == [
-        ("kv_blocks_total", 40, 50, False),
-        ("scheduler_config.max_num_seqs", 8, 9, False),
-    ]
-
-
-def test_every_setting_of_the_header_that_decides_scheduling_is_compared(run_of):
+def test_without_manifests_every_setting_of_the_headers_is_compared(run_of):
     names = ["device", "kv_blocks_total", "model", "scheduler_class", "token_budget", "vllm_version"]
     new = dict.fromkeys(names, "other") | {"kv_blocks_total": 7, "token_budget": 8}
-    found = changed_settings(base=run_of("a", step(0)), new=run_of("b", step(0), **new))
-    assert sorted(change.name for change in found) == names
+    found = told(run_of("a", step(0)), run_of("b", step(0), **new, scheduler_config={"max_num_seqs": 9}))
+    assert sorted(name for name, *_ in found) == [*names[:4], "scheduler_config.max_num_seqs", *names[4:]]
+    assert ("kv_blocks_total", 100, 7, False) in found
 
 
 def test_defaults_of_two_usage_contexts_are_named_as_such(run_of):
@@ -103,12 +107,8 @@ def test_defaults_of_two_usage_contexts_are_named_as_such(run_of):
         run.front_end = FrontEnd(made)
         sides[context] = run
     [change] = changed_settings(base=sides["LLM_CLASS"], new=sides["OPENAI_API_SERVER"])
-    assert (change.name, change.base, change.new, change.given) == (
-        "scheduler_config.max_num_seqs",
-        256,
-        128,
-        False,
-    )
+    seats = ("scheduler_config.max_num_seqs", 256, 128, False)
+    assert (change.name, change.base, change.new, change.given) == seats
     assert plain(change.base_origin) == "default for LLM_CLASS"
     assert plain(change.new_origin) == "default for OPENAI_API_SERVER"
 
@@ -127,13 +127,6 @@ def test_settings_that_decide_scheduling_come_before_others_that_vllm_resolved(r
         ("scheduler_config.policy", "given"),
         ("a.x", ""),
     ]
-
-
-def test_a_port_that_each_start_draws_is_no_setting(run_of):
-    base, new = (
-        {"config_resolved": {"parallel_config": {"data_parallel_master_port": port}}} for port in (1, 2)
-    )
-    assert changes(run_of, base, new) == []
 
 
 def server(run_of, name, *options, given=None, **settings):

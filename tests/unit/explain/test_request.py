@@ -8,6 +8,7 @@ from schedtrace.explain.request import explain_request
 from schedtrace.explain.request_rows import waits
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
+from schedtrace.model.trace_facts import SetAside
 from schedtrace.present.phrases import plain
 from tests.makers import arrival, finish, step
 
@@ -19,51 +20,36 @@ def got(computed, tokens, phase="running", name="a"):
     return [ScheduledRequest(name, computed, tokens, phase)]
 
 
-def waited_then_chunked():
-    """Queued at 2 ms, waits for two causes, has two chunks and then three outputs, one of them late."""
-    return [
-        step(0, start=5_000, waiting=1, ended=FULL, arrived=[arrival("a", 1_000, 2_000, max_tokens=3)]),
-        step(1, start=15_000, waiting=1, ended=FULL),
-        step(2, start=30_000, waiting=1, ended=SPENT),
-        step(
-            3,
-            start=40_000,
-            back=10_000,
-            requests=got(0, 60, "new"),
-            caps=[ChunkCap("a", Cap.TOKEN_BUDGET, 100, 60)],
-        ),
-        step(4, start=50_000, back=10_000, requests=got(60, 40)),
-        step(5, start=60_000, back=4_000, requests=got(100, 1)),
-        step(6, start=64_000, back=9_000, requests=got(101, 1)),
-        step(
-            7,
-            start=80_000,
-            finished=[
-                finish(
-                    "a",
-                    arrived_us=1_000,
-                    first_token_us=60_000,
-                    last_token_us=73_000,
-                    finished_us=73_100,
-                    output_tokens=3,
-                )
-            ],
-        ),
-    ]
+@pytest.fixture
+def life_of(run_of):
+    """``life_of(step(0), ...)``: the life of request a in these steps."""
+    return lambda *lines: explain_request(run_of("r", *lines), "a")
+
+
+def messages(life, what):
+    return [plain(event.message) for event in life.events if event.what == what]
 
 
 @pytest.fixture
-def life(run_of):
-    return explain_request(run_of("r", *waited_then_chunked()), "a")
+def life(life_of):
+    """Queued at 2 ms, waits for two causes, has two chunks and then three outputs, one of them late."""
+    cap = ChunkCap("a", Cap.TOKEN_BUDGET, 100, 60)
+    times = {"first_token_us": 60_000, "last_token_us": 73_000, "finished_us": 73_100}
+    return life_of(
+        step(0, start=5_000, waiting=1, ended=FULL, arrived=[arrival("a", 1_000, 2_000, max_tokens=3)]),
+        step(1, start=15_000, waiting=1, ended=FULL),
+        step(2, start=30_000, waiting=1, ended=SPENT),
+        step(3, start=40_000, back=10_000, requests=got(0, 60, "new"), caps=[cap]),
+        step(4, start=50_000, back=10_000, requests=got(60, 40)),
+        step(5, start=60_000, back=4_000, requests=got(100, 1)),
+        step(6, start=64_000, back=9_000, requests=got(101, 1)),
+        step(7, start=80_000, finished=[finish("a", arrived_us=1_000, output_tokens=3, **times)]),
+    )
 
 
 def spans(life):
     """State to the time that it was over, each stay in a state once."""
     return [(state, list(group)[-1].to_ms) for state, group in groupby(life.states, lambda one: one.state)]
-
-
-def waits_of(life):
-    return waits(life.states)
 
 
 def test_the_time_is_divided_without_a_gap(life):
@@ -79,7 +65,7 @@ def test_the_time_is_divided_without_a_gap(life):
 
 
 def test_a_wait_is_divided_among_the_causes_of_the_steps_it_went_through(life):
-    [wait] = waits_of(life)
+    [wait] = waits(life.states)
     assert (wait.since_step, wait.left_step, wait.wait_ms, wait.before_step_ms) == (0, 3, 38, 3)
     assert [(one.cause, one.steps, one.wait_ms) for one in wait.causes] == [
         ("max_num_seqs", 2, 25),
@@ -87,41 +73,27 @@ def test_a_wait_is_divided_among_the_causes_of_the_steps_it_went_through(life):
     ]
 
 
-def test_its_own_skip_is_why_it_waited(run_of):
-    skip = Exit("waiting", "continue", Cause.GRAMMAR_PENDING, "a", 900)
-    lines = [
-        step(0, start=0, waiting=2, exits=[skip, FULL], arrived=[arrival("a", 0, 0)]),
-        step(1, start=7_000, requests=got(0, 100, "new")),
-    ]
-    [wait] = waits_of(explain_request(run_of("r", *lines), "a"))
-    assert [(one.cause, one.wait_ms) for one in wait.causes] == [("grammar_pending", 7)]
-
-
-def test_that_the_queue_was_empty_is_not_why_it_waited(run_of):
-    lines = [
-        step(0, start=0, waiting=1, ended=Cause.QUEUE_EMPTY, arrived=[arrival("a", 0, 0)]),
-        step(1, start=7_000, requests=got(0, 100, "new")),
-    ]
-    [wait] = waits_of(explain_request(run_of("r", *lines), "a"))
-    assert [one.cause for one in wait.causes] == ["other"]
+@pytest.mark.parametrize(
+    ("exits", "cause"),
+    [
+        ([Exit("waiting", "continue", Cause.GRAMMAR_PENDING, "a", 900), FULL], "grammar_pending"),
+        ([Exit("waiting", "break", Cause.QUEUE_EMPTY)], "other"),
+    ],
+    ids=["its own skip", "the queue was empty"],
+)
+def test_what_it_waited_for(life_of, exits, cause):
+    came = step(0, start=0, waiting=2, exits=exits, arrived=[arrival("a", 0, 0)])
+    [wait] = waits(life_of(came, step(1, start=7_000, requests=got(0, 100, "new"))).states)
+    assert [(one.cause, one.wait_ms) for one in wait.causes] == [(cause, 7)]
 
 
 def test_events_are_told_in_order_and_in_words(life):
-    assert [
-        (event.at_ms, event.what, event.step, event.last_step, plain(event.message)) for event in life.events
-    ] == [
+    events = [(one.at_ms, one.what, one.step, one.last_step, plain(one.message)) for one in life.events]
+    causes = "2 steps max_num_seqs (25.0 ms), 1 step token_budget (10.0 ms), 3.00 ms until a step began"
+    assert events == [
         (0, "arrived", None, None, "at the front end: 100 prompt tokens, at most 3 to generate"),
         (1, "queued", None, None, "in the scheduler's queue"),
-        (
-            39,
-            "scheduled",
-            3,
-            3,
-            (
-                "scheduled after 38.0 ms in the queue: 2 steps max_num_seqs (25.0 ms), 1 step token_budget "
-                "(10.0 ms), 3.00 ms until a step began"
-            ),
-        ),
+        (39, "scheduled", 3, 3, f"scheduled after 38.0 ms in the queue: {causes}"),
         (39, "chunk", 3, 3, "prefill of 60 tokens, to 60 of 100, cut by token_budget"),
         (49, "chunk", 4, 4, "prefill of 40 tokens, to 100 of 100"),
         (59, "first_token", 4, 4, "first token back"),
@@ -130,34 +102,44 @@ def test_events_are_told_in_order_and_in_words(life):
     ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"prompt_tokens": 1}, "1 prompt token"),
+        (
+            {"max_tokens": 0, "priority": -2, "lora": "x"},
+            "100 prompt tokens, at most 0 to generate, priority -2, LoRA x",
+        ),
+    ],
+)
+def test_what_came_is_told_where_it_is_first_seen(life_of, fields, says):
+    came = arrival("a", None, 0, **fields)
+    assert messages(life_of(step(0, arrived=[came])), "queued") == [f"in the scheduler's queue: {says}"]
+
+
 def test_gaps_lie_between_outputs(life):
     assert (life.outputs, life.mean_gap_ms) == (3, 6.5)
     assert [(gap.step, gap.gap_ms, gap.preempted) for gap in life.gaps] == [(6, 9, False), (5, 4, False)]
 
 
-def preempted():
+@pytest.fixture
+def preempted(life_of):
     """Decodes, loses 101 tokens to b in step 2, comes back with 50 from the cache in step 4."""
-    lost = Preemption("a", 101, "b", 1)
-    return [
+    times = {"first_token_us": 5_000, "last_token_us": 55_000, "finished_us": 55_010}
+    lost = {"preempted": [Preemption("a", 101, "b", 1)], "ended": Cause.PREEMPTED_THIS_STEP}
+    return life_of(
         step(0, start=0, requests=got(0, 100, "new"), arrived=[arrival("a", -1_000, 0)], back=5_000),
         step(1, start=10_000, requests=got(100, 1), back=5_000),
-        step(2, start=20_000, preempted=[lost], waiting=1, ended=Cause.PREEMPTED_THIS_STEP),
+        step(2, start=20_000, waiting=1, **lost),
         step(3, start=30_000, waiting=1, ended=Cause.KV_BLOCKS),
         step(4, start=40_000, requests=got(50, 52, "resumed"), back=5_000),
         step(5, start=50_000, requests=got(102, 1), back=5_000),
-        step(
-            6,
-            start=60_000,
-            finished=[
-                finish("a", arrived_us=-1_000, first_token_us=5_000, last_token_us=55_000, finished_us=55_010)
-            ],
-        ),
-    ]
+        step(6, start=60_000, finished=[finish("a", arrived_us=-1_000, **times)]),
+    )
 
 
-def test_what_a_preemption_cost_has_states_of_its_own(run_of):
-    life = explain_request(run_of("r", *preempted()), "a")
-    assert [(one.state, one.from_ms, one.to_ms, one.steps) for one in life.states] == [
+def test_what_a_preemption_cost_has_states_of_its_own(preempted):
+    assert [(one.state, one.from_ms, one.to_ms, one.steps) for one in preempted.states] == [
         ("front_end", 0, 1, 0),
         ("prefill", 1, 6, 1),
         ("decode", 6, 21, 1),
@@ -166,99 +148,89 @@ def test_what_a_preemption_cost_has_states_of_its_own(run_of):
         ("recompute", 41, 46, 1),
         ("decode", 46, 56.01, 1),
     ]
-    assert life.num_preemptions == 1
-    assert [(gap.step, gap.gap_ms, gap.preempted) for gap in life.gaps] == [
-        (4, 30, True),
-        (1, 10, False),
-        (5, 10, False),
-    ]
+    assert preempted.num_preemptions == 1
+    gaps = [(gap.step, gap.gap_ms, gap.preempted) for gap in preempted.gaps]
+    assert gaps == [(4, 30, True), (1, 10, False), (5, 10, False)]
 
 
-def test_a_preemption_and_the_return_are_events(run_of):
-    events = {
-        event.what: plain(event.message) for event in explain_request(run_of("r", *preempted()), "a").events
-    }
+def test_a_preemption_and_the_return_are_events(preempted):
+    events = {event.what: plain(event.message) for event in preempted.events}
     assert events["scheduled"] == "scheduled at once"
     assert events["preempted"] == "preempted for b: 101 computed tokens lost"
-    assert events["resumed"] == (
-        "scheduled again after 20.0 ms in the queue: 1 step preempted_this_step (10.0 ms), "
-        "1 step kv_blocks (10.0 ms)"
-    )
+    causes = "1 step preempted_this_step (10.0 ms), 1 step kv_blocks (10.0 ms)"
+    assert events["resumed"] == f"scheduled again after 20.0 ms in the queue: {causes}"
     assert events["chunk"] == "recompute of 52 tokens, to 102 of 102, 50 found in a cache"
 
 
-def test_an_output_that_comes_back_after_the_preemption_is_no_decode(run_of):
+@pytest.mark.parametrize(
+    ("held", "says"), [(7, ": it keeps 7 KV blocks"), (0, ": it keeps 0 KV blocks"), (None, "")]
+)
+def test_that_its_scheduler_set_it_aside_is_told_with_what_it_keeps(life_of, held, says):
+    came = step(0, requests=got(0, 100, "new"), arrived=[arrival("a", 0, 0)])
+    life = life_of(came, step(1, waiting=1, set_aside=[SetAside("a", 1, blocks_held=held)]))
+    assert messages(life, "set_aside") == [f"set aside by its scheduler{says}"]
+
+
+def test_an_output_that_comes_back_after_the_preemption_is_no_decode(life_of):
     """With steps in flight: step 0's output is back after step 1 has preempted it."""
-    lines = [
+    lost = {"preempted": [Preemption("a", 100, "b")], "ended": Cause.PREEMPTED_THIS_STEP}
+    times = {"last_token_us": 25_000, "first_token_us": 15_000, "finished_us": 25_000}
+    life = life_of(
         step(0, start=0, back=15_000, requests=got(0, 100, "new"), arrived=[arrival("a", 0, 0)]),
-        step(
-            1, start=10_000, preempted=[Preemption("a", 100, "b")], waiting=1, ended=Cause.PREEMPTED_THIS_STEP
-        ),
+        step(1, start=10_000, waiting=1, **lost),
         step(2, start=20_000, requests=got(0, 101, "resumed"), back=5_000),
-        step(
-            3,
-            start=40_000,
-            finished=[finish("a", last_token_us=25_000, first_token_us=15_000, finished_us=25_000)],
-        ),
-    ]
-    life = explain_request(run_of("r", *lines), "a")
+        step(3, start=40_000, finished=[finish("a", **times)]),
+    )
     assert spans(life) == [("prefill", 10), ("preempted", 20), ("recompute", 25)]
 
 
-def test_a_step_that_went_without_it_is_counted_and_says_why(run_of):
+def test_a_step_that_went_without_it_is_counted_and_says_why(life_of):
     skip = Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 900)
-    lines = [
+    life = life_of(
         step(0, requests=got(0, 100, "new"), arrived=[arrival("a", 0, 0)]),
         step(1, requests=got(100, 1), total_requests=1),
         step(2, got={"b": 1}, exits=[skip]),
         step(3, requests=got(101, 1), total_requests=1),
-    ]
-    life = explain_request(run_of("r", *lines), "a")
-    [decoded] = [event for event in life.events if event.what == "decode"]
-    assert plain(decoded.message) == (
-        "decoded in 2 steps, 2 tokens scheduled; 1 step between went without it (1 output_in_flight)"
     )
+    assert messages(life, "decode") == [
+        "decoded in 2 steps, 2 tokens scheduled; 1 step between went without it (1 output_in_flight)"
+    ]
     assert [(one.state, one.steps) for one in life.states] == [("prefill", 1), ("decode", 3)]
     assert (life.status, life.e2e_ms) == (None, None)
 
 
-def test_decodes_in_every_step_count_their_drafts_and_no_step_without_it(run_of):
+def test_decodes_in_every_step_count_their_drafts_and_no_step_without_it(life_of):
     drafted = [ScheduledRequest("a", 100 + 3 * n, 3, draft_tokens=2) for n in range(2)]
-    lines = [
+    life = life_of(
         step(0, requests=got(0, 100, "new"), total_requests=1, arrived=[arrival("a", 0, 0)]),
         *(step(n + 1, requests=[row], total_requests=1) for n, row in enumerate(drafted)),
-    ]
-    events = explain_request(run_of("r", *lines), "a").events
-    assert [plain(event.message) for event in events if event.what == "decode"] == [
-        "decoded in 2 steps, 6 tokens scheduled, 4 of them drafts"
-    ]
+    )
+    assert messages(life, "decode") == ["decoded in 2 steps, 6 tokens scheduled, 4 of them drafts"]
 
 
 @pytest.mark.parametrize(
     ("tokens", "says"),
     [
-        (39, "recompute of 39 tokens, to 59 of 100, 20 found in a cache"),
-        (40, "recompute of 40 tokens, to 60 of 100, 20 found in a cache"),
-        (41, "recompute of 40 and prefill of 1 token, to 61 of 100, 20 found in a cache"),
+        (39, "recompute of 39 tokens, to 59"),
+        (40, "recompute of 40 tokens, to 60"),
+        (41, "recompute of 40 and prefill of 1 token, to 61"),
     ],
 )
-def test_a_resumed_chunk_tells_recompute_from_prefill(run_of, tokens, says):
-    lines = [
+def test_a_resumed_chunk_tells_recompute_from_prefill(life_of, tokens, says):
+    life = life_of(
         step(0, requests=got(0, 60, "new"), arrived=[arrival("a", 0, 0)]),
         step(1, preempted=[Preemption("a", 60, "b")], waiting=1, ended=Cause.PREEMPTED_THIS_STEP),
         step(2, requests=got(20, tokens, "resumed")),
-    ]
-    chunks = [event for event in explain_request(run_of("r", *lines), "a").events if event.what == "chunk"]
-    assert plain(chunks[-1].message) == says
+    )
+    assert messages(life, "chunk")[-1] == f"{says} of 100, 20 found in a cache"
 
 
-def test_a_request_that_was_aborted_in_the_queue_says_what_it_waited_for(run_of):
+def test_a_request_that_was_aborted_in_the_queue_says_what_it_waited_for(life_of):
     gone = finish("a", "ABORTED", finished_us=14_000, output_tokens=0)
-    lines = [
+    life = life_of(
         step(0, start=2_000, waiting=1, ended=FULL, arrived=[arrival("a", 0, 1_000)]),
         step(1, start=20_000, finished=[gone]),
-    ]
-    life = explain_request(run_of("r", *lines), "a")
+    )
     assert spans(life) == [("front_end", 1), ("waiting", 14)]
     assert [plain(event.message) for event in life.events][-2:] == [
         "waited 13.0 ms and was not scheduled: 1 step max_num_seqs (12.0 ms), 1.00 ms until a step began",
@@ -266,9 +238,8 @@ def test_a_request_that_was_aborted_in_the_queue_says_what_it_waited_for(run_of)
     ]
 
 
-def test_a_request_from_before_the_trace_is_told_as_far_as_it_is_known(run_of):
-    lines = [step(0, start=4_000, requests=got(130, 1)), step(1, start=9_000, requests=got(131, 1))]
-    life = explain_request(run_of("r", *lines), "a")
+def test_a_request_from_before_the_trace_is_told_as_far_as_it_is_known(life_of):
+    life = life_of(step(0, start=4_000, requests=got(130, 1)), step(1, start=9_000, requests=got(131, 1)))
     assert (life.prompt_tokens, life.status) == (None, None)
     assert [(one.state, one.from_ms, one.steps) for one in life.states] == [("decode", 0, 2)]
 
@@ -287,7 +258,6 @@ def test_the_warm_up_can_be_asked_about(run_of):
     ],
     ids=["only its end", "its end with its arrival", "it came at the very end"],
 )
-def test_a_request_that_was_in_no_state_for_any_time_is_explained(run_of, lines, times):
-    life = explain_request(run_of("r", *lines), "a")
-    assert [(event.what, event.at_ms) for event in life.events] == times
-    assert life.states == []
+def test_a_request_that_was_in_no_state_for_any_time_is_explained(life_of, lines, times):
+    life = life_of(*lines)
+    assert ([(event.what, event.at_ms) for event in life.events], life.states) == (times, [])

@@ -5,10 +5,19 @@ from schedtrace.explain.step import explain_step
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.message import Code, Count, Number, Requests, Setting
 from schedtrace.model.trace import ChunkCap, Events, Exit, Preemption, ScheduledRequest
+from schedtrace.model.trace_facts import DummyBatch
+from schedtrace.present.pages.step import step_page
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
-from tests import makers
-from tests.makers import arrival, finish, step
+from tests.makers import arrival, finish, manifest, run_folder, step
+from tests.rank_traces import prefills, write_ranks
+from tests.unit.present.test_goldens import text_of
+
+
+@pytest.fixture
+def story_of(run_of):
+    """``story_of(step(0), ...)``: the story of the first of these steps."""
+    return lambda *lines, **header: explain_step(run_of("r", *lines, **header), lines[0].step)
 
 
 def test_who_came_and_went_is_told_from_the_steps_line_and_from_between(run_of):
@@ -18,24 +27,18 @@ def test_who_came_and_went_is_told_from_the_steps_line_and_from_between(run_of):
         Events(at_us=500_000, arrived=[arrival("b", 400, 450)], finished=[finish("a", finished_us=1_500)]),
         step(1, start=600_000, got={"b": 1}, arrived=[arrival("c", 590_000, 591_000, prompt_tokens=7)]),
     )
-    story = explain_step(run, 1)
-    assert [(one.request_id, one.on_its_way_us, one.prompt_tokens) for one in story.arrived] == [
-        ("b", 50, 100),
-        ("c", 1000, 7),
-    ]
+    first, story = explain_step(run, 0), explain_step(run, 1)
+    came = [(one.request_id, one.on_its_way_us, one.prompt_tokens) for one in story.arrived]
+    assert came == [("b", 50, 100), ("c", 1000, 7)]
     assert [(one.request_id, one.status) for one in story.finished] == [("a", "LENGTH_CAPPED")]
-    assert [one.request_id for one in explain_step(run, 0).arrived] == ["a"]
-    assert explain_step(run, 0).finished == []
+    assert ([one.request_id for one in first.arrived], first.finished) == (["a"], [])
 
 
 @pytest.mark.parametrize(("came", "late"), [(900, ["b"]), (1000, ["b"]), (1001, [])])
-def test_who_reached_the_front_end_before_the_output_was_back_came_too_late(run_of, came, late):
-    run = run_of(
-        "r",
-        step(0, start=0, back=1000, got={"a": 1}),
-        step(1, start=2000, arrived=[arrival("b", came, 1500), arrival("c", None, 1500)]),
-    )
-    assert [one.request_id for one in explain_step(run, 0).late] == late
+def test_who_reached_the_front_end_before_the_output_was_back_came_too_late(story_of, came, late):
+    after = step(1, start=2000, arrived=[arrival("b", came, 1500), arrival("c", None, 1500)])
+    story = story_of(step(0, start=0, back=1000, got={"a": 1}), after)
+    assert [one.request_id for one in story.late] == late
 
 
 def test_what_each_request_got_says_what_it_worked_on_and_what_cut_it(run_of):
@@ -46,16 +49,11 @@ def test_what_each_request_got_says_what_it_worked_on_and_what_cut_it(run_of):
         ScheduledRequest("x", 5, 1),
     ]
     caps = [ChunkCap("c", Cap.LONG_PREFILL, 100, 50), ChunkCap("c", Cap.TOKEN_BUDGET, 50, 20)]
-    run = run_of(
-        "r",
-        step(0, arrived=[arrival(name, 0, 0) for name in "abc"], preempted=[Preemption("b", 40)]),
-        step(1, requests=rows, caps=caps),
-    )
-    told = [
-        (one.request_id, one.work, one.wanted_tokens, one.caps, one.prompt_tokens)
-        for one in explain_step(run, 1).scheduled
-    ]
-    assert told == [
+    came = step(0, arrived=[arrival(name, 0, 0) for name in "abc"], preempted=[Preemption("b", 40)])
+    scheduled = explain_step(run_of("r", came, step(1, requests=rows, caps=caps)), 1).scheduled
+    assert [
+        (one.request_id, one.work, one.wanted_tokens, one.caps, one.prompt_tokens) for one in scheduled
+    ] == [
         ("a", "decode", None, [], 100),
         ("b", "recompute", None, [], 100),
         ("c", "prefill", 100, ["long_prefill_token_threshold", "token_budget"], 100),
@@ -63,12 +61,12 @@ def test_what_each_request_got_says_what_it_worked_on_and_what_cut_it(run_of):
     ]
 
 
-def test_exits_alike_that_follow_each_other_are_one(run_of):
+def test_exits_alike_that_follow_each_other_are_one_with_typed_arguments(story_of):
     place = {"via": "source", "location": "scheduler.py:10"}
     skips = [Exit("waiting", "continue", Cause.LORA_CAP, name, 900, **place) for name in "abcde"]
     skips[-1].count = 3
     ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "f", 800, **place)
-    [skipped, stopped] = explain_step(run_of("r", step(0, waiting=9, exits=[*skips, ended])), 0).stops
+    [skipped, stopped] = story_of(step(0, waiting=9, exits=[*skips, ended])).stops
     assert (skipped.count, skipped.request_ids) == (7, list("abcde"))
     assert plain(skipped.message) == (
         "The waiting loop skipped a, b, c and 4 others at scheduler.py:10: max_loras other adapters were "
@@ -78,6 +76,24 @@ def test_exits_alike_that_follow_each_other_are_one(run_of):
         "The waiting loop ended at scheduler.py:10: as many requests ran as max_num_seqs 8 allows; f next in "
         "line, 800 tokens of budget left."
     )
+    assert [part for part in stopped.message.parts() if not isinstance(part, str)] == [
+        *(
+            Code("scheduler.py:10"),
+            Setting("max_num_seqs"),
+            Number(8),
+            Requests(["f"], 1),
+            Count(800, "token"),
+        )
+    ]
+
+
+IN_FLIGHT = (
+    "its last step's output was in flight: with pipeline parallelism it has one step in flight at most"
+)
+CLOSED = "the step had preempted a request, which closes admission for that step"
+PADDED = "the next request's decode, padded for drafts, would have gone beyond max_model_len"
+ALONE = "needed blocks itself and no other request was left to preempt"
+KNOWN = {"via": "source"}
 
 
 @pytest.mark.parametrize(
@@ -85,63 +101,47 @@ def test_exits_alike_that_follow_each_other_are_one(run_of):
     [
         (
             Exit("waiting", "gate", Cause.PREEMPTED_THIS_STEP, None, 5),
-            (
-                "The waiting loop was not entered (inferred): the step had preempted a request, which closes "
-                "admission for that step; 5 tokens of budget left."
-            ),
+            f"was not entered (inferred): {CLOSED}; ",
         ),
         (
-            Exit("waiting", "condition", Cause.TOKEN_BUDGET, None, 0, via="source"),
-            "The waiting loop ended: the token budget was spent; 0 tokens of budget left.",
+            Exit("waiting", "condition", Cause.TOKEN_BUDGET, None, **KNOWN),
+            "ended: the token budget was spent; ",
         ),
         (
-            Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 9, via="source"),
-            (
-                "The running loop skipped a: its last token was in flight already (asynchronous scheduling); "
-                "9 tokens of budget left."
-            ),
+            Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", **KNOWN),
+            "skipped a: its last token was in flight already (asynchronous scheduling); ",
         ),
         (
-            Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 9, "pipeline_parallel", via="source"),
-            (
-                "The running loop skipped a: its last step's output was in flight: with pipeline parallelism "
-                "it has one step in flight at most; 9 tokens of budget left."
-            ),
+            Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 9, "pipeline_parallel", **KNOWN),
+            f"skipped a: {IN_FLIGHT}; ",
         ),
         (
-            Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 9, "diffusion_read_only", via="source"),
-            (
-                "The running loop skipped a: all its denoising steps were in flight (diffusion model); "
-                "9 tokens of budget left."
-            ),
+            Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 9, "diffusion_read_only", **KNOWN),
+            "skipped a: all its denoising steps were in flight (diffusion model); ",
         ),
         (
-            Exit("waiting", "break", Cause.SPEC_DECODE_PADDING, "a", 9, "max_model_len", via="source"),
-            (
-                "The waiting loop ended: the next request's decode, padded for drafts, would have gone "
-                "beyond max_model_len; a next in line, 9 tokens of budget left."
-            ),
+            Exit("waiting", "break", Cause.SPEC_DECODE_PADDING, "a", 9, "max_model_len", **KNOWN),
+            f"ended: {PADDED}; a next in line, ",
         ),
         (
-            Exit("running", "break", Cause.KV_BLOCKS, "a", 9, via="source", blocks_needed=1, blocks_free=0),
-            (
-                "The running loop ended: the KV cache had no room for its next token (1 block needed, 0 "
-                "free); at a, 9 tokens of budget left."
-            ),
+            Exit("running", "break", Cause.KV_BLOCKS, "a", 9, blocks_needed=1, blocks_free=0, **KNOWN),
+            "ended: the KV cache had no room for its next token (1 block needed, 0 free); at a, ",
+        ),
+        (Exit("waiting", "break", "moon_phase", "a", **KNOWN), "ended: cause moon_phase; a next in line, "),
+        (
+            Exit("running", "break", Cause.OTHER, None, guard="x", **KNOWN),
+            "ended: this version does not know the reason (x); ",
         ),
         (
-            Exit("waiting", "break", "moon_phase", "a", 9, via="source"),
-            "The waiting loop ended: cause moon_phase; a next in line, 9 tokens of budget left.",
-        ),
-        (
-            Exit("running", "break", Cause.OTHER, None, 9, via="source", guard="x"),
-            "The running loop ended: this version does not know the reason (x); 9 tokens of budget left.",
+            Exit("running", "break", Cause.OTHER, None, guard="x", values="x=1", **KNOWN),
+            "ended: this version does not know the reason (x, where x=1); ",
         ),
     ],
 )
-def test_an_exit_is_a_sentence(run_of, exit_, says):
-    [stop] = explain_step(run_of("r", step(0, waiting=1, exits=[exit_])), 0).stops
-    assert plain(stop.message) == says
+def test_an_exit_is_a_sentence(story_of, exit_, says):
+    [stop] = story_of(step(0, waiting=1, exits=[exit_])).stops
+    tokens = plain(stop.message).removeprefix(f"The {exit_.loop} loop {says}")
+    assert tokens == f"{exit_.budget_left} tokens of budget left."
 
 
 @pytest.mark.parametrize(
@@ -150,37 +150,22 @@ def test_an_exit_is_a_sentence(run_of, exit_, says):
         (["a"], [1], "a"),
         ([None], [1], "a request"),
         ([None], [2], "2 requests"),
-        ([None], [3], "3 requests"),
         (["a", None], [1, 5], "a and 5 others"),
     ],
 )
-def test_skipped_requests_are_named_as_far_as_they_are_known(run_of, names, counts, says):
+def test_skipped_requests_are_named_as_far_as_they_are_known(story_of, names, counts, says):
     skips = [
         Exit("waiting", "continue", Cause.LORA_CAP, name, 9, count=count)
         for name, count in zip(names, counts, strict=True)
     ]
-    [stop] = explain_step(run_of("r", step(0, waiting=9, exits=skips)), 0).stops
+    [stop] = story_of(step(0, waiting=9, exits=skips)).stops
     assert plain(stop.message).startswith(f"The waiting loop skipped {says} (inferred): ")
 
 
-def test_a_sentence_has_typed_arguments(run_of):
-    ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "f", 800, via="source", location="scheduler.py:10")
-    [stop] = explain_step(run_of("r", step(0, waiting=1, ended=ended)), 0).stops
-    assert [part for part in stop.message.parts() if not isinstance(part, str)] == [
-        Code("scheduler.py:10"),
-        Setting("max_num_seqs"),
-        Number(8),
-        Requests(["f"], 1),
-        Count(800, "token"),
-    ]
-
-
-def test_the_limit_of_active_requests_has_its_own_name(run_of):
+def test_the_limit_of_active_requests_has_its_own_name(story_of):
     ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, None, 0)
-    run = run_of("r", step(0, waiting=1, ended=ended), scheduler_config={"max_num_active_seqs": 3})
-    story = explain_step(run, 0)
-    assert story.seats == 3
-    assert "as max_num_active_seqs 3 allows" in plain(story.stops[0].message)
+    story = story_of(step(0, waiting=1, ended=ended), scheduler_config={"max_num_active_seqs": 3})
+    assert (story.seats, "as max_num_active_seqs 3 allows" in plain(story.stops[0].message)) == (3, True)
 
 
 @pytest.mark.parametrize(
@@ -188,45 +173,31 @@ def test_the_limit_of_active_requests_has_its_own_name(run_of):
     [
         (
             Preemption("v", 50, "a", 1, blocks_needed=2, blocks_freed=5),
-            (
-                "vLLM preempted v for a, which needed 2 more KV blocks: v lost 50 computed tokens and freed "
-                "5 blocks at once."
-            ),
+            "for a, which needed 2 more KV blocks: v lost 50 computed tokens and freed 5 blocks at once",
         ),
         (
-            Preemption("v", 1, "v", 3),
-            (
-                "vLLM preempted v because it needed blocks itself and no other request was left to preempt: "
-                "v lost 1 computed token (preempted 3 times so far)."
-            ),
+            Preemption("v", 1, "v", 3, blocks_needed=2),
+            f"because it {ALONE}: v lost 1 computed token (preempted 3 times so far)",
         ),
-        (
-            Preemption("v", 50),
-            "vLLM preempted v for a request that is not recorded: v lost 50 computed tokens.",
-        ),
+        (Preemption("v", 50), "for a request that is not recorded: v lost 50 computed tokens"),
         (
             Preemption("v", 50, in_schedule=False),
-            "vLLM preempted v outside schedule(), in a reset of the prefix cache: v lost 50 computed tokens.",
+            "outside schedule(), in a reset of the prefix cache: v lost 50 computed tokens",
         ),
     ],
 )
-def test_a_preemption_is_a_sentence(run_of, lost, says):
-    [victim] = explain_step(run_of("r", step(0, preempted=[lost])), 0).preempted
-    assert plain(victim.message) == says
+def test_a_preemption_is_a_sentence(story_of, lost, says):
+    [victim] = story_of(step(0, preempted=[lost])).preempted
+    assert plain(victim.message) == f"vLLM preempted v {says}."
 
 
 def test_who_waits_stands_in_order_with_its_time(run_of):
+    came = [arrival("v", 0, 0), arrival("a", 0, 0)]
+    lost = {"preempted": [Preemption("v", 10)], "arrived": [arrival("b", 0, 9_000)]}
     run = run_of(
         "r",
-        step(0, start=0, got={"v": 10}, new="v", arrived=[arrival("v", 0, 0), arrival("a", 0, 0)], waiting=1),
-        step(
-            1,
-            start=10_000,
-            took=1_000,
-            preempted=[Preemption("v", 10)],
-            waiting=3,
-            arrived=[arrival("b", 0, 9_000)],
-        ),
+        step(0, start=0, got={"v": 10}, new="v", arrived=came, waiting=1),
+        step(1, start=10_000, took=1_000, waiting=3, **lost),
     )
     story = explain_step(run, 1)
     told = [(one.request_id, one.since_step, one.waited_ms, one.preempted) for one in story.waiting]
@@ -234,13 +205,13 @@ def test_who_waits_stands_in_order_with_its_time(run_of):
     assert story.waiting_agrees
 
 
-def test_a_queue_that_is_not_the_recorded_one_says_so(run_of):
-    story = explain_step(run_of("r", step(0, waiting=2, arrived=[arrival("a", 0, 0)])), 0)
+def test_a_queue_that_is_not_the_recorded_one_says_so(story_of):
+    story = story_of(step(0, waiting=2, arrived=[arrival("a", 0, 0)]))
     assert (len(story.waiting), story.num_waiting_after, story.waiting_agrees) == (1, 2, False)
 
 
-def test_the_warm_up_can_be_asked_about(run_of):
-    assert explain_step(run_of("r", step(0, trial=0), step(1, trial=1), trial_ids=True), 0).trial == 0
+def test_the_warm_up_can_be_asked_about(story_of):
+    assert story_of(step(0, trial=0), step(1, trial=1), trial_ids=True).trial == 0
 
 
 @pytest.mark.parametrize(
@@ -253,13 +224,42 @@ def test_the_warm_up_can_be_asked_about(run_of):
 )
 def test_a_step_that_is_not_there_says_which_are(run_of, steps, says):
     with pytest.raises(UsageError, match=says):
-        explain_step(run_of("r", *(step(number) for number in steps)), 9)
+        explain_step(run_of("r", *map(step, steps)), 9)
 
 
 def test_the_engine_is_chosen(tmp_path):
     for rank in (0, 1):
-        folder = makers.run_folder(tmp_path / "r", step(0, got={f"r{rank}": 1}), engine_rank=rank)
+        folder = run_folder(tmp_path / "r", step(0, got={f"r{rank}": 1}), engine_rank=rank)
     story = explain_step(read_run(folder), 0, engine=1)
     assert (story.engine_rank, story.scheduled[0].request_id) == (1, "r1")
     with pytest.raises(UsageError, match=r"--engine 2: .* has engine 0, 1"):
         explain_step(read_run(folder), 0, engine=2)
+
+
+def turns(story, *fields):
+    return [tuple(getattr(turn, name) for name in fields) for turn in story.ranks]
+
+
+def test_all_ranks_in_one_common_step(tmp_path):
+    """Pass 5: rank 0 decodes 8 and prefills 500 tokens, rank 1 decodes; both are back after 15.7 ms."""
+    run = read_run(write_ranks(tmp_path / "run", prefills(20, {0: 10}, {0: 5})))
+    story = explain_step(run, 5, engine=1)
+    assert (story.wave, story.step_counter) == (0, 5)
+    told = turns(story, "engine_rank", "step", "prefill_tokens", "decode_tokens", "back_us")
+    assert told == [(0, 5, 500, 8, 15_700), (1, 5, 0, 8, 15_700)]
+    assert "All ranks in this common step (wave 0, counter 5):" in text_of(step_page(story))
+
+
+def test_dummy_batches_are_told_only_where_they_were_recorded(tmp_path):
+    one = step(0, start=1000, got={"a": 1}, back=500, wave=0, step_counter=3)
+    dummies = [DummyBatch(began_us=1100, took_us=600, wave=0, step_counter=3)]
+    for rank, line in enumerate((one, Events(at_us=2000, dummies=dummies), Events(at_us=2000))):
+        later = {"wall_anchor_us": 10**15 + 40 * rank, "engine_rank": rank}  # each has a clock of its own
+        run_folder(tmp_path / "r", line, about=manifest(), data_parallel_size=3, **later)
+    told = turns(explain_step(read_run(tmp_path / "r"), 0), "step", "dummy", "back_us")
+    assert told == [(0, False, 500), (None, True, 740), (None, None, None)]
+
+
+def test_independent_ranks_show_none(tmp_path):
+    run = read_run(write_ranks(tmp_path / "run", prefills(20, {0: 10}, {0: 5}), lockstep=False))
+    assert explain_step(run, 5).ranks == []

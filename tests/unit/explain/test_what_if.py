@@ -9,6 +9,8 @@ from schedtrace.present.phrases import plain
 from tests.makers import arrival, step
 
 WANTS = {"a": 100, "b": 200, "c": 300, "d": 400}
+NO_SEAT = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900)
+SPENT = Exit("waiting", "condition", Cause.TOKEN_BUDGET, "b")
 CONFIG = {"max_num_seqs": 8, "enable_chunked_prefill": True, "scheduler_reserve_full_isl": False}
 
 
@@ -35,7 +37,7 @@ def only(story):
 
 
 def test_more_seats_admit_who_fits_into_the_budget_left(answers):
-    told = only(answers(Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900)))
+    told = only(answers(NO_SEAT))
     assert (told.limit, told.now, told.then) == ("max_num_seqs", 8, 11)
     assert (told.request_ids, told.tokens) == (["b", "c", "d"], 900)
     assert plain(told.message) == (
@@ -44,76 +46,65 @@ def test_more_seats_admit_who_fits_into_the_budget_left(answers):
     )
 
 
-def test_a_last_chunk_is_told_to_be_one(answers):
-    wants = {"a": 100, "b": 700, "c": 300}
-    told = only(answers(Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900), waiting=2, wants=wants))
-    assert (told.then, told.request_ids, told.tokens) == (10, ["b", "c"], 900)
-    assert "900 tokens, the last one in part" in plain(told.message)
-
-
-def test_a_spent_budget_ends_the_admission(answers):
-    wants = {"a": 100, "b": 700, "c": 200, "d": 50}
-    told = only(answers(Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900), waiting=3, wants=wants))
-    assert (told.request_ids, told.tokens) == (["b", "c"], 900)
-    assert plain(told.message).endswith("; then the budget would have been spent.")
-
-
-def test_a_prompt_that_does_not_fit_whole_ends_the_admission(answers):
-    ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900)
-    wants = {"a": 100, "b": 700, "c": 300}
-    told = only(answers(ended, waiting=2, wants=wants, config={"enable_chunked_prefill": False}))
-    assert plain(told.message).endswith("; c (300 tokens) would not have fitted into the rest of it.")
+@pytest.mark.parametrize(
+    ("wants", "chunked", "admitted", "tokens", "says"),
+    [
+        ({"b": 700, "c": 300}, True, ["b", "c"], 900, "; no request would have been left waiting."),
+        ({"b": 700, "c": 200, "d": 50}, True, ["b", "c"], 900, "; then the budget would have been spent."),
+        (
+            {"b": 700, "c": 300},
+            False,
+            ["b"],
+            700,
+            "; c (300 tokens) would not have fitted into the rest of it.",
+        ),
+    ],
+    ids=["in part", "the budget is spent", "whole prompts only"],
+)
+def test_the_budget_left_limits_who_more_seats_would_admit(answers, wants, chunked, admitted, tokens, says):
+    config = {"enable_chunked_prefill": chunked}
+    told = only(answers(NO_SEAT, waiting=len(wants), wants={"a": 100, **wants}, config=config))
+    assert (told.request_ids, told.tokens, told.then) == (admitted, tokens, 8 + len(admitted))
+    assert plain(told.message).endswith(says)
+    assert ("900 tokens, the last one in part" in plain(told.message)) is ("d" not in wants and chunked)
 
 
 @pytest.mark.parametrize(
-    ("free", "whole", "admitted", "tokens"),
-    [(50, False, ["b", "c"], 500), (49, False, ["b"], 200), (20, False, ["b"], 200), (19, False, [], 0)],
+    ("free", "watermark", "admitted", "tokens"),
+    [
+        (50, 0, ["b", "c"], 500),
+        (49, 0, ["b"], 200),
+        (20, 0, ["b"], 200),
+        (19, 0, [], 0),
+        (50, 0.01, ["b"], 200),
+    ],
 )
-def test_free_blocks_limit_who_more_seats_would_admit(answers, free, whole, admitted, tokens):
-    config = {"scheduler_reserve_full_isl": whole}
-    told = only(answers(Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900), free=free, config=config))
+def test_free_blocks_limit_who_more_seats_would_admit(answers, free, watermark, admitted, tokens):
+    told = only(answers(NO_SEAT, free=free, config={"watermark": watermark}))
     assert (told.request_ids, told.tokens) == (admitted, tokens)
     assert told.then == (8 + len(admitted) if admitted else None)
 
 
 def test_with_the_whole_prompt_to_fit_a_chunk_is_not_enough(answers):
-    wants = {"a": 100, "b": 950}
-    ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900)
-    for whole, tokens in ((False, 900), (True, 0)):
-        config = {"scheduler_reserve_full_isl": whole}
-        assert only(answers(ended, waiting=1, wants=wants, config=config)).tokens == tokens
-    assert plain(only(answers(ended, waiting=1, wants=wants, config=config)).message) == (
+    in_chunks, whole = (
+        only(
+            answers(
+                NO_SEAT, waiting=1, wants={"a": 100, "b": 950}, config={"scheduler_reserve_full_isl": asked}
+            )
+        )
+        for asked in (False, True)
+    )
+    assert (in_chunks.tokens, whole.tokens) == (900, 0)
+    assert plain(whole.message) == (
         "A higher max_num_seqs alone would have admitted no request: b would have needed 95 KV blocks "
         "with 90 free."
     )
 
 
-def test_the_watermark_is_kept_free(answers):
-    ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900)
-    told = only(answers(ended, free=50, config={"watermark": 0.01}))
-    assert told.request_ids == ["b"]
-
-
-def test_without_chunked_prefill_prompts_are_taken_whole(answers):
-    wants = {"a": 100, "b": 700, "c": 300}
-    config = {"enable_chunked_prefill": False}
-    ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900)
-    told = only(answers(ended, waiting=2, wants=wants, config=config))
-    assert (told.request_ids, told.tokens) == (["b"], 700)
-
-
 def test_a_larger_budget_completes_the_chunk_that_was_cut_and_admits_others(answers):
     cap = ChunkCap("b", Cap.TOKEN_BUDGET, wanted_tokens=1000, capped_tokens=900)
-    story = answers(
-        Exit("waiting", "condition", Cause.TOKEN_BUDGET, "c"),
-        wants={"a": 100, "b": 1000, "c": 300, "d": 700},
-        got={"a": 100, "b": 900},
-        new="ab",
-        caps=[cap],
-        waiting=2,
-        free=80,
-    )
-    told = only(story)
+    wants, got = {"a": 100, "b": 1000, "c": 300, "d": 700}, {"a": 100, "b": 900}
+    told = only(answers(SPENT, wants=wants, got=got, new="ab", caps=[cap], waiting=2, free=80))
     assert (told.limit, told.now, told.then, told.tokens) == ("max_num_batched_tokens", 1000, 1400, 400)
     assert told.request_ids == ["b", "c"]
     assert plain(told.message) == (
@@ -124,15 +115,8 @@ def test_a_larger_budget_completes_the_chunk_that_was_cut_and_admits_others(answ
 
 
 def test_the_limit_of_active_requests_ends_the_admission_by_its_own_name(answers):
-    told = only(
-        answers(
-            Exit("waiting", "condition", Cause.TOKEN_BUDGET, "b"),
-            wants={"a": 1000, "b": 100, "c": 100},
-            got={"a": 1000},
-            waiting=2,
-            config={"max_num_active_seqs": 2},
-        )
-    )
+    wants, config = {"a": 1000, "b": 100, "c": 100}, {"max_num_active_seqs": 2}
+    told = only(answers(SPENT, wants=wants, got={"a": 1000}, waiting=2, config=config))
     assert plain(told.message) == (
         "With max_num_batched_tokens 1,100 instead of 1,000, 1 more request (b, 100 tokens) would have "
         "fitted within max_num_active_seqs and the free KV blocks; then as many would run as "
@@ -142,39 +126,31 @@ def test_the_limit_of_active_requests_ends_the_admission_by_its_own_name(answers
 
 def test_a_budget_that_running_requests_lacked_is_not_answered(answers):
     spent = {"got": {"a": 1000}, "wants": {"a": 1000, "b": 200}, "waiting": 1, "free": 30}
-    ended = Exit("waiting", "condition", Cause.TOKEN_BUDGET, "b")
     running = Exit("running", "condition", Cause.TOKEN_BUDGET, "x")
-    assert only(answers(None, exits=[ended], **spent)).tokens == 200
-    assert answers(None, exits=[running, ended], **spent).what_if == []
+    assert only(answers(None, exits=[SPENT], **spent)).tokens == 200
+    assert answers(None, exits=[running, SPENT], **spent).what_if == []
 
 
 def refused(detail, needed, free, name="b"):
-    return Exit(
-        "waiting", "break", Cause.KV_BLOCKS, name, 900, detail=detail, blocks_needed=needed, blocks_free=free
-    )
+    blocks = {"blocks_needed": needed, "blocks_free": free}
+    return Exit("waiting", "break", Cause.KV_BLOCKS, name, 900, detail=detail, **blocks)
 
 
-def test_blocks_that_lacked_are_counted(answers):
-    told = only(answers(refused("free", 20, 15), free=15))
-    assert (told.limit, told.now, told.then, told.request_ids, told.tokens) == (
-        "kv_blocks",
-        15,
-        20,
-        ["b"],
-        200,
-    )
-    assert plain(told.message) == (
-        "With 5 more free KV blocks (20 instead of 15), b (200 tokens) would have been admitted. The budget "
-        "left had room for 3 requests (b, c and d, 900 tokens), which take 90 blocks; no request "
-        "would have been left waiting."
-    )
-
-
-def test_a_single_waiting_request_is_described_once(answers):
-    told = only(answers(refused("free", 20, 15), free=15, waiting=1, wants={"a": 100, "b": 200}))
-    assert plain(told.message) == (
-        "With 5 more free KV blocks (20 instead of 15), b (200 tokens) would have been admitted."
-    )
+@pytest.mark.parametrize(
+    ("waiting", "more"),
+    [
+        (3, " The budget left had room for 3 requests (b, c and d, 900 tokens), which take 90 blocks; "),
+        (1, ""),
+    ],
+)
+def test_blocks_that_lacked_are_counted(answers, waiting, more):
+    wants = dict(list(WANTS.items())[: waiting + 1])
+    told = only(answers(refused("free", 20, 15), free=15, waiting=waiting, wants=wants))
+    assert (told.limit, told.now, told.then) == ("kv_blocks", 15, 20)
+    assert (told.request_ids, told.tokens) == (["b"], 200)
+    admitted = "With 5 more free KV blocks (20 instead of 15), b (200 tokens) would have been admitted."
+    rest = "no request would have been left waiting." if more else ""
+    assert plain(told.message) == admitted + more + rest
 
 
 def test_a_prompt_that_had_to_fit_whole_could_have_come_in_chunks(answers):
@@ -227,13 +203,11 @@ def test_what_the_answers_take_for_granted_is_told(answers):
     ],
 )
 def test_what_decides_and_is_not_known_prevents_an_answer(answers, unknown):
-    ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900)
-    assert answers(ended).what_if
-    assert answers(ended, **unknown).what_if == []
+    assert answers(NO_SEAT).what_if
+    assert answers(NO_SEAT, **unknown).what_if == []
 
 
 def test_adapters_prevent_an_answer(run_of):
     came = [arrival("a", 0, 0), arrival("b", 0, 0, lora="x")]
-    ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, "b", 900)
-    line = step(0, got={"a": 100}, new="a", arrived=came, waiting=1, ended=ended, kv_blocks_free_after=90)
+    line = step(0, got={"a": 100}, new="a", arrived=came, waiting=1, ended=NO_SEAT, kv_blocks_free_after=90)
     assert explain_step(run_of("r", line), 0).what_if == []

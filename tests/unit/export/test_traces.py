@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from schedtrace.errors import UsageError
 from schedtrace.export import Kind
 from schedtrace.export.exports import export
 from schedtrace.model.trace import Events, Exit, Preemption, ScheduledRequest
@@ -334,20 +333,6 @@ def test_counts_of_a_recorded_run_equal_its_trace(name, tmp_path):
     named = [flow for flow in read.flows.values() if len(flow) == 2]
     assert len(named) == len(read.flows)
     assert bool(named) == (name == "preemption-storm")
-
-
-def test_a_log_without_times_has_nothing_to_show(tmp_path):
-    log = tmp_path / "vllm.log"
-    log.write_text(
-        "Iteration(0): 1 context requests, 5 context tokens, 0 generation requests, 0 generation tokens, "
-        "iteration elapsed time: 2.0 ms\n"
-    )
-    for kind in (Kind.PERFETTO, Kind.CHROME):
-        with pytest.raises(
-            UsageError, match="does not tell when steps began and ended, which a viewer needs"
-        ):
-            export(read_run(log), tmp_path / "out", kind=kind)
-    assert not (tmp_path / "out").exists()
 
 
 def test_what_overlaps_on_an_engine_by_more_than_rounding_keeps_its_time(run_of, tmp_path):
