@@ -13,7 +13,7 @@
 ``code``                      text that stands as it is: a file, a guard, a command
 ``[...]``                     left out if an argument in it is None, zero or empty
 ``{name:?}``, ``{name:!}``    write nothing: the part is left out unless, or if, the value is true
-``{{``, ``[[``                one brace, one bracket
+``{{``, ``[[``                one brace, one bracket; ``]]`` ends two parts where two are open
 ============================  ==========================================================================
 """
 
@@ -152,18 +152,19 @@ def parsed(template: str) -> Pieces:
     for token in _TOKEN.finditer(template):
         if token.start() != at:
             break
-        at = token.end()
         if token["name"]:
             parts[-1].append(_place(template, token["name"], token["kind"] or ""))
         elif token[0] == "[":
             parts.append([])
-        elif token[0] == "]" and len(parts) > 1:
-            inner = parts.pop()
-            parts[-1].append(Part(tuple(inner)))
-        elif token[0] == "]":
-            break
+        elif token[0] == "]" or (token[0] == "]]" and parts[2:]):
+            if len(parts) == 1:
+                break
+            for _ in token[0]:
+                inner = parts.pop()
+                parts[-1].append(Part(tuple(inner)))
         else:  # a brace stays doubled: it does so in a message's template, too
             parts[-1].append(token[0][0] if token[0] in ("[[", "]]") else token[0])
+        at = token.end()
     if at != len(template) or len(parts) > 1:
         msg = f"{template!r}: a bracket has no partner"
         raise ValueError(msg)
