@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from schedtrace.diagnose.latencies import DECODE_US, E2E_US, FINISHED, TTFT_US, per_output_token, percentiles
 from schedtrace.diagnose.throughput import (
     Throughput,
     counted_s,
@@ -14,13 +15,11 @@ from schedtrace.diagnose.throughput import (
 )
 from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
-from schedtrace.model.report import Percentiles, StripCell, TrialReport
+from schedtrace.model.report import StripCell, TrialReport
 from schedtrace.timeline.clock_offsets import offset
 from schedtrace.timeline.timeline import Timeline
 
 STRIP_CELLS = 60
-FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
-"""``RequestStatus`` names of requests that got what they asked for."""
 
 
 def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int = 1) -> list[TrialReport]:
@@ -131,13 +130,10 @@ def _report(
         throughput_from=None,
         throughput_over=None,
         throughput_s=None,
-        ttft_ms=_percentiles(done, (pl.col("first_token_us") - pl.col("arrived_us")) / 1e3),
-        tpot_ms=_percentiles(
-            done.filter(pl.col("output_tokens") > 1),
-            (pl.col("last_token_us") - pl.col("first_token_us")) / 1e3 / (pl.col("output_tokens") - 1),
-        ),
-        e2e_ms=_percentiles(done, (pl.col("last_token_us") - pl.col("arrived_us")) / 1e3),
-        iteration_ms=_percentiles(steps, pl.col("elapsed_us") / 1e3)
+        ttft_ms=percentiles(done, TTFT_US / 1e3),
+        tpot_ms=percentiles(done, per_output_token(DECODE_US / 1e3)),
+        e2e_ms=percentiles(done, E2E_US / 1e3),
+        iteration_ms=percentiles(steps, pl.col("elapsed_us") / 1e3)
         if "elapsed_us" in steps.columns
         else None,
         kv_cache_usage_max_frac=_largest(steps, "kv_cache_usage_frac"),
@@ -193,16 +189,6 @@ def _preemptions(timeline: Timeline, trial: int | None) -> int | None:
     if not timeline.header.preemptions_recorded:
         return None
     return timeline.of_trial(timeline.preemptions, trial).filter(pl.col("in_schedule")).height
-
-
-def _percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
-    """Mean and linearly interpolated percentiles of ``value`` over the rows where it is known."""
-    values = frame.select(value.alias("value"))["value"].drop_nulls()
-    if values.is_empty():
-        return None
-    quantile = [float(values.quantile(q, "linear") or 0.0) for q in (0.5, 0.9, 0.99)]
-    mean = float(values.mean() or 0.0)  # type: ignore[arg-type]  # a mean of floats is a float
-    return Percentiles(count=len(values), mean=mean, p50=quantile[0], p90=quantile[1], p99=quantile[2])
 
 
 def strip(timeline: Timeline) -> list[StripCell]:

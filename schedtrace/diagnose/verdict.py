@@ -57,6 +57,12 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
     return found or [root for _, root in sorted(quiet, key=lambda one: one[0])][:1]
 
 
+def lead_first(findings: list[Finding]) -> list[Finding]:
+    """The findings with the one first that the verdict is about."""
+    lead = leading(findings)[:1]
+    return [*lead, *(finding for finding in findings if finding not in lead)]
+
+
 @dataclass(frozen=True)
 class Unlimited:
     """What is said of an engine that nothing limits."""

@@ -7,7 +7,7 @@ import msgspec
 
 from schedtrace.model.limits import EffectiveSetting
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.statistics import Statistics
+from schedtrace.model.statistics import Percentiles, Statistics
 
 REPORT_SCHEMA_VERSION = 2
 
@@ -139,16 +139,6 @@ class Finding(msgspec.Struct, kw_only=True):
 
 MAX_STEPS = 100
 """Step numbers that a finding lists."""
-
-
-class Percentiles(msgspec.Struct, kw_only=True):
-    """A distribution, in milliseconds: over requests, or over what its field says."""
-
-    count: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
 
 
 class TrialReport(msgspec.Struct, kw_only=True):

@@ -5,7 +5,7 @@ from math import inf
 from typing import Any
 
 from schedtrace.diagnose.throughput import throughput
-from schedtrace.model.report import Percentiles
+from schedtrace.model.statistics import Percentiles
 from schedtrace.model.sweep_result import Bound, Outcome, SweepRow
 from schedtrace.whatif.objective import good_requests, latencies, measured, meets, percentile
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from schedtrace.model.message import Message
-from schedtrace.model.report import Percentiles
 from schedtrace.model.say import say
+from schedtrace.model.statistics import Percentiles
 from schedtrace.model.sweep_result import Bound, Sweep, SweepRow
 from schedtrace.present.numbers import integer, number, percent
 from schedtrace.present.sections import Cell, Column, Headline, Note, Page, Section, Style, Styled, Table

@@ -3,7 +3,8 @@ import pytest
 
 from schedtrace.compare.metric_changes import metric_changes, number_of_tests
 from schedtrace.model.comparison import Outcome
-from schedtrace.model.report import Percentiles, RunReport, TrialReport
+from schedtrace.model.report import RunReport, TrialReport
+from schedtrace.model.statistics import Percentiles
 
 
 def run(**figures):

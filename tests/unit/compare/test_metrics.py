@@ -1,7 +1,8 @@
 import pytest
 
 from schedtrace.compare.metric_changes import METRICS, metric_changes, trials_used
-from schedtrace.model.report import Percentiles, RunReport, TrialReport
+from schedtrace.model.report import RunReport, TrialReport
+from schedtrace.model.statistics import Percentiles
 
 LATENCIES = ["TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99"]
 

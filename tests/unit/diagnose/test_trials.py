@@ -1,9 +1,10 @@
 import msgspec
 import pytest
 
-from schedtrace.diagnose.trials import FINISHED, STRIP_CELLS, strip, trial_reports
+from schedtrace.diagnose.latencies import FINISHED
+from schedtrace.diagnose.trials import STRIP_CELLS, strip, trial_reports
 from schedtrace.model.causes import Cause
-from schedtrace.model.report import Percentiles
+from schedtrace.model.statistics import Percentiles
 from schedtrace.model.trace import Preemption
 from tests.makers import arrival, finish, manifest, result, step
 

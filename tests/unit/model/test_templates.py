@@ -27,7 +27,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 def faults(source: str, module: Any) -> list[str]:
-    """What is wrong with the calls of ``say`` in a module whose template is literal.
+    """What is wrong with the calls of ``say`` in a module whose template is literal, or a name of a literal.
 
     Args:
         source: Of the module.
@@ -39,15 +39,26 @@ def faults(source: str, module: Any) -> list[str]:
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or ast.unparse(call.func) != "say":
             continue
-        for template in literals(call.args[0]):
+        for template in literals(call.args[0], tree):
             if template not in NOT_RESOLVED:
                 found += _of_call(call, template, parents, module)
     return found
 
 
-def literals(template: ast.expr) -> list[str]:
+def literals(template: ast.expr, tree: ast.Module) -> list[str]:
+    """The texts that a template may be, of a name its last assignment before; none: made at run time."""
     if isinstance(template, ast.IfExp):
-        return literals(template.body) + literals(template.orelse)
+        return literals(template.body, tree) + literals(template.orelse, tree)
+    if isinstance(template, ast.Name):
+        assigned = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == template.id
+            and node.lineno <= template.lineno
+        ]
+        last = max(assigned, key=lambda node: node.lineno, default=None)
+        return literals(last.value, tree) if last else []
     return [template.value] if isinstance(template, ast.Constant) else []
 
 
@@ -239,6 +250,7 @@ vars(TOY).update(Inner=Inner, Outer=Outer, E=TypeVar("E", bound=Inner))
         "def f(e: E): say('{steps:n}', e)",
         "def f(**values): say('{a:n}', **values)",
         "def f(template): say(template, a=1)",
+        "T = 'a'\ndef f():\n T = '{b}'\n say(T, b='x')",
     ],
 )
 def test_a_call_whose_places_have_values_has_no_faults(function):
@@ -251,6 +263,7 @@ def test_a_call_whose_places_have_values_has_no_faults(function):
         ("say('{a')", "'{a': a bracket has no partner"),
         ("say('{a:x}', a=1)", "'{a:x}': 'x' is no kind of argument"),
         ("say('a', b=1)", "'a' has no place for b"),
+        ("T = 'a'; say(T, b=1)", "'a' has no place for b"),
         ("say('{a:n}' if True else 'b', a=1)", "'b' has no place for a"),
         ("say('[{a:?}b]')", "'[{a:?}b]' lacks ['a']"),
         ("def f(e: Inner): say('{step:n}', e)", "'{step:n}': Inner has no step"),
