@@ -121,6 +121,11 @@ class Finding(msgspec.Struct, kw_only=True):
     """What this root cause also caused."""
 
     @property
+    def is_root(self) -> bool:
+        """Whether it is a root cause: only these have a title."""
+        return bool(self.title)
+
+    @property
     def weight(self) -> float:
         """What it is ranked by: the share of the requests' time that is gained, or else explained.
 
@@ -134,7 +139,7 @@ class Finding(msgspec.Struct, kw_only=True):
     @property
     def place(self) -> tuple[bool, bool, float]:
         """What findings are sorted by: root causes before symptoms, those that lead, then by weight."""
-        return not self.title, not self.leads, -self.weight
+        return not self.is_root, not self.leads, -self.weight
 
 
 MAX_STEPS = 100

@@ -117,6 +117,8 @@ class Scope:
             return next((hint_of(one, expression.attr) for one in self.classes(expression.value)), None)
         if isinstance(expression, ast.Subscript):
             return element(self._hint(expression.value))
+        if isinstance(expression, ast.ListComp):
+            return list[self._hint(expression.elt)]
         if isinstance(expression, ast.Call):
             return self._of_call(expression)
         return None
@@ -246,6 +248,7 @@ vars(TOY).update(Inner=Inner, Outer=Outer, E=TypeVar("E", bound=Inner))
         "def f(o: Outer): say('{steps:n}', o.one)",
         "def f(o: Outer): e = o.parts[0]; say('{steps:n}', e)",
         "def f(o: Outer): return [say('{steps:n}', e) for e in sorted(o.parts)]",
+        "def f(o: Outer): e = [p for p in o.parts if p]; say('{steps:n}', e[0])",
         "def f(o: Outer):\n for a, e in o.by_name.items(): say('{steps:n}', e)",
         "def f(e: E): say('{steps:n}', e)",
         "def f(**values): say('{a:n}', **values)",
