@@ -9,10 +9,9 @@ import polars as pl
 
 from schedtrace.diagnose.setting_origins import VALUES, configured_by, with_origin
 from schedtrace.model.facts import Fact
-from schedtrace.model.front_end_lines import Configured
-from schedtrace.model.limits import EffectiveSetting
+from schedtrace.model.manifest import Configured
 from schedtrace.model.message import NOTHING, Message, Number, given, joined
-from schedtrace.model.report import Advice, Finding
+from schedtrace.model.report import Advice, EffectiveSetting, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from schedtrace.model.front_end_lines import Configured
-from schedtrace.model.limits import EffectiveSetting, Origin
+from schedtrace.model.manifest import Configured
 from schedtrace.model.message import NOTHING, Code, Message, joined
+from schedtrace.model.report import EffectiveSetting, Origin
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from schedtrace.errors import InputError
-from schedtrace.model.front_end_lines import Configured, FrontEndLine, Refused
+from schedtrace.model.manifest import Configured, FrontEndLine, Refused
 from schedtrace.read.lines import HUGE_NUMBER, UNREADABLE, WholeLines
 from schedtrace.read.read_options import READ
 

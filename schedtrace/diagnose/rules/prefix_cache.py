@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.resumptions import resumptions
+from schedtrace.diagnose.cache_use import cache_use, resumptions
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import (
@@ -13,7 +13,6 @@ from schedtrace.diagnose.rules.common import (
     step_numbers,
     trial_numbers,
 )
-from schedtrace.diagnose.shared_prefixes import cache_use
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Count, Message, Steps, joined
 from schedtrace.model.report import Advice, Evidence, Finding

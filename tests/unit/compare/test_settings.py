@@ -1,5 +1,5 @@
 from schedtrace.compare.setting_changes import changed_settings
-from schedtrace.model.front_end_lines import Configured
+from schedtrace.model.manifest import Configured
 from schedtrace.present.phrases import plain
 from schedtrace.read.front_end_files import FrontEnd
 from tests.makers import manifest, step, workload

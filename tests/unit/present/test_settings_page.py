@@ -1,4 +1,4 @@
-from schedtrace.model.limits import EffectiveSetting
+from schedtrace.model.report import EffectiveSetting
 from schedtrace.model.say import say
 from schedtrace.present.pages.run_header import noteworthy, settings_table
 from schedtrace.present.phrases import plain
