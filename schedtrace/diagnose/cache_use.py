@@ -1,4 +1,4 @@
-"""What requests found in the prefix cache: new ones, against what a boundless cache has, and preempted ones."""
+"""What requests found in the prefix cache: new ones, beside what a boundless one has, and preempted ones."""
 
 from functools import partial
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""``run.json``: what a run was, who made it and how it ended. ``front-end-<pid>.jsonl``: what vLLM's front end knows."""
+"""``run.json``: what a run was, who made it and how it ended; and the lines of ``front-end-<pid>.jsonl``."""
 
 from pathlib import Path
 from typing import Any, Literal
