@@ -1,7 +1,8 @@
 """A sentence as data: a template and typed arguments. A renderer styles, links and escapes the arguments.
 
 ``Message("{request} waited {wait}", {"request": Request("t1-3"), "wait": Duration(1_200)})``, as ``say``
-makes it. An argument says what it is, never how it is written: numbers are formatted in ``present/``, in one place.
+makes it. An argument says what it is, never how it is written: numbers are formatted in ``present/``, in one
+place.
 """
 
 from collections.abc import Iterator

@@ -88,8 +88,6 @@ def say(template: str, evidence: object = None, /, **values: Any) -> Message:
     if unplaced:
         msg = f"{template!r} has no place for {sorted(unplaced)}"
         raise ValueError(msg)
-    words: list[str] = []
-    arguments: dict[str, Any] = {}
 
     def value(name: str) -> Any:
         if name not in values and not hasattr(evidence, name):
@@ -97,23 +95,30 @@ def say(template: str, evidence: object = None, /, **values: Any) -> Message:
             raise ValueError(msg)
         return values[name] if name in values else getattr(evidence, name)
 
-    def add(pieces: Pieces) -> None:
-        for piece in pieces:
-            if isinstance(piece, str):
-                words.append(piece)
-            elif isinstance(piece, Place):
-                if piece.kind not in _CONDITIONS:
-                    words.append(f"{{{piece.name}}}")
-                    arguments[piece.name] = _typed(template, piece, value(piece.name))
-            elif all(
-                bool(value(place.name)) != (place.kind == "!")
-                for place in piece.pieces
-                if isinstance(place, Place)
-            ):
-                add(piece.pieces)
+    said = _kept(pieces, value)
+    words = [f"{{{piece.name}}}" if isinstance(piece, Place) else piece for piece in said]
+    places = [piece for piece in said if isinstance(piece, Place)]
+    return Message(
+        "".join(words), {place.name: _typed(template, place, value(place.name)) for place in places}
+    )
 
-    add(pieces)
-    return Message("".join(words), arguments)
+
+def _kept(pieces: Pieces, value: Callable[[str], Any]) -> list[str | Place]:
+    """Words and places without the parts that are left out.
+
+    No function within ``say``: one that calls itself is a cycle, which would keep the evidence in memory.
+    """
+    kept: list[str | Place] = []
+    for piece in pieces:
+        if not isinstance(piece, Part):
+            kept += [piece] if isinstance(piece, str) or piece.kind not in _CONDITIONS else []
+        elif all(
+            bool(value(place.name)) != (place.kind == "!")
+            for place in piece.pieces
+            if isinstance(place, Place)
+        ):
+            kept += _kept(piece.pieces, value)
+    return kept
 
 
 def _typed(template: str, place: Place, value: Any) -> Any:

@@ -1,5 +1,8 @@
 """The language of sentences: kinds of arguments, parts that are left out, and what is no template."""
 
+import gc
+import weakref
+
 import msgspec
 import pytest
 
@@ -26,6 +29,10 @@ class Waited(msgspec.Struct):
     @property
     def half_ms(self) -> float:
         return self.wait_ms / 2
+
+
+class Large:
+    steps = 1
 
 
 @pytest.mark.parametrize(
@@ -82,6 +89,18 @@ def test_a_part_within_a_part_decides_for_itself_only():
     assert say(template, Waited(3, 1.0)) == Message("a b {requests}", {"requests": Number(3)})
     assert say(template, Waited(0, 1.0, "t1")) == Message("a")
     assert say(template, Waited(3, 1.0, "t1")).template == "a b {requests} c {longest}"
+
+
+def test_the_evidence_is_not_kept():
+    evidence = Large()
+    seen = weakref.ref(evidence)
+    gc.disable()
+    try:
+        say("{steps:n}[ of {steps:n}]", evidence)
+        del evidence
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_doubled_brackets_and_braces_stand_for_themselves():
