@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import asdict
+
 from schedtrace.diagnose.effective_settings import effective_settings, without_followed
 from schedtrace.diagnose.one_engine import cap_table, cause_table, one_engine
 from schedtrace.diagnose.root_causes import Judged, ranked
@@ -165,39 +167,33 @@ def all_findings(engines: list[Judged], ranks: Ranks, facts: frozenset[Fact]) ->
     )
 
 
+ENGINE = ("model", "vllm_version", "schedtrace_version", "device", "scheduler_class", "async_scheduling")
+LIMITS = (
+    *("token_budget", "max_num_running_reqs", "max_model_len"),
+    *("kv_blocks_total", "block_size", "enable_prefix_caching"),
+)
+"""Fields of a trace's header that a report shows."""
+
+
 def config_of(run: Run) -> dict[str, Any]:
     """The configuration: from the trace's header, and from the manifest where there is one."""
-    header = run.traces[0].header
+    first, manifest = run.traces[0], run.manifest
+    header = first.header
     config: dict[str, Any] = {
-        "record": run.traces[0].record,
-        "model": header.model,
-        "vllm_version": header.vllm_version,
-        "schedtrace_version": header.schedtrace_version,
-        "device": header.device,
-        "scheduler_class": header.scheduler_class,
-        "async_scheduling": header.async_scheduling,
+        "record": first.record,
+        **{name: getattr(header, name) for name in ENGINE},
         "engines": len(run.traces),
-        "exits_via": header.exits_via if Fact.EXITS in run.traces[0].facts else None,
-        "token_budget": header.token_budget,
-        "max_num_running_reqs": header.max_num_running_reqs,
-        "max_model_len": header.max_model_len,
-        "kv_blocks_total": header.kv_blocks_total,
-        "block_size": header.block_size,
-        "enable_prefix_caching": header.enable_prefix_caching,
-        "enable_chunked_prefill": header.scheduler_config.get("enable_chunked_prefill"),
-        "policy": header.scheduler_config.get("policy"),
+        "exits_via": header.exits_via if Fact.EXITS in first.facts else None,
+        **{name: getattr(header, name) for name in LIMITS},
+        **{name: header.scheduler_config.get(name) for name in ("enable_chunked_prefill", "policy")},
     }
     if run.named is not None:
-        config["named"] = {name: getattr(run.named, name) for name in run.named.__struct_fields__}
-    manifest = run.manifest
+        config["named"] = asdict(run.named)
     if manifest is not None:
-        config["status"] = manifest.status
-        config["front_end"] = manifest.front_end
-        config["trials_asked"] = manifest.trials_asked
-        config["engine_args_chosen"] = manifest.engine_args_chosen
+        for name in ("status", "front_end", "trials_asked", "engine_args_chosen"):
+            config[name] = getattr(manifest, name)
         if manifest.workload is not None:
-            workload = manifest.workload
-            config["workload"] = {name: getattr(workload, name) for name in workload.__struct_fields__}
+            config["workload"] = asdict(manifest.workload)
     return config
 
 
