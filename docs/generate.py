@@ -30,9 +30,7 @@ from schedtrace.diagnose import catalogue
 from schedtrace.model import (
     causes,
     comparison,
-    front_end_lines,
     life,
-    limits,
     manifest,
     report,
     statistics,
@@ -46,11 +44,9 @@ DOCS = Path(__file__).parent
 MODULES = {
     "trace": trace,
     "trace_facts": trace_facts,
-    "front_end": front_end_lines,
     "manifest": manifest,
     "report": report,
     "statistics": statistics,
-    "settings": limits,
     "comparison": comparison,
     "story": story,
     "life": life,
@@ -61,7 +57,7 @@ LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), 
 """Kinds of lines; a type checker takes a delta, which is made at run time, for any line."""
 SCHEMAS = {
     "trace-line": (Union[LINES], "One line of engine-<rank>.jsonl"),  # noqa: UP007  # made at run time
-    "front-end-line": (front_end_lines.FrontEndLine, "One line of front-end-<pid>.jsonl"),
+    "front-end-line": (manifest.FrontEndLine, "One line of front-end-<pid>.jsonl"),
     "manifest": (manifest.Manifest, "run.json"),
     "report": (report.Report, "What schedtrace analyze --format json prints"),
     "comparison": (comparison.Comparison, "What schedtrace diff --format json prints"),

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import polars as pl
 
-from schedtrace.diagnose.trials import FINISHED
+from schedtrace.diagnose.latencies import FINISHED
 from schedtrace.model.comparison import MetricChange
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, Number, given

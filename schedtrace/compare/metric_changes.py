@@ -7,7 +7,8 @@ from schedtrace.compare import servers, significance
 from schedtrace.compare.significance import effective_count
 from schedtrace.errors import UsageError
 from schedtrace.model.comparison import MetricChange, Outcome, Sample
-from schedtrace.model.report import Percentiles, RunReport, TrialReport
+from schedtrace.model.report import RunReport, TrialReport
+from schedtrace.model.statistics import Percentiles
 
 Value = float | int | None
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.stats import norm, t
 
 from schedtrace.compare.significance import ALPHA, CONFIDENCE, POWER, holm
+from schedtrace.diagnose.latencies import DECODE_US, E2E_US, FINISHED, TTFT_US, per_output_token
 from schedtrace.diagnose.throughput import counted_spans
-from schedtrace.diagnose.trials import FINISHED
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import RunReport
 from schedtrace.timeline.pieces import LENGTH_US
@@ -54,16 +54,14 @@ class Served:
             return None
         if report.config["engines"] > 1 or [trial.trial for trial in report.trials] != [None]:
             return None
-        came, first, last = pl.col("arrived_us"), pl.col("first_token_us"), pl.col("last_token_us")
-        tokens = pl.col("output_tokens")
         done = (
             timeline.finishes.filter(pl.col("status").is_in(FINISHED))
             .sort("arrived_us")
             .select(
                 **{
-                    "TTFT p50": (first - came) / 1e3,
-                    "TPOT p50": pl.when(tokens > 1).then((last - first) / 1e3 / (tokens - 1)),
-                    "E2E p50": (last - came) / 1e3,
+                    "TTFT p50": TTFT_US / 1e3,
+                    "TPOT p50": per_output_token(DECODE_US / 1e3),
+                    "E2E p50": E2E_US / 1e3,
                 }
             )
         )

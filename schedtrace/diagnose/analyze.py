@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import asdict
+
 from schedtrace.diagnose.effective_settings import effective_settings, without_followed
 from schedtrace.diagnose.one_engine import cap_table, cause_table, one_engine
 from schedtrace.diagnose.root_causes import Judged, ranked
@@ -11,11 +13,11 @@ from schedtrace.diagnose.run_statistics import statistics
 from schedtrace.diagnose.throughput import counted_s
 from schedtrace.diagnose.time_split import time_split
 from schedtrace.diagnose.trials import over_all_engines
-from schedtrace.diagnose.verdict import leading, verdict
+from schedtrace.diagnose.verdict import lead_first, verdict
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.manifest import Manifest
-from schedtrace.model.message import NOTHING, Message
+from schedtrace.model.message import Message
 from schedtrace.model.report import Finding, NotJudged, Report, RunReport, Severity
 from schedtrace.model.say import say
 from schedtrace.read.run import Run
@@ -119,20 +121,20 @@ def analyze_run(
         over_all_engines(trials, counted_s(engine.sums.spans for engine in engines))
     ranks = Ranks([engine.rank for engine in engines], timelines.of_rank)
     facts = frozenset(ALL_FACTS).intersection(*(engine.rank.facts for engine in engines))
+    findings = all_findings([engine.judged for engine in engines], ranks, facts)
     settings = effective_settings(run, [engine.use for engine in engines if engine.use is not None])
-    findings = without_followed(of_all([engine.judged for engine in engines], ranks, facts), settings)
+    findings = without_followed(findings, settings)
     if test is not None:
         findings = test(run, findings)
-    findings = led(findings)
+    findings = lead_first(findings)
     split = time_split([engine.split for engine in engines]) if Fact.TIMES in engines[0].rank.facts else []
     of_queues = [problem for engine in engines for problem in engine.problems]
-    of_run = _of_run(run.manifest) if run.manifest else []
     of_files = [say("{problem}", problem=text) for text in run.problems]
     return RunReport(
         path=str(run.path),
         label=run.label,
         config=config_of(run),
-        problems=[*of_files, *of_traces, *of_queues, *_of_ranks(ranks), *of_run],
+        problems=[*of_files, *of_traces, *of_queues, *_of_ranks(ranks), *_of_run(run.manifest)],
         verdict=verdict([engine.unlimited for engine in engines], findings, split),
         time_split=split,
         trials=trials,
@@ -150,7 +152,7 @@ def analyze_run(
     )
 
 
-def of_all(engines: list[Judged], ranks: Ranks, facts: frozenset[Fact]) -> list[Finding]:
+def all_findings(engines: list[Judged], ranks: Ranks, facts: frozenset[Fact]) -> list[Finding]:
     """The findings of all engines and those about their ranks, ranked.
 
     Args:
@@ -165,45 +167,33 @@ def of_all(engines: list[Judged], ranks: Ranks, facts: frozenset[Fact]) -> list[
     )
 
 
-def led(findings: list[Finding]) -> list[Finding]:
-    """The findings with the one first that the verdict is about."""
-    lead = leading(findings)[:1]
-    return [*lead, *(finding for finding in findings if finding not in lead)]
+ENGINE = ("model", "vllm_version", "schedtrace_version", "device", "scheduler_class", "async_scheduling")
+LIMITS = (
+    *("token_budget", "max_num_running_reqs", "max_model_len"),
+    *("kv_blocks_total", "block_size", "enable_prefix_caching"),
+)
+"""Fields of a trace's header that a report shows."""
 
 
 def config_of(run: Run) -> dict[str, Any]:
     """The configuration: from the trace's header, and from the manifest where there is one."""
-    header = run.traces[0].header
+    first, manifest = run.traces[0], run.manifest
+    header = first.header
     config: dict[str, Any] = {
-        "record": run.traces[0].record,
-        "model": header.model,
-        "vllm_version": header.vllm_version,
-        "schedtrace_version": header.schedtrace_version,
-        "device": header.device,
-        "scheduler_class": header.scheduler_class,
-        "async_scheduling": header.async_scheduling,
+        "record": first.record,
+        **{name: getattr(header, name) for name in ENGINE},
         "engines": len(run.traces),
-        "exits_via": header.exits_via if Fact.EXITS in run.traces[0].facts else None,
-        "token_budget": header.token_budget,
-        "max_num_running_reqs": header.max_num_running_reqs,
-        "max_model_len": header.max_model_len,
-        "kv_blocks_total": header.kv_blocks_total,
-        "block_size": header.block_size,
-        "enable_prefix_caching": header.enable_prefix_caching,
-        "enable_chunked_prefill": header.scheduler_config.get("enable_chunked_prefill"),
-        "policy": header.scheduler_config.get("policy"),
+        "exits_via": header.exits_via if Fact.EXITS in first.facts else None,
+        **{name: getattr(header, name) for name in LIMITS},
+        **{name: header.scheduler_config.get(name) for name in ("enable_chunked_prefill", "policy")},
     }
     if run.named is not None:
-        config["named"] = {name: getattr(run.named, name) for name in run.named.__struct_fields__}
-    manifest = run.manifest
+        config["named"] = asdict(run.named)
     if manifest is not None:
-        config["status"] = manifest.status
-        config["front_end"] = manifest.front_end
-        config["trials_asked"] = manifest.trials_asked
-        config["engine_args_chosen"] = manifest.engine_args_chosen
+        for name in ("status", "front_end", "trials_asked", "engine_args_chosen"):
+            config[name] = getattr(manifest, name)
         if manifest.workload is not None:
-            workload = manifest.workload
-            config["workload"] = {name: getattr(workload, name) for name in workload.__struct_fields__}
+            config["workload"] = asdict(manifest.workload)
     return config
 
 
@@ -225,54 +215,38 @@ def at_or_above(severity: str | None) -> Callable[[Finding], bool]:
 
 def _of_ranks(ranks: Ranks) -> list[Message]:
     """Ranks in lock-step that have no trace here, and clocks of several hosts."""
-    problems, found = [], len(ranks.each)
+    problems, found, off_us = [], len(ranks.each), ranks.uncertainty_us
     if ranks.missing:
-        problems.append(
-            say(
-                "{found:n} of {size:n rank} recorded: what the others made them wait for is not known.",
-                found=found,
-                size=found + ranks.missing,
-            )
-        )
+        sentence = "{found:n} of {size:n rank} recorded: what the others made them wait for is not known."
+        problems.append(say(sentence, found=found, size=found + ranks.missing))
     if ranks.hosts > 1:
-        off = ranks.uncertainty_us
-        apart: Message | str = "differ by an unknown time"
-        if off is not None:
-            apart = say("differ by up to {off:us}", off=off)
+        known = say("differ by up to {off:us}", off=off_us) if off_us is not None else None
         problems.append(
             say(
                 "The ranks ran on {hosts:n host} whose clocks may {apart}: no comparison of their "
                 "times is better.",
-                hosts=ranks.hosts,
-                apart=apart,
+                ranks,
+                apart=known or "differ by an unknown time",
             )
         )
     return problems
 
 
-def _of_run(manifest: Manifest) -> list[Message]:
+def _of_run(manifest: Manifest | None) -> list[Message]:
     """How the run ended, and trials that did not begin with an empty prefix cache."""
-    problems = []
+    problems: list[Message] = []
+    if manifest is None:
+        return problems
     ended = {"failed": "failed", "interrupted": "was interrupted"}.get(manifest.status)
     if ended is not None:
-        error = say(": {error}", error=manifest.error) if manifest.error else NOTHING
-        problems.append(
-            say(
-                "The run {ended}{error}. This report covers what was recorded before.",
-                ended=ended,
-                error=error,
-            )
-        )
+        sentence = "The run {ended}[: {error}]. This report covers what was recorded before."
+        problems.append(say(sentence, manifest, ended=ended))
     if manifest.status in {"starting", "running"}:
         problems.append(say("The run's command ended without a result, or is still running."))
-    dirty = [trial.trial for trial in manifest.trials if trial.prefix_cache_reset is False]
+    dirty = [str(trial.trial) for trial in manifest.trials if trial.prefix_cache_reset is False]
     if dirty:
-        problems.append(
-            say(
-                "The prefix cache could not be emptied before {trials}.",
-                trials=f"trial {', '.join(map(str, dirty))}",
-            )
-        )
+        sentence = "The prefix cache could not be emptied before trial {trials}."
+        problems.append(say(sentence, trials=", ".join(dirty)))
     return problems
 
 

@@ -12,7 +12,7 @@ import polars as pl
 
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC, Charged
 from schedtrace.model.causes import Cause
-from schedtrace.model.message import NOTHING, Count, Message, Setting
+from schedtrace.model.message import Count, Message
 from schedtrace.model.report import Advice, Finding
 from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import SHORT_FRAC
@@ -229,20 +229,16 @@ def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Findin
 def sentence(behind: Behind) -> Message:
     """``24 shorter requests waited 2.7 s on average behind 80 that came at once (...)``."""
     shorter = behind.waiter_tokens <= SHORT_FRAC * behind.holder_tokens
-    sizes = NOTHING
-    if shorter:
-        sizes = say(
-            " (prompts of {waiter:n} and {holder:n token} at the median)",
-            waiter=round(behind.waiter_tokens),
-            holder=round(behind.holder_tokens),
-        )
     return say(
-        "{waiters} waited {time:us} on average behind {holders:n} {kind}{sizes}.",
+        "{waiters} waited {time:us} on average behind {holders:n} {kind}"
+        "[{shorter:?} (prompts of {waiter:n} and {holder:n token} at the median)].",
+        behind,
         waiters=Count(behind.waiters, "shorter request" if shorter else "request"),
         time=behind.wait_us / behind.waiters,
-        holders=behind.holders,
         kind=_kind(behind),
-        sizes=sizes,
+        shorter=shorter,
+        waiter=round(behind.waiter_tokens),
+        holder=round(behind.holder_tokens),
     )
 
 
@@ -261,11 +257,13 @@ def _kind(behind: Behind) -> Message:
 
 
 def _advice(timeline: Timeline, behind: Behind) -> Advice:
-    policy = Setting("--scheduling-policy priority")
-    urgent = say("more urgent priorities for the {waiters:n}", waiters=behind.waiters)
-    if timeline.header.scheduler_config.get("policy") != "priority":
-        urgent = say("{policy} with {urgent}", policy=policy, urgent=urgent)
     return Advice(
-        message=say("{urgent}, or an engine of their own", urgent=urgent),
-        costs=say("The other {holders:n} wait longer.", holders=behind.holders),
+        message=say(
+            "[{policy:setting} with ]more urgent priorities for the {waiters:n}, or an engine of their own",
+            behind,
+            policy=""
+            if timeline.header.scheduler_config.get("policy") == "priority"
+            else "--scheduling-policy priority",
+        ),
+        costs=say("The other {holders:n} wait longer.", behind),
     )

@@ -9,10 +9,9 @@ import polars as pl
 
 from schedtrace.diagnose.setting_origins import VALUES, configured_by, with_origin
 from schedtrace.model.facts import Fact
-from schedtrace.model.front_end_lines import Configured
-from schedtrace.model.limits import EffectiveSetting
+from schedtrace.model.manifest import Configured
 from schedtrace.model.message import NOTHING, Message, Number, given, joined
-from schedtrace.model.report import Advice, Finding
+from schedtrace.model.report import Advice, EffectiveSetting, Finding
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
@@ -149,44 +148,30 @@ def use_of(timeline: Timeline) -> Use | None:
 
 def used(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
     """What the run used of this setting, over all engines; nothing where there is too little to say it."""
-    check = {
-        "max_num_batched_tokens": _tokens,
-        "max_num_seqs": _seats,
-        "enable_prefix_caching": _hits,
-    }.get(setting.name)
-    return check(setting, engines) if check and engines else NOTHING
-
-
-def _tokens(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
-    most = max(engine.most_tokens for engine in engines)
-    limit = _limit(setting, engines)
-    if limit is None or most > LITTLE_USED * limit:
+    if not engines:
         return NOTHING
-    return say("no step used more than {most:n} ({share:%})", most=most, share=most / limit)
+    if setting.name == "max_num_batched_tokens":
+        tokens = max(engine.most_tokens for engine in engines)
+        share = _little(tokens, setting, engines)
+        if share is not None:
+            return say("no step used more than {tokens:n} ({share:%})", tokens=tokens, share=share)
+    if setting.name == "max_num_seqs":
+        requests = max(engine.most_running for engine in engines)
+        if _little(requests, setting, engines) is not None:
+            return say("at most {requests:n request} ran at once", requests=requests)
+    if setting.name == "enable_prefix_caching" and setting.value:
+        requests = sum(engine.admitted for engine in engines)
+        if requests >= FEWEST_REQUESTS and not any(engine.cached_tokens for engine in engines):
+            return say("none of {requests:n request} found a cached token", requests=requests)
+    return NOTHING
 
 
-def _seats(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
-    most = max(engine.most_running for engine in engines)
-    limit = _limit(setting, engines)
-    if limit is None or most > LITTLE_USED * limit:
-        return NOTHING
-    return say("at most {most:n request} ran at once", most=most)
-
-
-def _hits(setting: EffectiveSetting, engines: Sequence[Use]) -> Message:
-    admitted = sum(engine.admitted for engine in engines)
-    hits = sum(engine.cached_tokens for engine in engines)
-    if not setting.value or hits or admitted < FEWEST_REQUESTS:
-        return NOTHING
-    return say("none of {requests:n request} found a cached token", requests=admitted)
-
-
-def _limit(setting: EffectiveSetting, engines: Sequence[Use]) -> int | None:
-    """The limit in a run that is long enough to say how little of it was used; None: it is not."""
-    value = setting.value
-    if not isinstance(value, int) or sum(engine.steps for engine in engines) < FEWEST_STEPS:
+def _little(most: int, setting: EffectiveSetting, engines: Sequence[Use]) -> float | None:
+    """The share of a limit that was used at most, if it is little and the run long enough to say so."""
+    limit = setting.value
+    if not isinstance(limit, int) or not limit or sum(engine.steps for engine in engines) < FEWEST_STEPS:
         return None
-    return value or None
+    return most / limit if most <= LITTLE_USED * limit else None
 
 
 def effective_settings(run: Run, engines: Sequence[Use] = ()) -> list[EffectiveSetting]:
@@ -266,17 +251,11 @@ def _was_given(advice: Advice, overridden: dict[str, EffectiveSetting]) -> bool:
 def _why(setting: EffectiveSetting) -> Message:
     option = setting.name.replace("_", "-")
     if isinstance(setting.given, bool):
-        return say(
-            "{option:setting} was given, and vLLM keeps it {state} here.",
-            option=f"--{option}" if setting.given else f"--no-{option}",
-            state="on" if setting.value else "off",
-        )
-    return say(
-        "{option:setting} {given} was given, and vLLM keeps {value} here.",
-        option=f"--{option}",
-        given=_plain(setting.given),
-        value=_plain(setting.value),
-    )
+        option = option if setting.given else f"no-{option}"
+        sentence = "{option:setting} was given, and vLLM keeps it {state} here."
+        return say(sentence, option=f"--{option}", state="on" if setting.value else "off")
+    sentence = "{option:setting} {given} was given, and vLLM keeps {value} here."
+    return say(sentence, option=f"--{option}", given=_plain(setting.given), value=_plain(setting.value))
 
 
 def _plain(value: object) -> Number | str:

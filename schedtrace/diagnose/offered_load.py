@@ -84,19 +84,16 @@ class OfferedLoad:
     def summary(self) -> Message:
         """One sentence; nothing where there is no pattern."""
         if self.pace == "answers":
-            return say("{loop}; the engine {works}.", loop=self.clients, works=self.works)
+            return say("{clients}; the engine {works}.", self)
         if self.pace != "clock":
             return NOTHING
         if self.grows:
             return say(
                 "Offered {offered}, served {served}: the backlog grew to {backlog:n request}.",
-                offered=self.offered,
+                self,
                 served=_rates(self.served_requests_per_s, self.served_tokens_per_s),
-                backlog=self.backlog,
             )
-        return say(
-            "Offered {offered}, and the engine keeps up: it {works}.", offered=self.offered, works=self.works
-        )
+        return say("Offered {offered}, and the engine keeps up: it {works}.", self)
 
     @property
     def offered(self) -> Message:
@@ -108,13 +105,14 @@ class OfferedLoad:
         """``2 clients with one request open each, the next one 300 ms (median) after an answer``."""
         if self.loop is None:
             return NOTHING
-        think_ms, thinks = self.think_ms or 0.0, say("at once")
-        if think_ms >= THINKS_MS:
-            thinks = say("{time:us} (median) after an answer", time=round(1e3 * think_ms))
+        think_ms = self.think_ms or 0.0
+        thinks = think_ms >= THINKS_MS
         return say(
-            "{clients:n client} with one request open each, the next one {thinks}",
-            clients=self.loop.clients,
+            "{clients:n client} with one request open each, the next one "
+            "[{thinks:?}{time:us} (median) after an answer][{thinks:!}at once]",
+            self.loop,
             thinks=thinks,
+            time=round(1e3 * think_ms),
         )
 
     @property
@@ -123,16 +121,11 @@ class OfferedLoad:
         detail = NOTHING
         if self.requests_per_busy_period >= BURST and self.working_frac <= IDLE_FRAC:
             detail = say(
-                ", in {periods:n busy period} of {each:n1} requests on average",
-                periods=self.busy_periods,
-                each=self.requests_per_busy_period,
+                ", in {busy_periods:n busy period} of {requests_per_busy_period:n1} requests on average", self
             )
         elif self.at_fullest_frac is not None and self.at_fullest_frac < ROOM_FRAC * self.working_frac:
-            detail = say(
-                "; in steps as full as its fullest ({fullest:n request}) the same work takes {share:%}",
-                fullest=self.fullest,
-                share=self.at_fullest_frac,
-            )
+            sentence = "; in steps as full as its fullest ({fullest:n request}) the same work takes {share:%}"
+            detail = say(sentence, self, share=self.at_fullest_frac)
         return say("works {share:%} of the time{detail}", share=self.working_frac, detail=detail)
 
 

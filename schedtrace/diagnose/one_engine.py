@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.diagnose.effective_settings import Use, use_of
-from schedtrace.diagnose.engine_sums import EngineSums, engine_sums
 from schedtrace.diagnose.root_causes import Judged, judged
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.rules.allowed import allowed
+from schedtrace.diagnose.run_statistics import EngineSums, engine_sums
 from schedtrace.diagnose.time_split import engine_split, engine_time, request_time
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.diagnose.verdict import Unlimited, unlimited
@@ -121,16 +121,16 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         rank=rank_of(timeline),
         judged=judge(timeline),
         unlimited=unlimited(timeline),
-        problems=_of_queue(timeline),
         trials=trial_reports(timeline, manifest, engines=engines),
-        request_time=request_time(timeline),
-        engine_time=engine_time(timeline),
         strip=strip(timeline),
         split=engine_split(timeline),
+        request_time=request_time(timeline),
+        engine_time=engine_time(timeline),
+        sums=engine_sums(timeline),
         exits=exit_counts(timeline),
         caps=cap_counts(timeline),
-        sums=engine_sums(timeline),
         use=use_of(timeline),
+        problems=_of_queue(timeline),
         warmup_steps=timeline.warmup_steps,
         requests_missing=timeline.requests_missing,
     )
@@ -146,30 +146,26 @@ def _of_queue(timeline: Timeline) -> list[Message]:
     """A queue that is not vLLM's, and where the one rebuilt from the trace has another length."""
     if not {Fact.QUEUE, Fact.LIVES, Fact.REQUESTS} <= timeline.facts:
         return []
-    wrong = mismatches(timeline)
-    foreign = [
-        say(
-            "Requests wait in {queue:code}, which is not vLLM's: its order is not known. "
-            "{overtook:n} of {arrived:n request} were admitted before an earlier one that waited.",
-            queue=", ".join(timeline.header.foreign_queues),
-            overtook=overtakings(timeline),
-            arrived=timeline.arrivals.filter(~pl.col("streaming_update")).height,
+    problems, wrong = [], mismatches(timeline)
+    if timeline.header.foreign_queues:
+        problems.append(
+            say(
+                "Requests wait in {queue:code}, which is not vLLM's: its order is not known. "
+                "{overtook:n} of {arrived:n request} were admitted before an earlier one that waited.",
+                queue=", ".join(timeline.header.foreign_queues),
+                overtook=overtakings(timeline),
+                arrived=timeline.arrivals.filter(~pl.col("streaming_update")).height,
+            )
         )
-        for _ in timeline.header.foreign_queues[:1]
-    ]
-    if wrong.is_empty():
-        return foreign
-    first = wrong.row(0, named=True)
-    return [
-        *foreign,
-        say(
-            "The waiting queue rebuilt from the trace disagrees with the recorded count after "
-            "{wrong:n} of {steps:n step}: after {first:step} it has {rebuilt:n request}, the "
-            "record {recorded:n}. Findings that name waiting requests may be wrong.",
-            wrong=wrong.height,
-            steps=timeline.steps.height,
-            first=first["step"],
-            rebuilt=first["reconstructed"],
-            recorded=first["recorded"],
-        ),
-    ]
+    if wrong.height:
+        problems.append(
+            say(
+                "The waiting queue rebuilt from the trace disagrees with the recorded count after "
+                "{wrong:n} of {steps:n step}: after {step:step} it has {reconstructed:n request}, the "
+                "record {recorded:n}. Findings that name waiting requests may be wrong.",
+                wrong=wrong.height,
+                steps=timeline.steps.height,
+                **wrong.row(0, named=True),
+            )
+        )
+    return problems

@@ -9,7 +9,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rules import KINDS, RULES, prefill_stall, rank_imbalance, slow_steps
-from schedtrace.model.message import NOTHING, Message, Share
+from schedtrace.model.message import NOTHING, Message, Number, Share
 from schedtrace.model.report import Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
@@ -34,10 +34,14 @@ class Judged:
 
 def judged(timeline: Timeline, findings: Sequence[Finding]) -> Judged:
     """Put all findings of one engine in order."""
-    roots = sorted((finding for finding in findings if is_root(finding)), key=_order)
-    roots = _folded(timeline, _specific_first(roots))
-    symptoms = _placed(roots, [finding for finding in findings if not is_root(finding)])
-    return Judged(timeline.requests_us, roots, symptoms)
+    roots = _folded(timeline, _specific_first(_roots(findings)))
+    return Judged(timeline.requests_us, roots, _placed(roots, findings))
+
+
+def _roots(findings: Sequence[Finding]) -> list[Finding]:
+    """The root causes among these, those that lead first, then by weight."""
+    roots = [finding for finding in findings if finding.is_root]
+    return sorted(roots, key=lambda root: (root.place, -_share(root), root.code))
 
 
 def ranked(
@@ -57,18 +61,18 @@ def ranked(
     """
     for finding in of_ranks:
         finding.of_ranks = True
-    run_roots, run_others = _under(of_ranks)
+    run_roots = _roots(of_ranks)
+    run_others = _placed(run_roots, of_ranks)
     of_code = {root.code: root for root in run_roots}
     uneven, stall = of_code.get(rank_imbalance.RULE.code), of_code.get(prefill_stall.RULE.code)
     roots, symptoms = _of_run(engines)
     roots = [
         root
-        for root in sorted(roots, key=_order)
+        for root in _roots(roots)
         if not (uneven is not None and _for_want_of_balance(uneven, root))
         and not (stall is not None and _slow_for_others(stall, root, stalled))
     ]
-    roots = _once(sorted([*roots, *run_roots], key=_order))
-    return [*roots, *_once([*run_others, *symptoms])]
+    return [*_one_of_each_kind(_roots([*roots, *run_roots])), *_one_of_each_kind([*run_others, *symptoms])]
 
 
 def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
@@ -79,7 +83,7 @@ def _for_want_of_balance(uneven: Finding, root: Finding) -> bool:
         return False
     if own.avoidable_ms < MOST_OF_IT * own.waited_ms or not own.avoidable_ms:
         return False
-    uneven.symptoms = _once([*uneven.symptoms, *root.symptoms, _symptom(root)])
+    _put_beneath(uneven, root)
     return True
 
 
@@ -88,11 +92,16 @@ def _slow_for_others(stall: Finding, root: Finding, stalled: Mapping[int, frozen
     waited = stalled.get(root.engine_rank, frozenset()).intersection(root.steps)
     if root.code != slow_steps.RULE.code or not root.steps or len(waited) < MOST_OF_IT * len(root.steps):
         return False
-    stall.symptoms = _once([*stall.symptoms, *root.symptoms, _symptom(root)])
+    _put_beneath(stall, root)
     return True
 
 
-def _once(findings: list[Finding]) -> list[Finding]:
+def _put_beneath(cause: Finding, root: Finding) -> None:
+    """Make a root cause, with its symptoms, a symptom of another; what it advises would treat an effect."""
+    cause.symptoms = _one_of_each_kind([*cause.symptoms, *root.symptoms, _symptom(root)])
+
+
+def _one_of_each_kind(findings: list[Finding]) -> list[Finding]:
     """What several engines show once: the first of it, with the ranks and the symptoms of the others.
 
     A second one of the same engine is a symptom of the first if it is a root cause.
@@ -105,9 +114,9 @@ def _once(findings: list[Finding]) -> list[Finding]:
         if new is not None:
             add_shares(new, finding)
             new.engine_ranks = sorted({*new.engine_ranks, *finding.engine_ranks})
-            new.symptoms = _once([*new.symptoms, *finding.symptoms])
-        elif of_kind and is_root(finding):
-            of_kind[0].symptoms = _once([*of_kind[0].symptoms, _symptom(finding)])
+            new.symptoms = _one_of_each_kind([*new.symptoms, *finding.symptoms])
+        elif of_kind and finding.is_root:
+            of_kind[0].symptoms = _one_of_each_kind([*of_kind[0].symptoms, _symptom(finding)])
         else:
             kept.append(finding)
     return kept
@@ -127,32 +136,17 @@ def _of_run(engines: Sequence[Judged]) -> tuple[list[Finding], list[Finding]]:
     return roots, symptoms
 
 
-def _under(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Root causes about all ranks with their symptoms, and the symptoms of none that was found."""
-    roots = sorted((finding for finding in findings if is_root(finding)), key=_order)
-    return roots, _placed(roots, [finding for finding in findings if not is_root(finding)])
-
-
-def _placed(roots: list[Finding], symptoms: list[Finding]) -> list[Finding]:
-    """Put each symptom beneath the first of its root causes; returns those without one."""
+def _placed(roots: list[Finding], findings: Sequence[Finding]) -> list[Finding]:
+    """Put each symptom among these beneath the first of its root causes; returns those without one."""
     others = []
-    for symptom in symptoms:
-        causes = KINDS[symptom.code].symptom_of
-        root = next((root for root in roots if _codes(root) & set(causes)), None)
+    for symptom in (finding for finding in findings if not finding.is_root):
+        causes = {*KINDS[symptom.code].symptom_of}
+        root = next((root for root in roots if _codes(root) & causes), None)
         if root is None:
             others.append(msgspec.structs.replace(symptom, severity="info"))  # it held nobody up
         else:
             root.symptoms = [*root.symptoms, symptom]
     return others
-
-
-def is_root(finding: Finding) -> bool:
-    """Whether it is a root cause: only these have a title."""
-    return bool(finding.title)
-
-
-def _order(finding: Finding) -> tuple[bool, float, float, str]:
-    return not finding.leads, -finding.weight, -(finding.share_frac or 0.0), finding.code
 
 
 def _specific_first(roots: list[Finding]) -> list[Finding]:
@@ -214,7 +208,7 @@ def _explains(timeline: Timeline, larger: Finding, smaller: Finding) -> bool:
 
 
 def _symptom(root: Finding) -> Finding:
-    """A root cause beneath another: what it advises would treat an effect."""
+    """A root cause as it stands beneath another."""
     return msgspec.structs.replace(root, advice=[], symptoms=[])
 
 
@@ -231,7 +225,7 @@ def of_part(finding: Finding, part: float) -> Finding:
     share, gain = finding.share_frac, finding.gain
     scaled = msgspec.structs.replace(
         finding,
-        gain=_with_saved(gain, gain.saved_frac * part) if gain else None,
+        gain=_saving(gain, gain.saved_frac * part) if gain else None,
         symptoms=[of_part(symptom, part) for symptom in finding.symptoms],
     )
     if share is not None and quotes_share(finding):
@@ -247,7 +241,8 @@ def add_shares(finding: Finding, other: Finding) -> None:
     if finding.share_frac is not None and other.share_frac is not None:
         _set_share(finding, min(1.0, finding.share_frac + other.share_frac))
     if finding.gain is not None and other.gain is not None:
-        finding.gain = _with_saved(finding.gain, min(1.0, finding.gain.saved_frac + other.gain.saved_frac))
+        saved = finding.gain.saved_frac + other.gain.saved_frac
+        finding.gain = _saving(finding.gain, min(1.0, saved))
 
 
 def quotes_share(finding: Finding) -> bool:
@@ -258,7 +253,7 @@ def quotes_share(finding: Finding) -> bool:
 
 def on_engine(rank: int, sentence: Message) -> Message:
     """A sentence about one of several engines; nothing if it says nothing."""
-    return say("Engine {rank:n}: {sentence}", rank=rank, sentence=sentence) if sentence else NOTHING
+    return say("[{sentence:?}Engine {rank}: {sentence}]", rank=Number(rank), sentence=sentence)
 
 
 def _set_share(finding: Finding, share: float) -> None:
@@ -274,5 +269,5 @@ def _has_share(value: Any) -> bool:
     return isinstance(value, Message) and any(isinstance(part, Share) for part in value.parts())
 
 
-def _with_saved(gain: Gain, saved_frac: float) -> Gain:
+def _saving(gain: Gain, saved_frac: float) -> Gain:
     return msgspec.structs.replace(gain, saved_frac=saved_frac)

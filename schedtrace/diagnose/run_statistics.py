@@ -1,12 +1,25 @@
-"""Figures beside the findings: latency by class, caches, drafts, outcomes, durations, sums over engines."""
+"""Figures beside the findings: latency by class, caches, drafts, outcomes, durations, sums over engines.
+
+Of each engine stay counts and frames, which ``statistics`` puts together over the engines of a run.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.diagnose.distributions import distribution, single
-from schedtrace.diagnose.engine_sums import EngineSums
-from schedtrace.diagnose.throughput import counted_s, throughput
+from schedtrace.diagnose.latencies import (
+    DECODE_US,
+    E2E_US,
+    FINISHED,
+    TTFT_US,
+    counted,
+    distribution,
+    inter_token,
+    per_output_token,
+    single,
+)
+from schedtrace.diagnose.throughput import counted_s, counted_spans, sampled_tokens, throughput
 from schedtrace.model.facts import Fact
 from schedtrace.model.statistics import (
     ClassLatency,
@@ -18,7 +31,157 @@ from schedtrace.model.statistics import (
     Statistics,
 )
 from schedtrace.timeline.engine_ranks import Ranks
+from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.rank import kv_used_frac
 from schedtrace.timeline.rank_loads import RankLoads
+from schedtrace.timeline.request_states import QUEUED, queue_times
+from schedtrace.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class EngineSums:
+    """One engine."""
+
+    rank: int
+    facts: frozenset[Fact]
+    counts: dict[str, int | None]
+    """Fields of ``PrefixCacheUse``, ``DraftUse`` and ``Outcomes``, and what ``EngineFigures`` add up. None:
+    not recorded."""
+    requests: pl.DataFrame | None
+    """One row per request that came: ``priority``, ``lora``, ``queue_us``, ``own_us`` and ``queued_us`` (its
+    time in the engine and in the queue), ``done``; of those that ended well the columns of latencies. None:
+    lives of requests are not recorded."""
+    device: pl.DataFrame
+    apart: pl.DataFrame
+    """How long steps took on the device, and from start to start: ``us`` and ``weight``, each value once."""
+    inter_token: pl.DataFrame | None
+    """Likewise, between two outputs of a request; None: not recorded."""
+    kv_used: tuple[float, int] | None
+    """Mean share of KV blocks in use after its steps, and in how many it is known."""
+    spans: pl.DataFrame
+    """``throughput.counted_spans``."""
+
+
+def engine_sums(timeline: Timeline) -> EngineSums:
+    """Count one engine."""
+    steps, facts = timeline.steps, timeline.facts
+    lives = Fact.LIVES in facts
+    worked = pl.col("total_requests") > 0
+    busy = (pl.col("num_running_after") > 0) | (pl.col("num_waiting_after") > 0)
+    following = pl.col("start_us").shift(-1).over("trial") - pl.col("start_us")
+    kv_used = steps.select(kv_used_frac()).to_series().drop_nulls()
+    return EngineSums(
+        rank=timeline.rank,
+        facts=facts,
+        counts=_outcomes(timeline) | _work(timeline) | _prefix(timeline),
+        requests=_requests(timeline) if lives else None,
+        device=counted(single(steps, pl.when(worked).then("busy_us"))),
+        apart=counted(single(steps, pl.when(worked & busy).then(following))),
+        inter_token=counted(inter_token(timeline))
+        if {Fact.REQUESTS, Fact.LIVES, Fact.TIMES} <= facts
+        else None,
+        kv_used=(float(kv_used.mean()), len(kv_used)) if len(kv_used) else None,  # type: ignore[arg-type]
+        spans=counted_spans(timeline),
+    )
+
+
+def _outcomes(timeline: Timeline) -> dict[str, int | None]:
+    """The fields of ``Outcomes``: requests by how they ended for the last time."""
+    came = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id").unique()
+    last = timeline.finishes.unique("request_id", keep="last")
+    well = last["status"].is_in(FINISHED)
+    itself = (last["in_schedule"] & last["abort_us"].is_null()).fill_null(value=False)
+    aborted = (last["status"] == "ABORTED") & ~itself
+    return {
+        "arrived": came.height,
+        "finished": int(well.sum()),
+        "aborted": int(aborted.sum()),
+        "errored": last.height - int(well.sum()) - int(aborted.sum()),
+        "unfinished": came.join(last, on="request_id", how="anti").height,
+        "by_scheduler": int((~well & itself).sum()),
+    }
+
+
+def _work(timeline: Timeline) -> dict[str, int | None]:
+    """Of its steps, and of requests each time that they ended: what they had, and for how long."""
+    steps, finishes = timeline.steps, timeline.finishes
+    done = finishes.filter(pl.col("status").is_in(FINISHED))
+    in_queue = pl.col("state").is_in(QUEUED)
+    spent = timeline.request_states.select(
+        running=LENGTH_US.filter(~in_queue & (pl.col("state") != "front_end")).sum(),
+        queued=LENGTH_US.filter(in_queue).sum(),
+    )
+    preemptions = timeline.preemptions.filter("in_schedule").height
+    return {
+        "drafts": _recorded(finishes, "drafts") or 0,
+        "accepted": _recorded(finishes, "drafts_accepted") or 0,
+        "invalid": _recorded(finishes, "drafts_invalid"),
+        "draft_tokens": int(steps["draft_tokens"].sum()),
+        "used_tokens": int(steps["used_tokens"].sum()),
+        "steps": steps.height,
+        "dummy_batches": int(steps["dummy_batches"].sum()),
+        "dummy_us": int(steps["dummy_us"].sum()),
+        "preemptions": preemptions if timeline.header.preemptions_recorded else None,
+        "requests_finished": done.height,
+        "output_tokens": sampled_tokens(steps, done),
+        "input_tokens": int(done["prompt_tokens"].sum()),
+        "running_us": int(spent["running"][0]),
+        "queued_us": int(spent["queued"][0]),
+        "busy_us": timeline.busy_us,
+    }
+
+
+def _prefix(timeline: Timeline) -> dict[str, int | None]:
+    """The fields of ``PrefixCacheUse`` that are counts, of requests' first schedulings; none: not recorded.
+
+    ``enabled``: whether prefix caching was.
+    """
+    if not {Fact.CACHE, Fact.REQUESTS, Fact.LIVES} <= timeline.facts:
+        return {}
+    came = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
+    new = timeline.admitted.filter(pl.col("phase") == "new")
+    known = came.join(new, on="request_id").select(
+        prompt=pl.col("prompt_tokens").cast(pl.Int64), hit=pl.col("computed_tokens").cast(pl.Int64)
+    )
+    names = ["local_tokens", "external_tokens"]
+    sources = timeline.lists.get("admitted", pl.LazyFrame(schema=names)).select(names).collect()
+    return {
+        "enabled": int(bool(timeline.header.enable_prefix_caching)),
+        "requests": known.height,
+        "requests_with_hit": known.filter(pl.col("hit") > 0).height,
+        "prompt_tokens": int(known["prompt"].sum()),
+        "hit_tokens": int(known["hit"].sum()),
+        "local_tokens": _recorded(sources, "local_tokens"),
+        "external_tokens": _recorded(sources, "external_tokens"),
+    }
+
+
+def _recorded(frame: pl.DataFrame, column: str) -> int | None:
+    """The sum of a column; None where no row has a value."""
+    if column not in frame.columns or frame[column].null_count() == frame.height:
+        return None
+    return int(frame[column].sum())
+
+
+def _requests(timeline: Timeline) -> pl.DataFrame:
+    own = LENGTH_US.filter(pl.col("state") != "front_end").sum()
+    queued = LENGTH_US.filter(pl.col("state").is_in(QUEUED)).sum()
+    spent = timeline.request_states.group_by("request_id").agg(own_us=own, queued_us=queued)
+    ended = (
+        timeline.finishes.filter(pl.col("status").is_in(FINISHED))
+        .unique("request_id", keep="last")
+        .select("request_id", "first_token_us", "last_token_us", "output_tokens", done=pl.lit(value=True))
+    )
+    queue = queue_times(timeline).select("request_id", "queue_us")
+    return (
+        timeline.arrivals.filter(~pl.col("streaming_update"))
+        .unique("request_id", keep="first", maintain_order=True)
+        .select("request_id", "arrived_us", "priority", "lora")
+        .join(queue, on="request_id", how="left", maintain_order="left")
+        .join(spent, on="request_id", how="left", maintain_order="left")
+        .join(ended, on="request_id", how="left", maintain_order="left")
+        .with_columns(pl.col("done").fill_null(value=False))
+    )
 
 
 def statistics(engines: Sequence[EngineSums], ranks: Ranks) -> Statistics:
@@ -28,21 +191,35 @@ def statistics(engines: Sequence[EngineSums], ranks: Ranks) -> Statistics:
         engines: What was counted of each, in the order of ranks.
         ranks: The same engines.
     """
-    lives = all(Fact.LIVES in engine.facts for engine in engines)
+    requests = [engine.requests for engine in engines if engine.requests is not None]
+    lives = len(requests) == len(engines)
+    tokens = [engine.inter_token for engine in engines if engine.inter_token is not None]
+    sums = _added(engines)
     return Statistics(
-        latency=_latency([engine.requests for engine in engines if engine.requests is not None])
-        if lives
-        else [],
-        prefix_cache=_prefix_cache(engines),
-        drafts=_drafts(engines),
-        outcomes=_outcomes(engines) if lives else None,
-        durations=_durations(engines),
+        latency=_latency(pl.concat(requests)) if lives else [],
+        prefix_cache=_cache_use(sums) if all("requests" in engine.counts for engine in engines) else None,
+        drafts=_draft_use(sums),
+        outcomes=Outcomes(**{name: sums[name] for name in Outcomes.__struct_fields__}) if lives else None,
+        durations=Durations(
+            device_ms=distribution(pl.concat([engine.device for engine in engines])),
+            start_to_start_ms=distribution(pl.concat([engine.apart for engine in engines])),
+            inter_token_ms=distribution(pl.concat(tokens)) if len(tokens) == len(engines) else None,
+        ),
         engines=_engines(engines, ranks),
     )
 
 
-def _latency(each: Sequence[pl.DataFrame]) -> list[ClassLatency]:
-    requests = pl.concat(each)
+def _added(engines: Sequence[EngineSums]) -> dict[str, int]:
+    """The counts of all engines, without those that none of them knows."""
+    sums: dict[str, int] = {}
+    for engine in engines:
+        for name, count in engine.counts.items():
+            if count is not None:
+                sums[name] = sums.get(name, 0) + count
+    return sums
+
+
+def _latency(requests: pl.DataFrame) -> list[ClassLatency]:
     rows = [_of_class("all", "", requests)]
     for by in ("priority", "lora"):
         classes = requests.partition_by(by, as_dict=True)
@@ -55,7 +232,6 @@ def _latency(each: Sequence[pl.DataFrame]) -> list[ClassLatency]:
 def _of_class(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
     own_us = int(requests["own_us"].sum())
     done = requests.filter("done")
-    tokens = pl.col("output_tokens")
     return ClassLatency(
         by=by,
         name=name,
@@ -63,73 +239,38 @@ def _of_class(by: str, name: str, requests: pl.DataFrame) -> ClassLatency:
         finished=done.height,
         waiting_frac=int(requests["queued_us"].sum()) / own_us if own_us else None,
         queue_ms=distribution(single(requests, pl.col("queue_us"))),
-        ttft_ms=distribution(single(done, pl.col("ttft_us"))),
-        tpot_ms=distribution(single(done.filter(tokens > 1), pl.col("decode_us") / (tokens - 1))),
-        e2e_ms=distribution(single(done, pl.col("e2e_us"))),
+        ttft_ms=distribution(single(done, TTFT_US)),
+        tpot_ms=distribution(single(done, per_output_token(DECODE_US))),
+        e2e_ms=distribution(single(done, E2E_US)),
     )
 
 
-def _prefix_cache(engines: Sequence[EngineSums]) -> PrefixCacheUse | None:
+def _cache_use(sums: dict[str, int]) -> PrefixCacheUse | None:
     """Every request's first scheduling; a connector may bring tokens without a prefix cache."""
-    known = [engine.prefix for engine in engines if engine.prefix is not None]
-    if len(known) < len(engines):
-        return None
-    hits, prompt = sum(one.hit_tokens for one in known), sum(one.prompt_tokens for one in known)
-    if not hits and not any(one.enabled for one in known):
+    hits, prompt = sums["hit_tokens"], sums["prompt_tokens"]
+    if not hits and not sums["enabled"]:
         return None
     return PrefixCacheUse(
-        requests=sum(one.requests for one in known),
-        requests_with_hit=sum(one.with_hit for one in known),
+        requests=sums["requests"],
+        requests_with_hit=sums["requests_with_hit"],
         prompt_tokens=prompt,
         hit_tokens=hits,
         hit_frac=hits / prompt if prompt else None,
-        local_tokens=_sum([one.local_tokens for one in known]),
-        external_tokens=_sum([one.external_tokens for one in known]),
+        local_tokens=sums.get("local_tokens"),
+        external_tokens=sums.get("external_tokens"),
     )
 
 
-def _sum(values: Sequence[int | None]) -> int | None:
-    """None where no value is known."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _drafts(engines: Sequence[EngineSums]) -> DraftUse | None:
-    drafts = sum(engine.drafts for engine in engines)
+def _draft_use(sums: dict[str, int]) -> DraftUse | None:
+    drafts, accepted, used = sums["drafts"], sums["accepted"], sums["used_tokens"]
     if not drafts:
         return None
-    accepted = sum(engine.drafts_accepted for engine in engines)
-    drafted, used = (
-        sum(engine.draft_tokens for engine in engines),
-        sum(engine.used_tokens for engine in engines),
-    )
     return DraftUse(
         drafts=drafts,
         accepted=accepted,
-        invalid=_sum([engine.drafts_invalid for engine in engines]),
+        invalid=sums.get("invalid"),
         accepted_frac=accepted / drafts,
-        wasted_frac=(1 - accepted / drafts) * drafted / used if used else None,
-    )
-
-
-def _outcomes(engines: Sequence[EngineSums]) -> Outcomes:
-    finished, aborted = sum(one.finished for one in engines), sum(one.aborted for one in engines)
-    return Outcomes(
-        arrived=sum(one.arrived for one in engines),
-        finished=finished,
-        aborted=aborted,
-        errored=sum(one.ended for one in engines) - finished - aborted,
-        unfinished=sum(one.unfinished for one in engines),
-        by_scheduler=sum(one.by_scheduler for one in engines),
-    )
-
-
-def _durations(engines: Sequence[EngineSums]) -> Durations:
-    tokens = [engine.inter_token for engine in engines if engine.inter_token is not None]
-    return Durations(
-        device_ms=distribution(pl.concat([engine.device for engine in engines])),
-        start_to_start_ms=distribution(pl.concat([engine.apart for engine in engines])),
-        inter_token_ms=distribution(pl.concat(tokens)) if len(tokens) == len(engines) else None,
+        wasted_frac=(1 - accepted / drafts) * sums["draft_tokens"] / used if used else None,
     )
 
 
@@ -138,11 +279,47 @@ def _engines(engines: Sequence[EngineSums], ranks: Ranks) -> list[EngineFigures]
     figures = [_figures([engine], engine.rank, seconds) for engine in engines]
     if len(engines) > 1:
         figures.append(_figures(engines, None, seconds))
-    if len(engines) > 1 and ranks.loads is not None:
-        _at_the_same_time(ranks.loads, figures)
+        if ranks.loads is not None:
+            _at_the_same_time(ranks.loads, figures)
     if ranks.lockstep:
         _of_lockstep(ranks, figures)
     return figures
+
+
+def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) -> EngineFigures:
+    """Sums over these engines; ``seconds`` are those that count for the throughput of all."""
+    lives = all(Fact.LIVES in engine.facts for engine in engines)
+    sums = _added(engines)
+    rates = throughput(0, sums["input_tokens"], sums["output_tokens"], seconds) if lives and seconds else None
+    preempted = all(engine.counts["preemptions"] is not None for engine in engines)
+    return EngineFigures(
+        engine_rank=rank,
+        steps=sums["steps"],
+        requests_finished=sums["requests_finished"] if lives else None,
+        output_tokens_per_s=rates.output_tokens_per_s if rates else None,
+        total_tokens_per_s=rates.total_tokens_per_s if rates else None,
+        preemptions=sums["preemptions"] if preempted else None,
+        mean_running=_at_a_time(engines, "running_us") if lives else None,
+        mean_waiting=_at_a_time(engines, "queued_us") if lives else None,
+        dummy_batches=sums["dummy_batches"],
+        dummy_ms=sums["dummy_us"] / 1e3,
+        kv_used_frac=_mean([engine.kv_used for engine in engines if engine.kv_used is not None]),
+    )
+
+
+def _at_a_time(engines: Sequence[EngineSums], time: str) -> float | None:
+    """Mean number of requests over each engine's busy time, from the sum of their times and that time."""
+    counts = [engine.counts for engine in engines]
+    known = [(one[time] or 0) / busy for one in counts if (busy := one["busy_us"])]
+    return sum(known) if known else None
+
+
+def _mean(parts: Sequence[tuple[float, int]]) -> float | None:
+    """Of means, each of so many values."""
+    if len(parts) == 1:  # no rounding
+        return parts[0][0]
+    count = sum(count for _, count in parts)
+    return sum(mean * count for mean, count in parts) / count if count else None
 
 
 def _at_the_same_time(loads: RankLoads, figures: list[EngineFigures]) -> None:
@@ -168,41 +345,3 @@ def _of_lockstep(ranks: Ranks, figures: list[EngineFigures]) -> None:
         row.dummy_ms = sum(dummies[rank][1] for rank in own) / 1e3
         if stalls is not None:
             row.stalled_ms = sum(stalled.get(rank, 0.0) for rank in own) / 1e3
-
-
-def _figures(engines: Sequence[EngineSums], rank: int | None, seconds: float) -> EngineFigures:
-    """Sums over these engines; ``seconds`` are those that count for the throughput of all."""
-    lives = all(Fact.LIVES in engine.facts for engine in engines)
-    outputs, prompts = (
-        sum(engine.output_tokens for engine in engines),
-        sum(engine.prompt_tokens for engine in engines),
-    )
-    rates = throughput(0, prompts, outputs, seconds) if lives and seconds > 0 else None
-    preemptions = [engine.preemptions for engine in engines if engine.preemptions is not None]
-    return EngineFigures(
-        engine_rank=rank,
-        steps=sum(engine.steps for engine in engines),
-        requests_finished=sum(engine.finished_in_steps for engine in engines) if lives else None,
-        output_tokens_per_s=rates.output_tokens_per_s if rates else None,
-        total_tokens_per_s=rates.total_tokens_per_s if rates else None,
-        preemptions=sum(preemptions) if len(preemptions) == len(engines) else None,
-        mean_running=_at_a_time([(one.running_us, one.busy_us) for one in engines]) if lives else None,
-        mean_waiting=_at_a_time([(one.queued_us, one.busy_us) for one in engines]) if lives else None,
-        dummy_batches=sum(engine.dummy_batches for engine in engines),
-        dummy_ms=sum(engine.dummy_us for engine in engines) / 1e3,
-        kv_used_frac=_mean([engine.kv_used for engine in engines if engine.kv_used is not None]),
-    )
-
-
-def _mean(parts: Sequence[tuple[float, int]]) -> float | None:
-    """Of means, each of so many values."""
-    if len(parts) == 1:  # no rounding
-        return parts[0][0]
-    count = sum(count for _, count in parts)
-    return sum(mean * count for mean, count in parts) / count if count else None
-
-
-def _at_a_time(engines: Sequence[tuple[int, int]]) -> float | None:
-    """Mean number of requests over each engine's busy time, from the sum of their times and that time."""
-    known = [us / busy for us, busy in engines if busy]
-    return sum(known) if known else None

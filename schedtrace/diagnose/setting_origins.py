@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from schedtrace.model.front_end_lines import Configured
-from schedtrace.model.limits import EffectiveSetting, Origin
+from schedtrace.model.manifest import Configured
 from schedtrace.model.message import NOTHING, Code, Message, joined
+from schedtrace.model.report import EffectiveSetting, Origin
 from schedtrace.model.say import say
 from schedtrace.model.trace import Header
 from schedtrace.read.run import Run
@@ -138,8 +138,8 @@ def _by_context(value: Any, defaults: dict[str, int], context: str | None) -> tu
         for other, default in defaults.items()
         if other != context and default != value
     ]
-    elsewhere = say("default elsewhere: {others}", others=joined(others, ", ")) if others else NOTHING
-    mine = say("for {context:code}", context=context) if context else NOTHING
+    elsewhere = say("[default elsewhere: {others}]", others=joined(others, ", "))
+    mine = say("[for {context:code}]", context=context)
     is_default = context is not None and value == defaults.get(context)
     return ("default" if is_default else "derived"), joined([mine, elsewhere], "; ")
 
@@ -150,24 +150,18 @@ def _reserved_for_drafts(header: Header) -> Message:
     batched, budget = header.scheduler_config.get("max_num_batched_tokens"), header.token_budget
     if not header.settings.get("speculative_config.num_speculative_tokens") or not batched or budget is None:
         return NOTHING
+    setting = "max_num_batched_tokens"
     if budget < batched:
-        return say(
-            "{setting:setting} ({batched:n}) less {slots:n} for draft tokens",
-            setting="max_num_batched_tokens",
-            batched=batched,
-            slots=batched - budget,
-        )
+        sentence = "{setting:setting} ({batched:n}) less {slots:n} for draft tokens"
+        return say(sentence, setting=setting, batched=batched, slots=batched - budget)
     if not isinstance(slots, int) or not slots:
         return NOTHING
-    return say(
-        "every scheduled request also takes {slots:n} of {setting:setting} for draft tokens",
-        slots=slots,
-        setting="max_num_batched_tokens",
-    )
+    sentence = "every scheduled request also takes {slots:n} of {setting:setting} for draft tokens"
+    return say(sentence, slots=slots, setting=setting)
 
 
 def _blocks_from(header: Header) -> Message:
     """Which setting decided the number of blocks."""
     names = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
     by = next((name for name in names if VALUES[name](header) is not None), None)
-    return say("by {setting:setting}", setting=by) if by else NOTHING
+    return say("[by {setting:setting}]", setting=by)

@@ -7,24 +7,6 @@ from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
-
-def thread_times(timeline: Timeline) -> pl.DataFrame:
-    """One row per thread that the trace has seen twice between its first step and its end.
-
-    Columns: ``role`` (``engine``, ``worker``, ``front_end``), ``pid``, ``tid``, ``span_us`` (from the first
-    to the last time it was seen), ``ran_us`` and ``waited_us`` (ready, with no processor free) within it.
-    """
-    began = timeline.steps.select(pl.col("start_us").min()).item()
-    seen = timeline.cpu.filter(pl.col("at_us").is_between(began, timeline.end_us)).sort("at_us")
-    grown = [(pl.col(name).last() - pl.col(name).first()).alias(name) for name in ("ran_us", "waited_us")]
-    span = (pl.col("at_us").last() - pl.col("at_us").first()).alias("span_us")
-    return (
-        seen.group_by("role", "pid", "tid", maintain_order=True)
-        .agg(span, *grown)
-        .filter(pl.col("span_us") > 0)
-    )
-
-
 STARVED_FRAC = 0.10
 """Of the time that a thread was ready: below that, waiting for a processor explains nothing."""
 SATURATED_FRAC = 0.90
@@ -51,18 +33,28 @@ class ThreadShare(msgspec.Struct, kw_only=True):
 
 
 def thread_shares(timeline: Timeline) -> list[ThreadShare]:
-    """The threads that ran at all, the one that waited the largest share first."""
-    rows = [row for row in thread_times(timeline).to_dicts() if row["ran_us"] > 0]
-    shares = [
-        ThreadShare(
-            role=row["role"],
-            pid=row["pid"],
-            ran_frac=row["ran_us"] / row["span_us"],
-            waited_frac=row["waited_us"] / (row["ran_us"] + row["waited_us"]),
+    """The threads that ran at all between the first step and the end, that which waited most first.
+
+    One that the trace saw only once in that time is left out.
+    """
+    began = timeline.steps.select(pl.col("start_us").min()).item()
+    seen = timeline.cpu.filter(pl.col("at_us").is_between(began, timeline.end_us)).sort("at_us")
+    span, ran, waited = (
+        pl.col(name).last() - pl.col(name).first() for name in ("at_us", "ran_us", "waited_us")
+    )
+    shares = (
+        seen.group_by("role", "pid", "tid", maintain_order=True)
+        .agg(span=span, ran=ran, waited=waited)
+        .filter((pl.col("span") > 0) & (pl.col("ran") > 0))
+        .select(
+            "role",
+            "pid",
+            ran_frac=pl.col("ran") / pl.col("span"),
+            waited_frac=pl.col("waited") / (pl.col("ran") + pl.col("waited")),
         )
-        for row in rows
-    ]
-    return sorted(shares, key=lambda share: -share.waited_frac)
+        .sort("waited_frac", descending=True, maintain_order=True)
+    )
+    return [ThreadShare(**share) for share in shares.to_dicts()]
 
 
 def starved(shares: list[ThreadShare]) -> Message:
@@ -71,15 +63,14 @@ def starved(shares: list[ThreadShare]) -> Message:
     if not short:
         return NOTHING
     others = [
-        say("{thread} {share:%}", thread=NAMES[share.role], share=share.waited_frac)
-        for share in short[1:MOST_THREADS]
+        say("{thread} {waited_frac:%}", share, thread=NAMES[share.role]) for share in short[1:MOST_THREADS]
     ]
     return say(
-        "Processors were short: {thread} waited for one {share:%} of the time that it was "
-        "ready to run{others}.",
+        "Processors were short: {thread} waited for one {waited_frac:%} of the time that it was "
+        "ready to run[, {others}].",
+        short[0],
         thread=NAMES[short[0].role],
-        share=short[0].waited_frac,
-        others=say(", {others}", others=joined(others, ", ")) if others else NOTHING,
+        others=joined(others, ", "),
     )
 
 

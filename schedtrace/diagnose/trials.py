@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from schedtrace.diagnose.latencies import DECODE_US, E2E_US, FINISHED, TTFT_US, per_output_token, percentiles
 from schedtrace.diagnose.throughput import (
     Throughput,
     counted_s,
@@ -14,13 +15,11 @@ from schedtrace.diagnose.throughput import (
 )
 from schedtrace.model.facts import Fact
 from schedtrace.model.manifest import ENDED_EARLY, Manifest, TrialResult
-from schedtrace.model.report import Percentiles, StripCell, TrialReport
+from schedtrace.model.report import StripCell, TrialReport
 from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.timeline import Timeline
 
 STRIP_CELLS = 60
-FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
-"""``RequestStatus`` names of requests that got what they asked for."""
 
 
 def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int = 1) -> list[TrialReport]:
@@ -32,20 +31,23 @@ def trial_reports(timeline: Timeline, manifest: Manifest | None, *, engines: int
         engines: Of the run; with several, throughput is taken from each one's trace, and then put
             ``over_all_engines``.
     """
-    counted = counted_s([counted_spans(timeline)])
-    measured = {result.trial: result for result in manifest.trials} if manifest else {}
+    seconds = counted_s([counted_spans(timeline)])
+    measured = _by_trial(manifest)
     ended_early = manifest is not None and manifest.status in ENDED_EARLY
     reports = []
     for trial in timeline.trials():
         result = measured.get(trial or 0)
-        rows = timeline.of_trial(timeline.steps, trial), timeline.of_trial(timeline.finishes, trial)
-        report = _report(timeline, trial, *rows)
-        _measure(report, timeline, result if engines == 1 else None, counted.get(trial), *rows)
+        report = _report([timeline], trial, result if engines == 1 else None, seconds.get(trial))
         report.complete = trial is None or not ended_early or result is not None
         if ended_early and engines == 1 and result is not None and report.requests_finished is not None:
             report.complete = report.requests_finished >= result.num_requests  # fewer if the disk was full
         reports.append(report)
     return reports
+
+
+def _by_trial(manifest: Manifest | None) -> dict[int, TrialResult]:
+    """What the front end measured."""
+    return {result.trial: result for result in manifest.trials} if manifest else {}
 
 
 def over_all_engines(reports: Sequence[TrialReport], counted: Mapping[int | None, float]) -> None:
@@ -75,97 +77,82 @@ def pooled_reports(timelines: Sequence[Timeline], manifest: Manifest | None) -> 
     """
     if len(timelines) == 1:
         return trial_reports(timelines[0], manifest)
-    measured = {result.trial: result for result in manifest.trials} if manifest else {}
-    trials = sorted(
-        {trial for timeline in timelines for trial in timeline.trials()}, key=lambda one: one or 0
-    )
-    return [_pooled(timelines, trial, measured.get(trial or 0)) for trial in trials]
-
-
-def _pooled(timelines: Sequence[Timeline], trial: int | None, result: TrialResult | None) -> TrialReport:
-    first = timelines[0]
-    counted = counted_s(counted_spans(timeline) for timeline in timelines)
-    steps, finishes = [], []
-    for timeline in timelines:
-        later = offset(timeline.header, first.header).us
-        steps.append(_later(timeline.of_trial(timeline.steps, trial), ("start_us", "output_us"), later))
-        finishes.append(timeline.of_trial(timeline.finishes, trial))  # only differences of times are used
-    together = [pl.concat(frames, how="diagonal_relaxed") for frames in (steps, finishes)]
-    report = _report(first, trial, *together)
-    _measure(report, first, result, counted.get(trial), *together)
-    report.preemptions = None
-    return report
-
-
-def _later(frame: pl.DataFrame, columns: Sequence[str], us: int) -> pl.DataFrame:
-    return frame.with_columns(pl.col(name) + us for name in columns).sort("start_us")
+    measured, seconds = _by_trial(manifest), counted_s(counted_spans(timeline) for timeline in timelines)
+    trials = {trial for timeline in timelines for trial in timeline.trials()}
+    return [
+        _report(timelines, trial, measured.get(trial or 0), seconds.get(trial))
+        for trial in sorted(trials, key=lambda one: one or 0)
+    ]
 
 
 def _report(
-    timeline: Timeline,
-    trial: int | None,
-    steps: pl.DataFrame,
-    finishes: pl.DataFrame,
+    timelines: Sequence[Timeline], trial: int | None, result: TrialResult | None, seconds: float | None
 ) -> TrialReport:
+    """One trial on these engines together.
+
+    Args:
+        timelines: Of the engines.
+        trial: None: a trace without trials.
+        result: What the front end measured of them; None: nothing.
+        seconds: That count for throughput where it did not; None: there are none.
+    """
+    first = timelines[0]
+    finishes = _together([one.of_trial(one.finishes, trial) for one in timelines])  # times only differ
+    steps = _together([_on_clock_of(first, one, one.of_trial(one.steps, trial)) for one in timelines])
     working = steps.filter(pl.col("total_requests") > 0)
-    waited = working.filter(pl.col("num_waiting_after") > 0)
-    first = working.row(0, named=True) if working.height else None
+    begin = working.row(0, named=True) if working.height else None
     done = finishes.filter(pl.col("status").is_in(FINISHED))
-    return TrialReport(
+    lives = Fact.LIVES in first.facts
+    report = TrialReport(
         trial=trial,
-        engine_rank=timeline.rank,
+        engine_rank=first.rank,
         complete=True,
         steps=steps.height,
         duration_s=_duration_s(steps),
-        first_step_requests=None if first is None else first["total_requests"],
-        first_step_tokens=None if first is None else first["used_tokens"],
+        first_step_requests=None if begin is None else begin["total_requests"],
+        first_step_tokens=None if begin is None else begin["used_tokens"],
         new_per_step=_new_per_step(working),
         budget_use_frac=_use(working),
-        budget_use_waiting_frac=_use(waited),
-        preemptions=_preemptions(timeline, trial),
-        requests_finished=done.height if Fact.LIVES in timeline.facts else None,
-        requests_aborted=finishes.height - done.height if Fact.LIVES in timeline.facts else None,
+        budget_use_waiting_frac=_use(working.filter(pl.col("num_waiting_after") > 0)),
+        preemptions=_preemptions(first, trial) if len(timelines) == 1 else None,
+        requests_finished=done.height if lives else None,
+        requests_aborted=finishes.height - done.height if lives else None,
         requests_per_s=None,
         total_tokens_per_s=None,
         output_tokens_per_s=None,
         throughput_from=None,
         throughput_over=None,
         throughput_s=None,
-        ttft_ms=_percentiles(done, (pl.col("first_token_us") - pl.col("arrived_us")) / 1e3),
-        tpot_ms=_percentiles(
-            done.filter(pl.col("output_tokens") > 1),
-            (pl.col("last_token_us") - pl.col("first_token_us")) / 1e3 / (pl.col("output_tokens") - 1),
-        ),
-        e2e_ms=_percentiles(done, (pl.col("last_token_us") - pl.col("arrived_us")) / 1e3),
-        iteration_ms=_percentiles(steps, pl.col("elapsed_us") / 1e3)
+        ttft_ms=percentiles(done, TTFT_US / 1e3),
+        tpot_ms=percentiles(done, per_output_token(DECODE_US / 1e3)),
+        e2e_ms=percentiles(done, E2E_US / 1e3),
+        iteration_ms=percentiles(steps, pl.col("elapsed_us") / 1e3)
         if "elapsed_us" in steps.columns
         else None,
         kv_cache_usage_max_frac=_largest(steps, "kv_cache_usage_frac"),
     )
-
-
-def _measure(
-    report: TrialReport,
-    timeline: Timeline,
-    result: TrialResult | None,
-    counted_s: float | None,
-    steps: pl.DataFrame,
-    finishes: pl.DataFrame,
-) -> None:
-    """Fill in the throughput: the front end's where it measured, else over the seconds that count."""
     if result is not None and result.elapsed_s > 0:
         work = result.num_requests, result.input_tokens, result.output_tokens
         report.throughput_from, report.throughput_over = "front_end", "trial"
         report.throughput_s = result.elapsed_s
     else:
-        done = finishes.filter(pl.col("status").is_in(FINISHED))
-        work = done.height, sum(done["prompt_tokens"].to_list()), sampled_tokens(steps, done)
-        if Fact.LIVES not in timeline.facts or not any(work) or not counted_s or report.duration_s is None:
-            return
-        report.throughput_from, report.throughput_over = "trace", over(timeline)
-        report.throughput_s = counted_s
+        work = done.height, int(done["prompt_tokens"].sum()), sampled_tokens(steps, done)
+        if not lives or not any(work) or not seconds or report.duration_s is None:
+            return report
+        report.throughput_from, report.throughput_over = "trace", over(first)
+        report.throughput_s = seconds
     rates = throughput(*work, report.throughput_s)
     report.requests_per_s, report.total_tokens_per_s, report.output_tokens_per_s = rates
+    return report
+
+
+def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:
+    return frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
+
+
+def _on_clock_of(first: Timeline, timeline: Timeline, steps: pl.DataFrame) -> pl.DataFrame:
+    later_us = offset(timeline.header, first.header).us
+    return steps.with_columns(pl.col("start_us", "output_us") + later_us) if later_us else steps
 
 
 def _duration_s(steps: pl.DataFrame) -> float | None:
@@ -193,16 +180,6 @@ def _preemptions(timeline: Timeline, trial: int | None) -> int | None:
     if not timeline.header.preemptions_recorded:
         return None
     return timeline.of_trial(timeline.preemptions, trial).filter(pl.col("in_schedule")).height
-
-
-def _percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
-    """Mean and linearly interpolated percentiles of ``value`` over the rows where it is known."""
-    values = frame.select(value.alias("value"))["value"].drop_nulls()
-    if values.is_empty():
-        return None
-    quantile = [float(values.quantile(q, "linear") or 0.0) for q in (0.5, 0.9, 0.99)]
-    mean = float(values.mean() or 0.0)  # type: ignore[arg-type]  # a mean of floats is a float
-    return Percentiles(count=len(values), mean=mean, p50=quantile[0], p90=quantile[1], p99=quantile[2])
 
 
 def strip(timeline: Timeline) -> list[StripCell]:

@@ -10,7 +10,6 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.report import Evidence
 from schedtrace.model.trace import Header
 from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.rank import Rank
 from schedtrace.timeline.rank_loads import RankLoads
 from schedtrace.timeline.timeline import Timeline
 
@@ -43,24 +42,23 @@ class RankFigures(msgspec.Struct, kw_only=True):
 def rank_figures(ranks: Ranks, loads: RankLoads) -> list[RankFigures]:
     """One entry per rank, in their order."""
     means = {rank: (running, waiting) for rank, running, waiting in loads.means().iter_rows()}
-    return [_of_rank(rank, loads, *means[rank.number]) for rank in ranks.each]
-
-
-def _of_rank(rank: Rank, loads: RankLoads, running: float, waiting: float) -> RankFigures:
-    return RankFigures(
-        rank=rank.number,
-        requests=rank.arrived,
-        chosen=rank.pinned,
-        mean_prompt_tokens=rank.mean_prompt_tokens,
-        mean_output_tokens=rank.mean_output_tokens,
-        prefill_tokens=int((rank.steps["used_tokens"] - rank.steps["decode_tokens"]).sum()),
-        decode_tokens=int(rank.steps["decode_tokens"].sum()),
-        mean_running=running,
-        mean_waiting=waiting,
-        kv_used_frac=rank.kv_used_frac,
-        waited_ms=loads.waited_us[rank.number] / 1e3,
-        avoidable_ms=loads.avoidable_us[rank.number] / 1e3,
-    )
+    return [
+        RankFigures(
+            rank=rank.number,
+            requests=rank.arrived,
+            chosen=rank.pinned,
+            mean_prompt_tokens=rank.mean_prompt_tokens,
+            mean_output_tokens=rank.mean_output_tokens,
+            prefill_tokens=int((rank.steps["used_tokens"] - rank.steps["decode_tokens"]).sum()),
+            decode_tokens=int(rank.steps["decode_tokens"].sum()),
+            mean_running=means[rank.number][0],
+            mean_waiting=means[rank.number][1],
+            kv_used_frac=rank.kv_used_frac,
+            waited_ms=loads.waited_us[rank.number] / 1e3,
+            avoidable_ms=loads.avoidable_us[rank.number] / 1e3,
+        )
+        for rank in ranks.each
+    ]
 
 
 SCHEDULER_CLASS = "schedtrace.balance.BalanceScheduler"

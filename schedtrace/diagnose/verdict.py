@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
-from schedtrace.diagnose.root_causes import is_root, on_engine, quotes_share
+from schedtrace.diagnose.root_causes import on_engine, quotes_share
 from schedtrace.diagnose.rules import KINDS, RULES, client_limited
 from schedtrace.diagnose.rules.allowed import threshold
 from schedtrace.model.causes import Cap
@@ -40,7 +40,7 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
         before: Code of the verdict before, on an engine that is watched. It stays first while no other is
             twice as large, and half of what it takes to lead is left: near equals must not alternate.
     """
-    roots = [finding for finding in findings if is_root(finding)]
+    roots = [finding for finding in findings if finding.is_root]
     found = [root for root in roots if root.leads or root.weight >= _from(root)]
     if not any(root.leads for root in found):
         most = max((root.weight for root in found), default=0.0)
@@ -55,6 +55,12 @@ def leading(findings: list[Finding], before: str = "") -> list[Finding]:
         found = sorted(found, key=lambda root: -(root.share_frac or 0.0))[:1]
     quiet = [(place, root) for root in roots if (place := KINDS[root.code].quiet) is not None]
     return found or [root for _, root in sorted(quiet, key=lambda one: one[0])][:1]
+
+
+def lead_first(findings: list[Finding]) -> list[Finding]:
+    """The findings with the one first that the verdict is about."""
+    lead = leading(findings)[:1]
+    return [*lead, *(finding for finding in findings if finding not in lead)]
 
 
 @dataclass(frozen=True)
@@ -111,9 +117,7 @@ def verdict(
         return [sentence for sentence in (*sentences, load or _idle(engines)) if sentence]
     first, *others = found
     equal = [root for root in others if root.weight >= NEARLY * first.weight and not first.leads]
-    also = NOTHING
-    if equal:
-        also = say("Nearly as much: {title}.", title=_lowered(equal[0].title))
+    also = say("[Nearly as much: {title}.]", title=_lowered(equal[0].title) if equal else None)
     holder = first.holder
     if len(engines) > 1 and not first.of_ranks and quotes_share(first):  # that share is of all engines
         holder = on_engine(first.engine_rank, holder)
@@ -144,32 +148,27 @@ def _nothing(timeline: Timeline) -> Message:
     each = waits.group_by("request_id").agg(LENGTH_US.sum().alias("us"))
     longest = int(each["us"].max() or 0)  # type: ignore[arg-type]  # likewise
     step_us = float(working.select((pl.col("output_us") - pl.col("start_us")).median()).item() or 0)
-    waited = say("waited longer than {longest:us} in the queue", longest=longest)
+    within = say("{longest:us} in the queue", longest=longest)
     if longest <= step_us:
-        waited = say("waited longer than a step ({step:us})", step=step_us)
-    of_seats = say(" of {seats:n seat}", seats=timeline.seats) if timeline.seats else NOTHING
+        within = say("a step ({step:us})", step=step_us)
     return say(
-        "Nothing limits this engine: {there}on average {ran:n1}{of_seats} were taken, and no "
-        "request {waited}.",
-        there=_all_there(timeline),
+        "Nothing limits this engine: [{all_there:?}the first step of each trial had all of its requests, ]"
+        "on average {ran:n1}[ of {seats:n seat}] were taken, and no request waited longer than {within}.",
+        timeline,
+        all_there=timeline.closed_workload and _all_there(timeline, working),
         ran=ran,
-        of_seats=of_seats,
-        waited=waited,
+        within=within,
     )
 
 
-def _all_there(timeline: Timeline) -> Message:
-    """Of trials whose requests were all sent at once: that the first step had all of them."""
-    if not timeline.closed_workload:
-        return NOTHING
+def _all_there(timeline: Timeline, working: pl.DataFrame) -> bool:
+    """Whether the first step of each trial had all of its requests."""
     for trial in timeline.trials():
-        steps = timeline.of_trial(timeline.steps, trial).filter(pl.col("total_requests") > 0).sort("step")
-        if (
-            steps.is_empty()
-            or steps["total_requests"][0] < timeline.of_trial(timeline.arrivals, trial).height
-        ):
-            return NOTHING
-    return say("the first step of each trial had all of its requests, ")
+        steps = timeline.of_trial(working, trial).sort("step")
+        came = timeline.of_trial(timeline.arrivals, trial).height
+        if steps.is_empty() or steps["total_requests"][0] < came:
+            return False
+    return True
 
 
 def _capped(timeline: Timeline) -> Message:
@@ -208,9 +207,7 @@ def _split(split: list[TimePart]) -> Message:
         for part in split
         if part.share_frac >= SAID_FROM_FRAC
     ]
-    if not parts:
-        return NOTHING
-    return say("The requests' time: {parts}.", parts=joined(parts, ", "))
+    return say("[The requests' time: {parts}.]", parts=joined(parts, ", "))
 
 
 def _idle(engines: Sequence[Unlimited]) -> Message:

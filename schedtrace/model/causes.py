@@ -13,14 +13,16 @@ from typing import Self
 PAGE = "docs/causes.md"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Entry:
     """What is said about a cause, about one detail of it, or about a cap.
 
     A detail takes what it leaves empty from its cause.
     """
 
-    meaning: str
+    word: str = ""
+    """Empty for a detail, whose word is its key."""
+    meaning: str = field(kw_only=True)
     waiting: str = ""
     """The reason in a sentence, where it ends the waiting loop or skips in it; empty: it never does."""
     running: str = ""
@@ -49,12 +51,13 @@ class Entry:
 class _Word(StrEnum):
     """A word with its row."""
 
+    _value_: str
     entry: Entry
 
-    def __new__(cls, word: str, entry: Entry) -> Self:
+    def __new__(cls, entry: Entry) -> Self:
         """The word is the member's value, the row an attribute."""
-        member = str.__new__(cls, word)
-        member._value_ = word
+        member = str.__new__(cls, entry.word)
+        member._value_ = entry.word
         member.entry = entry
         return member
 
@@ -67,439 +70,362 @@ class _Word(StrEnum):
 class Cause(_Word):
     """Why a loop of ``schedule()`` ended, or why it skipped one request."""
 
-    QUEUE_EMPTY = (
+    QUEUE_EMPTY = Entry(
         "queue_empty",
-        Entry(
-            meaning="The queue is empty: not a refusal. A request that was skipped in this step has left the "
-            "queue for the rest of it",
-            waiting="the queue was empty",
-            refusal=False,
-        ),
+        meaning="The queue is empty: not a refusal. A request that was skipped in this step has left the "
+        "queue for the rest of it",
+        waiting="the queue was empty",
+        refusal=False,
     )
-    TOKEN_BUDGET = (
+    TOKEN_BUDGET = Entry(
         "token_budget",
-        Entry(
-            meaning="The step's token budget is spent. vLLM checks it before the queue: without a "
-            "`request_id` no request waited. In the running loop the `request_id` is the first one left out",
-            waiting="the token budget was spent",
-            running="the token budget was spent",
-            setting="max_num_batched_tokens",
-            advice="Raise `--max-num-batched-tokens`; longer steps raise inter-token latency.",
-        ),
+        meaning="The step's token budget is spent. vLLM checks it before the queue: without a "
+        "`request_id` no request waited. In the running loop the `request_id` is the first one left out",
+        waiting="the token budget was spent",
+        running="the token budget was spent",
+        setting="max_num_batched_tokens",
+        advice="Raise `--max-num-batched-tokens`; longer steps raise inter-token latency.",
     )
-    INPUT_BUDGET = (
+    INPUT_BUDGET = Entry(
         "input_budget",
-        Entry(
-            meaning="`max_num_batched_tokens` is spent, of which a drafting method takes slots besides the "
-            "tokens",
-            waiting="the slots for drafted tokens were spent",
-            running="the slots for drafted tokens were spent",
-            setting="max_num_batched_tokens",
-            advice="Raise `--max-num-batched-tokens`, or draft fewer tokens (`num_speculative_tokens`).",
-        ),
+        meaning="`max_num_batched_tokens` is spent, of which a drafting method takes slots besides the "
+        "tokens",
+        waiting="the slots for drafted tokens were spent",
+        running="the slots for drafted tokens were spent",
+        setting="max_num_batched_tokens",
+        advice="Raise `--max-num-batched-tokens`, or draft fewer tokens (`num_speculative_tokens`).",
     )
-    MAX_NUM_SEQS = (
+    MAX_NUM_SEQS = Entry(
         "max_num_seqs",
-        Entry(
-            meaning="As many requests run as `max_num_seqs` (or `max_num_active_seqs`) allows",
-            waiting="as many requests ran as {seats_setting} {seats} allows",
-            setting="max_num_seqs",
-            advice="Raise {seats_option}; the KV cache has to hold all running requests.",
-        ),
+        meaning="As many requests run as `max_num_seqs` (or `max_num_active_seqs`) allows",
+        waiting="as many requests ran as {seats_setting} {seats} allows",
+        setting="max_num_seqs",
+        advice="Raise {seats_option}; the KV cache has to hold all running requests.",
     )
-    RANK_BALANCE = (
+    RANK_BALANCE = Entry(
         "rank_balance",
-        Entry(
-            title="Balance scheduling holds requests back",
-            meaning="A seat is free, but [balance scheduling](balance.md) admits no request while a "
-            "data-parallel rank runs `max_num_seqs` - 1 requests or more",
-            waiting="balance scheduling admits no request while a rank has at most one seat free",
-            setting="max_num_seqs",
-            advice="Raise {seats_option}, or run without balance scheduling (`--scheduler-cls`) and compare.",
-        ),
+        title="Balance scheduling holds requests back",
+        meaning="A seat is free, but [balance scheduling](balance.md) admits no request while a "
+        "data-parallel rank runs `max_num_seqs` - 1 requests or more",
+        waiting="balance scheduling admits no request while a rank has at most one seat free",
+        setting="max_num_seqs",
+        advice="Raise {seats_option}, or run without balance scheduling (`--scheduler-cls`) and compare.",
     )
-    KV_BLOCKS = (
+    KV_BLOCKS = Entry(
         "kv_blocks",
-        Entry(
-            meaning="`allocate_slots` returned None. In the running loop no other request could be "
-            "preempted: the exit before it says why",
-            waiting="the KV cache had no room for the next request",
-            running="the KV cache had no room for its next token",
-            setting="kv_cache_memory_bytes",
-            advice="Give the KV cache more room (`--gpu-memory-utilization`, `--kv-cache-memory-bytes`, or a "
-            "larger `--num-gpu-blocks-override` where one is set), or send fewer and shorter requests.",
-            own_size=True,
-            details={
-                "free": Entry(
-                    meaning="The chunk needs more blocks than are free",
-                    waiting="the KV cache had fewer free blocks than the next request's chunk needs",
-                ),
-                "full_sequence": Entry(
-                    meaning="The chunk would fit, but the whole sequence does not "
-                    "(`scheduler_reserve_full_isl`); `blocks_needed` is for all of it",
-                    waiting="the next request's chunk would have fitted into the KV cache, but vLLM admits a "
-                    "request only if all of its prompt fits (`scheduler_reserve_full_isl`)",
-                    setting="scheduler_reserve_full_isl",
-                    advice="`--no-scheduler-reserve-full-isl` admits such prompts chunk by chunk, at the "
-                    "risk of preemptions; or give the KV cache more room.",
-                ),
-                "reserved": Entry(
-                    meaning="It would fit, but for blocks that prefills under way will want; asynchronous KV "
-                    "loads only",
-                    waiting="the next request would have fitted, but for blocks that are reserved for "
-                    "prefills under way",
-                ),
-                "watermark": Entry(
-                    meaning="It would fit, but for the blocks that `watermark` keeps free",
-                    waiting="the next request would have fitted into the free KV blocks, but for the "
-                    "reserve of `--watermark`",
-                    setting="watermark",
-                    advice="A smaller `--watermark` admits earlier, at the risk of preemptions; or give the "
-                    "KV cache more room.",
-                ),
-            },
-        ),
+        meaning="`allocate_slots` returned None. In the running loop no other request could be "
+        "preempted: the exit before it says why",
+        waiting="the KV cache had no room for the next request",
+        running="the KV cache had no room for its next token",
+        setting="kv_cache_memory_bytes",
+        advice="Give the KV cache more room (`--gpu-memory-utilization`, `--kv-cache-memory-bytes`, or a "
+        "larger `--num-gpu-blocks-override` where one is set), or send fewer and shorter requests.",
+        own_size=True,
+        details={
+            "free": Entry(
+                meaning="The chunk needs more blocks than are free",
+                waiting="the KV cache had fewer free blocks than the next request's chunk needs",
+            ),
+            "full_sequence": Entry(
+                meaning="The chunk would fit, but the whole sequence does not "
+                "(`scheduler_reserve_full_isl`); `blocks_needed` is for all of it",
+                waiting="the next request's chunk would have fitted into the KV cache, but vLLM admits a "
+                "request only if all of its prompt fits (`scheduler_reserve_full_isl`)",
+                setting="scheduler_reserve_full_isl",
+                advice="`--no-scheduler-reserve-full-isl` admits such prompts chunk by chunk, at the "
+                "risk of preemptions; or give the KV cache more room.",
+            ),
+            "reserved": Entry(
+                meaning="It would fit, but for blocks that prefills under way will want; asynchronous KV "
+                "loads only",
+                waiting="the next request would have fitted, but for blocks that are reserved for "
+                "prefills under way",
+            ),
+            "watermark": Entry(
+                meaning="It would fit, but for the blocks that `watermark` keeps free",
+                waiting="the next request would have fitted into the free KV blocks, but for the "
+                "reserve of `--watermark`",
+                setting="watermark",
+                advice="A smaller `--watermark` admits earlier, at the risk of preemptions; or give the "
+                "KV cache more room.",
+            ),
+        },
     )
-    PREEMPTED_THIS_STEP = (
+    PREEMPTED_THIS_STEP = Entry(
         "preempted_this_step",
-        Entry(
-            meaning="A preemption in this call closed admission",
-            waiting="the step had preempted a request, which closes admission for that step",
-            advice="See the preemption finding: the KV cache is too small for the running requests.",
-        ),
+        meaning="A preemption in this call closed admission",
+        waiting="the step had preempted a request, which closes admission for that step",
+        advice="See the preemption finding: the KV cache is too small for the running requests.",
     )
-    PAUSED = (
+    PAUSED = Entry(
         "paused",
-        Entry(
-            title="The scheduler was paused",
-            meaning="The scheduler is paused (sleep, pause)",
-            waiting="the scheduler was paused",
-            running="the scheduler was paused",
-            advice="Nothing to tune: a client asked for the pause (sleep or pause).",
-            requested=True,
-            details={
-                "PAUSED_NEW": Entry(meaning="No new request is admitted"),
-                "PAUSED_ALL": Entry(meaning="Nothing is scheduled"),
-            },
-        ),
+        title="The scheduler was paused",
+        meaning="The scheduler is paused (sleep, pause)",
+        waiting="the scheduler was paused",
+        running="the scheduler was paused",
+        advice="Nothing to tune: a client asked for the pause (sleep or pause).",
+        requested=True,
+        details={
+            "PAUSED_NEW": Entry(meaning="No new request is admitted"),
+            "PAUSED_ALL": Entry(meaning="Nothing is scheduled"),
+        },
     )
-    PREFILL_THROTTLED = (
+    PREFILL_THROTTLED = Entry(
         "prefill_throttled",
-        Entry(
-            title="Prefills are held back",
-            meaning="The prefill cadence (`prefill_schedule_interval`) holds prefills back: that of "
-            "data-parallel engines in step, and since vLLM 0.33 of any other engine, too",
-            waiting="the prefill cadence held new prefills back (`prefill_schedule_interval`)",
-            running="the prefill cadence held it back (`prefill_schedule_interval`)",
-            setting="prefill_schedule_interval",
-            advice="Lower `prefill_schedule_interval`: prefills then start sooner and interrupt decodes more "
-            "often.",
-        ),
+        title="Prefills are held back",
+        meaning="The prefill cadence (`prefill_schedule_interval`) holds prefills back: that of "
+        "data-parallel engines in step, and since vLLM 0.33 of any other engine, too",
+        waiting="the prefill cadence held new prefills back (`prefill_schedule_interval`)",
+        running="the prefill cadence held it back (`prefill_schedule_interval`)",
+        setting="prefill_schedule_interval",
+        advice="Lower `prefill_schedule_interval`: prefills then start sooner and interrupt decodes more "
+        "often.",
     )
-    CHUNKED_PREFILL_OFF = (
+    CHUNKED_PREFILL_OFF = Entry(
         "chunked_prefill_off",
-        Entry(
-            title="Prompts do not fit into what is left of a step",
-            meaning="The prompt is larger than the budget left, and chunked prefill is off",
-            waiting="chunked prefill is off and the next prompt is larger than what was left of the token "
-            "budget of {token_budget}",
-            setting="enable_chunked_prefill",
-            advice="Enable it (`--enable-chunked-prefill`), or raise `--max-num-batched-tokens`.",
-            own_size=True,
-        ),
+        title="Prompts do not fit into what is left of a step",
+        meaning="The prompt is larger than the budget left, and chunked prefill is off",
+        waiting="chunked prefill is off and the next prompt is larger than what was left of the token "
+        "budget of {token_budget}",
+        setting="enable_chunked_prefill",
+        advice="Enable it (`--enable-chunked-prefill`), or raise `--max-num-batched-tokens`.",
+        own_size=True,
     )
-    ENCODER_BUDGET = (
+    ENCODER_BUDGET = Entry(
         "encoder_budget",
-        Entry(
-            title="Encoder budget or cache too small",
-            meaning="The encoder cannot take the request's next input, and there is no token before it: its "
-            "compute budget or its cache is spent, or the input may not be cut (`disable_chunked_mm_input`), "
-            "or vLLM refuses it",
-            waiting="the encoder budget or the encoder cache was spent",
-            running="the encoder budget or the encoder cache was spent",
-            setting="max_num_encoder_input_tokens",
-            advice="Raise `--max-num-batched-tokens`, from which vLLM derives the encoder budget, or send "
-            "smaller inputs.",
-            own_size=True,
-        ),
+        title="Encoder budget or cache too small",
+        meaning="The encoder cannot take the request's next input, and there is no token before it: its "
+        "compute budget or its cache is spent, or the input may not be cut (`disable_chunked_mm_input`), "
+        "or vLLM refuses it",
+        waiting="the encoder budget or the encoder cache was spent",
+        running="the encoder budget or the encoder cache was spent",
+        setting="max_num_encoder_input_tokens",
+        advice="Raise `--max-num-batched-tokens`, from which vLLM derives the encoder budget, or send "
+        "smaller inputs.",
+        own_size=True,
     )
-    ENCODER_TRANSFER_PENDING = (
+    ENCODER_TRANSFER_PENDING = Entry(
         "encoder_transfer_pending",
-        Entry(
-            title="Encoder outputs arrive late",
-            meaning="An encoder output is still on its way from elsewhere",
-            waiting="an encoder output was still being transferred",
-            running="its encoder output was still being transferred",
-            advice="Check the encoder-cache connector: the output has not arrived.",
-        ),
+        title="Encoder outputs arrive late",
+        meaning="An encoder output is still on its way from elsewhere",
+        waiting="an encoder output was still being transferred",
+        running="its encoder output was still being transferred",
+        advice="Check the encoder-cache connector: the output has not arrived.",
     )
-    MAMBA_ALIGNMENT = (
+    MAMBA_ALIGNMENT = Entry(
         "mamba_alignment",
-        Entry(
-            title="No block-aligned chunk fits",
-            meaning="No chunk that ends at a block boundary fits",
-            waiting="no block-aligned chunk fitted (hybrid model)",
-            running="no block-aligned chunk fitted (hybrid model)",
-            setting="max_num_batched_tokens",
-            advice="Raise `--max-num-batched-tokens`: decodes must leave room for a whole block.",
-            own_size=True,
-        ),
+        title="No block-aligned chunk fits",
+        meaning="No chunk that ends at a block boundary fits",
+        waiting="no block-aligned chunk fitted (hybrid model)",
+        running="no block-aligned chunk fitted (hybrid model)",
+        setting="max_num_batched_tokens",
+        advice="Raise `--max-num-batched-tokens`: decodes must leave room for a whole block.",
+        own_size=True,
     )
-    PREFILL_LOOKAHEAD = (
+    PREFILL_LOOKAHEAD = Entry(
         "prefill_lookahead",
-        Entry(
-            title="No chunk fits beside the prefill lookahead",
-            meaning="No chunk fits that keeps clear of the last tokens of the prompt, which several MTP "
-            "modules read ahead",
-            waiting="no chunk fitted that keeps clear of the prefill lookahead",
-            running="no chunk fitted that keeps clear of the prefill lookahead",
-            setting="max_num_batched_tokens",
-            advice="Raise `--max-num-batched-tokens`: decodes must leave room for more than the lookahead.",
-            own_size=True,
-        ),
+        title="No chunk fits beside the prefill lookahead",
+        meaning="No chunk fits that keeps clear of the last tokens of the prompt, which several MTP "
+        "modules read ahead",
+        waiting="no chunk fitted that keeps clear of the prefill lookahead",
+        running="no chunk fitted that keeps clear of the prefill lookahead",
+        setting="max_num_batched_tokens",
+        advice="Raise `--max-num-batched-tokens`: decodes must leave room for more than the lookahead.",
+        own_size=True,
     )
-    SPEC_DECODE_PADDING = (
+    SPEC_DECODE_PADDING = Entry(
         "spec_decode_padding",
-        Entry(
-            title="No room for padded decodes",
-            meaning="A decode is admitted with room for all drafts or not at all, and that room is not "
-            "there. Without a detail the budget left is too small",
-            waiting="the next request's decode, padded for drafts, did not fit",
-            setting="num_speculative_tokens",
-            advice="Raise `--max-num-batched-tokens`, or draft fewer tokens (`num_speculative_tokens`).",
-            own_size=True,
-            details={
-                "max_model_len": Entry(
-                    meaning="The padding would go beyond it (vLLM 0.25 to 0.28); newer releases do not pad "
-                    "then",
-                    waiting="the next request's decode, padded for drafts, would have gone beyond "
-                    "`max_model_len`",
-                    setting="max_model_len",
-                    advice="The request is too close to its end for the padding: draft fewer tokens "
-                    "(`num_speculative_tokens`), or raise `--max-model-len`.",
-                ),
-            },
-        ),
+        title="No room for padded decodes",
+        meaning="A decode is admitted with room for all drafts or not at all, and that room is not "
+        "there. Without a detail the budget left is too small",
+        waiting="the next request's decode, padded for drafts, did not fit",
+        setting="num_speculative_tokens",
+        advice="Raise `--max-num-batched-tokens`, or draft fewer tokens (`num_speculative_tokens`).",
+        own_size=True,
+        details={
+            "max_model_len": Entry(
+                meaning="The padding would go beyond it (vLLM 0.25 to 0.28); newer releases do not pad then",
+                waiting="the next request's decode, padded for drafts, would have gone beyond "
+                "`max_model_len`",
+                setting="max_model_len",
+                advice="The request is too close to its end for the padding: draft fewer tokens "
+                "(`num_speculative_tokens`), or raise `--max-model-len`.",
+            ),
+        },
     )
-    LORA_CAP = (
+    LORA_CAP = Entry(
         "lora_cap",
-        Entry(
-            title="LoRA slots too few",
-            meaning="`max_loras` adapters are in the batch, and the request needs another one",
-            waiting="`max_loras` other adapters were already in the batch",
-            setting="max_loras",
-            advice="Raise `--max-loras`.",
-        ),
+        title="LoRA slots too few",
+        meaning="`max_loras` adapters are in the batch, and the request needs another one",
+        waiting="`max_loras` other adapters were already in the batch",
+        setting="max_loras",
+        advice="Raise `--max-loras`.",
     )
-    GRAMMAR_PENDING = (
+    GRAMMAR_PENDING = Entry(
         "grammar_pending",
-        Entry(
-            title="Grammars compile slowly",
-            meaning="The request's grammar is not compiled yet",
-            waiting="the next request's grammar was not compiled yet",
-            advice="Simplify the grammars, or repeat them: vLLM caches a compiled grammar.",
-            statuses=("WAITING_FOR_FSM", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"),
-        ),
+        title="Grammars compile slowly",
+        meaning="The request's grammar is not compiled yet",
+        waiting="the next request's grammar was not compiled yet",
+        advice="Simplify the grammars, or repeat them: vLLM caches a compiled grammar.",
+        statuses=("WAITING_FOR_FSM", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"),
     )
-    REMOTE_KV_PENDING = (
+    REMOTE_KV_PENDING = Entry(
         "remote_kv_pending",
-        Entry(
-            title="KV arrives late from elsewhere",
-            meaning="The request's KV blocks have not arrived from elsewhere",
-            waiting="the next request's KV blocks had not arrived from elsewhere yet",
-            advice="Check the KV connector: its load has not finished.",
-            statuses=("WAITING_FOR_REMOTE_KVS",),
-        ),
+        title="KV arrives late from elsewhere",
+        meaning="The request's KV blocks have not arrived from elsewhere",
+        waiting="the next request's KV blocks had not arrived from elsewhere yet",
+        advice="Check the KV connector: its load has not finished.",
+        statuses=("WAITING_FOR_REMOTE_KVS",),
     )
-    STREAMING_INPUT_PENDING = (
+    STREAMING_INPUT_PENDING = Entry(
         "streaming_input_pending",
-        Entry(
-            title="Clients send their next input late",
-            meaning="The request waits for its own streaming input",
-            waiting="the next request waited for its own streaming input",
-            advice="Nothing to tune: the client has not sent its next input.",
-            statuses=("WAITING_FOR_STREAMING_REQ",),
-        ),
+        title="Clients send their next input late",
+        meaning="The request waits for its own streaming input",
+        waiting="the next request waited for its own streaming input",
+        advice="Nothing to tune: the client has not sent its next input.",
+        statuses=("WAITING_FOR_STREAMING_REQ",),
     )
-    STALE_OUTPUT_PENDING = (
+    STALE_OUTPUT_PENDING = Entry(
         "stale_output_pending",
-        Entry(
-            meaning="Output of the request from before its preemption is still on its way",
-            waiting="output of the next request from before its preemption was still on its way",
-            advice="See the preemption finding: the request was preempted with a step in flight.",
-        ),
+        meaning="Output of the request from before its preemption is still on its way",
+        waiting="output of the next request from before its preemption was still on its way",
+        advice="See the preemption finding: the request was preempted with a step in flight.",
     )
-    CONNECTOR_UNDECIDED = (
+    CONNECTOR_UNDECIDED = Entry(
         "connector_undecided",
-        Entry(
-            title="The KV connector answers late",
-            meaning="The KV connector does not know yet what it has of the request",
-            waiting="the KV connector did not know yet what it has of the next request",
-            advice="Check the KV connector: its lookup has not finished.",
-        ),
+        title="The KV connector answers late",
+        meaning="The KV connector does not know yet what it has of the request",
+        waiting="the KV connector did not know yet what it has of the next request",
+        advice="Check the KV connector: its lookup has not finished.",
     )
-    KV_LOAD_STARTED = (
+    KV_LOAD_STARTED = Entry(
         "kv_load_started",
-        Entry(
-            meaning="An asynchronous KV load begins: not a refusal",
-            waiting="an asynchronous load of its KV blocks began, which is no refusal",
-            refusal=False,
-        ),
+        meaning="An asynchronous KV load begins: not a refusal",
+        waiting="an asynchronous load of its KV blocks began, which is no refusal",
+        refusal=False,
     )
-    NO_NEW_TOKENS = (
+    NO_NEW_TOKENS = Entry(
         "no_new_tokens",
-        Entry(
-            title="No token to schedule",
-            meaning="There is no token to schedule for this request; the detail is the [cap](#caps) that "
-            "left 0 tokens, if one did",
-            waiting="no token could be scheduled for the next request",
-            running="there was no token to schedule for it",
-            advice="Nothing to tune where its next token is not known yet; else see the cap in the details.",
-        ),
+        title="No token to schedule",
+        meaning="There is no token to schedule for this request; the detail is the [cap](#caps) that "
+        "left 0 tokens, if one did",
+        waiting="no token could be scheduled for the next request",
+        running="there was no token to schedule for it",
+        advice="Nothing to tune where its next token is not known yet; else see the cap in the details.",
     )
-    OUTPUT_IN_FLIGHT = (
+    OUTPUT_IN_FLIGHT = Entry(
         "output_in_flight",
-        Entry(
-            title="Outputs are in flight",
-            meaning="Asynchronous scheduling: output of the request is on its way, and until it is there "
-            "nothing more is scheduled for it. Without a detail that is its last token",
-            running="its last token was in flight already (asynchronous scheduling)",
-            advice="Nothing to tune: the next step needs the output that is in flight.",
-            details={
-                "pipeline_parallel": Entry(
-                    meaning="With pipeline parallelism a request has one step in flight at most (vLLM 0.15)",
-                    running="its last step's output was in flight: with pipeline parallelism it has one step "
-                    "in flight at most",
-                ),
-                "diffusion_read_only": Entry(
-                    meaning="All denoising steps of a read-only request of a diffusion model are in flight "
-                    "(0.31 and newer)",
-                    running="all its denoising steps were in flight (diffusion model)",
-                ),
-            },
-        ),
+        title="Outputs are in flight",
+        meaning="Asynchronous scheduling: output of the request is on its way, and until it is there "
+        "nothing more is scheduled for it. Without a detail that is its last token",
+        running="its last token was in flight already (asynchronous scheduling)",
+        advice="Nothing to tune: the next step needs the output that is in flight.",
+        details={
+            "pipeline_parallel": Entry(
+                meaning="With pipeline parallelism a request has one step in flight at most (vLLM 0.15)",
+                running="its last step's output was in flight: with pipeline parallelism it has one step "
+                "in flight at most",
+            ),
+            "diffusion_read_only": Entry(
+                meaning="All denoising steps of a read-only request of a diffusion model are in flight "
+                "(0.31 and newer)",
+                running="all its denoising steps were in flight (diffusion model)",
+            ),
+        },
     )
-    PP_STAGGER = (
+    PP_STAGGER = Entry(
         "pp_stagger",
-        Entry(
-            title="Decodes are staggered over the pipeline",
-            meaning="Pipeline parallelism: it is not this request's turn to decode (vLLM 0.23 and newer)",
-            running="it was not its turn to decode (pipeline parallelism)",
-            setting="pipeline_parallel_size",
-            advice="Nothing to tune: pipeline parallelism staggers the decodes.",
-        ),
+        title="Decodes are staggered over the pipeline",
+        meaning="Pipeline parallelism: it is not this request's turn to decode (vLLM 0.23 and newer)",
+        running="it was not its turn to decode (pipeline parallelism)",
+        setting="pipeline_parallel_size",
+        advice="Nothing to tune: pipeline parallelism staggers the decodes.",
     )
-    CONNECTOR_FREES_PENDING = (
+    CONNECTOR_FREES_PENDING = Entry(
         "connector_frees_pending",
-        Entry(
-            title="The KV connector frees blocks late",
-            meaning="The KV connector is about to free blocks: vLLM waits for them instead of preempting",
-            running="the KV connector was about to free blocks",
-            advice="Check the KV connector, or give the KV cache more room (`--gpu-memory-utilization`).",
-        ),
+        title="The KV connector frees blocks late",
+        meaning="The KV connector is about to free blocks: vLLM waits for them instead of preempting",
+        running="the KV connector was about to free blocks",
+        advice="Check the KV connector, or give the KV cache more room (`--gpu-memory-utilization`).",
     )
-    VICTIM_NOT_FREEABLE = (
+    VICTIM_NOT_FREEABLE = Entry(
         "victim_not_freeable",
-        Entry(
-            title="Blocks in flight cannot be freed",
-            meaning="A step in flight may still write the victim's blocks: no request is preempted",
-            running="the blocks of the request to be preempted could not be freed now",
-            advice="Give the KV cache more room (`--gpu-memory-utilization`).",
-        ),
+        title="Blocks in flight cannot be freed",
+        meaning="A step in flight may still write the victim's blocks: no request is preempted",
+        running="the blocks of the request to be preempted could not be freed now",
+        advice="Give the KV cache more room (`--gpu-memory-utilization`).",
     )
-    PREEMPTED_ITSELF = (
+    PREEMPTED_ITSELF = Entry(
         "preempted_itself",
-        Entry(
-            title="Requests preempt themselves",
-            meaning="The request was the victim for its own allocation",
-            running="no other request was left to be preempted for it, so it preempted itself",
-            advice="See the preemption finding: the KV cache is too small for the running requests.",
-        ),
+        title="Requests preempt themselves",
+        meaning="The request was the victim for its own allocation",
+        running="no other request was left to be preempted for it, so it preempted itself",
+        advice="See the preemption finding: the KV cache is too small for the running requests.",
     )
-    OTHER = (
+    OTHER = Entry(
         "other",
-        Entry(
-            title="A limit that this version does not know",
-            meaning="Not known; `guard` has what was true of the condition, `values` what it compared",
-            waiting="this version does not know the reason",
-            running="this version does not know the reason",
-            advice="The author of the scheduler can name the condition: docs/causes.md shows how.",
-        ),
+        title="A limit that this version does not know",
+        meaning="Not known; `guard` has what was true of the condition, `values` what it compared",
+        waiting="this version does not know the reason",
+        running="this version does not know the reason",
+        advice="The author of the scheduler can name the condition: docs/causes.md shows how.",
     )
 
 
 class Cap(_Word):
     """A limit that made a request's chunk smaller without being an exit."""
 
-    LONG_PREFILL = (
+    LONG_PREFILL = Entry(
         "long_prefill_token_threshold",
-        Entry(
-            meaning="The threshold of that name",
-            setting="long_prefill_token_threshold",
-            advice="Raise `--long-prefill-token-threshold`, or set it to 0 for no limit.",
-        ),
+        meaning="The threshold of that name",
+        setting="long_prefill_token_threshold",
+        advice="Raise `--long-prefill-token-threshold`, or set it to 0 for no limit.",
     )
-    LONG_PREFILL_ADAPTIVE = (
+    LONG_PREFILL_ADAPTIVE = Entry(
         "long_prefill_token_threshold_adaptive",
-        Entry(
-            meaning="Its adaptive form: a fair share of the budget, where that is more than the threshold",
-            setting="long_prefill_token_threshold",
-            advice="Raise `--max-num-batched-tokens`, of which the chunk is a share.",
-        ),
+        meaning="Its adaptive form: a fair share of the budget, where that is more than the threshold",
+        setting="long_prefill_token_threshold",
+        advice="Raise `--max-num-batched-tokens`, of which the chunk is a share.",
     )
-    MAX_MODEL_LEN = (
+    MAX_MODEL_LEN = Entry(
         "max_model_len",
-        Entry(
-            meaning="The longest sequence",
-            setting="max_model_len",
-            advice="Nothing to tune: the request has reached the longest sequence.",
-        ),
+        meaning="The longest sequence",
+        setting="max_model_len",
+        advice="Nothing to tune: the request has reached the longest sequence.",
     )
-    TOKEN_BUDGET = (
+    TOKEN_BUDGET = Entry(
         "token_budget",
-        Entry(
-            meaning="The token budget left",
-            setting="max_num_batched_tokens",
-            advice="Raise `--max-num-batched-tokens`; longer steps raise inter-token latency.",
-        ),
+        meaning="The token budget left",
+        setting="max_num_batched_tokens",
+        advice="Raise `--max-num-batched-tokens`; longer steps raise inter-token latency.",
     )
-    INPUT_BUDGET = (
+    INPUT_BUDGET = Entry(
         "input_budget",
-        Entry(
-            meaning="The input budget left, where that is less than the token budget left",
-            setting="max_num_batched_tokens",
-            advice="Raise `--max-num-batched-tokens`, or draft fewer tokens (`num_speculative_tokens`).",
-        ),
+        meaning="The input budget left, where that is less than the token budget left",
+        setting="max_num_batched_tokens",
+        advice="Raise `--max-num-batched-tokens`, or draft fewer tokens (`num_speculative_tokens`).",
     )
-    MAMBA_ALIGNMENT = (
+    MAMBA_ALIGNMENT = Entry(
         "mamba_alignment",
-        Entry(
-            meaning="The chunk has to end at a block boundary",
-            advice="Nothing to tune: a hybrid model computes prompts block by block.",
-        ),
+        meaning="The chunk has to end at a block boundary",
+        advice="Nothing to tune: a hybrid model computes prompts block by block.",
     )
-    ENCODER_BUDGET = (
+    ENCODER_BUDGET = Entry(
         "encoder_budget",
-        Entry(
-            meaning="The chunk ends before an input that the encoder cannot take (as the cause of that name)",
-            setting="max_num_encoder_input_tokens",
-            advice="Raise `--max-num-batched-tokens`, from which vLLM derives the encoder budget, or send "
-            "smaller inputs.",
-        ),
+        meaning="The chunk ends before an input that the encoder cannot take (as the cause of that name)",
+        setting="max_num_encoder_input_tokens",
+        advice="Raise `--max-num-batched-tokens`, from which vLLM derives the encoder budget, or send "
+        "smaller inputs.",
     )
-    PREFILL_LOOKAHEAD = (
+    PREFILL_LOOKAHEAD = Entry(
         "prefill_lookahead",
-        Entry(
-            meaning="The chunk has to leave the last tokens of the prompt for the next one",
-            advice="Nothing to tune: the draft modules read these tokens ahead.",
-        ),
+        meaning="The chunk has to leave the last tokens of the prompt for the next one",
+        advice="Nothing to tune: the draft modules read these tokens ahead.",
     )
-    OTHER = (
+    OTHER = Entry(
         "other",
-        Entry(
-            meaning="Not known; `statement` has the text that stands there",
-            advice="Read the statement in the trace: this version does not know the limit.",
-        ),
+        meaning="Not known; `statement` has the text that stands there",
+        advice="Read the statement in the trace: this version does not know the limit.",
     )
 
 

@@ -1,7 +1,8 @@
 """A sentence as data: a template and typed arguments. A renderer styles, links and escapes the arguments.
 
-``message("{request} waited {wait} for {cause}", request=Request("t1-3"), wait=Duration(1_200), ...)``. An
-argument says what it is, never how it is written: numbers are formatted in ``present/``, in one place.
+``Message("{request} waited {wait}", {"request": Request("t1-3"), "wait": Duration(1_200)})``, as ``say``
+makes it. An argument says what it is, never how it is written: numbers are formatted in ``present/``, in one
+place.
 """
 
 from collections.abc import Iterator
@@ -142,19 +143,6 @@ class Message(msgspec.Struct, frozen=True, tag_field="is", tag="message"):
                     yield from argument.parts()
                 elif argument != "":
                     yield argument
-
-
-def message(template: str, **arguments: "Value | Message | str") -> Message:
-    """A message, checked: each name in the template has an argument, and each argument a place.
-
-    Raises:
-        ValueError: they do not match.
-    """
-    names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-    if names != arguments.keys():
-        msg = f"{template!r}: names {sorted(names)}, arguments {sorted(arguments)}"
-        raise ValueError(msg)
-    return Message(template, arguments)
 
 
 NOTHING = Message("")

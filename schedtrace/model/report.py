@@ -5,9 +5,34 @@ from typing import Any, Literal
 
 import msgspec
 
-from schedtrace.model.limits import EffectiveSetting
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.statistics import Statistics
+from schedtrace.model.statistics import Percentiles, Statistics
+
+Origin = Literal["given", "default", "derived", "overridden", "reduced", "unknown"]
+"""``given``: by the user. ``default``: vLLM's; of some settings it depends on the usage context. ``derived``:
+vLLM chose it for this model, platform or other settings. ``overridden``: another value was given.
+``reduced``: by what speculative decoding takes. ``unknown``: no front end recorded what was given."""
+
+SettingValue = bool | int | float | str | list[int]
+
+
+class EffectiveSetting(msgspec.Struct, kw_only=True):
+    """One setting that decides scheduling, as the engine ran with it."""
+
+    name: str
+    """vLLM's name of the engine argument; of a figure that is no argument, of the field that holds it."""
+    value: SettingValue
+    """As the scheduler uses it."""
+    origin: Origin
+    context: str | None = None
+    """Where vLLM's default depends on the usage context, and nothing was given: this run's."""
+    given: SettingValue | None = None
+    """What was given, where that is not the value: ``overridden``."""
+    inert: bool = False
+    """It was set and has no effect in this release or configuration."""
+    explanation: Message = NOTHING
+    """Where the value comes from, what it does not do, and how much of it this run used."""
+
 
 REPORT_SCHEMA_VERSION = 2
 
@@ -121,6 +146,11 @@ class Finding(msgspec.Struct, kw_only=True):
     """What this root cause also caused."""
 
     @property
+    def is_root(self) -> bool:
+        """Whether it is a root cause: only these have a title."""
+        return bool(self.title)
+
+    @property
     def weight(self) -> float:
         """What it is ranked by: the share of the requests' time that is gained, or else explained.
 
@@ -134,21 +164,11 @@ class Finding(msgspec.Struct, kw_only=True):
     @property
     def place(self) -> tuple[bool, bool, float]:
         """What findings are sorted by: root causes before symptoms, those that lead, then by weight."""
-        return not self.title, not self.leads, -self.weight
+        return not self.is_root, not self.leads, -self.weight
 
 
 MAX_STEPS = 100
 """Step numbers that a finding lists."""
-
-
-class Percentiles(msgspec.Struct, kw_only=True):
-    """A distribution, in milliseconds: over requests, or over what its field says."""
-
-    count: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
 
 
 class TrialReport(msgspec.Struct, kw_only=True):

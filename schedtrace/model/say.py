@@ -13,7 +13,7 @@
 ``code``                      text that stands as it is: a file, a guard, a command
 ``[...]``                     left out if an argument in it is None, zero or empty
 ``{name:?}``, ``{name:!}``    write nothing: the part is left out unless, or if, the value is true
-``{{``, ``[[``                one brace, one bracket
+``{{``, ``[[``                one brace, one bracket; ``]]`` ends two parts where two are open
 ============================  ==========================================================================
 """
 
@@ -88,8 +88,6 @@ def say(template: str, evidence: object = None, /, **values: Any) -> Message:
     if unplaced:
         msg = f"{template!r} has no place for {sorted(unplaced)}"
         raise ValueError(msg)
-    words: list[str] = []
-    arguments: dict[str, Any] = {}
 
     def value(name: str) -> Any:
         if name not in values and not hasattr(evidence, name):
@@ -97,23 +95,30 @@ def say(template: str, evidence: object = None, /, **values: Any) -> Message:
             raise ValueError(msg)
         return values[name] if name in values else getattr(evidence, name)
 
-    def add(pieces: Pieces) -> None:
-        for piece in pieces:
-            if isinstance(piece, str):
-                words.append(piece)
-            elif isinstance(piece, Place):
-                if piece.kind not in _CONDITIONS:
-                    words.append(f"{{{piece.name}}}")
-                    arguments[piece.name] = _typed(template, piece, value(piece.name))
-            elif all(
-                bool(value(place.name)) != (place.kind == "!")
-                for place in piece.pieces
-                if isinstance(place, Place)
-            ):
-                add(piece.pieces)
+    said = _kept(pieces, value)
+    words = [f"{{{piece.name}}}" if isinstance(piece, Place) else piece for piece in said]
+    places = [piece for piece in said if isinstance(piece, Place)]
+    return Message(
+        "".join(words), {place.name: _typed(template, place, value(place.name)) for place in places}
+    )
 
-    add(pieces)
-    return Message("".join(words), arguments)
+
+def _kept(pieces: Pieces, value: Callable[[str], Any]) -> list[str | Place]:
+    """Words and places without the parts that are left out.
+
+    No function within ``say``: one that calls itself is a cycle, which would keep the evidence in memory.
+    """
+    kept: list[str | Place] = []
+    for piece in pieces:
+        if not isinstance(piece, Part):
+            kept += [piece] if isinstance(piece, str) or piece.kind not in _CONDITIONS else []
+        elif all(
+            bool(value(place.name)) != (place.kind == "!")
+            for place in piece.pieces
+            if isinstance(place, Place)
+        ):
+            kept += _kept(piece.pieces, value)
+    return kept
 
 
 def _typed(template: str, place: Place, value: Any) -> Any:
@@ -152,18 +157,19 @@ def parsed(template: str) -> Pieces:
     for token in _TOKEN.finditer(template):
         if token.start() != at:
             break
-        at = token.end()
         if token["name"]:
             parts[-1].append(_place(template, token["name"], token["kind"] or ""))
         elif token[0] == "[":
             parts.append([])
-        elif token[0] == "]" and len(parts) > 1:
-            inner = parts.pop()
-            parts[-1].append(Part(tuple(inner)))
-        elif token[0] == "]":
-            break
+        elif token[0] == "]" or (token[0] == "]]" and parts[2:]):
+            if len(parts) == 1:
+                break
+            for _ in token[0]:
+                inner = parts.pop()
+                parts[-1].append(Part(tuple(inner)))
         else:  # a brace stays doubled: it does so in a message's template, too
             parts[-1].append(token[0][0] if token[0] in ("[[", "]]") else token[0])
+        at = token.end()
     if at != len(template) or len(parts) > 1:
         msg = f"{template!r}: a bracket has no partner"
         raise ValueError(msg)

@@ -3,19 +3,19 @@
 import msgspec
 
 
-class Distribution(msgspec.Struct, kw_only=True):
-    """Linearly interpolated percentiles, in milliseconds."""
+class Percentiles(msgspec.Struct, kw_only=True):
+    """A distribution, in milliseconds: over requests, or over what its field says."""
 
     count: int
-    """Values."""
     mean: float
-    """Mean."""
     p50: float
-    """Median."""
     p90: float
-    """90th percentile."""
     p99: float
-    """99th percentile."""
+
+
+class Distribution(Percentiles, kw_only=True):
+    """Linearly interpolated percentiles, in milliseconds."""
+
     max: float
     """Largest value."""
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from schedtrace.model.message import Message
-from schedtrace.model.report import Percentiles
+from schedtrace.model.statistics import Percentiles
 
 SWEEP_SCHEMA_VERSION = 1
 Latency = Literal["ttft", "tpot", "e2e"]

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from schedtrace.errors import InputError
-from schedtrace.model.front_end_lines import Configured, FrontEndLine, Refused
-from schedtrace.model.manifest import FILE_NAME, Manifest, read_manifest
+from schedtrace.model.manifest import FILE_NAME, Configured, FrontEndLine, Manifest, Refused, read_manifest
 from schedtrace.read.lines import HUGE_NUMBER, READ, UNREADABLE, ReadOptions, WholeLines
 from schedtrace.read.traces import Traces, foreign_reader, traces_of
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from schedtrace.model import safe_files
-from schedtrace.model.front_end_lines import Configured, Refused
+from schedtrace.model.manifest import Configured, Refused
 from schedtrace.model.redact import hide_secrets
 from schedtrace.record import settings
 from schedtrace.record.hooks import Method, wrap

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from schedtrace.diagnose.analyze import led, of_all
+from schedtrace.diagnose.analyze import all_findings
 from schedtrace.diagnose.one_engine import judge as judge_engine
 from schedtrace.diagnose.time_split import engine_split, time_split
-from schedtrace.diagnose.verdict import leading, unlimited, verdict
+from schedtrace.diagnose.verdict import lead_first, leading, unlimited, verdict
 from schedtrace.model.facts import ALL_FACTS
 from schedtrace.model.message import NOTHING
 from schedtrace.model.say import say
@@ -144,7 +144,7 @@ def judge(engines: list[Engine], now_s: float, span_s: int, before: str = "") ->
     windows = [one for engine in engines if (one := _window(engine, now_s, span_s)) is not None]
     if not windows:
         return Verdict(span_s, now_s, [say("No step in this time: nothing to judge.")], NOTHING, judged=False)
-    findings = led(of_all([judge_engine(one) for one in windows], Ranks.of(windows), ALL_FACTS))
+    findings = lead_first(all_findings([judge_engine(one) for one in windows], Ranks.of(windows), ALL_FACTS))
     split = time_split([engine_split(one) for one in windows])
     sentences = verdict([unlimited(one) for one in windows], findings, split, before)
     if any(_lost(engine, now_s, span_s) for engine in engines):

@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar
 import polars as pl
 from loguru import logger
 
+from schedtrace.diagnose.latencies import DECODE_US, E2E_US, FINISHED, TTFT_US, per_output_token
 from schedtrace.diagnose.throughput import seconds
-from schedtrace.diagnose.trials import FINISHED
 from schedtrace.errors import UsageError
 from schedtrace.model.printable import capped
 from schedtrace.model.sweep_result import Outcome
@@ -80,13 +80,7 @@ def _measure(outcome: Outcome, traces: Sequence[Trace], loads: Sequence[Workload
     done = (
         finishes.filter(pl.col("status").is_in(FINISHED))
         .join(numbers, on="request_id", maintain_order="left")
-        .with_columns(
-            ttft=(pl.col("first_token_us") - pl.col("arrived_us")) / 1e3,
-            tpot=pl.when(pl.col("output_tokens") > 1).then(
-                (pl.col("last_token_us") - pl.col("first_token_us")) / 1e3 / (pl.col("output_tokens") - 1)
-            ),
-            e2e=(pl.col("last_token_us") - pl.col("arrived_us")) / 1e3,
-        )
+        .with_columns(ttft=TTFT_US / 1e3, tpot=per_output_token(DECODE_US / 1e3), e2e=E2E_US / 1e3)
         .with_columns(pl.col("ttft", "tpot", "e2e").round(DIGITS))
     )
     ended = done.group_by("load").agg(pl.col("last_token_us").max()).join(came, on="load")

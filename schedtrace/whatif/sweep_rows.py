@@ -7,7 +7,7 @@ from typing import Any
 
 from schedtrace.diagnose.throughput import throughput
 from schedtrace.errors import UsageError
-from schedtrace.model.report import Percentiles
+from schedtrace.model.statistics import Percentiles
 from schedtrace.model.sweep_result import Bound, Outcome, SweepRow
 
 MILLISECONDS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}

@@ -4,8 +4,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.diagnose.engine_sums import engine_sums
-from schedtrace.diagnose.run_statistics import statistics
+from schedtrace.diagnose.run_statistics import engine_sums, statistics
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver

@@ -15,8 +15,8 @@ from schedtrace.cli.main import app, main
 from schedtrace.compare.comparability import WORK
 from schedtrace.compare.metric_changes import METRICS
 from schedtrace.diagnose.analyze import analyze
+from schedtrace.diagnose.latencies import FINISHED
 from schedtrace.diagnose.rules import KINDS, better_setting
-from schedtrace.diagnose.trials import FINISHED
 from schedtrace.errors import ExitCode
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Preemption, Step
@@ -160,7 +160,7 @@ def test_the_json_of_diff_passes_its_schema(capsys, all_findings):
 
 @pytest.fixture
 def all_findings(tmp_path):
-    """A run for the rules that have no recorded one of their own in ``tests/data/findings``."""
+    """A run in which several rules find something."""
     a_victim = Preemption("v", lost_tokens=50, for_request_id="v")
     return run_folder(
         tmp_path / "all",
@@ -173,10 +173,9 @@ def all_findings(tmp_path):
 
 
 @pytest.mark.parametrize("code", sorted(KINDS))
-def test_every_key_of_the_evidence_is_on_the_findings_page(all_findings, code):
-    recorded = RECORDED / code / "shows"
+def test_every_key_of_the_evidence_is_on_the_findings_page(code):
     without_queue = {"budget-underused": ROOT / "examples/forum-thread/wrapped.log"}
-    shows = without_queue.get(code, recorded if recorded.exists() else all_findings)
+    shows = without_queue.get(code, RECORDED / code / "shows")
     if code == better_setting.RULE.code:  # no trace shows it
         evidence = better_setting.BetterSetting
     else:

@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.resumptions import resumptions, steps_of_a_block
+from schedtrace.diagnose.cache_use import resumptions, steps_of_a_block
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.common import StepExample, prefill_cost, step_finding
 from schedtrace.diagnose.rules.preemption import MOST_VICTIMS, RepeatVictim, repeat_victims, repeatedly

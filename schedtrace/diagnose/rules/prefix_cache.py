@@ -2,11 +2,10 @@
 
 import polars as pl
 
-from schedtrace.diagnose.resumptions import resumptions
+from schedtrace.diagnose.cache_use import cache_use, resumptions
 from schedtrace.diagnose.rule import Rule
 from schedtrace.diagnose.rules.allowed import kv_space
 from schedtrace.diagnose.rules.common import StepExample, advise, listed, prefill_cost, said, step_finding
-from schedtrace.diagnose.shared_prefixes import cache_use
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence, Finding

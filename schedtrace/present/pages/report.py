@@ -9,9 +9,9 @@ from statistics import mean
 from schedtrace.diagnose.throughput import counted_time
 from schedtrace.model.message import NOTHING, Message, Number, joined
 from schedtrace.model.report import Finding as Found
-from schedtrace.model.report import Gain, Percentiles, Report, RunReport, TimePart
+from schedtrace.model.report import Gain, Report, RunReport, TimePart
 from schedtrace.model.say import say
-from schedtrace.model.statistics import Distribution
+from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.present.pages.names import whose_figures
 from schedtrace.present.pages.report_details import action, details, finding_sections, step_list
 from schedtrace.present.pages.report_tables import trials_table

@@ -1,9 +1,9 @@
 """The tables of a report: trials, where the requests' time went, exits, caps."""
 
 from schedtrace.model.message import Message, joined
-from schedtrace.model.report import CapRow, CauseRow, Percentiles, RequestTime, RunReport, TrialReport
+from schedtrace.model.report import CapRow, CauseRow, RequestTime, RunReport, TrialReport
 from schedtrace.model.say import say
-from schedtrace.model.statistics import Distribution
+from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.present.pages.names import in_brackets
 from schedtrace.present.phrases import counted, integer, number, percent, series
 from schedtrace.present.sections import (

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from schedtrace.model.limits import EffectiveSetting, SettingValue
 from schedtrace.model.message import Message, given, joined
-from schedtrace.model.report import RunReport, TrialReport
+from schedtrace.model.report import EffectiveSetting, RunReport, SettingValue, TrialReport
 from schedtrace.model.say import say
 from schedtrace.present.phrases import counted, integer, number, percent, phrase
 from schedtrace.present.sections import Content, Field, Note, Section, Style, Styled

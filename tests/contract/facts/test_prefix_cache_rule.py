@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from schedtrace.diagnose.cache_use import cache_use
 from schedtrace.diagnose.rules import RULES
-from schedtrace.diagnose.shared_prefixes import cache_use
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline

@@ -8,7 +8,8 @@ import pytest
 from schedtrace.compare.metric_changes import METRICS, metric_changes, number_of_tests, regressed, trials_used
 from schedtrace.errors import UsageError
 from schedtrace.model.comparison import Outcome
-from schedtrace.model.report import Percentiles, TrialReport
+from schedtrace.model.report import TrialReport
+from schedtrace.model.statistics import Percentiles
 from tests.unit.compare.reports import report
 
 LATENCIES = ["TTFT p50", "TTFT p99", "TPOT p50", "E2E p50", "E2E p99"]

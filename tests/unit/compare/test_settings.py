@@ -1,7 +1,7 @@
 import pytest
 
 from schedtrace.compare.setting_changes import changed_settings
-from schedtrace.model.front_end_lines import Configured
+from schedtrace.model.manifest import Configured
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import FrontEnd
 from tests.makers import manifest, step, workload

@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.diagnose.one_engine import judge
 from schedtrace.diagnose.rules.allowed import allowed, kv_space, seats_cost
-from schedtrace.model.front_end_lines import Configured
+from schedtrace.model.manifest import Configured
 from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.model.trace_facts import CacheGroup

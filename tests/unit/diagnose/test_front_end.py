@@ -3,7 +3,7 @@
 import pytest
 
 from schedtrace.diagnose.rules.front_end import find
-from schedtrace.model.front_end_lines import Configured
+from schedtrace.model.manifest import Configured
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.present.phrases import plain

@@ -4,7 +4,7 @@ import pytest
 
 from schedtrace.diagnose.rules.refused_at_door import find
 from schedtrace.model.causes import Cause
-from schedtrace.model.front_end_lines import Refused
+from schedtrace.model.manifest import Refused
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import FrontEnd
 from tests.makers import SEATS, arrival, header, step

@@ -4,9 +4,8 @@ import pytest
 
 from schedtrace.diagnose.analyze import analyze_run
 from schedtrace.diagnose.effective_settings import effective_settings, use_of, without_followed
-from schedtrace.model.front_end_lines import Configured
-from schedtrace.model.limits import EffectiveSetting
-from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.manifest import Configured
+from schedtrace.model.report import Advice, EffectiveSetting, Evidence, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import FrontEnd

@@ -1,7 +1,6 @@
 import pytest
 
-from schedtrace.diagnose.engine_sums import engine_sums
-from schedtrace.diagnose.run_statistics import statistics
+from schedtrace.diagnose.run_statistics import engine_sums, statistics
 from schedtrace.model.causes import Cause
 from schedtrace.model.statistics import DraftUse, Outcomes, PrefixCacheUse
 from schedtrace.model.trace import Exit, ScheduledRequest

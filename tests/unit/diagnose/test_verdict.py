@@ -122,13 +122,14 @@ def test_where_nothing_limits_it_the_time_is_split(said):
     assert second == "The requests' time: 90 % prefill, 10 % the engine between steps."
 
 
-def test_of_trials_that_were_sent_at_once_it_is_said_that_all_were_there(view_of):
-    view = view_of(*WORKS)
+@pytest.mark.parametrize("later", [False, True])
+def test_of_trials_that_were_sent_at_once_it_is_said_that_all_were_there(view_of, later):
+    more = [step(2, start=2000, got={"b": 100}, new="b", arrived=[arrival("b", None, 1500)])]
+    view = view_of(*WORKS, *(more if later else []))
     view.closed_workload = True
     first, *_ = verdict([unlimited(view)], [], time_split([engine_split(view)]))
-    assert plain(first).startswith(
-        "Nothing limits this engine: the first step of each trial had all of its requests, "
-    )
+    there = "the first step of each trial had all of its requests, "
+    assert plain(first).startswith(f"Nothing limits this engine: {'' if later else there}on average 1.0 ")
 
 
 def test_idle_time_is_told(said):

@@ -7,8 +7,7 @@ import pytest
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.explain.request import explain_request
 from schedtrace.model.comparison import Comparison, Decisions, FindingChange
-from schedtrace.model.limits import EffectiveSetting
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import EffectiveSetting, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.story import Newcomer
 from schedtrace.model.trace import Preemption

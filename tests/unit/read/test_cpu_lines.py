@@ -1,4 +1,4 @@
-from schedtrace.diagnose.threads import thread_times
+from schedtrace.diagnose.threads import ThreadShare, thread_shares
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.read.lines import ReadOptions
@@ -34,10 +34,11 @@ def test_a_threads_times_grow_from_the_first_to_the_last_time_it_was_seen_in_the
         seen(700, 50, 25),
         step(1, start=800),
     ]
-    assert thread_times(make_timeline(trace_of(*lines))).rows() == [("engine", 1, 2, 500, 40, 20)]
+    share = ThreadShare(role="engine", pid=1, ran_frac=40 / 500, waited_frac=20 / 60)
+    assert thread_shares(make_timeline(trace_of(*lines))) == [share]
 
 
 def test_a_thread_seen_once_has_no_time(trace_of):
     one = Cpu(at_us=150, threads=[ThreadTime("engine", 1, 2, 3, 4)])
-    assert thread_times(make_timeline(trace_of(step(0, start=100), one))).is_empty()
-    assert thread_times(make_timeline(trace_of())).is_empty()
+    assert thread_shares(make_timeline(trace_of(step(0, start=100), one))) == []
+    assert thread_shares(make_timeline(trace_of())) == []

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from schedtrace.model.front_end_lines import Configured, Refused
+from schedtrace.model.manifest import Configured, Refused
 from schedtrace.read.run import read_front_end, read_run
 from tests.makers import arrival, run_folder, step
 

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
-from schedtrace.model.front_end_lines import Configured
+from schedtrace.model.manifest import Configured
 from schedtrace.model.prediction import SettingChange
 from schedtrace.model.redact import HIDDEN
 from schedtrace.present.phrases import plain

@@ -3,7 +3,7 @@ import random
 import polars as pl
 import pytest
 
-from schedtrace.diagnose.distributions import distribution, inter_token
+from schedtrace.diagnose.latencies import distribution, inter_token
 from schedtrace.model.trace import Preemption, ScheduledRequest
 from tests.makers import arrival, step
 

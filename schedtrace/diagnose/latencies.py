@@ -1,18 +1,41 @@
-"""Distributions of values that may stand for many: percentiles without a row for each."""
+"""How long requests took: the one home of TTFT, TPOT, E2E and inter-token latencies, and of distributions."""
 
 import polars as pl
 
-from schedtrace.model.statistics import Distribution
+from schedtrace.model.statistics import Distribution, Percentiles
 from schedtrace.timeline.computing import with_work
 from schedtrace.timeline.pieces import place_of
 from schedtrace.timeline.spans import at_steps, level
 from schedtrace.timeline.timeline import Timeline
 
+FINISHED = ["STOPPED", "LENGTH_CAPPED", "REPETITION"]
+"""``RequestStatus`` names of requests that got what they asked for."""
+TTFT_US = pl.col("first_token_us") - pl.col("arrived_us")
+DECODE_US = pl.col("last_token_us") - pl.col("first_token_us")
+E2E_US = pl.col("last_token_us") - pl.col("arrived_us")
+"""Of rows with the columns of ``Finish``: from the arrival at the front end, as far as it is known."""
+
+
+def per_output_token(decode: pl.Expr) -> pl.Expr:
+    """Time per output token after the first (TPOT), in the unit of ``decode``; null for a single token."""
+    tokens = pl.col("output_tokens")
+    return pl.when(tokens > 1).then(decode / (tokens - 1))
+
+
+def percentiles(frame: pl.DataFrame, value: pl.Expr) -> Percentiles | None:
+    """Mean and linearly interpolated percentiles of a value over the rows where it is known."""
+    values = frame.select(value.alias("value"))["value"].drop_nulls()
+    if values.is_empty():
+        return None
+    p50, p90, p99 = (float(values.quantile(part, "linear") or 0.0) for part in (0.5, 0.9, 0.99))
+    mean = float(values.mean() or 0.0)  # type: ignore[arg-type]  # a mean of floats is a float
+    return Percentiles(count=len(values), mean=mean, p50=p50, p90=p90, p99=p99)
+
 
 def distribution(values: pl.DataFrame) -> Distribution | None:
     """Of ``us``, in milliseconds, each ``weight`` times; None where there are none.
 
-    The same as of a list in which each value stands ``weight`` times, linearly interpolated.
+    The same as of a list in which each value stands ``weight`` times, without a row for each.
     """
     known = counted(values).sort("us").with_columns(passed=pl.col("weight").cum_sum())
     if known.is_empty():
@@ -37,7 +60,7 @@ def distribution(values: pl.DataFrame) -> Distribution | None:
 
 
 def counted(values: pl.DataFrame) -> pl.DataFrame:
-    """Each ``us`` once, with its whole ``weight``: the same distribution, without a row for each value."""
+    """Each ``us`` once, with its whole ``weight``."""
     return values.drop_nulls().filter(pl.col("weight") > 0).group_by("us").agg(pl.col("weight").sum())
 
 
