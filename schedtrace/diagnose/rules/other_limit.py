@@ -206,14 +206,13 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
             now = timeline.header.settings.get("lora_config.max_loras")
             adapters = timeline.arrivals["lora"].drop_nulls().n_unique()
             if isinstance(now, int) and adapters > now:
-                costs = "Device memory for every further adapter."
                 return [
                     advise(
                         "{option} {value:n} (now {now:n})",
                         setting="max_loras",
                         value=adapters,
                         now=now,
-                        costs=costs,
+                        costs="Device memory for every further adapter.",
                     )
                 ]
         case (

@@ -145,7 +145,7 @@ def different(prompt=15, **admission):
         (
             different(prompt=200),
             128,
-            "cached. No two prompts share a full block of 128 tokens; vLLM does not find a shorter",
+            "prompt tokens cached. No two prompts share a full block of 128 tokens; vLLM does not",
             ["--block-size"],
         ),
         (different(salted=True), 10, "10 requests had a cache salt.", []),
