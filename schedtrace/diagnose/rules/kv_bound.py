@@ -79,7 +79,8 @@ def find(timeline: Timeline) -> list[Finding]:
     if waits is None:
         return []
     evidence = _evidence(timeline, waits)
-    again = _share(timeline, waits.rows.filter(pl.col("state").is_in(["preempted", "recompute"])))
+    lost = waits.rows.filter(pl.col("state").is_in(["preempted", "recompute"]))
+    again = int(lost["time_us"].sum()) / timeline.requests_us
     thrashing = again > waits.share_frac / 2
     return [
         limit_finding(
@@ -107,10 +108,6 @@ def _gain(timeline: Timeline, waits: Charged, evidence: KvSpace) -> Gain | None:
     if timeline.seats:
         most = pl.min_horizontal(most, pl.lit(timeline.seats))
     return with_more_running(timeline, waits, most, recomputed_tokens=evidence.recomputed_tokens)
-
-
-def _share(timeline: Timeline, rows: pl.DataFrame) -> float:
-    return int(rows["time_us"].sum()) / timeline.requests_us
 
 
 def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
