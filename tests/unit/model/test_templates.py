@@ -20,6 +20,9 @@ from schedtrace.model.say import names, parsed
 
 HOUSE = Path(schedtrace.__file__).parent
 MODULES = [path for path in sorted(HOUSE.rglob("*.py")) if re.search(r"\bsay\(", path.read_text())]
+OPEN = types.SimpleNamespace
+"""Its fields are known at run time only: the columns of a table's row. Parameters of a lambda, which have no
+annotation, are taken for open, too: whoever shows the table that it stands in runs it."""
 NOT_RESOLVED: dict[str, str] = {}
 """Template to the reason why nothing but a run can tell where its values come from."""
 
@@ -83,7 +86,7 @@ def _of_call(call, template, parents, module):
 
 
 def has(one: type, name: str) -> bool:
-    return hasattr(one, name) or name in get_type_hints(one)
+    return one is OPEN or hasattr(one, name) or name in get_type_hints(one)
 
 
 class Scope:
@@ -141,6 +144,8 @@ class Scope:
             for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
                 if argument.arg == name and name == "self" and self._class:
                     return self._globals.get(self._class.name)
+                if argument.arg == name and isinstance(function, ast.Lambda):
+                    return OPEN
                 if argument.arg == name:
                     return self._evaluated(argument.annotation)
             for node in ast.walk(function):
@@ -235,7 +240,7 @@ class Outer(msgspec.Struct):
 
 
 TOY = types.ModuleType("toy")
-vars(TOY).update(Inner=Inner, Outer=Outer, E=TypeVar("E", bound=Inner))
+vars(TOY).update(SimpleNamespace=OPEN, Inner=Inner, Outer=Outer, E=TypeVar("E", bound=Inner))
 
 
 @pytest.mark.parametrize(
@@ -252,6 +257,8 @@ vars(TOY).update(Inner=Inner, Outer=Outer, E=TypeVar("E", bound=Inner))
         "def f(o: Outer):\n for a, e in o.by_name.items(): say('{steps:n}', e)",
         "def f(e: E): say('{steps:n}', e)",
         "def f(**values): say('{a:n}', **values)",
+        "f = lambda row: say('{a:n}', row)",
+        "def f(): row = SimpleNamespace(**{'a': 1}); say('{a:n}', row)",
         "def f(template): say(template, a=1)",
         "T = 'a'\ndef f():\n T = '{b}'\n say(T, b='x')",
     ],
