@@ -45,6 +45,14 @@ def test_json_is_one_object_with_the_keys_of_the_answer_and_nothing_else(cli, qu
     assert list(json.loads(out)) == list(struct.__struct_fields__)
 
 
+@pytest.mark.parametrize("line", ["step {} 0", "diff {} {}"])
+def test_a_trace_that_is_left_out_is_named_on_stderr(cli, quiet, line):
+    (quiet / "engine-1.jsonl").touch()
+    code, out, err = cli(*line.format(quiet, quiet).split())
+    assert (code, bool(out)) == (0, True)
+    assert err.startswith(f"schedtrace: {quiet / 'engine-1.jsonl'}: empty")
+
+
 def test_the_catalogue_lists_every_code(cli):
     _, out, _ = cli("findings")
     assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["finding", *KINDS]
