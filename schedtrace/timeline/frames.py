@@ -16,9 +16,9 @@ from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Control
+from schedtrace.read.columns import cpu_times
 from schedtrace.read.run import FrontEnd
 from schedtrace.read.schema import schema_of
-from schedtrace.read.thread_times import cpu_times
 from schedtrace.read.trace import all_rows, rows_between, rows_of
 from schedtrace.timeline.step_time import StepTime, fit_step_time
 
