@@ -7,7 +7,7 @@ from typing import Any, Self
 import polars as pl
 
 from schedtrace.diagnose.latencies import FINISHED
-from schedtrace.model.comparison import MetricChange
+from schedtrace.model.comparison import MetricChange, Sample
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, Number, given
 from schedtrace.model.report import RunReport
@@ -37,17 +37,17 @@ def fairness_notes(*, base: Timeline, new: Timeline, metrics: list[MetricChange]
             )
         )
     for side in ("base", "new"):
-        samples = [(metric.name, getattr(metric, side)) for metric in metrics]
-        held = [(name, sample) for name, sample in samples if sample.effective_count < sample.count]
-        for name, sample in held[:1]:
+        samples: dict[str, Sample] = {metric.name: getattr(metric, side) for metric in metrics}
+        held = (name for name, sample in samples.items() if sample.effective_count < sample.count)
+        if name := next(held, None):
             notes.append(
                 say(
                     "{side}: slow phases hit several trials in a row (unsteady machine): in {metric} "
                     "{count:n trial} count as {worth}",
-                    sample,
+                    samples[name],
                     side=side,
                     metric=name,
-                    worth=f"{sample.effective_count:.1f}",
+                    worth=f"{samples[name].effective_count:.1f}",
                 )
             )
     return notes

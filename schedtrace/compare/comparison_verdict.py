@@ -93,7 +93,7 @@ def _nothing_found(metrics: list[MetricChange], most_tests: int, *, other: bool)
     if not changed:
         return []
     tested = [m for m in changed if m.outcome is Outcome.NONE_FOUND]
-    first = (tested or changed)[0]
+    first: MetricChange = (tested or changed)[0]
     if first.outcome is Outcome.TOO_FEW:
         return [_too_few(first, most_tests)]
     if first.outcome is Outcome.ONE_EACH:

@@ -8,7 +8,7 @@ group are ours.
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from vllm.config import ParallelConfig, SchedulerConfig
@@ -17,9 +17,6 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from schedtrace.record.engine_hooks import record_passes
 from schedtrace.simulate.lockstep import Member
-
-if TYPE_CHECKING:
-    from schedtrace.simulate.simulated_rank import Rank
 
 
 def make_core(
@@ -79,7 +76,7 @@ def built_here(scheduler_class: type) -> Iterator[None]:
 
 
 def make_rank_core(
-    config: Any, executor: Any, scheduler_class: type, groups: list[Any], around: "Rank", group: Member | None
+    config: Any, executor: Any, scheduler_class: type, groups: list[Any], around: Any, group: Member | None
 ) -> Any:
     """The core of a rank.
 
@@ -88,7 +85,7 @@ def make_rank_core(
         executor: Makes the executor, from the configuration.
         scheduler_class: What ``get_scheduler_cls`` would return.
         groups: vLLM's ``KVCacheGroupSpec`` objects.
-        around: The rank.
+        around: The ``ranks.Rank``.
         group: Its place among ranks in lock-step; None: it is on its own.
     """
     with built_here(scheduler_class):
@@ -103,7 +100,7 @@ class _Rank:
     """What both kinds replace: how the core is made, and the moments at which time passes."""
 
     def __init__(
-        self, config: Any, executor: Any, groups: list[Any], around: "Rank", group: Member | None
+        self, config: Any, executor: Any, groups: list[Any], around: Any, group: Member | None
     ) -> None:
         self._around, self._groups = around, groups
         self.engine_index = around.number

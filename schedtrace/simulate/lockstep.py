@@ -9,7 +9,7 @@ dummy batches included, since each engine loop of vLLM runs one batch a pass.
 import hashlib
 import platform
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroupGloo, ReduceOp, TCPStore
@@ -21,8 +21,24 @@ from schedtrace.simulate.clock import NEVER
 from schedtrace.simulate.executor import DUMMY, Clock, Pipeline, Ran, SimulatedExecutor
 from schedtrace.step_times.batch import Batch
 
-if TYPE_CHECKING:
-    from schedtrace.simulate.simulated_rank import Rank
+
+class Rank(Protocol):
+    """What ranks in lock-step know of each other: a place in virtual time (``ranks.Rank``)."""
+
+    number: int
+
+    @property
+    def now_us(self) -> float:
+        """Its own time."""
+        ...
+
+    def wait(self, us: float) -> None:
+        """Return at that moment; others go on meanwhile."""
+        ...
+
+    def wake(self, us: float) -> None:
+        """Let it return from a wait at that moment at the latest."""
+        ...
 
 
 class Meeting:
@@ -40,7 +56,7 @@ class Meeting:
         self.latest_us = 0.0
         """When the last one came."""
 
-    def join(self, rank: "Rank", value: Any) -> bool:
+    def join(self, rank: Rank, value: Any) -> bool:
         """Come, with a value; returns whether everybody is there."""
         self.there.append(rank)
         self.values[rank.number] = value
@@ -65,7 +81,7 @@ class Group:
         self._ranks = ranks
         self._meeting = Meeting(ranks)
 
-    def gather(self, rank: "Rank", value: Any, us: float = 0.0) -> list[Any]:
+    def gather(self, rank: Rank, value: Any, us: float = 0.0) -> list[Any]:
         """Every rank's value, in the order of ranks, ``us`` after the last one has come."""
         meeting = self._meeting
         if meeting.join(rank, value):
@@ -81,7 +97,7 @@ class Group:
 class Member:
     """A rank's handle of the group: vLLM's process group."""
 
-    def __init__(self, group: Group, rank: "Rank") -> None:
+    def __init__(self, group: Group, rank: Rank) -> None:
         self._group, self._rank = group, rank
 
     def gather(self, value: Any, us: float = 0.0) -> list[Any]:
@@ -110,7 +126,7 @@ class Device:
         self._passes: dict[int, Forward] = {}
         self._next = [0] * ranks
 
-    def dispatch(self, rank: "Rank", device_us: float) -> Forward:
+    def dispatch(self, rank: Rank, device_us: float) -> Forward:
         """A rank's next pass; it begins once every rank has dispatched it, and lasts as the longest."""
         number = self._next[rank.number]
         self._next[rank.number] += 1
@@ -136,7 +152,7 @@ class LockstepExecutor(SimulatedExecutor):
         options: As ``SimulatedExecutor``.
     """
 
-    def __init__(self, *args: Any, rank: "Rank", device: Device, **options: Any) -> None:
+    def __init__(self, *args: Any, rank: Rank, device: Device, **options: Any) -> None:
         self._rank, self._device = rank, device
         super().__init__(*args, **options)
 
@@ -158,7 +174,7 @@ class LockstepExecutor(SimulatedExecutor):
 class _Joint(Future[Any]):
     """An output that is there when a pass is over on all ranks."""
 
-    def __init__(self, rank: "Rank", forward: Forward, output: Any) -> None:
+    def __init__(self, rank: Rank, forward: Forward, output: Any) -> None:
         super().__init__()
         self._rank, self._forward, self._output = rank, forward, output
 

@@ -81,7 +81,7 @@ def shown_id(request_id: str, width: int) -> str:
 
 def line(seen: Seen) -> str:
     """One line with everything but the requests."""
-    total = seen.total()
+    total: Figures | None = seen.total()
     if total is None:
         return f"{moment(seen.at_s)} {visible(seen.awaited)}"
     figures = say(

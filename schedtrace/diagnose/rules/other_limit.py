@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import CHARGED, Rule
 from schedtrace.diagnose.rules.allowed import batched_tokens
 from schedtrace.diagnose.rules.common import LongestWaited, advise, wait_finding
 from schedtrace.diagnose.rules.token_budget_bound import more_batched_tokens
@@ -139,9 +139,7 @@ class LimitWait(LongestWaited, kw_only=True):
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/other-limit.md``."""
-    from schedtrace.diagnose.rules import RULES  # noqa: PLC0415  # which has this rule, too
-
-    known = {*NAMED, *(charge for rule in RULES.values() for charge in rule.charges)}
+    known = {*NAMED, *CHARGED}
     causes = [cause for cause in timeline.charges["charge"].unique().sort().to_list() if cause not in known]
     return [finding for cause in causes for finding in _find(timeline, cause)]
 

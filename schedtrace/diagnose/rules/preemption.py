@@ -99,7 +99,7 @@ def repeat_victims(lost: pl.DataFrame) -> list[RepeatVictim]:
 
 def repeatedly(victims: list[RepeatVictim]) -> Message:
     """``, 2 of them repeatedly (r4 3 times)``."""
-    worst = victims[0] if victims else None
+    worst: RepeatVictim | None = victims[0] if victims else None
     return say("[, {count:n} of them repeatedly ({request_id:id} {times:n time})]", worst, count=len(victims))
 
 

@@ -120,9 +120,8 @@ def _averaged(parts: list[tuple[int, float | None]]) -> float | None:
 def _message(evidence: RankImbalance) -> Message:
     tokens, loads = evidence.measure == "tokens", _loads(evidence)
     del loads[evidence.largest]
-    own, other = (
-        _of_rank(evidence, rank) for rank in (evidence.largest, min(loads, key=lambda rank: loads[rank]))
-    )
+    own = _of_rank(evidence, evidence.largest)
+    other = _of_rank(evidence, min(loads, key=lambda rank: loads[rank]))
     parts = [
         say(
             "Rank {rank:n} held {mean_running:n1} running and {mean_waiting:n1} waiting requests on average, "

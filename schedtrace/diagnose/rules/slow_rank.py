@@ -89,7 +89,9 @@ def find(ranks: Ranks) -> list[Finding]:
             "times it takes {others_us:us}. Compared are {compared:n rank}.",
             values={
                 "times": evidence.factor if evidence.factor and evidence.factor < HIDDEN else None,
-                "there": "there" if evidence.work_of == evidence.rank else say("on rank {rank:n}", evidence),
+                "there": "there"
+                if evidence.work_of == evidence.rank
+                else say("on rank {rank:n}", rank=evidence.rank),
                 "compared": len(evidence.ranks),
             },
             advice=[

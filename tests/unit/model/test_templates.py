@@ -119,7 +119,8 @@ class Scope:
         if isinstance(expression, ast.Attribute):
             return next((hint_of(one, expression.attr) for one in self.classes(expression.value)), None)
         if isinstance(expression, ast.Subscript):
-            return element(self._hint(expression.value))
+            hint = self._hint(expression.value)
+            return hint if isinstance(expression.slice, ast.Slice) else element(hint)
         if isinstance(expression, ast.ListComp):
             return list[self._hint(expression.elt)]
         if isinstance(expression, ast.Call):
