@@ -37,7 +37,7 @@ class Rank(Protocol):
         ...
 
     def wake(self, us: float) -> None:
-        """Let it return from a wait at that moment at the latest."""
+        """End a wait at that moment (called by others)."""
         ...
 
 
