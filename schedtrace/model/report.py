@@ -34,7 +34,7 @@ class EffectiveSetting(msgspec.Struct, kw_only=True):
     """Where the value comes from, what it does not do, and how much of it this run used."""
 
 
-REPORT_SCHEMA_VERSION = 2
+REPORT_SCHEMA_VERSION = 3
 
 
 class Severity(IntEnum):

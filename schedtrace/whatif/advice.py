@@ -291,9 +291,9 @@ def _refuted(trial: Trial, name: str) -> Message:
         outcome = say(
             "{name} {most:+%}[{unsure:?} to {least:+%}]",
             name=name,
-            most=-trial.saved_frac,
+            most=_change_of(name, trial.saved_frac),
             unsure=unsure,
-            least=-trial.least_frac,
+            least=_change_of(name, trial.least_frac),
         )
     return say(
         "{option:setting}[ {value}] was tried on a replay of this load and {does} not help: {outcome}.",
@@ -302,3 +302,8 @@ def _refuted(trial: Trial, name: str) -> Message:
         does="may" if unsure else "does",
         outcome=outcome,
     )
+
+
+def _change_of(name: str, saved: float) -> float:
+    """The relative change of a figure by which so much is saved; the inverse of ``search.saved_frac``."""
+    return saved / (1 - saved) if name == FIGURES[Objective.THROUGHPUT] else -saved

@@ -44,18 +44,21 @@ def limit_finding(timeline: Timeline, waits: Charged, **fields: Any) -> Finding:
     if gain is None or not _is_full(load, gain):
         return wait_finding(timeline, waits, **fields)
     resource, wider = LIMITS[fields["cause"]]
-    gains = say("not raise throughput")
+    # Whole clauses: of several engines, what says one engine's gain is left out (``root_causes``).
+    but = say(", but by the step times seen {wider} would not raise throughput", wider=wider)
     if gain >= RESOLVED_FRAC:
-        gains = say("raise throughput by about {gain:%}", gain=gain)
+        but = say(
+            ", but by the step times seen {wider} would raise throughput by about {gain:%}",
+            wider=wider,
+            gain=gain,
+        )
     full: dict[str, Any] = {
         "title": "The device is full",
         "verdict": say(
-            "The device is the limit: requests spent {share:%} of their time waiting for {resource}, but by "
-            "the step times seen {wider} would {gains}.",
+            "The device is the limit: requests spent {share:%} of their time waiting for {resource}{but}.",
             share=waits.share_frac,
             resource=resource,
-            wider=wider,
-            gains=gains,
+            but=but,
         ),
         "gain": None,
         "advice": [

@@ -1,7 +1,10 @@
 """Whether requests waited for a limit or for the device."""
 
+import re
+
 import pytest
 
+from schedtrace.diagnose.root_causes import of_part
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.rules.full_device import gain_without
 from schedtrace.diagnose.waits import charged
@@ -55,6 +58,12 @@ def test_a_step_that_costs_as_much_by_the_request_gains_nothing_from_seats(view_
     assert (plain(finding.title), finding.gain) == ("The device is full", None)
     assert plain(finding.verdict).endswith("by the step times seen more seats would not raise throughput.")
     assert [(each.setting, each.value) for each in finding.advice] == [(None, None)]
+
+
+def test_of_several_engines_no_gain_of_one_is_said(view_of):
+    finding = found(rounds(view_of, base_us=100, per_request_us=1000))
+    assert re.search(r"a seat, but by .* would raise throughput by about \d.* %\.", plain(finding.verdict))
+    assert plain(of_part(finding, 0.5).verdict).endswith(" of their time waiting for a seat.")
 
 
 def test_a_step_that_costs_the_same_whatever_it_holds_gains_from_seats(view_of):

@@ -97,6 +97,15 @@ def test_a_finding_that_is_left_without_advice_says_what_was_tried(advised, tria
     assert sentences == ([said.replace("*", "was tried on a replay of this load and")] if said else [])
 
 
+def test_of_throughput_its_own_change_is_said():
+    trial = Trial((("kind", 50),), -1.0, -1.0)  # it takes twice as long
+    search = SimpleNamespace(
+        families={"kind"}, tried={trial.changes: trial}, name="output", refuted=lambda _: None
+    )
+    [found] = attached([a_finding("kv", 0.5, "--kind")], [], search)
+    assert plain(found.refuted[0]).endswith("does not help: output -50.0 %.")
+
+
 @pytest.mark.parametrize(
     ("most", "least", "helps"),
     [(0.1, 0.05, True), (0.01, 0.0, False), (0.3, -0.5, True), (0.1, -0.5, False), (0.05, -0.01, True)],
