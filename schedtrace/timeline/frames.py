@@ -85,7 +85,7 @@ class Frames:
     lists: dict[str, pl.LazyFrame] = field(default_factory=dict)
     """The trace's lists of facts beside the decisions, by name: ``model/trace_facts.py``."""
     cpu: pl.DataFrame = field(default_factory=lambda: cpu_times([]))
-    """Processor times of threads (``read/thread_times.py``)."""
+    """Processor times of threads (``read/columns.py``)."""
     controls: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=schema_of(Control)))
     """What was asked of the engine beside requests, in order of time: of the whole trace."""
     front_end: FrontEnd | None = None
