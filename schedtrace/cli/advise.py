@@ -46,8 +46,8 @@ def advise(
 
     bounds = parse_slo(slo)
     require_vllm()
-    from schedtrace.whatif.advise import advise as proposed
     from schedtrace.whatif.prediction import recorded
+    from schedtrace.whatif.proposals import advise as proposed
     from schedtrace.whatif.sweep_play import LocalPool
 
     base = recorded(one_run(run), load(step_times) if step_times else None, concurrency)

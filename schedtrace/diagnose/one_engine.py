@@ -8,7 +8,7 @@ import polars as pl
 from schedtrace.diagnose.effective_settings import Use, use_of
 from schedtrace.diagnose.root_causes import Judged, judged
 from schedtrace.diagnose.rules import RULES
-from schedtrace.diagnose.rules.allowed import allowed
+from schedtrace.diagnose.rules.allowed_settings import allowed
 from schedtrace.diagnose.run_statistics import EngineSums, engine_sums
 from schedtrace.diagnose.time_split import engine_split, engine_time, request_time
 from schedtrace.diagnose.trials import strip, trial_reports

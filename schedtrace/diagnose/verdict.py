@@ -9,7 +9,7 @@ import polars as pl
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.root_causes import on_engine, quotes_share
 from schedtrace.diagnose.rules import KINDS, RULES, client_limited
-from schedtrace.diagnose.rules.allowed import threshold
+from schedtrace.diagnose.rules.allowed_settings import threshold
 from schedtrace.model.causes import Cap
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Finding, TimePart

@@ -11,7 +11,7 @@ from schedtrace.errors import UsageError
 from schedtrace.explain.exit_sentences import stops, victims
 from schedtrace.explain.request_rows import ending
 from schedtrace.explain.step_facts import step_facts
-from schedtrace.explain.what_if import known_need, what_if
+from schedtrace.explain.would_fit import known_need, what_if
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message
 from schedtrace.model.say import say

@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 
 from schedtrace.record import syntax
-from schedtrace.record.own import is_own
 from schedtrace.record.source import Proven, UnprovableError, copy_of, prove
+from schedtrace.record.vllms_own import is_own
 
 
 def managers_of(manager: Any) -> tuple[Any, ...]:

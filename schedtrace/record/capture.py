@@ -14,9 +14,9 @@ import msgspec
 
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
 from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, SetAside
-from schedtrace.record import holdings
+from schedtrace.record import block_holders
 from schedtrace.record.exits import Noted
-from schedtrace.record.own import is_own_class
+from schedtrace.record.vllms_own import is_own_class
 from schedtrace.record.worker_hooks import Execution
 
 FIELDS = (
@@ -99,14 +99,14 @@ class Happened(msgspec.Struct, gc=False):
     """What one step has of it, if anything."""
 
     admitted: list[Admission] = []
-    refusals: list[holdings.Snapshot] = []
+    refusals: list[block_holders.Snapshot] = []
     kv_loads: list[KvLoad] = []
     grammars: list[Grammar] = []
     set_aside: list[SetAside] = []
 
     def lines(self) -> dict[str, Any]:
         """Fields of a ``Step`` (writer's thread)."""
-        refusals: list[HeadRefusal] = list(map(holdings.line, self.refusals))
+        refusals: list[HeadRefusal] = list(map(block_holders.line, self.refusals))
         return {
             "admitted": self.admitted,
             "refusals": refusals,

@@ -22,9 +22,9 @@ from schedtrace.record.clocks import Anchor
 from schedtrace.record.exit_lines import places, sees_preemptions, unknown_guards
 from schedtrace.record.guards import registered_guards
 from schedtrace.record.instrument import Instrumented
-from schedtrace.record.own import is_own
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import Settings
+from schedtrace.record.vllms_own import is_own
 
 TESTED_RELEASES = (
     *("0.10.0", "0.10.2", "0.11.0", "0.12.0", "0.13.0", "0.14.1", "0.20.2"),

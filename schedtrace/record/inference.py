@@ -15,8 +15,8 @@ from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
 from schedtrace.model.trace import Exit, ExitKind
 from schedtrace.model.trace_facts import SetAside
 from schedtrace.record.allocation import blocks_of
-from schedtrace.record.own import is_own_class
 from schedtrace.record.queues import Queues, head, held_back, pause_name, seats
+from schedtrace.record.vllms_own import is_own_class
 
 
 class InferredExits:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
 from schedtrace.record import assignments, guards, syntax
-from schedtrace.record.decided import Decided, held
+from schedtrace.record.condition_parts import Decided, held
 from schedtrace.record.exits import Site
 from schedtrace.record.source import Proven, UnprovableError
 

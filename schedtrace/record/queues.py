@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
-from schedtrace.record.own import is_own, is_own_class, is_own_function
+from schedtrace.record.vllms_own import is_own, is_own_class, is_own_function
 
 
 class Reader(NamedTuple):

@@ -23,10 +23,10 @@ from schedtrace.record.capture import (
 from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Noted, event_of
 from schedtrace.record.inference import Departures, InferredExits, set_aside
-from schedtrace.record.own import is_own, is_own_class
 from schedtrace.record.queues import Queues, policy
-from schedtrace.record.steady import SteadySteps
+from schedtrace.record.steady_steps import SteadySteps
 from schedtrace.record.verdict_facts import Facts
+from schedtrace.record.vllms_own import is_own, is_own_class
 from schedtrace.record.worker_hooks import execution_of
 from schedtrace.record.writer import Writer
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from schedtrace.diagnose.rules import better_setting
-from schedtrace.diagnose.rules.allowed import kv_space, why_no_async_scheduling
+from schedtrace.diagnose.rules.allowed_settings import kv_space, why_no_async_scheduling
 from schedtrace.model.message import NOTHING, Message, Number, Setting, given, joined
 from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain

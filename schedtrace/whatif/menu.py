@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.rules.allowed import why_no_async_scheduling
+from schedtrace.diagnose.rules.allowed_settings import why_no_async_scheduling
 from schedtrace.diagnose.uneven_ranks import prefill_interval
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.timeline import Timeline

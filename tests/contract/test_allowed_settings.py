@@ -11,7 +11,7 @@ from vllm.utils.argparse_utils import human_readable_int
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from schedtrace.diagnose.rules.allowed import (
+from schedtrace.diagnose.rules.allowed_settings import (
     REFUSED_DRAFTS,
     kv_space,
     smallest_batched_tokens,

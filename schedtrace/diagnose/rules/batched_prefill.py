@@ -3,7 +3,11 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold, share_frac
-from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, can_lower_batched_tokens
+from schedtrace.diagnose.rules.allowed_settings import (
+    BATCHED_TOKENS,
+    batched_tokens,
+    can_lower_batched_tokens,
+)
 from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Steps

@@ -4,7 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.kv_blocks import kv_need
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import kv_space
+from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import StepExample, advise, only, wait_finding
 from schedtrace.diagnose.rules.kv_bound import largest_holder
 from schedtrace.diagnose.waits import Charged, charged

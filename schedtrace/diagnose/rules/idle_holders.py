@@ -6,7 +6,7 @@ import polars as pl
 
 from schedtrace.diagnose.kv_blocks import usable_blocks
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import kv_space
+from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_finding
 from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause

@@ -6,7 +6,7 @@ import polars as pl
 from schedtrace.diagnose.gains import RAN, with_more_running
 from schedtrace.diagnose.kv_blocks import Need, group_holdings, kv_need
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import kv_space
+from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged, mean

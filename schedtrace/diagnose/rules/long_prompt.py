@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import LONG_PREFILL, replayed, threshold
+from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed, threshold
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause

@@ -4,7 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.gains import peak_requests, with_more_running
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import (
+from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
     batched_tokens,
     kv_space,

@@ -7,7 +7,7 @@ import polars as pl
 
 from schedtrace.diagnose.kv_blocks import blocks_needed, longest_sequence, usable_blocks
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import batched_tokens, kv_space
+from schedtrace.diagnose.rules.allowed_settings import batched_tokens, kv_space
 from schedtrace.diagnose.rules.common import advise, finding_of, only, share_of_requests, trial_numbers
 from schedtrace.diagnose.stuck_requests import never_fitting
 from schedtrace.model.causes import Cause

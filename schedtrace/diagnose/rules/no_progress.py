@@ -4,7 +4,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import kv_space, now
+from schedtrace.diagnose.rules.allowed_settings import kv_space, now
 from schedtrace.diagnose.rules.common import (
     advise,
     finding_of,

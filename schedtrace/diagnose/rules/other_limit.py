@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import CHARGED, Rule
-from schedtrace.diagnose.rules.allowed import batched_tokens
+from schedtrace.diagnose.rules.allowed_settings import batched_tokens
 from schedtrace.diagnose.rules.common import LongestWaited, advise, wait_finding
 from schedtrace.diagnose.rules.token_budget_bound import more_batched_tokens
 from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside

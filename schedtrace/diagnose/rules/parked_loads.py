@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import kv_space
+from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import Waited, advise, wait_finding
 from schedtrace.diagnose.waits import charged, mean
 from schedtrace.model.causes import Cause

@@ -4,7 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import Cohort, cohorts, cycles, even_cycle_frac
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import batched_tokens, smallest_batched_tokens
+from schedtrace.diagnose.rules.allowed_settings import batched_tokens, smallest_batched_tokens
 from schedtrace.diagnose.rules.common import StepExample, advise, listed, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Requests, Steps

@@ -5,7 +5,7 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule, Threshold
-from schedtrace.diagnose.rules.allowed import LONG_PREFILL, replayed
+from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed
 from schedtrace.diagnose.rules.arrival_limited import late_requests
 from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.facts import Fact

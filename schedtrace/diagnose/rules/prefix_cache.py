@@ -4,7 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.cache_use import cache_use, resumptions
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import kv_space
+from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import StepExample, advise, listed, prefill_cost, said, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, joined

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import batched_tokens, seats_cost
+from schedtrace.diagnose.rules.allowed_settings import batched_tokens, seats_cost
 from schedtrace.diagnose.rules.common import Waited, advise, by_class, listed, wait_finding
 from schedtrace.diagnose.waits import ClassTime, charged, running_classes
 from schedtrace.model.causes import Cause

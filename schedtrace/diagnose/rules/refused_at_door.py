@@ -6,7 +6,7 @@ import msgspec
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import seats_cost
+from schedtrace.diagnose.rules.allowed_settings import seats_cost
 from schedtrace.diagnose.rules.common import advise, listed, severity, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Steps

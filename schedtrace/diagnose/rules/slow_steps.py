@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import now
+from schedtrace.diagnose.rules.allowed_settings import now
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, said, step_finding
 from schedtrace.diagnose.step_groups import TRAITS, Group, SlowGroup, judged_steps, slow_groups
 from schedtrace.model.facts import Fact

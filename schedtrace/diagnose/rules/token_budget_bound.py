@@ -4,7 +4,7 @@ import polars as pl
 
 from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
 from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed import BATCHED_TOKENS, batched_tokens, replayed
+from schedtrace.diagnose.rules.allowed_settings import BATCHED_TOKENS, batched_tokens, replayed
 from schedtrace.diagnose.rules.common import LongestWaited, advise
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged

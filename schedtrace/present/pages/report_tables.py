@@ -4,8 +4,8 @@ from schedtrace.model.message import Message, joined
 from schedtrace.model.report import CapRow, CauseRow, RequestTime, RunReport, TrialReport
 from schedtrace.model.say import say
 from schedtrace.model.statistics import Distribution, Percentiles
+from schedtrace.present.numbers import counted, integer, number, percent, series
 from schedtrace.present.pages.names import in_brackets
-from schedtrace.present.phrases import counted, integer, number, percent, series
 from schedtrace.present.sections import (
     Bars,
     Content,

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from schedtrace.model.message import Message, joined
 from schedtrace.model.say import say
 from schedtrace.model.statistics import ClassLatency, Distribution, EngineFigures, PrefixCacheUse, Statistics
+from schedtrace.present.numbers import counted, integer, number, percent
 from schedtrace.present.pages.report_tables import MOST_ROWS, p50, p50_p99
-from schedtrace.present.phrases import counted, integer, number, percent
 from schedtrace.present.sections import Fact, Facts, Field, Section, Table, figure, table
 
 

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from schedtrace.record import own
+from schedtrace.record import vllms_own
 from schedtrace.record.marking import Marker
 from schedtrace.record.source import prove
 from tests.toys import module_of, told
@@ -13,10 +13,10 @@ from tests.toys import module_of, told
 @pytest.fixture(autouse=True)
 def _toys_are_known(monkeypatch):
     """What the toys of these tests do when they are asked is as well known as of vLLM's own classes."""
-    monkeypatch.setattr(own, "_is_own_owner", lambda *_: True)
-    own._is_own_class.cache_clear()
+    monkeypatch.setattr(vllms_own, "_is_own_owner", lambda *_: True)
+    vllms_own._is_own_class.cache_clear()
     yield
-    own._is_own_class.cache_clear()
+    vllms_own._is_own_class.cache_clear()
 
 
 @pytest.fixture

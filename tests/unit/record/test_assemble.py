@@ -17,6 +17,7 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import Admission, DummyBatch, HeadRefusal, RankSync
 from schedtrace.record import assemble
 from schedtrace.record.arrival_facts import Prefixes
+from schedtrace.record.block_holders import Snapshot
 from schedtrace.record.capture import (
     ALL,
     FIELDS,
@@ -29,7 +30,6 @@ from schedtrace.record.capture import (
     Rows,
     Synced,
 )
-from schedtrace.record.holdings import Snapshot
 
 ANCHOR_NS = 7_000_000
 

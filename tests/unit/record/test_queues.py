@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedtrace.record import own
+from schedtrace.record import vllms_own
 from schedtrace.record.queues import Queues, _first_of_heap, first_of, head
 from tests.toys import Queue
 
@@ -53,8 +53,8 @@ def test_vllm_0_18_to_0_30(policy, waiting, skipped, first):
 
 def test_requests_are_compared_only_if_it_is_known_what_that_does(monkeypatch):
     queues = {"waiting": Queue([FIRST]), "skipped_waiting": Queue([SECOND])}
-    monkeypatch.setattr(own, "_is_own_owner", lambda owner, _: owner is not One)
-    own._is_own_class.cache_clear()
+    monkeypatch.setattr(vllms_own, "_is_own_owner", lambda owner, _: owner is not One)
+    vllms_own._is_own_class.cache_clear()
     assert head(SimpleNamespace(policy=Policy.PRIORITY, **queues)) is None
 
 

@@ -9,7 +9,7 @@ from schedtrace.model.prediction import SettingChange
 from schedtrace.model.redact import HIDDEN
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import FrontEnd
-from schedtrace.whatif.advise import _commands, _not_in_commands
+from schedtrace.whatif.proposals import _commands, _not_in_commands
 
 PROPOSAL = SimpleNamespace(
     changes=[

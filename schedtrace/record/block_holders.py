@@ -7,7 +7,7 @@ import msgspec
 
 from schedtrace.model.trace_facts import HeadRefusal
 from schedtrace.record.allocation import apart, managers_of, not_own, question
-from schedtrace.record.own import is_own
+from schedtrace.record.vllms_own import is_own
 
 MOST_HOLDERS = 16
 MOST_BLOCKS_LOOKED_AT = 4096
