@@ -4,6 +4,7 @@
 """
 
 import os
+import pickle
 import re
 import sys
 from functools import cache
@@ -22,10 +23,23 @@ from tests.exam.cases import CASES, Case
 MOST_LINES, MOST_COLUMNS = 40, 80
 
 
+KEPT = "report.pickle"
+"""Where it lies in a run folder, what is said of the run is kept there: for all workers of a test run."""
+
+
 @cache
 def report_of(folder: Any) -> RunReport:
     """The report of a run folder."""
-    return analyze_run(read_run(folder))
+    kept = Path(folder) / KEPT
+    if not kept.exists():
+        return analyze_run(read_run(folder))
+    if kept.stat().st_size:
+        return pickle.loads(kept.read_bytes())  # type: ignore[no-any-return]  # noqa: S301  # of this test run
+    report = analyze_run(read_run(folder))
+    beside = kept.with_suffix(f".{os.getpid()}")
+    beside.write_bytes(pickle.dumps(report))
+    beside.replace(kept)
+    return report
 
 
 @cache

@@ -21,6 +21,8 @@ def build(folder, *wanted):
 def recorded(tmp_path_factory):
     """The folder with all cases' run folders, shared by the workers of a test run."""
     pytest.importorskip("vllm")
+    from tests.exam.answers import KEPT
+
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if shared.name.startswith("popen-") else shared
     folder = shared / "exam"
@@ -28,4 +30,6 @@ def recorded(tmp_path_factory):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             build(folder)
+            for run in folder.iterdir():
+                (run / KEPT).touch()
     return folder

@@ -13,7 +13,7 @@ from schedtrace.model.prediction import Objective
 from schedtrace.present.phrases import plain
 from schedtrace.whatif.advice import judged
 from schedtrace.whatif.baseline import require_baseline
-from schedtrace.whatif.prediction import predict, recorded
+from schedtrace.whatif.prediction import Predictor, predict, recorded
 from schedtrace.whatif.replays import replay
 from tests.contract.whatif.conftest import LOADS, TIMES, drive
 
@@ -24,6 +24,26 @@ pytestmark = pytest.mark.vllm
 def base(seats):
     """A load that waits for seats."""
     return seats
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    """What was predicted of the load, by its changes."""
+    return {}
+
+
+@pytest.fixture
+def each_once(predicted, monkeypatch):
+    """Each change of this load is replayed once, whichever tests ask for it."""
+    predict = Predictor.predict
+
+    def once(predictor, changes, **options):
+        key = (tuple(sorted(changes.items())), *sorted(options.items()))
+        if key not in predicted:
+            predicted[key] = predict(predictor, changes, **options)
+        return predicted[key]
+
+    monkeypatch.setattr(Predictor, "predict", once)
 
 
 def figures(prediction):
@@ -60,6 +80,7 @@ def test_fewer_seats_are_worse(base):
     assert (found["TTFT p50"].low_frac, found["TTFT p50"].high_frac) == (None, None)
 
 
+@pytest.mark.usefixtures("each_once")
 def test_the_best_change_is_given_with_what_a_replay_of_it_did(base):
     first, *_ = judged(analyze_run(base.run).findings, base)
     assert (first.code, first.gain.method, first.gain.metric) == (
@@ -75,6 +96,7 @@ def test_the_best_change_is_given_with_what_a_replay_of_it_did(base):
     assert plain(advice.costs).startswith("TPOT p50 +")
 
 
+@pytest.mark.usefixtures("each_once")
 def test_by_another_objective_another_metric_is_gained(base):
     first, *_ = judged(analyze_run(base.run).findings, base, objective=Objective.LATENCY)
     assert first.gain.metric == "e2e_mean_ms"
@@ -84,6 +106,7 @@ def test_by_another_objective_another_metric_is_gained(base):
     assert first.gain.after == pytest.approx(mean_ms * (1 + first.gain.change_frac))
 
 
+@pytest.mark.usefixtures("each_once")
 def test_no_limit_needs_to_point_to_what_helps(base):
     [found] = judged([], base)
     assert (found.code, found.gain.method) == ("better-setting", "replay")
@@ -91,6 +114,7 @@ def test_no_limit_needs_to_point_to_what_helps(base):
     assert "no other finding proposes it" in plain(found.verdict)
 
 
+@pytest.mark.usefixtures("each_once")
 def test_each_replay_is_told(base):
     told = []
     judged([], base, progress=lambda *at: told.append(at))
@@ -98,6 +122,7 @@ def test_each_replay_is_told(base):
     assert all(number <= of for number, of in told)
 
 
+@pytest.mark.usefixtures("each_once")
 def test_fewer_seats_are_taken_back(base):
     found = analyze_run(base.run).findings
     [seats] = [finding for finding in found if finding.code == "max-num-seqs-bound"]
@@ -149,6 +174,7 @@ def test_a_replay_far_from_what_was_recorded_advises_nothing(base, tmp_path):
     require_baseline(base)
 
 
+@pytest.mark.usefixtures("each_once")
 def test_findings_are_ranked_by_what_their_advice_gained(base):
     ranked = judged(analyze_run(base.run).findings, base)
     weights = [finding.weight for finding in ranked if finding.title]
