@@ -88,7 +88,7 @@ class Load:
             return cls(requests, None, None)
         prompts = timeline.arrivals.filter(~pl.col("streaming_update"))["prompt_tokens"].mean()
         outputs = timeline.finishes.filter(pl.col("status").is_in(FINISHED))["output_tokens"].mean()
-        return cls(requests, *(None if mean is None else float(mean) for mean in (prompts, outputs)))  # type: ignore[arg-type]
+        return cls(requests, *(None if mean is None else float(mean) for mean in (prompts, outputs)))  # type: ignore[arg-type]  # means of integers
 
     def differs(self, other: Self) -> bool:
         """Whether a figure that both have differs by more than ``ALIKE_FRAC`` of the larger one."""

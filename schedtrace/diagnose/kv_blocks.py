@@ -213,8 +213,8 @@ def group_holdings(timeline: Timeline) -> list[GroupHolding]:
                 block_size=group.block_size,
                 blocks_per_request=_mean(of_group["blocks"]),
                 tokens_need_blocks=_mean(of_group["need"]),
-                refused_needs_blocks=None if needed is None else float(needed),  # type: ignore[arg-type]
-                share_of_pool=float(taken) / total if taken is not None and total else None,  # type: ignore[arg-type]
+                refused_needs_blocks=None if needed is None else float(needed),  # type: ignore[arg-type]  # integers
+                share_of_pool=float(taken) / total if taken is not None and total else None,  # type: ignore[arg-type]  # integers
             )
         )
     return found

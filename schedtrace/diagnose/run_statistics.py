@@ -80,7 +80,7 @@ def engine_sums(timeline: Timeline) -> EngineSums:
         inter_token=counted(inter_token(timeline))
         if {Fact.REQUESTS, Fact.LIVES, Fact.TIMES} <= facts
         else None,
-        kv_used=(float(kv_used.mean()), len(kv_used)) if len(kv_used) else None,  # type: ignore[arg-type]
+        kv_used=(float(kv_used.mean()), len(kv_used)) if len(kv_used) else None,  # type: ignore[arg-type]  # floats
         spans=counted_spans(timeline),
     )
 

@@ -181,7 +181,7 @@ def _median(values: pl.Series) -> float:
 
 def _spread(log_factors: pl.Series) -> float:
     """Mean absolute distance from the median."""
-    return float((log_factors - log_factors.median()).abs().mean() or 0.0)  # type: ignore[arg-type]
+    return float((log_factors - log_factors.median()).abs().mean() or 0.0)  # type: ignore[arg-type]  # floats
 
 
 def _candidates(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
@@ -206,7 +206,7 @@ def _batch_sizes(steps: pl.DataFrame) -> list[Group]:
             continue
         sides = (busy[first:at], busy[at : at + WINDOW])
         medians = [_median(part) for part in sides]
-        means = [float(part.mean()) for part in (sizes[first:at], sizes[at : at + WINDOW])]  # type: ignore[arg-type]
+        means = [float(part.mean()) for part in (sizes[first:at], sizes[at : at + WINDOW])]  # type: ignore[arg-type]  # integers
         # Sizes beside a cliff have nearly its medians: at the cliff itself no step is on the wrong side.
         middle = (medians[0] * medians[1]) ** 0.5
         wrong = int((sides[0] > middle).sum()) + int((sides[1] < middle).sum())
@@ -215,7 +215,7 @@ def _batch_sizes(steps: pl.DataFrame) -> list[Group]:
     fewest = min((wrong for _, wrong, _ in clear), default=0)
     largest = sorted((jump for jump in clear if jump[1] == fewest), reverse=True)[:MOST_OF_KIND]
     seen = steps["total_requests"].unique()  # those of steps with a prefill, too
-    below = [int(seen.filter(seen < above).max() or 0) for _, _, above in largest]  # type: ignore[arg-type]
+    below = [int(seen.filter(seen < above).max() or 0) for _, _, above in largest]  # type: ignore[arg-type]  # integers
     return [
         Group("batch_size", steps.filter(pl.col("total_requests") > size)["step"], size=size)
         for size in below

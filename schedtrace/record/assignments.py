@@ -47,7 +47,7 @@ def _assigned(function: ast.FunctionDef, test: ast.expr, flag: str) -> list[str]
     flow.block(function.body, frozenset(part for part in parameters if part.arg == flag))
     if any(map(_makes_container, flow.seen)):
         return []
-    places = sorted(flow.seen, key=lambda node: (node.lineno, node.col_offset))  # type: ignore[attr-defined]
+    places = sorted(flow.seen, key=lambda node: (node.lineno, node.col_offset))  # type: ignore[attr-defined]  # statements have places
     return list(dict.fromkeys(_text(node, flag) for node in places))
 
 

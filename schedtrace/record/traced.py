@@ -68,10 +68,10 @@ class _Traced(_Hook):
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = self._schedtrace_recorder
         if recorder is None or not recorder.active:
-            return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+            return super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]  # of the class that it is put before
         back = recorder.clock()
         left = recorder.left
-        outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]  # of the class that it is put before
         recorder.output_came_back(scheduler_output, args[0] if args else None, back, left, outputs)
         return outputs
 
@@ -79,13 +79,13 @@ class _Traced(_Hook):
         recorder = self._schedtrace_recorder
         if recorder is not None:
             recorder.request_arrives(self, request)
-        return super().add_request(request, *args, **kwargs)  # type: ignore[misc]
+        return super().add_request(request, *args, **kwargs)  # type: ignore[misc]  # of the class that it is put before
 
     def shutdown(self, *args: Any, **kwargs: Any) -> Any:
         recorder = self._schedtrace_recorder
         if recorder is not None:
             recorder.close()
-        return super().shutdown(*args, **kwargs)  # type: ignore[misc]
+        return super().shutdown(*args, **kwargs)  # type: ignore[misc]  # of the class that it is put before
 
 
 class _TracedPreemption(_Hook):
@@ -94,7 +94,7 @@ class _TracedPreemption(_Hook):
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         if self._schedtrace_recorder is not None:
             self._schedtrace_recorder.request_preempted(self, request)
-        result = super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        result = super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]  # of the class that it is put before
         if self._schedtrace_recorder is not None:
             self._schedtrace_recorder.request_was_preempted()
         return result
@@ -106,7 +106,7 @@ class _TracedFree(_Hook):
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         if self._schedtrace_recorder is not None:
             self._schedtrace_recorder.request_freed(request)
-        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]  # of the class that it is put before
 
 
 class _TracedTransfers(_Hook):
@@ -115,7 +115,7 @@ class _TracedTransfers(_Hook):
     def _update_from_kv_xfer_finished(self, told: Any, *args: Any, **kwargs: Any) -> Any:
         if self._schedtrace_recorder is not None:
             self._schedtrace_recorder.kv_loads_ended(self, told)
-        return super()._update_from_kv_xfer_finished(told, *args, **kwargs)  # type: ignore[misc]
+        return super()._update_from_kv_xfer_finished(told, *args, **kwargs)  # type: ignore[misc]  # of the class that it is put before
 
 
 class _TracedPause(_Hook):
@@ -126,7 +126,7 @@ class _TracedPause(_Hook):
         if recorder is not None:
             state = getattr(pause_state, "name", None)
             recorder.control(self, "pause_state", recorder.clock(), detail=state)
-        return super().set_pause_state(pause_state, *args, **kwargs)  # type: ignore[misc]
+        return super().set_pause_state(pause_state, *args, **kwargs)  # type: ignore[misc]  # of the class that it is put before
 
 
 class _TracedReset(_Hook):
@@ -135,11 +135,11 @@ class _TracedReset(_Hook):
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         recorder = self._schedtrace_recorder
         if recorder is None or not recorder.active:
-            return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+            return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]  # of the class that it is put before
         began_ns, before = recorder.clock(), recorder.before_reset(self)
         done = None
         try:
-            done = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+            done = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]  # of the class that it is put before
         finally:
             recorder.control(self, "reset_prefix_cache", began_ns, failed=done is not True, **before)
         return done

@@ -117,7 +117,7 @@ def timed(plain: type, clock: VirtualClock, times: StepTimes, batch_of: Callable
     """
     parent: Any = plain
 
-    class Timed(parent):  # type: ignore[misc]
+    class Timed(parent):  # type: ignore[misc]  # a class at run time
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._schedtrace_scheduled: deque[Batch] = deque()

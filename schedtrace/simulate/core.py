@@ -53,7 +53,7 @@ def sized_cache(config: Any, groups: list[Any]) -> Any:
     """A KV cache of ``num_gpu_blocks`` blocks, as ``_initialize_kv_caches`` returns it."""
     blocks = config.cache_config.num_gpu_blocks
     cache = KVCacheConfig(blocks, [], groups)
-    returned = inspect.signature(core.EngineCore._initialize_kv_caches).return_annotation  # noqa: SLF001
+    returned = inspect.signature(core.EngineCore._initialize_kv_caches).return_annotation  # noqa: SLF001  # vLLM has no public one
     return cache if returned is KVCacheConfig else (blocks, 0, cache)  # the latter to vLLM 0.14 at least
 
 
@@ -126,10 +126,10 @@ class _Rank:
 
     def _process_input_queue(self) -> None:
         self._around.loop_begins()
-        super()._process_input_queue()  # type: ignore[misc]
+        super()._process_input_queue()  # type: ignore[misc]  # of vLLM's class
 
     def _process_engine_step(self) -> Any:
-        executed = super()._process_engine_step()  # type: ignore[misc]
+        executed = super()._process_engine_step()  # type: ignore[misc]  # likewise
         self._around.stepped(executed=executed)
         return executed
 
@@ -138,7 +138,7 @@ class _Independent(_Rank, core.EngineCoreProc):  # type: ignore[misc]  # vLLM is
     pass
 
 
-class _Recorded(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]
+class _Recorded(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]  # vLLM is untyped here
     pass
 
 

@@ -218,7 +218,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]  # vLLM is untyped here
         """The output of a step without tokens."""
         return _At(self._clock, now_us, EMPTY_MODEL_RUNNER_OUTPUT)
 
-    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002  # vLLM's signature
         """The tokens of the batch begun last (vLLM 0.12 and newer ask for them apart)."""
         return self._last if non_block else self._last.result()
 

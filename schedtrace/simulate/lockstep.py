@@ -160,11 +160,11 @@ class LockstepExecutor(SimulatedExecutor):
         """A batch of one token, with the others' batches."""
         self._launched(self._rank.now_us, DUMMY, None).result()
 
-    def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:  # noqa: ARG002
+    def _launched(self, now_us: float, batch: Batch, output: Any) -> Future[Any]:  # noqa: ARG002  # as its base class
         """The output of a batch that is done when all ranks are through with theirs."""
         return _Joint(self._rank, self._device.dispatch(self._rank, self._times.device_us(batch)), output)
 
-    def _empty(self, now_us: float) -> Future[Any]:  # noqa: ARG002
+    def _empty(self, now_us: float) -> Future[Any]:  # noqa: ARG002  # likewise
         """No pass: it is there at once, and no other rank gets a turn before."""
         done: Future[Any] = Future()
         done.set_result(EMPTY_MODEL_RUNNER_OUTPUT)

@@ -58,7 +58,7 @@ def batch_defaults(context: Any) -> tuple[int, int]:
         tokens, seqs = engine_args.get_batch_defaults(1)
         return tokens[context], seqs[context]
     empty = engine_args(model="")  # to 0.11 it sets them on itself, with what the model decides
-    empty._set_default_args_v1(context, SimpleNamespace(runner_type="generate"))  # noqa: SLF001
+    empty._set_default_args_v1(context, SimpleNamespace(runner_type="generate"))  # noqa: SLF001  # vLLM has no public one
     return empty.max_num_batched_tokens, empty.max_num_seqs
 
 

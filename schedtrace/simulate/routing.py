@@ -98,7 +98,7 @@ class Vllm(Router):
             client_index=0,
         )
 
-    def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:  # noqa: ARG002
+    def choose(self, request_id: str, tokens: int, rank: int | None = None) -> int:  # noqa: ARG002  # of the protocol
         """As vLLM chooses."""
         request = SimpleNamespace(
             request_id=request_id, data_parallel_rank=rank, pooling_params=None, resumable=False

@@ -230,4 +230,4 @@ def _quantization(config: dict[str, Any], path: Path) -> str | None:
     if method not in QUANTIZED_AS:
         msg = f"{path}: quantization '{method}' is not modelled: known are {', '.join(QUANTIZED_AS)}"
         raise UsageError(msg)
-    return "int8" if method == "gptq" and quantization.get("bits") == 8 else QUANTIZED_AS[method]  # noqa: PLR2004
+    return "int8" if method == "gptq" and quantization.get("bits") == 8 else QUANTIZED_AS[method]  # noqa: PLR2004  # bits

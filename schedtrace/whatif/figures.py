@@ -174,4 +174,4 @@ def compositions(ranks: Sequence[Timeline]) -> dict[tuple[int, int | None, int],
 
 
 def _mean(steps: pl.DataFrame, column: str) -> float:
-    return float(steps.filter(pl.col("total_requests") > 0)[column].mean() or 0.0)  # type: ignore[arg-type]
+    return float(steps.filter(pl.col("total_requests") > 0)[column].mean() or 0.0)  # type: ignore[arg-type]  # a column of numbers

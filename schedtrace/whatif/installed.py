@@ -57,8 +57,8 @@ def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, reco
 
 def import_vllm() -> None:
     """Import it, which takes seconds, and keep its options, so that ``require_settings`` knows them."""
-    import schedtrace.simulate.replay  # noqa: F401, PLC0415
-    from schedtrace.engine.vllm_config import keep_options  # noqa: PLC0415
+    import schedtrace.simulate.replay  # noqa: F401, PLC0415  # only whether it can be imported
+    from schedtrace.engine.vllm_config import keep_options  # noqa: PLC0415  # only where vLLM is
 
     if read_options() is None:
         keep_options()

@@ -98,7 +98,7 @@ def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[C
     name = "long_prefill_token_threshold"
     if not now.get("enable_chunked_prefill", True):
         return
-    longest = max(int(timeline.arrivals["prompt_tokens"].max() or 0) for timeline in timelines)  # type: ignore[arg-type]
+    longest = max(int(timeline.arrivals["prompt_tokens"].max() or 0) for timeline in timelines)  # type: ignore[arg-type]  # integers
     budget = now["max_num_batched_tokens"]
     for part in (2, 4, 8):
         if FEWEST_TOKENS <= budget // part < longest:

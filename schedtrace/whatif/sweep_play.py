@@ -173,7 +173,7 @@ class RayPool:
 
     def submit(self, function: Callable[..., _T], *arguments: Any) -> Future[_T]:
         """Have it done."""
-        return self._call.remote(function, self._work, *arguments).future()  # type: ignore[no-any-return]
+        return self._call.remote(function, self._work, *arguments).future()  # type: ignore[no-any-return]  # Ray is untyped
 
     def close(self) -> None:
         """Leave the cluster, which ends what it still does for us."""

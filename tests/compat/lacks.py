@@ -96,4 +96,4 @@ def _refusal(family: Family) -> str | None:
 
 
 def _parameters(function: object) -> set[str]:
-    return {*inspect.signature(function).parameters}  # type: ignore[arg-type]
+    return {*inspect.signature(function).parameters}  # type: ignore[arg-type]  # found by name

@@ -35,7 +35,7 @@ def by_settrace(code: CodeType, told: Told) -> Iterator[None]:
 @contextmanager
 def by_monitoring(code: CodeType, told: Told) -> Iterator[None]:
     """Python 3.12 and newer."""
-    monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]  # Python 3.12 and newer
     lines, returns = monitoring.events.LINE, monitoring.events.PY_RETURN
     tool = next(number for number in range(6) if monitoring.get_tool(number) is None)
     monitoring.use_tool_id(tool, __name__)

@@ -33,7 +33,7 @@ class Others:
 
     partial = functools.partialmethod(print)
     static = staticmethod(print)
-    short = lambda self: self  # noqa: E731
+    short = lambda self: self  # noqa: E731  # a lambda is what is tested
 
     @property
     def value(self):
@@ -43,7 +43,7 @@ class Others:
     def decorated(self):
         return self
 
-    @functools.cache  # noqa: B019
+    @functools.cache  # noqa: B019  # it is what is tested
     def cached(self):
         return self
 
@@ -57,8 +57,8 @@ class Others:
     def with_assert(self):  # pytest has compiled another one
         assert self
 
-    made_of_text: dict = {}  # noqa: RUF012
-    exec("def no_file(self): return self", made_of_text)  # noqa: S102
+    made_of_text: dict = {}  # noqa: RUF012  # likewise
+    exec("def no_file(self): return self", made_of_text)  # noqa: S102  # our own text
     no_file = made_of_text["no_file"]
 
 

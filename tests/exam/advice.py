@@ -113,7 +113,7 @@ def amount(run: Path, finding: Finding, unit: str) -> tuple[float, float]:
 
 def _pause_ms(steps: pl.DataFrame) -> float:
     """The longest step that decoded."""
-    return float(steps.filter(pl.col("decode_tokens") > 0)["busy_us"].max() or 0) / 1000  # type: ignore[arg-type]
+    return float(steps.filter(pl.col("decode_tokens") > 0)["busy_us"].max() or 0) / 1000  # type: ignore[arg-type]  # integers
 
 
 def _ms(rows: pl.DataFrame, which: pl.Expr) -> float:

@@ -197,10 +197,10 @@ def _finding(timeline: Timeline, kind: str, rows: pl.DataFrame) -> Finding:
         requests=len(requests),
         longest_request=requests[0] if requests else "",
         part=str(parts["part"][0]),
-        factor=None if (factor := rows["factor"].median()) is None else float(factor),  # type: ignore[arg-type]
+        factor=None if (factor := rows["factor"].median()) is None else float(factor),  # type: ignore[arg-type]  # floats
         detail=rows["detail"].drop_nulls().mode().sort().first(),  # type: ignore[arg-type]  # a string
         period_steps=rows["period_steps"].mean(),  # type: ignore[arg-type]  # of numbers
-        period_ms=None if period_us is None else float(period_us) / 1e3,  # type: ignore[arg-type]
+        period_ms=None if period_us is None else float(period_us) / 1e3,  # type: ignore[arg-type]  # integers
         examples=Interruption.first(longest.drop_nulls("step")),
     )
     words = KINDS.get(kind, SLOW)

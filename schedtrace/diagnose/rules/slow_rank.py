@@ -214,7 +214,7 @@ def _as_long(tokens: pl.DataFrame, name: str) -> pl.DataFrame:
     if own.is_empty() or rest.is_empty():
         return tokens.clear()
     least, most = max(own.min(), rest.min()), min(own.max(), rest.max())  # type: ignore[type-var]  # integers
-    return tokens.filter(pl.col("most").is_between(least / BEYOND, most * BEYOND))  # type: ignore[operator]
+    return tokens.filter(pl.col("most").is_between(least / BEYOND, most * BEYOND))  # type: ignore[operator]  # integers
 
 
 def _rates(times: pl.Series, *tokens: pl.Series) -> tuple[list[float], float]:

@@ -221,7 +221,7 @@ def _of_batches(timeline: Timeline, slow: SlowGroup, captured: int | None) -> li
                 "Capture graphs for {most:n request}: a larger {option} (now {now:n}), or more "
                 "{sizes:setting} where they are given.",
                 setting="max_cudagraph_capture_size",
-                most=int(slow.steps["total_requests"].max()),  # type: ignore[arg-type]
+                most=int(slow.steps["total_requests"].max()),  # type: ignore[arg-type]  # integers
                 now=captured,
                 sizes="--cudagraph-capture-sizes",
                 costs="Graphs take start-up time and device memory, so the KV cache gets smaller.",

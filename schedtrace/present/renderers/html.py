@@ -57,7 +57,7 @@ def fragment(page: Page[Any], *, rank: int | None = None, level: int = 1) -> str
         .get_template("sections.jinja")
         .make_module({"level": level, "linked": rank is not None})
     )
-    return "".join(str(module.section(section, rank)) for section in page.sections)  # type: ignore[attr-defined]
+    return "".join(str(module.section(section, rank)) for section in page.sections)  # type: ignore[attr-defined]  # a macro of the template
 
 
 def style_sheet() -> str:
