@@ -1,16 +1,13 @@
-import ast
 import json
 from pathlib import Path
 
 import pytest
 
-from schedtrace.diagnose import rules
 from schedtrace.diagnose.rules import RULES
 from schedtrace.diagnose.trials import strip, trial_reports
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Severity
-from schedtrace.model.say import parsed
 from schedtrace.model.trace import Events, Step
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
@@ -92,15 +89,6 @@ def test_no_rule_counts_the_warm_up(showing, tmp_path, code, rule):
     warm_up = tmp_path / "engine-1.jsonl"
     warm_up.write_text("".join(json.dumps(line) + "\n" for line in (head | {"trial_ids": True}, *lines)))
     assert rule(make_timeline(read_trace(warm_up), manifest, front_end=front_end)) == []
-
-
-@pytest.mark.parametrize("path", sorted(Path(rules.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
-def test_every_template_can_be_parsed(path):
-    """Those of rare sentences, too, which no trace here shows."""
-    strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
-    for text in strings:
-        if isinstance(text, str) and "{" in text:
-            parsed(text)
 
 
 @pytest.mark.parametrize("lines", QUIET.values(), ids=QUIET)

@@ -10,21 +10,36 @@ import importlib
 import re
 import types
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
 
 import schedtrace
+from schedtrace.diagnose.rules.common import WORDS, LongestWaited
 from schedtrace.model.say import names, parsed
 
 HOUSE = Path(schedtrace.__file__).parent
-MODULES = [path for path in sorted(HOUSE.rglob("*.py")) if re.search(r"\bsay\(", path.read_text())]
+MODULES = [
+    path
+    for path in sorted(HOUSE.rglob("*.py"))
+    if re.search(r"\b(say|advise|(finding_of|step_finding|wait_finding))\(", path.read_text())
+]
 OPEN = types.SimpleNamespace
 """Its fields are known at run time only: the columns of a table's row. Parameters of a lambda, which have no
 annotation, are taken for open, too: whoever shows the table that it stands in runs it."""
 NOT_RESOLVED: dict[str, str] = {}
 """Template to the reason why nothing but a run can tell where its values come from."""
+
+OF_A_FINDING = {"steps", "tokens", "share"}
+OF_STEPS = OF_A_FINDING | {"trials"}
+BUILDERS = {
+    "finding_of": (0, OF_A_FINDING),
+    "step_finding": (2, OF_STEPS),
+    "wait_finding": (2, OF_STEPS | set(get_type_hints(LongestWaited))),
+    "advise": (1, {"option", "value"}),
+}
+"""Function to where its evidence stands and what its templates may name besides."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -45,6 +60,48 @@ def faults(source: str, module: Any) -> list[str]:
         for template in literals(call.args[0], tree):
             if template not in NOT_RESOLVED:
                 found += _of_call(call, template, parents, module)
+    return found + [fault for call in calls(tree) for fault in _of_builder(call, tree, parents, module)]
+
+
+def calls(tree: ast.AST) -> list[ast.Call]:
+    """Of the functions that take templates in place of sentences (``rules/common.py``)."""
+    return [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in BUILDERS
+    ]
+
+
+def _of_builder(call, tree, parents, module):
+    """What is wrong with the templates of a finding or an advice; what is given by ``**`` is not seen."""
+    place, known = BUILDERS[ast.unparse(call.func)]
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    evidence = keywords.get("evidence") or next(iter(call.args[place:]), None)
+    values = keywords.get("values")
+    if values is not None and not isinstance(values, ast.Dict):
+        return [] if ast.unparse(call) in NOT_RESOLVED else [f"{ast.unparse(values)} is no dict as it stands"]
+    known = (
+        {*known, *(key.value for key in values.keys if isinstance(key, ast.Constant))}
+        if values
+        else {*known, *keywords}
+    )
+    sentences = {name: keywords[name] for name in (*WORDS, "example", "costs") if name in keywords}
+    if ast.unparse(call.func) == "advise":
+        sentences["words"] = call.args[0]
+    scope = Scope(call, parents, module() if callable(module) else module)
+    found = []
+    for name, sentence in sentences.items():
+        for template in literals(sentence, tree):
+            missing = set(names(parsed(template))) - known
+            owners = scope.classes(evidence) if evidence is not None and missing else []
+            if name == "example":
+                owners = [one for owner in owners for one in classes(element(hint_of(owner, "examples")))]
+            if missing and not owners:
+                found.append(f"{template!r}: where are {sorted(missing)} from?")
+            found += [
+                f"{template!r}: {owner.__name__} has no {one}"
+                for owner in owners
+                for one in sorted(missing)
+                if not has(owner, one)
+            ]
     return found
 
 
@@ -114,6 +171,8 @@ class Scope:
         return classes(self._hint(expression))
 
     def _hint(self, expression: ast.expr) -> Any:
+        if isinstance(expression, ast.IfExp):
+            expression = expression.body
         if isinstance(expression, ast.Name):
             return self._of_name(expression.id)
         if isinstance(expression, ast.Attribute):
@@ -137,7 +196,8 @@ class Scope:
         called = self._evaluated(call.func)
         if isinstance(called, type):
             return called
-        return get_type_hints(called).get("return") if callable(called) else None
+        returned = get_type_hints(called).get("return") if callable(called) else None
+        return called.__self__ if returned is Self else returned
 
     def _of_name(self, name: str) -> Any:
         for function in self._functions:
@@ -188,6 +248,7 @@ def part(target: ast.expr, hint: Any, name: str) -> Any:
     if isinstance(target, ast.Name):
         return hint if target.id == name else None
     if isinstance(target, ast.Tuple | ast.List):
+        hint = next(iter(alternatives(hint)), None)
         inner = get_args(hint) if get_origin(hint) is tuple else ()
         pairs = zip(target.elts, inner or [element(hint)] * len(target.elts), strict=False)
         return next((found for one, of in pairs if (found := part(one, of, name)) is not None), None)
