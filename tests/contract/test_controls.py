@@ -1,5 +1,6 @@
 """What is asked of an engine beside requests is recorded: pauses and resets of the prefix cache."""
 
+import polars as pl
 import pytest
 
 pytest.importorskip("vllm")
@@ -36,8 +37,11 @@ def played(tmp_path, monkeypatch):
 @pytest.mark.parametrize("state", ["PAUSED_ALL", "PAUSED_NEW"])
 def test_a_pause(played, state):
     run = played((100_000, "pause", state), (500_000, "pause", "UNPAUSED"))
-    told = run.traces[0].controls.select("control", "detail", "failed").rows()
+    trace = run.traces[0]
+    told = trace.controls.select("control", "detail", "failed").rows()
     assert told == [("pause_state", state, False), ("pause_state", "UNPAUSED", False)]
+    before = trace.steps.filter(pl.col("start_us") < trace.controls["at_us"][0])
+    assert trace.controls["running"][0] == before["total_requests"][-1] > 0
     report = analyze_run(run)
     assert (report.findings[0].code, report.findings[0].cause) == ("interruption", "paused")
     assert "The scheduler was paused for" in plain(report.verdict[0])

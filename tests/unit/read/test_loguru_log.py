@@ -145,8 +145,9 @@ def test_records_that_do_not_list_their_requests_tell_nothing_about_them(read):
     assert trace.notices == ["1 of 2 records do not list all their requests"]
 
 
-def test_a_request_whose_computed_tokens_go_back_is_told_and_not_new_again(read):
-    trace = read(record(a=(0, 50)), record(a=(50, 1)), record(a=(0, 50)))
+@pytest.mark.parametrize("computed", [50, 1])
+def test_a_request_whose_computed_tokens_go_back_is_told_and_not_new_again(read, computed):
+    trace = read(record(a=(0, computed)), record(a=(computed, 1)), record(a=(0, computed)))
     assert trace.steps["num_new"].to_list() == [1, 0, 0]
     assert trace.notices[0].startswith("computed_tokens of a request went back 1 times")
 
