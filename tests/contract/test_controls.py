@@ -36,7 +36,7 @@ def played(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("state", ["PAUSED_ALL", "PAUSED_NEW"])
 def test_a_pause(played, state):
-    run = played((100_000, "pause", state), (500_000, "pause", "UNPAUSED"))
+    run = played((105_000, "pause", state), (500_000, "pause", "UNPAUSED"))
     trace = run.traces[0]
     told = trace.controls.select("control", "detail", "failed").rows()
     assert told == [("pause_state", state, False), ("pause_state", "UNPAUSED", False)]
