@@ -265,6 +265,47 @@ class Finish(msgspec.Struct, omit_defaults=True):
     """The scheduler itself ended it, within ``schedule()``: no client aborted it."""
 
 
+PresentState = Literal["waiting", "preempted", "running"]
+
+
+class Present(msgspec.Struct, omit_defaults=True):
+    """One request that was there when this file began: no arrival, and what happened before is in no step.
+
+    Null is what cannot be known, since nobody recorded then. Fields that ``Arrival`` has mean the same.
+    """
+
+    request_id: str
+    state: PresentState
+    """``preempted``: it waits and has run before."""
+    arrived_us: int | None
+    prompt_tokens: int
+    queued_us: int | None = None
+    scheduled_us: int | None = None
+    """Start of the first step that scheduled it."""
+    first_token_us: int | None = None
+    """When its first token came back; null while it has none, too."""
+    computed_tokens: int = 0
+    """Before the first step of this file."""
+    output_tokens: int = 0
+    """Generated so far."""
+    lost_tokens: int = 0
+    """Of one that was preempted: computed tokens that have to be computed again; 0 where nobody knows."""
+    num_preemptions: int | None = None
+    """So far."""
+    max_tokens: int | None = None
+    priority: int = 0
+    lora: str | None = None
+    client_index: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured: bool = False
+    min_tokens: int = 0
+    logit_bias: int = 0
+    sibling_index: int | None = None
+    parent: str | None = None
+    prefix_hashes: str | None = None
+
+
 class RowChange(msgspec.Struct, array_like=True, gc=False):
     """A request that got something other than expected: ``[place, computed, scheduled, drafts]``."""
 
@@ -475,6 +516,8 @@ class Events(Line, tag="events", kw_only=True):
     at_us: int
     trial: int | None = None
     """As in ``Step``."""
+    present: list[Present] = []
+    """Who was there when this file began: in the line after the header, before the first step."""
     arrived: list[Arrival] = []
     finished: list[Finish] = []
     dummy_batches: int = 0
