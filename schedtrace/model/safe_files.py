@@ -57,6 +57,21 @@ def create(path: Path) -> None:
     writable(path).close()
 
 
+def create_new(path: Path, content: bytes) -> None:
+    """A new private file with this content, where none is; if it cannot be written, none stays.
+
+    Raises:
+        OSError: it cannot be made, or one is there.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+    try:
+        with os.fdopen(file, "wb") as stream:
+            stream.write(content)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def appendable(path: Path) -> int:
     """The descriptor of a private file that is made if need be, and only grows.
 

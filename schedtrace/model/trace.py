@@ -104,6 +104,8 @@ class Header(Line, tag="header", kw_only=True):
     """Threads that compile grammars; null where none are used."""
     settings: dict[str, Any] = {}
     """Further settings, from a fixed list of what discloses nothing; what this vLLM lacks is absent."""
+    attached: bool = False
+    """Recording began while the engine ran: what it did before is not known."""
     trial_ids: bool = False
     """Request ids tell the trial (``t<trial>-<n>``), because ``schedtrace run`` made them."""
     hashed_ids: bool = False
@@ -517,7 +519,8 @@ class Events(Line, tag="events", kw_only=True):
     trial: int | None = None
     """As in ``Step``."""
     present: list[Present] = []
-    """Who was there when this file began: in the line after the header, before the first step."""
+    """Who was there when this file began: in a line before the first step; those who run first, then those
+    who wait, in the scheduler's order."""
     arrived: list[Arrival] = []
     finished: list[Finish] = []
     dummy_batches: int = 0

@@ -22,16 +22,17 @@ from schedtrace import __version__
 from schedtrace.errors import InputError
 from schedtrace.model import safe_files
 from schedtrace.model.trace import SCHEMA_VERSION, End, Header, Step
-from schedtrace.read.lines import ReadOptions, WholeLines
+from schedtrace.read.lines import Content, ReadOptions, WholeLines
 from schedtrace.read.parse import Parsed, parse
+from schedtrace.read.part_times import files_for
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import CannotWriteError, Tables, scan, write
 
 FOLDER = "traces"
 NOTE = "cache.json"
-SMALL = ("steps", "arrivals", "finishes", "dummies", "syncs", "controls", "cpu")
-LAYOUT = 6
+SMALL = ("steps", "arrivals", "finishes", "present", "dummies", "syncs", "controls", "cpu")
+LAYOUT = 8
 """Raised when the content of the files changes without a change of the trace's schema."""
 IN_USE_S = 600
 """For so long another process may still read, or build, a cache that no longer fits the trace."""
@@ -46,7 +47,7 @@ SETTLED_NS = 2 * 10**9
 _TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
 """Held until the process ends: lazy tables refer to the files in them."""
 
-Content = tuple[Parsed, dict[str, pl.LazyFrame]]
+Cached = tuple[Parsed, dict[str, pl.LazyFrame]]
 """What stays in memory, and the large tables."""
 
 
@@ -66,7 +67,8 @@ class Note(msgspec.Struct):
     """What a cache was made from and by, and what it holds beside tables."""
 
     made_by: str
-    fingerprint: Fingerprint
+    read: dict[str, Fingerprint]
+    """Name of the trace's file, or of each of its parts."""
     files: dict[str, str]
     """Name of each Parquet file to the BLAKE2b of its content."""
     header: Header
@@ -76,14 +78,14 @@ class Note(msgspec.Struct):
     in_order: bool
 
 
-def read_by_files(path: Path, options: ReadOptions) -> Content:
+def read_by_files(path: Path, options: ReadOptions) -> Cached:
     """Read a trace whose tables do not fit memory.
 
     Raises:
         InputError: it cannot be read, is no trace, or there is no room for the files.
     """
     if options.cache:
-        cached = _find(path)
+        cached = _find(path, options)
         if cached is not None:
             return cached
         with suppress(CannotWriteError):  # no home, a full disk: a temporary folder may do
@@ -117,21 +119,23 @@ def _prefix(path: Path) -> str:
     return f"{hashlib.blake2b(real, digest_size=16).hexdigest()}."
 
 
-def _find(path: Path) -> Content | None:
+def _find(path: Path, options: ReadOptions) -> Cached | None:
     """The cache of this trace, if it is whole and has the trace's content."""
     for folder in folders_of(path):
         try:
             note = msgspec.json.decode((folder / NOTE).read_bytes(), type=Note)
-            fingerprint = still(path, note.fingerprint) if note.made_by == made_by() else None
-            if fingerprint is None or digests(folder) != note.files:
+            read = (
+                _unchanged(files_for(path, options.last_us), note.read) if note.made_by == made_by() else None
+            )
+            if read is None or digests(folder) != note.files:
                 continue
             with suppress(
                 OSError
             ):  # keeps others from removing it; where it fails, they may not remove it either
                 os.utime(folder)
             cached = _open(folder, note)
-            if fingerprint is not note.fingerprint:
-                note.fingerprint = fingerprint
+            if read != note.read:
+                note.read = read
                 _write_note(folder, note)
         except (OSError, UnicodeDecodeError, msgspec.MsgspecError, pl.exceptions.PolarsError):
             continue  # whatever is wrong with it, the trace itself is there
@@ -139,24 +143,25 @@ def _find(path: Path) -> Content | None:
     return None
 
 
-def _build(path: Path, options: ReadOptions) -> Content:
+def _build(path: Path, options: ReadOptions) -> Cached:
     """Read the trace into a new folder; a folder is a cache only once its note is written.
 
     Raises:
         CannotWriteError: not in the user's cache.
     """
-    stamp = stamp_of(path)
+    stamps = {file.name: stamp_of(file) for file in files_for(path, options.last_us)}
     with building(path) as folder:
         lines = WholeLines(path, options)
         parsed = parse(lines, Tables(folder))
         for name in SMALL:
             write(getattr(parsed, name), folder / f"{name}.parquet")
-        with path.open("rb") as file:
-            blocks = sampled(file, lines.size)
-        settled = stamp == stamp_of(path) and lines.size == path.stat().st_size
+        read = {
+            name: _fingerprint(path.with_name(name), content, stamps.get(name))
+            for name, content in lines.contents.items()
+        }
         note = Note(
             made_by=made_by(),
-            fingerprint=Fingerprint(lines.size, lines.digest, blocks, stamp if settled else None),
+            read=read,
             files=digests(folder),
             header=parsed.header,
             notices=parsed.notices,
@@ -169,7 +174,34 @@ def _build(path: Path, options: ReadOptions) -> Content:
     return parsed, scan(folder, in_order=parsed.in_order)
 
 
-def _open(folder: Path, note: Note) -> Content:
+def _fingerprint(file: Path, content: Content, stamp: list[int] | None) -> Fingerprint:
+    """Of a file that was read.
+
+    Args:
+        file: It may have changed since.
+        content: What was read of it.
+        stamp: Before it was read.
+    """
+    with file.open("rb") as opened:
+        blocks = sampled(opened, content.size)
+    settled = stamp == stamp_of(file) and content.size == file.stat().st_size
+    return Fingerprint(content.size, content.digest, blocks, stamp if settled else None)
+
+
+def _unchanged(files: list[Path], read: dict[str, Fingerprint]) -> dict[str, Fingerprint] | None:
+    """The fingerprints of a trace's files as they are now; None if their content is another one.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    if [file.name for file in files] != list(read):
+        return None
+    now = {file.name: still(file, read[file.name]) for file in files}
+    found = {name: one for name, one in now.items() if one is not None}
+    return found if len(found) == len(files) else None
+
+
+def _open(folder: Path, note: Note) -> Cached:
     parsed = Parsed(
         header=note.header,
         **{name: pl.read_parquet(folder / f"{name}.parquet") for name in SMALL},

@@ -9,7 +9,7 @@ import msgspec
 import polars as pl
 from msgspec import UNSET
 
-from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Delta, Step
+from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Delta, Present, Step
 from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import NESTED, OF_STEP
@@ -88,6 +88,18 @@ def between_steps(column: str, lines: Sequence[Any]) -> pl.DataFrame:
     told = [(line.trial, entry) for line in lines for entry in getattr(line, column)]
     trials = pl.Series("trial", [trial for trial, _ in told], pl.Int64)
     return structs_of([entry for _, entry in told], NESTED[column]).insert_column(0, trials)
+
+
+def present_in(lines: Sequence[Any]) -> pl.DataFrame:
+    """One row per request that was there when a trace began, or after a gap, in their order: of ``Present``.
+
+    Before them ``at_us`` and ``trial`` of the ``events`` line that has them.
+    """
+    told = [(line, entry) for line in lines for entry in line.present]
+    of_line = {name: [getattr(line, name) for line, _ in told] for name in ("at_us", "trial")}
+    found = structs_of([entry for _, entry in told], Present)
+    columns = (pl.Series(name, values, pl.Int64) for name, values in of_line.items())
+    return found.select(*columns, pl.all()).unique("request_id", keep="first", maintain_order=True)
 
 
 def cpu_times(lines: Sequence[Any]) -> pl.DataFrame:

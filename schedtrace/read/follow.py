@@ -1,8 +1,6 @@
 """A trace that grows: its last minutes, of which only what is new is read. The file is never locked."""
 
-import os
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ import msgspec
 import polars as pl
 
 from schedtrace.errors import InputError
-from schedtrace.model.safe_files import descriptor, opened
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, ScheduledRequest, Step
 from schedtrace.read.chain import Chain
 from schedtrace.read.columns import (
@@ -24,22 +21,27 @@ from schedtrace.read.columns import (
     cpu_times,
     entries_of,
     frame_of,
+    present_in,
     value,
 )
-from schedtrace.read.lines import AS_READ, LONGEST_LINE, decode_line, read_header, reading
-from schedtrace.read.living import Live, Lives, arrivals_of, earlier, skim
+from schedtrace.read.growing import GAP, first_line, growing
+from schedtrace.read.lines import AS_READ, decode_line, read_header, reading
+from schedtrace.read.living import (
+    Live,
+    Lives,
+    arrivals_of,
+    earlier,
+    entries_in,
+    present_of,
+    still_there,
+)
 from schedtrace.read.parse import beside, merge_outputs
 from schedtrace.read.problems import Problems
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.trace import Trace
 
-BLOCK = 2**20
 _EMPTY = {name: entries_of(columns_of([]), name) for name in (*LISTS, *EVENTS)}
 _KINDS = {as_read: line for line, as_read in AS_READ.items()}
-
-
-class LostError(InputError):
-    """The file was removed, replaced or cut: nothing can be read on."""
 
 
 @dataclass
@@ -53,6 +55,8 @@ class Chunk:
     """``read.tables.LARGE``."""
     events: dict[str, pl.DataFrame]
     """``read.tables.EVENTS``."""
+    present: pl.DataFrame
+    """``columns.present_in``."""
     cpu: list[Any]
     lines: list[bytes]
     first: Step | None
@@ -74,17 +78,17 @@ class _Taken:
 
 def require_header(path: Path) -> None:
     """Raises InputError for a file that is no trace and will not become one by growing."""
-    with reading(path), opened(path) as file:
-        head, whole, _ = file.read(BLOCK).partition(b"\n")
-    if whole or len(head) == BLOCK:
+    with reading(path):
+        head, whole = first_line(path)
+    if whole:
         read_header(path, [head])
 
 
 class Following:
-    """One ``engine-<rank>.jsonl`` that may still grow.
+    """The trace of one engine, which may still grow.
 
     Args:
-        path: The file.
+        path: The file, or all parts.
         keep_us: At least the steps of so many microseconds before the last one are kept.
 
     Raises:
@@ -109,17 +113,19 @@ class Following:
         self.chunks: deque[Chunk] = deque()
         self._next_step = 0
         self._head = b""
-        self._at = 0
         self._put: list[pl.DataFrame] = []
         self._chain = Chain(self._put.append)
         self._lives = Lives()
         self._outputs: deque[Any] = deque(maxlen=4096)
-        with reading(path):
-            self._file = descriptor(path)
+        self._growing = growing(path, keep_us)
 
     def close(self) -> None:
         """Let the file go."""
-        os.close(self._file)
+        self._growing.close()
+
+    def modified_s(self) -> float:
+        """When something was written last, Unix time."""
+        return self._growing.modified_s()
 
     @property
     def lives(self) -> list[Live]:
@@ -134,10 +140,9 @@ class Following:
             InputError: it is no trace, or cannot be read.
         """
         with reading(self.path):
-            size = self._checked_size()
-            if self.header is None and not self._begin(size):
+            if self.header is None and not self._begin():
                 return []
-            new = [self._chunk(lines) for lines in self._whole_lines(size)]
+            new = [self._chunk(lines) for lines in self._growing.lines()]
         self.chunks.extend(new)
         while len(self.chunks) > 1 and self.chunks[0].last_us < self.newest_us - self._keep_us:
             self.chunks.popleft()
@@ -148,7 +153,8 @@ class Following:
         if self.header is None:
             msg = f"{self.path}: no header"
             raise InputError(msg)
-        arrivals, stretches, preempted = earlier(chunks[0].lives if chunks else [])
+        lives = chunks[0].lives if chunks else []
+        arrivals, stretches, preempted = earlier(lives)
         tables = {
             name: pl.concat(
                 [*([before] if before is not None else []), *(one.tables[name] for one in chunks)]
@@ -164,6 +170,7 @@ class Following:
             large={name: table.lazy().set_sorted("step") for name, table in tables.items()},
             arrivals=pl.concat([arrivals, events["arrived"]], how="diagonal"),
             finishes=events["finished"],
+            present=pl.concat([still_there(lives), *(one.present for one in chunks)]),
             notices=self.notices,
             end=self.end,
             problems=Problems(),
@@ -183,52 +190,32 @@ class Following:
             return self._head + b"\n"
         began, *later = chunks
         first = chunks[0].first
-        before = Events(at_us=first.start_us, trial=first.trial, arrived=arrivals_of(began.lives))
+        before = Events(
+            at_us=first.start_us,
+            trial=first.trial,
+            present=[*present_of(began.lives), *entries_in(began.present)],
+            arrived=arrivals_of(began.lives),
+        )
         after = began.lines[began.first_line + 1 :] + [line for one in later for line in one.lines]
         encode = msgspec.json.encode
         head = msgspec.json.decode(self._head)
         head["notices"] = [*self.notices, f"saved by schedtrace watch: it begins at step {first.step}"]
         head["first_step"] = first.step
-        lines = [encode(head), *([encode(before)] if before.arrived else []), encode(first), *after]
+        lines = [
+            encode(head),
+            *([encode(before)] if before.present or before.arrived else []),
+            encode(first),
+            *after,
+        ]
         return b"".join(line + b"\n" for line in lines if line)
 
-    def _checked_size(self) -> int:
-        ours = os.fstat(self._file)
-        try:
-            now = self.path.stat()
-        except FileNotFoundError:
-            msg = f"{self.path}: removed while it was followed"
-            raise LostError(msg) from None
-        if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
-            msg = f"{self.path}: replaced by another file while it was followed"
-            raise LostError(msg)
-        if ours.st_size < self._at:
-            msg = f"{self.path}: cut while it was followed"
-            raise LostError(msg)
-        return ours.st_size
-
-    def _whole_lines(self, size: int) -> Iterator[list[bytes]]:
-        """What is new, up to the last newline: the recorder takes back what a full disk cut off of a line."""
-        begun = b""
-        while left := size - self._at - len(begun):
-            block = os.pread(self._file, min(BLOCK, left), self._at + len(begun))
-            if not block:
-                return
-            *lines, begun = (begun + block).split(b"\n")
-            self._at += sum(map(len, lines)) + len(lines)
-            if len(begun) > LONGEST_LINE:  # dropped in pieces, each of which is a broken line
-                self._at += len(begun)
-                lines, begun = [*lines, begun[:1]], b""
-            if lines:
-                yield lines
-
-    def _begin(self, size: int) -> bool:
-        """Read the header, and skim what is too old; False: the header is not whole yet."""
-        head, found, _ = os.pread(self._file, BLOCK, 0).partition(b"\n")
-        if not found:
+    def _begin(self) -> bool:
+        """Read the header; False: it is not whole yet."""
+        begun = self._growing.begin(self._lives)
+        if begun is None:
             return False
-        self.header, self._head = read_header(self.path, [head]), head
-        self._at, earlier_notices = skim(self._file, len(head) + 1, size, self._keep_us, self._lives)
+        self._head, earlier_notices = begun
+        self.header = read_header(self.path, [self._head])
         self.notices = [*self.header.notices, *earlier_notices]
         return True
 
@@ -258,6 +245,7 @@ class Following:
             steps=steps,
             tables=tables,
             events=events,
+            present=present_in(idle),
             cpu=taken.others[Cpu],
             lines=lines,
             first=taken.first,
@@ -266,6 +254,10 @@ class Following:
         )
 
     def _take(self, line: bytes, place: int, taken: _Taken) -> None:
+        if line == GAP:  # who is there then is told next
+            self.gaps, self._lives = True, Lives()
+            self._chain.take(None)
+            return
         read = decode_line(line)
         kind = None if read is None else _KINDS[type(read)]
         if kind in {None, Header}:
@@ -277,6 +269,7 @@ class Following:
             taken.others[kind].append(read)
             self.newest_us = max(self.newest_us, getattr(read, "at_us", 0))
             if kind is Events:
+                self._lives.were_there(read.at_us, read.present)
                 self._lives.events(read.arrived, read.finished)
                 self.dropped |= read.dropped_steps > 0
                 self._next_step += read.dropped_steps if self._next_step else 0

@@ -7,16 +7,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from errno import ENOENT
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import msgspec
 
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
+from schedtrace.model.trace_names import files_of, is_in_parts, part_number
+from schedtrace.read.part_times import files_for
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import readable
+from schedtrace.read.zstd_frames import Frames
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and the bytes that there are."""
@@ -24,13 +28,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Settings that change how long reading takes, never what is read."""
+    """Settings that change how long reading takes and, but for ``last_us``, never what is read."""
 
     cache: bool = True
     """Whether a large trace's Parquet files may be kept in the user's cache, and used again."""
     progress: Progress | None = None
     memory_bytes: int = 32 * 2**20
     """Larger traces go by way of Parquet files; parsed, a trace needs up to ten times as much memory."""
+    last_us: int | None = None
+    """Of a trace in parts, read only those that hold so much before its end."""
     chunk_bytes: int = 8 * 2**20
     """So much of a trace is parsed at once."""
 
@@ -40,51 +46,112 @@ READ = ReadOptions()
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
     """While a file is read.
+
+    Args:
+        path: Of the file.
+        missing: It may be gone: that is for the caller.
 
     Raises:
         InputError: it cannot be.
+        FileNotFoundError: it is ``missing``.
     """
     try:
         yield
     except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(msg) from error
+        if missing and isinstance(error, FileNotFoundError):
+            raise
+        raise InputError(_unreadable(path, error)) from error
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    return f"{path}: cannot be read ({error.strerror})"
 
 
 LONGEST_LINE = 2**27
 """Bytes: 100,000 requests that arrive in one step take as much, 8,192 that are scheduled in one 3 MB."""
 
 
+HEADER = b'{"type":"header"'
+HEAD_LINES = 2
+"""With which every part but the first begins: its header, and who was there."""
+
+
+class Content(NamedTuple):
+    """A file that was read."""
+
+    size: int
+    digest: str
+    """BLAKE2b of all of it."""
+
+
 @dataclass
 class WholeLines:
-    """The whole lines of a file in chunks: the number (from 1) of a chunk's first line, and its lines.
+    """The whole lines of a trace in chunks: the number (from 1) of a chunk's first line, and its lines.
 
-    What is longer than ``LONGEST_LINE`` is cut, and so is no line of a trace.
+    What is longer than ``LONGEST_LINE`` is cut, and so is no line of a trace. Lines are numbered through all
+    parts; the head of a part that continues the one before it is given as empty lines.
 
     Args:
-        path: The file.
+        path: The file, or all parts.
         options: A chunk has about ``chunk_bytes``, and ``progress`` is told after each.
     """
 
     path: Path
     options: ReadOptions = READ
     cut_off: bool = field(default=False, init=False)
-    """At the end: whether something stood behind the last newline."""
-    size: int = field(default=0, init=False)
-    """Bytes read."""
-    digest: str = field(default="", init=False)
-    """At the end: BLAKE2b of all of them."""
+    """At the end: whether something stood behind the last newline, or the last frame of a part has no end."""
+    left_out: bool = field(default=False, init=False)
+    """There are parts that nobody asked for."""
+    broken_frames: int = field(default=0, init=False)
+    """Of parts: those that cannot be decompressed."""
+    contents: dict[str, Content] = field(default_factory=dict, init=False)
+    """Name of each file that was read to its end."""
+    _read: int = field(default=0, init=False)
+    _total: int = field(default=0, init=False)
+    """Bytes so far, and those that there are."""
 
     def __iter__(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Read the file.
+        """Read the file, or part after part.
 
         Raises:
             InputError: it cannot be read.
         """
-        number, begun, size = 1, [b""], 0
-        for block in self._blocks():
+        number, whole = 1, None
+        """Of the next line, and of the last part that was read to its end."""
+        files = files_for(self.path, self.options.last_us)
+        self._total = sum(map(size_of, files))
+        self.left_out = len(files) < len(files_of(self.path))
+        in_parts = is_in_parts(self.path)
+        for path in files:
+            first, head = number, 0 if whole is None or part_number(path) != whole + 1 else HEAD_LINES
+            try:
+                for lines in self._of(path, in_parts=in_parts):
+                    if number == first and not lines[0].startswith(HEADER):
+                        head = 0
+                    lines[:head] = [b""] * len(lines[:head])
+                    yield number, lines
+                    number += len(lines)
+                    head = max(0, head - len(lines))
+            except FileNotFoundError as error:
+                if not in_parts or path == files[-1]:
+                    raise InputError(_unreadable(path, error)) from error
+                continue  # the oldest parts go while they are read
+            whole = None if number == first or self.cut_off else part_number(path)
+        if not files:
+            raise InputError(_unreadable(self.path, FileNotFoundError(ENOENT, os.strerror(ENOENT))))
+
+    def _of(self, path: Path, *, in_parts: bool) -> Iterator[list[bytes]]:
+        """The whole lines of one file, in chunks.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            InputError: it cannot be read.
+        """
+        begun, size = [b""], 0
+        blocks, frames = self._blocks(path), Frames()
+        for block in frames.blocks(blocks, self.options.chunk_bytes) if in_parts else blocks:
             *lines, end = block.split(b"\n")
             if not lines:
                 begun += [end] if size < LONGEST_LINE else []
@@ -92,25 +159,34 @@ class WholeLines:
                 continue
             lines[0] = b"".join([*begun, lines[0]])
             begun, size = [end], len(end)
-            yield number, lines
-            number += len(lines)
-        self.cut_off = any(begun)
+            yield lines
+        self.cut_off = any(begun) or frames.cut
+        self.broken_frames += frames.broken
 
-    def _blocks(self) -> Iterator[bytes]:
+    def _blocks(self, path: Path) -> Iterator[bytes]:
         """Blocks of bytes, hashed beside what is done with them."""
         hashed = hashlib.blake2b(digest_size=16)
-        with reading(self.path), opened(self.path) as file, ThreadPoolExecutor(1) as beside:
-            total = os.fstat(file.fileno()).st_size
+        size = 0
+        with reading(path, missing=True), opened(path) as file, ThreadPoolExecutor(1) as beside:
             pending: Future[None] | None = None
             while block := file.read(self.options.chunk_bytes):
                 if pending is not None:
                     pending.result()
                 pending = beside.submit(hashed.update, block)
-                self.size += len(block)
+                size += len(block)
+                self._read += len(block)
                 yield block
                 if self.options.progress is not None:
-                    self.options.progress(self.size, max(self.size, total))
-        self.digest = hashed.hexdigest()
+                    self.options.progress(self._read, max(self._read, self._total))
+        self.contents[path.name] = Content(size, hashed.hexdigest())
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 if it is gone."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 class KnownSettings(msgspec.Struct):

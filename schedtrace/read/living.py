@@ -3,13 +3,13 @@
 import os
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import polars as pl
 
-from schedtrace.model.trace import Arrival, Finish, Preemption
+from schedtrace.model.trace import Arrival, Finish, Preemption, Present
 from schedtrace.read.columns import structs_of
 from schedtrace.read.lines import LONGEST_LINE, UNREADABLE, decode_line
 from schedtrace.read.schema import readable
@@ -24,13 +24,15 @@ class Live:
     """A request that has come and not gone."""
 
     came: Any
-    """Its ``Arrival`` as read."""
+    """Its ``Arrival`` as read; of one that was there when the trace began its ``Present``."""
     waits_since_us: int | None
-    """Since when it is in the waiting queue; None: it runs."""
+    """Since when it is in the waiting queue, as far as is recorded; None: it runs."""
     preempted: int = 0
     """Times."""
     lost_tokens: int = 0
     """The most that a preemption threw away."""
+    there_us: int | None = None
+    """When the trace began with it; None: it came later."""
 
 
 class Lives:
@@ -48,7 +50,9 @@ class Lives:
         for one in preempted:
             if (known := self.alive.get(one.request_id)) is not None:
                 lost = max(known.lost_tokens, one.lost_tokens)
-                self.alive[one.request_id] = Live(known.came, start_us, known.preempted + 1, lost)
+                self.alive[one.request_id] = replace(
+                    known, waits_since_us=start_us, preempted=known.preempted + 1, lost_tokens=lost
+                )
 
     def events(self, arrived: Iterable[Any], finished: Iterable[Any]) -> None:
         """Those who came, and those who went."""
@@ -58,12 +62,21 @@ class Lives:
         for one in finished:
             self.alive.pop(one.request_id, None)
 
+    def were_there(self, at_us: int, present: Iterable[Any]) -> None:
+        """Those who were there when the trace began."""
+        for one in present:
+            since = None if one.state == "running" else at_us
+            if one.state == "waiting" and one.queued_us is not None:
+                since = one.queued_us
+            preempted = one.num_preemptions or int(one.state == "preempted")
+            self.alive[one.request_id] = Live(one, since, preempted, one.lost_tokens, at_us)
+
     def scheduled(self, request_ids: Iterable[str]) -> None:
         """They run."""
         for name in request_ids:
             known = self.alive.get(name)
             if known is not None and known.waits_since_us is not None:
-                self.alive[name] = Live(known.came, None, known.preempted, known.lost_tokens)
+                self.alive[name] = replace(known, waits_since_us=None)
 
     def snapshot(self) -> list[Live]:
         """Those alive now."""
@@ -73,10 +86,13 @@ class Lives:
 def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Arrivals, stretches and preemptions that lead to these lives before the first step of a window.
 
+    Of those that came: who was there when the trace began still is there, ``still_there``.
+
     Their steps have negative numbers and scheduled nothing. Only what matters later stands in them: who ran,
     who waited, and how much a preemption threw away. The arrival of one who waits after a preemption is that
     of an update: as that of a new request it would be a second wait.
     """
+    lives = [one for one in lives if one.there_us is None]
     queued_again = [one for one in lives if one.preempted and one.waits_since_us is not None]
     others = [one for one in lives if not one.preempted or one.waits_since_us is None]
     came = [one.came for one in others]
@@ -102,15 +118,47 @@ def earlier(lives: list[Live]) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame
 
 
 def arrivals_of(lives: list[Live]) -> list[Arrival]:
-    """The arrivals of those who wait, as the format has them."""
-    waiting = [one.came for one in lives if one.waits_since_us is not None]
+    """The arrivals of those who came and wait, as the format has them."""
+    waiting = [one.came for one in lives if one.there_us is None and one.waits_since_us is not None]
     return [msgspec.convert(came, Arrival, from_attributes=True) for came in waiting]
+
+
+def still_there(lives: list[Live]) -> pl.DataFrame:
+    """Those of them who were there when the trace began, as they are now (``columns.present_in``)."""
+    there = [one for one in lives if one.there_us is not None]
+    times = [one.there_us if one.waits_since_us is None else one.waits_since_us for one in there]
+    return structs_of([_now(one) for one in there], Present).select(
+        pl.Series("at_us", times, pl.Int64), pl.lit(None, pl.Int64).alias("trial"), pl.all()
+    )
+
+
+def present_of(lives: list[Live]) -> list[Present]:
+    """The same, as the format has them."""
+    return [_now(one) for one in lives if one.there_us is not None]
+
+
+def entries_in(present: pl.DataFrame) -> list[Present]:
+    """The rows of ``columns.present_in`` as the format has them."""
+    return [Present(**row) for row in present.drop("at_us", "trial").to_dicts()]
+
+
+def _now(live: Live) -> Present:
+    """How one that was there is now; how many tokens it has by now nobody counted."""
+    was: Present = msgspec.convert(live.came, Present, from_attributes=True)
+    runs = live.waits_since_us is None
+    return msgspec.structs.replace(
+        was,
+        state="running" if runs else "preempted" if live.preempted else "waiting",
+        computed_tokens=was.prompt_tokens + was.output_tokens if runs else 0,
+        lost_tokens=live.lost_tokens,
+        num_preemptions=live.preempted,
+    )
 
 
 BLOCK = 2**23
 FULL = b'{"type":"step"'
 NOTICE = b'{"type":"notice"'
-TELLING = (b'"arrived":[', b'"finished":[', b'"preempted":[', b'"added":[')
+TELLING = (b'"present":[', b'"arrived":[', b'"finished":[', b'"preempted":[', b'"added":[')
 """In lines of any kind; inside an id the quotes would be escaped."""
 
 
@@ -120,10 +168,17 @@ def _told() -> type[msgspec.Struct]:
     changes: Any = msgspec.defstruct("Changes", [("added", list[named], [])], gc=False)
     fields: list[Any] = [
         ("start_us", int, 0),
+        ("at_us", int, 0),
         ("requests", list[named], []),
         ("changes", changes | None, None),
     ]
-    for name, kind in (("arrived", Arrival), ("finished", Finish), ("preempted", Preemption)):
+    kinds: dict[str, type[msgspec.Struct]] = {
+        "present": Present,
+        "arrived": Arrival,
+        "finished": Finish,
+        "preempted": Preemption,
+    }
+    for name, kind in kinds.items():
         entry: Any = readable(kind)
         fields.append((name, list[entry], []))
     return msgspec.defstruct("Told", fields, kw_only=True, gc=False)
@@ -165,6 +220,7 @@ def skim(file: int, at: int, size: int, keep_us: int, lives: Lives) -> tuple[int
             begin = full[0][0]
         while told and told[0][0] < begin:
             one = told.popleft()[1]
+            lives.were_there(one.at_us, one.present)
             lives.step(one.start_us, one.arrived, one.finished, one.preempted)
             admitted = one.changes.added if one.changes else []
             lives.scheduled([row.request_id for row in (*one.requests, *admitted)])

@@ -21,6 +21,7 @@ from schedtrace.read.columns import (
     cpu_times,
     entries_of,
     frame_of,
+    present_in,
     structs_of,
 )
 from schedtrace.read.lines import WholeLines, read_header, read_lines
@@ -86,6 +87,8 @@ class Parsed:
     """Without their lists, which are tables of their own."""
     arrivals: pl.DataFrame
     finishes: pl.DataFrame
+    present: pl.DataFrame = field(default_factory=lambda: present_in(()))
+    """Who was there when the trace began (``read/columns.py``)."""
     dummies: pl.DataFrame = field(default_factory=lambda: structs_of((), DummyBatch))
     """Dummy batches of a rank in lock-step, in their order; fewer than are counted in older traces."""
     syncs: pl.DataFrame = field(default_factory=lambda: structs_of((), RankSync))
@@ -145,8 +148,10 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     events = {name: steps.events(name, others[Events]) for name in EVENTS}
     arrivals, finishes = events["arrived"], events["finished"]
     all_steps = merge_outputs(steps.frame(), others[Output])
+    present = _unseen(present_in(others[Events]), arrivals, all_steps)
+    known = pl.concat([present["request_id"], arrivals["request_id"]])
     problems.garbled_lines.sort()
-    problems.truncated = lines.cut_off
+    problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames
     problems.unclosed = end is None
     in_vain = sorted(set(steps.chain.not_rebuilt).difference(all_steps["step"]))
     problems.refused = sorted(steps.chain.refused)
@@ -155,26 +160,29 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     )
     problems.not_rebuilt = ranges(in_vain)
     problems.doubtful = steps.chain.doubtful
-    first = problems.first_step = header.first_step
+    first = header.first_step
+    problems.first_step = 0 if lines.left_out else first
+    if problems.first_step and all_steps.height:
+        problems.began_unix_us = header.wall_anchor_us + int(all_steps["start_us"][0])
+    problems.gaps = _gaps(all_steps, [one.first_step for one in others[Header]])
     refused = {one for one in problems.refused if first <= one < expected}
     refused = refused.difference(all_steps["step"], in_vain)
     problems.missing_steps = max(0, expected - first - all_steps.height - len(in_vain) - len(refused))
     dropped = sum(line.dropped_steps for line in others[Events])
     problems.dropped_steps = max(0, min(dropped, problems.missing_steps))
     if problems.missing_steps or problems.garbled_lines or in_vain:
-        came = arrivals["request_id"].implode()
-        unknown = finishes.filter(~pl.col("request_id").is_in(came))["request_id"].n_unique()
+        unknown = finishes.filter(~pl.col("request_id").is_in(known.implode()))["request_id"].n_unique()
         problems.missing_arrivals = max(unknown, sum(line.dropped_arrivals for line in others[Events]))
         problems.missing_finishes = sum(line.dropped_finishes for line in others[Events])
     if problems.unclosed:
         ended = finishes["request_id"].implode()
-        unfinished = arrivals.filter(~pl.col("request_id").is_in(ended))
-        problems.unfinished_requests = unfinished["request_id"].n_unique()
+        problems.unfinished_requests = known.filter(~known.is_in(ended)).n_unique()
     return Parsed(
         header=header,
         steps=all_steps,
         arrivals=arrivals,
         finishes=finishes,
+        present=present,
         **beside(events),
         cpu=cpu_times(others[Cpu]),
         notices=[*header.notices, *(line.message for line in others[Notice])],
@@ -182,6 +190,30 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         problems=problems,
         in_order=steps.chain.in_order,
     )
+
+
+def _unseen(present: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Who was there at its begin, and after a gap those of whom no arrival is recorded."""
+    if steps.is_empty():
+        return present
+    came = pl.col("request_id").is_in(arrivals["request_id"].implode())
+    return present.filter(~came | (pl.col("at_us") <= steps["start_us"][0]))
+
+
+def _gaps(steps: pl.DataFrame, begins: list[int]) -> list[tuple[int, int, int, int]]:
+    """Steps that are missing before these, and from when to when."""
+    gaps = []
+    for begin in begins:
+        before, after = (
+            steps.filter(pl.col("step") < begin).tail(1),
+            steps.filter(pl.col("step") >= begin).head(1),
+        )
+        if before.height and after.height:
+            began_us = int(steps["start_us"][0])
+            last, from_us = before.select("step", "start_us").row(0)
+            next_step, to_us = after.select("step", "start_us").row(0)
+            gaps.append((last + 1, next_step - 1, from_us - began_us, to_us - began_us))
+    return gaps
 
 
 def merge_outputs(steps: pl.DataFrame, late: list[Any]) -> pl.DataFrame:

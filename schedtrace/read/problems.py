@@ -1,6 +1,7 @@
 """What can be wrong with a trace, in words for the person."""
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 _NAMED = 5
@@ -24,6 +25,12 @@ class Problems:
     """Of these, steps that the recorder dropped and whose requests it wrote all the same."""
     first_step: int = 0
     """Steps before it are in another file, or lost."""
+    began_unix_us: int | None = None
+    """When the first step began that is there, if it is not the engine's first."""
+    gaps: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """Where parts are missing: first and last step, from and to in microseconds since the first step."""
+    broken_frames: int = 0
+    """Of parts: seconds that cannot be decompressed."""
     missing_arrivals: int = 0
     """At least so many requests have none in a trace that lacks lines."""
     missing_finishes: int = 0
@@ -57,11 +64,7 @@ class Problems:
 
     def missing(self, trace: Path) -> list[str]:
         """Those about what is missing before its end: they concern every answer about the trace."""
-        said = []
-        if self.first_step:
-            said.append(
-                f"{trace}: begins at step {self.first_step:,}; requests that ended before are not in it"
-            )
+        said = self._missing_files(trace)
         if self.garbled_lines:
             count = len(self.garbled_lines)
             lines = ", ".join(str(number) for number in self.garbled_lines[:_NAMED])
@@ -96,6 +99,21 @@ class Problems:
             )
         return said
 
+    def _missing_files(self, trace: Path) -> list[str]:
+        said = []
+        if self.first_step:
+            began = "" if self.began_unix_us is None else f" ({_utc(self.began_unix_us)})"
+            begins = f"begins at step {self.first_step:,}{began}"
+            said.append(f"{trace}: {begins}; requests that ended before are not in it")
+        for first, last, from_us, to_us in self.gaps:
+            steps = f": {_steps([(first, last)])}" if last >= first else ""
+            missing = f"from {from_us / 1e6:,.2f} to {to_us / 1e6:,.2f} s"
+            said.append(f"{trace}: a part is missing, nothing is known {missing}{steps}")
+        if self.broken_frames:
+            frames = "1 frame" if self.broken_frames == 1 else f"{self.broken_frames:,} frames"
+            said.append(f"{trace}: {frames} cannot be decompressed: each had up to a second")
+        return said
+
 
 def ranges(numbers: list[int]) -> list[tuple[int, int]]:
     """First and last of each run of consecutive numbers, which are in order."""
@@ -118,6 +136,10 @@ def _steps(spans: list[tuple[int, int]]) -> str:
 
 def _missing(steps: int) -> str:
     return "1 step is missing" if steps == 1 else f"{steps:,} steps are missing"
+
+
+def _utc(unix_us: int) -> str:
+    return f"{datetime.fromtimestamp(unix_us / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _lines(count: int) -> str:

@@ -1,6 +1,7 @@
 """Runs, found from what a person typed: run folders with one trace an engine, or single files."""
 
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 
 from schedtrace.errors import InputError
 from schedtrace.model.manifest import FILE_NAME, Configured, FrontEndLine, Manifest, Refused, read_manifest
+from schedtrace.model.trace_names import PLAIN, files_of, is_in_parts, trace_of, traces_in
 from schedtrace.read.lines import HUGE_NUMBER, READ, UNREADABLE, ReadOptions, WholeLines
 from schedtrace.read.traces import Traces, foreign_reader, traces_of
 
@@ -91,9 +93,6 @@ def _front_end_lines(file: Path) -> list[Configured | Refused]:
     return found
 
 
-TRACE_PATTERN = "engine-*.jsonl"
-
-
 @dataclass
 class Run:
     """One run; its traces are read when they are asked for."""
@@ -130,7 +129,7 @@ def find_runs(paths: list[Path]) -> list[Path]:
         if not _exists(path):
             msg = f"{path}: no such file or folder"
             raise InputError(msg)
-        if path.is_file() or _is_run(path):
+        if path.is_file() or is_in_parts(path) or _is_run(path):
             found.append(path)
             continue
         if not path.is_dir():
@@ -138,10 +137,11 @@ def find_runs(paths: list[Path]) -> list[Path]:
             raise InputError(msg)
         runs = sorted(child for child in path.iterdir() if _has_trace(child) or _is_log(child))
         if not runs:
-            msg = f"{path}: no traces in it; expected {TRACE_PATTERN}, folders that have them, or logs"
+            msg = f"{path}: no traces in it; expected {PLAIN}, folders that have them, or logs"
             raise InputError(msg)
         found += runs
-    return list(dict.fromkeys(found))
+    several = Counter(trace_of(path) for path in found)
+    return list(dict.fromkeys(trace_of(path) if several[trace_of(path)] > 1 else path for path in found))
 
 
 def runs_without_trace(paths: list[Path]) -> list[Path]:
@@ -161,13 +161,13 @@ def read_run(path: Path, options: ReadOptions = READ) -> Run:
         return Run(path, None, traces, len(traces), named=profile_name(path))
     folder = path if path.is_dir() else path.parent
     manifest = read_manifest(folder)
-    files = sorted(path.glob(TRACE_PATTERN), key=_rank) if path.is_dir() else [path]
+    files = traces_in(path) if path.is_dir() else [path]
     if not files:
         why = f" (run {manifest.status}: {manifest.error})" if manifest and manifest.error else ""
-        msg = f"{path}: no trace in this run{why}; expected {TRACE_PATTERN}"
+        msg = f"{path}: no trace in this run{why}; expected {PLAIN}"
         raise InputError(msg)
     traces, problems = traces_of(files, options)
-    engines = len(list(folder.glob(TRACE_PATTERN))) if manifest else len(traces)
+    engines = len(traces_in(folder)) if manifest else len(traces)
     began = min((header.wall_anchor_us for header in traces.headers), default=0)
     front_end = read_front_end(folder, began)
     if front_end is not None and front_end.refused:
@@ -179,7 +179,7 @@ def read_run(path: Path, options: ReadOptions = READ) -> Run:
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists()
+        return path.exists() or (is_in_parts(path) and any(file.exists() for file in files_of(path)))
     except OSError:  # no possible name
         return False
 
@@ -189,7 +189,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _has_trace(folder: Path) -> bool:
-    return any(folder.glob(TRACE_PATTERN))
+    return bool(traces_in(folder))
 
 
 def _is_log(path: Path) -> bool:
@@ -198,8 +198,3 @@ def _is_log(path: Path) -> bool:
         return path.is_file() and foreign_reader(path) is not None
     except (InputError, OSError):
         return False
-
-
-def _rank(file: Path) -> tuple[int, str]:
-    digits = "".join(character for character in file.stem if character.isdigit())
-    return int(digits or 0), file.name

@@ -1,4 +1,4 @@
-"""One ``engine-<rank>.jsonl`` as frames."""
+"""The trace of one engine as frames."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,9 +9,11 @@ from polars.io.plugins import register_io_source
 
 from schedtrace.errors import UsageError
 from schedtrace.model.facts import ALL_FACTS, Fact
+from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.cache import read_by_files
 from schedtrace.read.lines import READ, ReadOptions, WholeLines, reading
 from schedtrace.read.parse import Parsed, parse
+from schedtrace.read.part_times import files_for
 from schedtrace.read.stretches import ROWS_AT_ONCE, SCHEMA
 from schedtrace.read.tables import OF_STEP, STRETCHES, Tables
 
@@ -127,15 +129,21 @@ class Trace(Parsed):
         return self.large["preempted"]
 
 
+EXPANDS = 8
+"""Times as large as a part is what stands in it, about."""
+
+
 def read_trace(path: Path, options: ReadOptions = READ) -> Trace:
-    """Read and check one trace; a large one by way of Parquet files, which serve the next time.
+    """Read and check one trace, a file or its parts.
+
+    A large one is read by way of Parquet files, which serve the next time.
 
     Raises:
         InputError: missing, empty, no schedtrace trace, or of a newer schema.
     """
     with reading(path):
-        size = path.stat().st_size
-    if size > options.memory_bytes:
+        size = sum(file.stat().st_size for file in files_for(path, options.last_us))
+    if size * (EXPANDS if is_in_parts(path) else 1) > options.memory_bytes:
         parsed, large = read_by_files(path, options)
     else:
         tables = Tables()

@@ -8,6 +8,7 @@ from typing import overload
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import Header
+from schedtrace.model.trace_names import is_in_parts, is_trace
 from schedtrace.read.iteration_log import ITERATION, read_iteration_log
 from schedtrace.read.lines import READ, ReadOptions, WholeLines, decode_line, read_header, reading
 from schedtrace.read.loguru_log import BEGINS, read_loguru_log
@@ -32,7 +33,7 @@ def read_record(path: Path, options: ReadOptions = READ) -> list[Trace]:
     reader = foreign_reader(path)
     if reader is not None:
         return reader(path)
-    if path.suffix == ".jsonl" or _head(path).lstrip().startswith("{"):
+    if is_trace(path) or path.suffix == ".jsonl" or _head(path).lstrip().startswith("{"):
         return [read_trace(path, options)]
     msg = f"{path}: not understood; {UNDERSTOOD}"
     raise InputError(msg)
@@ -44,6 +45,8 @@ def foreign_reader(path: Path) -> Reader | None:
     Raises:
         InputError: it cannot be read.
     """
+    if is_in_parts(path):
+        return None
     head = _head(path)
     if head.lstrip().startswith('{"type":"header"'):
         return None

@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from schedtrace.model.printable import capped
 from schedtrace.model.trace import (
     Arrival,
@@ -15,6 +17,7 @@ from schedtrace.model.trace import (
     Output,
     Phase,
     Preemption,
+    Present,
     RowChanges,
     Step,
 )
@@ -34,6 +37,7 @@ from schedtrace.record.capture import (
 )
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.exits import Noted
+from schedtrace.record.present_requests import WerePresent, present
 from schedtrace.record.request_lives import Lives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 
@@ -83,8 +87,11 @@ class Assembler:
         self._events: list[Noted] = []
         self._exits: tuple[int, list[Exit], list[ChunkCap]] = (-1, [], [])
         """Budget that was left, and the lines made of ``_events``."""
+        self.latest_exits: list[Exit] = []
+        """Of the latest step."""
         self._after_dropped = False
-        self._next_step = 0
+        self.next_step = self._latest_us = 0
+        """The number of the step after the latest, and the end of its call or of the latest other event."""
 
     def step(self, capture: Capture, result: Result | None) -> Step | dict[str, Any]:
         """The line of one ``schedule()`` call, with its output where that is back: in full, or a delta."""
@@ -94,13 +101,15 @@ class Assembler:
             self._lives.waits(one.request_id, one.wanted_tokens)
         if self._after_dropped and capture.rows is not None:
             self._seen_again(capture.rows.ids)
-        self._next_step = capture.step + 1
+        self.next_step = capture.step + 1
         start_us = self._us(capture.start_ns)
         changes: RowChanges | None = None
         if capture.rows is None:
             self._rows.goes_on()
         else:
             changes = self._rows.become(capture.rows, self._phases(capture.rows, start_us))
+            self._lives.stand_still(self._rows.left, capture.rows.scheduled, capture.start_ns)
+        self._latest_us = self._us(capture.end_ns)
         capture.ids = self._rows.ids
         step = Step(
             step=capture.step,
@@ -160,9 +169,9 @@ class Assembler:
 
     def dropped(self, dropped: Dropped) -> Events:
         """The line in place of steps that were dropped; the next step has a line in full."""
-        self.begin_anew()
+        self._deltas = Deltas()
         self._after_dropped = True
-        self._next_step = dropped.last_step + 1
+        self.next_step, self._latest_us = dropped.last_step + 1, self._us(dropped.end_ns)
         came = dropped.came
         self._arrive(came.arrived)
         for request_id, computed, start_ns in dropped.started:
@@ -182,10 +191,32 @@ class Assembler:
             dropped_finishes=dropped.missing_finishes,
         )
 
-    def begin_anew(self) -> tuple[int, list[Arrival]]:
-        """Have the next step written in full: its number at least, and those who are here, as written."""
+    def were_present(self, were: WerePresent, wall_anchor_us: int) -> Events:
+        """The line that says who was there when recording began."""
+        entries = []
+        for seen in were.snapshot.seen():
+            entry = present(seen, were.salt, self._anchor_ns, wall_anchor_us)
+            self._prefixes.note(seen.request)
+            entry.prefix_hashes = self._prefixes.hashes(entry.request_id)
+            wanted = entry.prompt_tokens + entry.output_tokens
+            self._lives.was_there(entry, wanted_tokens=wanted, in_flight=seen.in_flight)
+            self._limit(entry)
+            entries.append(msgspec.structs.replace(entry))
+        self._write_ids(entries)
+        return Events(at_us=self._us(were.snapshot.at_ns), trial=self.trial, present=entries)
+
+    def begin_anew(self) -> tuple[int, int, list[Present]]:
+        """Have the next step written in full.
+
+        Returns:
+            Its number at least, the time up to which all is written, and who is there then.
+        """
         self._deltas = Deltas()
-        return self._next_step, self._lives.arrivals()
+        present = []
+        for request_id, entry in self._lives.present(self._rows.next()):
+            entry.request_id = self._ids[request_id]
+            present.append(entry)
+        return self.next_step, self._latest_us, present
 
     def output(self, capture: Capture, result: Result) -> Output:
         """What came back for a step: the line that completes it, where that was late."""
@@ -206,6 +237,13 @@ class Assembler:
             execute_after_us=execute_after_us,
             execute_us=execute_us,
         )
+
+    def between_steps(self, came: Came, at_us: int) -> Events:
+        """The line of what happened and no step takes along."""
+        arrived, finished = self.events(came)
+        self._latest_us = at_us
+        self.write_ids(arrived, finished)
+        return Events(at_us=at_us, trial=self.trial, arrived=arrived, finished=finished, **self.passes(came))
 
     def events(self, came: Came) -> tuple[list[Arrival], list[Finish]]:
         """Keep book of who came and went; finished requests get the times of their life."""
@@ -228,6 +266,7 @@ class Assembler:
         for preemption, num_tokens in preempted:
             life = self._lives.get(preemption.request_id)
             life.lost_tokens = max(life.lost_tokens, preemption.lost_tokens)
+            life.preempted(preemption.num_preemptions)
             self._lives.waits(preemption.request_id, num_tokens)
 
     def _seen_again(self, ids: Sequence[str]) -> None:
@@ -264,13 +303,18 @@ class Assembler:
         gone = [finish.request_id for finish in finished]
         self._write_ids(arrived, finished, preempted)
         for arrival in arrived:
-            arrival.lora = None if arrival.lora is None else capped(arrival.lora)
-            arrival.priority = max(-_LARGEST, min(arrival.priority, _LARGEST))
-            for name in ("max_tokens", "min_tokens", "logprobs", "prompt_logprobs"):
-                if (number := getattr(arrival, name)) is not None:
-                    setattr(arrival, name, min(number, _LARGEST))
+            self._limit(arrival)
         for request_id in gone:
             self._ids.forget(request_id)
+
+    @staticmethod
+    def _limit(asked: Arrival | Present) -> None:
+        """Cap what a client may have chosen as large as it likes."""
+        asked.lora = None if asked.lora is None else capped(asked.lora)
+        asked.priority = max(-_LARGEST, min(asked.priority, _LARGEST))
+        for name in ("max_tokens", "min_tokens", "logprobs", "prompt_logprobs"):
+            if (number := getattr(asked, name)) is not None:
+                setattr(asked, name, min(number, _LARGEST))
 
     def _write_ids(self, *rows: Sequence[Any]) -> None:
         for row in itertools.chain(*rows):
@@ -295,9 +339,9 @@ class Assembler:
         """A request is scheduled that the workers do not know; whether for the first time."""
         life = self._lives.get(request_id)
         self._lives.runs(request_id)
-        if life.scheduled_us is not None:
+        if life.has_run:
             return False
-        life.scheduled_us, life.cached = start_us, computed
+        life.has_run, life.scheduled_us, life.cached = True, start_us, computed
         return True
 
     def _count(self, step: Step, rows: Rows | None) -> None:
@@ -344,6 +388,7 @@ class Assembler:
         if capture.inferred:
             self._write_mentioned_ids(capture.inferred)
             exits = exits + capture.inferred
+        self.latest_exits = exits
         return exits, caps
 
     def _fields_of(self, state: State) -> dict[str, Any]:

@@ -56,6 +56,8 @@ class LatestRows:
         self._drafts: dict[str, int] = {}
         self.phases: dict[str, Phase] = {}
         """Of those requests of the latest step that is not steady which are not ``running``."""
+        self.left: list[tuple[str, int]] = []
+        """Computed tokens of those who are not in that step and were in the one before."""
         self._steady = 0
 
     def goes_on(self) -> None:
@@ -67,6 +69,10 @@ class LatestRows:
         if not self._steady:
             return self._computed, self._scheduled
         return [tokens - 1 for tokens in self._expected()], [1] * len(self.ids)
+
+    def next(self) -> list[tuple[str, int]]:
+        """Requests of the latest step, with the tokens that are computed after it."""
+        return list(zip(self.ids, self._expected(), strict=True))
 
     def _expected(self) -> list[int]:
         """Computed tokens of each in the next step, if it is steady."""
@@ -89,8 +95,10 @@ class LatestRows:
         self._scheduled = list(map(rows.scheduled.__getitem__, self.ids))
         self._drafts, self.phases, self._steady = rows.drafts, phases, 0
         changes = RowChanges()
-        kept = before
+        kept, self.left = before, []
         if self.ids[: len(before)] != before:
+            pairs = zip(before, expected, strict=True)
+            self.left = [(one, tokens) for one, tokens in pairs if one not in rows.scheduled]
             changes.gone = [place for place, one in enumerate(before) if one not in rows.scheduled]
             kept = [one for one in before if one in rows.scheduled]
             expected = [tokens for one, tokens in zip(before, expected, strict=True) if one in rows.scheduled]

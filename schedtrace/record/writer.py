@@ -5,14 +5,11 @@ completes it), so what was recorded a second ago is in the operating system's ha
 """
 
 import contextlib
-import errno
 import os
-import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -20,14 +17,18 @@ import msgspec
 from loguru import logger
 
 from schedtrace.model.printable import json_of, shortened
-from schedtrace.model.safe_files import FILE_MODE
-from schedtrace.model.trace import AnyLine, Arrival, End, Events, Finish, Header, Notice
+from schedtrace.model.trace import AnyLine, Arrival, End, Events, Exit, Finish, Header, Notice
 from schedtrace.model.trace_facts import Control
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Came, Capture, Dropped, DummyPass, Synced
 from schedtrace.record.cpu_times import CpuTimes
-from schedtrace.record.settings import Settings, create, write_manifest_if_missing
+from schedtrace.record.flight_recorder import FlightRecorder
+from schedtrace.record.parts import Parts
+from schedtrace.record.present_requests import WerePresent
+from schedtrace.record.ring import Ring
+from schedtrace.record.settings import Settings, write_manifest_if_missing
+from schedtrace.record.trace_files import Begins, Output, PartFiles, PlainFile
 
 _T = TypeVar("_T")
 
@@ -42,14 +43,14 @@ SHARE_AFTER = 16
 """Deltas put together in one go, some 15 us each: handing the interpreter over costs the engine more."""
 
 MOST_SAID = 20
-"""Notices that are repeated where the file has to be begun anew."""
+"""Notices that are repeated where another file begins."""
 
 MAX_PENDING = 50_000
 """Captures held at most: a disk that stands still costs steps, counted, and not the engine's memory."""
 
 
 class Writer:
-    """One trace file and the thread that fills it.
+    """One trace and the thread that fills it.
 
     Args:
         chosen: Where to and how.
@@ -86,7 +87,7 @@ class Writer:
             prefixes=self.prefixes,
             drafts=bool(header.settings.get("scheduler.num_spec_tokens")),
         )
-        self._pending: deque[Capture | Dropped] = deque()
+        self._pending: deque[Capture | Dropped | WerePresent] = deque()
         self._dropping: deque[Dropped] = deque(maxlen=1)
         """The steps that are being dropped, until one is not; whoever needs them takes them out."""
         self._early: list[Capture] = []
@@ -96,19 +97,32 @@ class Writer:
         self._dropped = 0
         self._last_events_ns = anchor_ns
         self._closing = threading.Event()
-        self.path, self._file = create(chosen.run_dir, f"engine-{header.engine_rank}.jsonl")
-        self._links = os.fstat(self._file).st_nlink
-        self._size = 0
-        """Bytes that the file holds at least, unless somebody else changed it."""
+        self._output, self.flight = _output(chosen, header)
+        self.path = self._output.path
         self._header = header
         self._begun_anew = False
         self._said: list[str] = []
-        """Notices so far, for a file that is begun anew."""
-        write_manifest_if_missing(self.path.parent, header)
+        """Notices so far, for a file that begins while this one is recorded."""
+        if self.flight is None:
+            write_manifest_if_missing(self.path.parent, header)
         self._write([header])
         _writers.add(self)
         self._thread = threading.Thread(target=self._run, name="schedtrace-writer", daemon=True)
         self._thread.start()
+
+    @property
+    def engine_rank(self) -> int:
+        """Data-parallel rank of the engine."""
+        return self._header.engine_rank
+
+    @property
+    def latest_exits(self) -> list[Exit]:
+        """Of the latest step that was put together, some 0.2 s ago."""
+        return self._assembler.latest_exits
+
+    def were_present(self, were: WerePresent) -> None:
+        """Hand over who was there, before the first step (engine's thread)."""
+        self._pending.append(were)
 
     def put(self, capture: Capture) -> bool:
         """Hand over one step (engine's thread); False: it is dropped, and the next one must stand alone."""
@@ -179,9 +193,8 @@ class Writer:
             return
         try:
             self._work(last=True)
-            end = End(at_us=self._now_us(), steps=self._steps, dropped_steps=self._dropped)
-            self._write([end])
-            os.close(self._file)
+            self._write([End(at_us=self._now_us(), steps=self._steps, dropped_steps=self._dropped)])
+            self._output.close()
         except Exception as error:
             self._give_up(error)
         self.working = False
@@ -198,12 +211,17 @@ class Writer:
         try:
             while not self._closing.wait(DRAIN_EVERY_S):
                 self._work(last=False)
+                if self.flight is not None:
+                    self.flight.answer(self._end)
         except BaseException as error:  # this thread may not end without a word
             self._give_up(error)
+        finally:
+            if self.flight is not None:
+                self.flight.close()
 
     def _work(self, *, last: bool) -> None:
         """One round: outputs of early lines, then steps that are ready, then idle-time events."""
-        self._keep_whole()
+        self._begin_if_needed()
         count = len(self._pending)
         lines: list[AnyLine | dict[str, Any]] = []
         for message in _drain(self._notices):
@@ -211,13 +229,17 @@ class Writer:
             self._said = [*self._said[1 - MOST_SAID :], message]
         lines += self._late_outputs()
         if self._cpu_times is not None:
-            lines += self._cpu_times.line(self._now_us())
+            lines += self._cpu_times.line(self._now_us(), self._steps)
         size = shared = 0
         for _ in range(count):
             capture = self._pending[0]
             if isinstance(capture, Dropped):
                 self._pending.popleft()
                 lines.append(self._assembler.dropped(capture))
+                continue
+            if isinstance(capture, WerePresent):
+                self._pending.popleft()
+                lines.append(self._assembler.were_present(capture, self._wall_anchor_us))
                 continue
             result = capture.result  # the engine's thread may set it any time: look once
             waited_ns = time.monotonic_ns() - capture.end_ns
@@ -231,7 +253,7 @@ class Writer:
             size += 1 if isinstance(line, dict) else len(capture.ids)
             if size > WRITE_AFTER_ROWS:
                 self._write(lines)
-                self._keep_whole()
+                self._begin_if_needed()
                 lines, size = [], 0
             shared += 1 if isinstance(line, dict) else SHARE_AFTER
             if shared >= SHARE_AFTER:  # let the engine's thread have the interpreter
@@ -256,80 +278,41 @@ class Writer:
             return []
         lines: list[AnyLine] = [self._assembler.dropped(dropped) for dropped in _drain(self._dropping)]
         if self._anything():
-            came = self.take_events()
-            arrived, finished = self._assembler.events(came)
-            self._assembler.write_ids(arrived, finished)
-            lines.append(
-                Events(
-                    at_us=self._now_us(),
-                    trial=self._assembler.trial,
-                    arrived=arrived,
-                    finished=finished,
-                    **self._assembler.passes(came),
-                )
-            )
+            lines.append(self._assembler.between_steps(self.take_events(), self._now_us()))
         return lines
 
     def _write(self, lines: Sequence[AnyLine | dict[str, Any]]) -> None:
-        """Whole lines only: what a full disk cut off is taken back by truncating.
+        """Raises OSError: the lines cannot be written."""
+        if lines and self.flight is not None:
+            self.flight.observe(lines)
+        if lines:
+            self._output.write(b"".join(json_of(line) + b"\n" for line in lines))
+
+    def _begin_if_needed(self) -> None:
+        """Begin a file where the one before has enough or was lost: a header, and who is there.
+
+        The next step is written in full.
 
         Raises:
-            OSError: the lines cannot be written.
+            OSError: there can be no other file.
         """
-        if not lines:
+        why: Begins | None = self._output.begins()
+        if why is None:
             return
-        data = memoryview(b"".join(json_of(line) + b"\n" for line in lines))
-        start, whole = os.lseek(self._file, 0, os.SEEK_END), len(data)
-        try:
-            while data:
-                data = data[os.write(self._file, data) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, start)
-            raise
-        self._size += whole
-
-    def _keep_whole(self) -> None:
-        """Begin the file anew if it was truncated, or lost with nobody's lines in its place.
-
-        A file that was moved is written on where it is now.
-
-        Raises:
-            OSError: it was removed, and there is no place for another one; or that cannot be written.
-        """
-        ours, there = os.fstat(self._file), _status(self.path)
-        removed = ours.st_nlink < self._links
-        if there is not None and not os.path.samestat(ours, there) and _is_empty(there):
-            self._open_anew("replaced")
-        elif removed and there is None and self.path.parent.is_dir():
-            self._open_anew("removed", os.O_CREAT | os.O_EXCL)
-        elif removed:
-            raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written", str(self.path))
-        elif stat.S_ISREG(ours.st_mode) and ours.st_size < self._size:
-            os.ftruncate(self._file, 0)
-            self._begin_anew("truncated")
-
-    def _open_anew(self, what: str, flags: int = 0) -> None:
-        """Leave the file that was opened for the one that now has its name."""
-        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, FILE_MODE)
-        os.close(self._file)
-        self._file, self._links = file, os.fstat(file).st_nlink
-        self._begin_anew(what)
-
-    def _begin_anew(self, what: str) -> None:
-        """A header, those who are here, and why; the next step is written in full."""
-        first, here = self._assembler.begin_anew()
-        at_us = self._now_us()
-        message = f"the file was {what} while it was recorded: it begins at step {first:,}"
-        if not self._begun_anew:
-            logger.warning("schedtrace: {}: {}", self.path, message)
-        self._begun_anew, self._size = True, 0
+        first, at_us, present = self._assembler.begin_anew()
+        if why != "due":
+            message = f"the file was {why} while it was recorded: it begins at step {first:,}"
+            if not self._begun_anew:
+                logger.warning("schedtrace: {}: {}", self.path, message)
+            self._begun_anew = True
+            self._said = [*self._said[1 - MOST_SAID :], message]
         self._header = msgspec.structs.replace(self._header, first_step=first)
-        lines: list[AnyLine] = [self._header, *(Notice(at_us=at_us, message=said) for said in self._said)]
-        lines.append(Notice(at_us=at_us, message=message))
-        if here:
-            lines.append(Events(at_us=at_us, trial=self._assembler.trial, arrived=here))
-        self._write(lines)
+        header = msgspec.structs.replace(self._header, notices=[*self._header.notices, *self._said])
+        self._write([header, Events(at_us=at_us, trial=self._assembler.trial, present=present)])
+
+    def _end(self) -> End:
+        """Of a trace that ends with what is written."""
+        return End(at_us=self._now_us(), steps=self._assembler.next_step, dropped_steps=self._dropped)
 
     def _give_up(self, error: BaseException) -> None:
         self.working = False
@@ -338,6 +321,7 @@ class Writer:
         )
         with contextlib.suppress(Exception):  # the disk is full or gone: the log line above has said so
             self._write([Notice(at_us=self._now_us(), message=f"recording stopped: {self.describe(error)}")])
+            self._output.close()
         self._pending.clear()
 
     def _now_us(self) -> int:
@@ -355,16 +339,16 @@ def _disown() -> None:
 os.register_at_fork(after_in_child=_disown)
 
 
-def _status(path: Path) -> os.stat_result | None:
-    """What stands there; None: nothing, or nobody may look."""
-    try:
-        return path.lstat()
-    except OSError:
-        return None
-
-
-def _is_empty(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and not status.st_size
+def _output(chosen: Settings, header: Header) -> tuple[Output, FlightRecorder | None]:
+    """Where lines go, and what writes them where they stay in memory; raises OSError."""
+    run_dir, rank = chosen.run_dir, header.engine_rank
+    if chosen.bounds is None:
+        return PlainFile(run_dir, rank), None
+    if not chosen.in_memory:
+        return Parts(PartFiles(run_dir, rank), chosen.bounds), None
+    ring = Ring(run_dir, rank)
+    parts = Parts(ring, chosen.bounds)
+    return parts, FlightRecorder(run_dir, ring, parts, header, chosen.snapshot_on)
 
 
 def _drain(queue: deque[_T]) -> list[_T]:

@@ -55,14 +55,14 @@ def decisions_with(accident):
 def put_in_its_place(path, flags):
     def accident(of_engine):
         other = os.open(path, flags)
-        os.dup2(other, of_engine._file)
+        os.dup2(other, of_engine._output._file)
         os.close(other)
 
     return accident
 
 
 def close(of_engine):
-    os.close(of_engine._file)
+    os.close(of_engine._output._file)
 
 
 UNWRITABLE = {

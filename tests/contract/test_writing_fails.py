@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
-from schedtrace.record import settings, writer
+from schedtrace.record import settings, trace_files, writer
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
 from tests.contract.deciding import decisions, failing_from, first_difference
@@ -61,7 +61,7 @@ class FullDisk:
 def test_a_disk_that_fills_up_ends_the_trace_with_a_whole_line(plain, recording, warnings, monkeypatch):
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     monkeypatch.setattr(writer, "WRITE_AFTER_ROWS", 10)
-    monkeypatch.setattr(writer, "os", FullDisk(room=50_000))
+    monkeypatch.setattr(trace_files, "os", FullDisk(room=50_000))
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     path = recording / "engine-0.jsonl"
     full = f"OSError({errno.ENOSPC}, {os.strerror(errno.ENOSPC)!r})"
@@ -76,7 +76,7 @@ def test_a_disk_that_fills_up_ends_the_trace_with_a_whole_line(plain, recording,
 @pytest.mark.usefixtures("recording")
 def test_nothing_piles_up_once_the_disk_is_full(monkeypatch):
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
-    monkeypatch.setattr(writer, "os", FullDisk(room=50_000))
+    monkeypatch.setattr(trace_files, "os", FullDisk(room=50_000))
     engine = play(Engine(traced_class, num_blocks=40), make_script(FAMILIES["tight_kv"], 1))
     recorder = engine.scheduler._schedtrace_recorder
     held = [recorder._preempted, recorder._in_flight, recorder._writer._pending]
@@ -87,7 +87,7 @@ def test_nothing_piles_up_once_the_disk_is_full(monkeypatch):
 
 @pytest.mark.usefixtures("recording")
 def test_a_disk_without_room_for_the_header_means_no_recording(plain, warnings, monkeypatch):
-    monkeypatch.setattr(writer, "os", FullDisk(room=10))
+    monkeypatch.setattr(trace_files, "os", FullDisk(room=10))
     assert first_difference(plain, decisions(*LOAD, traced_class)) is None
     [warning] = warnings
     assert warning.startswith(f"schedtrace: not recording: OSError({errno.ENOSPC}, ")

@@ -252,7 +252,7 @@ def test_a_file_that_begins_later_lacks_no_step_of_its_own(trace_of):
     trace = trace_of(step(7), step(8), End(at_us=1, steps=9), first_step=7, closed=False)
     assert (trace.problems.missing_steps, trace.problems.requests_missing) == (0, True)
     assert trace.problems.sentences(trace.path) == [
-        f"{trace.path}: begins at step 7; requests that ended before are not in it"
+        f"{trace.path}: begins at step 7 (2023-11-14 22:13:20 UTC); requests that ended before are not in it"
     ]
 
 

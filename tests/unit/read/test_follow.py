@@ -7,8 +7,9 @@ import pytest
 
 from schedtrace.errors import InputError
 from schedtrace.model.trace import End, Events, Output, Preemption, ScheduledRequest
-from schedtrace.read import follow
-from schedtrace.read.follow import Following, LostError, require_header
+from schedtrace.read import growing as growing_module
+from schedtrace.read.follow import Following, require_header
+from schedtrace.read.growing import LostError
 from schedtrace.read.trace import read_trace
 from schedtrace.timeline.queue_waits import mismatches
 from schedtrace.timeline.timeline import make_timeline
@@ -267,8 +268,8 @@ def test_a_pipe_is_no_trace_and_not_waited_for(tmp_path):
 
 
 def test_a_line_without_end_is_dropped_as_it_comes(growing, monkeypatch):
-    monkeypatch.setattr(follow, "LONGEST_LINE", 5000)
-    monkeypatch.setattr(follow, "BLOCK", 1000)
+    monkeypatch.setattr(growing_module, "LONGEST_LINE", 5000)
+    monkeypatch.setattr(growing_module, "BLOCK", 1000)
     follower = followed(growing)
     growing.append(tail=b'{"type":"step",' + b"x" * 20_000)
     follower.read()

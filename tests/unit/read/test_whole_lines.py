@@ -16,8 +16,8 @@ def test_chunks_of_any_size_give_the_same_lines_with_their_numbers(tmp_path, con
     numbered = [(at + n, line) for at, chunk in read for n, line in enumerate(chunk)]
     *whole, rest = content.split(b"\n")
     assert numbered == list(enumerate(whole, start=1))
-    assert (read.cut_off, read.size) == (bool(rest), len(content))
-    assert read.digest == hashlib.blake2b(content, digest_size=16).hexdigest()
+    assert read.cut_off == bool(rest)
+    assert read.contents == {"file": (len(content), hashlib.blake2b(content, digest_size=16).hexdigest())}
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path):

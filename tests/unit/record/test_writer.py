@@ -426,12 +426,15 @@ def test_a_file_that_is_lost_is_begun_anew_as_a_whole(accident, what, writer_of,
     made.put(steady(3))
     made.close()
     found = decoded(made)
-    kinds = ["header", "notice", "notice", "events", "step", "delta", "end"]
+    kinds = ["header", "events", "step", "delta", "end"]
     assert [line["type"] for line in found] == kinds
     said = f"the file was {what} while it was recorded: it begins at step 2"
-    assert (found[0]["first_step"], [found[1]["message"], found[2]["message"]]) == (2, ["earlier", said])
-    assert [one["request_id"] for one in found[3]["arrived"]] == ["a", "b"]
-    assert [(one["request_id"], one["computed_tokens"]) for one in found[4]["requests"]] == [("a", 2)]
+    assert (found[0]["first_step"], found[0]["notices"]) == (2, ["earlier", said])
+    assert [(one["request_id"], one["state"]) for one in found[1]["present"]] == [
+        ("a", "waiting"),
+        ("b", "waiting"),
+    ]
+    assert [(one["request_id"], one["computed_tokens"]) for one in found[2]["requests"]] == [("a", 2)]
     assert warnings == [f"schedtrace: {made.path}: {said}"]
     assert made.path.stat().st_mode & 0o077 == 0 or what == "replaced"
 
@@ -442,20 +445,20 @@ def test_a_file_that_is_lost_again_is_begun_anew_again_and_the_log_says_so_once(
         work(made, done(capture(number)))
         truncate(made.path)
         work(made)
-    notices = [line for line in made.path.read_bytes().splitlines() if b'"notice"' in line]
-    assert (len(notices), b"it begins at step 3" in notices[0], len(warnings)) == (1, True, 1)
+    *_, notice = decoded(made)[0]["notices"]
+    assert (notice.endswith("it begins at step 3"), len(warnings)) == (True, 1)
 
 
 def test_a_file_that_is_truncated_while_it_is_written_is_whole_at_the_next_flush(writer_of, monkeypatch):
     made = writer_of()
-    keep = made._keep_whole
+    keep = made._begin_if_needed
     made.put(done(capture(0)))
-    monkeypatch.setattr(made, "_keep_whole", lambda: (keep(), truncate(made.path)))
+    monkeypatch.setattr(made, "_begin_if_needed", lambda: (keep(), truncate(made.path)))
     work(made)
-    monkeypatch.setattr(made, "_keep_whole", keep)
+    monkeypatch.setattr(made, "_begin_if_needed", keep)
     assert lines(made) == []  # a step where the header should be
     work(made, done(capture(1)))
-    assert lines(made) == ["notice", ("step", 1)]
+    assert lines(made) == ["events", ("step", 1)]
 
 
 def move(path):

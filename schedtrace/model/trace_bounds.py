@@ -1,0 +1,91 @@
+"""How much of a recording is kept: ``maxsize=1G,maxage=12h``, or ``plain`` for one file without bounds."""
+
+import re
+from dataclasses import dataclass
+
+SIZES = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+PLAIN = "plain"
+DEFAULT = "maxsize=1G"
+"""Of a server and an attachment: at 50 steps a second with 256 requests 1 GiB holds two days."""
+EXPECTED = (
+    "expected 'plain', or 'maxsize=SIZE' of at least 1M, 'maxage=TIME' of at least 1m, or both with a comma"
+)
+LEAST_BYTES = 2**20
+LEAST_S = 60.0
+PARTS = 16
+"""A bound is kept to a sixteenth of it, since only whole parts go."""
+PART_BYTES = 64 * 2**20
+PART_S = 600.0
+"""A part has at most so much: whoever asks for the last minutes reads one or two parts."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much of a trace in parts is kept; None: no bound."""
+
+    max_bytes: int | None = None
+    """Compressed, of each engine."""
+    max_s: float | None = None
+    parts: int = PARTS
+    """Of which each bound consists."""
+
+    @property
+    def part_bytes(self) -> int:
+        """A part that has so much is followed by another."""
+        return PART_BYTES if self.max_bytes is None else min(PART_BYTES, self.max_bytes // self.parts)
+
+    @property
+    def part_s(self) -> float:
+        """A part that is so old is followed by another."""
+        return PART_S if self.max_s is None else min(PART_S, self.max_s / self.parts)
+
+
+def bounds(text: str) -> Bounds | None:
+    """What was asked for; None: a plain file.
+
+    Raises:
+        ValueError: it is not understood; the text says what is expected.
+    """
+    if text == PLAIN:
+        return None
+    given = dict(part.strip().partition("=")[::2] for part in text.split(","))
+    if not given.keys() <= {"maxsize", "maxage"} or len(given) != text.count(",") + 1:
+        raise ValueError(EXPECTED)
+    size, age = given.get("maxsize"), given.get("maxage")
+    max_bytes = None if size is None else int(_quantity(size, SIZES))
+    max_s = None if age is None else _quantity(age, SECONDS)
+    if (max_bytes is not None and max_bytes < LEAST_BYTES) or (max_s is not None and max_s < LEAST_S):
+        raise ValueError(EXPECTED)
+    return Bounds(max_bytes, max_s)
+
+
+KEPT_EXPECTED = "expected a time of at least 8s and, if you like, a size of at least 1M: 120s or 120s,64M"
+KEPT_BYTES = 64 * 2**20
+KEPT_PARTS = 8
+KEPT_LEAST_S = 8.0
+
+
+def kept(text: str) -> Bounds:
+    """What a flight recorder keeps in memory: ``120s`` or ``120s,64M``.
+
+    Raises:
+        ValueError: it is not understood; the text says what is expected.
+    """
+    age, *size = text.split(",")
+    try:
+        max_s = _quantity(age.strip(), SECONDS)
+        max_bytes = int(_quantity(size[0].strip(), SIZES)) if size else KEPT_BYTES
+    except ValueError:
+        raise ValueError(KEPT_EXPECTED) from None
+    if max_s < KEPT_LEAST_S or max_bytes < LEAST_BYTES or len(size) > 1:
+        raise ValueError(KEPT_EXPECTED)
+    return Bounds(max_bytes, max_s, KEPT_PARTS)
+
+
+def _quantity(text: str, units: dict[str, float] | dict[str, int]) -> float:
+    """Raises ValueError."""
+    found = re.fullmatch(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)([{''.join(units)}])", text)
+    if found is None:
+        raise ValueError(EXPECTED)
+    return float(found[1]) * units[found[2]]

@@ -1,0 +1,175 @@
+"""The files that a trace is written to: one plain file, or a folder's parts."""
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Literal, Protocol
+
+from schedtrace.model.safe_files import FILE_MODE
+from schedtrace.model.trace_names import part_name, plain_name
+from schedtrace.record.settings import create
+
+Begins = Literal["due", "truncated", "removed", "replaced"]
+"""Why a file begins while it is recorded: the one before has enough, or something happened to it."""
+
+
+class Output(Protocol):
+    """Where the lines of a trace go."""
+
+    @property
+    def path(self) -> Path:
+        """Of the trace."""
+
+    def begins(self) -> Begins | None:
+        """Asked before lines are written: whether a file begins now, which has to be readable alone.
+
+        Raises:
+            OSError: one has to, and cannot.
+        """
+
+    def write(self, lines: bytes) -> None:
+        """Whole lines.
+
+        Raises:
+            OSError: they, or lines before, cannot be written.
+        """
+
+    def close(self) -> None:
+        """Write what is left.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+
+
+class PlainFile:
+    """One file without bounds.
+
+    Args:
+        run_dir: The run folder.
+        rank: Of the engine.
+
+    Raises:
+        OSError: the folder or the file cannot be made.
+    """
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self.path, self._file = create(run_dir, plain_name(rank))
+        self._links = os.fstat(self._file).st_nlink
+        self._size = 0
+        """Bytes that the file holds at least, unless somebody else changed it."""
+
+    def begins(self) -> Begins | None:
+        """Whether it was truncated, or lost with nobody's lines in its place, and begins anew.
+
+        A file that was moved is written on where it is now.
+        """
+        ours, there = os.fstat(self._file), _status(self.path)
+        removed = ours.st_nlink < self._links
+        if there is not None and not os.path.samestat(ours, there) and _is_empty(there):
+            self._open()
+            return "replaced"
+        if removed and there is None and self.path.parent.is_dir():
+            self._open(os.O_CREAT | os.O_EXCL)
+            return "removed"
+        if removed:
+            raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written", str(self.path))
+        if stat.S_ISREG(ours.st_mode) and ours.st_size < self._size:
+            os.ftruncate(self._file, 0)
+            self._size = 0
+            return "truncated"
+        return None
+
+    def _open(self, flags: int = 0) -> None:
+        """Leave the file that was opened for the one that now has its name."""
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, FILE_MODE)
+        os.close(self._file)
+        self._file, self._links, self._size = file, os.fstat(file).st_nlink, 0
+
+    def write(self, lines: bytes) -> None:
+        """Append them."""
+        append(self._file, lines)
+        self._size += len(lines)
+
+    def close(self) -> None:
+        """All is written already."""
+        os.close(self._file)
+
+
+class PartFiles:
+    """The parts of a trace in a run folder, which may be moved meanwhile.
+
+    Args:
+        run_dir: The run folder.
+        rank: Of the engine.
+
+    Raises:
+        OSError: the folder or the first part cannot be made.
+    """
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self._rank = rank
+        first, self._file = create(run_dir, part_name(rank, 0))
+        self._folder = os.open(first.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.path = first.with_name(part_name(rank))
+        self._size = 0
+
+    def begin(self, number: int) -> None:
+        """Leave the part that is written for the one of this number."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        file = os.open(part_name(self._rank, number), flags, FILE_MODE, dir_fd=self._folder)
+        os.close(self._file)
+        self._file, self._size = file, 0
+
+    def append(self, frame: bytes) -> None:
+        """Write a whole frame, or nothing of it."""
+        append(self._file, frame)
+        self._size += len(frame)
+
+    def lost(self) -> Begins | None:
+        """What somebody did to the part that is written."""
+        ours = os.fstat(self._file)
+        if not ours.st_nlink:
+            return "removed"
+        return "truncated" if stat.S_ISREG(ours.st_mode) and ours.st_size < self._size else None
+
+    def remove(self, number: int) -> None:
+        """Remove a part; one that is gone already, or cannot be removed, stays out of account."""
+        with contextlib.suppress(OSError):
+            os.unlink(part_name(self._rank, number), dir_fd=self._folder)
+
+    def close(self) -> None:
+        """All is written already."""
+        os.close(self._file)
+        os.close(self._folder)
+
+
+def append(file: int, content: bytes) -> None:
+    """Write all of it: what a full disk cut off is taken back by truncating.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    data = memoryview(content)
+    start = os.lseek(file, 0, os.SEEK_END)
+    try:
+        while data:
+            data = data[os.write(file, data) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, start)
+        raise
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """What stands there; None: nothing, or nobody may look."""
+    try:
+        return path.lstat()
+    except OSError:
+        return None
+
+
+def _is_empty(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and not status.st_size

@@ -1,0 +1,194 @@
+"""Frames, parts and their bounds."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from zstandard import ZstdDecompressor
+
+from schedtrace.model.trace_bounds import Bounds
+from schedtrace.record import parts as parts_module
+from schedtrace.record import trace_files
+from schedtrace.record.parts import Parts
+from schedtrace.record.trace_files import PartFiles
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(parts_module, "time", made)
+    monkeypatch.setattr(parts_module, "SMALL", 0)
+    return made
+
+
+@pytest.fixture
+def made_of(tmp_path):
+    return lambda **bounds: Parts(PartFiles(tmp_path / "run", 0), Bounds(**bounds))
+
+
+def content(folder):
+    """Number of each part to its frames, decompressed."""
+    found = {}
+    for part in sorted(folder.glob("run/*.zst")):
+        frames, data = [], part.read_bytes()
+        while data:
+            frame = ZstdDecompressor().decompressobj()
+            frames.append(frame.decompress(data))
+            data = frame.unused_data
+        found[int(part.name.split(".")[1])] = frames
+    return found
+
+
+def test_a_head_is_a_frame_and_then_every_second_is_one(clock, made_of, tmp_path):
+    made = made_of()
+    made.write(b"head\n")
+    for quarter in range(6):
+        clock.now = quarter / 4
+        assert made.begins() is None
+        made.write(b"%d\n" % quarter)
+    made.close()
+    assert content(tmp_path) == {0: [b"head\n", b"0\n1\n2\n3\n", b"4\n5\n"]}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"max_s": 4000.0}, [0, 1, 2, 3]),
+        ({"max_s": 1500.0}, [1, 2, 3]),
+        ({"max_bytes": 2**20}, [0, 1, 2, 3]),
+        ({"max_bytes": 240}, [2, 3]),
+    ],
+)
+def test_the_oldest_parts_go(bounds, kept, clock, made_of, tmp_path):
+    made = made_of(**bounds)
+    for number in range(4):
+        clock.now = number * 1000.0
+        assert made.begins() == ("due" if number else None)
+        made.write(bytes(range(40)))
+        made.write(bytes(range(40)))
+    made.close()
+    assert list(content(tmp_path)) == kept
+
+
+def test_a_small_part_goes_on_where_no_age_is_asked_for(clock, made_of, monkeypatch):
+    monkeypatch.setattr(parts_module, "SMALL", 2**18)
+    made = made_of(max_bytes=2**30)
+    made.write(b"head\n")
+    made.write(b"work\n")
+    clock.now = 6000.0
+    assert made.begins() is None
+    made.write(os.urandom(2**18))
+    clock.now = 6001.0
+    assert made.begins() == "due"
+
+
+def test_nobody_begins_a_part_while_nothing_happens_and_the_old_ones_go_nevertheless(
+    clock, made_of, tmp_path
+):
+    made = made_of(max_s=1500.0)
+    made.write(b"head\n")
+    made.write(b"work\n")
+    found = []
+    for clock.now in (1000.0, 2000.0, 3000.0, 4000.0):
+        if made.begins() == "due":
+            made.write(b"head\n")
+        found.append(sorted(content(tmp_path)))
+    made.write(b"work\n")
+    clock.now = 4001.0
+    assert (found, made.begins()) == ([[0, 1], [0, 1], [1], [1]], "due")
+
+
+def truncate(path):
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize(("accident", "said"), [(Path.unlink, "removed"), (truncate, "truncated")])
+def test_a_part_that_is_lost_is_followed_by_another(accident, said, made_of, tmp_path):
+    made = made_of()
+    made.write(b"head\n")
+    made.write(b"lost with it\n")
+    accident(tmp_path / "run" / "engine-0.000000.jsonl.zst")
+    assert made.begins() == said
+    made.write(b"again\n")
+    made.close()
+    assert content(tmp_path)[1] == [b"again\n"]
+
+
+def test_a_folder_that_is_moved_gets_the_next_parts(clock, made_of, tmp_path):
+    made = made_of()
+    made.write(b"head\n")
+    made.write(b"work\n")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    clock.now = 600.0
+    assert made.begins() == "due"
+    made.write(b"next\n")
+    made.close()
+    names = sorted(path.name for path in (tmp_path / "moved").iterdir())
+    assert names == ["engine-0.000000.jsonl.zst", "engine-0.000001.jsonl.zst"]
+
+
+def test_a_folder_that_is_gone_is_an_error(made_of, tmp_path):
+    made = made_of()
+    made.write(b"head\n")
+    (tmp_path / "run" / "engine-0.000000.jsonl.zst").unlink()
+    (tmp_path / "run").rmdir()
+    with pytest.raises(FileNotFoundError):
+        made.begins()
+
+
+class FullDisk:
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def write(self, file, data):
+        os.write(file, data[:3])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_whole_frames(made_of, tmp_path, monkeypatch):
+    made = made_of()
+    made.write(b"head\n")
+    made.write(b"too much\n")
+    monkeypatch.setattr(trace_files, "os", FullDisk())
+    with pytest.raises(OSError, match="No space"):
+        made.flush()
+    assert content(tmp_path) == {0: [b"head\n"]}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from schedtrace.model.trace_bounds import Bounds
+from schedtrace.record import parts, trace_files
+parts.FRAME_S = 0
+made = parts.Parts(trace_files.PartFiles(Path(sys.argv[1]), 0), Bounds())
+made.write(b"head\\n")
+made.write(b"one\\n")
+Bounds.part_bytes = 1
+begin = made._store.begin
+
+def killed(number):
+    if sys.argv[2] == "after":
+        begin(number)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+made._store.begin = killed
+made.begins()
+"""
+
+
+@pytest.mark.parametrize(("when", "left"), [("before", {}), ("after", {1: []})])
+def test_one_killed_between_two_parts_leaves_whole_ones(when, left, tmp_path):
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path / "run", when], check=False)
+    assert content(tmp_path) == {0: [b"head\n", b"one\n"], **left}
