@@ -1,0 +1,24 @@
+"""``schedtrace snapshot``: write what a flight recorder keeps in memory."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedtrace.cli.attach import EngineArgument
+from schedtrace.cli.options import print_line
+
+
+def snapshot(
+    engine: EngineArgument = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Parent of the run folder.")] = Path("logs"),
+) -> None:
+    """Write the last seconds of a server started with SCHEDTRACE_KEEP.
+
+    The server goes on, and keeps its seconds.
+    """
+    from schedtrace.engine.running_recordings import snapshot_of
+
+    folder = snapshot_of(engine, output)
+    print_line(f"written to {folder}")
+    print_line(f"next: schedtrace analyze {folder}")

@@ -1,0 +1,155 @@
+"""Writes what a ring keeps: when it is asked for, and when something happened that somebody will ask about.
+
+All on the writer's thread, which has the lines in its hands; who asks waits for it.
+"""
+
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from schedtrace.model.printable import json_of
+from schedtrace.model.snapshot_rules import Rules
+from schedtrace.model.trace import End, Header
+from schedtrace.record.parts import Parts
+from schedtrace.record.ring import Ring
+from schedtrace.record.settings import write_manifest_if_missing
+
+EVERY_S = 300.0
+"""Between two snapshots that nobody asked for."""
+MOST = 10
+"""Of them: a server that is always slow does not fill the disk."""
+WAIT_S = 30.0
+"""For the writer's thread: it may be in a round, and a disk may be slow."""
+
+
+class FlightRecorder:
+    """One engine's.
+
+    Args:
+        run_dir: What the run is called; snapshots lie beside it, under its name and what happened.
+        ring: What is kept.
+        parts: What fills it.
+        header: Of the trace.
+        rules: What to write a snapshot at.
+    """
+
+    def __init__(self, run_dir: Path, ring: Ring, parts: Parts, header: Header, rules: Rules) -> None:
+        self._run_dir, self._ring, self._parts, self._header = run_dir, ring, parts, header
+        self._rules = rules
+        self._asked: deque[tuple[Path, Future[Path]]] = deque()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._latest_s = -EVERY_S
+        self._taken = 0
+        self._reason: str | None = None
+        """What happened that is worth a snapshot."""
+        self._preempted: deque[tuple[int, int]] = deque()
+
+    @property
+    def keeps(self) -> str:
+        """What is in memory, and its bounds."""
+        bounds = self._parts.bounds
+        size, most = self._ring.size / 2**20, (bounds.max_bytes or 0) / 2**20
+        return f"the last {bounds.max_s:g} s, {size:.1f} of at most {most:g} MiB"
+
+    def ask(self, folder: Path) -> "Future[Path]":
+        """Have a snapshot written; any thread."""
+        future: Future[Path] = Future()
+        self._asked.append((folder, future))
+        if self._closed:
+            self.close()
+        return future
+
+    def close(self) -> None:
+        """Nobody writes any more: who waits, and who asks from now on, is told so."""
+        self._closed = True
+        with suppress(IndexError):  # emptied by the other thread
+            while True:
+                _, future = self._asked.popleft()
+                future.set_exception(RuntimeError("the recording has ended"))
+
+    def snapshot(self, reason: str, *, always: bool = False) -> Path | None:
+        """Write one that nobody asked for, and say so in vLLM's log; any thread but the writer's.
+
+        Args:
+            reason: What happened, in a few words.
+            always: However many there have been.
+
+        Returns:
+            Where it lies; None: there is none, for there were enough, or the disk is full.
+        """
+        folder = self._folder(reason, always=always)
+        if folder is None:
+            return None
+        try:
+            return self.ask(folder).result(WAIT_S)
+        except Exception:  # the log has it
+            return None
+
+    def _folder(self, reason: str, *, always: bool) -> Path | None:
+        """Where the next one goes; None: there were enough."""
+        now = time.monotonic()
+        with self._lock:
+            if not always and (now - self._latest_s < EVERY_S or self._taken >= MOST):
+                return None
+            self._latest_s, self._taken = now, self._taken + 1
+        words = re.sub(r"[^\w.-]+", "-", reason)[:40].strip("-")
+        name = f"{self._run_dir.name}-{time.strftime('%H%M%S')}-{words}"
+        return self._run_dir.with_name(name)
+
+    def observe(self, lines: Iterable[Any]) -> None:
+        """Judge what was assembled (writer's thread)."""
+        if self._rules and self._reason is None:
+            for line in lines:
+                self._reason = self._reason or self._happened(line)
+
+    def _happened(self, line: Any) -> str | None:
+        get: Callable[[str], Any] = line.get if isinstance(line, dict) else partial(_attribute, line)
+        for one in get("finished") or ():
+            if (broken := self._rules.broken_by(one)) is not None:
+                return broken
+        if self._rules.preemptions is not None and (preempted := get("preempted")):
+            most, within_s = self._rules.preemptions
+            at_us = int(get("start_us"))
+            self._preempted.append((at_us, len(preempted)))
+            while self._preempted[0][0] < at_us - within_s * 1e6:
+                self._preempted.popleft()
+            if sum(number for _, number in self._preempted) > most:
+                self._preempted.clear()
+                return f"preemptions>{most}/{within_s:g}s"
+        return None
+
+    def answer(self, end: Callable[[], End]) -> None:
+        """Write what was asked for, or what happened is worth; the writer's thread, after each round.
+
+        Args:
+            end: The line with which a trace that ends now is closed.
+        """
+        reason, self._reason = self._reason, None
+        if reason is not None and (folder := self._folder(reason, always=False)) is not None:
+            self.ask(folder)
+        while self._asked:
+            folder, future = self._asked.popleft()
+            try:
+                self._parts.flush()
+                path = self._ring.write_to(folder, self._parts.frame(json_of(end()) + b"\n"))
+                write_manifest_if_missing(folder, self._header)
+            except Exception as error:
+                logger.warning("schedtrace: no snapshot in {}: {!r}; recording goes on", folder, error)
+                future.set_exception(error)
+            else:
+                logger.warning("schedtrace: snapshot of the last seconds in {}", folder)
+                future.set_result(path)
+
+
+def _attribute(line: Any, name: str) -> Any:
+    return getattr(line, name, None)

@@ -1,0 +1,46 @@
+"""An engine that keeps its last seconds in memory, until somebody asks or it ends."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from tests.e2e.test_attach import asked, benchmark
+
+
+@pytest.fixture(scope="module")
+def keeping(workplace):
+    """A working engine that was started with SCHEDTRACE_KEEP."""
+    variables = {"SCHEDTRACE_KEEP": "8s", "SCHEDTRACE_DIR": str(workplace / "kept")}
+    with benchmark(workplace, **variables) as process:
+        yield process
+
+
+def test_a_snapshot_is_a_run_and_the_recording_goes_on(keeping, workplace, analyzed):
+    listed = asked(workplace, "engines", keeping.pid).out
+    assert re.search(
+        r"in memory: the last 8 s, \d\.\d of at most 64 MiB \(schedtrace snapshot \d+ writes it\)", listed
+    )
+    assert not (workplace / "kept").exists()
+    for number in range(2):
+        written = asked(workplace, "snapshot", keeping.pid, "-o", f"asked-{number}")
+        assert written.code == 0, written.err
+        (folder,) = (workplace / f"asked-{number}").iterdir()
+        assert f"next: schedtrace analyze {folder}" in written.out
+        said = [one["text"] for one in analyzed(folder)["problems"]]
+        assert all("begins at step " in text or "requests were there when" in text for text in said), said
+        time.sleep(3)
+    refused = asked(workplace, "attach", keeping.pid, "-o", "unwanted")
+    assert (refused.code, (workplace / "unwanted").exists()) == (4, False)
+    assert "it keeps its last seconds in memory: schedtrace snapshot writes them" in refused.err
+
+
+def test_it_leaves_a_snapshot_when_it_is_stopped(keeping, workplace, analyzed):
+    listed = asked(workplace, "engines", keeping.pid).out
+    os.kill(int(re.search(r"pid (\d+)", listed)[1]), signal.SIGTERM)
+    keeping.wait(60)
+    (folder,) = (workplace / "kept").iterdir()
+    assert re.search(r"-engine-ended-\w+$", folder.name)
+    assert analyzed(folder)["statistics"]

@@ -1,0 +1,132 @@
+"""What stays in memory is written when it is asked for, or when something happened."""
+
+import errno
+import threading
+import time
+
+import pytest
+
+from schedtrace.model import safe_files
+from schedtrace.model.snapshot_rules import Rules
+from schedtrace.model.trace import Arrival, Finish, Preemption
+from schedtrace.model.trace_bounds import Bounds
+from schedtrace.read.run import read_run
+from schedtrace.record import flight_recorder, writer
+from schedtrace.record.capture import Came
+from tests.unit.record.test_writer import capture, done, work, writer_of  # noqa: F401  # a fixture
+
+KEPT = {"bounds": Bounds(2**26, 120, 8), "in_memory": True}
+
+
+@pytest.fixture
+def made(writer_of):  # noqa: F811  # it is asked for here
+    return writer_of(**KEPT, snapshot_on=Rules(ttft_s=5, e2e_s=60, preemptions=(2, 10)))
+
+
+def asked(made, folder):
+    future = made.flight.ask(folder)
+    made.flight.answer(made._end)
+    return future
+
+
+def steps(folder):
+    [trace] = read_run(folder).traces
+    assert trace.problems.missing_steps == 0 and not trace.problems.unclosed  # noqa: PT018
+    return trace.steps["step"].to_list()
+
+
+def test_nothing_is_on_disk_until_it_is_asked_for_and_then_a_run_is(made, tmp_path):
+    work(made, done(capture(0)), done(capture(1)))
+    assert list(tmp_path.iterdir()) == []
+    for number in range(2):
+        path = asked(made, tmp_path / str(number)).result()
+        assert path == tmp_path / str(number) / "engine-0.*.jsonl.zst"
+        assert steps(tmp_path / str(number)) == list(range(2 + number))
+        work(made, done(capture(2 + number)))
+    assert made.flight.keeps == "the last 120 s, 0.0 of at most 64 MiB"
+
+
+def test_only_the_last_parts_are_kept(writer_of, tmp_path, monkeypatch):  # noqa: F811
+    made = writer_of(bounds=Bounds(2**26, 8, 8), in_memory=True)
+    clock = time.monotonic
+    for number in range(20):
+        monkeypatch.setattr(time, "monotonic", lambda at=number: clock() + at)
+        work(made, done(capture(number)))
+    asked(made, tmp_path / "here").result()
+    kept = steps(tmp_path / "here")
+    assert (kept[-1], 8 <= len(kept) <= 10) == (19, True)
+
+
+def ended(name, **times):
+    return Came([], [Finish(name, "STOPPED", times.pop("finished_us", 0), 5, 1, **times)])
+
+
+@pytest.mark.parametrize(
+    ("came_us", "first_us", "finished_us", "preempted", "reason"),
+    [
+        (0, 5_000_000, 60_000_000, 2, None),
+        (0, 5_000_001, 5_000_002, 0, "ttft-5s"),
+        (0, 1, 60_000_001, 0, "e2e-60s"),
+        (0, 1, 2, 3, "preemptions-2-10s"),
+    ],
+)
+def test_what_is_worth_a_snapshot(came_us, first_us, finished_us, preempted, reason, made, tmp_path):
+    taken = done(capture(0, ids="a", came=Came([Arrival("a", came_us, 0, 5)])))
+    taken.preempted = [(Preemption("a", 1), 5)] * preempted
+    work(made, taken)
+    life = made._assembler._lives.get("a")
+    life.first_token_us = first_us
+    work(made, done(capture(1, came=Came([], [Finish("a", "STOPPED", finished_us, 5, 1)]))))
+    made.flight.answer(made._end)
+    names = [path.name for path in tmp_path.iterdir()]
+    assert (len(names), reason is None) in {(0, True), (1, False)}
+    assert all(name.startswith("run-") and name.endswith(reason) for name in names)
+
+
+def test_snapshots_that_nobody_asked_for_are_few(made, monkeypatch):
+    over = threading.Event()
+    rounds = iter(lambda: over.wait(0.001), True)
+    answering = threading.Thread(target=lambda: [made.flight.answer(made._end) for _ in rounds])
+    answering.start()
+    monkeypatch.setattr(flight_recorder.time, "strftime", lambda *_: next(hours))
+    hours = map(str, range(100))
+    assert made.flight.snapshot("first") is not None
+    assert made.flight.snapshot("too soon") is None
+    assert made.flight.snapshot("the end", always=True) is not None
+    monkeypatch.setattr(flight_recorder, "EVERY_S", 0)
+    written = [made.flight.snapshot("again") for _ in range(20)]
+    over.set()
+    assert sum(path is not None for path in written) == flight_recorder.MOST - 2
+
+
+def test_a_full_disk_is_said_once_and_what_is_kept_stays(made, tmp_path, warnings, monkeypatch):
+    work(made, done(capture(0)))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(safe_files, "create_new", full)
+        with pytest.raises(OSError, match="No space"):
+            asked(made, tmp_path / "full").result()
+    assert len(warnings) == 1
+    assert "No space left on device" in warnings[0]
+    asked(made, tmp_path / "again").result()
+    assert steps(tmp_path / "again") == [0]
+
+
+def test_the_writers_thread_answers(writer_of, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
+    made = writer_of(**KEPT)
+    made.put(done(capture(0)))
+    path = made.flight.snapshot("a stall of 10 s: no step")
+    assert path.parent.name.endswith("-a-stall-of-10-s-no-step")
+
+
+def test_who_asks_a_recording_that_has_ended_does_not_wait(writer_of, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(flight_recorder, "WAIT_S", 1e6)
+    made = writer_of(**KEPT)
+    made.close()
+    assert made.flight.snapshot("engine ended", always=True) is None
+    with pytest.raises(RuntimeError, match="the recording has ended"):
+        made.flight.ask(tmp_path / "late").result()
