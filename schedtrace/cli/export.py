@@ -1,4 +1,4 @@
-"""``schedtrace export``: a run's tables for one's own notebook, its trace in full, or one for a viewer."""
+"""``schedtrace export``: a run's tables, its trace in full or for a viewer, its load."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +9,9 @@ from schedtrace.cli.options import RunArgument, one_run, print_line, stderr_cons
 from schedtrace.errors import UsageError
 from schedtrace.export import Kind
 
+WRITTEN = {Kind.JSONL: "lines", Kind.PERFETTO: "events", Kind.CHROME: "events", Kind.MOONCAKE: "requests"}
+"""What the files have that are no tables."""
+
 
 def export(
     run: RunArgument,
@@ -16,7 +19,7 @@ def export(
         Kind,
         typer.Option(
             help="Tables as Parquet or CSV; JSON Lines: the trace with every step in full; "
-            "perfetto or chrome: a trace for a viewer."
+            "perfetto or chrome: a trace for a viewer; mooncake: the load, for a benchmark that replays it."
         ),
     ] = Kind.PARQUET,
     output: Annotated[
@@ -24,12 +27,14 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Write tables for a notebook, the whole trace, or a trace for a viewer.
+    """Write tables, the whole trace, one for a viewer, or the load.
 
     Tables (steps, requests, exits, states and more) are Parquet or CSV; JSON Lines has every step in full;
-    Perfetto and Chrome JSON show requests, steps and counters on the clock of a torch profile.
+    Perfetto and Chrome JSON show requests, steps and counters on the clock of a torch profile; a
+    Mooncake trace has each request's arrival, lengths and shared prefix.
     """
     from schedtrace.export.exports import export as write_files
+    from schedtrace.export.mooncake import mooncake_loads, mooncake_notes
     from schedtrace.present.phrases import plain
     from schedtrace.present.progress import CountBar
 
@@ -46,8 +51,18 @@ def export(
     with CountBar(stderr_console(), "exporting", counted=False):
         written = write_files(found, folder, kind=to, force=force)
     width = max(len(str(file)) for file in written)
-    what = {Kind.JSONL: "lines", Kind.PERFETTO: "events", Kind.CHROME: "events"}.get(to, "rows")
+    what = {
+        Kind.JSONL: "lines",
+        Kind.PERFETTO: "events",
+        Kind.CHROME: "events",
+        Kind.MOONCAKE: "requests",
+    }.get(to, "rows")
     for file, count in written.items():
         print_line(f"{file!s:<{width}}  {count:>9,} {what}")
+    if to is Kind.MOONCAKE:
+        for note in dict.fromkeys(
+            plain(note) for load in mooncake_loads(found).values() for note in mooncake_notes(load)
+        ):
+            print_line(f"note: {note}")
     if to in {Kind.PERFETTO, Kind.CHROME}:
         print_line("next: open it in Perfetto UI, https://ui.perfetto.dev (the file stays in your browser)")

@@ -1,4 +1,4 @@
-"""A run in formats of other tools: tables, the trace in full, traces for viewers."""
+"""A run in formats of other tools: tables, the trace in full, traces for viewers, its load."""
 
 from enum import StrEnum
 
@@ -13,3 +13,5 @@ class Kind(StrEnum):
     PERFETTO = "perfetto"
     CHROME = "chrome"
     """The Trace Event Format of ``chrome://tracing``, in which torch writes its profiles."""
+    MOONCAKE = "mooncake"
+    """The load as a timed trace of lengths and prefixes, for benchmarks that replay one."""

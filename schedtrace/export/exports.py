@@ -10,9 +10,11 @@ from polars import selectors as cs
 
 from schedtrace.errors import InputError, UsageError
 from schedtrace.export import Kind
+from schedtrace.export.mooncake import mooncake_loads, write_mooncake
 from schedtrace.model import safe_files
 from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.printable import encodable, visible, visible_json
+from schedtrace.model.trace_names import plain_of
 from schedtrace.read.chain import expanded
 from schedtrace.read.run import Run
 from schedtrace.read.trace import Trace
@@ -46,11 +48,14 @@ def _safe(cells: pl.Series) -> pl.Series:
 def tables(run: Run) -> dict[str, pl.LazyFrame]:
     """Name to table, the warm-up (trial 0) included; all engines, told apart by ``engine_rank``.
 
-    Columns are those of the trace format; ``steps`` is without its lists, which are tables of their own.
+    Columns are those of the trace format; ``steps`` is without its lists, which are tables of their own, and
+    ``present`` is left out where nobody was there when a trace began.
     ``request_states`` and ``engine_states`` divide the time (``timeline/``).
     """
     of_traces = [(trace.header.engine_rank, _tables(trace)) for trace in run.traces]
     first = of_traces[0][1]
+    if all(trace.present.is_empty() for trace in run.traces):
+        del first["present"]
     return {
         name: pl.concat(
             [_of_engine(rank, frames[name]) for rank, frames in of_traces], how="diagonal_relaxed"
@@ -81,6 +86,7 @@ def _tables(trace: Trace) -> dict[str, pl.LazyFrame]:
         "exits": trace.exits(),
         "caps": trace.caps(),
         "preemptions": trace.preemptions(),
+        "present": trace.present.lazy(),
         "arrivals": trace.arrivals.lazy(),
         "finishes": trace.finishes.lazy(),
         "request_states": timeline.request_states.lazy().drop("engine_rank"),
@@ -107,7 +113,7 @@ def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[P
     Raises:
         UsageError: a file is there already, a log of another kind has no trace to write or no times to
             show, or Polars cannot write to a folder of this name.
-        InputError: the folder cannot be written to.
+        InputError: the folder cannot be written to, or a load is asked for and no requests are recorded.
     """
     if encodable(str(folder)) != str(folder):
         msg = f"{folder}: its name is not UTF-8, which Polars needs; --output names another folder"
@@ -128,9 +134,12 @@ def export(run: Run, folder: Path, *, kind: Kind, force: bool = False) -> dict[P
 def _files(run: Run, folder: Path, kind: Kind) -> dict[Path, Callable[[Path], int]]:
     """Each file with what writes it."""
     if kind is Kind.JSONL:
-        files = {folder / trace.path.name: partial(_expand, trace) for trace in run.traces}
+        files = {folder / plain_of(trace.path): partial(_expand, trace) for trace in run.traces}
         _require_traces(run, files)
         return dict(files)
+    if kind is Kind.MOONCAKE:
+        loads = mooncake_loads(run)
+        return {folder / name: partial(write_mooncake, load) for name, load in loads.items()}
     if kind in {Kind.PERFETTO, Kind.CHROME}:
         for trace in run.traces:
             trace.require(Fact.TIMES, "a viewer")

@@ -1,0 +1,113 @@
+"""A run's load as a timed trace in Mooncake's format, so that other tools can replay what was recorded.
+
+A line of JSON a request: ``timestamp`` (ms since the first), ``input_length``, ``output_length`` and
+``hash_ids``, a number for every begun block of 512 prompt tokens. Two prompts share the blocks up to which
+their numbers are equal.
+"""
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from schedtrace.model import safe_files
+from schedtrace.model.message import Message
+from schedtrace.model.say import say
+from schedtrace.read.run import Run
+from schedtrace.workloads.recorded_ranks import loads_of_run
+from schedtrace.workloads.workload import LoadRequest, Workload
+
+BLOCK = 512
+"""Tokens."""
+MILLISECOND_US = 1000
+
+
+def mooncake_loads(run: Run) -> dict[str, Workload]:
+    """The load of each trial by the name of its file; of a server, which has no trials, one.
+
+    Raises:
+        InputError: no requests are recorded.
+    """
+    loads = loads_of_run(run.traces, manifest=run.manifest)
+    names = (
+        ["mooncake.jsonl"]
+        if len(loads) == 1
+        else [f"mooncake-{one}.jsonl" for one in range(1, len(loads) + 1)]
+    )
+    return dict(zip(names, loads, strict=True))
+
+
+def write_mooncake(load: Workload, file: Path) -> int:
+    """Write a load, and give how many requests there are in it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    ids = _HashIds(load.prefix_block)
+    requests = sorted(load, key=lambda one: one.arrived_us)
+    first_us = requests[0].arrived_us if requests else 0.0
+    with safe_files.writable(file) as target:
+        for request in requests:
+            row: dict[str, int | list[int]] = {
+                "timestamp": round((request.arrived_us - first_us) / MILLISECOND_US),
+                "input_length": request.prompt_tokens,
+                "output_length": request.output_tokens,
+            }
+            if load.prefix_block is not None:
+                row["hash_ids"] = ids.of(request)
+            target.write(msgspec.json.encode(row) + b"\n")
+    return len(requests)
+
+
+def mooncake_notes(load: Workload) -> Iterator[Message]:
+    """What such a file does not say of the load."""
+    if unknown := sum(_unknown_end(request) for request in load):
+        yield say(
+            "{unknown:n request} did not end by themselves: output_length is what they were allowed to "
+            "generate",
+            unknown=unknown,
+        )
+    if load.prefix_block is None:
+        yield say("which prompts begin alike is not recorded: the file has no hash_ids")
+    else:
+        yield say(
+            "of prompts that begin alike, whole blocks of {block:n token} are shared in the file; the trace "
+            "has blocks of {recorded:n token}",
+            block=BLOCK,
+            recorded=load.prefix_block,
+        )
+
+
+def _unknown_end(request: LoadRequest) -> bool:
+    return request.abort_us is not None or request.abort_step is not None
+
+
+class _HashIds:
+    """Numbers blocks in the order in which they first come.
+
+    Args:
+        recorded: Tokens of a block in the trace.
+    """
+
+    def __init__(self, recorded: int | None) -> None:
+        self._recorded = recorded or BLOCK
+        self._numbers = count()
+        self._known: dict[tuple[int | None, tuple[int, ...], int], int] = {}
+        """By the block before, what is in this one, and its length."""
+
+    def of(self, request: LoadRequest) -> list[int]:
+        """A number for each begun block; one that is not wholly known equals no other."""
+        found: list[int] = []
+        known_tokens = len(request.prefix) * self._recorded
+        for begin in range(0, request.prompt_tokens, BLOCK):
+            end = min(begin + BLOCK, request.prompt_tokens)
+            if end > known_tokens:
+                found.append(next(self._numbers))
+                continue
+            inside = request.prefix[begin // self._recorded : -(-end // self._recorded)]
+            key = (found[-1] if found else None, inside, end - begin)
+            if key not in self._known:
+                self._known[key] = next(self._numbers)
+            found.append(self._known[key])
+        return found
