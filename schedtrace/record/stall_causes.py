@@ -1,0 +1,232 @@
+"""Why an engine makes no progress: a kind, a sentence, and who holds what. Read from outside its thread.
+
+What is read may be of two moments, and a container may change meanwhile: only copies are walked. Nothing is
+asked of the engine, so a hung one is described as well.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from schedtrace.model.causes import CAUSES, Cause, Entry
+from schedtrace.model.printable import visible
+from schedtrace.model.trace import Exit
+from schedtrace.record import queues
+from schedtrace.record.allocation import managers_of
+from schedtrace.record.block_holders import free_blocks, held_blocks, usable_blocks
+from schedtrace.record.engine_thread import At, Place
+from schedtrace.record.movement import Circle
+from schedtrace.record.step_lines import WrittenIds
+
+Kind = Literal["scheduler", "worker", "ranks", "connector", "engine", "paused", "livelock"]
+MOST_NAMED = 8
+_CONNECTORS = {
+    Cause.REMOTE_KV_PENDING,
+    Cause.CONNECTOR_UNDECIDED,
+    Cause.CONNECTOR_FREES_PENDING,
+    Cause.ENCODER_TRANSFER_PENDING,
+}
+_ELSEWHERE: dict[At, tuple[Kind, str]] = {
+    "output": (
+        "worker",
+        "the worker does not answer: a batch is out ({running} running), and the engine waits in {within}",
+    ),
+    "ranks": (
+        "ranks",
+        "another rank does not answer: the engine waits for the other data-parallel ranks in {within}",
+    ),
+    "idle": ("engine", "the engine's thread waits for input in {within}, and makes no step"),
+    "request": ("engine", "the engine does what a client asked for, in {within}"),
+    "schedule": ("engine", "schedule() does not return: the engine is in {within}"),
+    "between": ("engine", "the engine's thread is elsewhere: {within}"),
+    "other": ("engine", "the engine's thread is elsewhere: {within}"),
+}
+"""Where the engine's thread may be held up, unless in a connector."""
+_REMOTE = "WAITING_FOR_REMOTE_KVS"
+
+
+class Stall(NamedTuple):
+    """What is known of an engine that does not get on."""
+
+    kind: Kind
+    sentence: str
+    """Without a full stop."""
+
+
+def is_paused(engine: Any) -> bool:
+    """Whether somebody has paused its scheduler, so that nothing can run, or put its workers to sleep."""
+    pause = queues.pause_name(engine.scheduler)
+    asleep = getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True
+    return asleep or pause == "PAUSED_ALL" or (pause == "PAUSED_NEW" and not engine.scheduler.running)
+
+
+def stall(
+    engine: Any, places: Sequence[Place], *, steps: bool, exits: Sequence[Exit], ids: WrittenIds
+) -> Stall:
+    """Why nothing moves.
+
+    Args:
+        engine: vLLM's ``EngineCore``.
+        places: Where its thread was at each look since its last progress, the latest at the end.
+        steps: Whether ``schedule()`` is called, again and again.
+        exits: Of a late call that scheduled nothing; empty: not known.
+        ids: Request ids as they are to be written.
+    """
+    latest = places[-1] if places else None
+    if is_paused(engine) and (steps or latest is None or latest.at in {"idle", "between", "other"}):
+        return _paused(engine)
+    if steps:
+        return _refused(engine, exits, ids)
+    if latest is None:
+        return Stall("engine", "the engine's thread is gone")
+    if latest.connector:
+        return Stall("connector", f"a connector does not return from {latest.within}")
+    kind, sentence = _ELSEWHERE[latest.at]
+    running = counted(len(engine.scheduler.running), "request")
+    return Stall(kind, sentence.format(running=running, within=latest.within))
+
+
+def circle(request_id: str, found: Circle, ids: WrittenIds) -> Stall:
+    """A request that starts again and again."""
+    name = visible(ids[request_id])
+    often = f"was preempted {found.restarts:,} times in {found.seen_s - found.since_s:.0f} s"
+    return Stall("livelock", f"request {name} {often} without an output token, and no request has ended")
+
+
+def _paused(engine: Any) -> Stall:
+    pause = queues.pause_name(engine.scheduler)
+    if getattr(getattr(engine, "model_executor", None), "is_sleeping", False) is True:
+        return Stall("paused", "the engine is asleep: requests wait for /wake_up")
+    return Stall("paused", f"the scheduler is paused ({pause}): requests wait until somebody resumes it")
+
+
+def _refused(engine: Any, exits: Sequence[Exit], ids: WrittenIds) -> Stall:
+    scheduler = engine.scheduler
+    connecting = [one for one in exits if one.cause in _CONNECTORS]
+    if connecting:
+        cause = connecting[0].cause
+        who = [one.request_id for one in connecting if one.cause == cause and one.request_id is not None]
+        reason = _reason(scheduler, connecting[0])
+        return Stall(
+            "connector", f"a connector does not answer: {reason}: {_named(map(visible, who), len(who))}"
+        )
+    decisive = _decisive(exits)
+    if decisive is None:
+        parked = [one.request_id for one in _waiting(scheduler) if one.status.name == _REMOTE]
+        if parked and not scheduler.running:
+            waiting = _named((visible(ids[one]) for one in parked), len(parked))
+            return Stall("connector", f"a connector does not answer: KV blocks of {waiting} have not arrived")
+        return Stall(
+            "scheduler", "the scheduler is called and schedules nothing; which limit it is, is not known"
+        )
+    about = "" if decisive.request_id is None else f" (request {visible(decisive.request_id)})"
+    return Stall(
+        "scheduler", f"the scheduler refuses: {_reason(scheduler, decisive)}{about}{_need(engine, decisive)}"
+    )
+
+
+def _decisive(exits: Iterable[Exit]) -> Exit | None:
+    """What keeps those that run from going on; else what ended the waiting loop; else what skipped most."""
+    refusals = [one for one in exits if _entry(one.cause) is None or _row(one).refusal]
+    running = [one for one in refusals if one.loop == "running"]
+    ended = [one for one in refusals if one.loop == "waiting" and one.kind != "continue"]
+    if running or ended:
+        return (running or ended)[0]
+    skipped = Counter(one.cause for one in refusals)
+    most = skipped.most_common(1)
+    return next((one for one in refusals if one.cause == most[0][0]), None) if most else None
+
+
+def _entry(cause: str) -> Entry | None:
+    return CAUSES[cause].entry if cause in CAUSES else None
+
+
+def _row(one: Exit) -> Entry:
+    entry = CAUSES[one.cause].entry
+    return entry.details.get(one.detail or "", entry)
+
+
+def _reason(scheduler: Any, one: Exit) -> str:
+    """As ``model/vocabulary.py`` has it of a trace, here of the running engine."""
+    if (entry := _entry(one.cause)) is None:
+        return f"cause {visible(one.cause)}"
+    if one.cause == Cause.OTHER:
+        return f"a condition that schedtrace does not know, at {one.location}: {visible(one.guard or '')}"
+    text = _row(one).reason(one.loop) or entry.reason(one.loop)
+    active = getattr(scheduler.scheduler_config, "max_num_active_seqs", 0)
+    setting = "max_num_active_seqs" if active else "max_num_seqs"
+    budget = scheduler.max_num_scheduled_tokens
+    return text.format(seats=queues.seats(scheduler), seats_setting=setting, token_budget=budget)
+
+
+def _need(engine: Any, one: Exit) -> str:
+    """What it is about in blocks."""
+    if one.cause != Cause.KV_BLOCKS:
+        return ""
+    manager = engine.scheduler.kv_cache_manager
+    needed, usable = one.blocks_needed or _whole(engine, one.request_id), usable_blocks(manager)
+    if usable is None or needed is None:
+        return ""
+    need = f"; it needs {counted(needed, 'KV block')}, {free_blocks(manager):,} are free"
+    if needed > usable:
+        return f"{need} and the cache has {usable:,}: it can never run"
+    return need if engine.scheduler.running else f"{need}, and nobody runs who would free any"
+
+
+def _whole(engine: Any, request_id: str | None) -> int | None:
+    """The blocks of all that a request has so far, in groups that keep every token; None: it is not found."""
+    scheduler = engine.scheduler
+    request = dict.get(scheduler.requests, request_id)
+    if request is None:
+        return None
+    managers = managers_of(scheduler.kv_cache_manager)
+    full = [one for one in managers if type(one).__name__ == "FullAttentionManager"]
+    return sum(-(-request.num_tokens // one.block_size) for one in full) or None
+
+
+def holders(engine: Any, ids: WrittenIds) -> list[str]:
+    """Lines about seats, the waiting queue and the KV cache: who holds how much, and in what state."""
+    scheduler = engine.scheduler
+    running = [ids[one.request_id] for one in list(scheduler.running)]
+    lines = [f"running: {len(running):,} of {queues.seats(scheduler):,} seats{_after(running)}"]
+    by_status: dict[str, list[str]] = {}
+    for one in _waiting(scheduler):
+        by_status.setdefault(one.status.name, []).append(ids[one.request_id])
+    lines += [f"{_worded(name)}: {len(found):,}{_after(found)}" for name, found in by_status.items()]
+    held, usable = held_blocks(scheduler.kv_cache_manager), usable_blocks(scheduler.kv_cache_manager)
+    if usable is None:
+        return lines
+    free = f"KV blocks: {free_blocks(scheduler.kv_cache_manager):,} of {usable:,} free"
+    most = [(one, blocks) for one, blocks in held.most_common(MOST_NAMED) if blocks]
+    named = [f"{visible(ids[one])} {blocks:,} ({_state(scheduler, one)})" for one, blocks in most]
+    others = sum(1 for blocks in held.values() if blocks) - len(named)
+    more = f" and {others:,} more" if others > 0 else ""
+    return [*lines, f"{free}; held by {', '.join(named)}{more}" if named else free]
+
+
+def _state(scheduler: Any, request_id: str) -> str:
+    request = dict.get(scheduler.requests, request_id)
+    return "finished" if request is None else _worded(request.status.name)
+
+
+def _worded(status: str) -> str:
+    """``WAITING_FOR_REMOTE_KVS``: "waiting for remote kvs"."""
+    return status.lower().replace("_", " ")
+
+
+def _waiting(scheduler: Any) -> list[Any]:
+    return queues.in_order(queues.waiting_now(scheduler))
+
+
+def _after(found: Collection[str]) -> str:
+    return f": {_named(map(visible, found), len(found))}" if found else ""
+
+
+def _named(found: Iterable[str], number: int) -> str:
+    shown = [one for one, _ in zip(found, range(MOST_NAMED), strict=False)]
+    return ", ".join(shown) + (f" and {number - len(shown):,} more" if number > len(shown) else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 request``, ``2 requests``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,221 @@
+"""The watchdog on vLLM's real scheduler: stalls of the exam, healthy loads, a connector, a worker, pauses."""
+
+import logging
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from schedtrace.record import watchdog
+from schedtrace.record.attachment import Attachment
+from schedtrace.record.between_steps import BetweenSteps
+from schedtrace.record.engine_thread import Place, place
+from schedtrace.record.traced import traced_class
+from schedtrace.record.watchdog import Watchdog
+from schedtrace.simulate import Driver, Simulation, VirtualClock
+from schedtrace.simulate.simulation import NoProgressError
+from tests.contract.causes.toy_connectors import KV
+from tests.exam.answers import CASES
+
+pytestmark = pytest.mark.vllm
+
+ELSEWHERE = Place("other", "test.py:1 load", connector=False)
+WRITTEN_S = 1.5
+"""A recorder's lines are on disk after this long."""
+LONG_S = 13
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+    """What the watchdog has said: level and text."""
+    log = logging.getLogger("test_watchdog")  # vLLM sets up its own loggers anew at any time
+    monkeypatch.setattr(watchdog, "log", log)
+    caplog.set_level(logging.INFO, logger=log.name)
+    return lambda: [(one.levelname, one.getMessage()) for one in caplog.records if one.name == log.name]
+
+
+def played(name, folder, monkeypatch, *, after_s=10.0, every_us=1_000_000, then=lambda _engine: None):
+    """Play a case of the exam and go on for a while, with a look every second of its time."""
+    case = CASES[name]
+    monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
+    with VirtualClock() as clock:
+        engine = Simulation(clock, traced_class, **case.engine)
+        recorder = engine.scheduler._schedtrace_recorder
+
+        def causes():
+            threading.Event().wait(WRITTEN_S)
+            return recorder.latest_exits
+
+        watched = Watchdog(engine.core, lambda: ELSEWHERE, causes, after_s, stacks=list)
+        for number in range(1, int(LONG_S * 1e6 / every_us)):
+            engine.at(number * every_us, lambda: watched.look(clock.now_us / 1e6))
+        try:
+            case.load(engine)
+            then(engine)
+            engine.run(until_us=LONG_S * 1e6)
+        except NoProgressError:
+            pass
+        engine.close()
+
+
+STALLS = {
+    "03-never-fits": (
+        "scheduler",
+        "(request too-long); it needs 13 KV blocks, 12 are free and the cache has 12: it can never run",
+    ),
+    "03b-outgrows-the-cache": (
+        "scheduler",
+        "(request grows); it needs 13 KV blocks, 12 are free and the cache has 12: it can never run",
+    ),
+    "03e-group-never-fits": (
+        "scheduler",
+        "it needs 40 KV blocks, 30 are free and the cache has 30: it can never run",
+    ),
+    "11b-image-too-large": (
+        "scheduler",
+        "the encoder budget or the encoder cache was spent (request poster)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STALLS)
+def test_stalls_of_the_exam(name, tmp_path, monkeypatch, said):
+    played(name, tmp_path / "run", monkeypatch)
+    kind, says = STALLS[name]
+    (level, text), *ended = said()
+    assert (level, f"[{kind}]" in text, says in text) == ("WARNING", True, True), text
+    assert ended == []
+
+
+SOON = {
+    "15c-loads-that-never-come": ("connector", "not arrived from elsewhere yet: lost-0, lost-1, lost-2 ["),
+    "113-sessions-wait-for-each-other": ("scheduler", "nobody runs who would free any"),
+    "113b-sessions-and-chats": ("scheduler", "nobody runs who would free any"),
+    "03d-prefilled-again-and-again": ("livelock", "request again was preempted"),
+}
+
+
+@pytest.mark.parametrize("name", SOON)
+def test_stalls_that_end(name, tmp_path, monkeypatch, said):
+    played(name, tmp_path / "run", monkeypatch, after_s=0.3, every_us=50_000)
+    kind, says = SOON[name]
+    (level, text), (_, end) = said()[:2]
+    assert (level, f"[{kind}]" in text, says in text) == ("WARNING", True, True), text
+    assert (f"[{kind}]" in end, " after " in end) == (True, True)
+
+
+HEALTHY = [name for name in CASES if name.startswith("healthy-")]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_loads(name, tmp_path, monkeypatch, said):
+    played(name, tmp_path / "run", monkeypatch, after_s=1.0, every_us=100_000)
+    assert said() == []
+
+
+class Looping:
+    """A driver's scheduler in a core that a thread of its own steps, as an engine's loop does."""
+
+    def __init__(self, **options):
+        self.driver = Driver(num_blocks=41, max_num_batched_tokens=256, max_num_seqs=4, **options)
+        self.core = SimpleNamespace(
+            scheduler=self.driver.scheduler, vllm_config=self.driver.config, batch_queue=None,
+            step_fn=self.step, model_executor=SimpleNamespace(is_sleeping=False),
+        )  # fmt: skip
+        self.attachment = Attachment(self.core, BetweenSteps(self.core))
+        self.answers, self.over = threading.Event(), threading.Event()
+        self.answers.set()
+        self.thread = threading.Thread(target=self.loop, daemon=True)
+
+    def execute_model(self):
+        self.answers.wait()
+
+    def step(self):
+        if self.driver.scheduler.has_requests():
+            self.driver.schedule()
+            self.execute_model()
+            self.driver.update()
+
+    def loop(self):
+        while not self.over.is_set():
+            self._process_engine_step()
+
+    def _process_engine_step(self):
+        self.core.step_fn()
+        time.sleep(0.001)
+
+    def watch(self, seconds, **options):
+        """A watchdog's looks, ten times as often and as soon as usual."""
+        self.thread.start()
+        watched = Watchdog(
+            self.core, lambda: place(self.thread.ident),
+            lambda: self.attachment.latest_exits(hash_ids=False), 1.0, stacks=list, **options,
+        )  # fmt: skip
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            watched.look(time.monotonic())
+            time.sleep(0.1)
+        return watched
+
+    def end(self):
+        self.answers.set()
+        self.over.set()
+        self.thread.join(5)
+
+
+@pytest.fixture
+def looping():
+    made = []
+
+    def make(**options):
+        made.append(Looping(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def test_a_connector_that_never_answers_is_told_by_exits_of_a_glance(looping, said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    engine = looping(kv_transfer_config=KV)
+    engine.driver.scheduler.connector.has["lost"] = (16, True)
+    engine.driver.add("lost", 40)
+    plain = type(engine.driver.scheduler)
+    watched = engine.watch(2.5)
+    [(level, text)] = said()
+    assert (level, watched.stall) == (
+        "WARNING",
+        "a connector does not answer: the next request's KV blocks had not arrived from elsewhere yet: lost",
+    )
+    assert "waiting for remote kvs: 1: lost" in text
+    assert list(tmp_path.iterdir()) == []
+    assert type(engine.driver.scheduler) is plain
+    assert [name for name in vars(engine.driver.scheduler) if name.startswith("_schedtrace")] == []
+
+
+def test_a_worker_that_sleeps_and_answers_in_the_end(looping, said):
+    engine = looping()
+    engine.driver.add("runs", 40, 10_000)
+    engine.answers.clear()
+    watched = engine.watch(2.5)
+    assert watched.stalled_s > 1
+    [(_, text)] = said()
+    assert "the worker does not answer: a batch is out (1 request running)" in text
+    assert "KV blocks: 37 of 40 free; held by runs 3 (running)" in text
+    engine.answers.set()
+    time.sleep(0.1)
+    watched.look(time.monotonic())
+    assert "the engine goes on after" in said()[1][1]
+
+
+def test_a_pause_is_no_stall(looping, said):
+    engine = looping()
+    engine.driver.pause("PAUSED_NEW")
+    engine.driver.add("waits", 40, 4)
+    watched = engine.watch(2.5)
+    [(level, text)] = said()
+    assert (level, "paused (PAUSED_NEW)" in text, watched.stalled_s) == ("INFO", True, None)

@@ -1,0 +1,352 @@
+"""When the watchdog says what, by a clock made by hand; why, by stand-ins for vLLM's objects."""
+
+import logging
+import queue
+import sys
+import threading
+from collections import deque
+from types import SimpleNamespace as Some
+
+import pytest
+
+from schedtrace.model.causes import Cause
+from schedtrace.model.trace import Exit
+from schedtrace.record import watchdog as module
+from schedtrace.record.engine_thread import Place, place, place_of, stacks_here
+from schedtrace.record.watchdog import AFTER_S, Watchdog, after_s, watch
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def request(name, tokens=0, outputs=0, preemptions=0, status="RUNNING"):
+    return Some(
+        request_id=name, num_computed_tokens=tokens, num_output_tokens=outputs,
+        num_preemptions=preemptions, status=Some(name=status), num_tokens=100,
+    )  # fmt: skip
+
+
+class Pool(Some):
+    def get_num_free_blocks(self):
+        return self.free
+
+
+class Engine:
+    """An engine of four seats and 12 KV blocks, as the watchdog sees it."""
+
+    def __init__(self, running=(), waiting=(), **scheduler):
+        self.input_queue = queue.Queue()
+        held = {"a": [1] * 5, "lost": [1] * 3}
+        cache = Some(
+            block_pool=Pool(num_gpu_blocks=13, free=4),
+            coordinator=Some(single_type_managers=[Some(req_to_blocks=held)]),
+        )
+        self.model_executor = Some(is_sleeping=False)
+        everybody = (*running, *waiting)
+        self.scheduler = Some(
+            running=list(running), waiting=deque(waiting), requests={r.request_id: r for r in everybody},
+            max_num_running_reqs=4, max_num_scheduled_tokens=256, scheduler_config=Some(),
+            kv_cache_manager=cache, current_step=0, **scheduler,
+        )  # fmt: skip
+
+
+class Watched:
+    """An engine, its watchdog and what that says, second by second."""
+
+    def __init__(self, engine, caplog, causes=(), **options):
+        self.engine, self.caplog, self.now = engine, caplog, 100.0
+        self.at = Place("output", "vllm/v1/executor/x.py:1 get_response", connector=False)
+        self.calls = 0
+        self.watchdog = Watchdog(
+            engine, lambda: self.at, lambda: list(causes), stacks=lambda: ["Thread 1", "  File x"], **options
+        )
+
+    def for_s(self, seconds, each=lambda: None):
+        """What is said meanwhile: second, level and text of each."""
+        said = []
+        for second in range(1, seconds + 1):
+            each()
+            self.caplog.clear()
+            self.now += 1
+            self.watchdog.look(self.now)
+            said += [(second, one.levelname, one.getMessage()) for one in self.caplog.records]
+        return said
+
+    def calling(self):
+        self.engine.scheduler.current_step += 1000
+
+
+@pytest.fixture
+def watched(caplog, monkeypatch):
+    monkeypatch.setattr(module, "log", logging.getLogger("test_watchdog"))  # vLLM's hands nothing on
+    caplog.set_level(logging.INFO, logger="test_watchdog")
+    return lambda engine, *args, **options: Watched(engine, caplog, *args, **options)
+
+
+def works(engine):
+    engine.scheduler.running[0].num_computed_tokens += 1
+
+
+def test_a_worker_that_does_not_answer_is_said_once_and_its_end(watched):
+    seen = watched(Engine([request("a", 10), request("b", 20)], [request("c", status="WAITING")]))
+    assert seen.for_s(5, lambda: works(seen.engine)) == []
+    [(second, level, text)] = seen.for_s(30)
+    assert (second, level) == (10, "WARNING")
+    assert text.splitlines() == [
+        (
+            "schedtrace: no step has made progress for 10 s: the worker does not answer: a batch is out "
+            "(2 requests running), and the engine waits in vllm/v1/executor/x.py:1 get_response [worker]"
+        ),
+        "  running: 2 of 4 seats: a, b",
+        "  KV blocks: 4 of 12 free; held by a 5 (running), lost 3 (finished)",
+        "  Thread 1",
+        "    File x",
+    ]
+    assert (seen.watchdog.stalled_s, seen.watchdog.stall[:10]) == (30.0, "the worker")
+    assert seen.for_s(3, lambda: works(seen.engine)) == [
+        (1, "WARNING", "schedtrace: the engine goes on after 31 s [worker]")
+    ]
+    assert seen.watchdog.stalled_s is None
+
+
+def test_the_stacks_of_one_kind_are_not_repeated_soon(watched):
+    seen = watched(Engine([request("a", 10)]))
+    first = seen.for_s(12)
+    seen.for_s(1, lambda: works(seen.engine))
+    second = seen.for_s(12)
+    assert ["Thread 1" in text for _, _, text in first + second] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "running", "waiting"),
+    [
+        ("idle", [], []),
+        ("only sessions that wait for their clients", [], ["WAITING_FOR_STREAMING_REQ"]),
+    ],
+)
+def test_nobody_waits(watched, name, running, waiting):
+    engine = Engine(running, [request(f"r{n}", status=one) for n, one in enumerate(waiting)])
+    engine.scheduler.num_waiting_for_streaming_input = len(waiting)
+    assert watched(engine).for_s(60) == [], name
+
+
+PARKED = Exit("waiting", "continue", Cause.REMOTE_KV_PENDING, "lost")
+REFUSED = Exit("waiting", "break", Cause.KV_BLOCKS, "big", detail="free", blocks_needed=9, blocks_free=4)
+EMPTY = Exit("waiting", "condition", Cause.QUEUE_EMPTY)
+
+
+@pytest.mark.parametrize(
+    ("exits", "kind", "says"),
+    [
+        ([PARKED, REFUSED], "connector", ("a connector does not answer: the next request's KV blocks had not "
+         "arrived from elsewhere yet: lost")),
+        ([REFUSED], "scheduler", "(request big); it needs 9 KV blocks, 4 are free"),
+        ([Exit("waiting", "break", Cause.KV_BLOCKS, "big", blocks_needed=13, blocks_free=4)], "scheduler",
+         "it needs 13 KV blocks, 4 are free and the cache has 12: it can never run"),
+        ([Exit("waiting", "break", Cause.MAX_NUM_SEQS, "big")], "scheduler",
+         "as many requests ran as max_num_seqs 4 allows (request big)"),
+        ([Exit("running", "continue", Cause.ENCODER_BUDGET, "a"), REFUSED], "scheduler",
+         "the encoder budget or the encoder cache was spent (request a)"),
+        ([Exit("waiting", "continue", Cause.GRAMMAR_PENDING, "g"), EMPTY], "scheduler",
+         "the next request's grammar was not compiled yet (request g)"),
+        ([Exit("waiting", "break", "other", "x", location="s.py:7", guard="self.mine")], "scheduler",
+         "a condition that schedtrace does not know, at s.py:7: self.mine (request x)"),
+        ([Exit("waiting", "break", "tenant_quota", "x")], "scheduler", "cause tenant_quota (request x)"),
+        ([EMPTY], "scheduler", "which limit it is, is not known"),
+    ],
+)  # fmt: skip
+def test_the_scheduler_refuses(watched, exits, kind, says):
+    seen = watched(Engine([], [request("big", status="WAITING")]), exits)
+    [(second, _, text)] = seen.for_s(20, seen.calling)
+    assert (second, f"[{kind}]" in text, says in text) == (11, True, True), text
+
+
+def circles(one):
+    one.num_computed_tokens = 63 - one.num_computed_tokens
+    one.num_preemptions += 7
+
+
+def test_a_livelock(watched):
+    again = request("again", preemptions=1)
+    seen = watched(Engine([again]))
+    [(second, _, text)] = seen.for_s(30, lambda: circles(again))
+    assert second == 11
+    assert "request again was preempted 70 times in 10 s without an output token, and no request" in text
+    assert "[livelock]" in text
+
+    def gets_a_token():
+        circles(again)
+        again.num_output_tokens = 1
+
+    [(_, _, text)] = seen.for_s(1, gets_a_token)
+    assert text.startswith("schedtrace: the engine goes on after 30 s [livelock]")
+
+
+def test_no_livelock_while_others_end(watched):
+    again, engine = request("again"), Engine([])
+    seen, names = watched(engine), iter(range(100))
+
+    def turn():
+        circles(again)
+        for one in engine.scheduler.running:
+            one.status = Some(name="FINISHED_STOPPED" if one is not again else "RUNNING")
+        engine.scheduler.running = [again, request(f"r{next(names)}", 5)]
+
+    assert seen.for_s(60, turn) == []
+
+
+@pytest.mark.parametrize(
+    ("at", "kind", "says"),
+    [
+        ("ranks", "ranks", "another rank does not answer"),
+        ("request", "engine", "does what a client asked for, in f.py:1 f"),
+        ("schedule", "engine", "schedule() does not return: the engine is in f.py:1 f"),
+        ("idle", "engine", "waits for input in f.py:1 f, and makes no step"),
+        ("other", "engine", "elsewhere: f.py:1 f"),
+    ],
+)
+def test_where_the_engines_thread_is(watched, at, kind, says):
+    seen = watched(Engine([request("a")]))
+    seen.at = Place(at, "f.py:1 f", connector=False)
+    [(_, _, text)] = seen.for_s(15)
+    assert (f"[{kind}]" in text, says in text) == (True, True), text
+    seen = watched(Engine([request("a")]))
+    seen.at = Place(at, "f.py:1 f", connector=True)
+    assert "a connector does not return from f.py:1 f [connector]" in seen.for_s(15)[0][2]
+
+
+def test_a_pause_is_said_quietly_and_is_no_stall(watched):
+    seen = watched(Engine([request("a")], _pause_state=Some(name="PAUSED_ALL")))
+    seen.at = Place("idle", "f.py:1 f", connector=False)
+    [(second, level, text)] = seen.for_s(60)
+    assert (second, level) == (11, "INFO")
+    assert text.endswith("the scheduler is paused (PAUSED_ALL): requests wait until somebody resumes it")
+    assert seen.watchdog.stalled_s is None
+    seen.engine.scheduler._pause_state.name = "UNPAUSED"
+    seen.at = Place("output", "f.py:1 f", connector=False)
+    said = seen.for_s(15)
+    assert [(second, level) for second, level, _ in said] == [(1, "INFO"), (11, "WARNING")]
+
+
+def test_an_engine_that_sleeps(watched):
+    engine = Engine([], [request("a", status="WAITING")])
+    engine.model_executor.is_sleeping = True
+    seen = watched(engine)
+    seen.at = Place("idle", "f.py:1 f", connector=False)
+    assert [level for _, level, text in seen.for_s(20) if "asleep" in text] == ["INFO"]
+
+
+def test_time_in_which_the_watchdog_itself_was_stopped_does_not_count(watched):
+    seen = watched(Engine([request("a")]))
+    seen.for_s(2)
+    seen.now += 3600
+    assert [second for second, _, _ in seen.for_s(20)] == [9]
+
+
+def test_a_message_that_the_engine_does_not_take(watched):
+    engine = Engine()
+    engine.input_queue.put(("ADD", 1))
+    seen = watched(engine)
+    seen.at = Place("request", "vllm/v1/engine/core.py:9 sleep", connector=False)
+    [(second, _, text)] = seen.for_s(20)
+    assert (second, "does what a client asked for" in text) == (11, True)
+
+
+def test_snapshot_and_causes_that_fail_leave_the_rest(watched, tmp_path):
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    seen = watched(Engine([request("a")]), snapshot=fails)
+    seen.watchdog._causes = fails
+    [(_, _, text)] = seen.for_s(20, seen.calling)
+    assert "which limit it is, is not known" in text
+    seen = watched(Engine([request("a")]), snapshot=lambda kind: tmp_path / kind)
+    assert f"what happened before: {tmp_path / 'worker'}" in seen.for_s(20)[0][2]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", AFTER_S), ("off", None), ("30s", 30.0), ("2.5", 2.5), ("0", None)]
+)
+def test_the_variable(monkeypatch, text, seconds):
+    monkeypatch.setenv("SCHEDTRACE_WATCHDOG", text)
+    assert after_s() == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "0.5s", "nan", "-3"])
+def test_a_variable_that_says_nothing(monkeypatch, text):
+    monkeypatch.setenv("SCHEDTRACE_WATCHDOG", text)
+    assert watch(Engine(), 1, list) == (None, None)
+
+
+def test_the_thread_looks_until_it_is_closed_and_survives_what_it_meets(monkeypatch):
+    monkeypatch.setattr(module, "EVERY_S", 0.001)
+    monkeypatch.setattr(module, "MOST_FAILED", 3)
+    looks, over = [], threading.Event()
+
+    def look(now_s):
+        looks.append(now_s)
+        if len(looks) == 2:
+            raise RuntimeError("deque mutated during iteration")  # noqa: EM101, TRY003
+        if len(looks) > 4:
+            over.set()
+
+    thread = module.WatchdogThread(Some(look=look))
+    assert over.wait(5)
+    thread.close()
+    thread._thread.join(5)
+    assert not thread._thread.is_alive()
+
+    def fails(_now_s):
+        raise RuntimeError
+
+    given_up = module.WatchdogThread(Some(look=fails))
+    given_up._thread.join(5)
+    assert not given_up._thread.is_alive()
+
+
+def innermost(file, *functions):
+    """The innermost frame of functions of these names, the outermost first, in a file of that name."""
+    code = "".join(
+        f"def {name}():\n return {f'{inner}()' if inner else 'sys._getframe()'}\n"
+        for name, inner in zip(functions, (*functions[1:], None), strict=True)
+    )
+    names = {"sys": sys}
+    exec(compile(code, file, "exec"), names)  # noqa: S102
+    return names[functions[0]]()
+
+
+@pytest.mark.parametrize(
+    ("functions", "at"),
+    [
+        (("run_busy_loop", "_process_input_queue", "get"), "idle"),
+        (("run_busy_loop", "_process_input_queue", "_handle_client_request", "sleep"), "request"),
+        (("_process_engine_step", "step", "schedule", "allocate_slots"), "schedule"),
+        (("step", "execute_model", "forward"), "output"),
+        (("step_with_batch_queue", "result", "wait"), "output"),
+        (("run_busy_loop", "_has_global_unfinished_reqs", "all_reduce"), "ranks"),
+        (("run_busy_loop", "_process_engine_step"), "between"),
+        (("run_busy_loop", "put"), "other"),
+    ],
+)
+def test_places_by_the_names_of_functions(functions, at):
+    found = place_of(innermost("/x/site-packages/other.py", *functions))
+    assert (found.at, found.connector) == (at, False)
+    assert found.within == f"other.py:{2 * len(functions)} {functions[-1]}"
+
+
+def test_places_by_files(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", Some(__file__="/x/vllm/__init__.py"))
+    found = place_of(innermost("/x/vllm/v1/executor/ray.py", "a", "get_response"))
+    assert found == Place("output", "vllm/v1/executor/ray.py:4 get_response", connector=False)
+    file = "/x/vllm/distributed/kv_transfer/kv_connector/v1/nixl.py"
+    assert place_of(innermost(file, "schedule", "get_num_new_matched_tokens")).connector
+
+
+def test_stacks_have_the_names_of_threads():
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, name="some-thread")
+    thread.start()
+    text = stacks_here()
+    over.set()
+    thread.join()
+    assert f"{thread.ident:016x} some-thread (most recent call first)" in text
+    assert place(thread.ident) is None
