@@ -127,6 +127,7 @@ space   pause, and go on
 up/down choose a request; enter: its life so far
 tab     between several engines and requests; on engines, up/down choose one for chart and list
 v       all that is seen, as text, with the verdicts in full
+n       who waits in the engine right now, in order, and who holds it (schedtrace queue)
 s       save that text here
 w       save the last minute as a run folder that every command reads
 q       quit
@@ -162,6 +163,7 @@ class WatchApp(App[None]):
         Binding("q,ctrl+c", "quit", "Quit", priority=False),
         Binding("space", "pause", "Pause"),
         Binding("v", "text", "Verdicts in full"),
+        Binding("n", "queue", "Queue now"),
         Binding("s", "save_text", "Save text"),
         Binding("w", "save_window", "Save trace"),
         Binding("question_mark", "keys", "Help", key_display="?"),
@@ -266,9 +268,17 @@ class WatchApp(App[None]):
         slow = next((one for one in self._slowest() if (one.rank, one.request_id) == chosen.key), None)
         if slow is None:
             return
+        await self._read(lambda width: self.session.life(slow, width))
+
+    async def action_queue(self) -> None:
+        """Who waits right now."""
+        await self._read(self.session.queue)
+
+    async def _read(self, text_of: Callable[[int], str]) -> None:
+        """Show a text of so many columns, made beside the screen."""
         try:
             async with self._looking:
-                text = await asyncio.to_thread(self.session.life, slow, max(40, self.size.width - 4))
+                text = await asyncio.to_thread(text_of, max(40, self.size.width - 4))
         except (SchedtraceError, OSError, StopIteration) as error:
             text = visible(str(error))
         self.push_screen(TextScreen(_COLOUR_CODES.sub("", text)), self._back)

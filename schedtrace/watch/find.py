@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model.trace_names import files_of, is_in_parts, is_trace, trace_of, traces_in
 from schedtrace.read.follow import require_header
-from schedtrace.read.run import TRACE_PATTERN
-from schedtrace.record.cpu_times import children
+from schedtrace.record.processes import children
 
 DIR = "SCHEDTRACE_DIR"
 GROWING_S = 30.0
@@ -40,12 +40,14 @@ class Target:
             without: Folders that are no runs of the engine, such as saved windows.
         """
         if self.path.is_file():
-            return [self.path]
-        own = _traces(self.path)
+            return [trace_of(self.path)]
+        if is_in_parts(self.path):
+            return [self.path] if files_of(self.path) else []
+        own = traces_in(self.path)
         if own or self.only:
             return own
         folders = [folder for folder in _children(self.path, Path.is_dir) if folder.absolute() not in without]
-        runs = [traces for folder in folders if (traces := _traces(folder))]
+        runs = [traces for folder in folders if (traces := traces_in(folder))]
         return max(runs, key=_newest, default=[])
 
 
@@ -66,14 +68,14 @@ def target(given: str | None, environment: dict[str, str], here: Path, *, wait: 
     if given is not None:
         path = Path(given)
         if path.is_dir():
-            return Target(path, only=bool(_traces(path)))
-        if path.exists():
+            return Target(path, only=bool(traces_in(path)))
+        if path.exists() or (is_in_parts(path) and files_of(path)):
             require_header(path)
             return Target(path, only=True)
         if given.isdecimal():
             return of_process(int(given))
         if wait and path.parent.is_dir():
-            return Target(path, only=path.match(TRACE_PATTERN))
+            return Target(path, only=is_trace(path))
         msg = f"{given}: no such file or folder, and no process id"
         raise InputError(msg)
     if folder := environment.get(DIR):
@@ -112,10 +114,6 @@ def of_process(pid: int) -> Target:
     return Target(Path(folder).expanduser(), only=False)
 
 
-def _traces(folder: Path) -> list[Path]:
-    return sorted(folder.glob(TRACE_PATTERN), key=lambda path: (len(path.name), path.name))
-
-
 def _children(folder: Path, wanted: Callable[[Path], bool] = bool) -> list[Path]:
     """What is in it; empty where it may not be looked at."""
     try:
@@ -136,13 +134,13 @@ def grows(traces: list[Path]) -> bool:
 
 def _modified_s(path: Path) -> float:
     try:
-        return path.stat().st_mtime
+        return max((file.stat().st_mtime for file in files_of(path)[-1:]), default=0.0)
     except OSError:
         return 0.0
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    yield from folder.glob(TRACE_PATTERN)
+    yield from traces_in(folder)
     if depth:
         for child in _children(folder, Path.is_dir):
             if not child.is_symlink() and not child.name.startswith("."):
@@ -161,7 +159,7 @@ def _open_traces(pid: int) -> Iterator[Path]:
             written = stat.S_IMODE(link.lstat().st_mode) & stat.S_IWUSR
         except OSError:
             continue
-        if written and path.match(TRACE_PATTERN) and path.exists():
+        if written and is_trace(path) and path.exists():
             yield path
 
 

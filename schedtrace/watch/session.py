@@ -5,13 +5,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from schedtrace.engine.running_engines import queues_of, running_engines
 from schedtrace.errors import InputError
 from schedtrace.explain.request import explain_request
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import read_manifest
+from schedtrace.model.trace_names import files_of, is_in_parts
+from schedtrace.present.pages.queue import queue_page
 from schedtrace.present.pages.request import request_page
 from schedtrace.present.renderers import Format, renderer
-from schedtrace.read.follow import LostError
+from schedtrace.read.growing import LostError
 from schedtrace.read.lines import ReadOptions
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target, grows
@@ -23,6 +26,8 @@ MOST_SLOW = 50
 MOST_NOTES = 100
 LARGEST_READ = 128 * 2**20
 """Bytes of a trace that are read for one request's life: some seconds of a core."""
+COMPRESSED = 6
+"""Times as many are in a part of a trace as it has on disk, or more (docs/recording.md)."""
 
 
 class Session:
@@ -100,7 +105,8 @@ class Session:
             UsageError: it is not in the trace.
         """
         path = next(path for path, engine in self.engines.items() if engine.rank == slow.rank)
-        size = path.stat().st_size
+        packed = COMPRESSED if is_in_parts(path) else 1
+        size = packed * sum(file.stat().st_size for file in files_of(path))
         if size > LARGEST_READ:
             msg = (
                 f"{path} has {size >> 20:,} MiB, too much to read beside the engine; later: "
@@ -109,6 +115,20 @@ class Session:
             raise InputError(msg)
         life = explain_request(read_run(path, ReadOptions(cache=False)), slow.request_id)
         return renderer(Format.TEXT)(request_page(life), width=width)
+
+    def queue(self, width: int) -> str:
+        """Who waits in the run's engines right now, as ``schedtrace queue`` shows it.
+
+        Raises:
+            EngineError: one does not answer.
+            InputError: none of them listens on this machine.
+        """
+        pids = {engine.header.pid for engine in self.engines.values() if engine.header is not None}
+        listening = [one for one in running_engines() if one.status.pid in pids]
+        if not listening:
+            msg = "no engine of this run listens on this machine"
+            raise InputError(msg)
+        return renderer(Format.TEXT)(queue_page(queues_of(listening)), width=width)
 
     def close(self) -> None:
         """Let all files go."""

@@ -24,8 +24,8 @@ RATES_S = 10
 RECENT = ("start_us", "requests", "token_budget", "unused_tokens", "preempted")
 SECONDS_KEPT = 300
 """Of the chart."""
-LAG_S = 1.5
-"""A step is in the file at most so much later."""
+LAG_S = 1.8
+"""A step is in the file at most so much later: half a second for its output, a second in a frame."""
 IDLE_FROM_S = 3.0
 SILENT_FROM_S = 10.0
 """The recorder writes a line every second while it lives."""
@@ -79,7 +79,7 @@ class Engine:
             InputError: the file was removed, replaced or cut, or is no trace.
         """
         new = self.following.read()
-        self._modified_s = self.following.path.stat().st_mtime
+        self._modified_s = self.following.modified_s()
         if any(chunk.steps.height for chunk in new):
             self._take(new)
 
@@ -130,7 +130,7 @@ class Engine:
             return 0, pl.DataFrame(schema=SPAN)
         trace = self.following.trace(chunks)
         back = trace.steps.filter(pl.col("output_us").is_between(begin_us, edge_us, closed="right"))
-        there = lives(trace.arrivals, trace.finishes, begin_us, edge_us)
+        there = lives(trace, begin_us, edge_us)
         return int(back["output_tokens"].sum()), there.select(pl.all() + self.header.wall_anchor_us)
 
     def slowest(self, now_s: float, most: int) -> list[Slow]:
@@ -143,7 +143,8 @@ class Engine:
         found = []
         for live in [lives[at] for at in sorted(chosen)]:
             since, name = live.waits_since_us, live.came.request_id
-            came = live.came.arrived_us if live.came.arrived_us is not None else live.came.queued_us
+            told = (live.came.arrived_us, live.came.queued_us, live.there_us)
+            came = next((us for us in told if us is not None), edge)
             found.append(
                 Slow(
                     rank=self.rank,

@@ -2,11 +2,16 @@
 
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
+from zstandard import ZstdCompressor
 
+from schedtrace.errors import InputError
+from schedtrace.model.live import QueueNow
 from schedtrace.model.message import NOTHING
 from schedtrace.model.trace import End, Events
+from schedtrace.model.trace_names import part_name
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.watch.find import Target
@@ -15,6 +20,7 @@ from schedtrace.watch.plain_lines import age, line, page
 from schedtrace.watch.seen import Verdict
 from schedtrace.watch.session import Session
 from tests.makers import arrival, finish, step
+from tests.unit.present.test_queue_page import entry, queue
 from tests.unit.watch.growing import ANCHOR_S, LATER_S, STEP_US, Growing, session_of
 
 
@@ -368,3 +374,34 @@ def test_missing_steps_are_noted_once_with_their_reason(growing, session):
         slow,
         "steps are missing, and so is any request that arrived or ended in them",
     ]
+
+
+def test_a_request_of_a_trace_in_parts_has_its_life(growing, folder):
+    growing.grow(5)
+    (folder / part_name(0, 0)).write_bytes(ZstdCompressor().compress(growing.path.read_bytes()))
+    growing.path.unlink()
+    session = session_of(folder, growing)
+    assert "Request c " in session.life(session.look().slowest[0], 80)
+
+
+def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, session, monkeypatch):
+    growing.grow(5)
+    session.look()
+    (engine,) = session.engines.values()
+
+    class Listening:
+        def __init__(self, pid):
+            self.status = SimpleNamespace(pid=pid)
+
+        def ask(self, _):
+            return QueueNow(queue=queue(pid=self.status.pid, waiting=[entry("w1", refused_for="kv_blocks")]))
+
+    monkeypatch.setattr("schedtrace.watch.session.running_engines", lambda: [Listening(2), Listening(1)])
+    assert engine.header.pid == 1
+    shown = session.queue(80)
+    assert "Engine 0 (pid 1): tiny" in shown
+    assert "waiting for kv_blocks (1)" in shown
+    assert "pid 2" not in shown
+    monkeypatch.setattr("schedtrace.watch.session.running_engines", list)
+    with pytest.raises(InputError, match="no engine of this run listens on this machine"):
+        session.queue(80)

@@ -1,0 +1,25 @@
+"""``schedtrace queue``: who waits in a running engine."""
+
+from typing import Annotated
+
+import typer
+
+from schedtrace.cli.attach import EngineArgument
+from schedtrace.cli.options import FormatOption, show
+from schedtrace.present.renderers import Format
+
+
+def queue(
+    engine: EngineArgument = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 20,
+    output_format: FormatOption = Format.TEXT,
+) -> None:
+    """Show who waits in a running engine, for what, and who holds it.
+
+    Those who wait stand in the scheduler's order, those who run by the KV blocks that they hold. It is read
+    between two steps over the engine's socket; the engine need not be recorded.
+    """
+    from schedtrace.engine.running_engines import live_queues
+    from schedtrace.present.pages.queue import queue_page
+
+    show(queue_page(live_queues(engine), most=limit), output_format)

@@ -1,0 +1,137 @@
+"""What is asked of a running engine over its socket, and what it answers: a line of JSON each."""
+
+from typing import Literal
+
+import msgspec
+
+from schedtrace.model.queue import EngineQueue
+
+
+class Ask(msgspec.Struct, tag_field="ask", kw_only=True):
+    """What all questions have in common."""
+
+
+class AskStatus(Ask, tag="status"):
+    """How is it?"""
+
+
+class AskAttach(Ask, tag="attach"):
+    """Record from now on."""
+
+    run_dir: str
+    """Absolute path of the run folder."""
+    for_s: float | None = None
+    """Stop by itself after so many seconds, whatever becomes of who asked."""
+    hash_ids: bool = False
+    """Write request ids as hashes."""
+    trace: str = "plain"
+    """How much is kept, as ``model.trace_bounds`` understands it."""
+
+
+class AskDetach(Ask, tag="detach"):
+    """Record no more, if it is an attached recording."""
+
+
+class AskQueue(Ask, tag="queue"):
+    """Who waits, and who runs?"""
+
+
+class AskSnapshot(Ask, tag="snapshot"):
+    """Write what is kept in memory."""
+
+    run_dir: str
+    """Absolute path of the run folder."""
+
+
+class AskTimes(Ask, tag="times"):
+    """Of a worker: note when batches are executed, or do so no more."""
+
+    on: bool
+
+
+class AskStacks(Ask, tag="stacks"):
+    """Of a worker: where are its threads?"""
+
+
+AnyAsk = AskStatus | AskAttach | AskDetach | AskQueue | AskSnapshot | AskTimes | AskStacks
+
+
+class Answer(msgspec.Struct, tag_field="answer", kw_only=True):
+    """What all answers have in common."""
+
+
+class Status(Answer, tag="status"):
+    """One process of an engine."""
+
+    role: Literal["engine", "worker"]
+    pid: int
+    engine_pid: int
+    """Of a worker: the process that started it; else ``pid``."""
+    rank: int
+    """Data-parallel rank of an engine, rank of a worker."""
+    schedtrace_version: str
+    vllm_version: str
+    model: str = ""
+    running: int = 0
+    waiting: int = 0
+    recording: str | None = None
+    """The trace that is written now."""
+    keeps: str | None = None
+    """What is in memory instead, and its bounds, for a person."""
+    attached: bool = False
+    """It is written by an attached recording, which can be detached."""
+    left_s: float | None = None
+    """Until it ends by itself."""
+    stalled_s: float | None = None
+    """How long no step has made progress, once the watchdog has said so."""
+    stall: str | None = None
+    """Why, in a sentence."""
+
+
+class Attached(Answer, tag="attached"):
+    """It records."""
+
+    path: str
+    present: int
+    """Requests that were there."""
+    held_us: float
+    """How long the engine was held up."""
+
+
+class Detached(Answer, tag="detached"):
+    """It records no more."""
+
+    path: str
+    held_us: float
+
+
+class QueueNow(Answer, tag="queue"):
+    """They do."""
+
+    queue: EngineQueue
+
+
+class Snapshot(Answer, tag="snapshot"):
+    """It is written."""
+
+    path: str
+
+
+class Done(Answer, tag="done"):
+    """A worker does what it was asked."""
+
+
+class Stacks(Answer, tag="stacks"):
+    """Where they are."""
+
+    text: str
+    """As Python's ``faulthandler`` has it, with the threads' names."""
+
+
+class Refused(Answer, tag="refused"):
+    """It does not, or cannot."""
+
+    why: str
+
+
+AnyAnswer = Status | Attached | Detached | QueueNow | Snapshot | Done | Stacks | Refused
