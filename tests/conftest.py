@@ -16,6 +16,9 @@ OURS = (
     "SCHEDTRACE_TRIAL_IDS",
     "SCHEDTRACE_HASH_IDS",
     "SCHEDTRACE_LINES",
+    "SCHEDTRACE_TRACE",
+    "SCHEDTRACE_KEEP",
+    "SCHEDTRACE_SNAPSHOT_ON",
 )
 
 LONGEST = ("tests/exam/test_advice.py", "tests/contract/test_oracle.py", "tests/contract/test_lines.py")

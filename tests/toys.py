@@ -54,7 +54,7 @@ class Queue(list):
         return self.pop(0)
 
 
-READERS[Queue] = Reader(len, lambda queue: queue[0])
+READERS[Queue] = Reader(len, lambda queue: queue[0], list, list)
 
 
 def request(request_id: str, **facts: Any) -> Any:

@@ -79,7 +79,7 @@ def analyze(
         if given is not None and not predict:
             msg = f"{option} is about the replays of --predict: give both"
             raise UsageError(msg)
-    runs = read_runs(find_runs(paths), cache=cache)
+    runs = read_runs(find_runs(paths), cache=cache, window=window)
     doing = "replaying the load with other settings" if predict else "analyzing"
     with CountBar(stderr_console(), doing, counted=predict) as bar:
         test = partial(_replay, objective=objective, clients=concurrency, progress=bar) if predict else None

@@ -12,14 +12,19 @@ from schedtrace import __version__
 from schedtrace.cli import (
     advise,
     analyze,
+    attach,
+    detach,
     diff,
+    engines,
     export,
     findings,
+    queue,
     replay,
     report,
     request,
     run,
     simulate,
+    snapshot,
     step,
     sweep,
     watch,
@@ -51,6 +56,11 @@ app.command("simulate", context_settings=WITH_OPTIONS_OF_VLLM)(simulate.simulate
 app.command("replay")(replay.replay)
 app.command("sweep")(sweep.sweep)
 app.command("watch")(watch.watch)
+app.command("engines")(engines.engines)
+app.command("queue")(queue.queue)
+app.command("attach")(attach.attach)
+app.command("detach")(detach.detach)
+app.command("snapshot")(snapshot.snapshot)
 app.command("diff", context_settings=WITH_OPTIONS_OF_VLLM)(diff.diff)
 
 

@@ -88,6 +88,16 @@ def window_of(*, begin: str | None, end: str | None, last: str | None) -> "Windo
     return Window(begin_us, end_us, last_us)
 
 
+def seconds(option: str, text: str | None) -> float | None:
+    """A time that was given, in seconds; None: none was.
+
+    Raises:
+        UsageError: it is none.
+    """
+    us = _microseconds(option, text)
+    return None if us is None else us / 1e6
+
+
 def _microseconds(option: str, text: str | None) -> int | None:
     if text is None:
         return None
@@ -96,6 +106,33 @@ def _microseconds(option: str, text: str | None) -> int | None:
         msg = f"{option} {text}: expected a time such as 90s, 5m or 1h"
         raise UsageError(msg)
     return round(1e6 * float(match[1]) * SECONDS[match[2]])
+
+
+TraceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--trace",
+        metavar="BOUNDS",
+        help="How much to keep, compressed: maxsize=1G,maxage=12h; or 'plain', one file without bounds.",
+    ),
+]
+
+
+def trace_bounds(text: str | None) -> str | None:
+    """``--trace`` as given, once it is known to be understood.
+
+    Raises:
+        UsageError: it is not.
+    """
+    from schedtrace.model.trace_bounds import bounds
+
+    try:
+        if text is not None:
+            bounds(text)
+    except ValueError as error:
+        msg = f"--trace {text}: {error}"
+        raise UsageError(msg) from None
+    return text
 
 
 def option_names(context: "typer.Context") -> list[str]:
@@ -115,12 +152,13 @@ def changes_of_ranks(data_parallel_size: int | None, router: str | None) -> dict
     return {name: value for name, value in given.items() if value is not None}
 
 
-def read_runs(paths: list[Path], *, cache: bool = True) -> "list[Run]":
+def read_runs(paths: list[Path], *, cache: bool = True, window: "Window | None" = None) -> "list[Run]":
     """The runs at these paths.
 
     Args:
         paths: Run folders or trace files.
         cache: Whether what was read of large traces may be kept in the user's cache, and used again.
+        window: What is looked at of them; None: all.
 
     Raises:
         InputError: one cannot be read.
@@ -130,7 +168,9 @@ def read_runs(paths: list[Path], *, cache: bool = True) -> "list[Run]":
     from schedtrace.read.run import read_run
 
     with ReadingBar(stderr_console()) as bar:
-        return [read_run(path, ReadOptions(cache=cache, progress=bar)) for path in paths]
+        last_us = None if window is None or window.end_us is not None else window.last_us
+        options = ReadOptions(cache=cache, progress=bar, last_us=last_us)
+        return [read_run(path, options) for path in paths]
 
 
 def runs_at(paths: list[Path], *, several: type[SchedtraceError] = UsageError) -> "list[Run]":

@@ -16,9 +16,11 @@ from schedtrace.cli.options import (
     Label,
     ParentFolder,
     ReplaceRun,
+    TraceOption,
     print_line,
     show_trials,
     stderr_console,
+    trace_bounds,
     was_given,
 )
 from schedtrace.errors import InputError, InterruptedRunError, UsageError
@@ -59,6 +61,7 @@ def run(
         Literal["delta", "full"] | None,
         typer.Option(help="Record each step as a change to the one before (delta, the default), or in full."),
     ] = None,
+    trace: TraceOption = None,
     executor: Annotated[
         Literal["simulated"] | None,
         typer.Option(help="'simulated': no GPU and no weights; steps take as long as they would on --gpu."),
@@ -185,6 +188,7 @@ def make_plan(
     except msgspec.ValidationError as error:
         msg = f"--config: {str(error).replace('$.', '').replace('_', '-')}"
         raise UsageError(msg) from error
+    trace_bounds(spec.trace)
     check_arguments(given, own=[*OWN_OPTIONS, *also])
     check(spec)
     label = str(options["label"] or "") or f"{Path(str(model)).name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -195,7 +199,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
     """Make the runs, telling on stderr what happens."""
     from schedtrace.engine.execute import execute
     from schedtrace.engine.plan import check_arguments
-    from schedtrace.engine.recording_check import traces_in
+    from schedtrace.engine.recording_check import begun_traces
     from schedtrace.present.progress import RunProgress
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end in order, as with Ctrl-C
@@ -204,7 +208,7 @@ def run_plans(plans: list[Any], *, interleave: bool = True) -> None:
         with RunProgress(stderr_console(), several=len(plans) > 1) as progress:
             execute(plans, progress, interleave=interleave)
     except KeyboardInterrupt:
-        recorded = [str(plan.folder) for plan in plans if traces_in(plan.folder)]
+        recorded = [str(plan.folder) for plan in plans if begun_traces(plan.folder)]
         what = (
             f"what was recorded: schedtrace analyze {' '.join(recorded)}"
             if recorded

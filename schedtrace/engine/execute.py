@@ -7,10 +7,11 @@ from typing import Protocol
 from schedtrace.engine import run_spec
 from schedtrace.engine.plan import Plan
 from schedtrace.engine.prompts import DEFAULT_RANDOM_OUTPUT_LEN
-from schedtrace.engine.recording_check import TRACES, require_recording, require_whole, traces_in
+from schedtrace.engine.recording_check import begun_traces, require_recording, require_whole
 from schedtrace.engine.supervise import EngineProcess, log_lines
 from schedtrace.errors import EngineError, RecordingError, SchedtraceError, UsageError
 from schedtrace.model.manifest import Status, TrialResult, Workload
+from schedtrace.model.trace_names import traces_in
 
 
 class Observer(Protocol):
@@ -81,7 +82,7 @@ def _require_whole(engines: list[tuple[Plan, EngineProcess]]) -> None:
 def _remove_unused(plans: list[Plan], error: SchedtraceError) -> None:
     """Folders that hold nothing of use, so that their names may be used again."""
     for plan in plans:
-        if isinstance(error, UsageError) and not any(plan.folder.glob(TRACES)):
+        if isinstance(error, UsageError) and not traces_in(plan.folder):
             shutil.rmtree(plan.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             plan.folder.rmdir()  # empty only
@@ -102,7 +103,7 @@ def _await_ready(plan: Plan, engine: EngineProcess, observer: Observer) -> None:
 
 def _require_recording(plan: Plan, engine: EngineProcess) -> None:
     """The scheduler is built now; without a trace file there is nothing to run for."""
-    plan.traces = traces_in(plan.folder)
+    plan.traces = begun_traces(plan.folder)
     if plan.traces:
         return
     if not plan.folder.exists():

@@ -15,7 +15,6 @@ from schedtrace.engine import simulated
 from schedtrace.engine.given_options import model_of, option_of
 from schedtrace.engine.lengths import check_lengths
 from schedtrace.engine.prompts import check_ranks, load_prompts
-from schedtrace.engine.recording_check import TRACES
 from schedtrace.engine.run_spec import OWN_OPTIONS, RunSpec
 from schedtrace.engine.vllm_config import is_cpu_build
 from schedtrace.engine.vllm_options import read_options, refuse
@@ -24,6 +23,7 @@ from schedtrace.model import safe_files
 from schedtrace.model.manifest import FILE_NAME, Manifest, Status, write_manifest
 from schedtrace.model.printable import encodable
 from schedtrace.model.redact import hide_in_text, without_secrets
+from schedtrace.model.trace_names import traces_in
 
 MAX_MEMORY_SHARE = 0.95
 """Of a GPU, for the engines of both runs together."""
@@ -184,7 +184,7 @@ def _check(folder: Path, *, force: bool) -> None:
     if not force:
         msg = f"{folder} exists: give another --label or --output, or --force to replace it"
         raise UsageError(msg)
-    if not any(folder.glob(TRACES)) and not (folder / FILE_NAME).exists():
+    if not traces_in(folder) and not (folder / FILE_NAME).exists():
         msg = f"{folder} is no run folder: --force will not empty it"
         raise UsageError(msg)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from schedtrace.record import settings
-from schedtrace.record.cpu_times import children
+from schedtrace.record.processes import children
 
 GRACE_S = 1.0
 """Between SIGTERM and SIGKILL: for the engine process to end in order, then for what it left."""

@@ -9,26 +9,27 @@ import os
 import re
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedtrace.engine.supervise import log_lines
 from schedtrace.errors import InputError, RecordingError
 from schedtrace.model.manifest import Manifest
+from schedtrace.model.trace_names import files_of, is_in_parts, traces_in
 
 if TYPE_CHECKING:
     from schedtrace.read.trace import Trace
 
-TRACES = "engine-*.jsonl"
 _FULL_BELOW_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 16
 _STOPPED = re.compile(r"schedtrace: recording to (?P<path>.+) stopped: (?P<why>.+); serving goes on")
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
-def traces_in(folder: Path) -> list[Path]:
+def begun_traces(folder: Path) -> list[Path]:
     """The traces that have begun: the engine writes the first line before it is ready."""
-    return sorted(path for path in folder.glob(TRACES) if path.stat().st_size)
+    return [path for path in traces_in(folder) if any(file.stat().st_size for file in files_of(path))]
 
 
 def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None:
@@ -38,7 +39,7 @@ def require_recording(traces: list[Path], manifest: Manifest, log: Path) -> None
         RecordingError: what was recorded, what is missing and what to do.
     """
     for path in traces:
-        if not path.exists() or _why(path, log):
+        if not _is_there(path) or _why(path, log):
             raise _stopped(path, manifest, log)
         _require_begin(path)
 
@@ -61,8 +62,14 @@ def require_whole(traces: list[Path], manifest: Manifest, log: Path) -> None:
             raise RecordingError(msg, f"choose a faster disk with --output and run again; {_see(path)}")
 
 
+def _is_there(path: Path) -> bool:
+    return any(file.exists() for file in files_of(path))
+
+
 def _require_begin(path: Path) -> None:
-    """Raises RecordingError for a trace that its recorder had to begin anew."""
+    """Raises RecordingError for a plain trace that its recorder had to begin anew."""
+    if is_in_parts(path):
+        return
     try:
         with path.open("rb") as file:
             header = json.loads(file.readline())
@@ -86,7 +93,7 @@ def _all_finished(traces: list[Path], manifest: Manifest) -> bool:
 
 
 def _stopped(path: Path, manifest: Manifest, log: Path) -> RecordingError:
-    if not path.exists():
+    if not _is_there(path):
         gone = path if path.parent.exists() else path.parent
         ran = len(manifest.trials)
         lost = f"; {_trials(1, ran)} ran and left no record" if ran else ""
@@ -161,10 +168,17 @@ def _why(path: Path, log: Path) -> str | None:
 
 def _last_line(path: Path) -> dict[str, object]:
     """The last line, if it is whole."""
+    from schedtrace.read.zstd_frames import Frames  # as _trace: not before it is needed
+
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES), os.SEEK_SET)
-            line = file.read().splitlines()[-1]
+        latest = files_of(path)[-1]
+        with latest.open("rb") as file:
+            if is_in_parts(path):
+                *_, tail = Frames().blocks(iter(partial(file.read, _TAIL_BYTES), b""), 0)
+            else:
+                file.seek(max(0, latest.stat().st_size - _TAIL_BYTES), os.SEEK_SET)
+                tail = file.read()
+            line = tail.splitlines()[-1]
         content = json.loads(line)
     except (OSError, IndexError, ValueError):
         return {}

@@ -35,6 +35,8 @@ class RunSpec(msgspec.Struct, kw_only=True):
     hash_ids: bool = False
     lines: Literal["delta", "full"] | None = None
     """Every step in full, or as what it changes; None: as ``SCHEDTRACE_LINES`` says, else ``delta``."""
+    trace: str | None = None
+    """How much of the trace is kept, as ``model.trace_bounds`` understands it; None: all, in a plain file."""
     executor: Literal["simulated"] | None = None
     """None: vLLM's own, with the model."""
     gpu: str | None = None

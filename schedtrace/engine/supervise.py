@@ -19,6 +19,7 @@ from schedtrace.engine.given_options import model_is_local
 from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import EngineError, RecordingError, UsageError
 from schedtrace.model import safe_files
+from schedtrace.model.trace_bounds import PLAIN
 from schedtrace.record import settings
 
 LOG_NAME = "vllm.log"
@@ -191,6 +192,7 @@ def _environment(run: RunSpec, folder: Path) -> dict[str, str]:
         environment[settings.HASH_IDS] = "1"
     if run.lines is not None:
         environment[settings.LINES] = run.lines
+    environment[settings.TRACE] = run.trace or PLAIN
     environment.setdefault("PYTHONUNBUFFERED", "1")
     if model_is_local(run.engine_args):  # nothing to fetch: do not wait for a hub that may be out of reach
         environment.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,5 +1,6 @@
 """Who holds the KV blocks that the head of the queue was refused, and how many of each group it needs."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -111,3 +112,27 @@ def line(taken: Snapshot) -> HeadRefusal:
         other_holders=len(others),
         other_held=[sum(group.get(one, 0) for one in others) for group in held] if others else [],
     )
+
+
+def held_blocks(manager: Any) -> Counter[str]:
+    """How many blocks each request has in all cache groups of a ``KVCacheManager``.
+
+    Of copies: any thread may ask, and the engine may go on meanwhile.
+    """
+    tables = [one.req_to_blocks for one in managers_of(manager)]
+    held: Counter[str] = Counter()
+    for one in [dict.copy(table) for table in tables if isinstance(table, dict)]:
+        held.update(dict(zip(one, map(len, one.values()), strict=True)))
+    return held
+
+
+def usable_blocks(manager: Any) -> int | None:
+    """KV blocks without the null block; None where the pool is not known."""
+    pool = getattr(manager, "block_pool", None)
+    return None if pool is None else int(pool.num_gpu_blocks) - 1
+
+
+def free_blocks(manager: Any) -> int | None:
+    """KV blocks that nobody has; None where the pool is not known."""
+    pool = getattr(manager, "block_pool", None)
+    return None if pool is None else int(pool.get_num_free_blocks())

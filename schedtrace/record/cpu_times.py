@@ -7,13 +7,15 @@ was ready and had to wait. The engine's thread, the main threads of its workers,
 import multiprocessing
 import os
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import Role, ThreadTime
+from schedtrace.record.processes import children
 
 EVERY_US = 1_000_000
+IDLE_EVERY_US = 5_000_000
+"""While nothing happens: ``watch`` takes a trace that is silent for longer for that of a dead engine."""
 
 
 class CpuTimes:
@@ -21,13 +23,21 @@ class CpuTimes:
 
     def __init__(self) -> None:
         self._engine = threading.get_native_id()
-        self._next_us = 0
+        self._next_us = self._idle_us = 0
+        self._steps = -1
+        self._worked = False
 
-    def line(self, now_us: int) -> list[Cpu]:
-        """One line if a second has gone by since the last, and there is something to say."""
-        if now_us < self._next_us:
+    def line(self, now_us: int, steps: int) -> list[Cpu]:
+        """One line if a second has gone by since the last, five where the engine idles.
+
+        Args:
+            now_us: On the trace's clock.
+            steps: That the engine has made so far.
+        """
+        if now_us < self._next_us or (steps == self._steps and not self._worked and now_us < self._idle_us):
             return []
-        self._next_us = now_us + EVERY_US
+        self._next_us, self._idle_us = now_us + EVERY_US, now_us + IDLE_EVERY_US
+        self._worked, self._steps = steps != self._steps, steps
         times = [time for role, pid, tid in self._threads() if (time := _read(role, pid, tid)) is not None]
         return [Cpu(at_us=now_us, threads=times)] if times else []
 
@@ -38,16 +48,6 @@ class CpuTimes:
         if multiprocessing.parent_process() is not None:
             threads.append(("front_end", os.getppid(), os.getppid()))
         return threads
-
-
-def children(pid: int) -> list[int]:
-    """Processes that any thread of this one has started."""
-    found: list[int] = []
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):  # a thread that has ended
-                found += map(int, (task / "children").read_text().split())
-    return sorted(found)
 
 
 def _read(role: Role, pid: int, tid: int) -> ThreadTime | None:

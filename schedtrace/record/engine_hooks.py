@@ -14,7 +14,7 @@ from typing import Any
 from schedtrace.model.printable import shortened
 from schedtrace.model.trace_facts import ControlKind, Grammar
 from schedtrace.record.capture import DummyPass, Synced
-from schedtrace.record.hooks import Method, wrap
+from schedtrace.record.hooks import Method, unwrap, wrap
 
 MOST_KEPT = 10_000
 """Of requests that were received, or aborted, and never seen by the scheduler: then all are forgotten."""
@@ -104,27 +104,45 @@ def _keep(times: dict[str, Any], request_id: str, value: Any) -> None:
 
 INPUTS = "_schedtrace_inputs"
 """Attribute of a ``StructuredOutputManager`` whose grammars are recorded."""
-_CONTROLS: tuple[ControlKind, ...] = ("sleep", "wake_up", "collective_rpc", "add_lora")
+_ASKED: tuple[ControlKind, ...] = ("sleep", "wake_up", "collective_rpc", "add_lora")
 """Methods of ``EngineCore`` by which an operator asks something of it."""
 _PASSES_A_SYNC = 32
 """Before it was a setting, vLLM 0.10 to 0.29."""
 
 
-def wrap_engine() -> None:
-    """Install them; the engine is that of this process."""
+def _methods() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """What is wrapped: class, method, and what goes around it."""
     from vllm.v1.engine.core import DPEngineCoreProc, EngineCore
     from vllm.v1.structured_output import StructuredOutputManager
 
-    wrap(EngineCore, "execute_dummy_batch", _dummy_batch)
-    wrap(DPEngineCoreProc, "_has_global_unfinished_reqs", _sync)
-    wrap(EngineCore, "shutdown", _shutdown)
-    wrap(EngineCore, "preprocess_add_request", _prepare)
-    wrap(EngineCore, "abort_requests", _abort)
-    for kind in _CONTROLS:
-        wrap(EngineCore, kind, _controls(kind))
-    wrap(StructuredOutputManager, "grammar_init", _grammar_init)
-    wrap(StructuredOutputManager, "_create_grammar", _create_grammar)
-    wrap(StructuredOutputManager, "_async_create_grammar", _create_grammar)  # its name before vLLM 0.13
+    return [
+        (EngineCore, "execute_dummy_batch", _dummy_batch),
+        (DPEngineCoreProc, "_has_global_unfinished_reqs", _sync),
+        (EngineCore, "shutdown", _shutdown),
+        (EngineCore, "preprocess_add_request", _prepare),
+        (EngineCore, "abort_requests", _abort),
+        *((EngineCore, kind, around) for kind, around in _CONTROLS.items()),
+        (StructuredOutputManager, "grammar_init", _grammar_init),
+        (StructuredOutputManager, "_create_grammar", _create_grammar),
+        (StructuredOutputManager, "_async_create_grammar", _create_grammar),  # its name before vLLM 0.13
+    ]
+
+
+def wrap_engine() -> None:
+    """Install them; the engine is that of this process."""
+    for owner, name, around in _methods():
+        wrap(owner, name, around)
+
+
+def unwrap_engine(engine: Any) -> None:
+    """Take them away, and what they have put on this engine."""
+    for owner, name, around in _methods():
+        unwrap(owner, name, around)
+    aborts = getattr(engine, "aborts_queue", None)
+    manager = getattr(engine, "structured_output_manager", None)
+    for thing, name in ((aborts, "put_nowait"), (manager, INPUTS)):
+        if thing is not None:
+            vars(thing).pop(name, None)
 
 
 def record_passes(core: type) -> None:
@@ -212,6 +230,10 @@ def _controls(kind: ControlKind) -> Callable[..., Any]:
         return done
 
     return around
+
+
+_CONTROLS = {kind: _controls(kind) for kind in _ASKED}
+"""Around each of these methods."""
 
 
 def _detail(kind: ControlKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

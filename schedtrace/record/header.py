@@ -41,15 +41,24 @@ def notices_about(version: str) -> list[str]:
     return [f"vLLM {version} has not been tried with this version of schedtrace (tried: {tried})"]
 
 
-def make_header(scheduler: Any, chosen: Settings, anchor: Anchor) -> Header:
-    """The header for a scheduler that has just been built.
+def make_header(
+    scheduler: Any, traced: type, chosen: Settings, anchor: Anchor, *, attached: bool = False
+) -> Header:
+    """The header of a scheduler's trace.
+
+    Args:
+        scheduler: vLLM's.
+        traced: The class that records it.
+        chosen: How it is recorded.
+        anchor: The moment at which the trace's clock is 0.
+        attached: Whether the scheduler has run before.
 
     Raises:
         AttributeError: ``scheduler`` lacks what every V1 scheduler of vLLM has.
     """
     config = scheduler.vllm_config
     parallel = config.parallel_config
-    instrumented = type(scheduler)._schedtrace_instrumented
+    instrumented: Instrumented = traced._schedtrace_instrumented  # type: ignore[attr-defined]  # of such a class
     facts: dict[str, Any] = {}
     failed: list[str] = []
     try:
@@ -69,7 +78,7 @@ def make_header(scheduler: Any, chosen: Settings, anchor: Anchor) -> Header:
         wall_anchor_us=anchor.wall_us,
         **clocks.facts(anchor),
         clock="virtual" if getattr(time, "virtual", False) else "monotonic",  # a simulation replaces it
-        scheduler_class=_class_name(type(scheduler)),
+        scheduler_class=_class_name(traced),
         async_scheduling=getattr(scheduler.scheduler_config, "async_scheduling", None),
         exits_via="source" if instrumented.classes and not instrumented.refused else "inferred",
         exit_sites=places(instrumented.sites),
@@ -86,6 +95,7 @@ def make_header(scheduler: Any, chosen: Settings, anchor: Anchor) -> Header:
         ),
         enable_prefix_caching=getattr(scheduler.cache_config, "enable_prefix_caching", None),
         scheduler_config=hide_secrets(plain_fields(scheduler.scheduler_config)),
+        attached=attached,
         trial_ids=chosen.trial_ids,
         hashed_ids=chosen.hash_ids,
         preemptions_recorded=_preemptions_recorded(scheduler, instrumented),

@@ -7,6 +7,9 @@ from typing import Any
 MARK = "_schedtrace_wrapped"
 """Attribute of a wrapper: the names of all functions that are around the original."""
 
+INHERITED = "_schedtrace_inherited"
+"""Attribute of a wrapper: its class had the original from a base."""
+
 Method = Callable[..., Any]
 
 
@@ -27,4 +30,16 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
         return around(original, self, *args, **kwargs)
 
     setattr(wrapped, MARK, (*inside, called))
+    setattr(wrapped, INHERITED, name not in vars(owner))
     setattr(owner, name, wrapped)
+
+
+def unwrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Take ``around`` away again, unless another wrapper has been put around it since."""
+    wrapped = vars(owner).get(name)
+    if getattr(wrapped, MARK, ())[-1:] != (f"{around.__module__}.{around.__qualname__}",):
+        return
+    if getattr(wrapped, INHERITED):
+        delattr(owner, name)
+    else:
+        setattr(owner, name, wrapped.__wrapped__)  # functools.wraps has set it

@@ -9,12 +9,14 @@ To 0.11.0 ``EngineCore`` reads the class from the configuration, right after it 
 the traced class takes its place.
 """
 
+import contextlib
 import pkgutil
 from typing import Any
 
 from loguru import logger
 
 from schedtrace.record import settings
+from schedtrace.record.asked import listen_while_they_run
 from schedtrace.record.engine_hooks import wrap_engine
 from schedtrace.record.front_end import wrap_front_end
 from schedtrace.record.hooks import Method, wrap
@@ -22,19 +24,25 @@ from schedtrace.record.worker_hooks import wrap_worker
 
 
 def register() -> None:
-    """Install the wrappers; does nothing unless recording is asked for, and never raises.
+    """Install the wrappers, and never raise; unless recording is asked for, one that can be attached to.
 
     vLLM calls this once per process, possibly more often: installing twice changes nothing.
     """
+    with contextlib.suppress(Exception):  # then nobody can attach
+        listen_while_they_run()
     if not settings.enabled():
         return
     try:
-        settings.claim_run_dir()
+        settings.from_environment()
         _wrap_scheduler_choice()
+    except settings.NotUnderstoodError as error:
+        logger.warning("schedtrace: not recording: {}", error)
+        return
     except Exception as error:
         logger.warning("schedtrace: not recording, this vLLM could not be hooked into: {!r}", error)
         return
-    for install in (wrap_engine, wrap_worker, wrap_front_end):
+    front_end = () if settings.keeps_in_memory() else (wrap_front_end,)
+    for install in (wrap_engine, wrap_worker, *front_end):
         try:
             install()
         except Exception as error:  # the trace goes without these facts

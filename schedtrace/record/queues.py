@@ -20,6 +20,10 @@ class Reader(NamedTuple):
     length: Callable[[Any], int]
     first: Callable[[Any], Any]
     """Who is taken next; the queue is not empty."""
+    entries: Callable[[Any], list[Any]]
+    """A copy of what it holds."""
+    in_order: Callable[[list[Any]], list[Any]]
+    """The requests of these entries in the order in which they are taken; this may take its time."""
 
 
 READERS: dict[type, Reader] = {}
@@ -36,8 +40,8 @@ def know_queues() -> None:
         return
     methods = ("peek_request", "pop_request", "__bool__", "__len__")
     readers = {
-        module.FCFSRequestQueue: Reader(deque.__len__, _first_of_deque),
-        module.PriorityRequestQueue: Reader(_length_of_heap, _first_of_heap),
+        module.FCFSRequestQueue: Reader(deque.__len__, _first_of_deque, _listed_deque, list),
+        module.PriorityRequestQueue: Reader(_length_of_heap, _first_of_heap, _listed_heap, _sorted_entries),
     }
     READERS.update(
         (kind, reader)
@@ -50,12 +54,27 @@ def _first_of_deque(queue: Any) -> Any:
     return deque.__getitem__(queue, 0)
 
 
+def _listed_deque(queue: Any) -> list[Any]:
+    return list(deque.__iter__(queue))
+
+
 def _length_of_heap(queue: Any) -> int:
     return list.__len__(queue._heap)
 
 
 def _first_of_heap(queue: Any) -> Any:
-    entry = list.__getitem__(queue._heap, 0)
+    return _of_entry(list.__getitem__(queue._heap, 0))
+
+
+def _listed_heap(queue: Any) -> list[Any]:
+    return list.copy(queue._heap)
+
+
+def _sorted_entries(entries: list[Any]) -> list[Any]:
+    return [_of_entry(entry) for entry in sorted(entries)]
+
+
+def _of_entry(entry: Any) -> Any:
     return entry[-1] if type(entry) is tuple else entry  # to vLLM 0.11: priority, arrival, request
 
 
@@ -161,6 +180,22 @@ def head(scheduler: Any) -> Any:
     if policy(scheduler) == "priority":
         return min(heads) if all(map(is_own, heads)) else None
     return heads[0]
+
+
+Waiting = list[tuple[Callable[[list[Any]], list[Any]], list[Any]]]
+"""Of each waiting queue what puts its entries in order, and these."""
+
+
+def waiting_now(scheduler: Any) -> Waiting:
+    """Copies of the waiting queues that can be read; never on the path of a step."""
+    queues = (getattr(scheduler, name, None) for name in _NAMES)
+    readers = ((READERS.get(type(queue)), queue) for queue in queues)
+    return [(reader.in_order, reader.entries(queue)) for reader, queue in readers if reader is not None]
+
+
+def in_order(waiting: Waiting) -> list[Any]:
+    """The requests in these copies, queue by queue."""
+    return [request for ordered, entries in waiting for request in ordered(entries)]
 
 
 def first_of(queue: Any) -> Any:

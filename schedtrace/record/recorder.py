@@ -4,11 +4,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
-from schedtrace.model.trace import Arrival, Finish, Preemption
+from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
 from schedtrace.model.trace_facts import Control, ControlKind
 from schedtrace.record.capture import (
     Came,
@@ -22,7 +23,9 @@ from schedtrace.record.capture import (
 )
 from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Noted, event_of
+from schedtrace.record.flight_recorder import FlightRecorder
 from schedtrace.record.inference import Departures, InferredExits, set_aside
+from schedtrace.record.present_requests import Snapshot, WerePresent
 from schedtrace.record.queues import Queues, policy
 from schedtrace.record.steady_steps import SteadySteps
 from schedtrace.record.verdict_facts import Facts
@@ -54,20 +57,20 @@ class _Before:
 class Recorder:
     """One engine's recording; all methods run on the scheduler's thread."""
 
-    def __init__(self, scheduler: Any, writer: Writer, *, full_lines: bool = False) -> None:
+    def __init__(self, scheduler: Any, traced: type, writer: Writer, *, full_lines: bool = False) -> None:
         self.active = True
         self.clock: Callable[[], int] = time.monotonic_ns
         self._writer = writer
         self.facts = Facts(scheduler, writer.since_anchor)
         self._inference = InferredExits(scheduler)
-        self._expects_inference = not type(scheduler)._schedtrace_instrumented.classes
+        self._expects_inference = not traced._schedtrace_instrumented.classes  # type: ignore[attr-defined]  # of a class that records
         self._marks_failed = False
         self._missing_facts = False
         pool = self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
         self._free_blocks: Callable[[], int | None] = _not_known
         if pool is not None and is_own(pool):
             self._free_blocks = pool.get_num_free_blocks
-        self._departures = None if is_own_class(type(scheduler)) else Departures()
+        self._departures = None if is_own_class(traced) else Departures()
         self._queues = Queues(scheduler)
         self.num_waiting, self._num_not_ready = self._queues.num_waiting, self._queues.num_not_ready
         self._steady = SteadySteps(never=full_lines)
@@ -85,6 +88,42 @@ class Recorder:
         """Of the latest step."""
         self._ended_waiting = False
         """They said how its waiting loop ended."""
+
+    @property
+    def path(self) -> Path:
+        """The trace."""
+        return self._writer.path
+
+    @property
+    def engine_rank(self) -> int:
+        """Data-parallel rank of the engine."""
+        return self._writer.engine_rank
+
+    @property
+    def flight(self) -> FlightRecorder | None:
+        """What writes snapshots, where the trace stays in memory."""
+        return self._writer.flight
+
+    @property
+    def latest_exits(self) -> list[Exit]:
+        """Why the latest step scheduled no more."""
+        return self._writer.latest_exits
+
+    def snapshot(self, reason: str, *, always: bool = False) -> Path | None:
+        """Write what is kept in memory, unless there were enough such snapshots; any thread.
+
+        Args:
+            reason: What happened, in a few words.
+            always: However many there have been.
+
+        Returns:
+            The trace; None: nothing was written.
+        """
+        return None if self.flight is None else self.flight.snapshot(reason, always=always)
+
+    def were_present(self, found: Snapshot) -> None:
+        """Note who was there when recording began, before the first step."""
+        self._writer.were_present(WerePresent(found, self.facts.salt))
 
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:
         """Note the state before the call, and whether it was asked to hold back new prefills."""

@@ -1,39 +1,65 @@
 """What the writer remembers of each request while it lives: its arrival, its tokens' times, what it lost."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
 
-from schedtrace.model.trace import Arrival, Finish
+from schedtrace.model.trace import Arrival, Finish, Present, PresentState
 from schedtrace.record.capture import ALL, Result
 
 
 class _Tokens:
     """One time for all requests that got their latest token in the same steps: shared, so set once a step."""
 
-    __slots__ = ("us",)
+    __slots__ = ("steps", "us")
 
     def __init__(self, us: int) -> None:
-        self.us = us
+        self.us, self.steps = us, 1
+
+
+_ASKED = [name for name in Arrival.__struct_fields__ if name in Present.__struct_fields__]
 
 
 class Life:
     """One request."""
 
     __slots__ = (
-        "accepted", "arrival", "cached", "drafts", "first_token_us", "invalid", "last_tokens", "lost_tokens",
-        "prompt_tokens", "scheduled_us", "unseen",
+        "accepted", "cached", "came", "computed_tokens", "drafts", "first_token_us", "has_run", "invalid",
+        "last_tokens", "lost_tokens", "num_preemptions", "prompt_tokens", "scheduled_us",
+        "tokens_before", "unseen",
     )  # fmt: skip
 
-    def __init__(self, arrival: Arrival | None) -> None:
-        self.arrival = arrival
-        self.prompt_tokens = 0 if arrival is None else arrival.prompt_tokens
+    def __init__(self, came: Arrival | Present | None) -> None:
+        self.came = came
+        """None: nobody saw it come."""
+        self.prompt_tokens = 0 if came is None else came.prompt_tokens
+        self.has_run = False
+        """A step has had it."""
         self.scheduled_us: int | None = None
         self.first_token_us: int | None = None
         self.last_tokens: _Tokens | None = None
+        self.tokens_before = 0
+        """Generated, but for those that ``last_tokens`` counts."""
+        self.computed_tokens = 0
+        """While no step has it."""
         self.cached = 0
         self.lost_tokens = 0
+        self.num_preemptions: int | None = 0
         self.unseen = False
         """It may have got tokens in steps that were dropped."""
         self.drafts = self.accepted = self.invalid = 0
+
+    @property
+    def output_tokens(self) -> int:
+        """Generated so far; those of steps that were dropped are not known."""
+        return self.tokens_before + (0 if self.last_tokens is None else self.last_tokens.steps)
+
+    def preempted(self, times: int | None) -> None:
+        """It lost its KV blocks; so often by vLLM's count, where it has one."""
+        self.computed_tokens = 0
+        if times is not None:
+            self.num_preemptions = times
+        elif self.num_preemptions is not None:
+            self.num_preemptions += 1
 
 
 class Lives:
@@ -49,6 +75,8 @@ class Lives:
         self._lives: dict[str, Life] = {}
         self._waiting: dict[str, int] = {}
         self._waiting_tokens = 0
+        self._rejected: deque[tuple[int, str, int]] = deque()
+        """Since when the scheduler knows that so many drafts of a request are void, until a step tells it."""
         self._got: Sequence[str] = ()
         self._tokens = _Tokens(0)
 
@@ -70,15 +98,32 @@ class Lives:
         self._lives[arrival.request_id] = Life(arrival)
         self.waits(arrival.request_id, arrival.prompt_tokens)
 
+    def was_there(self, entry: Present, *, wanted_tokens: int, in_flight: bool) -> None:
+        """A request was there before the first step.
+
+        Args:
+            entry: As it is written.
+            wanted_tokens: If it waits.
+            in_flight: It may get tokens of a step that nobody recorded.
+        """
+        life = self._lives[entry.request_id] = Life(entry)
+        life.has_run = entry.state != "waiting"
+        life.lost_tokens, life.scheduled_us = entry.lost_tokens, entry.scheduled_us
+        life.first_token_us, life.num_preemptions = entry.first_token_us, entry.num_preemptions
+        life.tokens_before, life.computed_tokens = entry.output_tokens, entry.computed_tokens
+        life.unseen = in_flight or entry.output_tokens > 0
+        if entry.state != "running":
+            self.waits(entry.request_id, wanted_tokens)
+
     def leaves(self, finish: Finish) -> None:
         """A request is done; ``finish`` gets the times of its life."""
         self.runs(finish.request_id)
         life = self._lives.pop(finish.request_id, None)
         if life is None:
             return
-        if life.arrival is not None:
-            finish.arrived_us = life.arrival.arrived_us
-            finish.queued_us = life.arrival.queued_us
+        if life.came is not None:
+            finish.arrived_us = life.came.arrived_us
+            finish.queued_us = life.came.queued_us
         finish.scheduled_us = life.scheduled_us
         finish.first_token_us = life.first_token_us
         finish.last_token_us = None if life.last_tokens is None else life.last_tokens.us
@@ -91,12 +136,56 @@ class Lives:
         """Steps were dropped: what those who had begun to run got in them is not known."""
         self._got = ()
         for life in self._lives.values():
-            if life.scheduled_us is not None:
+            if life.has_run:
+                life.tokens_before = life.output_tokens
                 life.unseen, life.last_tokens = True, None
 
-    def arrivals(self) -> list[Arrival]:
-        """Of those who are here, as far as they were seen to arrive."""
-        return [life.arrival for life in self._lives.values() if life.arrival is not None]
+    def stand_still(self, left: Sequence[tuple[str, int]], scheduled: Container[str], start_ns: int) -> None:
+        """Note the computed tokens of those who are in no step any more, and not preempted.
+
+        Args:
+            left: They, and the tokens computed if all were accepted.
+            scheduled: The requests of this step.
+            start_ns: When it began: what was forbidden or refused of drafts before, it knows.
+        """
+        for request_id, tokens in left:
+            if (life := self.find(request_id)) is not None and request_id not in self._waiting:
+                life.computed_tokens = tokens
+        while self._rejected and self._rejected[0][0] <= start_ns:
+            _, request_id, tokens = self._rejected.popleft()
+            if (life := self.find(request_id)) is not None and request_id not in scheduled:
+                life.computed_tokens = max(0, life.computed_tokens - tokens)
+
+    def present(self, scheduled: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Present]]:
+        """Who is here: the running ones, the preempted, and those who wait in the order of their arrival.
+
+        Nobody knows what those asked for that were not seen to come: they are left out.
+
+        Args:
+            scheduled: Requests of the latest step, with the tokens that are computed after it.
+        """
+        computed = dict(scheduled)
+        for _, request_id, tokens in self._rejected:
+            if request_id in computed:
+                computed[request_id] -= tokens
+        running = [one for one in (*computed, *self._lives) if one not in self._waiting]
+        preempted = [
+            one for one in reversed(self._waiting) if one in self._lives and self._lives[one].has_run
+        ]
+        for request_id in dict.fromkeys((*running, *preempted, *self._lives)):
+            life = self._lives.get(request_id)
+            if life is None or life.came is None:
+                continue
+            waits = request_id in self._waiting
+            state: PresentState = "running" if not waits else "preempted" if life.has_run else "waiting"
+            entry = Present(**{name: getattr(life.came, name) for name in _ASKED}, state=state)
+            entry.scheduled_us, entry.first_token_us = life.scheduled_us, life.first_token_us
+            entry.computed_tokens = (
+                life.computed_tokens if waits else computed.get(request_id, life.computed_tokens)
+            )
+            entry.output_tokens, entry.lost_tokens = life.output_tokens, life.lost_tokens
+            entry.num_preemptions = life.num_preemptions
+            yield request_id, entry
 
     def waits(self, request_id: str, tokens: int) -> None:
         """A request is in the queue and wants so many tokens."""
@@ -126,7 +215,10 @@ class Lives:
             life = self._lives.get(request_id)
             if life is not None:
                 life.drafts += number
-                life.accepted += max(0, tokens.get(request_id, 1) - 1)
+                accepted = max(0, tokens.get(request_id, 1) - 1)
+                life.accepted += accepted
+                if number > accepted:
+                    self._rejected.append((result.done_ns, request_id, number - accepted))
                 life.invalid += (result.invalid or {}).get(request_id, 0)
 
     def got_tokens(self, result: Result, ids: Sequence[str], back_us: int) -> int:
@@ -139,13 +231,16 @@ class Lives:
         """
         if result.got is ALL and ids is self._got:
             self._tokens.us = back_us
+            self._tokens.steps += 1
             return len(ids)
         got, lengths = (ids, None) if isinstance(result.got, str) else result.got
         self._got, self._tokens = got, _Tokens(back_us)
         for place, request_id in enumerate(got):
             life = self._lives.get(request_id)
-            if life is None or (lengths is not None and not lengths[place]):
+            number = 1 if lengths is None else lengths[place]
+            if life is None or not number:
                 continue
+            life.tokens_before = life.output_tokens + number - 1
             life.last_tokens = self._tokens
             if life.first_token_us is None and not life.unseen:
                 life.first_token_us = back_us

@@ -4,13 +4,17 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from schedtrace.model import safe_files
+from schedtrace.model import safe_files, snapshot_rules
 from schedtrace.model.manifest import FILE_NAME, Manifest, write_manifest
 from schedtrace.model.redact import vllm_environment, without_secrets
+from schedtrace.model.snapshot_rules import Rules, rules
 from schedtrace.model.trace import Header
+from schedtrace.model.trace_bounds import DEFAULT, PLAIN, Bounds, bounds, kept
 
 DIR = "SCHEDTRACE_DIR"
 """Folder that gets one run folder per vLLM start; setting it switches recording on."""
@@ -28,6 +32,20 @@ HASH_IDS = "SCHEDTRACE_HASH_IDS"
 LINES = "SCHEDTRACE_LINES"
 """``full``: every step is written in full; otherwise most of them by what differs from the step before."""
 
+TRACE = "SCHEDTRACE_TRACE"
+"""``maxsize=1G,maxage=12h``: how much of the trace is kept; ``plain``: one file without bounds."""
+
+
+KEEP = "SCHEDTRACE_KEEP"
+"""``120s`` or ``120s,64M``: keep so much in memory and write nothing until a snapshot is asked for."""
+
+SNAPSHOT_ON = "SCHEDTRACE_SNAPSHOT_ON"
+"""``ttft>5s,e2e>60s,preemptions>100/10s``: when to write one by itself."""
+
+
+class NotUnderstoodError(ValueError):
+    """A variable has a value that means nothing; the text says which, and what is expected."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -38,11 +56,27 @@ class Settings:
     hash_ids: bool
     lines: str = "delta"
     """``delta`` or ``full``."""
+    bounds: Bounds | None = None
+    """Of a trace in parts; None: one plain file."""
+    in_memory: bool = False
+    """These parts stay in memory until a snapshot is asked for."""
+    snapshot_on: Rules = snapshot_rules.NONE
+    """When one is written by itself."""
 
 
 def enabled() -> bool:
     """Whether this process is asked to record."""
-    return bool(os.environ.get(RUN_DIR) or os.environ.get(DIR))
+    return any(os.environ.get(name) for name in (RUN_DIR, DIR, KEEP))
+
+
+def keeps_in_memory() -> bool:
+    """Whether this process is a flight recorder's: nothing is on disk until a snapshot is asked for."""
+    return bool(os.environ.get(KEEP))
+
+
+def hashes_ids() -> bool:
+    """Whether request ids are to be written as hashes."""
+    return os.environ.get(HASH_IDS) == "1"
 
 
 def claim_run_dir(base: str | None = None) -> Path:
@@ -52,19 +86,49 @@ def claim_run_dir(base: str | None = None) -> Path:
     processes of all data-parallel ranks find it.
     """
     if not os.environ.get(RUN_DIR):
-        folder = Path(base or os.environ[DIR]).expanduser().absolute()
+        folder = Path(base or os.environ.get(DIR) or "logs").expanduser().absolute()
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_model_name() or 'vllm'}-{os.getpid()}"
         os.environ[RUN_DIR] = str(folder / name)
     return Path(os.environ[RUN_DIR])
 
 
+_T = TypeVar("_T")
+
+
+def _understood(variable: str, text: str, parse: Callable[[str], _T]) -> _T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        msg = f"{variable}={text}: {error}"
+        raise NotUnderstoodError(msg) from None
+
+
+def trace_bounds() -> Bounds | None:
+    """How much of a trace is kept; a server that is not told otherwise keeps its last GiB.
+
+    Raises:
+        NotUnderstoodError: a variable is not understood.
+    """
+    if text := os.environ.get(KEEP):
+        return _understood(KEEP, text, kept)
+    default = DEFAULT if os.environ.get(DIR) else PLAIN
+    return _understood(TRACE, os.environ.get(TRACE) or default, bounds)
+
+
 def from_environment() -> Settings:
-    """The settings of this process; the run folder is claimed if nobody did before."""
+    """The settings of this process; the run folder is claimed if nobody did before.
+
+    Raises:
+        NotUnderstoodError: one is not understood.
+    """
     return Settings(
         run_dir=claim_run_dir(),
         trial_ids=os.environ.get(TRIAL_IDS) == "1",
-        hash_ids=os.environ.get(HASH_IDS) == "1",
+        hash_ids=hashes_ids(),
         lines="full" if os.environ.get(LINES) == "full" else "delta",
+        bounds=trace_bounds(),
+        in_memory=keeps_in_memory(),
+        snapshot_on=_understood(SNAPSHOT_ON, os.environ.get(SNAPSHOT_ON) or snapshot_rules.DEFAULT, rules),
     )
 
 

@@ -145,7 +145,7 @@ class Facts:
         self._us = since_anchor
         self._state: State = ()
         self._reader = StateReader(scheduler)
-        self._salt = arrival_facts.Salt()
+        self.salt = arrival_facts.Salt()
         self.throttled: Any = None
         """``throttle_prefills`` of the call that runs; None where this release does not pass it."""
         self._refused: str | None = None
@@ -168,7 +168,7 @@ class Facts:
     def arrival(self, request: Any) -> dict[str, Any]:
         """Fields of an ``Arrival``, before the request enters the queue."""
         facts = arrival_facts.asked_for(request) | self.inputs.arrival(request.request_id)
-        if (found := arrival_facts.sibling(request.request_id, self._salt)) is not None:
+        if (found := arrival_facts.sibling(request.request_id, self.salt)) is not None:
             facts["sibling_index"], facts["parent"] = found
         return facts
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from schedtrace.record.hooks import Method, wrap
+from schedtrace.record.hooks import Method, unwrap, wrap
 
 Execution = tuple[str, int, int]
 """Which boot of which machine; begin and end in nanoseconds."""
@@ -50,6 +50,19 @@ def wrap_worker() -> None:
     if hasattr(worker_base.WorkerBase, "sample_tokens") and not hasattr(wrapper, "sample_tokens"):
         wrapper.sample_tokens = _reach_through
         wrap(wrapper, "sample_tokens", _sample_tokens)
+
+
+def unwrap_worker() -> None:
+    """Take them away again."""
+    from vllm.v1.worker import worker_base
+
+    wrapper: Any = getattr(worker_base, "WorkerWrapperBase", None)
+    if wrapper is None:
+        return
+    unwrap(wrapper, "execute_model", _execute_model)
+    unwrap(wrapper, "sample_tokens", _sample_tokens)
+    if vars(wrapper).get("sample_tokens") is _reach_through:
+        del wrapper.sample_tokens
 
 
 def _reach_through(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -96,4 +96,7 @@ def _vllm_attributes() -> dict[tuple[type, str], Any]:
 
 
 def _hooks(attributes: dict[tuple[type, str], Any]) -> list[tuple[type, str]]:
-    return [place for place, value in attributes.items() if hasattr(value, "_schedtrace_wrapped")]
+    """Wrappers of ours, but for those of the loops, which let a process be asked: these are there always."""
+    loops = {"run_busy_loop", "worker_busy_loop"}
+    hooks = [place for place, value in attributes.items() if hasattr(value, "_schedtrace_wrapped")]
+    return [place for place in hooks if place[1] not in loops]

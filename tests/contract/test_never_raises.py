@@ -92,7 +92,12 @@ def test_an_error_in_inference_stops_the_recording_only(broken, plain, recording
     assert read_run(recording).traces[0].notices[-1:] == [warning.removeprefix("schedtrace: ")]
 
 
-FIRST_LINES = ["traced.make_header", "traced.Writer", "recorder.InferredExits", "settings.from_environment"]
+FIRST_LINES = [
+    "recording.make_header",
+    "recording.Writer",
+    "recorder.InferredExits",
+    "recording.from_environment",
+]
 
 
 @pytest.mark.usefixtures("recording")

@@ -81,7 +81,8 @@ class Ended:
 
 
 def environment(**more):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDTRACE_")}
+    ours = ("SCHEDTRACE_", "VLLM_LOGGING_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return kept | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "COLUMNS": "100"} | more
 
 

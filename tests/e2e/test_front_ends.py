@@ -15,6 +15,7 @@ import urllib.request
 import polars as pl
 import pytest
 
+from schedtrace.read.lines import WholeLines
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from tests.e2e.conftest import REPO, environment
@@ -136,9 +137,10 @@ def test_a_served_model_is_recorded_with_finished_and_aborted_requests(server, w
     assert trial["requests_finished"] >= 20
     assert trial["requests_aborted"] == 1
     assert run["config"]["status"] == "attached"
-    text = (folder / "engine-0.jsonl").read_text()
-    assert '"abc"' not in text
-    assert "prompt_token_ids" not in text
+    text = b"\n".join(line for _, lines in WholeLines(folder / "engine-0.*.jsonl.zst") for line in lines)
+    assert b'"type":"step"' in text
+    assert b'"abc"' not in text
+    assert b"prompt_token_ids" not in text
     assert_times_are_vllms(read_run(folder).traces[0], metrics)
 
 

@@ -21,6 +21,11 @@ NOT_RUN = {
     "schedtrace diff --run base.yaml new.yaml": "two engines; tests/e2e/test_refusals.py starts two",
     "schedtrace watch logs": "follows a run until a person ends it; --once is run",
     "schedtrace diff --run base.yaml new.yaml --trials 8": "likewise",
+    **dict.fromkeys(
+        ["schedtrace queue", "schedtrace attach --for 60s"],
+        "a running server; tests/e2e/test_attach.py has one",
+    ),
+    "schedtrace snapshot": "likewise; tests/e2e/test_snapshot.py",
     f"schedtrace run --model MODEL {BALANCED}": "four engines; tests/e2e/test_ranks.py starts two",
 }
 INSTEAD = {"--model MODEL": "--model Qwen3-8B --executor simulated --gpu h100"}

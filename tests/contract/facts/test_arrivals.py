@@ -123,7 +123,7 @@ def test_no_hash_of_vllm_and_no_salt_is_written(recording):
     engine = Traced(enable_prefix_caching=True)
     request = engine.add("0_secret", prompt=64, max_tokens=1)
     prefixes = engine.scheduler._schedtrace_recorder._writer.prefixes
-    keys = [prefixes._salt._key, engine.scheduler._schedtrace_recorder.facts._salt._key]
+    keys = [prefixes._salt._key, engine.scheduler._schedtrace_recorder.facts.salt._key]
     hashes = list(request.block_hashes)
     engine.finish()
     written = trace_file(recording).read_bytes()

@@ -24,7 +24,7 @@ def busy(seconds):
 
 
 def of(times, now_us, role):
-    [line] = times.line(now_us)
+    [line] = times.line(now_us, steps=now_us)
     return [one for one in line.threads if one.role == role]
 
 
@@ -70,15 +70,20 @@ def test_processes_that_it_started_are_workers():
 
 
 def test_one_line_a_second():
-    times = CpuTimes()
-    assert [len(times.line(now)) for now in (0, 500_000, 999_999, 1_000_000, 1_500_000, 2_000_001)] == [
-        1, 0, 0, 1, 0, 1
+    times, looks = CpuTimes(), (0, 500_000, 999_999, 1_000_000, 1_500_000, 2_000_001)
+    assert [len(times.line(now, steps=now)) for now in looks] == [1, 0, 0, 1, 0, 1]
+
+
+def test_an_idle_engine_has_one_in_five_seconds_after_the_one_that_ends_its_work():
+    times, steps = CpuTimes(), (0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2)
+    assert [len(times.line(second * EVERY_US, done)) for second, done in enumerate(steps)] == [
+        1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 0
     ]  # fmt: skip
 
 
 def test_where_the_system_does_not_tell_nothing_is_written(monkeypatch):
     monkeypatch.setattr("schedtrace.record.cpu_times._read", lambda *_: None)
-    assert CpuTimes().line(0) == []
+    assert CpuTimes().line(0, 0) == []
 
 
 def test_the_trace_has_it(recording):

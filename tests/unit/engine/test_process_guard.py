@@ -11,7 +11,7 @@ import pytest
 
 from schedtrace.model.manifest import Manifest, read_manifest, write_manifest
 from schedtrace.record import settings
-from schedtrace.record.cpu_times import children
+from schedtrace.record.processes import children
 
 TOY = """
 import os, signal, subprocess, sys, time

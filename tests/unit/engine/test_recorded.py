@@ -4,7 +4,7 @@ from typing import NamedTuple
 import pytest
 
 from schedtrace.engine import recording_check
-from schedtrace.engine.recording_check import require_recording, require_whole, traces_in
+from schedtrace.engine.recording_check import begun_traces, require_recording, require_whole
 from schedtrace.errors import RecordingError
 from schedtrace.model.trace import End, Notice
 from tests.makers import encoded, finish, header, manifest, result, step, write_trace
@@ -166,8 +166,8 @@ def test_a_last_line_that_is_cut_or_longer_than_looked_at_is_no_end(cut, log):
 def test_a_trace_without_its_first_line_has_not_begun(tmp_path):
     (tmp_path / "engine-0.jsonl").touch()
     (tmp_path / "engine-1.jsonl").write_text("{}")
-    assert traces_in(tmp_path) == [tmp_path / "engine-1.jsonl"]
-    assert traces_in(tmp_path / "gone") == []
+    assert begun_traces(tmp_path) == [tmp_path / "engine-1.jsonl"]
+    assert begun_traces(tmp_path / "gone") == []
 
 
 def test_a_trace_that_was_begun_anew_is_not_whole(tmp_path, log):

@@ -76,7 +76,7 @@ def recorder_of(writer):
     """A recorder whose clock goes on by 1 us with every look."""
 
     def made(scheduler, **options):
-        recorder = Recorder(scheduler, writer, **options)
+        recorder = Recorder(scheduler, type(scheduler), writer, **options)
         ticks = count(1000, 1000)
         recorder.clock = lambda: next(ticks)
         return recorder

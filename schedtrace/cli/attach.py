@@ -1,0 +1,44 @@
+"""``schedtrace attach``: record an engine that runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedtrace.cli.options import TraceOption, print_line, seconds, trace_bounds
+
+EngineArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[PID|all]",
+        help="Process id of an engine or of its server, or all of this user's (default: the only server).",
+    ),
+]
+
+
+def attach(
+    engine: EngineArgument = None,
+    for_: Annotated[
+        str | None,
+        typer.Option("--for", metavar="TIME", help="Detach after so long: 60s, 5m. Default: until detach."),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Parent of the run folder.")] = Path("logs"),
+    hash_ids: Annotated[bool, typer.Option("--hash-ids", help="Write request ids as hashes.")] = False,
+    trace: TraceOption = None,
+) -> None:
+    """Record a running engine from now on; it goes on as before.
+
+    schedtrace has to be installed beside vLLM when the server starts; no setting is needed, and nothing is
+    recorded until somebody attaches.
+    """
+    from schedtrace.engine.running_recordings import attach_to, detached_after
+
+    for_s = seconds("--for", for_)
+    attached = attach_to(engine, output, for_s, hash_ids=hash_ids, trace=trace_bounds(trace))
+    for line in attached.lines():
+        print_line(line)
+    if for_s is not None:
+        print_line(f"recording for {for_} (Ctrl-C ends it)")
+        for line in detached_after(attached, for_s):
+            print_line(line)
+    print_line(f"next: {attached.next_command(ended=for_s is not None)}")

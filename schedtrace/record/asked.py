@@ -1,0 +1,243 @@
+"""What engines and workers answer to who asks over their socket."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from schedtrace import __version__
+from schedtrace.model.live import (
+    AnyAnswer,
+    AnyAsk,
+    AskAttach,
+    AskDetach,
+    AskQueue,
+    AskSnapshot,
+    AskStacks,
+    AskStatus,
+    AskTimes,
+    Attached,
+    Detached,
+    Done,
+    QueueNow,
+    Refused,
+    Snapshot,
+    Stacks,
+    Status,
+)
+from schedtrace.model.trace import Exit
+from schedtrace.record.attachment import Attachment
+from schedtrace.record.between_steps import BetweenSteps
+from schedtrace.record.control_socket import ControlSocket
+from schedtrace.record.engine_thread import stacks_here
+from schedtrace.record.flight_recorder import WAIT_S
+from schedtrace.record.header import engine_rank, vllm_version
+from schedtrace.record.hooks import Method, wrap
+from schedtrace.record.queue_now import queue_now
+from schedtrace.record.queues import Queues
+from schedtrace.record.settings import KEEP, hashes_ids
+from schedtrace.record.step_lines import WrittenIds
+from schedtrace.record.watchdog import Watchdog, WatchdogThread, watch
+from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
+
+LOOPS = ENGINE_LOOP, WORKER_LOOP = "run_busy_loop", "worker_busy_loop"
+"""Methods in which vLLM's engines and workers spend their lives."""
+_forever = ExitStack()
+"""Of a process that was made to listen; its socket goes with it."""
+
+
+def listen_while_they_run() -> None:
+    """Have every engine and every worker of this process listen as long as its loop runs."""
+    from vllm.v1.engine.core import DPEngineCoreProc, EngineCoreProc
+    from vllm.v1.executor.multiproc_executor import WorkerProc
+
+    wrap(EngineCoreProc, ENGINE_LOOP, _engine_loop)
+    wrap(DPEngineCoreProc, ENGINE_LOOP, _engine_loop)
+    wrap(WorkerProc, WORKER_LOOP, _worker_loop)
+
+
+def listen_from_now_on() -> None:
+    """Have the engine or worker listen whose loop the main thread is in: it began without schedtrace.
+
+    Called on another thread, which may take its time (``engine/unprepared.py``).
+    """
+    main = threading.main_thread().ident or 0
+    frame = sys._current_frames().get(main)
+    while frame is not None and frame.f_code.co_name not in LOOPS:
+        frame = frame.f_back
+    if frame is None:
+        logger.warning("schedtrace: process {} is in no loop of an engine or worker of vLLM", os.getpid())
+    elif frame.f_code.co_name == ENGINE_LOOP:
+        _forever.enter_context(_Engine(frame.f_locals["self"], main).listening())
+    else:
+        _forever.enter_context(_listening(_Worker(frame.f_locals["self"]).answer))
+
+
+def _engine_loop(original: Method, core: Any, *args: Any, **kwargs: Any) -> Any:
+    engine = _Engine(core, threading.get_ident())
+    with engine.listening():
+        try:
+            return original(core, *args, **kwargs)
+        except BaseException as error:
+            engine.ends(type(error).__name__)
+            raise
+
+
+def _worker_loop(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    with _listening(_Worker(worker).answer):
+        return original(worker, *args, **kwargs)
+
+
+@contextmanager
+def _listening(answer: Callable[[AnyAsk], AnyAnswer]) -> Iterator[None]:
+    """Meanwhile a process answers; not where there can be no socket."""
+    listener = None
+    try:
+        listener = ControlSocket(answer)
+    except Exception as error:
+        logger.debug("schedtrace: nobody can attach to process {}: {!r}", os.getpid(), error)
+    try:
+        yield
+    finally:
+        if listener is not None:
+            listener.close()
+
+
+class _Engine:
+    """An engine's process.
+
+    Args:
+        core: vLLM's ``EngineCore``.
+        thread: That it runs on.
+    """
+
+    def __init__(self, core: Any, thread: int) -> None:
+        self._core = core
+        self._between_steps = BetweenSteps(core)
+        self._attachment = Attachment(core, self._between_steps)
+        self._watchdog: Watchdog | None
+        self._watching: WatchdogThread | None
+        self._watchdog, self._watching = watch(core, thread, self._exits, self._snapshot_at)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Meanwhile it answers, and its watchdog looks at its thread."""
+        try:
+            with _listening(self.answer):
+                yield
+        finally:
+            if self._watching is not None:
+                self._watching.close()
+
+    def ends(self, why: str) -> None:
+        """Its loop does, with an exception; ``SystemExit`` is how vLLM shuts it down."""
+        with suppress(Exception):
+            self._recorder.snapshot(f"engine ended {why}", always=True)
+
+    def answer(self, ask: AnyAsk) -> AnyAnswer:
+        """What it says.
+
+        Raises:
+            RefusedError: it cannot be attached to, or detached from.
+        """
+        match ask:
+            case AskStatus():
+                return self._status()
+            case AskAttach():
+                path, present, held_us = self._attachment.attach(
+                    Path(ask.run_dir), ask.for_s, hash_ids=ask.hash_ids, trace=ask.trace
+                )
+                return Attached(path=str(path), present=present, held_us=held_us)
+            case AskDetach():
+                path, held_us = self._attachment.detach()
+                return Detached(path=str(path), held_us=held_us)
+            case AskQueue():
+                return self._queue()
+            case AskSnapshot():
+                return self._snapshot(Path(ask.run_dir))
+        return Refused(why="an engine is not asked this")
+
+    @property
+    def _recorder(self) -> Any:
+        return getattr(self._core.scheduler, "_schedtrace_recorder", None)
+
+    def _exits(self) -> list[Exit]:
+        return self._attachment.latest_exits(hash_ids=hashes_ids())
+
+    def _snapshot_at(self, reason: str) -> Path | None:
+        recorder = self._recorder
+        return None if recorder is None else recorder.snapshot(reason)
+
+    def _queue(self) -> QueueNow:
+        exits: list[Exit] = []
+        if self._core.scheduler.requests:
+            with suppress(Exception):  # then nobody knows
+                exits = self._exits()
+        ids = WrittenIds(hash_ids=hashes_ids())
+        return QueueNow(queue=queue_now(self._core, self._between_steps, exits, ids))
+
+    def _snapshot(self, folder: Path) -> AnyAnswer:
+        recorder = self._recorder
+        if recorder is None or not recorder.active or recorder.flight is None:
+            return Refused(why=f"it keeps nothing in memory: start the server with {KEEP}=120s")
+        try:
+            return Snapshot(path=str(recorder.flight.ask(folder).result(WAIT_S)))
+        except OSError as error:
+            why = f"{folder}: cannot be written ({error.strerror}); what is in memory stays there"
+            return Refused(why=why)
+
+    def _status(self) -> Status:
+        core, attachment, watchdog = self._core, self._attachment, self._watchdog
+        flight = getattr(self._recorder, "flight", None)
+        return Status(
+            role="engine",
+            pid=os.getpid(),
+            engine_pid=os.getpid(),
+            rank=engine_rank(core.vllm_config.parallel_config),
+            schedtrace_version=__version__,
+            vllm_version=vllm_version(),
+            model=str(core.vllm_config.model_config.model),
+            running=len(core.scheduler.running),
+            waiting=Queues(core.scheduler).num_waiting(core.scheduler),
+            recording=None if attachment.trace is None else str(attachment.trace),
+            keeps=None if flight is None else flight.keeps,
+            attached=attachment.attached,
+            left_s=attachment.left_s,
+            stalled_s=None if watchdog is None else watchdog.stalled_s,
+            stall=None if watchdog is None else watchdog.stall,
+        )
+
+
+class _Worker:
+    """A worker's process.
+
+    Args:
+        worker: vLLM's ``WorkerProc``.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def answer(self, ask: AnyAsk) -> AnyAnswer:
+        """What it says."""
+        match ask:
+            case AskStatus():
+                return Status(
+                    role="worker",
+                    pid=os.getpid(),
+                    engine_pid=os.getppid(),
+                    rank=int(getattr(self._worker, "rank", 0)),
+                    schedtrace_version=__version__,
+                    vllm_version=vllm_version(),
+                )
+            case AskTimes():
+                (wrap_worker if ask.on else unwrap_worker)()
+                return Done()
+            case AskStacks():
+                return Stacks(text=stacks_here())
+        return Refused(why="a worker is not asked this")

@@ -1,0 +1,252 @@
+"""Records an engine that runs, and lets it go again: its scheduler gets another class between two steps.
+
+All that takes long is done before, beside the engine: the marked copy of ``schedule()``, the header, the
+file. What is left for the engine's thread is to note who is there and to assign the class. Afterwards nothing
+of schedtrace is on the scheduler or its engine.
+"""
+
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from schedtrace.model.trace import Exit
+from schedtrace.model.trace_bounds import PLAIN, bounds, kept
+from schedtrace.record.between_steps import BetweenSteps
+from schedtrace.record.control_socket import tell_workers
+from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
+from schedtrace.record.present_requests import snapshot
+from schedtrace.record.recorder import Recorder
+from schedtrace.record.recording import prepared_recorder
+from schedtrace.record.scheduler_hooks import records
+from schedtrace.record.settings import LINES, Settings
+from schedtrace.record.traced import traced_class
+from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
+
+MOST_WAITED_S = 30.0
+"""For the end of the step that runs: a prefill of a long prompt on a slow device may take seconds."""
+
+GLANCE_S = 0.3
+"""An engine that schedules nothing calls ``schedule()`` about once a millisecond."""
+GLANCE = kept("60s")
+
+_ATTACHED: "set[Attachment]" = set()
+"""Of this process, where a caller may have several engines."""
+
+
+class RefusedError(Exception):
+    """What was asked for cannot be done; the text says why, for a person."""
+
+
+class Attachment:
+    """One engine's recording that comes and goes.
+
+    Args:
+        engine: vLLM's ``EngineCore``.
+        between_steps: The way to its thread.
+    """
+
+    def __init__(self, engine: Any, between_steps: BetweenSteps) -> None:
+        self._engine = engine
+        self._between_steps = between_steps
+        self._lock = threading.Lock()
+        self._recorder: Recorder | None = None
+        self._plain: type | None = None
+        """The scheduler's class before."""
+        self._ended: tuple[Path, float] | None = None
+        """What the last recording that ended by itself has to say, until somebody asks."""
+        self._end_s: float | None = None
+        self._timer: threading.Timer | None = None
+
+    @property
+    def trace(self) -> Path | None:
+        """What is written now, by this attachment or since the engine's start."""
+        recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
+        return recorder.path if recorder is not None and recorder.active else None
+
+    @property
+    def attached(self) -> bool:
+        """Whether this is what records."""
+        return self._recorder is not None
+
+    @property
+    def left_s(self) -> float | None:
+        """Until it ends by itself."""
+        return None if self._end_s is None else max(0.0, self._end_s - time.monotonic())
+
+    def attach(
+        self, run_dir: Path, for_s: float | None, *, hash_ids: bool, trace: str = PLAIN
+    ) -> tuple[Path, int, float]:
+        """Record from the next step on.
+
+        Args:
+            run_dir: The run folder.
+            for_s: Detach after so many seconds.
+            hash_ids: Write request ids as hashes.
+            trace: How much is kept.
+
+        Returns:
+            The trace, how many requests were there, and for how many microseconds the engine was held up.
+
+        Raises:
+            RefusedError: it is recorded already, or cannot be.
+        """
+        with self._lock:
+            if (path := self.trace) is not None:
+                if self._engine.scheduler._schedtrace_recorder.flight is not None:
+                    msg = "it keeps its last seconds in memory: schedtrace snapshot writes them"
+                    raise RefusedError(msg)
+                msg = f"it is recorded already, to {path}"
+                raise RefusedError(msg)
+            if self._recorder is not None:  # it has given up
+                self._end()
+            lines = "full" if os.environ.get(LINES) == "full" else "delta"
+            chosen = Settings(run_dir, trial_ids=False, hash_ids=hash_ids, lines=lines, bounds=bounds(trace))
+            held, recorder, present = self._begin(chosen)
+            self._ended = None
+            if for_s is not None:
+                self._end_s = time.monotonic() + for_s
+                self._timer = threading.Timer(for_s, self._time_is_over)
+                self._timer.daemon = True
+                self._timer.start()
+        logger.info("schedtrace: attached to engine {}: {}", recorder.engine_rank, recorder.path)
+        return recorder.path, present, held
+
+    def _begin(self, chosen: Settings) -> tuple[float, Recorder, int]:
+        scheduler = self._engine.scheduler
+        plain: Any = type(scheduler)  # hashable, as every class
+        try:
+            _ATTACHED.add(self)
+            traced = traced_class(plain)
+            wrap_engine()
+            wrap_worker()
+            tell_workers(on=True)
+            recorder = prepared_recorder(scheduler, traced, chosen, attached=True)
+        except Exception as error:
+            self._unwrap()
+            msg = f"it cannot be recorded: {error!r}"
+            raise RefusedError(msg) from error
+        held_us, present = 0.0, 0
+
+        def begin() -> None:
+            nonlocal held_us, present
+            began_ns = time.perf_counter_ns()
+            in_flight = bool(getattr(self._engine, "batch_queue", None))
+            found = snapshot(scheduler, in_flight=in_flight)
+            scheduler.__class__ = traced
+            scheduler._schedtrace_recorder = recorder
+            recorder.were_present(found)
+            present = len(found.running) + recorder.num_waiting(scheduler)
+            held_us = (time.perf_counter_ns() - began_ns) / 1000
+
+        self._recorder, self._plain = recorder, plain
+        try:
+            self._between_steps.do(begin, MOST_WAITED_S)
+        except Exception as error:
+            self._release()
+            msg = f"it was not attached to: {error}"
+            raise RefusedError(msg) from error
+        return held_us, recorder, present
+
+    def detach(self) -> tuple[Path, float]:
+        """Record no more.
+
+        Returns:
+            The trace, and for how many microseconds the engine was held up.
+
+        Raises:
+            RefusedError: nothing is attached, or the engine does not come to the end of its step.
+        """
+        with self._lock:
+            ended, self._ended = self._ended, None
+            if ended is not None:
+                return ended
+            if self._recorder is None:
+                path = self.trace
+                why = f"; it has been recorded since it began, to {path}" if path else ""
+                msg = f"nothing is attached to it{why}"
+                raise RefusedError(msg)
+            recorder = self._recorder
+            path, held_us = self._end()
+        logger.info("schedtrace: detached from engine {}: {}", recorder.engine_rank, path)
+        return path, held_us
+
+    def latest_exits(self, *, hash_ids: bool) -> list[Exit]:
+        """Why the latest call of ``schedule()`` scheduled no more; empty: it cannot be known.
+
+        An engine that nobody records is attached to for a moment, with a trace that stays in memory: so the
+        causes come from vLLM's own conditions, and need no second opinion about the scheduler's state.
+
+        Args:
+            hash_ids: Write request ids as hashes, where nobody records it yet.
+
+        Raises:
+            RefusedError: it cannot be recorded, or has stopped making steps meanwhile.
+        """
+        recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
+        if recorder is not None and recorder.active:
+            return list(recorder.latest_exits)
+        with self._lock:
+            if self._recorder is not None:  # it has given up, and is not detached yet
+                return []
+            chosen = Settings(Path(), trial_ids=False, hash_ids=hash_ids, bounds=GLANCE, in_memory=True)
+            _, recorder, _ = self._begin(chosen)
+            time.sleep(GLANCE_S)
+            try:
+                self._end()
+            except RefusedError:
+                recorder.active = False  # who attaches next takes it away
+                raise
+        return list(recorder.latest_exits)
+
+    def _end(self) -> tuple[Path, float]:
+        recorder, plain = self._recorder, self._plain
+        assert recorder is not None  # noqa: S101  # who calls has seen to that
+        held_us = 0.0
+
+        def end() -> None:
+            nonlocal held_us
+            began_ns = time.perf_counter_ns()
+            recorder.active = False
+            self._engine.scheduler.__class__ = plain
+            held_us = (time.perf_counter_ns() - began_ns) / 1000
+
+        try:
+            self._between_steps.do(end, MOST_WAITED_S)
+        except Exception as error:
+            msg = f"it was not detached: {error}"
+            raise RefusedError(msg) from error
+        self._release()
+        return recorder.path, held_us
+
+    def _release(self) -> None:
+        """Close the trace, and take all away that was put in."""
+        recorder, scheduler = self._recorder, self._engine.scheduler
+        self._recorder, self._plain, self._end_s = None, None, None
+        timer, self._timer = self._timer, None
+        if timer is not None and timer is not threading.current_thread():
+            timer.cancel()
+        if recorder is not None:
+            recorder.close()
+        if not records(type(scheduler)):
+            for name in [name for name in vars(scheduler) if name.startswith("_schedtrace_")]:
+                delattr(scheduler, name)
+            self._unwrap()
+
+    def _unwrap(self) -> None:
+        """Unless another engine of this process is attached to."""
+        _ATTACHED.discard(self)
+        if not _ATTACHED:
+            unwrap_engine(self._engine)
+            unwrap_worker()
+            tell_workers(on=False)
+
+    def _time_is_over(self) -> None:
+        with self._lock, suppress(RefusedError):  # who asks meanwhile waits for what there is to say
+            if self._recorder is not None:
+                self._ended = self._end()
+                logger.info("schedtrace: detached by itself: {}", self._ended[0])

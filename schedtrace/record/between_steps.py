@@ -1,0 +1,108 @@
+"""Has something done on an engine's own thread between two of its steps, whether it works or idles.
+
+The engine's loop takes what clients send from ``input_queue`` before each step, and sleeps on that queue
+while it has nothing to do (``EngineCoreProc._process_input_queue``). So a message of ours wakes it, and is
+handled where a client's would be. A core in its caller's process has no such queue: there its next step is
+awaited. Nothing stays on the engine once the last message was handled.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class NotReachedError(Exception):
+    """The engine did not come to the end of a step in time: it is held up in one, or nobody drives it."""
+
+
+class _Task:
+    """Done once, or cancelled before; stands in the engine's input queue in place of a kind of request."""
+
+    def __init__(self, what: Callable[[], None]) -> None:
+        self._what = what
+        self._begun = threading.Lock()
+        self.over = threading.Event()
+        self.error: Exception | None = None
+
+    def __call__(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
+        try:
+            self._what()
+        except Exception as error:
+            self.error = error
+        finally:
+            self.over.set()
+
+    def cancel(self) -> bool:
+        """Whether it had not begun, and now never will."""
+        return self._begun.acquire(blocking=False)
+
+
+class BetweenSteps:
+    """Of one engine core.
+
+    Args:
+        engine: vLLM's ``EngineCore``.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._tasks: set[_Task] = set()
+        """Those that the engine has not come to, cancelled ones among them."""
+        self._lock = threading.Lock()
+        self._name = "_handle_client_request" if hasattr(engine, "input_queue") else "step_fn"
+        self._had: Any = None
+
+    def do(self, what: Callable[[], None], timeout_s: float) -> None:
+        """Have it done, and wait until it is; what it raises is raised here.
+
+        Raises:
+            NotReachedError: the engine's thread did not get there in time; it will not be done later either.
+        """
+        task = _Task(what)
+        with self._lock:
+            if not self._tasks:
+                self._put_before()
+            self._tasks.add(task)
+        if self._name != "step_fn":
+            self._engine.input_queue.put_nowait((task, None))
+        if not task.over.wait(timeout_s) and task.cancel():
+            msg = f"the engine has been within one step for {timeout_s:g} s"
+            raise NotReachedError(msg)
+        task.over.wait()
+        if task.error is not None:
+            raise task.error
+
+    def _put_before(self) -> None:
+        """Before a method of this object alone."""
+        engine, name = self._engine, self._name
+        original = getattr(engine, name)
+        self._had = vars(engine).get(name)
+
+        def handle(kind: Any, *request: Any) -> None:
+            if isinstance(kind, _Task):
+                self._gone({kind})
+                kind()
+            else:
+                original(kind, *request)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            tasks = set(self._tasks)
+            self._gone(tasks)
+            for task in tasks:
+                task()
+            return original(*args, **kwargs)
+
+        setattr(engine, name, step if name == "step_fn" else handle)
+
+    def _gone(self, tasks: set[_Task]) -> None:
+        """The engine has come to them: take away what was put in, after the last one."""
+        with self._lock:
+            self._tasks -= tasks
+            if self._tasks:
+                return
+            if self._had is None:
+                delattr(self._engine, self._name)
+            else:
+                setattr(self._engine, self._name, self._had)

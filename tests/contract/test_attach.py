@@ -1,0 +1,260 @@
+"""A recording that begins while vLLM's scheduler works, and ends again: it changes and leaves nothing."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+
+pytest.importorskip("vllm")
+
+from typer.testing import CliRunner
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from schedtrace.cli.main import app
+from schedtrace.diagnose.offered_load import came_at_once
+from schedtrace.diagnose.run_statistics import engine_sums
+from schedtrace.read.run import read_run
+from schedtrace.record.attachment import Attachment, RefusedError
+from schedtrace.record.between_steps import NotReachedError
+from schedtrace.record.traced import traced_class
+from schedtrace.timeline.queue_waits import mismatches, waiting_after, waits
+from schedtrace.timeline.timeline import make_timeline
+from tests.contract.deciding import Deciding, first_difference
+from tests.contract.loads import FAMILIES, SEEDS, make_script, play
+
+pytestmark = pytest.mark.vllm
+
+WINDOWS = [(40, 120), (150, 220), (240, 290)]
+"""First step that is recorded, and the first one that is not any more."""
+SESSIONS = {"streaming_input"}
+"""A session that waits for its next part is in the queue, and no event says when it went back there."""
+LOADS = [f"{name}-{seed}" for name in FAMILIES for seed in SEEDS]
+
+
+class Now:
+    """The test's thread is the engine's."""
+
+    def do(self, what: Any, _timeout_s: float) -> None:
+        what()
+
+
+class Visited(Deciding):
+    """Attached to before some steps, and detached before others."""
+
+    def __init__(self, folder: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.folder, self.calls = folder, 0
+        self.core = SimpleNamespace(scheduler=self.scheduler, batch_queue=self.in_flight)
+        self.attachment = Attachment(self.core, Now())
+
+    def schedule(self, *args: Any) -> Any:
+        for number, (begin, end) in enumerate(WINDOWS):
+            if self.calls == begin:
+                self.attachment.attach(self.folder / str(number), None, hash_ids=False)
+            if self.calls == end:
+                self.attachment.detach()
+        self.calls += 1
+        return super().schedule(*args)
+
+
+@pytest.fixture
+def idle():
+    """An engine that has made some steps and is not recorded."""
+    engine = Deciding()
+    engine.attachment = Attachment(SimpleNamespace(scheduler=engine.scheduler), Now())
+    for number in range(4):
+        engine.add(f"r{number}", 40)
+    engine.step()
+    return engine
+
+
+def is_plain(engine):
+    names = [name for name in vars(engine.scheduler) if name.startswith("_schedtrace")]
+    return type(engine.scheduler) in {Scheduler, AsyncScheduler} and not names
+
+
+def test_where_no_file_can_be_made_nothing_is_changed(idle, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RefusedError, match="it cannot be recorded: NotADirectoryError"):
+        idle.attachment.attach(tmp_path / "file" / "run", None, hash_ids=False)
+    assert is_plain(idle)
+    assert not idle.attachment.attached
+
+
+def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_left_alone(idle, tmp_path, monkeypatch):
+    def never(_what, _timeout_s):
+        raise NotReachedError("within one step")  # noqa: EM101, TRY003  # stands for another text
+
+    monkeypatch.setattr(idle.attachment._between_steps, "do", never, raising=False)
+    with pytest.raises(RefusedError, match="was not attached to: within one step"):
+        idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    assert is_plain(idle)
+
+
+def test_a_recording_that_gave_up_makes_way_for_another(idle, tmp_path):
+    idle.attachment.attach(tmp_path / "full", None, hash_ids=False)
+    idle.scheduler._schedtrace_recorder._writer._give_up(OSError(28, "No space left on device"))
+    idle.step()
+    assert idle.attachment.trace is None
+    path, present, _ = idle.attachment.attach(tmp_path / "again", None, hash_ids=False)
+    assert (path, present) == (tmp_path / "again" / "engine-0.jsonl", 4)
+    idle.step()
+    idle.attachment.detach()
+    assert is_plain(idle)
+    assert read_run(tmp_path / "again").traces[0].steps.height == 1
+
+
+def test_it_ends_by_itself_and_says_so_to_who_asks_then(idle, tmp_path):
+    path, _, _ = idle.attachment.attach(tmp_path / "run", 0.05, hash_ids=True)
+    idle.attachment._timer.join()
+    assert is_plain(idle)
+    assert idle.attachment.detach()[0] == path
+    with pytest.raises(RefusedError, match="nothing is attached to it"):
+        idle.attachment.detach()
+    assert read_run(tmp_path / "run").traces[0].header.hashed_ids
+
+
+@pytest.fixture(params=LOADS, scope="module")
+def played(request, tmp_path_factory):
+    name, seed = request.param.rsplit("-", 1)
+    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed))
+    folder = tmp_path_factory.mktemp("runs")
+    plain = play(Deciding(**engine), script)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCHEDTRACE_RUN_DIR", str(folder / "whole"))
+        traced = play(Deciding(traced_class, **engine), script)
+        traced.scheduler._schedtrace_recorder.close()
+    visited = play(Visited(folder, **engine), script)
+    whole = read_run(folder / "whole").traces[0]
+    windows = [read_run(folder / str(number)).traces[0] for number in range(len(WINDOWS))]
+    return SimpleNamespace(plain=plain, visited=visited, whole=whole, windows=windows, name=name)
+
+
+def test_the_scheduler_decides_as_if_nobody_had_come(played):
+    assert first_difference(played.plain.decisions, played.visited.decisions) is None
+
+
+def test_nothing_is_left(played):
+    scheduler = played.visited.scheduler
+    assert type(scheduler) is type(played.plain.scheduler)
+    assert vars(scheduler).keys() == vars(played.plain.scheduler).keys()
+    assert [name for name in vars(played.visited.core) if name.startswith("_")] == []
+
+
+def test_steps_exits_and_caps_are_those_of_a_trace_from_the_start(played):
+    for (begin, end), window in zip(WINDOWS, played.windows, strict=True):
+        assert window.steps.height == end - begin
+        here = pl.col("step").is_between(begin, end, closed="left")
+        for table in ("exits", "caps", "preempted"):
+            of_whole, of_window = played.whole.large[table].filter(here), window.large[table]
+            if table == "preempted":  # by a reset right before: nobody was there to see it
+                of_whole = of_whole.filter(pl.col("in_schedule") | (pl.col("step") > begin))
+            of_whole = of_whole.with_columns(pl.col("step") - begin)
+            rows = [one.drop("start_us", "trial").collect() for one in (of_whole, of_window)]
+            assert rows[0].equals(rows[1]), table
+
+
+TIMES = {
+    "step",
+    "trial",
+    "start_us",
+    "schedule_us",
+    "output_us",
+    "update_us",
+    "execute_after_us",
+    "execute_us",
+}
+NOT_KNOWN = {"recomputed_tokens", "decode_tokens", "waiting_tokens_after"}
+"""What a request lost that was preempted before; the queue's tokens count its output up to the attachment."""
+
+
+def test_all_else_of_a_step_is_as_in_a_trace_from_the_start(played):
+    for (begin, end), window in zip(WINDOWS, played.windows, strict=True):
+        here = played.whole.steps.filter(pl.col("step").is_between(begin, end - 1))
+        back = window.steps["output_us"].is_not_null()  # of the last ones it was not, at the detachment
+        for name in sorted(set(here.columns) - TIMES - NOT_KNOWN - {"trial"}):
+            differ = window.steps[name].ne_missing(here[name])
+            assert not (differ & back if name == "output_tokens" else differ).any(), name
+
+
+def states_by_step(timeline, first=0):
+    """(request, step since ``first``) to the states and causes in it."""
+    rows = timeline.request_states.drop_nulls("begin_step").with_columns(
+        step=pl.int_ranges("begin_step", pl.col("end_step") + 1)
+    )
+    found = {}
+    for row in rows.explode("step").iter_rows(named=True):
+        found.setdefault((row["request_id"], row["step"] - first), set()).add((row["state"], row["cause"]))
+    return found
+
+
+def test_requests_are_in_the_states_that_a_trace_from_the_start_has(played):
+    whole = make_timeline(played.whole)
+    for (begin, end), window in zip(WINDOWS, played.windows, strict=True):
+        attached = make_timeline(window)
+        told, known = states_by_step(attached), states_by_step(whole, begin)
+        known = {at: states for at, states in known.items() if 0 <= at[1] < end - begin}
+        differ = {at for at in told.keys() | known.keys() if told.get(at) != known.get(at)}
+        # What they had lost is not known, or not whether a token was in flight.
+        lost = (pl.col("state") == "preempted") | (pl.col("num_preemptions") > 0)
+        preempted = set(attached.present.filter(lost)["request_id"])
+        assert {name for name, _ in differ} <= preempted
+        assert all(known[at] == {("recompute", None)} for at in differ)
+
+
+def test_the_waiting_queue_begins_with_those_who_waited(played):
+    if played.name in SESSIONS:
+        pytest.skip("the queue of sessions cannot be told from a trace")
+    whole = waits(make_timeline(played.whole))
+    for (begin, _), window in zip(WINDOWS, played.windows, strict=True):
+        attached = make_timeline(window)
+        assert mismatches(attached).is_empty()
+        for step in window.steps["step"]:
+            told, known = waiting_after(waits(attached), step), waiting_after(whole, begin + step)
+            assert told["request_id"].to_list() == known["request_id"].to_list(), step
+            assert told["preempted"].to_list() == known["preempted"].to_list(), step
+
+
+def test_who_was_there_is_no_arrival_and_has_only_figures_that_are_known(played):
+    went = {one["request_id"]: one for one in played.whole.finishes.to_dicts()}
+    for window in played.windows:
+        attached = make_timeline(window)
+        there = dict(attached.present.select("request_id", "output_tokens").rows())
+        assert there.keys().isdisjoint(attached.arrivals["request_id"])
+        for gone in attached.finishes.to_dicts():
+            name = gone["request_id"]
+            assert gone["output_tokens"] == went[name]["output_tokens"]
+            if gone["first_token_us"] is None:  # it has come before, or was in flight
+                assert went[name]["first_token_us"] is None or name in there
+            else:
+                assert not there.get(name)
+        outcomes = engine_sums(attached).counts
+        assert outcomes["arrived"] == attached.first_arrivals.height
+        assert outcomes["present"] == len(there)
+        assert not came_at_once(attached)
+
+
+@pytest.mark.parametrize("played", ["mixed-1", "async_tight-1"], indirect=True)
+def test_every_command_takes_an_attached_trace(played, tmp_path):
+    folder, other = (str(window.path.parent) for window in played.windows[:2])
+    name = played.windows[0].present["request_id"][0]
+    for command in (
+        ["analyze", folder, "--details"],
+        ["analyze", folder, "--format", "json", "--last", "0.02s"],
+        ["step", folder, "0"],
+        ["request", folder, name],
+        ["diff", folder, other],
+        ["export", folder, "--output", str(tmp_path / "tables")],
+        ["export", folder, "--to", "chrome", "--output", str(tmp_path)],
+        ["report", folder, "--output", str(tmp_path / "report.html")],
+        ["replay", folder],
+    ):
+        shown = CliRunner().invoke(app, command)
+        assert shown.exception is None or isinstance(shown.exception, SystemExit), command
+        if command[0] in {"analyze", "diff"}:
+            assert "there when the recording began" in " ".join(shown.output.split()), command
+    assert "there when the recording began" in " ".join(
+        CliRunner().invoke(app, ["request", folder, name]).output.split()
+    )

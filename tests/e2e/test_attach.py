@@ -1,0 +1,124 @@
+"""An engine that nobody records is attached to while it works, and let go again."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from schedtrace.engine.running_engines import running_engines
+from schedtrace.read.lines import WholeLines
+from schedtrace.record.processes import above
+from tests.e2e.conftest import REPO, environment, schedtrace
+
+START_S = 300
+ATTACHED = re.compile(
+    r"attached to engine 0 \(pid (\d+)\), .*: ([\d,]+) requests? (?:was|were) there, held up for "
+)
+
+
+def works(pid):
+    """Whether requests run in an engine below this process."""
+    return any(one.status.running and pid in above(one.status.pid) for one in running_engines())
+
+
+@pytest.fixture(scope="module")
+def working(workplace):
+    """An engine with more to do than the tests take; its process."""
+    with benchmark(workplace) as process:
+        yield process
+
+
+@contextmanager
+def benchmark(workplace, **variables):
+    """vLLM's own throughput benchmark, once requests run."""
+    made = [sys.executable, REPO / "examples" / "tiny_model.py", workplace / "model"]
+    subprocess.run(made, check=True, capture_output=True)
+    command = [sys.executable, REPO / "examples" / "vllm_cpu.py", "bench", "throughput", "--model", "model"]
+    command += ["--load-format", "dummy", "--enforce-eager", "--kv-cache-memory-bytes", "64M"]
+    command += ["--max-model-len", "2048", "--max-num-seqs", "8", "--dataset-name", "random"]
+    command += ["--random-input-len", "200", "--random-output-len", "800", "--num-prompts", "2000"]
+    log = (workplace / "bench.log").open("wb")
+    process = subprocess.Popen(
+        list(map(str, command)),
+        cwd=workplace,
+        env=environment() | variables,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        until = time.monotonic() + START_S
+        while not works(process.pid):
+            assert process.poll() is None, (workplace / "bench.log").read_text()[-3000:]
+            assert time.monotonic() < until
+            time.sleep(0.5)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+
+
+def asked(workplace, *arguments):
+    return schedtrace(*arguments, cwd=workplace)
+
+
+def test_a_window_of_a_working_engine_is_recorded(working, workplace, analyzed):
+    ended = asked(workplace, "attach", working.pid, "--for", "2s", "-o", "window")
+    assert ended.code == 0, ended.err
+    pid, present = (int(number.replace(",", "")) for number in ATTACHED.search(ended.out).groups())
+    assert present > 8  # who waits is there as well
+    (folder,) = (workplace / "window").iterdir()
+    assert f"next: schedtrace analyze {folder}" in ended.out
+    report = analyzed(folder)
+    (there,) = report["problems"]
+    assert there["text"].startswith(f"{present:,} requests were there when the recording began")
+    read = WholeLines(folder / "engine-0.*.jsonl.zst")
+    lines = [line for _, chunk in read for line in chunk]
+    assert b'"attached":true' in lines[0]
+    backs, executed = (sum(name in line for line in lines) for name in (b'"output_us"', b'"execute_us"'))
+    assert executed > 0.9 * backs > 0  # the worker was told, too
+    assert Path(f"/proc/{pid}").exists()
+
+
+def test_who_waits_and_runs_is_shown_and_why(working, workplace):
+    shown = json.loads(asked(workplace, "queue", working.pid, "--format", "json").out)
+    (engine,) = shown["engines"]
+    assert (len(engine["running"]), engine["seats"], engine["between_steps"]) == (8, 8, True)
+    assert {one["refused_for"] for one in engine["waiting"]} == {"max_num_seqs"}
+    assert all(one["blocks"] >= 1 for one in engine["running"])
+    text = asked(workplace, "queue", working.pid, "--limit", "3").out
+    assert "Waiting, next first" in text
+    assert "not recorded" in asked(workplace, "engines", working.pid).out  # nothing of the look is left
+
+
+def test_one_recording_at_a_time_and_none_to_end_twice(working, workplace):
+    assert asked(workplace, "attach", working.pid, "-o", "first").code == 0
+    second = asked(workplace, "attach", working.pid, "-o", "second")
+    assert (second.code, "it is recorded already, to " in second.err) == (4, True)
+    assert not (workplace / "second").exists()
+    assert "(attached)" in asked(workplace, "engines", working.pid).out
+    ended = asked(workplace, "detach", working.pid)
+    assert (ended.code, ended.out.startswith("detached from engine 0")) == (0, True)
+    again = asked(workplace, "detach", working.pid)
+    assert (again.code, "nothing is attached to it" in again.err) == (4, True)
+
+
+def test_an_engine_that_is_killed_is_not_listed_and_its_trace_can_be_read(working, workplace, analyzed):
+    ended = asked(workplace, "attach", working.pid, "-o", "killed")
+    pid = int(ATTACHED.search(ended.out)[1])
+    time.sleep(2)
+    os.kill(pid, signal.SIGKILL)
+    working.kill()  # vLLM's front end may take its time to notice
+    working.wait(60)
+    (folder,) = (workplace / "killed").iterdir()
+    assert any("killed" in problem["text"] for problem in analyzed(folder)["problems"])
+    assert f"pid {pid})" not in asked(workplace, "engines").out
+    gone = asked(workplace, "attach", pid)
+    assert (gone.code, gone.err.startswith(f"schedtrace: {pid}: ")) == (3, True)  # a zombie, or no process

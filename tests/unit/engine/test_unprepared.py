@@ -1,0 +1,95 @@
+"""Engines that began without schedtrace: found by their names, and made to listen where Python can."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from schedtrace.engine import unprepared
+from schedtrace.errors import InputError
+from schedtrace.model.live import AskDetach, Refused
+from schedtrace.record.control_socket import ask
+
+ENGINE = f"""
+import sys, time
+from types import SimpleNamespace
+class Engine:
+    scheduler = SimpleNamespace(running=[], requests={{}})
+    def run_busy_loop(self):
+        exec(open(sys.argv[1]).read()) if len(sys.argv) > 1 else None
+        while True:
+            time.sleep(0.01)
+Engine().run_busy_loop()
+# {unprepared.ENGINE} stands in this command line
+"""
+
+
+@contextmanager
+def engine(*arguments):
+    process = subprocess.Popen([sys.executable, "-c", ENGINE, *map(str, arguments)])
+    try:
+        while ENGINE.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes():  # within execve(2)
+            time.sleep(0.001)
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        unprepared._socket(process.pid).unlink(missing_ok=True)
+
+
+def test_engines_by_name_whose_process_or_one_above_is_meant():
+    with engine() as pid:
+        assert pid in unprepared.unprepared_engines("all")
+        assert unprepared.unprepared_engines(str(pid)) == [pid]
+        assert pid in unprepared.unprepared_engines(str(os.getpid()))
+        assert unprepared.unprepared_engines("1234567890") == []
+
+
+def test_the_script_has_an_engine_listen_that_is_in_its_loop(tmp_path):
+    script = tmp_path / "listen.py"
+    script.write_text(unprepared.SCRIPT.format(place=str(Path(unprepared.__file__).parents[2])))
+    with engine(script) as pid:
+        socket = unprepared._socket(pid)
+        until = time.monotonic() + 60
+        while not socket.exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert ask(socket, AskDetach(), 20) == Refused(why="nothing is attached to it")
+        assert unprepared.unprepared_engines(str(pid)) == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (PermissionError(1, "Operation not permitted"), "no permission to reach into it: run as root"),
+        (
+            RuntimeError("remote debugging is not enabled"),
+            "cannot be made to: remote debugging is not enabled.",
+        ),
+        (None, "has not run Python code for 0.1 s: it idles, or is held up in a step"),
+    ],
+)
+def test_an_engine_that_cannot_be_reached_into(monkeypatch, raised, said):
+    def remote_exec(reached, script):
+        assert reached == pid
+        assert "schedtrace" in Path(script).read_text()
+        if raised is not None:
+            raise raised
+
+    monkeypatch.setattr(sys, "remote_exec", remote_exec, raising=False)
+    monkeypatch.setattr(unprepared, "LISTENS_S", 0.1)
+    with engine() as pid, pytest.raises(InputError, match="it") as error:
+        unprepared.make_listen(str(pid))
+    assert said in str(error.value)
+
+
+def test_older_pythons_cannot_and_it_is_said_what_can_be_done(monkeypatch):
+    monkeypatch.delattr(sys, "remote_exec", raising=False)
+    with engine() as pid:
+        unprepared.make_listen(str(pid))
+        assert f"pid {pid} does not listen: schedtrace must be installed" in unprepared.nobody_listens([pid])
+        assert "from Python 3.14 on" in unprepared.nobody_listens([pid])

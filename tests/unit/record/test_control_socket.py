@@ -1,0 +1,149 @@
+"""Who may ask a process over its socket, and what happens to what is no question."""
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from schedtrace.model import sockets
+from schedtrace.model.live import AskStatus, AskTimes, Done, Refused
+from schedtrace.record import control_socket
+from schedtrace.record.control_socket import ControlSocket, ask
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sockets, "FOLDER", tmp_path)
+    return tmp_path / f"schedtrace-{os.geteuid()}"
+
+
+@pytest.fixture
+def listener():
+    asked = []
+
+    def answer(question):
+        asked.append(question)
+        if question == AskStatus():
+            msg = "not now"
+            raise ValueError(msg)
+        return Done()
+
+    made = ControlSocket(answer)
+    made.asked = asked
+    yield made
+    made.close()
+
+
+def sent(path, data):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return connection.recv(2**16)
+
+
+def test_only_its_user_can_enter_the_folder(listener, folder):
+    assert listener.path == folder / f"{os.getpid()}.sock"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(listener.path.stat().st_mode) == 0o600
+
+
+def test_questions_are_answered_one_after_the_other(listener):
+    assert [ask(listener.path, AskTimes(on=on), 5) for on in (True, False)] == [Done(), Done()]
+    assert listener.asked == [AskTimes(on=True), AskTimes(on=False)]
+
+
+def test_what_an_answer_raises_is_a_refusal(listener):
+    assert ask(listener.path, AskStatus(), 5) == Refused(why="not now")
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b'{"ask":"burn"}\n', b"\xff\n", b'{"ask":"times"}\n'])
+def test_what_is_no_question_is_refused_and_the_next_one_answered(listener, line):
+    answer = msgspec.json.decode(sent(listener.path, line), type=Refused)
+    assert answer.why.startswith("this schedtrace does not understand the question")
+    assert ask(listener.path, AskTimes(on=True), 5) == Done()
+
+
+@pytest.mark.parametrize("data", [b"", b"no newline", b"x" * (control_socket.LONGEST_ASK + 1)])
+def test_who_says_no_line_gets_no_answer_and_the_next_one_does(listener, data):
+    with contextlib.suppress(ConnectionResetError):
+        assert sent(listener.path, data) == b""
+    assert ask(listener.path, AskTimes(on=True), 5) == Done()
+
+
+@pytest.mark.parametrize(("user", "may"), [(os.geteuid(), True), (0, True), (os.geteuid() + 12345, False)])
+def test_another_user_may_not_ask(listener, monkeypatch, user, may):
+    class Credentials(struct.Struct):
+        def unpack(self, _):
+            return 1, user, 1
+
+    monkeypatch.setattr(control_socket, "_CREDENTIALS", Credentials("3i"))
+    answer = ask(listener.path, AskTimes(on=True), 5)
+    refused = Refused(why=f"user {user} may not ask a process of user {os.geteuid()}")
+    assert answer == (Done() if may else refused)
+    assert listener.asked == ([AskTimes(on=True)] if may else [])
+
+
+def test_a_folder_that_others_may_enter_is_not_used(folder):
+    folder.mkdir(mode=0o755)
+    with pytest.raises(PermissionError, match="not a folder of this user alone"):
+        ControlSocket(lambda _: Done())
+
+
+def test_a_link_in_the_place_of_the_folder_is_not_followed(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError):
+        ControlSocket(lambda _: Done())
+
+
+def test_nothing_is_left_once_it_is_closed(listener):
+    listener.close()
+    assert not listener.path.exists()
+    listener._thread.join(5)
+    assert not listener._thread.is_alive()
+    with pytest.raises(FileNotFoundError):
+        ask(listener.path, AskStatus(), 1)
+
+
+def test_the_socket_of_a_killed_process_of_this_number_is_replaced(folder):
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / f"{os.getpid()}.sock"))
+    made = ControlSocket(lambda _: Done())
+    assert ask(made.path, AskTimes(on=True), 5) == Done()
+    made.close()
+
+
+CHILD = """
+import sys
+from schedtrace.model.live import Stacks
+from schedtrace.record.control_socket import ControlSocket
+made = ControlSocket(lambda _: Stacks(text="Thread 1\\n  File x"))
+print(made.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_workers_say_where_their_threads_are_and_of_a_stopped_one_its_state(monkeypatch):
+    monkeypatch.setattr(sockets, "FOLDER", Path("/tmp"))  # noqa: S108  # where a child makes its socket
+    monkeypatch.setattr(control_socket, "STACKS_S", 0.2)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", CHILD], **pipes) as worker:
+        worker.stdout.readline()
+        answer = control_socket.stacks_of_workers()
+        os.kill(worker.pid, signal.SIGSTOP)
+        os.waitpid(worker.pid, os.WUNTRACED)
+        stopped = control_socket.stacks_of_workers()
+        os.kill(worker.pid, signal.SIGCONT)
+        worker.stdin.close()
+    assert answer == [f"worker with pid {worker.pid}:", "Thread 1", "  File x"]
+    assert stopped == [f"worker with pid {worker.pid} (stopped by a signal) does not answer: timed out"]
