@@ -11,6 +11,7 @@ import polars as pl
 
 from schedtrace.model.comparison import DecidedStep, Decisions, Divergence
 from schedtrace.model.facts import Fact
+from schedtrace.read.schema import LONGEST_US
 from schedtrace.timeline.timeline import Timeline
 
 GIVEN = (
@@ -127,12 +128,15 @@ def _decided_steps(timeline: Timeline) -> pl.DataFrame:
 
 
 def _numbers(timeline: Timeline) -> pl.LazyFrame:
-    """Trial and request id to the request's number."""
-    arrivals = timeline.arrivals.unique(_OF_TRIAL, keep="first", maintain_order=True)
+    """Trial and request id to the request's number; who was there when the trace began comes before all."""
+    columns = (*_OF_TRIAL, "queued_us")
+    there = timeline.present.select(*_OF_TRIAL, queued_us=pl.int_range(pl.len()) - pl.lit(LONGEST_US))
+    known = pl.concat([there, timeline.arrivals.select(columns)])
+    known = known.unique(_OF_TRIAL, keep="first", maintain_order=True)
     in_id = pl.col("request_id").str.extract(_NUMBER, 1).cast(pl.Int64)
     in_order = pl.col("queued_us").rank("ordinal").over("trial").cast(pl.Int64) - 1
     by_id = timeline.header.trial_ids and not timeline.header.hashed_ids
-    return arrivals.select(*_OF_TRIAL, number=in_id if by_id else in_order).lazy()
+    return known.select(*_OF_TRIAL, number=in_id if by_id else in_order).lazy()
 
 
 def _with_arrivals(steps: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:

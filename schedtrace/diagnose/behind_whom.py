@@ -116,8 +116,7 @@ def _requests(timeline: Timeline, waits: pl.DataFrame, limit: str) -> pl.DataFra
         str(Cause.KV_BLOCKS): (tokens / pl.lit(timeline.header.block_size, pl.Int64), tokens),
     }.get(limit, (pl.lit(1), pl.col("runs_us")))
     return (
-        timeline.arrivals.filter(~pl.col("streaming_update"))
-        .unique("request_id", keep="first", maintain_order=True)
+        timeline.known_requests.filter(~pl.col("streaming_update"))
         # Whoever comes during a step is let in after it: at once, whenever the client sent it.
         .with_columns(us=pl.coalesce("arrived_us", "queued_us"))
         .sort("us", maintain_order=True)

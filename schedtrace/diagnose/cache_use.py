@@ -17,13 +17,13 @@ def cache_use(timeline: Timeline) -> pl.DataFrame:
     Columns: ``step``, ``trial``, ``request_id``, ``prompt_tokens`` and
 
     * ``cached_tokens``: found then, in this engine's cache where that is recorded,
-    * ``shareable_tokens``: in full blocks that an earlier request of the trial began with, but for the
-      prompt's last token, which vLLM always computes; null where the prompts' beginnings are not recorded,
+    * ``shareable_tokens``: in full blocks that a request admitted before it in the trial began with, but for
+      the prompt's last token, which vLLM always computes; null where prompts' beginnings are not recorded,
     * ``missed_tokens``: shareable and not found,
     * ``miss``, ``salted``: of ``Admission``; null where not recorded.
     """
     size = timeline.header.block_size or 1
-    arrivals = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
+    arrivals = timeline.known_requests.filter(~pl.col("streaming_update"))
     rows = (
         timeline.admitted.lazy()
         .filter(pl.col("phase") == "new")

@@ -99,7 +99,7 @@ def with_more_running(
 
 def _longest(timeline: Timeline) -> int:
     """Steps of the request that had most of them, added up over the trials."""
-    of_trial = timeline.arrivals.select("request_id", "trial").unique("request_id", keep="first")
+    of_trial = timeline.known_requests.select("request_id", "trial")
     each = timeline.stretches.group_by("request_id").agg(
         (pl.col("last_step") - pl.col("step") + 1).sum().alias("steps")
     )

@@ -135,21 +135,27 @@ def offered_load(timeline: Timeline) -> OfferedLoad:
         LENGTH_US.filter(pl.col("state") == "idle").sum().alias("idle"), LENGTH_US.sum().alias("all")
     ).row(0)
     working = 1 - spent[0] / spent[1] if spent[1] else 0.0
-    came = _requests(timeline)
+    known = _requests(timeline)
+    came = known.filter("came").drop("came")
     if timeline.closed_workload or came_at_once(timeline):
         return OfferedLoad("at_once", working)
-    largest = max(came.partition_by("trial"), key=lambda rows: rows.height, default=came)
+    largest = max(known.partition_by("trial"), key=lambda rows: rows.height, default=known)
     if timeline.requests_missing or largest.height < FEWEST:
         return OfferedLoad("unknown", working)
     loop = closed_loop(largest["came_us"].to_list(), largest["gone_us"].to_list())
     if loop is not None:
         latency_us = largest.select((pl.col("gone_us") - pl.col("came_us")).median()).item()
         return OfferedLoad("answers", working, loop=loop, latency_ms=latency_us / 1e3)
-    return _by_clock(timeline, came, working)
+    return _by_clock(timeline, came, known, working)
 
 
 def came_at_once(timeline: Timeline) -> bool:
-    """Whether nearly all requests of each trial came before its work had really begun."""
+    """Whether nearly all requests of each trial came before its work had really begun.
+
+    Of a trace that begins with requests nobody knows when its work began.
+    """
+    if timeline.present.height:
+        return False
     came = timeline.arrivals.filter(~pl.col("streaming_update"))
     early = []
     for trial in timeline.trials():
@@ -162,13 +168,12 @@ def came_at_once(timeline: Timeline) -> bool:
 
 
 def _requests(timeline: Timeline) -> pl.DataFrame:
-    """When each came and went, by trial, and the tokens that it took."""
+    """When each came and went, by trial, and the tokens that it took; ``came``: in this trace."""
     ends = timeline.finishes.unique("request_id", keep="last").select(
         "request_id", "finished_us", "output_tokens", "cached_tokens"
     )
     return (
-        timeline.arrivals.filter(~pl.col("streaming_update"))
-        .unique("request_id", keep="first", maintain_order=True)
+        timeline.known_requests.filter(~pl.col("streaming_update"))
         .join(ends, on="request_id", how="left", maintain_order="left")
         .select(
             "trial",
@@ -177,13 +182,14 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
             tokens=pl.col("prompt_tokens")
             + pl.col("output_tokens")
             - pl.col("cached_tokens").fill_null(0).clip(0),
+            came=~pl.col("request_id").is_in(timeline.present["request_id"].implode()),
         )
         .drop_nulls("came_us")
     )
 
 
-def _by_clock(timeline: Timeline, came: pl.DataFrame, working: float) -> OfferedLoad:
-    ended = came.drop_nulls("gone_us")
+def _by_clock(timeline: Timeline, came: pl.DataFrame, known: pl.DataFrame, working: float) -> OfferedLoad:
+    ended = known.drop_nulls("gone_us")
     offered, served = _per_s(came, "came_us"), _per_s(ended, "gone_us")
     if offered is None or served is None:
         return OfferedLoad("unknown", working)

@@ -95,7 +95,8 @@ class OneEngine:
     judged: Judged
     unlimited: Unlimited
     problems: list[Message]
-    """Where the queue rebuilt from its trace disagrees with the recorded counts."""
+    """That requests were there when its trace began, and where the queue rebuilt from it disagrees with the
+    recorded counts."""
     trials: list[TrialReport]
     request_time: list[RequestTime]
     engine_time: list[EngineTime]
@@ -130,7 +131,7 @@ def one_engine(timeline: Timeline, manifest: Manifest | None, *, engines: int) -
         exits=exit_counts(timeline),
         caps=cap_counts(timeline),
         use=use_of(timeline),
-        problems=_of_queue(timeline),
+        problems=[*_of_begin(timeline), *_of_queue(timeline)],
         warmup_steps=timeline.warmup_steps,
         requests_missing=timeline.requests_missing,
     )
@@ -140,6 +141,20 @@ def judge(timeline: Timeline) -> Judged:
     """What all rules find in one engine."""
     found = [finding for rule in RULES.values() if rule.needs <= timeline.facts for finding in rule(timeline)]
     return judged(timeline, [allowed(timeline, finding) for finding in found])
+
+
+def _of_begin(timeline: Timeline) -> list[Message]:
+    """Requests that were there when the trace began."""
+    if timeline.present.is_empty():
+        return []
+    return [
+        say(
+            "{there:n request} {were} there when the recording began: what happened to them before is not "
+            "known, and none counts as an arrival.",
+            there=timeline.present.height,
+            were="was" if timeline.present.height == 1 else "were",
+        )
+    ]
 
 
 def _of_queue(timeline: Timeline) -> list[Message]:

@@ -6,6 +6,7 @@ Of each engine stay counts and frames, which ``statistics`` puts together over t
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import polars as pl
 
 from schedtrace.diagnose.latencies import (
@@ -48,7 +49,7 @@ class EngineSums:
     """Fields of ``PrefixCacheUse``, ``DraftUse`` and ``Outcomes``, and what ``EngineFigures`` add up. None:
     not recorded."""
     requests: pl.DataFrame | None
-    """One row per request that came: ``priority``, ``lora``, ``queue_us``, ``own_us`` and ``queued_us`` (its
+    """One row per request: ``priority``, ``lora``, ``queue_us``, ``own_us`` and ``queued_us`` (its
     time in the engine and in the queue), ``done``; of those that ended well the columns of latencies. None:
     lives of requests are not recorded."""
     device: pl.DataFrame
@@ -88,6 +89,7 @@ def engine_sums(timeline: Timeline) -> EngineSums:
 def _outcomes(timeline: Timeline) -> dict[str, int | None]:
     """The fields of ``Outcomes``: requests by how they ended for the last time."""
     came = timeline.arrivals.filter(~pl.col("streaming_update")).select("request_id").unique()
+    known = pl.concat([timeline.present.select("request_id"), came]).unique()
     last = timeline.finishes.unique("request_id", keep="last")
     well = last["status"].is_in(FINISHED)
     itself = (last["in_schedule"] & last["abort_us"].is_null()).fill_null(value=False)
@@ -97,7 +99,8 @@ def _outcomes(timeline: Timeline) -> dict[str, int | None]:
         "finished": int(well.sum()),
         "aborted": int(aborted.sum()),
         "errored": last.height - int(well.sum()) - int(aborted.sum()),
-        "unfinished": came.join(last, on="request_id", how="anti").height,
+        "unfinished": known.join(last, on="request_id", how="anti").height,
+        "present": timeline.present.height,
         "by_scheduler": int((~well & itself).sum()),
     }
 
@@ -138,9 +141,9 @@ def _prefix(timeline: Timeline) -> dict[str, int | None]:
     """
     if not {Fact.CACHE, Fact.REQUESTS, Fact.LIVES} <= timeline.facts:
         return {}
-    came = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
+    asked = timeline.known_requests.filter(~pl.col("streaming_update"))
     new = timeline.admitted.filter(pl.col("phase") == "new")
-    known = came.join(new, on="request_id").select(
+    known = asked.join(new, on="request_id").select(
         prompt=pl.col("prompt_tokens").cast(pl.Int64), hit=pl.col("computed_tokens").cast(pl.Int64)
     )
     names = ["local_tokens", "external_tokens"]
@@ -174,8 +177,7 @@ def _requests(timeline: Timeline) -> pl.DataFrame:
     )
     queue = queue_times(timeline).select("request_id", "queue_us")
     return (
-        timeline.arrivals.filter(~pl.col("streaming_update"))
-        .unique("request_id", keep="first", maintain_order=True)
+        timeline.known_requests.filter(~pl.col("streaming_update"))
         .select("request_id", "arrived_us", "priority", "lora")
         .join(queue, on="request_id", how="left", maintain_order="left")
         .join(spent, on="request_id", how="left", maintain_order="left")
@@ -199,7 +201,7 @@ def statistics(engines: Sequence[EngineSums], ranks: Ranks) -> Statistics:
         latency=_latency(pl.concat(requests)) if lives else [],
         prefix_cache=_cache_use(sums) if all("requests" in engine.counts for engine in engines) else None,
         drafts=_draft_use(sums),
-        outcomes=Outcomes(**{name: sums[name] for name in Outcomes.__struct_fields__}) if lives else None,
+        outcomes=_ended(sums) if lives else None,
         durations=Durations(
             device_ms=distribution(pl.concat([engine.device for engine in engines])),
             start_to_start_ms=distribution(pl.concat([engine.apart for engine in engines])),
@@ -207,6 +209,11 @@ def statistics(engines: Sequence[EngineSums], ranks: Ranks) -> Statistics:
         ),
         engines=_engines(engines, ranks),
     )
+
+
+def _ended(sums: dict[str, int]) -> Outcomes:
+    outcomes = Outcomes(**{name: sums[name] for name in Outcomes.__struct_fields__})
+    return msgspec.structs.replace(outcomes, present=outcomes.present or msgspec.UNSET)
 
 
 def _added(engines: Sequence[EngineSums]) -> dict[str, int]:

@@ -189,7 +189,7 @@ def _candidates(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
         *_traits(timeline, steps),
         *_batch_sizes(steps),
         *_mixed(steps),
-        *_first(steps),
+        *(_first(steps) if timeline.begins else []),
         *_requests(timeline, steps),
     ]
 
@@ -242,7 +242,7 @@ def _first(steps: pl.DataFrame) -> list[Group]:
 def _traits(timeline: Timeline, steps: pl.DataFrame) -> list[Group]:
     groups = []
     for trait, (_, has_it) in TRAITS.items():
-        asked = timeline.arrivals.filter(has_it)["request_id"].unique(maintain_order=True)
+        asked = timeline.known_requests.filter(has_it)["request_id"]
         if asked.is_empty():
             continue
         members = _steps_with(timeline, steps, asked)

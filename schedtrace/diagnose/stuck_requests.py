@@ -37,9 +37,9 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
         .group_by("request_id")
         .agg(pl.len().alias("self_preemptions"), pl.col("lost_tokens").max())
     )
-    arrived = timeline.arrivals.filter(~pl.col("streaming_update")).unique("request_id", keep="first")
+    asked = timeline.known_requests.filter(~pl.col("streaming_update"))
     counted = (pl.col("cause") == str(Cause.KV_BLOCKS)) & pl.col("request_id").is_in(
-        _too_long(timeline, arrived)
+        _too_long(timeline, asked)
     )
     long = pl.col("until_us") - pl.col("since_us") >= LONG_US
     refused_often = ((pl.col("refusals") >= FEWEST_REFUSALS) | long) & ~pl.col("runs_later")
@@ -57,7 +57,7 @@ def never_fitting(timeline: Timeline) -> pl.DataFrame:
             pl.col("end_us").last().alias("until_us"),
         )
         .join(
-            arrived.select("request_id", "prompt_tokens", "max_tokens"),
+            asked.select("request_id", "prompt_tokens", "max_tokens"),
             on="request_id",
             maintain_order="left",
         )
@@ -101,12 +101,12 @@ def _alone(timeline: Timeline) -> pl.Series:
     return timeline.steps.filter(*nobody, all_free, encoder.is_null() | (encoder == encoder.max()))["step"]
 
 
-def _too_long(timeline: Timeline, arrived: pl.DataFrame) -> list[str]:
+def _too_long(timeline: Timeline, asked: pl.DataFrame) -> list[str]:
     """Requests whose prompts need more KV blocks than there are, as far as the header tells."""
     usable = usable_blocks(timeline.header)
     if usable is None or blocks_needed(timeline.header, 1) is None:
         return []
-    prompts = arrived.select("request_id", "prompt_tokens").iter_rows()
+    prompts = asked.select("request_id", "prompt_tokens").iter_rows()
     return [one for one, tokens in prompts if sum(blocks_needed(timeline.header, tokens) or []) > usable]
 
 

@@ -13,6 +13,7 @@ import polars as pl
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import RunReport
 from schedtrace.model.say import say
+from schedtrace.read.trace import Trace
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.spans import united
 from schedtrace.timeline.timeline import Timeline
@@ -78,11 +79,13 @@ def counted_s(engines: Iterable[pl.DataFrame]) -> dict[int | None, float]:
     return {trial: seconds(of_trial) for (trial,), of_trial in spans.items()}
 
 
-def lives(arrivals: pl.DataFrame, finishes: pl.DataFrame, begin_us: int, end_us: int) -> pl.DataFrame:
+def lives(trace: Trace, begin_us: int, end_us: int) -> pl.DataFrame:
     """When each request was in the scheduler, as much of it as lies between two moments."""
-    ended = finishes.group_by("request_id").agg(end_us=pl.col("finished_us").max())
+    there = trace.present.select("request_id", queued_us="at_us")
+    came = pl.concat([there, trace.arrivals.select("request_id", "queued_us")])
+    ended = trace.finishes.group_by("request_id").agg(end_us=pl.col("finished_us").max())
     return (
-        arrivals.group_by("request_id")
+        came.group_by("request_id")
         .agg(begin_us=pl.col("queued_us").min())
         .join(ended, on="request_id", how="left")
         .select(begin_us="begin_us", end_us=pl.col("end_us").fill_null(end_us))

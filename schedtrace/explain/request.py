@@ -57,7 +57,8 @@ def find_request(run: Run, text: str) -> tuple[Trace, str]:
 
 def _ids(trace: Trace) -> list[str]:
     scheduled = trace.stretches().select("request_id").unique(maintain_order=True).collect()
-    frames = [trace.arrivals.select("request_id"), trace.finishes.select("request_id"), scheduled]
+    known = trace.present.select("request_id"), trace.arrivals.select("request_id")
+    frames = [*known, trace.finishes.select("request_id"), scheduled]
     return pl.concat(frames)["request_id"].unique(maintain_order=True).to_list()
 
 
@@ -80,7 +81,7 @@ def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
     """The same from a timeline of the whole trace, which many lives can share, by the whole id."""
     rows = request_rows(timeline, request_id)
     states, gaps = rows.life_states(), _gaps(rows)
-    came, gone = rows.arrival or {}, rows.finish or {}
+    came, gone = rows.arrival or rows.present or {}, rows.finish or {}
     first_token = rows.first_token_us
     return Life(
         path=str(run.path),
@@ -99,7 +100,7 @@ def request_life(run: Run, timeline: Timeline, request_id: str) -> Life:
         ttft_ms=None if first_token is None else rows.since_us(first_token),
         states=states,
         events=life_events(rows, waits(states)),
-        outputs=len(gaps) + 1 if first_token is not None else 0,
+        outputs=len(gaps) + 1 if first_token is not None or (rows.present and gaps) else 0,
         mean_gap_ms=sum(gap.gap_ms for gap in gaps) / len(gaps) if gaps else None,
         gaps=sorted(gaps, key=lambda gap: -gap.gap_ms)[:MOST_GAPS],
         problems=timeline.missing,

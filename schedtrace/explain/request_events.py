@@ -35,13 +35,28 @@ def life_events(rows: RequestRows, waited: list[Wait]) -> list[LifeEvent]:
 def _arrival(rows: RequestRows) -> Iterator[LifeEvent]:
     came = rows.arrival
     if came is None:
-        return
-    if came["arrived_us"] is not None:
+        yield from _was_there(rows)
+    elif came["arrived_us"] is not None:
         yield rows.event(came["arrived_us"], "arrived", say("at the front end: {about}", about=_load(came)))
         yield rows.event(came["queued_us"], "queued", say("in the scheduler's queue"))
     else:
         sentence = say("in the scheduler's queue: {about}", about=_load(came))
         yield rows.event(came["queued_us"], "queued", sentence)
+
+
+def _was_there(rows: RequestRows) -> Iterator[LifeEvent]:
+    there = rows.present
+    if there is None:
+        return
+    if there["arrived_us"] is not None:
+        yield rows.event(there["arrived_us"], "arrived", say("at the front end: {about}", about=_load(there)))
+    sentence = say(
+        "there when the recording began, {state}[, {computed_tokens:n token} computed][, {output_tokens:n} "
+        "generated][, {num_preemptions:n time} preempted]; what happened before is not known",
+        SimpleNamespace(**there),
+        state={"preempted": "waiting again"}.get(there["state"], there["state"]),
+    )
+    yield rows.event(there["at_us"], "present", sentence)
 
 
 def _load(came: Row) -> Message:
@@ -66,7 +81,7 @@ def _computing(rows: RequestRows, waited: list[Wait]) -> Iterator[LifeEvent]:
         first = run[0]
         if first["phase"] != "running":
             again = first["phase"] == "resumed"
-            sentence = _admitted(waits.get(first["step"]), again=again)
+            sentence = _admitted(rows, waits.get(first["step"]), again=again)
             yield rows.event(first["start_us"], "resumed" if again else "scheduled", sentence, first["step"])
         if work == "decode":
             yield _decodes(rows, run)
@@ -137,11 +152,14 @@ def _stalled_by(rows: RequestRows, first: Row, last: Row) -> Message:
     )
 
 
-def _admitted(wait: Wait | None, *, again: bool) -> Message:
-    waited = wait if wait and wait.wait_ms >= SHORTEST_WAIT_MS else None
+def _admitted(rows: RequestRows, wait: Wait | None, *, again: bool) -> Message:
+    begun = rows.present is not None and wait and wait.from_ms == rows.since_us(rows.present["at_us"])
+    waited = wait if wait and (wait.wait_ms >= SHORTEST_WAIT_MS or begun) else None
     return say(
-        "scheduled [again {again:?}][at once{waited:!}][after {waited:ms} in the queue][: {causes}]",
+        "scheduled [again {again:?}][at once{waited:!}][after {waited:ms} in the queue][ since the recording "
+        "began{begun:?}][: {causes}]",
         again=again,
+        begun=begun,
         waited=waited and waited.wait_ms,
         causes=_causes_of(waited) if waited else NOTHING,
     )
@@ -199,6 +217,8 @@ def request_facts(rows: RequestRows) -> Iterator[LifeEvent]:
     its = pl.col("request_id") == rows.request_id
     if rows.arrival is not None:
         yield from _received(rows, rows.arrival)
+    elif rows.present is not None:
+        yield from _asks(rows, rows.present, rows.present["at_us"])
     for grammar in entries(rows.timeline, "grammars", its):
         yield rows.event(grammar["compiled_us"], "grammar", _grammar(grammar))
     for load in entries(rows.timeline, "kv_loads", its):
@@ -219,9 +239,12 @@ def _received(rows: RequestRows, came: Row) -> Iterator[LifeEvent]:
             lay=max(0, came["queued_us"] - queued),
         )
         yield rows.event(received, "received", sentence)
+    yield from _asks(rows, came, came["queued_us"])
+
+
+def _asks(rows: RequestRows, came: Row, at_us: int) -> Iterator[LifeEvent]:
     if asked := list(_asked_for(came)):
-        sentence = say("asks for {features}", features=joined(asked, ", "))
-        yield rows.event(came["queued_us"], "asked", sentence)
+        yield rows.event(at_us, "asked", say("asks for {features}", features=joined(asked, ", ")))
 
 
 def _asked_for(came: Row) -> Iterator[Message]:

@@ -1,5 +1,6 @@
 """Everything that a trace has of one request, and when it waited."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -25,6 +26,8 @@ class RequestRows:
     timeline: Timeline
     request_id: str
     arrival: Row | None
+    present: Row | None
+    """It was there when the trace began; None: it came, or nobody knows how it came."""
     finish: Row | None
     scheduled: list[Row]
     """One per step that scheduled it, with ``work``, ``lost_tokens``, ``start_us``, ``output_us`` and
@@ -61,7 +64,7 @@ class RequestRows:
 
     def _times_us(self) -> list[int]:
         """What is known of a request that was in no state for any time."""
-        came, gone = self.arrival or {}, self.finish or {}
+        came, gone = self.arrival or self.present or {}, self.finish or {}
         told = [came.get("arrived_us"), came.get("queued_us"), *(gone.get(name) for name in _TIMES)]
         told += [row["start_us"] for row in (*self.scheduled, *self.preemptions)]
         return [int(us) for us in told if us is not None]
@@ -69,18 +72,36 @@ class RequestRows:
     def life_states(self) -> list[LifeState]:
         """Its states, in milliseconds since it arrived."""
         return [
-            LifeState(
-                state=row["state"],
-                cause=row["cause"],
-                from_ms=self.since_us(row["begin_us"]),
-                to_ms=self.since_us(row["end_us"]),
-                first_step=row["begin_step"],
-                last_step=row["end_step"],
-                tokens=row["tokens"],
-                device_ms=row["device_us"] / 1e3,
-            )
-            for row in self.states
+            *self._unrecorded(),
+            *(
+                LifeState(
+                    state=row["state"],
+                    cause=row["cause"],
+                    from_ms=self.since_us(row["begin_us"]),
+                    to_ms=self.since_us(row["end_us"]),
+                    first_step=row["begin_step"],
+                    last_step=row["end_step"],
+                    tokens=row["tokens"],
+                    device_ms=row["device_us"] / 1e3,
+                )
+                for row in self.states
+            ),
         ]
+
+    def _unrecorded(self) -> Iterator[LifeState]:
+        """Its time before the recording began."""
+        if self.present is None or self.present["at_us"] <= self.begin_us:
+            return
+        yield LifeState(
+            state="unrecorded",
+            cause=None,
+            from_ms=0.0,
+            to_ms=self.since_us(self.present["at_us"]),
+            first_step=None,
+            last_step=None,
+            tokens=0,
+            device_ms=0.0,
+        )
 
     def since_us(self, us: int) -> float:
         """Milliseconds since it arrived."""
@@ -116,6 +137,7 @@ def request_rows(timeline: Timeline, request_id: str) -> RequestRows:
         timeline=timeline,
         request_id=request_id,
         arrival=came[0] if came else None,
+        present=next(iter(timeline.present.filter(its).to_dicts()), None),
         finish=went[-1] if went else None,
         scheduled=scheduled.to_dicts(),
         preemptions=timeline.preemptions.filter(its).sort("step").to_dicts(),

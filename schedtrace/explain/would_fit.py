@@ -172,7 +172,7 @@ def what_if(
     left = Left(row["remaining_budget"], free - need.kept_free, timeline.seats - row["num_running_after"])
     question = Question(timeline, need, left, row["token_budget"], waiting, scheduled, stops)
     found = list(_longer_chunks(question))
-    all_ready = not row["num_not_ready_after"] and not timeline.arrivals["lora"].drop_nulls().len()
+    all_ready = not row["num_not_ready_after"] and not timeline.known_requests["lora"].drop_nulls().len()
     if question.end and waiting and all_ready and question.end.cause in _ANSWERS:
         found += _ANSWERS[question.end.cause](question)
     return found

@@ -15,7 +15,8 @@ class LifeState(msgspec.Struct, kw_only=True):
     """A piece of its life; the pieces follow each other without a gap, to when it left the scheduler."""
 
     state: str
-    """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted`` or ``stalled``."""
+    """``front_end``, ``waiting``, ``prefill``, ``decode``, ``recompute``, ``preempted`` or ``stalled``;
+    ``unrecorded`` before the recording of one that was there when it began."""
     cause: str | None
     """What it waited for, or what kept tokens from it: a word of ``docs/causes.md``, or ``next_step``."""
     from_ms: float
@@ -42,7 +43,8 @@ class LifeEvent(msgspec.Struct, kw_only=True):
     at_ms: float
     what: str
     """``arrived``, ``queued``, ``scheduled``, ``chunk``, ``first_token``, ``decode``, ``preempted``,
-    ``resumed``, ``waited`` (in vain) or ``finished``; where the trace has it ``received``, ``asked``,
+    ``resumed``, ``waited`` (in vain) or ``finished``; where the trace has it ``present`` (there when the
+    recording began), ``received``, ``asked``,
     ``grammar``, ``kv_load``, ``cached``, ``abort``, ``drafts``."""
     step: int | None
     last_step: int | None

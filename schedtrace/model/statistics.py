@@ -92,6 +92,8 @@ class Outcomes(msgspec.Struct, kw_only=True):
     """Still in the scheduler when the trace ended."""
     by_scheduler: int = 0
     """Of ``errored``: the scheduler itself ended them, which vLLM's own does not."""
+    present: int | msgspec.UnsetType = msgspec.UNSET
+    """There when the trace began, and not among ``arrived``; absent where nobody was."""
 
 
 class Durations(msgspec.Struct, kw_only=True):

@@ -19,6 +19,7 @@ STATES = {
     "preempted": State("preempted", "x", Style.BAD),
     "set_aside": State("set aside", "-", Style.WARNING),
     "stalled": State("stalled", "_", Style.DIM),
+    "unrecorded": State("before the recording", " ", Style.DIM),
 }
 """What a request did; prefill and recompute are few steps, but the ones to be found in a long life."""
 

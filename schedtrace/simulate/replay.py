@@ -13,7 +13,8 @@ import msgspec
 from schedtrace.errors import NeverEndsError, UsageError, reason_of
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import Manifest, write_manifest
-from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRIAL_IDS
+from schedtrace.model.trace_bounds import PLAIN
+from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRACE, TRIAL_IDS
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock
 from schedtrace.simulate.config import OF_RANKS
@@ -108,8 +109,8 @@ def _of_trial(load: Workload, trial: int) -> Workload:
 
 @contextmanager
 def _recording_to(folder: Path, *, trial_ids: bool) -> Iterator[None]:
-    before = {name: os.environ.pop(name, None) for name in (RUN_DIR, TRIAL_IDS, HASH_IDS, LINES)}
-    os.environ.update({RUN_DIR: str(folder), TRIAL_IDS: str(int(trial_ids))})
+    before = {name: os.environ.pop(name, None) for name in (RUN_DIR, TRIAL_IDS, HASH_IDS, LINES, TRACE)}
+    os.environ.update({RUN_DIR: str(folder), TRIAL_IDS: str(int(trial_ids)), TRACE: PLAIN})
     try:
         yield
     finally:

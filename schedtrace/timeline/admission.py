@@ -240,7 +240,7 @@ def _queue(frames: Frames) -> pl.DataFrame:
     most = (
         (pl.col("max_tokens") - 1).fill_null(NEVER).alias("most_after_prompt")
     )  # the last one is not computed
-    asked = frames.arrivals.select("request_id", most).unique("request_id", keep="first")
+    asked = frames.known_requests.select("request_id", most)
     skipped = (
         frames.exits.filter((pl.col("loop") == "waiting") & (pl.col("kind") == "continue"))
         .select("request_id", pl.col("step").alias("skip"))

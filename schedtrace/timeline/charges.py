@@ -200,9 +200,7 @@ def _labelled(frames: Frames) -> _Steps:
             long_prompt=pl.col("long_prompt").fill_null(value=False),
         )
     )
-    asked = frames.arrivals.unique("request_id", keep="first").select(
-        "request_id", "prompt_tokens", "priority"
-    )
+    asked = frames.known_requests.select("request_id", "prompt_tokens", "priority")
     return _Steps(spans, int(long["prompt_tokens"].max() or 0), asked)  # type: ignore[arg-type]  # integers
 
 

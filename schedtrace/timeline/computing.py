@@ -11,9 +11,12 @@ import polars as pl
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.pieces import COMPUTES, DECODES, WAITS, pieces, place_of
+from schedtrace.timeline.queue_waits import lost_before
 from schedtrace.timeline.waiting import OTHER, cause_runs, loop_ends
 
 ADMISSION = ["request_id", "admission"]
+BEFORE = -1
+"""Number of a step, or its place, before the first one."""
 
 
 def running_pieces(frames: Frames, steps: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
@@ -148,8 +151,16 @@ def _stalls(
     gone = gone.with_columns(
         gone_at=pl.Series(steps["start_us"].search_sorted(gone["end_us"], side="left")).cast(pl.Int64)
     )
+    ran = frames.present.filter(pl.col("state") == "running").select(
+        "request_id",
+        *(
+            pl.lit(at, portions.schema[name]).alias(name)
+            for name, at in (("admission", 0), ("at", BEFORE), ("last_at", BEFORE))
+        ),
+    )
     gaps = (
-        portions.select(
+        pl.concat([ran, portions.select(*ADMISSION, "at", "last_at")])
+        .select(
             *ADMISSION,
             "last_at",
             next_at=pl.col("at").shift(-1).over(ADMISSION),
@@ -175,7 +186,7 @@ def _stalls(
     gaps = gaps.with_columns(
         first=pl.col("last_at") + 1,
         left="until",
-        back_us=steps["output_us"].gather(gaps["last_at"]).fill_null(0),
+        back_us=_at(steps["output_us"], gaps["last_at"]).fill_null(0),
         over_us=pl.min_horizontal(over, "end_us"),
     )
     usual, named = _causes(frames)
@@ -200,6 +211,11 @@ def _stalls(
         .filter((pl.col("cause") != str(Cause.OUTPUT_IN_FLIGHT)) & (pl.col("us") < pl.col("ends_us")))
         .select("request_id", "at", "us", "cause", "begin_step", "end_step", "until")
     )
+
+
+def _at(values: pl.Series, places: pl.Series) -> pl.Series:
+    """The values at these places; null for ``BEFORE``."""
+    return values.gather(pl.select(pl.when(places >= 0).then(places)).to_series())
 
 
 def _is_session(frames: Frames) -> pl.Expr:
@@ -233,20 +249,25 @@ def _causes(frames: Frames) -> tuple[pl.Series, pl.DataFrame]:
 def with_work(frames: Frames, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows of ``timeline.requests`` with ``prompt_tokens``, ``lost_tokens`` and ``work``.
 
-    ``lost_tokens`` is the most that a preemption before (or in) that step had thrown away. ``work`` is
-    ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null where the trace began
-    after the request had come.
+    ``lost_tokens`` is the most that a preemption before (or in) that step had thrown away, as far as known.
+    ``work`` is ``recompute`` below it, ``prefill`` below the prompt's length, else ``decode``; null where the
+    prompt's length is not known.
     """
     its = pl.col("request_id").is_in(rows["request_id"].unique().implode())
+    before = (
+        lost_before(frames)
+        .filter(its)
+        .select("request_id", pl.lit(BEFORE, pl.Int64).alias("step"), "lost_tokens")
+    )
     lost = (
-        frames.preemptions.filter(its)
-        .select("request_id", "step", "lost_tokens")
+        pl.concat([before, frames.preemptions.filter(its).select("request_id", "step", "lost_tokens")])
         .sort("step", maintain_order=True)
         .with_columns(pl.col("lost_tokens").cum_max().over("request_id"))
         .unique(["request_id", "step"], keep="last", maintain_order=True)
     )
     known = pl.concat(
         [
+            frames.present.filter(its).select("request_id", "prompt_tokens"),
             frames.arrivals.filter(its & ~pl.col("streaming_update")).select("request_id", "prompt_tokens"),
             frames.finishes.filter(its).select("request_id", "prompt_tokens"),
         ]

@@ -180,9 +180,10 @@ def _by_position(frames: Frames, slow: pl.DataFrame) -> list[pl.DataFrame]:
     slow = slow.sort("begin_us").join_asof(
         place.sort("step"), on="step", check_sortedness=False, strategy="nearest"
     )
+    slow = slow.with_columns(pl.col("place").fill_null(0))  # no step computed anything
     found = []
     for _, of_trial in slow.group_by("trial", maintain_order=True):
-        first = _first(of_trial)
+        first = _first(of_trial) if frames.begins else of_trial.clear()
         found.append(first.with_columns(kind=pl.lit(FIRST)))
         rest = of_trial.join(first, on=["begin_us", "end_us"], how="anti", maintain_order="left")
         found += _rest(rest)

@@ -16,7 +16,7 @@ from schedtrace.model.facts import ALL_FACTS, Fact
 from schedtrace.model.message import Message
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import Control
-from schedtrace.read.columns import cpu_times
+from schedtrace.read.columns import cpu_times, present_in
 from schedtrace.read.run import FrontEnd
 from schedtrace.read.schema import schema_of
 from schedtrace.read.trace import all_rows, rows_between, rows_of
@@ -69,6 +69,7 @@ class Frames:
     stretches: pl.LazyFrame
     """What requests got, as stretches of steps (``read/stretches.py``)."""
     arrivals: pl.DataFrame
+    """Whoever was there before is none of them."""
     finishes: pl.DataFrame
     preemptions: pl.DataFrame
     exits: pl.DataFrame
@@ -78,6 +79,8 @@ class Frames:
     warmup_steps: int
     warmup_requests: pl.Series
     """Ids of requests that are left out; steps after the warm-up may still have scheduled some of them."""
+    present: pl.DataFrame = field(default_factory=lambda: present_in([]))
+    """Who was there when the trace began (``read/columns.py``)."""
     closed_workload: bool = False
     """All requests of a trial are handed to one engine at once; False also where that is unknown."""
     facts: frozenset[Fact] = ALL_FACTS
@@ -149,6 +152,20 @@ class Frames:
         )
 
     @cached_property
+    def known_requests(self) -> pl.DataFrame:
+        """One row per request with what it asks for: those there when the trace began, and those who came.
+
+        With the columns of ``arrivals``: of those who were there ``queued_us`` may be null.
+        """
+        if self.present.is_empty():
+            return self.arrivals.unique("request_id", keep="first", maintain_order=True)
+        there = self.present.select(name for name in self.arrivals.columns if name in self.present.columns)
+        there = there.with_columns(streaming_update=pl.lit(value=False))
+        return pl.concat([there, self.arrivals], how="diagonal").unique(
+            "request_id", keep="first", maintain_order=True
+        )
+
+    @cached_property
     def set_aside(self) -> pl.DataFrame:
         """Requests that their scheduler took out of the running ones without preempting them.
 
@@ -167,6 +184,11 @@ class Frames:
         parts = self.arrivals.filter("streaming_update")["request_id"]
         paused = self.exits.filter(pl.col("cause") == str(Cause.STREAMING_INPUT_PENDING))["request_id"]
         return pl.concat([parts, paused]).drop_nulls().unique()
+
+    @property
+    def begins(self) -> bool:
+        """Whether its first steps may be the engine's: it was not attached to, and nobody was there."""
+        return not self.header.attached and self.present.is_empty()
 
     @property
     def active_limit(self) -> int | None:

@@ -38,7 +38,9 @@ def long_prefills(frames: Frames) -> pl.DataFrame:
     Columns: ``step``, ``request_id``, ``prompt_tokens``, ``scheduled_tokens`` and ``prefill_tokens`` (of all
     prompts in this step).
     """
-    usual = frames.arrivals.filter(~pl.col("streaming_update"))["prompt_tokens"].quantile(0.5, "lower") or 0
+    came = frames.arrivals.filter(~pl.col("streaming_update"))
+    prompts = pl.concat([frames.present["prompt_tokens"], came["prompt_tokens"]])
+    usual = prompts.quantile(0.5, "lower") or 0
     return (
         prefills(frames)
         .with_columns(prefill_tokens=pl.col("scheduled_tokens").sum().over("step"))

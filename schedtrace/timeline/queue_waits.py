@@ -1,8 +1,8 @@
 """The waiting queue, reconstructed from the trace alone: who waited in which steps, and for how many tokens.
 
 A request waits from the step in whose line it arrived until the step that schedules it, and again from the
-step that preempts it, or that finds it set aside. Checked against the counts that the recorder took from
-vLLM: ``mismatches``.
+step that preempts it, or that finds it set aside. Who waited when the trace began waits from its first step.
+Checked against the counts that the recorder took from vLLM: ``mismatches``.
 """
 
 import polars as pl
@@ -26,14 +26,18 @@ def waits(frames: Frames) -> pl.DataFrame:
     come before new ones, the last victim first; under priority, priority comes first. A queue that is not
     vLLM's has an order of its own (``Header.foreign_queues``).
     """
-    came = _arrivals(frames)
+    came, there = _arrivals(frames), _present(frames)
+    about = pl.concat([there.select(came.columns), came]).unique("request_id", keep="first")
     entries = pl.concat(
         [
+            there.filter(pl.col("state") != "running")
+            .with_columns(preempted=was_preempted(), set_aside=pl.lit(value=False))
+            .select(*came.columns, "preempted", "set_aside"),
             came.with_columns(preempted=pl.lit(value=False), set_aside=pl.lit(value=False)),
-            _preemptions(frames, came).with_columns(
+            _preemptions(frames, about).with_columns(
                 preempted=pl.lit(value=True), set_aside=pl.lit(value=False)
             ),
-            _set_aside(frames, came).with_columns(
+            _set_aside(frames, about).with_columns(
                 preempted=pl.lit(value=False), set_aside=pl.lit(value=True)
             ),
         ]
@@ -118,12 +122,44 @@ def _arrivals(frames: Frames) -> pl.DataFrame:
     )
 
 
-def _preemptions(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
+def _present(frames: Frames) -> pl.DataFrame:
+    """Who was there when the trace began, likewise: victims of later preemptions come before them."""
+    before, place = was_preempted(), pl.int_range(pl.len())
+    in_queue = pl.when(before).then(place + 1).otherwise(place - pl.len().cast(pl.Int64))
+    return next_steps(frames, frames.present, "at_us").select(
+        "request_id",
+        "trial",
+        since_step="next_step",
+        wanted_tokens=pl.max_horizontal(
+            pl.col("lost_tokens") + 1, pl.col("prompt_tokens") + pl.col("output_tokens")
+        ),
+        priority="priority",
+        place=pl.coalesce("arrived_us", "queued_us") if frames.by_priority else in_queue,
+        state="state",
+        computed_tokens="computed_tokens",
+    )
+
+
+def was_preempted() -> pl.Expr:
+    """Of rows of ``Frames.present``: it waits since a preemption, which takes all that it had computed."""
+    return (pl.col("state") == "preempted") & (pl.col("computed_tokens") == 0)
+
+
+def lost_before(frames: Frames) -> pl.DataFrame:
+    """``request_id`` and ``lost_tokens`` of who had been preempted when the trace began, as far as is known.
+
+    Who has output tokens had computed all but the last one of them. What another one had is not known.
+    """
+    sampled = pl.col("prompt_tokens") + pl.col("output_tokens") - 1
+    again = (pl.col("output_tokens") > 0) & (pl.col("computed_tokens") < sampled)
+    lost = pl.max_horizontal("lost_tokens", pl.when(again).then(sampled))
+    return frames.present.select("request_id", lost_tokens=lost).filter(pl.col("lost_tokens") > 0)
+
+
+def _preemptions(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
     """Requests that were put back: they want all they had computed and the token sampled after it."""
-    about = came.select("request_id", "priority", "place", prompt="wanted_tokens")
-    return frames.preemptions.join(
-        about.unique("request_id", keep="first"), on="request_id", how="left", maintain_order="left"
-    ).select(
+    about = about.select("request_id", "priority", "place", prompt="wanted_tokens")
+    return frames.preemptions.join(about, on="request_id", how="left", maintain_order="left").select(
         "request_id",
         "trial",
         since_step="step",
@@ -133,11 +169,11 @@ def _preemptions(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _set_aside(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
+def _set_aside(frames: Frames, about: pl.DataFrame) -> pl.DataFrame:
     """Requests that their scheduler took out of the running ones: what they had computed is not lost."""
-    about = came.select("request_id", "priority", "place").unique("request_id", keep="first")
+    places = about.select("request_id", "priority", "place")
     return (
-        frames.set_aside.join(about, on="request_id", how="left", maintain_order="left")
+        frames.set_aside.join(places, on="request_id", how="left", maintain_order="left")
         .select(
             "request_id",
             "trial",
@@ -145,7 +181,7 @@ def _set_aside(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
             pl.col("priority", "place").fill_null(0),
             since_step="step",
         )
-        .select(came.columns)
+        .select(about.columns)
     )
 
 

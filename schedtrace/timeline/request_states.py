@@ -1,15 +1,16 @@
 """Every moment of every request, once: in which state it was, and why.
 
-The states of a request partition its life, from its arrival at the front end to when it left the scheduler or
-the trace ended. All that is said about where requests' time went comes from this table.
+The states of a request partition its life, from its arrival at the front end (of who was there when the trace
+began: from then) to when it left the scheduler or the trace ended. All that is said about where requests'
+time went comes from this table.
 """
 
 import polars as pl
 
 from schedtrace.timeline.computing import running_pieces
 from schedtrace.timeline.frames import Frames, computed_once
-from schedtrace.timeline.pieces import ARRIVES, WAITS, pieces, placed
-from schedtrace.timeline.queue_waits import after_gaps, next_steps
+from schedtrace.timeline.pieces import ARRIVES, COMPUTES, WAITS, pieces, placed
+from schedtrace.timeline.queue_waits import after_gaps, lost_before, next_steps, was_preempted
 from schedtrace.timeline.waiting import waiting_pieces
 
 QUEUED = ("waiting", "preempted", "set_aside")
@@ -39,7 +40,14 @@ def request_states(frames: Frames) -> pl.DataFrame:
     """
     steps = placed(frames.steps)
     ends = _ends(frames)
-    made = pl.concat([_arrivals(frames), waiting_pieces(frames, steps), running_pieces(frames, steps, ends)])
+    made = pl.concat(
+        [
+            _present(frames),
+            _arrivals(frames),
+            waiting_pieces(frames, steps),
+            running_pieces(frames, steps, ends),
+        ]
+    )
     later_first = pl.col("us").reverse().cum_min().reverse().over("request_id")
     rows = (
         made.join(ends, on="request_id", how="left", maintain_order="left")
@@ -81,6 +89,26 @@ def _arrivals(frames: Frames) -> pl.DataFrame:
     )
 
 
+def _present(frames: Frames) -> pl.DataFrame:
+    """Who was there when the trace began, until a step says what it does."""
+    lost = lost_before(frames).select("request_id", lost="lost_tokens")
+    there = frames.present.join(lost, on="request_id", how="left", maintain_order="left")
+    runs = pl.col("state") == "running"
+    again = pl.col("computed_tokens") < pl.col("lost")
+    computes = (
+        pl.when(again).then(pl.lit("recompute")).when(pl.col("output_tokens") > 0).then(pl.lit("decode"))
+    )
+    waits = pl.when(was_preempted()).then(pl.lit("preempted")).otherwise(pl.lit("waiting"))
+    return pieces(
+        there,
+        at=pl.lit(-1),
+        us=pl.col("at_us"),
+        rank=pl.when(runs).then(pl.lit(COMPUTES)).otherwise(pl.lit(WAITS)),
+        state=pl.when(runs).then(computes.otherwise(pl.lit("prefill"))).otherwise(waits),
+        cause=pl.when(~runs).then(pl.lit(NEXT_STEP)),
+    )
+
+
 def _where_known(frames: Frames, came: pl.DataFrame) -> pl.DataFrame:
     """Arrivals whose next step is missing begin with the next one that is not: before, nothing is known."""
     gaps = after_gaps(frames)
@@ -96,6 +124,7 @@ def _ends(frames: Frames) -> pl.DataFrame:
     gone = frames.finishes.group_by("request_id").agg(pl.col("finished_us").max())
     ids = pl.concat(
         [
+            frames.present.select("request_id"),
             frames.arrivals.select("request_id"),
             frames.finishes.select("request_id"),
             frames.stretches.select("request_id").unique().collect(),
@@ -108,8 +137,8 @@ def _ends(frames: Frames) -> pl.DataFrame:
 
 def _trials(frames: Frames) -> pl.DataFrame:
     of_stretches = frames.stretches.select("request_id", "trial").unique("request_id").collect()
-    of_arrivals = frames.arrivals.select("request_id", "trial")
-    return pl.concat([of_arrivals, of_stretches]).unique("request_id", keep="first", maintain_order=True)
+    known = [frame.select("request_id", "trial") for frame in (frames.present, frames.arrivals)]
+    return pl.concat([*known, of_stretches]).unique("request_id", keep="first", maintain_order=True)
 
 
 def _merged(rows: pl.DataFrame) -> pl.DataFrame:
@@ -135,17 +164,27 @@ def refused(frames: Frames) -> pl.DataFrame:
 
 
 def since_us(frames: Frames, moment: int, request_ids: pl.Series) -> pl.DataFrame:
-    """``request_id`` and ``since_us``: when each of these last entered the waiting queue before a moment."""
+    """``request_id`` and ``since_us``: when each of these last entered the waiting queue before a moment.
+
+    Null of who was in it when the trace began, unless that is recorded.
+    """
     queued = pl.col("state").is_in(QUEUED)
     states = request_states(frames).filter(
         (pl.col("begin_us") < moment) & pl.col("request_id").is_in(request_ids.implode())
     )
     enters = queued & ~queued.shift(1).over("request_id").fill_null(value=False)
-    return states.filter(enters).group_by("request_id").agg(since_us=pl.col("begin_us").last())
+    entered = states.filter(enters).group_by("request_id").agg(since_us=pl.col("begin_us").last())
+    there = frames.present.select(
+        "request_id", "at_us", came=pl.when(pl.col("state") == "waiting").then("queued_us")
+    )
+    was_in_it = pl.col("since_us") == pl.col("at_us")
+    return entered.join(there, on="request_id", how="left", maintain_order="left").select(
+        "request_id", since_us=pl.when(was_in_it).then("came").otherwise("since_us")
+    )
 
 
 def queue_times(frames: Frames) -> pl.DataFrame:
-    """One row per request that was scheduled: how long it waited for that.
+    """One row per request that was scheduled first in this trace: how long it waited for that.
 
     Columns: ``request_id``, ``trial``, ``priority``, ``queued_us``, ``step`` (that admitted it first) and
     ``queue_us``.
@@ -156,8 +195,10 @@ def queue_times(frames: Frames) -> pl.DataFrame:
         .group_by("request_id")
         .agg(pl.col("begin_us").first(), step=pl.col("begin_step").first())
     )
+    columns = ("request_id", "trial", "priority", "queued_us")
+    waited = frames.present.filter((pl.col("state") == "waiting") & pl.col("queued_us").is_not_null())
     return (
-        frames.first_arrivals.select("request_id", "trial", "priority", "queued_us")
+        pl.concat([waited.select(columns), frames.first_arrivals.select(columns)])
         .join(admitted, on="request_id", maintain_order="left")
         .with_columns(queue_us=(pl.col("begin_us") - pl.col("queued_us")).clip(0))
         .drop("begin_us")

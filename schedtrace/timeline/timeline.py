@@ -83,7 +83,8 @@ def make_timeline(
         measured = pl.lit(value=True)
     elif trace.header.trial_ids:  # steps before the first request belong to no trial
         measured = pl.col("trial").is_not_null() & (pl.col("trial") != WARMUP_TRIAL)
-    trial_of = trace.arrivals.select("request_id", "trial").unique("request_id")
+    came = pl.concat([frame.select("request_id", "trial") for frame in (trace.arrivals, trace.present)])
+    trial_of = came.unique("request_id")
     finishes = trace.finishes.join(
         trial_of, on="request_id", how="left", maintain_order="left", suffix="_of_arrival"
     )
@@ -111,6 +112,7 @@ def make_timeline(
         stretches=trace.stretches().filter(measured),
         arrivals=trace.arrivals.filter(measured),
         finishes=finishes.filter(measured),
+        present=trace.present.filter(measured),
         preemptions=trace.preemptions().filter(measured).collect(),
         exits=exits.filter(measured),
         caps=_with_step(trace, trace.caps(), "remaining_budget").filter(measured),

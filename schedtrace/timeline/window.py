@@ -48,6 +48,7 @@ def windowed(timeline: Timeline, window: Window) -> Timeline:
         arrivals=timeline.arrivals.filter(pl.col("queued_us") < end_us).join(
             there, on="request_id", how="semi", maintain_order="left"
         ),
+        present=timeline.present.join(there, on="request_id", how="semi", maintain_order="left"),
         finishes=timeline.finishes.filter(pl.col("finished_us").is_between(begin_us, end_us)),
         preemptions=_of(timeline.preemptions, number),
         exits=_of(timeline.exits, number),

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import polars as pl
+
 from schedtrace.diagnose.trials import pooled_reports
 from schedtrace.errors import InputError, NeverEndsError, UsageError
 from schedtrace.model.manifest import Manifest
@@ -132,6 +134,16 @@ def predict(
         return predictor.predict(changes)
 
 
+def _of_load(timeline: Timeline) -> Timeline:
+    """Without the ends of requests that were there when the recording began: they are not in the load."""
+    if timeline.present.is_empty():
+        return timeline
+    there = pl.col("request_id").is_in(timeline.present["request_id"].implode())
+    made = replace(timeline, finishes=timeline.finishes.filter(~there))
+    vars(made).update(request_states=timeline.request_states, engine_states=timeline.engine_states)
+    return made
+
+
 class Predictor:
     """Predicts several changes of one recorded load; the load as recorded is replayed once for all of them.
 
@@ -177,7 +189,7 @@ class Predictor:
     @cached_property
     def _reports(self) -> list[TrialReport]:
         """Of the trials as recorded."""
-        return pooled_reports(self._base.timelines, self._base.manifest)
+        return pooled_reports([_of_load(one) for one in self._base.timelines], self._base.manifest)
 
     def require_reproduced(self, name: str, within: float = REPRODUCES_WITHIN) -> None:
         """See that the replay of the load as it was recorded comes near to what was recorded.

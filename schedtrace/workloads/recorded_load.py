@@ -31,7 +31,8 @@ def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | N
     """The load of one trial; of the whole trace where it has no trials.
 
     How much a request would have generated that was aborted, failed or had not ended when the record ends is
-    not known: it is given its ``max_tokens`` as output, and is aborted then.
+    not known: it is given its ``max_tokens`` as output, and is aborted then. Requests that were there when
+    the record begins are not in it: what they had computed by then no replay can give them.
 
     Args:
         trace: One engine's.
@@ -44,7 +45,8 @@ def from_trace(trace: Trace, trial: int | None = None, *, manifest: Manifest | N
     """
     trials = trials_of(trace)
     if not trials:
-        msg = f"{trace.path}: no requests in this {trace.record}, so no load"
+        came = "came while this was recorded" if trace.present.height else f"in this {trace.record}"
+        msg = f"{trace.path}: no requests {came}, so no load"
         raise InputError(msg)
     if trial is None:
         measured = [one for one in trials if one != WARMUP_TRIAL]

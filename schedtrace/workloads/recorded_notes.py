@@ -82,6 +82,13 @@ def _prefixes(trace: Trace, requests: pl.DataFrame, block: int | None) -> Iterat
 
 
 def _engine(trace: Trace) -> Iterator[Message]:
+    if there := trace.present.height:
+        yield say(
+            "{there:n request} {were} there when the recording began: the replay begins with an empty "
+            "engine, without them.",
+            there=there,
+            were="was" if there == 1 else "were",
+        )
     if sessions := trace.arrivals.filter("streaming_update")["request_id"].n_unique():
         template = "{sessions:n streaming session}: only the first part of each is in the load."
         yield say(template, sessions=sessions)

@@ -97,7 +97,10 @@ def test_a_symptom_names_its_root_causes(code):
     assert row.split(" | ")[2] == ", ".join(roots)
 
 
-@pytest.mark.parametrize("variable", [settings.DIR, settings.RUN_DIR, settings.TRIAL_IDS, settings.HASH_IDS])
+VARIABLES = (settings.DIR, settings.RUN_DIR, settings.TRIAL_IDS, settings.HASH_IDS)
+
+
+@pytest.mark.parametrize("variable", [*VARIABLES, settings.TRACE, settings.KEEP, settings.SNAPSHOT_ON])
 def test_every_variable_has_a_row(variable):
     assert f"| `{variable}` |" in (DOCS / "recording.md").read_text()
 

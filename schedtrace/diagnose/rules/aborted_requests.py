@@ -56,12 +56,10 @@ class Aborts(Evidence, kw_only=True):
 
 def find(timeline: Timeline) -> list[Finding]:
     """See ``docs/findings/aborted-requests.md``."""
-    came = timeline.arrivals.filter(~pl.col("streaming_update")).unique(
-        "request_id", keep="first", maintain_order=True
-    )
+    known = timeline.known_requests.filter(~pl.col("streaming_update"))
     aborted = (
         timeline.finishes.filter((pl.col("status") == "ABORTED") & ~pl.col("in_schedule"))
-        .join(came.drop("trial", "step", strict=False), on="request_id", suffix="_of_arrival")
+        .join(known.drop("trial", "step", strict=False), on="request_id", suffix="_of_arrival")
         .with_columns(
             us=pl.coalesce("abort_us", "finished_us"),
             since=pl.coalesce("arrived_us_of_arrival", "queued_us_of_arrival"),
@@ -76,13 +74,13 @@ def find(timeline: Timeline) -> list[Finding]:
     share = time_us / timeline.requests_us
     if share < FOUND_FROM_FRAC:
         return []
-    retries, by_content = _retries(aborted, came)
+    retries, by_content = _retries(aborted, timeline.first_arrivals)
     ages = aborted["age"]
     middle = float(ages.median() or 0)  # type: ignore[arg-type]  # of integers
     spread = float((ages.quantile(0.9) or 0) - (ages.quantile(0.1) or 0))
     evidence = Aborts(
         aborted=aborted.height,
-        requests=came.height,
+        requests=known.height,
         time_ms=time_us / 1e3,
         computed_tokens=int(states["tokens"].sum()),
         output_tokens=int(aborted["output_tokens"].sum()),

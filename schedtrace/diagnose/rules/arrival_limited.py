@@ -112,7 +112,12 @@ def _verdict(timeline: Timeline, late: pl.DataFrame, share: float) -> Message:
     there = int(first["total_requests"][0])
     in_trial = timeline.arrivals.filter(pl.col("trial").eq_missing(pl.lit(first["trial"][0])))
     at_once = timeline.closed_workload or there + first.height >= in_trial.height  # else it is a server
-    if at_once and first["step"][0] == timeline.of_trial(timeline.steps, first["trial"][0])["step"].min():
+    begins = timeline.present.is_empty()  # else its first step is not that of the load
+    if (
+        begins
+        and at_once
+        and first["step"][0] == timeline.of_trial(timeline.steps, first["trial"][0])["step"].min()
+    ):
         return say(
             "The client, not the scheduler: when the first step was made, {there:n} of {came:n request} had "
             "arrived. The others ran in later steps; no ready request was refused. "

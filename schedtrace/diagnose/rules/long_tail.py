@@ -140,11 +140,13 @@ def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
         alone["request_id"].to_list(),
         int(alone["output_tokens"][0]),
         usual,
-        _began_first(alone, int(begin_us), run_us),  # type: ignore[arg-type]  # an integer
+        _began_first(timeline, alone, int(begin_us), run_us),  # type: ignore[arg-type]  # an integer
     ), run_us
 
 
-def _began_first(alone: pl.DataFrame, begin_us: int, run_us: int) -> bool:
+def _began_first(timeline: Timeline, alone: pl.DataFrame, begin_us: int, run_us: int) -> bool:
+    if alone["request_id"][0] in timeline.present.filter(pl.col("state") == "running")["request_id"]:
+        return True
     late_us = alone["scheduled_us"][0]
     return late_us is not None and late_us - begin_us < FOUND_FROM_FRAC * run_us
 

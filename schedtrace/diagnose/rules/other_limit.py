@@ -36,7 +36,7 @@ def holder_of(timeline: Timeline, cause: str, waits: Charged) -> Message:
 
 def _adapters(timeline: Timeline, waits: Charged) -> Message:
     """The adapters of the requests that ran in these steps, and those waited for."""
-    adapters = timeline.arrivals.select("request_id", "lora").unique("request_id", keep="first")
+    adapters = timeline.known_requests.select("request_id", "lora")
     wanted = waits.rows.join(adapters, on="request_id").group_by("lora").agg(pl.col("time_us").sum())
     wanted = wanted.drop_nulls().sort("time_us", "lora", descending=[True, False])
     ran = timeline.request_states.filter(pl.col("tokens") > 0).join(adapters.drop_nulls(), on="request_id")
@@ -202,7 +202,7 @@ def _advice(timeline: Timeline, cause: str, detail: str | None) -> list[Advice]:
     match cause:
         case Cause.LORA_CAP:
             now = timeline.header.settings.get("lora_config.max_loras")
-            adapters = timeline.arrivals["lora"].drop_nulls().n_unique()
+            adapters = timeline.known_requests["lora"].drop_nulls().n_unique()
             if isinstance(now, int) and adapters > now:
                 return [
                     advise(

@@ -38,7 +38,7 @@ def priority_inversions(timeline: Timeline) -> pl.DataFrame:
     since, left = queue["since_step"].to_numpy(), queue["left_step"].to_numpy()
     urgency, ids = queue["priority"].to_numpy(), queue["request_id"].to_numpy()
     named = set(timeline.exits.filter(pl.col("loop") == "waiting").select("step", "request_id").iter_rows())
-    asked = timeline.arrivals.select("request_id", "priority").unique("request_id", keep="first")
+    asked = timeline.known_requests.select("request_id", "priority")
     came = (
         timeline.admitted.lazy()
         .select("step", "trial", "request_id")

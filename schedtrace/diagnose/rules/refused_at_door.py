@@ -93,7 +93,7 @@ def find(timeline: Timeline) -> list[Finding]:
 
 def _refused(timeline: Timeline) -> list[RefusedRequest]:
     """Since the first request that is no warm-up; of all ranks, so that only rank 0 has them."""
-    came = timeline.arrivals.select(pl.coalesce("arrived_us", "queued_us").min()).item()
+    came = timeline.known_requests.select(pl.coalesce("arrived_us", "queued_us").min()).item()
     if timeline.front_end is None or timeline.rank or came is None:
         return []
     anchor = timeline.header.wall_anchor_us

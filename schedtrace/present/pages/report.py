@@ -61,7 +61,7 @@ def report_page(report: Report, *, full: bool = False, replays: bool = False) ->
 
     def sections(shown: Report) -> Iterator[Section]:
         for run in shown.runs:
-            yield from _run(run, full=full, replays=replays and not run.not_judged)
+            yield from _run(run, full=full, replays=replays and not run.not_judged and bool(run.time_split))
 
     return Page(report, sections)
 

@@ -116,12 +116,13 @@ def _time(life: Life) -> Message:
         )
         for word, took in sums.items()
     ]
-    device = sum(piece.device_ms for piece in life.states)
+    device, recorded = sum(piece.device_ms for piece in life.states), whole - sums["unrecorded"]
     return say(
-        "{parts} = {whole:ms}; the device was busy for {device:%} of it",
+        "{parts} = {whole:ms}; the device was busy for {device:%} of [{all:!}what was recorded][{all:?}it]",
         parts=joined(parts, " + "),
         whole=whole,
-        device=device / whole if whole else None,
+        device=device / recorded if recorded else None,
+        all=recorded == whole,
     )
 
 

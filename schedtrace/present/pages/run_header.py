@@ -108,7 +108,7 @@ def _requests(run: RunReport) -> str:
     if not ended:
         return ""
     outcomes = run.statistics.outcomes if run.statistics else None
-    arrived = sum(ended) if outcomes is None else outcomes.arrived
+    arrived = sum(ended) if outcomes is None else outcomes.arrived + (outcomes.present or 0)
     if arrived == sum(ended):
         return counted(arrived, "request")
     if arrived < sum(ended):  # of a window: some came before it

@@ -107,9 +107,10 @@ def _counts(statistics: Statistics) -> Iterator[Fact]:
         yield Fact("drafts", [accepted])
     if statistics.outcomes:
         ended = say(
-            "{arrived:n} arrived: {finished:n} finished, {aborted:n} aborted, {errored:n} ended otherwise"
-            "[ ({by_scheduler:n} by the scheduler)], {unfinished:n} unfinished",
+            "[{there:n} were there, ]{arrived:n} arrived: {finished:n} finished, {aborted:n} aborted, "
+            "{errored:n} ended otherwise[ ({by_scheduler:n} by the scheduler)], {unfinished:n} unfinished",
             statistics.outcomes,
+            there=statistics.outcomes.present or 0,
         )
         yield Fact("requests", [ended])
 

@@ -18,7 +18,8 @@ def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001
 def _with_texts(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         tag = value.__struct_config__
-        named = {name: _with_texts(getattr(value, name)) for name in value.__struct_fields__}
+        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        named = {name: _with_texts(field) for name, field in fields if field is not msgspec.UNSET}
         marked = {} if tag.tag is None else {str(tag.tag_field): tag.tag}
         text = {"text": plain(value)} if isinstance(value, Message) else {}
         return marked | text | named

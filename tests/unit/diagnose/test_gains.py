@@ -88,7 +88,7 @@ def eight_at_a_time(waiting_steps=90, largest=20, waiting=2, longest=5, **model)
             **costs, per_context_token_us=0.0, steps=100, error_frac=0.0, most_base_us=costs["base_us"]
         ),
         engine_states=states(device=95_000, schedule=5000),
-        arrivals=pl.DataFrame({"request_id": names, "trial": [None] * 160}),
+        known_requests=pl.DataFrame({"request_id": names, "trial": [None] * 160}),
         stretches=pl.DataFrame(
             {"request_id": names, "step": [0] * 160, "last_step": [4] * 159 + [longest - 1]}
         ).lazy(),
