@@ -22,6 +22,8 @@ $(VENV)/.ready: requirements/lock.txt pyproject.toml scripts/setup.sh
 demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze it, show the answer
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
 
+UNDER_LOAD := $(patsubst %,tests/e2e/test_%.py,attach snapshot watchdog)
+
 # These run on all cores in processes of their own.
 test unit coverage: export POLARS_MAX_THREADS ?= 1
 test unit coverage: export OMP_NUM_THREADS ?= 1
@@ -35,7 +37,9 @@ test: setup ## Run all tests: unit, browser, contract (real scheduler), end to e
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m "not e2e" \
 		tests --ignore tests/unit --ignore tests/docs --ignore tests/browser --ignore tests/e2e
 	@echo "== tests: end to end (real engine) =="
-	@$(BIN)/python -m pytest -q -n 4 --dist loadfile -m e2e tests/e2e
+	@$(BIN)/python -m pytest -q -n 4 --dist loadfile -m e2e tests/e2e $(UNDER_LOAD:%=--ignore %)
+	@echo "== tests: engines under load, which leave no processor to others =="
+	@$(BIN)/python -m pytest -q $(UNDER_LOAD)
 
 unit: setup ## Run the tests that need no engine (seconds)
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not e2e"

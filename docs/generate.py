@@ -32,6 +32,7 @@ from schedtrace.model import (
     comparison,
     life,
     manifest,
+    queue,
     report,
     statistics,
     story,
@@ -52,6 +53,7 @@ MODULES = {
     "life": life,
     "catalogue": catalogue,
     "sweep": sweep_result,
+    "queue": queue,
 }
 LINES = (*(line for line in get_args(trace.AnyLine) if line is not trace.Line), trace.Delta)
 """Kinds of lines; a type checker takes a delta, which is made at run time, for any line."""
@@ -64,6 +66,7 @@ SCHEMAS = {
     "step": (story.StepStory, "What schedtrace step --format json prints"),
     "request": (life.Life, "What schedtrace request --format json prints"),
     "findings": (catalogue.Catalogue, "What schedtrace findings --format json prints"),
+    "queue": (queue.EngineQueues, "What schedtrace queue --format json prints"),
     "sweep": (sweep_result.Sweep, "What schedtrace sweep --format json prints"),
 }
 MARKED = re.compile(r"(<!-- fields: (\w+\.\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -87,7 +87,7 @@ def engine_of(number, waiting=0, prompt=0, output=0, foreign=False):  # noqa: C9
             """What each of so many steps took; afterwards the trace writer may finish."""
             scheduler, writer = self.scheduler, self.writer
             scheduler.use, scheduler.schedule_us, scheduler.update_us = self.classes[name], [], []
-            cpu_us, size = self.writer_cpu_us(), writer.path.stat().st_size
+            cpu_us, size = self.writer_cpu_us(), self.written()
             for _ in range(steps):
                 self.step()
             while writer._pending:
@@ -97,8 +97,11 @@ def engine_of(number, waiting=0, prompt=0, output=0, foreign=False):  # noqa: C9
                 "schedule": scheduler.schedule_us,
                 "update": scheduler.update_us,
                 "writer": (self.writer_cpu_us() - cpu_us) / steps,
-                "bytes": (writer.path.stat().st_size - size) / steps,
+                "bytes": (self.written() - size) / steps,
             }
+
+        def written(self):
+            return sum(file.stat().st_size for file in self.writer.path.parent.glob("engine-*"))
 
         def writer_cpu_us(self):
             return time.clock_gettime_ns(time.pthread_getcpuclockid(self.writer._thread.ident)) / 1e3
@@ -116,7 +119,10 @@ def measure(other="traced", busy=False, **load):
         pairs.append((turns[0], turns[1]))
     gc.unfreeze()
     engine.scheduler.shutdown()
-    result = {name: median(second[name] for _, second in pairs) for name in ("writer", "bytes")}
+    result = {"writer": median(second["writer"] for _, second in pairs)}
+    result["bytes"] = mean(
+        sum(turn["bytes"] for turn in pair) for pair in pairs
+    )  # a frame may come a turn later
     for method in ("schedule", "update"):
         ratios = [average(second[method]) / average(plain[method]) for plain, second in pairs]
         result[method] = [median(average(plain[method]) for plain, _ in pairs), *quantiles(ratios)]
@@ -147,11 +153,11 @@ def serve():
 class Measured:
     """A process that measures with the recorder of one checkout."""
 
-    def __init__(self, name, root):
+    def __init__(self, name, root, trace="plain"):
         self.name = name
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--serve"],
-            env=os.environ | {"PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"},
+            env=os.environ | {"PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore", "SCHEDTRACE_TRACE": trace},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -186,7 +192,7 @@ def main():
         serve()
         return
     with tempfile.TemporaryDirectory() as folder:
-        recorders = [Measured("now", ROOT)]
+        recorders = [Measured("plain", ROOT), Measured("zstd", ROOT, "maxsize=1G")]
         if given.before:
             packed = subprocess.run(
                 ["git", "archive", given.before, "schedtrace"],  # noqa: S607  # whichever git there is
