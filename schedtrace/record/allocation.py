@@ -26,7 +26,7 @@ import msgspec
 
 from schedtrace.record import syntax
 from schedtrace.record.source import Proven, UnprovableError, copy_of, prove
-from schedtrace.record.vllms_own import is_own
+from schedtrace.record.vllms_own import is_own, put_on
 
 
 def managers_of(manager: Any) -> tuple[Any, ...]:
@@ -54,22 +54,30 @@ _READ = frozenset({"get", "ref_cnt", "is_null"})
 
 def only_computes(manager: Any) -> bool:
     """Whether ``manager.get_num_blocks_to_allocate`` surely leaves everything as it is."""
-    plain = frozenset(name for name, value in vars(manager).items() if not callable(value))
-    if len(plain) < len(vars(manager)):
-        return False  # somebody has put a method on the object itself
     kind: Any = type(manager)  # hashable, as every class
-    return _only_computes(kind, plain)
+    if (used := _used(kind)) is None:
+        return False
+    methods, read = used
+    # No such attribute: the name is one of another object, and what it does is not known.
+    return not any(callable(getattr(manager, name, callable)) for name in read) and all(
+        put_on(manager, name) is None for name in methods
+    )
 
 
 @cache
-def _only_computes(kind: type, attributes: frozenset[str]) -> bool:
+def _used(kind: type) -> tuple[frozenset[str], frozenset[str]] | None:
+    """The methods that it runs, and the names that must stand for data; None: it does more than compute."""
+    read: set[str] = set()
+    methods: set[str] = set()
     try:
-        return _pure(kind, "get_num_blocks_to_allocate", attributes, set())
+        computes = _pure(kind, "get_num_blocks_to_allocate", read, methods)
     except Exception:  # whatever it is, it is not known to be harmless
-        return False
+        return None
+    return (frozenset(methods), frozenset(read)) if computes else None
 
 
-def _pure(kind: type, name: str, attributes: frozenset[str], seen: set[str]) -> bool:
+def _pure(kind: type, name: str, read: set[str], seen: set[str]) -> bool:
+    """``read`` gets the names that are none of the class's."""
     if name in seen:
         return True
     seen.add(name)
@@ -81,9 +89,11 @@ def _pure(kind: type, name: str, attributes: frozenset[str], seen: set[str]) -> 
         if not _harmless(code):
             return False
         for used in code.co_names:
-            if used in attributes or used in _READ or used in _FUNCTIONS:
+            if used in _READ or used in _FUNCTIONS:
                 continue
-            if not hasattr(kind, used) or not (_is_value(kind, used) or _pure(kind, used, attributes, seen)):
+            if not hasattr(kind, used):
+                read.add(used)
+            elif not (_is_value(kind, used) or _pure(kind, used, read, seen)):
                 return False
     return True
 
@@ -171,8 +181,8 @@ def not_own(manager: Any) -> str | None:
 def apart(manager: Any) -> Any:
     """A copy of a KV cache manager that can be asked: nothing that it notes reaches ``manager``.
 
-    Its coordinator and the coordinator's managers are copies with containers of their own; the blocks and
-    the pool are vLLM's.
+    Its coordinator and the coordinator's managers are copies, each container of which is copied when it is
+    first read; the blocks and the pool are vLLM's.
     """
     managers = tuple(map(_copied, managers_of(manager)))
     if not managers:
@@ -185,14 +195,35 @@ _CONTAINERS = (dict, list, set, defaultdict)
 
 def _copied(original: Any, **instead: Any) -> Any:
     """An object with the attributes of ``original``; its dicts, lists and sets are copies."""
-    copied = object.__new__(type(original))
-    attributes = copied.__dict__
-    attributes.update(original.__dict__)
-    for name, value in original.__dict__.items():
-        if type(value) in _CONTAINERS:
-            attributes[name] = value.copy()
-    attributes.update(instead)
+    kind: Any = type(original)  # hashable, as every class
+    copied: Any = object.__new__(_copying(kind))
+    vars(copied).update({_ORIGINAL: original}, **instead)
+    for name in _values(kind):
+        _from_original(copied, name)
     return copied
+
+
+_ORIGINAL = "_schedtrace_original"
+
+
+@cache
+def _copying(kind: type) -> type:
+    """A class of copies: an attribute that one does not have yet is the original's."""
+    return type(kind.__name__, (kind,), {"__getattr__": _from_original})
+
+
+def _from_original(copied: Any, name: str) -> Any:
+    value = getattr(vars(copied)[_ORIGINAL], name)
+    vars(copied)[name] = value = value.copy() if type(value) in _CONTAINERS else value
+    return value
+
+
+@cache
+def _values(kind: type) -> tuple[str, ...]:
+    """Attributes of which the class has a value, too, which would show instead of the original's."""
+    names = (name for name in dir(kind) if name[:2] != "__")
+    found = ((name, inspect.getattr_static(kind, name)) for name in names)
+    return tuple(name for name, value in found if not callable(value) and not hasattr(value, "__get__"))
 
 
 def _refusal(pool: Any, answer: tuple[bool, dict[str, Any]] | None) -> Refusal | None:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from schedtrace.record.vllms_own import put_on
+
 
 class NotReachedError(Exception):
     """The engine did not come to the end of a step in time: it is held up in one, or nobody drives it."""
@@ -78,7 +80,7 @@ class BetweenSteps:
         """Before a method of this object alone."""
         engine, name = self._engine, self._name
         original = getattr(engine, name)
-        self._had = vars(engine).get(name)
+        self._had = put_on(engine, name)
 
         def handle(kind: Any, *request: Any) -> None:
             if isinstance(kind, _Task):

@@ -15,6 +15,7 @@ from schedtrace.model.printable import shortened
 from schedtrace.model.trace_facts import ControlKind, Grammar
 from schedtrace.record.capture import DummyPass, Synced
 from schedtrace.record.hooks import Method, unwrap, wrap
+from schedtrace.record.vllms_own import put_on
 
 MOST_KEPT = 10_000
 """Of requests that were received, or aborted, and never seen by the scheduler: then all are forgotten."""
@@ -142,7 +143,8 @@ def unwrap_engine(engine: Any) -> None:
     manager = getattr(engine, "structured_output_manager", None)
     for thing, name in ((aborts, "put_nowait"), (manager, INPUTS)):
         if thing is not None:
-            vars(thing).pop(name, None)
+            with contextlib.suppress(AttributeError):
+                delattr(thing, name)
 
 
 def record_passes(core: type) -> None:
@@ -245,7 +247,7 @@ def _detail(kind: ControlKind, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _listen_to_aborts(engine: Any, inputs: Any) -> None:
     """The input thread puts aborts into a queue: note when, for this engine's queue alone."""
     aborts = getattr(engine, "aborts_queue", None)
-    if aborts is None or "put_nowait" in vars(aborts):
+    if aborts is None or put_on(aborts, "put_nowait") is not None:
         return
     put = aborts.put_nowait
 

@@ -16,7 +16,7 @@ from schedtrace.model.trace import Exit, ExitKind
 from schedtrace.model.trace_facts import SetAside
 from schedtrace.record.allocation import blocks_of
 from schedtrace.record.queues import Queues, head, held_back, pause_name, seats
-from schedtrace.record.vllms_own import is_own_class
+from schedtrace.record.vllms_own import is_own_class, put_on
 
 
 class InferredExits:
@@ -50,7 +50,7 @@ class InferredExits:
                 self._refused = request
             return blocks
 
-        self._replaced = vars(self._manager).get("allocate_slots")
+        self._replaced = put_on(self._manager, "allocate_slots")
         self._watched = self._manager.allocate_slots = watched
 
     def end(self, scheduler: Any, budget_left: int, scheduled: dict[str, int], preempted: int) -> list[Exit]:
@@ -70,7 +70,7 @@ class InferredExits:
     def release(self) -> None:
         """Stop watching allocations; nothing of ours stays on vLLM's objects."""
         watched, self._watched = self._watched, None
-        if watched is None or vars(self._manager).get("allocate_slots") is not watched:
+        if watched is None or self._manager.allocate_slots is not watched:
             return  # or somebody has put in their own meanwhile: it stays
         if self._replaced is None:
             del self._manager.allocate_slots  # the class's own method shows again

@@ -82,8 +82,9 @@ def _execute_model(original: Method, worker: Any, *args: Any, **kwargs: Any) -> 
 
 def _sample_tokens(original: Method, worker: Any, *args: Any, **kwargs: Any) -> Any:
     output = original(worker, *args, **kwargs)
-    began_ns = vars(worker).pop(_BEGAN, None)
+    began_ns = getattr(worker, _BEGAN, None)
     if began_ns is not None and output is not None:
+        setattr(worker, _BEGAN, None)
         _note(output, began_ns)
     return output
 
