@@ -27,7 +27,7 @@ def _schedtrace_listen():
     import sys
     if {place!r} not in sys.path:
         sys.path.append({place!r})
-    from schedtrace.record.asked import listen_from_now_on
+    from schedtrace.record.control_answers import listen_from_now_on
     listen_from_now_on()
 
 import threading

@@ -37,7 +37,7 @@ from schedtrace.record.capture import (
 )
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.exits import Noted
-from schedtrace.record.present_requests import WerePresent, present
+from schedtrace.record.queue_snapshot import WerePresent, present
 from schedtrace.record.request_lives import Lives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
 

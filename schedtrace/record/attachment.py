@@ -19,12 +19,10 @@ from schedtrace.model.trace_bounds import PLAIN, bounds, kept
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import tell_workers
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
-from schedtrace.record.present_requests import snapshot
+from schedtrace.record.queue_snapshot import snapshot
 from schedtrace.record.recorder import Recorder
-from schedtrace.record.recording import prepared_recorder
-from schedtrace.record.scheduler_hooks import records
 from schedtrace.record.settings import LINES, Settings
-from schedtrace.record.traced import traced_class
+from schedtrace.record.traced import prepared_recorder, records, traced_class
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 
 MOST_WAITED_S = 30.0

@@ -25,7 +25,7 @@ from schedtrace.record.exit_lines import is_preemption, loops_told
 from schedtrace.record.exits import Noted, event_of
 from schedtrace.record.flight_recorder import FlightRecorder
 from schedtrace.record.inference import Departures, InferredExits, set_aside
-from schedtrace.record.present_requests import Snapshot, WerePresent
+from schedtrace.record.queue_snapshot import Snapshot, WerePresent
 from schedtrace.record.queues import Queues, policy
 from schedtrace.record.steady_steps import SteadySteps
 from schedtrace.record.verdict_facts import Facts

@@ -22,13 +22,11 @@ from schedtrace.model.trace_facts import Control
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Came, Capture, Dropped, DummyPass, Synced
-from schedtrace.record.cpu_times import CpuTimes
-from schedtrace.record.flight_recorder import FlightRecorder
-from schedtrace.record.parts import Parts
-from schedtrace.record.present_requests import WerePresent
-from schedtrace.record.ring import Ring
+from schedtrace.record.flight_recorder import FlightRecorder, Ring
+from schedtrace.record.processes import CpuTimes
+from schedtrace.record.queue_snapshot import WerePresent
 from schedtrace.record.settings import Settings, write_manifest_if_missing
-from schedtrace.record.trace_files import Begins, Output, PartFiles, PlainFile
+from schedtrace.record.trace_files import Begins, Output, PartFiles, Parts, PlainFile
 
 _T = TypeVar("_T")
 

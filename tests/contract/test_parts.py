@@ -13,9 +13,9 @@ from schedtrace.model import trace_bounds
 from schedtrace.model.printable import json_of
 from schedtrace.model.trace_names import files_of, trace_of
 from schedtrace.read.run import read_run
-from schedtrace.record import parts, trace_files, writer
+from schedtrace.record import trace_files, writer
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.present_requests import present, snapshot
+from schedtrace.record.queue_snapshot import present, snapshot
 from schedtrace.record.traced import traced_class
 from tests.contract.deciding import Deciding, decisions, first_difference
 from tests.contract.loads import FAMILIES, make_script, play
@@ -144,7 +144,7 @@ def played(request, tmp_path_factory):
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder / "parts"))
         patch.setenv("SCHEDTRACE_TRACE", "maxsize=1T")
         patch.setattr(trace_bounds, "PART_BYTES", 12_000)
-        patch.setattr(parts, "FRAME_S", 0)
+        patch.setattr(trace_files, "FRAME_S", 0)
         patch.setattr(writer, "DRAIN_EVERY_S", 1e6)
         patch.setattr(writer, "WRITE_LATEST_NS", 0)
         patch.setattr(writer.CpuTimes, "line", lambda *_: [])
@@ -208,7 +208,7 @@ def test_a_disk_that_fills_up_ends_the_parts_with_a_whole_frame(tmp_path, warnin
     monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("SCHEDTRACE_TRACE", "maxsize=1G")
     monkeypatch.setattr(trace_bounds, "PART_BYTES", 5000)
-    monkeypatch.setattr(parts, "FRAME_S", 0)
+    monkeypatch.setattr(trace_files, "FRAME_S", 0)
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     monkeypatch.setattr(trace_files, "os", FullDisk(room=15_000))
     assert first_difference(decisions("aborts", 1), decisions("aborts", 1, traced_class)) is None

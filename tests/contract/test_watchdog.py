@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 from schedtrace.record import watchdog
 from schedtrace.record.attachment import Attachment
 from schedtrace.record.between_steps import BetweenSteps
-from schedtrace.record.engine_thread import Place, place
+from schedtrace.record.stall_causes import Place, place_of_thread
 from schedtrace.record.traced import traced_class
 from schedtrace.record.watchdog import Watchdog
 from schedtrace.simulate import Driver, Simulation, VirtualClock
@@ -151,7 +151,7 @@ class Looping:
         """A watchdog's looks, ten times as often and as soon as usual."""
         self.thread.start()
         watched = Watchdog(
-            self.core, lambda: place(self.thread.ident),
+            self.core, lambda: place_of_thread(self.thread.ident),
             lambda: self.attachment.latest_exits(hash_ids=False), 1.0, stacks=list, **options,
         )  # fmt: skip
         until = time.monotonic() + seconds

@@ -15,8 +15,8 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVE
 from schedtrace.record import allocation, block_holders
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import Happened
-from schedtrace.record.cpu_times import CpuTimes
 from schedtrace.record.header import engine_facts
+from schedtrace.record.processes import CpuTimes
 from schedtrace.record.verdict_facts import Facts, admissions
 from schedtrace.simulate import Driver
 

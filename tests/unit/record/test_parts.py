@@ -10,10 +10,8 @@ import pytest
 from zstandard import ZstdDecompressor
 
 from schedtrace.model.trace_bounds import Bounds
-from schedtrace.record import parts as parts_module
 from schedtrace.record import trace_files
-from schedtrace.record.parts import Parts
-from schedtrace.record.trace_files import PartFiles
+from schedtrace.record.trace_files import PartFiles, Parts
 
 
 class Clock:
@@ -26,8 +24,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(parts_module, "time", made)
-    monkeypatch.setattr(parts_module, "SMALL", 0)
+    monkeypatch.setattr(trace_files, "time", made)
+    monkeypatch.setattr(trace_files, "SMALL", 0)
     return made
 
 
@@ -82,7 +80,7 @@ def test_the_oldest_parts_go(bounds, kept, clock, made_of, tmp_path):
 
 
 def test_a_small_part_goes_on_where_no_age_is_asked_for(clock, made_of, monkeypatch):
-    monkeypatch.setattr(parts_module, "SMALL", 2**18)
+    monkeypatch.setattr(trace_files, "SMALL", 2**18)
     made = made_of(max_bytes=2**30)
     made.write(b"head\n")
     made.write(b"work\n")
@@ -170,9 +168,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from schedtrace.model.trace_bounds import Bounds
-from schedtrace.record import parts, trace_files
-parts.FRAME_S = 0
-made = parts.Parts(trace_files.PartFiles(Path(sys.argv[1]), 0), Bounds())
+from schedtrace.record import trace_files
+trace_files.FRAME_S = 0
+made = trace_files.Parts(trace_files.PartFiles(Path(sys.argv[1]), 0), Bounds())
 made.write(b"head\\n")
 made.write(b"one\\n")
 Bounds.part_bytes = 1

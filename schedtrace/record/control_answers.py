@@ -34,15 +34,15 @@ from schedtrace.model.trace import Exit
 from schedtrace.record.attachment import Attachment
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import ControlSocket
-from schedtrace.record.engine_thread import stacks_here
 from schedtrace.record.flight_recorder import WAIT_S
 from schedtrace.record.header import engine_rank, vllm_version
 from schedtrace.record.hooks import Method, wrap
-from schedtrace.record.queue_now import queue_now
+from schedtrace.record.queue_snapshot import queue_now
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import KEEP, hashes_ids
+from schedtrace.record.stall_causes import stacks_here
 from schedtrace.record.step_lines import WrittenIds
-from schedtrace.record.watchdog import Watchdog, WatchdogThread, watch
+from schedtrace.record.watchdog import watch
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 
 LOOPS = ENGINE_LOOP, WORKER_LOOP = "run_busy_loop", "worker_busy_loop"
@@ -120,9 +120,7 @@ class _Engine:
         self._core = core
         self._between_steps = BetweenSteps(core)
         self._attachment = Attachment(core, self._between_steps)
-        self._watchdog: Watchdog | None
-        self._watching: WatchdogThread | None
-        self._watchdog, self._watching = watch(core, thread, self._exits, self._snapshot_at)
+        self._watchdog = watch(core, thread, self._exits, self._snapshot_at)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -131,8 +129,8 @@ class _Engine:
             with _listening(self.answer):
                 yield
         finally:
-            if self._watching is not None:
-                self._watching.close()
+            if self._watchdog is not None:
+                self._watchdog.close()
 
     def ends(self, why: str) -> None:
         """Its loop does, with an exception; ``SystemExit`` is how vLLM shuts it down."""
