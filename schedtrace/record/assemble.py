@@ -24,7 +24,6 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import (
-    FIELDS,
     Came,
     Capture,
     Dropped,
@@ -40,6 +39,7 @@ from schedtrace.record.exits import Noted
 from schedtrace.record.queue_snapshot import WerePresent, present
 from schedtrace.record.request_lives import Lives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
+from schedtrace.record.verdict_facts import FIELDS
 
 _TRIAL = re.compile(r"t(\d{1,9})-")
 _LARGEST = 10**18 - 1

@@ -58,7 +58,12 @@ IDLE_EVERY_US = 5_000_000
 
 
 class CpuTimes:
-    """Made on the engine's thread, asked on the writer's."""
+    """Whether the engine's own threads get the processors that they are ready to use.
+
+    ``/proc/<pid>/task/<tid>/schedstat`` counts, for each thread, nanoseconds that it ran and nanoseconds that
+    it was ready and had to wait. The engine's thread, the main threads of its workers, and that of the front
+    end. Made on the engine's thread, asked on the writer's.
+    """
 
     def __init__(self) -> None:
         self._engine = threading.get_native_id()

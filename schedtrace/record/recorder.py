@@ -17,6 +17,7 @@ from schedtrace.record.capture import (
     DummyPass,
     Happened,
     Result,
+    SteadySteps,
     Synced,
     only_samples,
     tokens_got,
@@ -27,7 +28,6 @@ from schedtrace.record.flight_recorder import FlightRecorder
 from schedtrace.record.inference import Departures, InferredExits, set_aside
 from schedtrace.record.queue_snapshot import Snapshot, WerePresent
 from schedtrace.record.queues import Queues, policy
-from schedtrace.record.steady_steps import SteadySteps
 from schedtrace.record.verdict_facts import Facts
 from schedtrace.record.vllms_own import is_own, is_own_class
 from schedtrace.record.worker_hooks import execution_of

@@ -35,7 +35,7 @@ _CONNECTOR_FILES = ("kv_transfer", "kv_connector", "ec_transfer", "ec_connector"
 
 
 class Place(NamedTuple):
-    """Of a thread, at one moment."""
+    """Of a thread, at one moment, by the names of functions and files on its stack."""
 
     at: At
     within: str

@@ -275,7 +275,12 @@ _computed = attrgetter("request_id", "num_computed_tokens")
 
 
 class Movement:
-    """Of one scheduler, look by look; times are seconds of the caller's clock."""
+    """Whether a scheduler gets on, told by a few attributes that each step changes.
+
+    A look takes what stands there at that moment: a figure may be of one step and the next of another, which
+    does not matter, since only differences between looks count. No lock is taken and no method of vLLM's
+    called. Times are seconds of the caller's clock.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}

@@ -20,7 +20,6 @@ from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.block_holders import Snapshot
 from schedtrace.record.capture import (
     ALL,
-    FIELDS,
     NOBODY,
     Came,
     Capture,
@@ -30,6 +29,7 @@ from schedtrace.record.capture import (
     Rows,
     Synced,
 )
+from schedtrace.record.verdict_facts import FIELDS
 
 ANCHOR_NS = 7_000_000
 
