@@ -5,20 +5,13 @@ there for its effect is left out. What remains is run once more, with the argume
 and tells where it returns and what it had computed by then.
 
 What it calls may still note something: a Mamba group's ``get_num_blocks_to_allocate`` sets or forgets a
-checkpoint. Unless it is known to compute only, it is run on a copy of the managers
-(``apart``), whose containers are its own.
-
-Whether a cache manager only computes when it is asked for its need is told from its methods' byte code.
-Anything that is not recognised counts as an effect: then the manager is copied before it is asked, which
-costs more and is right as well.
+checkpoint. Unless it is known to compute only, it is run on a copy of the managers (``apart``), whose
+containers are its own: that costs more and is right as well.
 """
 
 import ast
-import dis
 import inspect
-import types
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -26,7 +19,7 @@ import msgspec
 
 from schedtrace.record import syntax
 from schedtrace.record.source import Proven, UnprovableError, copy_of, prove
-from schedtrace.record.vllms_own import is_own, put_on
+from schedtrace.record.vllms_own import is_own, is_tested, vllm_version
 
 
 def managers_of(manager: Any) -> tuple[Any, ...]:
@@ -43,82 +36,15 @@ def blocks_of(manager: Any, request_id: str) -> list[int]:
     return [len(dict.get(table, request_id, ())) for table in tables]
 
 
-_EFFECTS = frozenset(
-    {"STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_GLOBAL", "STORE_DEREF"}
-    | {"DELETE_ATTR", "DELETE_SUBSCR", "DELETE_GLOBAL", "IMPORT_NAME"}
-)
-_FUNCTIONS = frozenset({"cdiv", "max", "min", "sum", "len", "int", "bool", "isinstance", "AssertionError"})
-_READ = frozenset({"get", "ref_cnt", "is_null"})
-"""Attributes of blocks, and the one method of a dict that does not make an entry."""
-
-
-def only_computes(manager: Any) -> bool:
-    """Whether ``manager.get_num_blocks_to_allocate`` surely leaves everything as it is."""
-    kind: Any = type(manager)  # hashable, as every class
-    if (used := _used(kind)) is None:
-        return False
-    methods, read = used
-    # No such attribute: the name is one of another object, and what it does is not known.
-    return not any(callable(getattr(manager, name, callable)) for name in read) and all(
-        put_on(manager, name) is None for name in methods
-    )
-
-
 @cache
-def _used(kind: type) -> tuple[frozenset[str], frozenset[str]] | None:
-    """The methods that it runs, and the names that must stand for data; None: it does more than compute."""
-    read: set[str] = set()
-    methods: set[str] = set()
-    try:
-        computes = _pure(kind, "get_num_blocks_to_allocate", read, methods)
-    except Exception:  # whatever it is, it is not known to be harmless
-        return None
-    return (frozenset(methods), frozenset(read)) if computes else None
+def _only_computes(kind: Any) -> bool:
+    """Whether ``get_num_blocks_to_allocate`` leaves everything as it is.
 
-
-def _pure(kind: type, name: str, read: set[str], seen: set[str]) -> bool:
-    """``read`` gets the names that are none of the class's."""
-    if name in seen:
-        return True
-    seen.add(name)
-    member = inspect.getattr_static(kind, name)
-    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-    if not isinstance(function, types.FunctionType):
-        return False
-    for code in _codes(function.__code__):
-        if not _harmless(code):
-            return False
-        for used in code.co_names:
-            if used in _READ or used in _FUNCTIONS:
-                continue
-            if not hasattr(kind, used):
-                read.add(used)
-            elif not (_is_value(kind, used) or _pure(kind, used, read, seen)):
-                return False
-    return True
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-def _harmless(code: types.CodeType) -> bool:
-    """No store, and no subscript but slices: a subscript makes an entry in a ``defaultdict``."""
-    before = ""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _EFFECTS:
-            return False
-        if instruction.opname == "BINARY_SUBSCR" and before != "BUILD_SLICE":
-            return False
-        before = instruction.opname
-    return True
-
-
-def _is_value(kind: type, name: str) -> bool:
-    return isinstance(inspect.getattr_static(kind, name), bool | int | str | type(None))
+    That of vLLM's base class does, in every release that was tried. Others, such as Mamba's, may note
+    something.
+    """
+    owner = next((one for one in kind.__mro__ if "get_num_blocks_to_allocate" in vars(one)), kind)
+    return owner.__name__ == "SingleTypeKVCacheManager" and is_tested(vllm_version())
 
 
 class StandIn(msgspec.Struct, frozen=True):
@@ -155,7 +81,8 @@ def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]])
         return None
     positional, keywords = arguments
     managers = managers_of(manager)
-    copied = manager if managers and all(map(only_computes, managers)) else apart(manager)
+    pure = managers and all(_only_computes(type(one)) for one in managers)
+    copied = manager if pure else apart(manager)
     refusal = _refusal(manager.block_pool, ask(copied, *positional, **keywords))
     if refusal is None or refusal.limit != "full_sequence":
         return refusal

@@ -35,13 +35,14 @@ from schedtrace.record.attachment import Attachment
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import ControlSocket
 from schedtrace.record.flight_recorder import WAIT_S
-from schedtrace.record.header import engine_rank, vllm_version
+from schedtrace.record.header import engine_rank
 from schedtrace.record.hooks import Method, wrap
 from schedtrace.record.queue_snapshot import queue_now
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import KEEP, hashes_ids
 from schedtrace.record.stall_causes import stacks_here
 from schedtrace.record.step_lines import WrittenIds
+from schedtrace.record.vllms_own import vllm_version
 from schedtrace.record.watchdog import watch
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 

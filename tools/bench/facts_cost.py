@@ -87,9 +87,6 @@ def costs(running: int) -> dict[str, float]:
         "every refusal, Mamba groups or an unknown manager: copied to be asked": best_us(
             lambda: allocation.apart(manager)
         ),
-        "every refusal, else: known to compute only": best_us(
-            lambda: allocation.only_computes(manager.coordinator.single_type_managers[0])
-        ),
         "once: cache groups and settings": best_us(lambda: engine_facts(scheduler), 100),
         "writer, an arrival: 250 block hashes salted": best_us(hashed, 50),
         "writer, an arrival without prefix caching: 250 blocks of tokens hashed": best_us(hashed_by_us, 50),
