@@ -15,7 +15,7 @@ import msgspec
 
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
 from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, SetAside
-from schedtrace.record import block_holders
+from schedtrace.record import allocation
 from schedtrace.record.exits import Noted
 from schedtrace.record.worker_hooks import Execution
 
@@ -30,14 +30,14 @@ class Happened(msgspec.Struct, gc=False):
     """What one step has of it, if anything."""
 
     admitted: list[Admission] = []
-    refusals: list[block_holders.Snapshot] = []
+    refusals: list[allocation.RefusedHead] = []
     kv_loads: list[KvLoad] = []
     grammars: list[Grammar] = []
     set_aside: list[SetAside] = []
 
     def lines(self) -> dict[str, Any]:
         """Fields of a ``Step`` (writer's thread)."""
-        refusals: list[HeadRefusal] = list(map(block_holders.line, self.refusals))
+        refusals: list[HeadRefusal] = list(map(allocation.refusal_line, self.refusals))
         return {
             "admitted": self.admitted,
             "refusals": refusals,

@@ -18,8 +18,7 @@ from schedtrace.model.causes import CAUSES, Cause, Entry
 from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
 from schedtrace.record import queues
-from schedtrace.record.allocation import managers_of
-from schedtrace.record.block_holders import free_blocks, held_blocks, usable_blocks
+from schedtrace.record.allocation import free_blocks, held_blocks, managers_of, usable_blocks
 from schedtrace.record.step_lines import WrittenIds
 
 At = Literal["idle", "request", "schedule", "output", "ranks", "between", "other"]

@@ -10,7 +10,7 @@ from typing import Any
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Finish
 from schedtrace.model.trace_facts import Admission, KvLoad, Miss
-from schedtrace.record import arrival_facts, block_holders
+from schedtrace.record import allocation, arrival_facts
 from schedtrace.record.allocation import blocks_of, managers_of
 from schedtrace.record.capture import Capture, Happened, State
 from schedtrace.record.engine_hooks import INPUTS, Inputs
@@ -219,7 +219,7 @@ class Facts:
         self.throttled: Any = None
         """``throttle_prefills`` of the call that runs; None where this release does not pass it."""
         self._refused: str | None = None
-        self._refusals: list[block_holders.Snapshot] = []
+        self._refusals: list[allocation.RefusedHead] = []
         self.inputs = Inputs(since_anchor)
         self.kv_loads = KvLoads(scheduler)
         if (manager := getattr(scheduler, "structured_output_manager", None)) is not None:
@@ -249,12 +249,12 @@ class Facts:
         if finish.request_id == self._refused:
             self._refused = None
 
-    def head_refused(self, scheduler: Any, request: Any, arguments: block_holders.Arguments) -> None:
+    def head_refused(self, scheduler: Any, request: Any, arguments: allocation.Arguments) -> None:
         """``allocate_slots`` has refused the head of the queue: look at the holders if it is another one."""
         if request.request_id == self._refused:
             return
         self._refused = request.request_id
-        if (taken := block_holders.snapshot(scheduler, request.request_id, arguments)) is not None:
+        if (taken := allocation.refused_head(scheduler, request.request_id, arguments)) is not None:
             self._refusals.append(taken)
 
     def note(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:

@@ -16,8 +16,8 @@ from schedtrace.model.trace import (
 )
 from schedtrace.model.trace_facts import Admission, DummyBatch, HeadRefusal, RankSync
 from schedtrace.record import assemble
+from schedtrace.record.allocation import RefusedHead
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.block_holders import Snapshot
 from schedtrace.record.capture import (
     ALL,
     NOBODY,
@@ -324,7 +324,7 @@ def test_ids_are_hashed_wherever_they_stand(assembler):
     engine = assembler(hash_ids=True)
     engine.step(capture(0, rows(new={"v": 9}), came=came(*map(arrival, "avf")), events=[]), None)
     inferred = [Exit("waiting", "break", "kv_blocks", "a", 5), Exit("waiting", "break", "kv_blocks", None)]
-    happened = Happened([Admission("a")], [Snapshot("a", [2], 1, [(["v", "f"], [3, 2])], ["f"])])
+    happened = Happened([Admission("a")], [RefusedHead("a", [2], 1, [(["v", "f"], [3, 2])], ["f"])])
     taken = capture(1, rows(new={"a": 5}), full=True, events=[], inferred=inferred, happened=happened)
     taken.preempted = [(Preemption("v", 9, "a"), 9)]
     taken.came = came(finished=[Finish("f", "ABORTED", 1, 1, 1)])
