@@ -64,7 +64,7 @@ class Attachment:
     def trace(self) -> Path | None:
         """What is written now, by this attachment or since the engine's start."""
         recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
-        return recorder.path if recorder is not None and recorder.active else None
+        return recorder.writer.path if recorder is not None and recorder.active else None
 
     @property
     def attached(self) -> bool:
@@ -95,7 +95,7 @@ class Attachment:
         """
         with self._lock:
             if (path := self.trace) is not None:
-                if self._engine.scheduler._schedtrace_recorder.flight is not None:
+                if self._engine.scheduler._schedtrace_recorder.writer.flight is not None:
                     msg = "it keeps its last seconds in memory: schedtrace snapshot writes them"
                     raise RefusedError(msg)
                 msg = f"it is recorded already, to {path}"
@@ -111,8 +111,10 @@ class Attachment:
                 self._timer = threading.Timer(for_s, self._time_is_over)
                 self._timer.daemon = True
                 self._timer.start()
-        logger.info("schedtrace: attached to engine {}: {}", recorder.engine_rank, recorder.path)
-        return recorder.path, present, held
+        logger.info(
+            "schedtrace: attached to engine {}: {}", recorder.writer.engine_rank, recorder.writer.path
+        )
+        return recorder.writer.path, present, held
 
     def _begin(self, chosen: Settings) -> tuple[float, Recorder, int]:
         scheduler = self._engine.scheduler
@@ -170,7 +172,7 @@ class Attachment:
                 raise RefusedError(msg)
             recorder = self._recorder
             path, held_us = self._end()
-        logger.info("schedtrace: detached from engine {}: {}", recorder.engine_rank, path)
+        logger.info("schedtrace: detached from engine {}: {}", recorder.writer.engine_rank, path)
         return path, held_us
 
     def latest_exits(self, *, hash_ids: bool) -> list[Exit]:
@@ -187,7 +189,7 @@ class Attachment:
         """
         recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
         if recorder is not None and recorder.active:
-            return list(recorder.latest_exits)
+            return list(recorder.writer.latest_exits)
         with self._lock:
             if self._recorder is not None:  # it has given up, and is not detached yet
                 return []
@@ -199,7 +201,7 @@ class Attachment:
             except RefusedError:
                 recorder.active = False  # who attaches next takes it away
                 raise
-        return list(recorder.latest_exits)
+        return list(recorder.writer.latest_exits)
 
     def _end(self) -> tuple[Path, float]:
         recorder, plain = self._recorder, self._plain
@@ -219,7 +221,7 @@ class Attachment:
             msg = f"it was not detached: {error}"
             raise RefusedError(msg) from error
         self._release()
-        return recorder.path, held_us
+        return recorder.writer.path, held_us
 
     def _release(self) -> None:
         """Close the trace, and take all away that was put in."""

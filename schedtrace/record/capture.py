@@ -110,6 +110,19 @@ class Came(NamedTuple):
 NOBODY = Came()
 
 
+class Before:
+    """The state before the call that runs."""
+
+    __slots__ = ("came", "free", "running", "start_ns", "step", "waiting")
+
+    step: int
+    start_ns: int
+    running: int
+    waiting: int
+    free: int | None
+    came: Came
+
+
 class Capture(msgspec.Struct, gc=False):
     """One ``schedule()`` call, raw. Times are nanoseconds of ``time.monotonic_ns``."""
 

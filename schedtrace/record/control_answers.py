@@ -34,7 +34,7 @@ from schedtrace.model.trace import Exit
 from schedtrace.record.attachment import Attachment
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import ControlSocket
-from schedtrace.record.flight_recorder import WAIT_S
+from schedtrace.record.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.header import engine_rank
 from schedtrace.record.hooks import Method, wrap
 from schedtrace.record.queue_snapshot import queue_now
@@ -136,7 +136,8 @@ class _Engine:
     def ends(self, why: str) -> None:
         """Its loop does, with an exception; ``SystemExit`` is how vLLM shuts it down."""
         with suppress(Exception):
-            self._recorder.snapshot(f"engine ended {why}", always=True)
+            if self._flight is not None:
+                self._flight.snapshot(f"engine ended {why}", always=True)
 
     def answer(self, ask: AnyAsk) -> AnyAnswer:
         """What it says.
@@ -165,12 +166,15 @@ class _Engine:
     def _recorder(self) -> Any:
         return getattr(self._core.scheduler, "_schedtrace_recorder", None)
 
+    @property
+    def _flight(self) -> FlightRecorder | None:
+        return None if self._recorder is None else self._recorder.writer.flight
+
     def _exits(self) -> list[Exit]:
         return self._attachment.latest_exits(hash_ids=hashes_ids())
 
     def _snapshot_at(self, reason: str) -> Path | None:
-        recorder = self._recorder
-        return None if recorder is None else recorder.snapshot(reason)
+        return None if self._flight is None else self._flight.snapshot(reason)
 
     def _queue(self) -> QueueNow:
         exits: list[Exit] = []
@@ -181,18 +185,17 @@ class _Engine:
         return QueueNow(queue=queue_now(self._core, self._between_steps, exits, ids))
 
     def _snapshot(self, folder: Path) -> AnyAnswer:
-        recorder = self._recorder
-        if recorder is None or not recorder.active or recorder.flight is None:
+        flight = self._flight
+        if flight is None or not self._recorder.active:
             return Refused(why=f"it keeps nothing in memory: start the server with {KEEP}=120s")
         try:
-            return Snapshot(path=str(recorder.flight.ask(folder).result(WAIT_S)))
+            return Snapshot(path=str(flight.ask(folder).result(WAIT_S)))
         except OSError as error:
             why = f"{folder}: cannot be written ({error.strerror}); what is in memory stays there"
             return Refused(why=why)
 
     def _status(self) -> Status:
         core, attachment, watchdog = self._core, self._attachment, self._watchdog
-        flight = getattr(self._recorder, "flight", None)
         return Status(
             role="engine",
             pid=os.getpid(),
@@ -204,7 +207,7 @@ class _Engine:
             running=len(core.scheduler.running),
             waiting=Queues(core.scheduler).num_waiting(core.scheduler),
             recording=None if attachment.trace is None else str(attachment.trace),
-            keeps=None if flight is None else flight.keeps,
+            keeps=None if self._flight is None else self._flight.keeps,
             attached=attachment.attached,
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,

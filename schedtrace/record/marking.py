@@ -182,7 +182,10 @@ class Marker:
         if scope.loop:
             return
         if isinstance(node, ast.For):
-            node.orelse.insert(0, self._went_through(node, loop, scope))
+            # Whom it skipped has been told, and more there is not.
+            site = Site(loop, "condition", (guards.LOOP_DONE,), ast.unparse(node.iter), "")
+            mark = self._mark(node, site, "end", self._budget(scope), ast.Constant(None), ast.Constant(None))
+            node.orelse.insert(0, mark)
         elif not isinstance(node.test, ast.Constant):
             self._conditions.add(id(node.test))
             if node.orelse:
@@ -305,11 +308,9 @@ class Marker:
         decided, number = self._decided[id(condition)], self._add(node, site)
         marks: list[ast.stmt] = []
         for place, values in enumerate(decided.kept):
-            details = [ast.Constant(place), *([values] if values.elts else [])]
+            which = [ast.Constant(place), *([values] if values.elts else [])]
             budget = self._budget(scope)
-            marks.append(
-                self._call(node, "end", ast.Constant(number), budget, *copy.deepcopy(queue), *details)
-            )
+            marks.append(self._call(node, "end", ast.Constant(number), budget, *copy.deepcopy(queue), *which))
         return marks
 
     def _false(
@@ -325,11 +326,6 @@ class Marker:
             *self._with_parts(replace(site, causes=causes), condition, decided),
             syntax.next_in_line(decided.parts[0]),
         )
-
-    def _went_through(self, node: ast.For, loop: Loop, scope: _Scope) -> ast.stmt:
-        """The mark for a loop that looked at everybody: what it skipped has been told, more there is not."""
-        site = Site(loop, "condition", (guards.LOOP_DONE,), ast.unparse(node.iter), "")
-        return self._mark(node, site, "end", self._budget(scope), ast.Constant(None), ast.Constant(None))
 
     def _preemption(
         self, node: ast.Expr, call: ast.Call, loop: Loop, scope: _Scope

@@ -245,7 +245,7 @@ def open_recorder(scheduler: Any) -> Recorder | None:
     except Exception as error:
         logger.warning("schedtrace: not recording: {!r}", error)
         return None
-    logger.info("schedtrace: recording engine {} to {}", recorder.engine_rank, recorder.path)
+    logger.info("schedtrace: recording engine {} to {}", recorder.writer.engine_rank, recorder.writer.path)
     return recorder
 
 

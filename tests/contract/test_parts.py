@@ -87,7 +87,7 @@ class InParts(Deciding):
 
     def __init__(self, *args, plain, **options):
         super().__init__(*args, **options)
-        self.made = self.scheduler._schedtrace_recorder._writer
+        self.made = self.scheduler._schedtrace_recorder.writer
         self.both = Twice(self.made, plain)
         self.differences = []
         self.async_scheduling = self.made._header.async_scheduling

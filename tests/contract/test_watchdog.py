@@ -47,7 +47,7 @@ def played(name, folder, monkeypatch, *, after_s=10.0, every_us=1_000_000, then=
 
         def causes():
             threading.Event().wait(WRITTEN_S)
-            return recorder.latest_exits
+            return recorder.writer.latest_exits
 
         watched = Watchdog(engine.core, lambda: ELSEWHERE, causes, after_s, stacks=list)
         for number in range(1, int(LONG_S * 1e6 / every_us)):
