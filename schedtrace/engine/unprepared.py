@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import schedtrace
 from schedtrace.errors import InputError
-from schedtrace.model import sockets
+from schedtrace.model import live
 from schedtrace.record.processes import above
 
 ENGINE, WORKER = "EngineCore", "VLLM::Worker"
@@ -112,7 +112,7 @@ def _socket(pid: int) -> Path:
         user = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         user = os.geteuid()
-    return sockets.socket_of(pid, user)
+    return live.socket_of(pid, user)
 
 
 def _processes(title: str) -> Iterator[int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from loguru import logger
 
-from schedtrace.model import sockets
+from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskStacks, AskTimes, Refused, Stacks
 from schedtrace.record.processes import process
 
@@ -49,7 +49,7 @@ class ControlSocket:
 
     def __init__(self, answer: Answering) -> None:
         self._answer = answer
-        self.path = sockets.own_folder() / f"{os.getpid()}.sock"
+        self.path = live.own_folder() / f"{os.getpid()}.sock"
         self._pid = os.getpid()
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()  # of a process of this number that was killed
@@ -153,7 +153,7 @@ def _stacks(path: Path) -> list[str]:
 def _of_workers() -> list[Path]:
     """The sockets of those that this process has started."""
     mine, found = os.getpid(), []
-    for path in sorted(sockets.folder_of(os.geteuid()).glob("*.sock")):
+    for path in sorted(live.folder_of(os.geteuid()).glob("*.sock")):
         with contextlib.suppress(OSError, ValueError):
             if process(int(path.stem)).parent == mine:
                 found.append(path)

@@ -18,10 +18,9 @@ from loguru import logger
 
 from schedtrace.model import safe_files
 from schedtrace.model.printable import json_of
-from schedtrace.model.snapshot_rules import Rules
 from schedtrace.model.trace import End, Header
 from schedtrace.model.trace_names import part_name
-from schedtrace.record.settings import write_manifest_if_missing
+from schedtrace.record.settings import Rules, write_manifest_if_missing
 from schedtrace.record.trace_files import Begins, Parts
 
 

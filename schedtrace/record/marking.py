@@ -22,7 +22,6 @@ BEFORE = "_schedtrace_tokens_before"
 _PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"})
 """Tokens that the scheduler itself adds for drafts, and takes back: nothing that a request wanted."""
 
-
 _OF_PARTS = frozenset({Cause.OTHER, Cause.SPEC_DECODE_PADDING, guards.QUEUE_OR_INPUT_BUDGET})
 """Causes of a whole condition whose parts lead to different ones."""
 

@@ -7,12 +7,12 @@ import time
 import pytest
 
 from schedtrace.model import safe_files
-from schedtrace.model.snapshot_rules import Rules
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_bounds import Bounds
 from schedtrace.read.run import read_run
 from schedtrace.record import flight_recorder, writer
 from schedtrace.record.capture import Came
+from schedtrace.record.settings import Rules
 from tests.unit.record.test_writer import capture, done, work, writer_of  # noqa: F401  # a fixture
 
 KEPT = {"bounds": Bounds(2**26, 120, 8), "in_memory": True}
