@@ -17,9 +17,9 @@ from loguru import logger
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_bounds import PLAIN, bounds, kept
 from schedtrace.record.between_steps import BetweenSteps
-from schedtrace.record.control_socket import tell_workers
+from schedtrace.record.control_socket import time_in_workers
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
-from schedtrace.record.queue_snapshot import snapshot
+from schedtrace.record.queue_copy import copy_queues
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.settings import LINES, Settings
 from schedtrace.record.traced import prepared_recorder, records, traced_class
@@ -124,7 +124,7 @@ class Attachment:
             traced = traced_class(plain)
             wrap_engine()
             wrap_worker()
-            tell_workers(on=True)
+            time_in_workers(on=True)
             recorder = prepared_recorder(scheduler, traced, chosen, attached=True)
         except Exception as error:
             self._unwrap()
@@ -136,10 +136,10 @@ class Attachment:
             nonlocal held_us, present
             began_ns = time.perf_counter_ns()
             in_flight = bool(getattr(self._engine, "batch_queue", None))
-            found = snapshot(scheduler, in_flight=in_flight)
+            found = copy_queues(scheduler, in_flight=in_flight)
             scheduler.__class__ = traced
             scheduler._schedtrace_recorder = recorder
-            recorder.were_present(found)
+            recorder.note_present(found)
             present = len(found.running) + recorder.num_waiting(scheduler)
             held_us = (time.perf_counter_ns() - began_ns) / 1000
 
@@ -243,7 +243,7 @@ class Attachment:
         if not _ATTACHED:
             unwrap_engine(self._engine)
             unwrap_worker()
-            tell_workers(on=False)
+            time_in_workers(on=False)
 
     def _time_is_over(self) -> None:
         with self._lock, suppress(RefusedError):  # who asks meanwhile waits for what there is to say

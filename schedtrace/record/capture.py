@@ -217,7 +217,7 @@ def only_samples(scheduler: Any) -> bool:
     )
 
 
-def tells_invalid_drafts() -> bool:
+def reports_invalid_drafts() -> bool:
     """Whether a ``SchedulerOutput`` names the drafts that a grammar forbade."""
     from vllm.v1.core.sched.output import SchedulerOutput
 

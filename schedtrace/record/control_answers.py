@@ -37,7 +37,7 @@ from schedtrace.record.control_socket import ControlSocket
 from schedtrace.record.flight_recorder import WAIT_S, FlightRecorder
 from schedtrace.record.header import engine_rank
 from schedtrace.record.hooks import Method, wrap
-from schedtrace.record.queue_snapshot import queue_now
+from schedtrace.record.queue_copy import queue_now
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import KEEP, hashes_ids
 from schedtrace.record.stall_causes import stacks_here

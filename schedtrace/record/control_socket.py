@@ -85,12 +85,12 @@ class ControlSocket:
     def _serve(self, connection: socket.socket) -> None:
         line = _line(connection)  # in any case: a connection closed before that would lose the answer
         if (user := peer_of(connection)) not in {os.geteuid(), 0}:
-            said: AnyAnswer = Refused(why=f"user {user} may not ask a process of user {os.geteuid()}")
+            answer: AnyAnswer = Refused(why=f"user {user} may not ask a process of user {os.geteuid()}")
         else:
-            said = self._said(line)
-        connection.sendall(msgspec.json.encode(said) + b"\n")
+            answer = self._answer_to(line)
+        connection.sendall(msgspec.json.encode(answer) + b"\n")
 
-    def _said(self, line: bytes) -> AnyAnswer:
+    def _answer_to(self, line: bytes) -> AnyAnswer:
         try:
             return self._answer(_decode(line))
         except msgspec.MsgspecError as error:
@@ -125,7 +125,7 @@ def _line(connection: socket.socket) -> bytes:
     return line
 
 
-def tell_workers(*, on: bool) -> None:
+def time_in_workers(*, on: bool) -> None:
     """Have the workers that this process has started note when they execute, or do so no more.
 
     One that does not answer goes without: its steps lack ``execute_us``.
@@ -171,8 +171,8 @@ def ask(path: Path, question: AnyAsk, timeout_s: float) -> AnyAnswer:
         connection.settimeout(timeout_s)
         connection.connect(os.fspath(path))
         connection.sendall(msgspec.json.encode(question) + b"\n")
-        answer = b""
-        while not answer.endswith(b"\n") and (block := connection.recv(2**20)):
-            answer += block
-    said: AnyAnswer = msgspec.json.decode(answer, type=AnyAnswer)
-    return said
+        line = b""
+        while not line.endswith(b"\n") and (block := connection.recv(2**20)):
+            line += block
+    answer: AnyAnswer = msgspec.json.decode(line, type=AnyAnswer)
+    return answer

@@ -251,11 +251,11 @@ def cache_groups(scheduler: Any) -> list[CacheGroup]:
     """The KV cache groups; empty where this release does not tell them."""
     groups = getattr(getattr(scheduler, "kv_cache_config", None), "kv_cache_groups", ())
     managers = managers_of(scheduler.kv_cache_manager)
-    told = []
+    described = []
     for number, group in enumerate(groups):
         spec = group.kv_cache_spec
         manager = managers[number] if number < len(managers) else None
-        told.append(
+        described.append(
             CacheGroup(
                 kind=type(spec).__name__.removesuffix("Spec"),
                 block_size=getattr(manager, "block_size", spec.block_size),
@@ -266,7 +266,7 @@ def cache_groups(scheduler: Any) -> list[CacheGroup]:
                 admission_cap=getattr(manager, "max_admission_blocks_per_request", None),
             )
         )
-    return told
+    return described
 
 
 def kv_block_bytes(scheduler: Any) -> int | None:

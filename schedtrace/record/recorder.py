@@ -21,10 +21,10 @@ from schedtrace.record.capture import (
     only_samples,
     tokens_got,
 )
-from schedtrace.record.exit_lines import is_preemption, loops_told
+from schedtrace.record.exit_lines import ended_loops, is_preemption
 from schedtrace.record.exits import Noted, event_of
 from schedtrace.record.inference import Departures, InferredExits
-from schedtrace.record.queue_snapshot import Snapshot, WerePresent
+from schedtrace.record.queue_copy import PresentRequests, QueueCopy
 from schedtrace.record.queues import Queues, policy
 from schedtrace.record.verdict_facts import Facts
 from schedtrace.record.vllms_own import is_own, is_own_class
@@ -69,9 +69,9 @@ class Recorder:
         self._ended_waiting = False
         """They said how its waiting loop ended."""
 
-    def were_present(self, found: Snapshot) -> None:
+    def note_present(self, found: QueueCopy) -> None:
         """Note who was there when recording began, before the first step."""
-        self.writer.were_present(WerePresent(found, self.facts.salt))
+        self.writer.note_present(PresentRequests(found, self.facts.salt))
 
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:
         """Note the state before the call, and whether it was asked to hold back new prefills."""
@@ -104,7 +104,7 @@ class Recorder:
             rows, full = self._steady.rows(output, end_ns)
             known = events == self._events
             if not known:
-                self._events, self._ended_waiting = events, "waiting" in loops_told(events)
+                self._events, self._ended_waiting = events, "waiting" in ended_loops(events)
             capture = Capture(
                 before.step,
                 before.start_ns,
@@ -183,8 +183,8 @@ class Recorder:
             output.num_scheduled_tokens,
             sum(preemption.in_schedule for preemption, _ in capture.preempted),
         )
-        told = loops_told(events)
-        capture.inferred = [line for line in inferred if line.loop not in told]
+        ended = ended_loops(events)
+        capture.inferred = [line for line in inferred if line.loop not in ended]
 
     def schedule_raised(self, scheduler: Any, raised: BaseException) -> None:
         """Forget a call that ended in an exception; who came and went before it is told with the next."""
@@ -317,13 +317,13 @@ class Recorder:
             self._facts_failed(error)
         self.writer.finished.append(finish)
 
-    def kv_loads_ended(self, scheduler: Any, told: Any) -> None:
+    def kv_loads_ended(self, scheduler: Any, output: Any) -> None:
         """Note KV loads that a ``KVConnectorOutput`` says have arrived or failed."""
         if not self.active:
             return
         try:
             now_us = self.writer.since_anchor(self.clock())
-            self.facts.kv_loads.ended(scheduler, getattr(told, "finished_recving", None), now_us)
+            self.facts.kv_loads.ended(scheduler, getattr(output, "finished_recving", None), now_us)
         except Exception as error:
             self._facts_failed(error)
 

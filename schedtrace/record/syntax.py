@@ -288,14 +288,14 @@ def outcomes(function: ast.FunctionDef, loop: ast.stmt, blocks: str) -> frozense
         loop: All values of such a flag are set in it, each right before a ``break``.
         blocks: The variable that holds what ``allocate_slots`` returned.
     """
-    told = list(_told_before_breaks([loop], blocks, succeeded=None))
+    found = list(_flags_before_breaks([loop], blocks, succeeded=None))
     stored = stored_names(function)
-    names_told = [name for name, _ in told]
-    liars = {name for name, true in told if not true}
-    return frozenset(name for name in names_told if stored.count(name) == names_told.count(name)) - liars
+    flags_found = [name for name, _ in found]
+    wrong = {name for name, true in found if not true}
+    return frozenset(name for name in flags_found if stored.count(name) == flags_found.count(name)) - wrong
 
 
-def _told_before_breaks(
+def _flags_before_breaks(
     statements: list[ast.stmt], blocks: str, *, succeeded: bool | None
 ) -> Iterator[tuple[str, bool]]:
     """The flags that are set to a constant right before a ``break``, and whether they tell what happened.
@@ -311,10 +311,10 @@ def _told_before_breaks(
             case ast.If(test, body, orelse):
                 there, gone = is_there(test, blocks), is_there(test, blocks, negated=True)
                 inside, otherwise = (there, gone) if there or gone else (succeeded, succeeded)
-                yield from _told_before_breaks(body, blocks, succeeded=inside)
-                yield from _told_before_breaks(orelse, blocks, succeeded=otherwise)
+                yield from _flags_before_breaks(body, blocks, succeeded=inside)
+                yield from _flags_before_breaks(orelse, blocks, succeeded=otherwise)
             case ast.While(body=body) | ast.With(body=body):
-                yield from _told_before_breaks(body, blocks, succeeded=succeeded)
+                yield from _flags_before_breaks(body, blocks, succeeded=succeeded)
             case _:
                 pass
 

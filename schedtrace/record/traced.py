@@ -132,10 +132,10 @@ def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, 
 
         __slots__ = ()
 
-        def _update_from_kv_xfer_finished(self, told: Any, *args: Any, **kwargs: Any) -> Any:
+        def _update_from_kv_xfer_finished(self, output: Any, *args: Any, **kwargs: Any) -> Any:
             if self._schedtrace_recorder is not None:
-                self._schedtrace_recorder.kv_loads_ended(self, told)
-            return super()._update_from_kv_xfer_finished(told, *args, **kwargs)
+                self._schedtrace_recorder.kv_loads_ended(self, output)
+            return super()._update_from_kv_xfer_finished(output, *args, **kwargs)
 
     class Pause(root):  # type: ignore[misc]  # likewise
         """Hook on ``set_pause_state`` (vLLM 0.17 and newer): pause, sleep and their ends lead through it."""

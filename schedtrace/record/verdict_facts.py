@@ -237,7 +237,7 @@ class Facts:
 
     def arrival(self, request: Any) -> dict[str, Any]:
         """Fields of an ``Arrival``, before the request enters the queue."""
-        facts = arrival_facts.asked_for(request) | self.inputs.arrival(request.request_id)
+        facts = arrival_facts.requested(request) | self.inputs.arrival(request.request_id)
         if (found := arrival_facts.sibling(request.request_id, self.salt)) is not None:
             facts["sibling_index"], facts["parent"] = found
         return facts

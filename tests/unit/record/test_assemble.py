@@ -37,7 +37,7 @@ ANCHOR_NS = 7_000_000
 @pytest.fixture
 def assembler(monkeypatch):
     """``assembler()``: of an engine; without vLLM, so no draft is known to be invalid."""
-    monkeypatch.setattr(assemble, "tells_invalid_drafts", lambda: False)
+    monkeypatch.setattr(assemble, "reports_invalid_drafts", lambda: False)
 
     def made(**options):
         given = {"trial_ids": False, "hash_ids": False, "prefixes": Prefixes(), "drafts": False}

@@ -21,7 +21,7 @@ from schedtrace.record.header import engine_rank
 from schedtrace.record.step_lines import WrittenIds
 
 
-class Seen(NamedTuple):
+class CopiedRequest(NamedTuple):
     """A request between two steps."""
 
     request: Any
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
     """A step that has it may be in flight."""
 
 
-class Snapshot(NamedTuple):
+class QueueCopy(NamedTuple):
     """What was copied of a scheduler between two steps, as it was found."""
 
     at_ns: int
@@ -55,7 +55,7 @@ class Snapshot(NamedTuple):
     waiting: queues.Waiting
     in_flight: bool
 
-    def seen(self) -> list[Seen]:
+    def in_order(self) -> list[CopiedRequest]:
         """Everybody who runs or waits, the running ones first, in the scheduler's order where it is known."""
         place = {id(request): number for number, request in enumerate(self.requests)}
         order = (*self.running, *queues.in_order(self.waiting), *self.requests)
@@ -63,14 +63,14 @@ class Snapshot(NamedTuple):
         found = (self._one(number) for number in numbers)
         return [one for one in found if one is not None]
 
-    def _one(self, number: int) -> Seen | None:
+    def _one(self, number: int) -> CopiedRequest | None:
         status, events = self.statuses[number], self.events[number]
         if status.name.startswith("FINISHED"):
             return None
         outputs, preemptions = self.output_tokens[number], self.num_preemptions[number]
         runs = status.name == "RUNNING"
         before = status.name == "PREEMPTED" or bool(preemptions) or outputs > 0
-        return Seen(
+        return CopiedRequest(
             self.requests[number],
             status.name,
             "running" if runs else "preempted" if before else "waiting",
@@ -82,10 +82,10 @@ class Snapshot(NamedTuple):
         )
 
 
-class WerePresent(NamedTuple):
+class PresentRequests(NamedTuple):
     """Who was there when recording began."""
 
-    snapshot: Snapshot
+    queues: QueueCopy
     salt: arrival_facts.Salt
     """Of the trace's hashes."""
 
@@ -95,7 +95,7 @@ _computed, _outputs = attrgetter("num_computed_tokens"), attrgetter("_output_tok
 _preemptions = attrgetter("num_preemptions")
 
 
-def snapshot(scheduler: Any, *, in_flight: bool) -> Snapshot:
+def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
     """A copy of what the next step may change, as quick as can be.
 
     A list for each attribute: a tuple for each request would set off the garbage collector.
@@ -109,7 +109,7 @@ def snapshot(scheduler: Any, *, in_flight: bool) -> Snapshot:
         preemptions: list[int | None] = list(map(_preemptions, requests))
     except AttributeError:  # before vLLM 0.11.2 they were not counted
         preemptions = [None] * len(requests)
-    return Snapshot(
+    return QueueCopy(
         time.monotonic_ns(),
         requests,
         list(map(_status, requests)),
@@ -123,7 +123,7 @@ def snapshot(scheduler: Any, *, in_flight: bool) -> Snapshot:
     )
 
 
-def present(seen: Seen, salt: arrival_facts.Salt, anchor_ns: int, wall_anchor_us: int) -> Present:
+def present(seen: CopiedRequest, salt: arrival_facts.Salt, anchor_ns: int, wall_anchor_us: int) -> Present:
     """The entry of a request, without its prefix.
 
     Args:
@@ -135,7 +135,7 @@ def present(seen: Seen, salt: arrival_facts.Salt, anchor_ns: int, wall_anchor_us
     request = seen.request
     lora = getattr(request, "lora_request", None)
     times = dict(_times(seen.events, anchor_ns))
-    fields = arrival_facts.asked_for(request)
+    fields = arrival_facts.requested(request)
     if (found := arrival_facts.sibling(request.request_id, salt)) is not None:
         fields["sibling_index"], fields["parent"] = found
     return Present(
@@ -178,14 +178,14 @@ def queue_now(
     """
     scheduler, manager = engine.scheduler, engine.scheduler.kv_cache_manager
     queues.know_queues()
-    copied: list[tuple[Snapshot, Counter[str], int | None]] = []
+    copied: list[tuple[QueueCopy, Counter[str], int | None]] = []
     held_us = 0.0
 
     def copy() -> None:
         nonlocal held_us
         began_ns = time.perf_counter_ns()
         in_flight = bool(getattr(engine, "batch_queue", None))
-        found = snapshot(scheduler, in_flight=in_flight)
+        found = copy_queues(scheduler, in_flight=in_flight)
         copied.append((found, held_blocks(manager), free_blocks(manager)))
         held_us = (time.perf_counter_ns() - began_ns) / 1000
 
@@ -197,7 +197,7 @@ def queue_now(
         copy()  # on this thread: each list is copied in one go
     [(found, held, free)] = copied
     now = time.time()
-    entries = [(one, _entry(one, now, held, ids)) for one in found.seen()]
+    entries = [(one, _entry(one, now, held, ids)) for one in found.in_order()]
     _refusals(entries, exits)
     pause = queues.pause_name(scheduler)
     return EngineQueue(
@@ -219,7 +219,7 @@ def queue_now(
     )
 
 
-def _entry(seen: Seen, now: float, held: Counter[str], ids: WrittenIds) -> QueueEntry:
+def _entry(seen: CopiedRequest, now: float, held: Counter[str], ids: WrittenIds) -> QueueEntry:
     request = seen.request
     lora = getattr(request, "lora_request", None)
     return QueueEntry(
@@ -236,7 +236,7 @@ def _entry(seen: Seen, now: float, held: Counter[str], ids: WrittenIds) -> Queue
     )
 
 
-def _refusals(entries: Iterable[tuple[Seen, QueueEntry]], exits: Sequence[Exit]) -> None:
+def _refusals(entries: Iterable[tuple[CopiedRequest, QueueEntry]], exits: Sequence[Exit]) -> None:
     """Why each got nothing (as in ``timeline/waiting.py``): the exit that names it, else the loop's end."""
     named: dict[tuple[str, str | None], str] = {(one.loop, one.request_id): one.cause for one in exits}
     ends = [one.cause for one in exits if one.loop == "waiting" and one.kind != "continue"]
