@@ -1,7 +1,6 @@
 """A trace in parts, on vLLM's real scheduler: joined it is the plain trace, and every part stands alone."""
 
 import copy
-import os
 from types import SimpleNamespace
 
 import polars as pl
@@ -15,7 +14,7 @@ from schedtrace.model.trace_names import files_of, trace_of
 from schedtrace.read.run import read_run
 from schedtrace.record import trace_files, writer
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.queue_copy import present, snapshot
+from schedtrace.record.queue_copy import copy_queues, present
 from schedtrace.record.traced import traced_class
 from tests.contract.deciding import Deciding, decisions, first_difference
 from tests.contract.loads import FAMILIES, make_script, play
@@ -98,7 +97,7 @@ class InParts(Deciding):
             salt = self.scheduler._schedtrace_recorder.facts.salt
             known = {
                 one.request.request_id: present(one, salt, self.made._anchor_ns, self.made._wall_anchor_us)
-                for one in snapshot(self.scheduler, in_flight=bool(self.in_flight)).seen()
+                for one in copy_queues(self.scheduler, in_flight=bool(self.in_flight)).in_order()
             }
             self.differences += [
                 (first, one.request_id, name, getattr(one, name), getattr(known[one.request_id], name))
@@ -224,22 +223,3 @@ def test_a_disk_that_fills_up_ends_the_parts_with_a_whole_frame(tmp_path, warnin
         True,
         [],
     )
-
-
-def test_a_forked_child_leaves_the_parts_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("SCHEDTRACE_TRACE", "maxsize=1G")
-    engine = Deciding(traced_class)
-    engine.add("a", 40)
-    engine.step()
-    child = os.fork()
-    if not child:
-        engine.step()
-        engine.scheduler._schedtrace_recorder.close()
-        os._exit(0)
-    os.waitpid(child, 0)
-    engine.step()
-    engine.scheduler._schedtrace_recorder.close()
-    [trace] = read_run(tmp_path / "run").traces
-    assert trace.steps["step"].to_list() == [0, 1]
-    assert not trace.problems.unclosed

@@ -57,10 +57,6 @@ def test_only_the_last_parts_are_kept(writer_of, tmp_path, monkeypatch):  # noqa
     assert (kept[-1], 8 <= len(kept) <= 10) == (19, True)
 
 
-def ended(name, **times):
-    return Came([], [Finish(name, "STOPPED", times.pop("finished_us", 0), 5, 1, **times)])
-
-
 @pytest.mark.parametrize(
     ("came_us", "first_us", "finished_us", "preempted", "reason"),
     [

@@ -1,6 +1,5 @@
 """Frames, parts and their bounds."""
 
-import errno
 import os
 import subprocess
 import sys
@@ -143,25 +142,6 @@ def test_a_folder_that_is_gone_is_an_error(made_of, tmp_path):
     (tmp_path / "run").rmdir()
     with pytest.raises(FileNotFoundError):
         made.begins()
-
-
-class FullDisk:
-    def __getattr__(self, name):
-        return getattr(os, name)
-
-    def write(self, file, data):
-        os.write(file, data[:3])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_leaves_whole_frames(made_of, tmp_path, monkeypatch):
-    made = made_of()
-    made.write(b"head\n")
-    made.write(b"too much\n")
-    monkeypatch.setattr(trace_files, "os", FullDisk())
-    with pytest.raises(OSError, match="No space"):
-        made.flush()
-    assert content(tmp_path) == {0: [b"head\n"]}
 
 
 KILLED = """
