@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from schedtrace.model.trace_facts import Grammar
-from schedtrace.record import engine_hooks, worker_hooks
+from schedtrace.record import engine_hooks
 from schedtrace.record.engine_hooks import Inputs
 from schedtrace.record.hooks import wrap
-from schedtrace.record.worker_hooks import EXECUTION, execution_of
 
 
 def outer(original, self, *args):
