@@ -71,6 +71,12 @@ def test_blocks_needed_by_group(manager, each, needed):
     assert [group.asked for group in manager.coordinator.single_type_managers] == [[], []]
 
 
+def test_null_blocks_are_not_held():
+    block, null = SimpleNamespace(is_null=False), SimpleNamespace(is_null=True)
+    sliding = SimpleNamespace(req_to_blocks={"a": [null, block], "b": [block]})
+    assert allocation._held(sliding) == (["a", "b"], [1, 1])
+
+
 def test_groups_without_a_manager_are_told_by_their_spec():
     spec = SimpleNamespace(block_size=16, sliding_window=128)
     groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=["0", "1"])] * 2
