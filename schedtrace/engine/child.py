@@ -213,7 +213,8 @@ class Session:
         return progress
 
     def _ready(self, config: Any, given: Any, chosen: Any, *, offline: bool) -> run_spec.Ready:
-        from schedtrace.record.header import device_name, package_version, vllm_version
+        from schedtrace.record.header import device_name
+        from schedtrace.record.vllms_own import package_version, vllm_version
 
         known = [request.input_tokens for request in self._requests]
         return run_spec.Ready(

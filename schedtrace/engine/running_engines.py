@@ -10,7 +10,7 @@ import msgspec
 
 from schedtrace.engine.unprepared import make_listen, nobody_listens, unprepared_engines
 from schedtrace.errors import EngineError, InputError, UsageError
-from schedtrace.model import sockets
+from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskQueue, AskStatus, QueueNow, Refused, Status
 from schedtrace.model.queue import EngineQueues
 from schedtrace.record.control_socket import ask
@@ -149,8 +149,8 @@ def _server(pid: int) -> int:
 
 def _sockets() -> Iterator[Path]:
     user = os.geteuid()
-    folders = [sockets.folder_of(user)] if user else sorted(sockets.FOLDER.glob("schedtrace-*"))
+    folders = [live.folder_of(user)] if user else sorted(live.FOLDER.glob("schedtrace-*"))
     for folder in folders:
         with suppress(OSError, ValueError):
-            if sockets.is_private(folder, int(folder.name.rpartition("-")[2])):
+            if live.is_private(folder, int(folder.name.rpartition("-")[2])):
                 yield from sorted(folder.glob("*.sock"))

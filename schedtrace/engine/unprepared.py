@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import schedtrace
 from schedtrace.errors import InputError
-from schedtrace.model import sockets
+from schedtrace.model import live
 from schedtrace.record.processes import above
 
 ENGINE, WORKER = "EngineCore", "VLLM::Worker"
@@ -27,7 +27,7 @@ def _schedtrace_listen():
     import sys
     if {place!r} not in sys.path:
         sys.path.append({place!r})
-    from schedtrace.record.asked import listen_from_now_on
+    from schedtrace.record.control_answers import listen_from_now_on
     listen_from_now_on()
 
 import threading
@@ -112,7 +112,7 @@ def _socket(pid: int) -> Path:
         user = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         user = os.geteuid()
-    return sockets.socket_of(pid, user)
+    return live.socket_of(pid, user)
 
 
 def _processes(title: str) -> Iterator[int]:

@@ -5,28 +5,25 @@ there for its effect is left out. What remains is run once more, with the argume
 and tells where it returns and what it had computed by then.
 
 What it calls may still note something: a Mamba group's ``get_num_blocks_to_allocate`` sets or forgets a
-checkpoint. Unless it is known to compute only, it is run on a copy of the managers
-(``apart``), whose containers are its own.
+checkpoint. Unless it is known to compute only, it is run on a copy of the managers (``apart``), whose
+containers are its own: that costs more and is right as well.
 
-Whether a cache manager only computes when it is asked for its need is told from its methods' byte code.
-Anything that is not recognised counts as an effect: then the manager is copied before it is asked, which
-costs more and is right as well.
+And who holds the blocks that the head of the queue was refused, and how many of each group it needs.
 """
 
 import ast
-import dis
 import inspect
-import types
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import msgspec
 
+from schedtrace.model.trace_facts import HeadRefusal
 from schedtrace.record import syntax
 from schedtrace.record.source import Proven, UnprovableError, copy_of, prove
-from schedtrace.record.vllms_own import is_own, put_on
+from schedtrace.record.vllms_own import is_own, is_tested, vllm_version
 
 
 def managers_of(manager: Any) -> tuple[Any, ...]:
@@ -43,82 +40,15 @@ def blocks_of(manager: Any, request_id: str) -> list[int]:
     return [len(dict.get(table, request_id, ())) for table in tables]
 
 
-_EFFECTS = frozenset(
-    {"STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_GLOBAL", "STORE_DEREF"}
-    | {"DELETE_ATTR", "DELETE_SUBSCR", "DELETE_GLOBAL", "IMPORT_NAME"}
-)
-_FUNCTIONS = frozenset({"cdiv", "max", "min", "sum", "len", "int", "bool", "isinstance", "AssertionError"})
-_READ = frozenset({"get", "ref_cnt", "is_null"})
-"""Attributes of blocks, and the one method of a dict that does not make an entry."""
-
-
-def only_computes(manager: Any) -> bool:
-    """Whether ``manager.get_num_blocks_to_allocate`` surely leaves everything as it is."""
-    kind: Any = type(manager)  # hashable, as every class
-    if (used := _used(kind)) is None:
-        return False
-    methods, read = used
-    # No such attribute: the name is one of another object, and what it does is not known.
-    return not any(callable(getattr(manager, name, callable)) for name in read) and all(
-        put_on(manager, name) is None for name in methods
-    )
-
-
 @cache
-def _used(kind: type) -> tuple[frozenset[str], frozenset[str]] | None:
-    """The methods that it runs, and the names that must stand for data; None: it does more than compute."""
-    read: set[str] = set()
-    methods: set[str] = set()
-    try:
-        computes = _pure(kind, "get_num_blocks_to_allocate", read, methods)
-    except Exception:  # whatever it is, it is not known to be harmless
-        return None
-    return (frozenset(methods), frozenset(read)) if computes else None
+def _only_computes(kind: Any) -> bool:
+    """Whether ``get_num_blocks_to_allocate`` leaves everything as it is.
 
-
-def _pure(kind: type, name: str, read: set[str], seen: set[str]) -> bool:
-    """``read`` gets the names that are none of the class's."""
-    if name in seen:
-        return True
-    seen.add(name)
-    member = inspect.getattr_static(kind, name)
-    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-    if not isinstance(function, types.FunctionType):
-        return False
-    for code in _codes(function.__code__):
-        if not _harmless(code):
-            return False
-        for used in code.co_names:
-            if used in _READ or used in _FUNCTIONS:
-                continue
-            if not hasattr(kind, used):
-                read.add(used)
-            elif not (_is_value(kind, used) or _pure(kind, used, read, seen)):
-                return False
-    return True
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-def _harmless(code: types.CodeType) -> bool:
-    """No store, and no subscript but slices: a subscript makes an entry in a ``defaultdict``."""
-    before = ""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _EFFECTS:
-            return False
-        if instruction.opname == "BINARY_SUBSCR" and before != "BUILD_SLICE":
-            return False
-        before = instruction.opname
-    return True
-
-
-def _is_value(kind: type, name: str) -> bool:
-    return isinstance(inspect.getattr_static(kind, name), bool | int | str | type(None))
+    That of vLLM's base class does, in every release that was tried. Others, such as Mamba's, may note
+    something.
+    """
+    owner = next((one for one in kind.__mro__ if "get_num_blocks_to_allocate" in vars(one)), kind)
+    return owner.__name__ == "SingleTypeKVCacheManager" and is_tested(vllm_version())
 
 
 class StandIn(msgspec.Struct, frozen=True):
@@ -155,7 +85,8 @@ def why_refused(manager: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]])
         return None
     positional, keywords = arguments
     managers = managers_of(manager)
-    copied = manager if managers and all(map(only_computes, managers)) else apart(manager)
+    pure = managers and all(map(_only_computes, map(type, managers)))
+    copied = manager if pure else apart(manager)
     refusal = _refusal(manager.block_pool, ask(copied, *positional, **keywords))
     if refusal is None or refusal.limit != "full_sequence":
         return refusal
@@ -298,3 +229,131 @@ def _fails(node: ast.AST) -> bool:
             return True
         case _:
             return False
+
+
+MOST_HOLDERS = 16
+MOST_BLOCKS_LOOKED_AT = 4096
+"""In a group whose tables hold null blocks; some 30 ns each, on the scheduler's path."""
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class RefusedHead(msgspec.Struct, gc=False):
+    """Plain values, head on the scheduler's path; ``refusal_line`` makes a line of them."""
+
+    request_id: str
+    needed: list[int]
+    free: int | None
+    groups: list[tuple[list[str], list[int]]]
+    """Requests and the blocks of each; none of a group with too many to look at."""
+    finished: list[str]
+
+
+def refused_head(scheduler: Any, request_id: str, arguments: Arguments) -> RefusedHead | None:
+    """The state right after a request was refused blocks; None where vLLM's managers are not known.
+
+    Raises:
+        Exception: whatever vLLM's own code raises when it is asked once more.
+    """
+    manager = scheduler.kv_cache_manager
+    managers = managers_of(manager)
+    if not managers or not hasattr(manager, "block_pool") or not_own(manager) is not None:
+        return None
+    requests = scheduler.requests
+    groups = [_held(one) for one in managers]
+    gone: list[str] = []
+    if getattr(scheduler, "connector", None) is not None:  # only a transfer keeps their blocks
+        ids = {one for of_group, _ in groups for one in of_group}
+        known = ((one, requests.get(one)) for one in ids)
+        gone = [
+            one for one, request in known if request is None or (is_own(request) and request.is_finished())
+        ]
+    free = manager.block_pool.get_num_free_blocks()
+    return RefusedHead(request_id, needed_by_group(manager, arguments), free, groups, gone)
+
+
+def needed_by_group(manager: Any, arguments: Arguments) -> list[int]:
+    """What each of vLLM's managers asks for; empty where nobody can be asked, or no number is meant.
+
+    vLLM's own ``allocate_slots`` calls them, on copies that note their answers: the arguments of that call
+    differ between releases.
+    """
+    if (ask := question(manager)) is None:
+        return []
+    copied = apart(manager)
+    managers = managers_of(copied)
+    answers: list[int] = []
+    for one in managers:
+        one.get_num_blocks_to_allocate = _noting(one.get_num_blocks_to_allocate, answers)
+    positional, keywords = arguments
+    ask(copied, *positional, **keywords)
+    needed = answers[-len(managers) :]
+    return [] if len(needed) < len(managers) or sum(needed) > manager.block_pool.num_gpu_blocks else needed
+
+
+def _noting(ask: Callable[..., int], answers: list[int]) -> Callable[..., int]:
+    def noted(*args: Any, **kwargs: Any) -> int:
+        answers.append(ask(*args, **kwargs))
+        return answers[-1]
+
+    return noted
+
+
+def _held(manager: Any) -> tuple[list[str], list[int]]:
+    tables = manager.req_to_blocks
+    ids, lengths = list(tables), list(map(len, tables.values()))
+    if _all_real(manager):
+        return ids, lengths
+    if sum(lengths) > MOST_BLOCKS_LOOKED_AT:
+        return [], []
+    return ids, [sum(not block.is_null for block in blocks) for blocks in tables.values()]
+
+
+def _all_real(manager: Any) -> bool:
+    """Whether no null block stands in its tables: only layers that attend to everything keep all blocks."""
+    return type(manager).__name__ == "FullAttentionManager"
+
+
+def refusal_line(head: RefusedHead) -> HeadRefusal:
+    """The line's struct (writer's thread)."""
+    held = [dict(zip(ids, counts, strict=True)) for ids, counts in head.groups]
+    totals: dict[str, int] = {}
+    for group in held:
+        for request_id, blocks in group.items():
+            totals[request_id] = totals.get(request_id, 0) + blocks
+    holders = sorted((one for one, blocks in totals.items() if blocks), key=totals.__getitem__, reverse=True)
+    largest, others = holders[:MOST_HOLDERS], holders[MOST_HOLDERS:]
+    return HeadRefusal(
+        request_id=head.request_id,
+        blocks_needed=head.needed,
+        blocks_free=head.free,
+        holders=largest,
+        held=[[group.get(one, 0) for one in largest] if group else [] for group in held],
+        finished_holders=[one for one in largest if one in head.finished],
+        other_holders=len(others),
+        other_held=[sum(group.get(one, 0) for one in others) for group in held] if others else [],
+    )
+
+
+def held_blocks(manager: Any) -> Counter[str]:
+    """How many blocks each request has in all cache groups of a ``KVCacheManager``.
+
+    Of copies: any thread may ask, and the engine may go on meanwhile.
+    """
+    tables = [one.req_to_blocks for one in managers_of(manager)]
+    held: Counter[str] = Counter()
+    for one in [dict.copy(table) for table in tables if isinstance(table, dict)]:
+        held.update(dict(zip(one, map(len, one.values()), strict=True)))
+    return held
+
+
+def usable_blocks(manager: Any) -> int | None:
+    """KV blocks without the null block; None where the pool is not known."""
+    pool = getattr(manager, "block_pool", None)
+    return None if pool is None else int(pool.num_gpu_blocks) - 1
+
+
+def free_blocks(manager: Any) -> int | None:
+    """KV blocks that nobody has; None where the pool is not known."""
+    pool = getattr(manager, "block_pool", None)
+    return None if pool is None else int(pool.get_num_free_blocks())

@@ -36,7 +36,7 @@ class Salt:
         return b64encode(b"".join(digests)).decode()
 
 
-def asked_for(request: Any) -> dict[str, Any]:
+def requested(request: Any) -> dict[str, Any]:
     """The fields of an ``Arrival`` that cost the engine time (scheduler's thread)."""
     facts: dict[str, Any] = {"client_index": getattr(request, "client_index", None)}
     if getattr(request, "structured_output_request", None) is not None:

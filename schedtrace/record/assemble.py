@@ -24,7 +24,6 @@ from schedtrace.model.trace import (
 from schedtrace.model.trace_facts import DummyBatch, RankSync
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import (
-    FIELDS,
     Came,
     Capture,
     Dropped,
@@ -33,13 +32,14 @@ from schedtrace.record.capture import (
     Rows,
     State,
     Synced,
-    tells_invalid_drafts,
+    reports_invalid_drafts,
 )
 from schedtrace.record.exit_lines import to_lines
 from schedtrace.record.exits import Noted
-from schedtrace.record.present_requests import WerePresent, present
+from schedtrace.record.queue_copy import PresentRequests, present
 from schedtrace.record.request_lives import Lives
 from schedtrace.record.step_lines import Deltas, LatestRows, WrittenIds
+from schedtrace.record.verdict_facts import FIELDS
 
 _TRIAL = re.compile(r"t(\d{1,9})-")
 _LARGEST = 10**18 - 1
@@ -76,7 +76,7 @@ class Assembler:
         self._trial_ids = trial_ids
         self._ids = WrittenIds(hash_ids=hash_ids)
         self._full_lines = full_lines
-        self._lives = Lives(drafts=drafts, invalid=tells_invalid_drafts())
+        self._lives = Lives(drafts=drafts, invalid=reports_invalid_drafts())
         self._prefixes = prefixes
         self._state: State = ()
         self._state_fields: dict[str, Any] = {}
@@ -191,11 +191,11 @@ class Assembler:
             dropped_finishes=dropped.missing_finishes,
         )
 
-    def were_present(self, were: WerePresent, wall_anchor_us: int) -> Events:
+    def present_line(self, found: PresentRequests, wall_anchor_us: int) -> Events:
         """The line that says who was there when recording began."""
         entries = []
-        for seen in were.snapshot.seen():
-            entry = present(seen, were.salt, self._anchor_ns, wall_anchor_us)
+        for seen in found.queues.in_order():
+            entry = present(seen, found.salt, self._anchor_ns, wall_anchor_us)
             self._prefixes.note(seen.request)
             entry.prefix_hashes = self._prefixes.hashes(entry.request_id)
             wanted = entry.prompt_tokens + entry.output_tokens
@@ -203,7 +203,7 @@ class Assembler:
             self._limit(entry)
             entries.append(msgspec.structs.replace(entry))
         self._write_ids(entries)
-        return Events(at_us=self._us(were.snapshot.at_ns), trial=self.trial, present=entries)
+        return Events(at_us=self._us(found.queues.at_ns), trial=self.trial, present=entries)
 
     def begin_anew(self) -> tuple[int, int, list[Present]]:
         """Have the next step written in full.

@@ -17,14 +17,12 @@ from loguru import logger
 from schedtrace.model.trace import Exit
 from schedtrace.model.trace_bounds import PLAIN, bounds, kept
 from schedtrace.record.between_steps import BetweenSteps
-from schedtrace.record.control_socket import tell_workers
+from schedtrace.record.control_socket import time_in_workers
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
-from schedtrace.record.present_requests import snapshot
+from schedtrace.record.queue_copy import copy_queues
 from schedtrace.record.recorder import Recorder
-from schedtrace.record.recording import prepared_recorder
-from schedtrace.record.scheduler_hooks import records
 from schedtrace.record.settings import LINES, Settings
-from schedtrace.record.traced import traced_class
+from schedtrace.record.traced import prepared_recorder, records, traced_class
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 
 MOST_WAITED_S = 30.0
@@ -66,7 +64,7 @@ class Attachment:
     def trace(self) -> Path | None:
         """What is written now, by this attachment or since the engine's start."""
         recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
-        return recorder.path if recorder is not None and recorder.active else None
+        return recorder.writer.path if recorder is not None and recorder.active else None
 
     @property
     def attached(self) -> bool:
@@ -97,7 +95,7 @@ class Attachment:
         """
         with self._lock:
             if (path := self.trace) is not None:
-                if self._engine.scheduler._schedtrace_recorder.flight is not None:
+                if self._engine.scheduler._schedtrace_recorder.writer.flight is not None:
                     msg = "it keeps its last seconds in memory: schedtrace snapshot writes them"
                     raise RefusedError(msg)
                 msg = f"it is recorded already, to {path}"
@@ -113,8 +111,10 @@ class Attachment:
                 self._timer = threading.Timer(for_s, self._time_is_over)
                 self._timer.daemon = True
                 self._timer.start()
-        logger.info("schedtrace: attached to engine {}: {}", recorder.engine_rank, recorder.path)
-        return recorder.path, present, held
+        logger.info(
+            "schedtrace: attached to engine {}: {}", recorder.writer.engine_rank, recorder.writer.path
+        )
+        return recorder.writer.path, present, held
 
     def _begin(self, chosen: Settings) -> tuple[float, Recorder, int]:
         scheduler = self._engine.scheduler
@@ -124,7 +124,7 @@ class Attachment:
             traced = traced_class(plain)
             wrap_engine()
             wrap_worker()
-            tell_workers(on=True)
+            time_in_workers(on=True)
             recorder = prepared_recorder(scheduler, traced, chosen, attached=True)
         except Exception as error:
             self._unwrap()
@@ -136,10 +136,10 @@ class Attachment:
             nonlocal held_us, present
             began_ns = time.perf_counter_ns()
             in_flight = bool(getattr(self._engine, "batch_queue", None))
-            found = snapshot(scheduler, in_flight=in_flight)
+            found = copy_queues(scheduler, in_flight=in_flight)
             scheduler.__class__ = traced
             scheduler._schedtrace_recorder = recorder
-            recorder.were_present(found)
+            recorder.note_present(found)
             present = len(found.running) + recorder.num_waiting(scheduler)
             held_us = (time.perf_counter_ns() - began_ns) / 1000
 
@@ -172,7 +172,7 @@ class Attachment:
                 raise RefusedError(msg)
             recorder = self._recorder
             path, held_us = self._end()
-        logger.info("schedtrace: detached from engine {}: {}", recorder.engine_rank, path)
+        logger.info("schedtrace: detached from engine {}: {}", recorder.writer.engine_rank, path)
         return path, held_us
 
     def latest_exits(self, *, hash_ids: bool) -> list[Exit]:
@@ -189,7 +189,7 @@ class Attachment:
         """
         recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
         if recorder is not None and recorder.active:
-            return list(recorder.latest_exits)
+            return list(recorder.writer.latest_exits)
         with self._lock:
             if self._recorder is not None:  # it has given up, and is not detached yet
                 return []
@@ -201,7 +201,7 @@ class Attachment:
             except RefusedError:
                 recorder.active = False  # who attaches next takes it away
                 raise
-        return list(recorder.latest_exits)
+        return list(recorder.writer.latest_exits)
 
     def _end(self) -> tuple[Path, float]:
         recorder, plain = self._recorder, self._plain
@@ -221,7 +221,7 @@ class Attachment:
             msg = f"it was not detached: {error}"
             raise RefusedError(msg) from error
         self._release()
-        return recorder.path, held_us
+        return recorder.writer.path, held_us
 
     def _release(self) -> None:
         """Close the trace, and take all away that was put in."""
@@ -243,7 +243,7 @@ class Attachment:
         if not _ATTACHED:
             unwrap_engine(self._engine)
             unwrap_worker()
-            tell_workers(on=False)
+            time_in_workers(on=False)
 
     def _time_is_over(self) -> None:
         with self._lock, suppress(RefusedError):  # who asks meanwhile waits for what there is to say

@@ -5,6 +5,7 @@ dicts of strings and numbers that a ``SchedulerOutput`` carries are kept by refe
 are not steady; vLLM builds new ones for every step and does not change them afterwards.
 """
 
+import struct
 from collections.abc import Collection, Sequence
 from itertools import compress
 from operator import attrgetter
@@ -14,81 +15,11 @@ import msgspec
 
 from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
 from schedtrace.model.trace_facts import Admission, Control, Grammar, HeadRefusal, KvLoad, SetAside
-from schedtrace.record import block_holders
+from schedtrace.record import allocation
 from schedtrace.record.exits import Noted
-from schedtrace.record.vllms_own import is_own_class
 from schedtrace.record.worker_hooks import Execution
 
-FIELDS = (
-    "finished_holding",
-    "deferred_free_blocks",
-    "encoder_slots_free",
-    "encoder_slots_freeable",
-    "sessions_paused",
-    "prefix_keys",
-    "wave",
-    "step_counter",
-    "kv_loads_parked",
-    "throttle_prefills",
-)
-"""Names of the values, in order: fields of ``Step``."""
-
 State = tuple[int | None, ...]
-
-
-class StateReader:
-    """Reads one scheduler. What its release lacks is found out once, and None from then on.
-
-    Args:
-        scheduler: vLLM's, just built.
-    """
-
-    __slots__ = ("_defers", "_encoder", "_paused", "_pool", "_scheduler", "engine")
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-        self._defers = hasattr(scheduler, "deferred_frees")
-        self._paused = hasattr(scheduler, "num_waiting_for_streaming_input")
-        encoder = getattr(scheduler, "encoder_cache_manager", None)
-        used = getattr(encoder, "cache_size", 0) and hasattr(encoder, "num_freeable_slots")
-        self._encoder = encoder if used else None
-        pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
-        known = getattr(pool, "cached_block_hash_to_block", None)
-        caches = getattr(pool, "enable_caching", False) and (type(known) is dict or is_own_class(type(known)))
-        self._pool = pool if caches else None
-        self.engine: Any = None
-        """The ``EngineCore`` whose ranks run in lock-step, once it is known."""
-
-    @property
-    def prefix_keys(self) -> int | None:
-        """Block hashes that the prefix cache knows; None without prefix caching."""
-        return None if self._pool is None else len(self._pool.cached_block_hash_to_block)
-
-    def read(self, running: int, waiting: int, parked: int | None, throttled: Any) -> State:
-        """The values right after ``schedule()``.
-
-        Args:
-            running: Requests in ``running``.
-            waiting: Requests in all waiting queues.
-            parked: Requests that wait for KV blocks from elsewhere.
-            throttled: First argument of the call, which a class of a user's own may take for something else.
-        """
-        scheduler, encoder, engine = self._scheduler, self._encoder, self.engine
-        deferred = None
-        if self._defers:
-            deferred = sum(len(blocks) for _, blocks in frees) if (frees := scheduler.deferred_frees) else 0
-        return (
-            len(scheduler.requests) - running - waiting,
-            deferred,
-            None if encoder is None else encoder.num_free_slots,
-            None if encoder is None else encoder.num_freeable_slots,
-            scheduler.num_waiting_for_streaming_input if self._paused else None,
-            self.prefix_keys,
-            None if engine is None else engine.current_wave,
-            None if engine is None else engine.step_counter,
-            parked,
-            throttled if isinstance(throttled, bool) else None,
-        )
 
 
 ALL = "all"
@@ -99,14 +30,14 @@ class Happened(msgspec.Struct, gc=False):
     """What one step has of it, if anything."""
 
     admitted: list[Admission] = []
-    refusals: list[block_holders.Snapshot] = []
+    refusals: list[allocation.RefusedHead] = []
     kv_loads: list[KvLoad] = []
     grammars: list[Grammar] = []
     set_aside: list[SetAside] = []
 
     def lines(self) -> dict[str, Any]:
         """Fields of a ``Step`` (writer's thread)."""
-        refusals: list[HeadRefusal] = list(map(block_holders.line, self.refusals))
+        refusals: list[HeadRefusal] = list(map(allocation.refusal_line, self.refusals))
         return {
             "admitted": self.admitted,
             "refusals": refusals,
@@ -179,6 +110,19 @@ class Came(NamedTuple):
 NOBODY = Came()
 
 
+class Before:
+    """The state before the call that runs."""
+
+    __slots__ = ("came", "free", "running", "start_ns", "step", "waiting")
+
+    step: int
+    start_ns: int
+    running: int
+    waiting: int
+    free: int | None
+    came: Came
+
+
 class Capture(msgspec.Struct, gc=False):
     """One ``schedule()`` call, raw. Times are nanoseconds of ``time.monotonic_ns``."""
 
@@ -208,7 +152,7 @@ class Capture(msgspec.Struct, gc=False):
     preempted: Sequence[tuple[Preemption, int]] = ()
     """With the tokens that the victim had in all."""
     state: State = ()
-    """What ``state_facts.FIELDS`` name; the same object as in the step before if nothing changed."""
+    """What ``verdict_facts.FIELDS`` name; the same object as in the step before if nothing changed."""
     happened: Happened | None = None
     ids: Sequence[str] = ()
     """The step's requests; set by the writer's thread."""
@@ -273,7 +217,7 @@ def only_samples(scheduler: Any) -> bool:
     )
 
 
-def tells_invalid_drafts() -> bool:
+def reports_invalid_drafts() -> bool:
     """Whether a ``SchedulerOutput`` names the drafts that a grammar forbade."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
@@ -304,3 +248,103 @@ def tokens_got(output: Any, sampled_by: Any, outputs: Any) -> str | tuple[list[s
             return list(compress(sampled_by.req_ids, lengths)), None
     every = [one for returned in outputs.values() for one in returned.outputs]
     return list(map(_request_id, every)), [len(one.new_token_ids) for one in every]
+
+
+FULL_EVERY_NS = 900_000_000
+"""A step is written in full after this long at the latest; the writer adds no delay to that."""
+
+
+class SteadySteps:
+    """Tells steady steps from others, on the scheduler's path: nothing of a steady step's requests is kept.
+
+    At scale nearly every step is steady: the same requests in the same order, each one token further and
+    given one token. All of that is compared, at C speed: no sum or count stands for it. Computed tokens are
+    packed into one large number: 32 bits for each request, so adding the number of all ones adds one to each.
+
+    Args:
+        never: Take no step for steady: every line is to be written in full.
+    """
+
+    def __init__(self, *, never: bool = False) -> None:
+        self._never = never
+        self._ids: list[str] | None = None
+        """None: the next step's requests must be kept, whatever they are."""
+        self._computed = 0
+        """Computed tokens of each, in a number."""
+        self._ones: list[int] = []
+        self._one_each = 0
+        """The same, in a number."""
+        self._pack = struct.Struct("").pack
+        self._full_ns = 0
+
+    def forget(self) -> None:
+        """A step is not going to be recorded: the next one cannot be told by its difference to it."""
+        self._ids = None
+        self._full_ns = 0
+
+    def rows(self, output: Any, now_ns: int) -> tuple[Rows | None, bool]:
+        """The requests of a step, None if it is steady; and whether it is time for a line in full.
+
+        Args:
+            output: vLLM's ``SchedulerOutput``.
+            now_ns: Monotonic time.
+        """
+        cached = output.scheduled_cached_reqs
+        ids, computed = cached.req_ids, cached.num_computed_tokens
+        full = self._never or now_ns - self._full_ns >= FULL_EVERY_NS
+        if (
+            ids == self._ids
+            and not full
+            and not output.scheduled_new_reqs
+            and not output.scheduled_spec_decode_tokens
+            and list(output.num_scheduled_tokens.values()) == self._ones
+            and not _resumed(cached)
+        ):
+            expected, self._computed = self._computed + self._one_each, self._packed(computed)
+            if self._computed == expected:
+                return None, False
+        if full:
+            self._full_ns = now_ns
+        new = [(request.req_id, request.num_computed_tokens) for request in output.scheduled_new_reqs]
+        drafts = output.scheduled_spec_decode_tokens
+        rows = Rows(
+            ids=ids,
+            computed=computed,
+            scheduled=output.num_scheduled_tokens,
+            resumed=_resumed(cached),
+            new=new,
+            drafts=dict(zip(drafts, map(len, drafts.values()), strict=True)) if drafts else {},
+        )
+        self._remember(rows, output.total_num_scheduled_tokens)
+        return rows, full
+
+    def _packed(self, computed: list[int]) -> int:
+        """The numbers in one; if they are too large for that, the next step must be kept."""
+        try:
+            return int.from_bytes(self._pack(*computed), "little")
+        except struct.error:
+            self._ids = None
+            return -1
+
+    def _remember(self, rows: Rows, total: int) -> None:
+        """What the next step is compared with; only where each request got one token."""
+        number = len(rows.ids) + len(rows.new)
+        if total != number or rows.drafts:
+            self._ids = None
+            return
+        ids, computed = rows.ids, rows.computed
+        if rows.new:
+            ids = ids + [request_id for request_id, _ in rows.new]
+            computed = computed + [tokens for _, tokens in rows.new]
+        if len(self._ones) != number:
+            self._ones = [1] * number
+            self._pack = struct.Struct(f"<{number}I").pack
+            self._one_each = int.from_bytes(self._pack(*self._ones), "little")
+        self._ids = ids
+        self._computed = self._packed(computed)
+
+
+def _resumed(cached: Any) -> Collection[str]:
+    """Ids of resumed requests; to vLLM 0.11.0 each request has a flag instead."""
+    ids: Collection[str] | None = getattr(cached, "resumed_req_ids", None)
+    return set(compress(cached.req_ids, cached.resumed_from_preemption)) if ids is None else ids

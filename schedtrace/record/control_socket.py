@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from loguru import logger
 
-from schedtrace.model import sockets
+from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskStacks, AskTimes, Refused, Stacks
 from schedtrace.record.processes import process
 
@@ -49,7 +49,7 @@ class ControlSocket:
 
     def __init__(self, answer: Answering) -> None:
         self._answer = answer
-        self.path = sockets.own_folder() / f"{os.getpid()}.sock"
+        self.path = live.own_folder() / f"{os.getpid()}.sock"
         self._pid = os.getpid()
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()  # of a process of this number that was killed
@@ -85,12 +85,12 @@ class ControlSocket:
     def _serve(self, connection: socket.socket) -> None:
         line = _line(connection)  # in any case: a connection closed before that would lose the answer
         if (user := peer_of(connection)) not in {os.geteuid(), 0}:
-            said: AnyAnswer = Refused(why=f"user {user} may not ask a process of user {os.geteuid()}")
+            answer: AnyAnswer = Refused(why=f"user {user} may not ask a process of user {os.geteuid()}")
         else:
-            said = self._said(line)
-        connection.sendall(msgspec.json.encode(said) + b"\n")
+            answer = self._answer_to(line)
+        connection.sendall(msgspec.json.encode(answer) + b"\n")
 
-    def _said(self, line: bytes) -> AnyAnswer:
+    def _answer_to(self, line: bytes) -> AnyAnswer:
         try:
             return self._answer(_decode(line))
         except msgspec.MsgspecError as error:
@@ -125,7 +125,7 @@ def _line(connection: socket.socket) -> bytes:
     return line
 
 
-def tell_workers(*, on: bool) -> None:
+def time_in_workers(*, on: bool) -> None:
     """Have the workers that this process has started note when they execute, or do so no more.
 
     One that does not answer goes without: its steps lack ``execute_us``.
@@ -153,7 +153,7 @@ def _stacks(path: Path) -> list[str]:
 def _of_workers() -> list[Path]:
     """The sockets of those that this process has started."""
     mine, found = os.getpid(), []
-    for path in sorted(sockets.folder_of(os.geteuid()).glob("*.sock")):
+    for path in sorted(live.folder_of(os.geteuid()).glob("*.sock")):
         with contextlib.suppress(OSError, ValueError):
             if process(int(path.stem)).parent == mine:
                 found.append(path)
@@ -171,8 +171,8 @@ def ask(path: Path, question: AnyAsk, timeout_s: float) -> AnyAnswer:
         connection.settimeout(timeout_s)
         connection.connect(os.fspath(path))
         connection.sendall(msgspec.json.encode(question) + b"\n")
-        answer = b""
-        while not answer.endswith(b"\n") and (block := connection.recv(2**20)):
-            answer += block
-    said: AnyAnswer = msgspec.json.decode(answer, type=AnyAnswer)
-    return said
+        line = b""
+        while not line.endswith(b"\n") and (block := connection.recv(2**20)):
+            line += block
+    answer: AnyAnswer = msgspec.json.decode(line, type=AnyAnswer)
+    return answer

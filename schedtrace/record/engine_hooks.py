@@ -105,7 +105,7 @@ def _keep(times: dict[str, Any], request_id: str, value: Any) -> None:
 
 INPUTS = "_schedtrace_inputs"
 """Attribute of a ``StructuredOutputManager`` whose grammars are recorded."""
-_ASKED: tuple[ControlKind, ...] = ("sleep", "wake_up", "collective_rpc", "add_lora")
+_CONTROL_METHODS: tuple[ControlKind, ...] = ("sleep", "wake_up", "collective_rpc", "add_lora")
 """Methods of ``EngineCore`` by which an operator asks something of it."""
 _PASSES_A_SYNC = 32
 """Before it was a setting, vLLM 0.10 to 0.29."""
@@ -234,7 +234,7 @@ def _controls(kind: ControlKind) -> Callable[..., Any]:
     return around
 
 
-_CONTROLS = {kind: _controls(kind) for kind in _ASKED}
+_CONTROLS = {kind: _controls(kind) for kind in _CONTROL_METHODS}
 """Around each of these methods."""
 
 

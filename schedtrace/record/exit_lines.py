@@ -33,7 +33,7 @@ _WITH_DETAIL: dict[str, tuple[str, str | None]] = {
 }
 
 
-def loops_told(events: Iterable[Noted]) -> set[Loop]:
+def ended_loops(events: Iterable[Noted]) -> set[Loop]:
     """The loops that have said how they ended, or that the gate before them was closed."""
     sites = (SITES[noted[0]] for noted in events)
     return {site.loop for site in sites if site.kind not in (None, "continue")}
@@ -67,7 +67,7 @@ def to_lines(
     """
     exits: list[Exit] = []
     caps: list[ChunkCap] = []
-    told: Counter[tuple[int, str, str | None]] = Counter()
+    counts: Counter[tuple[int, str, str | None]] = Counter()
     latest: dict[tuple[int, str, str | None], Exit] = {}
     zeroed: tuple[str | None, str] | None = None
     for event in map(event_of, events):
@@ -83,15 +83,15 @@ def to_lines(
         if cause == guards.LOOP_DONE:
             continue
         alike = (event.site, cause, detail)
-        told[alike] += 1
-        if told[alike] > MOST_PER_SITE + 1:
+        counts[alike] += 1
+        if counts[alike] > MOST_PER_SITE + 1:
             latest[alike].count += 1
             continue
         latest[alike] = line = Exit(
             loop=site.loop,
             kind=site.kind,
             cause=cause,
-            request_id=event.request_id if told[alike] <= MOST_PER_SITE else None,
+            request_id=event.request_id if counts[alike] <= MOST_PER_SITE else None,
             budget_left=remaining_budget if event.budget is None else event.budget,
             detail=detail,
             guard=site.condition(event.which) if cause == Cause.OTHER else None,
@@ -124,26 +124,26 @@ def _cap(event: Event, site: Site, long_prefill_threshold: int) -> ChunkCap:
 def _cause(event: Event, site: Site, zeroed: tuple[str | None, str] | None) -> tuple[str, str | None]:
     """The cause and its detail; some guards lead to several, and what was noted there decides."""
     cause = site.cause(event.which)
-    told: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
+    found: tuple[str, str | None] = _WITH_DETAIL.get(cause, (cause, None))
     match cause:
         case guards.NOT_ELIGIBLE:
-            told = _NOT_ELIGIBLE[event.which]
+            found = _NOT_ELIGIBLE[event.which]
         case guards.BLOCKED_STATUS:
-            told = WAITING_STATUS_CAUSES.get(event.status or "", Cause.OTHER), event.status
+            found = WAITING_STATUS_CAUSES.get(event.status or "", Cause.OTHER), event.status
         case guards.QUEUE_OR_INPUT_BUDGET | Cause.QUEUE_EMPTY:
-            told = _queue_cause(event)
+            found = _queue_cause(event)
         case guards.ZERO_TOKENS:
             cap = zeroed[1] if zeroed is not None and zeroed[0] == event.request_id else None
-            told = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
+            found = _ZERO_TOKEN_CAUSES.get(cap or "", Cause.NO_NEW_TOKENS), cap
             if cap is not None and guards.is_registered(cap):
-                told = cap, None
+                found = cap, None
         case Cause.PAUSED | Cause.TOKEN_BUDGET if event.pause == "PAUSED_ALL" or cause == Cause.PAUSED:
-            told = Cause.PAUSED, event.pause  # that state sets the token budget to 0
+            found = Cause.PAUSED, event.pause  # that state sets the token budget to 0
         case Cause.MAX_NUM_SEQS if event.held_back:
-            told = Cause.RANK_BALANCE, None  # the gate takes away the free seats
+            found = Cause.RANK_BALANCE, None  # the gate takes away the free seats
         case Cause.KV_BLOCKS:
-            told = cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
-    return told
+            found = cause, event.refusal.limit if event.refusal else _limit_in(site.guard)
+    return found
 
 
 def _queue_cause(event: Event) -> tuple[str, str | None]:

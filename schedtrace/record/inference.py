@@ -9,6 +9,7 @@ not do that. Another one may take a request out of ``running`` and leave it its 
 whoever ran after the last call and does not run now is looked for, call by call.
 """
 
+from itertools import compress
 from typing import Any
 
 from schedtrace.model.causes import WAITING_STATUS_CAUSES, Cause
@@ -152,26 +153,28 @@ class Departures:
     def __init__(self) -> None:
         self._ran: dict[str, Any] = {}
         """Those that ran after the last call."""
-        self._told: set[str] = set()
+        self._explained: set[str] = set()
         """Those of them that were preempted, or are done."""
 
-    def told(self, request_id: str) -> None:
+    def explain(self, request_id: str) -> None:
         """A request was preempted, or is done."""
-        self._told.add(request_id)
+        self._explained.add(request_id)
 
-    def look(self, scheduler: Any) -> list[Any]:
-        """The requests that have left the running ones since the last look, and of which nobody has told."""
+    def look(self, scheduler: Any) -> tuple[list[SetAside], list[Any]]:
+        """Who has left the running ones unexplained since the last look: those that wait, and the others."""
         if type(scheduler.running) is not list:
-            return []
+            return [], []
         runs = {request.request_id: request for request in scheduler.running}
         left = [one for request_id, one in self._ran.items() if request_id not in runs]
-        untold = [one for one in left if one.request_id not in self._told and not _is_session(one)]
+        left = [one for one in left if one.request_id not in self._explained and not _is_session(one)]
         self._ran = runs
-        self._told.clear()
-        return untold
+        self._explained.clear()
+        waits = [scheduler.requests.get(one.request_id) is one for one in left]
+        aside = [_set_aside(scheduler, one) for one in compress(left, waits)]
+        return aside, [one for one, waiting in zip(left, waits, strict=True) if not waiting]
 
 
-def set_aside(scheduler: Any, request: Any) -> SetAside:
+def _set_aside(scheduler: Any, request: Any) -> SetAside:
     """The line of a request that waits although it was not preempted."""
     blocks = blocks_of(scheduler.kv_cache_manager, request.request_id)
     return SetAside(

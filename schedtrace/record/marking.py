@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import ExitKind, Loop
-from schedtrace.record import assignments, guards, syntax
-from schedtrace.record.condition_parts import Decided, held
+from schedtrace.record import guards, syntax
+from schedtrace.record.conditions import Decided, explained, held
 from schedtrace.record.exits import Site
 from schedtrace.record.source import Proven, UnprovableError
 
@@ -21,7 +21,6 @@ BEFORE = "_schedtrace_tokens_before"
 
 _PADDING = frozenset({"pad_spec_decode", "padded_num_tokens", "num_spec_tokens"})
 """Tokens that the scheduler itself adds for drafts, and takes back: nothing that a request wanted."""
-
 
 _OF_PARTS = frozenset({Cause.OTHER, Cause.SPEC_DECODE_PADDING, guards.QUEUE_OR_INPUT_BUDGET})
 """Causes of a whole condition whose parts lead to different ones."""
@@ -91,11 +90,11 @@ class Marker:
         self._self = parameters[0]
         self._tokens = syntax.counted_tokens(function)
         self._request = syntax.allocated_request(function)
-        self._blocks = assignments.allocated_blocks(function)
-        self._victims = assignments.preempted(function)
+        self._blocks = syntax.allocated_blocks(function)
+        self._victims = syntax.preempted(function)
         self._peeked = syntax.assigned_from(function, "peek_request")
         self._decided: dict[int, Decided] = {}
-        """Conditions of which parts are told, by their identity."""
+        """Conditions whose parts are told apart, by their identity."""
         self._conditions: set[int] = set()
         """Those that can be rewritten: of an ``if`` or ``while``."""
         self._outcomes = frozenset[str]()
@@ -177,12 +176,15 @@ class Marker:
         if loop is None or (scope.loop and not syntax.has_call(node, "allocate_slots")):
             return  # a helper's loop: leaving it early stops nothing
         if scope.loop:
-            self._outcomes |= assignments.outcomes(self._function, node, self._blocks)
+            self._outcomes |= syntax.outcomes(self._function, node, self._blocks)
         node.body = self._block(node.body, scope.enter(node, loop))
         if scope.loop:
             return
         if isinstance(node, ast.For):
-            node.orelse.insert(0, self._went_through(node, loop, scope))
+            # Whom it skipped has been told, and more there is not.
+            site = Site(loop, "condition", (guards.LOOP_DONE,), ast.unparse(node.iter), "")
+            mark = self._mark(node, site, "end", self._budget(scope), ast.Constant(None), ast.Constant(None))
+            node.orelse.insert(0, mark)
         elif not isinstance(node.test, ast.Constant):
             self._conditions.add(id(node.test))
             if node.orelse:
@@ -229,7 +231,7 @@ class Marker:
 
     def _exit(self, node: ast.stmt, loop: Loop, scope: _Scope) -> list[ast.stmt]:
         test, negated = scope.tests[-1] if scope.tests else (ast.Constant(value=True), False)
-        if scope.nested and assignments.is_there(test, self._blocks, negated=negated):
+        if scope.nested and syntax.is_there(test, self._blocks, negated=negated):
             return []
         kind: ExitKind = "continue" if isinstance(node, ast.Continue) else "break"
         refuses_head = loop == "waiting" and kind == "break" and scope.takes_head
@@ -242,15 +244,14 @@ class Marker:
         if cause == Cause.KV_BLOCKS and (arguments := syntax.repeated_arguments(scope.allocation)):
             return [self._mark(node, known, "refused", budget, request, arguments)]
         queue = self._name("request_queue", scope.fresh)
-        site, told = self._of_parts(known, test, loop, scope, holds=not negated)
-        return [self._mark(node, site, "exit", budget, request, queue, *told)]
+        site, details = self._of_parts(known, test, loop, scope, holds=not negated)
+        return [self._mark(node, site, "exit", budget, request, queue, *details)]
 
     def _request_of(self, scope: _Scope) -> ast.expr:
         """The request in question: the one that blocks are asked for, or whom the code has peeked at."""
-        for name in (self._request, *self._peeked):
-            if name in scope.fresh - self._unbound:
-                return ast.Name(name, ast.Load())
-        return ast.Constant(None)
+        bound = scope.fresh - self._unbound
+        name = next((name for name in (self._request, *self._peeked) if name in bound), "")
+        return self._name(name, bound)
 
     def _of_parts(
         self, site: Site, test: ast.expr, loop: Loop, scope: _Scope, *, holds: bool
@@ -260,26 +261,23 @@ class Marker:
         if cause not in _OF_PARTS:
             return site, []
         decided = self._decide(test, holds=holds)
-        if decided is None and cause == Cause.OTHER:
-            return replace(site, guard=self._explained(test, held(test, holds=holds))), []
         if decided is None:
-            return site, []
+            true = held(test, holds=holds)
+            guard = explained(self._function, test, true) if cause == Cause.OTHER else site.guard
+            return replace(site, guard=guard), []
         whole = guards.registered(self._module, syntax.names(test))
         causes = tuple(
             found if (found := self._cause_of_exit(part, loop, scope)) != Cause.OTHER else whole or found
             for part in decided.parts
         )
-        return self._told(replace(site, causes=causes), test, decided)
+        return self._with_parts(replace(site, causes=causes), test, decided)
 
-    def _explained(self, test: ast.expr, part: ast.expr) -> str:
-        return assignments.explained(self._function, test, part)
-
-    def _told(self, site: Site, test: ast.expr, decided: Decided) -> tuple[Site, list[ast.expr]]:
+    def _with_parts(self, site: Site, test: ast.expr, decided: Decided) -> tuple[Site, list[ast.expr]]:
         """The site with the texts of its parts, and what its mark gets: which one decided, and its values."""
         texts = []
         for place, (part, cause) in enumerate(zip(decided.parts, site.causes, strict=True)):
             true = held(part, holds=decided.holds)
-            texts.append(ast.unparse(true) if cause != Cause.OTHER else self._explained(test, true))
+            texts.append(ast.unparse(true) if cause != Cause.OTHER else explained(self._function, test, true))
             if cause == Cause.OTHER:
                 decided.keep_values(place)
         if len(texts) == 1 and site.causes == (Cause.OTHER,):
@@ -290,16 +288,16 @@ class Marker:
     def _cause_of_exit(self, test: ast.expr, loop: Loop, scope: _Scope) -> str:
         enclosing = frozenset[str]().union(*(syntax.names(outer) for outer, _ in scope.tests[:-1]))
         names = syntax.names(test)
-        if told := names & self._outcomes:
-            names = names - told | {"new_blocks"}
+        if outcomes := names & self._outcomes:
+            names = names - outcomes | {"new_blocks"}
         return guards.cause_of_exit(self._module, loop, names, enclosing)
 
     def _end(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
     ) -> ast.stmt:
         """The mark for a condition that did not hold: tells which part of it was the first to be false."""
-        site, told, queue = self._false(loop, kind, condition)
-        return self._mark(node, site, "end", self._budget(scope), *queue, *told)
+        site, details, queue = self._false(loop, kind, condition)
+        return self._mark(node, site, "end", self._budget(scope), *queue, *details)
 
     def _ends(
         self, node: ast.stmt, loop: Loop, kind: ExitKind, scope: _Scope, condition: ast.expr
@@ -309,9 +307,9 @@ class Marker:
         decided, number = self._decided[id(condition)], self._add(node, site)
         marks: list[ast.stmt] = []
         for place, values in enumerate(decided.kept):
-            told = [ast.Constant(place), *([values] if values.elts else [])]
+            which = [ast.Constant(place), *([values] if values.elts else [])]
             budget = self._budget(scope)
-            marks.append(self._call(node, "end", ast.Constant(number), budget, *copy.deepcopy(queue), *told))
+            marks.append(self._call(node, "end", ast.Constant(number), budget, *copy.deepcopy(queue), *which))
         return marks
 
     def _false(
@@ -324,14 +322,9 @@ class Marker:
             return site, [], (ast.Constant(None), ast.Constant(None))
         causes = tuple(guards.cause_of_end(self._module, loop, syntax.names(part)) for part in decided.parts)
         return (
-            *self._told(replace(site, causes=causes), condition, decided),
+            *self._with_parts(replace(site, causes=causes), condition, decided),
             syntax.next_in_line(decided.parts[0]),
         )
-
-    def _went_through(self, node: ast.For, loop: Loop, scope: _Scope) -> ast.stmt:
-        """The mark for a loop that looked at everybody: what it skipped has been told, more there is not."""
-        site = Site(loop, "condition", (guards.LOOP_DONE,), ast.unparse(node.iter), "")
-        return self._mark(node, site, "end", self._budget(scope), ast.Constant(None), ast.Constant(None))
 
     def _preemption(
         self, node: ast.Expr, call: ast.Call, loop: Loop, scope: _Scope
@@ -350,10 +343,10 @@ class Marker:
         if arguments is None:
             return [], []
         site = Site(loop, None, (), ast.unparse(node), "")
-        told = self._mark(node, site, "preempts", self._name(self._request, scope.fresh), arguments)
+        mark = self._mark(node, site, "preempts", self._name(self._request, scope.fresh), arguments)
         if victim is None:
-            return [told], []
-        return [told, self._call(node, "preempting", victim)], [self._call(node, "preempted")]
+            return [mark], []
+        return [mark, self._call(node, "preempting", victim)], [self._call(node, "preempted")]
 
     def _reduces(self, node: ast.Assign | ast.AugAssign, scope: _Scope) -> bool:
         """Whether this may make the number of tokens smaller; the old number is surely bound then."""
@@ -374,10 +367,10 @@ class Marker:
             cause = guards.cap_of(self._module, loop, syntax.names(node.value))
             sites.append((node, Site(loop, None, (cause,), ast.unparse(node), "")))
             marked += [syntax.at(node, ast.Assign([ast.Name(name, ast.Store())], now)), node]
-        told = [self._budget(scope), self._name(self._request, scope.fresh)]
+        about = [self._budget(scope), self._name(self._request, scope.fresh)]
         counts = [*(ast.Name(name, ast.Load()) for name in kept), now]
         first, site = sites[0]
-        mark = self._mark(first, site, "cap", *told, *counts)
+        mark = self._mark(first, site, "cap", *about, *counts)
         for node, site in sites[1:]:
             self._add(node, site)
         check = ast.If(ast.Compare(now, [ast.Lt()], [counts[0]]), [mark], [])
@@ -389,12 +382,12 @@ class Marker:
     def _name(self, name: str, bound: frozenset[str]) -> ast.expr:
         return ast.Name(name, ast.Load()) if name in bound - self._unbound else ast.Constant(None)
 
-    def _mark(self, node: ast.stmt, site: Site, method: str, *told: ast.expr) -> ast.stmt:
-        return self._call(node, method, ast.Constant(self._add(node, site)), *told)
+    def _mark(self, node: ast.stmt, site: Site, method: str, *arguments: ast.expr) -> ast.stmt:
+        return self._call(node, method, ast.Constant(self._add(node, site)), *arguments)
 
-    def _call(self, node: ast.stmt, method: str, *told: ast.expr) -> ast.stmt:
+    def _call(self, node: ast.stmt, method: str, *arguments: ast.expr) -> ast.stmt:
         """A statement on the line of ``node`` that calls one of the marks with the scheduler and these."""
-        return syntax.at(node, ast.Expr(_mark_call(method, ast.Name(self._self, ast.Load()), *told)))
+        return syntax.at(node, ast.Expr(_mark_call(method, ast.Name(self._self, ast.Load()), *arguments)))
 
     def _add(self, node: ast.stmt, site: Site) -> int:
         """The number of a new site."""

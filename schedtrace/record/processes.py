@@ -1,8 +1,14 @@
-"""What Linux tells of processes: who started whom, and whether they run."""
+"""What Linux tells of processes and threads: who started whom, whether they run, and the time they got."""
 
+import multiprocessing
+import os
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from schedtrace.model.trace import Cpu
+from schedtrace.model.trace_facts import Role, ThreadTime
 
 
 class Process(NamedTuple):
@@ -44,3 +50,53 @@ def children(pid: int) -> list[int]:
             with suppress(OSError):  # a thread that has ended
                 found += map(int, (task / "children").read_text().split())
     return sorted(found)
+
+
+EVERY_US = 1_000_000
+IDLE_EVERY_US = 5_000_000
+"""While nothing happens: ``watch`` takes a trace that is silent for longer for that of a dead engine."""
+
+
+class CpuTimes:
+    """Whether the engine's own threads get the processors that they are ready to use.
+
+    ``/proc/<pid>/task/<tid>/schedstat`` counts, for each thread, nanoseconds that it ran and nanoseconds that
+    it was ready and had to wait. The engine's thread, the main threads of its workers, and that of the front
+    end. Made on the engine's thread, asked on the writer's.
+    """
+
+    def __init__(self) -> None:
+        self._engine = threading.get_native_id()
+        self._next_us = self._idle_us = 0
+        self._steps = -1
+        self._worked = False
+
+    def line(self, now_us: int, steps: int) -> list[Cpu]:
+        """One line if a second has gone by since the last, five where the engine idles.
+
+        Args:
+            now_us: On the trace's clock.
+            steps: That the engine has made so far.
+        """
+        if now_us < self._next_us or (steps == self._steps and not self._worked and now_us < self._idle_us):
+            return []
+        self._next_us, self._idle_us = now_us + EVERY_US, now_us + IDLE_EVERY_US
+        self._worked, self._steps = steps != self._steps, steps
+        times = [time for role, pid, tid in self._threads() if (time := _read(role, pid, tid)) is not None]
+        return [Cpu(at_us=now_us, threads=times)] if times else []
+
+    def _threads(self) -> list[tuple[Role, int, int]]:
+        pid = os.getpid()
+        threads: list[tuple[Role, int, int]] = [("engine", pid, self._engine)]
+        threads += [("worker", child, child) for child in children(pid)]
+        if multiprocessing.parent_process() is not None:
+            threads.append(("front_end", os.getppid(), os.getppid()))
+        return threads
+
+
+def _read(role: Role, pid: int, tid: int) -> ThreadTime | None:
+    try:
+        ran, waited, _ = Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()
+        return ThreadTime(role, pid, tid, int(ran) // 1000, int(waited) // 1000)
+    except (OSError, ValueError):
+        return None

@@ -106,7 +106,7 @@ class Queues:
         self._names = [name for name in _NAMES if hasattr(scheduler, name)]
         aside = ("deferred_waiting", "skipped_waiting")
         self._aside = next((name for name in aside if hasattr(scheduler, name)), None)
-        self._tells_all = readable(scheduler) and is_own_class(type(scheduler))
+        self._reads_all = readable(scheduler) and is_own_class(type(scheduler))
         """All that wait are in the queues."""
         self._freed: set[str] = set()
         """Ids of requests that are done; only where the queues do not tell all."""
@@ -118,7 +118,7 @@ class Queues:
 
     def freed(self, request_id: str) -> None:
         """A request is done, but vLLM may keep it while somebody reads its blocks."""
-        if not self._tells_all:
+        if not self._reads_all:
             self._freed.add(request_id)
 
     def num_waiting(self, scheduler: Any) -> int:
@@ -127,14 +127,14 @@ class Queues:
         Where a queue cannot be read, or the scheduler is not vLLM's: all that neither run nor are done,
         wherever it keeps them.
         """
-        if not self._tells_all:
+        if not self._reads_all:
             return self._neither_running_nor_done(scheduler)
         total = 0
         for name in self._names:
             queue = getattr(scheduler, name)
             reader = READERS.get(type(queue))
             if reader is None:  # somebody has put in another queue
-                self._tells_all = False
+                self._reads_all = False
                 return self._neither_running_nor_done(scheduler)
             total += reader.length(queue)
         return total

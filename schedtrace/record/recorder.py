@@ -4,30 +4,28 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
-from schedtrace.model.trace import Arrival, Exit, Finish, Preemption
+from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_facts import Control, ControlKind
 from schedtrace.record.capture import (
-    Came,
+    Before,
     Capture,
     DummyPass,
     Happened,
     Result,
+    SteadySteps,
     Synced,
     only_samples,
     tokens_got,
 )
-from schedtrace.record.exit_lines import is_preemption, loops_told
+from schedtrace.record.exit_lines import ended_loops, is_preemption
 from schedtrace.record.exits import Noted, event_of
-from schedtrace.record.flight_recorder import FlightRecorder
-from schedtrace.record.inference import Departures, InferredExits, set_aside
-from schedtrace.record.present_requests import Snapshot, WerePresent
+from schedtrace.record.inference import Departures, InferredExits
+from schedtrace.record.queue_copy import PresentRequests, QueueCopy
 from schedtrace.record.queues import Queues, policy
-from schedtrace.record.steady_steps import SteadySteps
 from schedtrace.record.verdict_facts import Facts
 from schedtrace.record.vllms_own import is_own, is_own_class
 from schedtrace.record.worker_hooks import execution_of
@@ -37,37 +35,19 @@ MOST_IN_FLIGHT = 1000
 """Steps whose output is waited for; an engine that never brings one back does not fill the memory."""
 
 
-def _not_known() -> None:
-    """Free blocks of a pool that is not vLLM's."""
-
-
-class _Before:
-    """The state before the call that runs."""
-
-    __slots__ = ("came", "free", "running", "start_ns", "step", "waiting")
-
-    step: int
-    start_ns: int
-    running: int
-    waiting: int
-    free: int | None
-    came: Came
-
-
 class Recorder:
     """One engine's recording; all methods run on the scheduler's thread."""
 
     def __init__(self, scheduler: Any, traced: type, writer: Writer, *, full_lines: bool = False) -> None:
         self.active = True
         self.clock: Callable[[], int] = time.monotonic_ns
-        self._writer = writer
+        self.writer = writer
         self.facts = Facts(scheduler, writer.since_anchor)
         self._inference = InferredExits(scheduler)
         self._expects_inference = not traced._schedtrace_instrumented.classes  # type: ignore[attr-defined]  # of a class that records
-        self._marks_failed = False
-        self._missing_facts = False
+        self._warned: set[str] = set()
         pool = self._block_pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
-        self._free_blocks: Callable[[], int | None] = _not_known
+        self._free_blocks: Callable[[], int | None] = lambda: None  # not known
         if pool is not None and is_own(pool):
             self._free_blocks = pool.get_num_free_blocks
         self._departures = None if is_own_class(traced) else Departures()
@@ -76,7 +56,7 @@ class Recorder:
         self._steady = SteadySteps(never=full_lines)
         self._only_samples = only_samples(scheduler)
         self._steps = 0
-        self._before = _Before()
+        self._before = Before()
         self.in_schedule = False
         self.left = 0
         """Requests that have left the running ones so far: finished, aborted or preempted."""
@@ -89,41 +69,9 @@ class Recorder:
         self._ended_waiting = False
         """They said how its waiting loop ended."""
 
-    @property
-    def path(self) -> Path:
-        """The trace."""
-        return self._writer.path
-
-    @property
-    def engine_rank(self) -> int:
-        """Data-parallel rank of the engine."""
-        return self._writer.engine_rank
-
-    @property
-    def flight(self) -> FlightRecorder | None:
-        """What writes snapshots, where the trace stays in memory."""
-        return self._writer.flight
-
-    @property
-    def latest_exits(self) -> list[Exit]:
-        """Why the latest step scheduled no more."""
-        return self._writer.latest_exits
-
-    def snapshot(self, reason: str, *, always: bool = False) -> Path | None:
-        """Write what is kept in memory, unless there were enough such snapshots; any thread.
-
-        Args:
-            reason: What happened, in a few words.
-            always: However many there have been.
-
-        Returns:
-            The trace; None: nothing was written.
-        """
-        return None if self.flight is None else self.flight.snapshot(reason, always=always)
-
-    def were_present(self, found: Snapshot) -> None:
+    def note_present(self, found: QueueCopy) -> None:
         """Note who was there when recording began, before the first step."""
-        self._writer.were_present(WerePresent(found, self.facts.salt))
+        self.writer.note_present(PresentRequests(found, self.facts.salt))
 
     def schedule_begins(self, scheduler: Any, throttled: Any = None) -> None:
         """Note the state before the call, and whether it was asked to hold back new prefills."""
@@ -133,7 +81,7 @@ class Recorder:
             before.running = running = len(scheduler.running)
             before.waiting = waiting = self.num_waiting(scheduler)
             before.free = self._free_blocks()
-            before.came = self._writer.take_events()
+            before.came = self.writer.take_events()
             before.step = self._steps
             self._steps += 1
             if self._expects_inference:
@@ -156,7 +104,7 @@ class Recorder:
             rows, full = self._steady.rows(output, end_ns)
             known = events == self._events
             if not known:
-                self._events, self._ended_waiting = events, "waiting" in loops_told(events)
+                self._events, self._ended_waiting = events, "waiting" in ended_loops(events)
             capture = Capture(
                 before.step,
                 before.start_ns,
@@ -185,12 +133,12 @@ class Recorder:
                 capture.preempted, self._preempted = self._preempted, []
             if not self._ended_waiting:
                 self._infer(scheduler, output, capture, events)
-            if not self._writer.put(capture):
+            if not self.writer.put(capture):
                 self._steady.forget()
             self._in_flight[id(output)] = (capture, self.left)
             if len(self._in_flight) > MOST_IN_FLIGHT:
                 del self._in_flight[next(iter(self._in_flight))]
-            if not self._writer.working:
+            if not self.writer.working:
                 self.active = False
         except Exception as error:
             self._fail("after schedule()", error)
@@ -200,12 +148,9 @@ class Recorder:
         if self._departures is None:
             return
         try:
-            aside = []
-            for request in self._departures.look(scheduler):
-                if scheduler.requests.get(request.request_id) is request:
-                    aside.append(set_aside(scheduler, request))
-                else:
-                    self._note_finish(request, "UNKNOWN")
+            aside, gone = self._departures.look(scheduler)
+            for request in gone:
+                self._note_finish(request, "UNKNOWN")
             if aside:
                 self.left += len(aside)
                 capture.happened = capture.happened or Happened()
@@ -216,7 +161,7 @@ class Recorder:
     def _arrival_facts(self, request: Any, *, update: bool) -> dict[str, Any]:
         try:
             if not update:
-                self._writer.prefixes.note(request)
+                self.writer.prefixes.note(request)
             return self.facts.arrival(request)
         except Exception as error:
             self._facts_failed(error)
@@ -224,21 +169,22 @@ class Recorder:
 
     def _facts_failed(self, error: Exception) -> None:
         """Say once that a fact beside the decisions could not be read; the decisions are recorded on."""
-        if not self._missing_facts:
-            self._missing_facts = True
-            self._warn(f"facts beside the decisions may be missing: {self._writer.describe(error)}")
+        self._warn_once("facts beside the decisions may be missing", error)
 
     def _infer(self, scheduler: Any, output: Any, capture: Capture, events: list[Noted]) -> None:
-        """No mark has said how the call ended: conclude it from the state."""
-        self._expect_inference(capture.step)
+        """No mark has said how the call ended: conclude it from the state, and have the next ones watched."""
+        if not self._expects_inference:
+            self._expects_inference = True
+            where = f"step {capture.step} ended at no known place of schedule()"
+            self.writer.notice(f"{where}: the exits of such steps are inferred")
         inferred = self._inference.end(
             scheduler,
             capture.token_budget - output.total_num_scheduled_tokens,
             output.num_scheduled_tokens,
             sum(preemption.in_schedule for preemption, _ in capture.preempted),
         )
-        told = loops_told(events)
-        capture.inferred = [line for line in inferred if line.loop not in told]
+        ended = ended_loops(events)
+        capture.inferred = [line for line in inferred if line.loop not in ended]
 
     def schedule_raised(self, scheduler: Any, raised: BaseException) -> None:
         """Forget a call that ended in an exception; who came and went before it is told with the next."""
@@ -248,8 +194,8 @@ class Recorder:
             self._preempted.clear()
             self._steady.forget()
             if events is not None:
-                self._writer.give_back(self._before.came)
-                self._writer.notice(f"step {self._before.step} is missing: {self._writer.describe(raised)}")
+                self.writer.give_back(self._before.came)
+                self.writer.notice(f"step {self._before.step} is missing: {self.writer.describe(raised)}")
         except Exception as error:
             self._fail("after schedule()", error)
 
@@ -284,8 +230,8 @@ class Recorder:
             update = request.request_id in scheduler.requests
             arrival = Arrival(
                 request_id=request.request_id,
-                arrived_us=self._writer.from_wall_clock(request.arrival_time),
-                queued_us=self._writer.since_anchor(self.clock()),
+                arrived_us=self.writer.from_wall_clock(request.arrival_time),
+                queued_us=self.writer.since_anchor(self.clock()),
                 prompt_tokens=request.num_prompt_tokens,
                 max_tokens=request.max_tokens,
                 priority=request.priority,
@@ -293,7 +239,7 @@ class Recorder:
                 streaming_update=update,
                 **self._arrival_facts(request, update=update),
             )
-            self._writer.arrived.append(arrival)
+            self.writer.arrived.append(arrival)
         except Exception as error:
             self._fail("in add_request()", error)
 
@@ -326,7 +272,7 @@ class Recorder:
                 preemption.for_request_id = getattr(wants, "request_id", None)
             self._preempted.append((preemption, request.num_tokens))
             if self._departures is not None:
-                self._departures.told(request.request_id)
+                self._departures.explain(request.request_id)
             self._free_before_preemption = self._free_blocks()
         except Exception as error:
             self._fail("in _preempt_request()", error)
@@ -350,7 +296,7 @@ class Recorder:
         try:
             self._queues.freed(request.request_id)
             if self._departures is not None:
-                self._departures.told(request.request_id)
+                self._departures.explain(request.request_id)
             self._note_finish(request, request.status.name.removeprefix("FINISHED_"))
         except Exception as error:
             self._fail("in _free_request()", error)
@@ -359,7 +305,7 @@ class Recorder:
         finish = Finish(
             request_id=request.request_id,
             status=status,
-            finished_us=self._writer.since_anchor(self.clock()),
+            finished_us=self.writer.since_anchor(self.clock()),
             prompt_tokens=request.num_prompt_tokens,
             output_tokens=request.num_output_tokens,
             num_preemptions=getattr(request, "num_preemptions", None),
@@ -369,15 +315,15 @@ class Recorder:
             self.facts.leaves(finish)
         except Exception as error:
             self._facts_failed(error)
-        self._writer.finished.append(finish)
+        self.writer.finished.append(finish)
 
-    def kv_loads_ended(self, scheduler: Any, told: Any) -> None:
+    def kv_loads_ended(self, scheduler: Any, output: Any) -> None:
         """Note KV loads that a ``KVConnectorOutput`` says have arrived or failed."""
         if not self.active:
             return
         try:
-            now_us = self._writer.since_anchor(self.clock())
-            self.facts.kv_loads.ended(scheduler, getattr(told, "finished_recving", None), now_us)
+            now_us = self.writer.since_anchor(self.clock())
+            self.facts.kv_loads.ended(scheduler, getattr(output, "finished_recving", None), now_us)
         except Exception as error:
             self._facts_failed(error)
 
@@ -404,28 +350,26 @@ class Recorder:
         if not self.active:
             return
         try:
-            at_us = self._writer.since_anchor(began_ns)
+            at_us = self.writer.since_anchor(began_ns)
             took_us = (self.clock() - began_ns) // 1000
             facts.setdefault("running", len(scheduler.running))
-            self._writer.put_beside(Control(kind, at_us, took_us, failed=failed, **facts))
+            self.writer.put_beside(Control(kind, at_us, took_us, failed=failed, **facts))
         except Exception as error:
             self._facts_failed(error)
 
     def mark_failed(self, error: Exception) -> None:
         """Say once that a mark in ``schedule()`` could not note all it should; recording goes on."""
-        if not self._marks_failed:
-            self._marks_failed = True
-            self._warn(f"exits may lack details: a mark in schedule() failed: {self._writer.describe(error)}")
+        self._warn_once("exits may lack details: a mark in schedule() failed", error)
 
     def beside(self, entry: DummyPass | Synced) -> None:
         """Note what a data-parallel rank did for the others beside its steps."""
         if self.active:
-            self._writer.put_beside(entry)
+            self.writer.put_beside(entry)
 
     def close(self) -> None:
         """Write what is left and the end line; a second call does nothing."""
         self.active = False
-        self._writer.close()
+        self.writer.close()
 
     def _end_of_call(self, scheduler: Any) -> list[Noted] | None:
         """What the marks noted in the call that ends here, None if it was not watched; they rest now."""
@@ -433,18 +377,15 @@ class Recorder:
         events, scheduler._schedtrace_events = scheduler._schedtrace_events, None
         return events if watched else None
 
-    def _expect_inference(self, step: int) -> None:
-        """No mark has told how a call ended: have the next ones watched, and say so once."""
-        if not self._expects_inference:
-            self._expects_inference = True
-            self._writer.notice(
-                f"step {step} ended at no known place of schedule(): the exits of such steps are inferred"
-            )
+    def _warn_once(self, what: str, error: Exception) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            self._warn(f"{what}: {self.writer.describe(error)}")
 
     def _warn(self, message: str) -> None:
         """Say it in the log and in the trace."""
         logger.warning("schedtrace: {}", message)
-        self._writer.notice(message)
+        self.writer.notice(message)
 
     def _fail(self, where: str, error: Exception) -> None:
         """Stop recording, say so once in the log and in the trace; the engine goes on."""
@@ -454,4 +395,4 @@ class Recorder:
             self._inference.release()
         if self.active:
             self.active = False
-            self._warn(f"recording stopped {where}: {self._writer.describe(error)}")
+            self._warn(f"recording stopped {where}: {self.writer.describe(error)}")

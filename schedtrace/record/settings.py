@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from schedtrace.model import safe_files, snapshot_rules
+from schedtrace.model import safe_files
 from schedtrace.model.manifest import FILE_NAME, Manifest, write_manifest
 from schedtrace.model.redact import vllm_environment, without_secrets
-from schedtrace.model.snapshot_rules import Rules, rules
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_bounds import DEFAULT, PLAIN, Bounds, bounds, kept
 
@@ -47,6 +46,60 @@ class NotUnderstoodError(ValueError):
     """A variable has a value that means nothing; the text says which, and what is expected."""
 
 
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0}
+DEFAULT_RULES = "preemptions>100/10s"
+RULES_EXPECTED = "expected 'off' or some of ttft>TIME, e2e>TIME and preemptions>NUMBER/TIME, with commas"
+_RULE = re.compile(r"(?:(ttft|e2e)>|preemptions>(\d{1,9})/)(\d{1,9}(?:\.\d{1,9})?)(ms|s|m)")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Objectives whose violation is worth a snapshot; None: not judged."""
+
+    ttft_s: float | None = None
+    """From the arrival of a request to its first token."""
+    e2e_s: float | None = None
+    """From its arrival to its end."""
+    preemptions: tuple[int, float] | None = None
+    """More than so many within so many seconds."""
+
+    def __bool__(self) -> bool:
+        return self != Rules()
+
+    def broken_by(self, finish: Any) -> str | None:
+        """Which latency objective a request has missed that is done, as it was given."""
+        for name, limit_s, end_us in (
+            ("ttft", self.ttft_s, finish.first_token_us),
+            ("e2e", self.e2e_s, finish.finished_us),
+        ):
+            came_us = finish.arrived_us
+            if limit_s is not None and None not in {came_us, end_us} and end_us - came_us > limit_s * 1e6:
+                return f"{name}>{limit_s:g}s"
+        return None
+
+
+NO_RULES = Rules()
+
+
+def rules(text: str) -> Rules:
+    """What was asked for.
+
+    Raises:
+        ValueError: it is not understood; the text says what is expected.
+    """
+    found: dict[str, Any] = {}
+    for part in [] if text == "off" else text.split(","):
+        match = _RULE.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(RULES_EXPECTED)
+        seconds = float(match[3]) * _SECONDS[match[4]]
+        if match[1]:
+            found[f"{match[1]}_s"] = seconds
+        else:
+            found["preemptions"] = (int(match[2]), seconds)
+    return Rules(**found)
+
+
 @dataclass(frozen=True)
 class Settings:
     """Where the recorder of this process writes, and how."""
@@ -60,7 +113,7 @@ class Settings:
     """Of a trace in parts; None: one plain file."""
     in_memory: bool = False
     """These parts stay in memory until a snapshot is asked for."""
-    snapshot_on: Rules = snapshot_rules.NONE
+    snapshot_on: Rules = NO_RULES
     """When one is written by itself."""
 
 
@@ -128,7 +181,7 @@ def from_environment() -> Settings:
         lines="full" if os.environ.get(LINES) == "full" else "delta",
         bounds=trace_bounds(),
         in_memory=keeps_in_memory(),
-        snapshot_on=_understood(SNAPSHOT_ON, os.environ.get(SNAPSHOT_ON) or snapshot_rules.DEFAULT, rules),
+        snapshot_on=_understood(SNAPSHOT_ON, os.environ.get(SNAPSHOT_ON) or DEFAULT_RULES, rules),
     )
 
 

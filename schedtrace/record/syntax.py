@@ -3,6 +3,7 @@
 import ast
 import copy
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import TypeVar
 
 from schedtrace.model.trace import Loop
@@ -253,3 +254,78 @@ def loop_of(node: ast.While | ast.For) -> Loop | None:
 def first_loop(statements: list[ast.stmt]) -> Loop | None:
     """The first of the scheduler's loops among these statements."""
     return next(filter(None, map(loop_of, loops(statements))), None)
+
+
+def allocated_blocks(function: ast.FunctionDef) -> str:
+    """The variable that holds what ``allocate_slots`` returned."""
+    for node in own_nodes(function):
+        match node:
+            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(attr="allocate_slots"))):
+                return name
+            case _:
+                pass
+    return "new_blocks"
+
+
+def is_there(test: ast.expr, name: str, *, negated: bool = False) -> bool:
+    """Whether it says that ``name`` is there: ``name is not None``, ``name``, the opposite if ``negated``."""
+    match test:
+        case ast.UnaryOp(ast.Not(), operand):
+            return is_there(operand, name, negated=not negated)
+        case ast.Compare(ast.Name(given), [operator], [ast.Constant(None)]):
+            return given == name and isinstance(operator, ast.Is if negated else ast.IsNot)
+        case ast.Name(given):
+            return given == name and not negated
+        case _:
+            return False
+
+
+def outcomes(function: ast.FunctionDef, loop: ast.stmt, blocks: str) -> frozenset[str]:
+    """Flags that tell how a loop of allocations ended: true behind a success, false behind a failure.
+
+    Args:
+        function: Where the loop stands.
+        loop: All values of such a flag are set in it, each right before a ``break``.
+        blocks: The variable that holds what ``allocate_slots`` returned.
+    """
+    found = list(_flags_before_breaks([loop], blocks, succeeded=None))
+    stored = stored_names(function)
+    flags_found = [name for name, _ in found]
+    wrong = {name for name, true in found if not true}
+    return frozenset(name for name in flags_found if stored.count(name) == flags_found.count(name)) - wrong
+
+
+def _flags_before_breaks(
+    statements: list[ast.stmt], blocks: str, *, succeeded: bool | None
+) -> Iterator[tuple[str, bool]]:
+    """The flags that are set to a constant right before a ``break``, and whether they tell what happened.
+
+    Where nobody has looked whether there are blocks (``succeeded`` is None) no flag can tell.
+    """
+    for node, following in zip_longest(statements, statements[1:]):
+        match node:
+            case ast.Assign([ast.Name(name)], ast.Constant(bool() as value)) if isinstance(
+                following, ast.Break
+            ):
+                yield name, value is succeeded
+            case ast.If(test, body, orelse):
+                there, gone = is_there(test, blocks), is_there(test, blocks, negated=True)
+                inside, otherwise = (there, gone) if there or gone else (succeeded, succeeded)
+                yield from _flags_before_breaks(body, blocks, succeeded=inside)
+                yield from _flags_before_breaks(orelse, blocks, succeeded=otherwise)
+            case ast.While(body=body) | ast.With(body=body):
+                yield from _flags_before_breaks(body, blocks, succeeded=succeeded)
+            case _:
+                pass
+
+
+def preempted(function: ast.FunctionDef) -> frozenset[str]:
+    """The variables that hold a victim: their status becomes ``PREEMPTED`` here, not in a method."""
+    victims = set()
+    for node in own_nodes(function):
+        match node:
+            case ast.Assign([ast.Attribute(ast.Name(name), "status")], ast.Attribute(attr="PREEMPTED")):
+                victims.add(name)
+            case _:
+                pass
+    return frozenset(victims)

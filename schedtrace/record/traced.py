@@ -1,4 +1,8 @@
-"""A traced subclass of whatever scheduler class vLLM chose: its methods are those of ``scheduler_hooks``."""
+"""A traced subclass of whatever scheduler class vLLM chose: hooks that come before its methods in the MRO.
+
+Every hook calls the original first to last with the very arguments it got, and tells the recorder before and
+after. The recorder swallows its own errors, so nothing here can change what the scheduler does.
+"""
 
 import os
 import types
@@ -8,8 +12,161 @@ from typing import Any
 from loguru import logger
 
 from schedtrace.record import settings
+from schedtrace.record.clocks import read_anchor
+from schedtrace.record.exits import Noted
+from schedtrace.record.header import make_header
 from schedtrace.record.instrument import Instrumented, instrument
-from schedtrace.record.scheduler_hooks import hooks_for, records
+from schedtrace.record.recorder import Recorder
+from schedtrace.record.settings import Settings, from_environment
+from schedtrace.record.writer import Writer
+
+
+def records(base: type) -> bool:
+    """Whether it is a traced class."""
+    return hasattr(base, "_schedtrace_instrumented")
+
+
+def hooks_for(base: type) -> list[type]:
+    """The hooks on the methods that a scheduler class has; not every release has all.
+
+    They descend from the class that gives its objects a ``__dict__`` (vLLM's ``SchedulerInterface``): so a
+    scheduler that is there already can become a traced one and plain again by assigning its ``__class__``,
+    for which CPython wants equal layouts (``compatible_for_assignment`` in ``Objects/typeobject.c``).
+    """
+    root: type = base
+    while "__dict__" not in vars(root) and root.__base__ is not None:
+        root = root.__base__
+    always, *others = _hooks(object if root is base else root)
+    return [always, *(hook for hook in others if hasattr(base, _METHODS[hook.__name__]))]
+
+
+_METHODS = {
+    "Preemption": "_preempt_request",
+    "Free": "_free_request",
+    "Transfers": "_update_from_kv_xfer_finished",
+    "Pause": "set_pause_state",
+    "Reset": "reset_prefix_cache",
+}
+"""The method that each of them is for."""
+
+
+@cache
+def _hooks(root: type) -> tuple[type, ...]:  # noqa: C901  # a list of classes, none of which is complex
+    class Traced(root):  # type: ignore[misc]  # mypy knows no class that is found at run time
+        """Hooks on the methods that every release of vLLM's V1 scheduler has."""
+
+        __slots__ = ()
+        _schedtrace_recorder: Recorder | None = None
+        _schedtrace_events: list[Noted] | None = None
+        """What the marks have noted in the call of ``schedule()`` that runs; None outside such a call."""
+        _schedtrace_queued: bool = True
+        """Whether somebody may be waiting in the call that runs."""
+        _schedtrace_instrumented: Instrumented = Instrumented((), ())
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._schedtrace_recorder = open_recorder(self)  # type: ignore[misc]  # its base has a __dict__
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            recorder = self._schedtrace_recorder
+            if (
+                recorder is None or not recorder.active or recorder.in_schedule
+            ):  # a call within one is part of it
+                return super().schedule(*args, **kwargs)
+            recorder.schedule_begins(self, args[0] if args else kwargs.get("throttle_prefills"))
+            try:
+                output = super().schedule(*args, **kwargs)
+            except BaseException as error:
+                recorder.schedule_raised(self, error)
+                raise
+            recorder.schedule_ended(self, output)
+            return output
+
+        def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = self._schedtrace_recorder
+            if recorder is None or not recorder.active:
+                return super().update_from_output(scheduler_output, *args, **kwargs)
+            back = recorder.clock()
+            left = recorder.left
+            outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+            recorder.output_came_back(scheduler_output, args[0] if args else None, back, left, outputs)
+            return outputs
+
+        def add_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = self._schedtrace_recorder
+            if recorder is not None:
+                recorder.request_arrives(self, request)
+            return super().add_request(request, *args, **kwargs)
+
+        def shutdown(self, *args: Any, **kwargs: Any) -> Any:
+            recorder = self._schedtrace_recorder
+            if recorder is not None:
+                recorder.close()
+            return super().shutdown(*args, **kwargs)
+
+    class Preemption(root):  # type: ignore[misc]  # likewise
+        """Hook on ``_preempt_request`` (vLLM 0.12 and newer)."""
+
+        __slots__ = ()
+
+        def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._schedtrace_recorder is not None:
+                self._schedtrace_recorder.request_preempted(self, request)
+            result = super()._preempt_request(request, *args, **kwargs)
+            if self._schedtrace_recorder is not None:
+                self._schedtrace_recorder.request_was_preempted()
+            return result
+
+    class Free(root):  # type: ignore[misc]  # likewise
+        """Hook on ``_free_request``: every way out of the scheduler leads through it."""
+
+        __slots__ = ()
+
+        def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._schedtrace_recorder is not None:
+                self._schedtrace_recorder.request_freed(request)
+            return super()._free_request(request, *args, **kwargs)
+
+    class Transfers(root):  # type: ignore[misc]  # likewise
+        """Hook on ``_update_from_kv_xfer_finished``: the workers' word on KV loads."""
+
+        __slots__ = ()
+
+        def _update_from_kv_xfer_finished(self, output: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._schedtrace_recorder is not None:
+                self._schedtrace_recorder.kv_loads_ended(self, output)
+            return super()._update_from_kv_xfer_finished(output, *args, **kwargs)
+
+    class Pause(root):  # type: ignore[misc]  # likewise
+        """Hook on ``set_pause_state`` (vLLM 0.17 and newer): pause, sleep and their ends lead through it."""
+
+        __slots__ = ()
+
+        def set_pause_state(self, pause_state: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = self._schedtrace_recorder
+            if recorder is not None:
+                state = getattr(pause_state, "name", None)
+                recorder.control(self, "pause_state", recorder.clock(), detail=state)
+            return super().set_pause_state(pause_state, *args, **kwargs)
+
+    class Reset(root):  # type: ignore[misc]  # likewise
+        """Hook on ``reset_prefix_cache``: it may preempt everything that runs."""
+
+        __slots__ = ()
+
+        def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+            recorder = self._schedtrace_recorder
+            if recorder is None or not recorder.active:
+                return super().reset_prefix_cache(*args, **kwargs)
+            began_ns, before = recorder.clock(), recorder.before_reset(self)
+            done = None
+            try:
+                done = super().reset_prefix_cache(*args, **kwargs)
+            finally:
+                recorder.control(self, "reset_prefix_cache", began_ns, failed=done is not True, **before)
+            return done
+
+    return Traced, Preemption, Free, Transfers, Pause, Reset
 
 
 @cache
@@ -79,3 +236,32 @@ def _chosen_without_option(config: Any) -> Any:
         return config.get_scheduler_cls()
     finally:
         config.scheduler_cls = given
+
+
+def open_recorder(scheduler: Any) -> Recorder | None:
+    """A recorder for a traced scheduler just built; None, with one warning, where that is impossible."""
+    try:
+        recorder = prepared_recorder(scheduler, type(scheduler), from_environment())
+    except Exception as error:
+        logger.warning("schedtrace: not recording: {!r}", error)
+        return None
+    logger.info("schedtrace: recording engine {} to {}", recorder.writer.engine_rank, recorder.writer.path)
+    return recorder
+
+
+def prepared_recorder(scheduler: Any, traced: type, chosen: Settings, *, attached: bool = False) -> Recorder:
+    """A recorder whose file is open; nothing of the scheduler is changed.
+
+    Args:
+        scheduler: vLLM's.
+        traced: The class that records it, which it has or is about to get.
+        chosen: Where to and how.
+        attached: Whether it has run before.
+
+    Raises:
+        OSError: the file cannot be made.
+        AttributeError: the scheduler lacks what every V1 scheduler of vLLM has.
+    """
+    anchor = read_anchor()
+    header = make_header(scheduler, traced, chosen, anchor, attached=attached)
+    return Recorder(scheduler, traced, Writer(chosen, header, anchor.ns), full_lines=chosen.lines == "full")

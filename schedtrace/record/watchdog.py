@@ -1,6 +1,6 @@
 """Says in vLLM's own log when an engine has stopped making progress, why, and when it goes on.
 
-A thread beside the engine looks once a second (``movement.py``) and puts nothing on the path of a step. Only
+A thread beside the engine looks once a second and puts nothing on the path of a step. Only
 when a stall is to be described does it ask more: first the exits of a late call, where the engine still makes
 calls (``attachment.py``), then who holds what, then the stacks. See ``docs/watchdog.md``.
 """
@@ -9,7 +9,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,19 @@ from loguru import logger
 
 from schedtrace.model.printable import visible
 from schedtrace.model.trace import Exit
-from schedtrace.record import engine_thread
+from schedtrace.record import queues
 from schedtrace.record.control_socket import stacks_of_workers
-from schedtrace.record.engine_thread import Place, stacks_here
-from schedtrace.record.movement import Movement, has_work
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import hashes_ids
-from schedtrace.record.stall_causes import Stall, circle, holders, is_paused, stall
+from schedtrace.record.stall_causes import (
+    Place,
+    Stall,
+    holders,
+    is_paused,
+    place_of_thread,
+    stacks_here,
+    stall,
+)
 from schedtrace.record.step_lines import WrittenIds
 
 VARIABLE = "SCHEDTRACE_WATCHDOG"
@@ -31,6 +40,8 @@ AFTER_S = 10.0
 EVERY_S = 1.0
 ABSENT_S = 3 * EVERY_S
 """Between two looks, from which on the watchdog itself was held up: the process was stopped, for instance."""
+MOST_FAILED = 60
+"""Looks in a row."""
 STACKS_EVERY_S = 600.0
 """Stacks of one kind of stall are not repeated before that: an engine may stall with every long prompt."""
 log = logging.getLogger("vllm.schedtrace")
@@ -92,21 +103,44 @@ class Watchdog:
         self._moved_s: float | None = None
         self._looked_s = 0.0
         self._paused = False
-        self._said: Stall | None = None
-        self._said_since_s = 0.0
+        self._reported: Stall | None = None
+        self._reported_since_s = 0.0
         self._stacks_s: dict[str, float] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="schedtrace-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Look once a second from now on, on a thread of its own, which never raises into its process."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        failed = 0
+        while not self._closed.wait(EVERY_S):
+            try:
+                self.look(time.monotonic())
+                failed = 0
+            except Exception as error:  # a container changed while it was read, or this vLLM is another
+                failed += 1
+                logger.debug("schedtrace: the watchdog could not look: {!r}", error)
+                if failed == MOST_FAILED:
+                    logger.warning("schedtrace: the watchdog gives up: {!r}", error)
+                    return
 
     @property
     def stalled_s(self) -> float | None:
         """How long the stall has lasted that was said; None: there is none, or the engine is paused."""
-        if self._said is None or self._said.kind == "paused":
+        if self._reported is None or self._reported.kind == "paused":
             return None
-        return self._looked_s - self._said_since_s
+        return self._looked_s - self._reported_since_s
 
     @property
     def stall(self) -> str | None:
         """Why, in a sentence."""
-        return None if self.stalled_s is None or self._said is None else self._said.sentence
+        return None if self.stalled_s is None or self._reported is None else self._reported.sentence
 
     def look(self, now_s: float) -> None:
         """Compare with the last look; say what has begun or ended since.
@@ -130,18 +164,18 @@ class Watchdog:
                 self._places.append(place)
         circling = self._movement.circling(now_s, self._after_s)
         if now_s - self._moved_s >= self._after_s:
-            since_s, why = self._moved_s, self._why
+            since_s, cause = self._moved_s, self._cause
         elif circling is not None and working:
-            request_id, found = circling
-            since_s, why = found.since_s, lambda: circle(request_id, found, self._ids)
+            request_id, circle = circling
+            since_s, cause = circle.since_s, partial(circle.stall, self._ids[request_id])
         else:
             self._ended(now_s, working=working)
             return
-        if self._said is None:
-            self._said, self._said_since_s = why(), since_s
-            self._say(self._said, now_s)
+        if self._reported is None:
+            self._reported, self._reported_since_s = cause(), since_s
+            self._report(self._reported, now_s)
 
-    def _why(self) -> Stall:
+    def _cause(self) -> Stall:
         calls = _calls(self._engine.scheduler)
         steps = calls != self._calls if calls is not None else _varies(self._places)
         exits: list[Exit] = []
@@ -152,8 +186,8 @@ class Watchdog:
                 logger.debug("schedtrace: the causes of a stall are not known: {!r}", error)
         return stall(self._engine, self._places, steps=steps, exits=exits, ids=self._ids)
 
-    def _say(self, found: Stall, now_s: float) -> None:
-        begin = f"schedtrace: no step has made progress for {now_s - self._said_since_s:.0f} s: "
+    def _report(self, found: Stall, now_s: float) -> None:
+        begin = f"schedtrace: no step has made progress for {now_s - self._reported_since_s:.0f} s: "
         if found.kind == "paused":
             log.info("%s%s", begin, found.sentence)
             return
@@ -168,62 +202,26 @@ class Watchdog:
         log.warning("%s", "\n  ".join(lines))
 
     def _ended(self, now_s: float, *, working: bool) -> None:
-        said, self._said = self._said, None
-        if said is None:
+        reported, self._reported = self._reported, None
+        if reported is None:
             return
         how = "the engine goes on" if working else "nobody waits any more"
-        level = logging.INFO if said.kind == "paused" else logging.WARNING
-        log.log(level, "schedtrace: %s after %.0f s [%s]", how, now_s - self._said_since_s, said.kind)
+        level = logging.INFO if reported.kind == "paused" else logging.WARNING
+        log.log(level, "schedtrace: %s after %.0f s [%s]", how, now_s - self._reported_since_s, reported.kind)
 
 
-class WatchdogThread:
-    """Looks until it is closed; never raises into its process.
-
-    Args:
-        watchdog: Whose ``look`` is called.
-    """
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        self._watchdog = watchdog
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="schedtrace-watchdog", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Look no more."""
-        self._over.set()
-
-    def _watch(self) -> None:
-        failed = 0
-        while not self._over.wait(EVERY_S):
-            try:
-                self._watchdog.look(time.monotonic())
-                failed = 0
-            except Exception as error:  # a container changed while it was read, or this vLLM is another
-                failed += 1
-                logger.debug("schedtrace: the watchdog could not look: {!r}", error)
-                if failed == MOST_FAILED:
-                    logger.warning("schedtrace: the watchdog gives up: {!r}", error)
-                    return
-
-
-MOST_FAILED = 60
-"""Looks in a row."""
-
-
-def watch(
-    engine: Any, thread: int, causes: Causes, snapshot: Snapshot | None = None
-) -> tuple[Watchdog, WatchdogThread] | tuple[None, None]:
+def watch(engine: Any, thread: int, causes: Causes, snapshot: Snapshot | None = None) -> Watchdog | None:
     """Have an engine and the thread that it runs on watched, unless nobody wants that or it cannot be."""
     try:
         seconds = after_s()
         if seconds is None:
-            return None, None
-        watchdog = Watchdog(engine, lambda: engine_thread.place(thread), causes, seconds, snapshot)
-        return watchdog, WatchdogThread(watchdog)
+            return None
+        watchdog = Watchdog(engine, lambda: place_of_thread(thread), causes, seconds, snapshot)
+        watchdog.start()
     except Exception as error:
         logger.warning("schedtrace: no watchdog ({}): {}", VARIABLE, visible(str(error)))
-        return None, None
+        return None
+    return watchdog
 
 
 def _all_stacks() -> list[str]:
@@ -246,3 +244,117 @@ def _tried(lines: Callable[[], list[str]]) -> list[str]:
     except Exception as error:
         logger.debug("schedtrace: a stall is described without this: {!r}", error)
         return []
+
+
+RESTARTS = 3
+"""Preemptions of one request without an output token in between, from which it goes round in a circle."""
+FORGOTTEN_S = 60.0
+"""A preempted request that neither ran nor was next for so long is no longer watched."""
+
+
+@dataclass
+class Circle:
+    """A preempted request that has had no output token since."""
+
+    output_tokens: int
+    preemptions: int
+    """When it was first seen so."""
+    since_s: float
+    seen_s: float
+    restarts: int = 0
+    """Preemptions since then."""
+
+    def stall(self, request_id: str) -> Stall:
+        """It starts again and again."""
+        often = f"was preempted {self.restarts:,} times in {self.seen_s - self.since_s:.0f} s"
+        ended = "without an output token, and no request has ended"
+        return Stall("livelock", f"request {visible(request_id)} {often} {ended}")
+
+
+_computed = attrgetter("request_id", "num_computed_tokens")
+
+
+class Movement:
+    """Whether a scheduler gets on, told by a few attributes that each step changes.
+
+    A look takes what stands there at that moment: a figure may be of one step and the next of another, which
+    does not matter, since only differences between looks count. No lock is taken and no method of vLLM's
+    called. Times are seconds of the caller's clock.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+        """Computed tokens of who ran at the last look."""
+        self._ran: list[Any] = []
+        """Who ran then, while somebody may go round in a circle: the requests tell whether they ended."""
+        self.circles: dict[str, Circle] = {}
+
+    def look(self, scheduler: Any, now_s: float) -> bool:
+        """Whether a step has made progress since the last look: tokens of who runs, or an admission.
+
+        Preempting and starting again is progress here; ``circling`` tells those who gain nothing by it.
+        """
+        running = list(scheduler.running)
+        seen = dict(map(_computed, running))
+        moved = any(self._seen.get(one) != tokens for one, tokens in seen.items())  # mostly the first has
+        self._seen = seen
+        if any(map(_ended_by_itself, self._ran)):
+            self.circles.clear()
+        again = self._watch([one for one in (*running, queues.head(scheduler)) if _preemptions(one)], now_s)
+        self._ran = running if self.circles else []
+        return moved or again
+
+    def circling(self, now_s: float, for_s: float) -> tuple[str, Circle] | None:
+        """The request that was preempted most often for so long, without a token and with nobody's end."""
+        found = [
+            (one.restarts, request_id)
+            for request_id, one in self.circles.items()
+            if one.restarts >= RESTARTS and one.seen_s - one.since_s >= for_s and now_s - one.seen_s < for_s
+        ]
+        if not found:
+            return None
+        request_id = max(found)[1]
+        return request_id, self.circles[request_id]
+
+    def _watch(self, preempted: Iterable[Any], now_s: float) -> bool:
+        """Whether one of them was preempted once more."""
+        again = False
+        for request in preempted:
+            preemptions = _preemptions(request)
+            request_id, tokens = request.request_id, request.num_output_tokens
+            circle = self.circles.get(request_id)
+            if circle is None or tokens > circle.output_tokens:
+                self.circles[request_id] = Circle(tokens, preemptions, now_s, now_s)
+                continue
+            if preemptions - circle.preemptions > circle.restarts:
+                circle.seen_s, circle.restarts, again = now_s, preemptions - circle.preemptions, True
+        for request_id in [
+            one for one, circle in self.circles.items() if now_s - circle.seen_s > FORGOTTEN_S
+        ]:
+            del self.circles[request_id]
+        return again
+
+
+def has_work(engine: Any, waiting: int) -> bool:
+    """Whether somebody waits for this engine's next step, or for its thread to take what was sent.
+
+    Sessions that wait for their clients' next part do not.
+
+    Args:
+        engine: vLLM's ``EngineCore``.
+        waiting: Requests in the waiting queues.
+    """
+    scheduler = engine.scheduler
+    inputs = getattr(engine, "input_queue", None)
+    sessions = getattr(scheduler, "num_waiting_for_streaming_input", 0)
+    return bool(scheduler.running) or waiting > sessions or (inputs is not None and not inputs.empty())
+
+
+def _preemptions(request: Any) -> int:
+    """Counted since vLLM 0.11.2."""
+    return getattr(request, "num_preemptions", 0)
+
+
+def _ended_by_itself(request: Any) -> bool:
+    name = str(getattr(request.status, "name", ""))
+    return name.startswith("FINISHED") and name != "FINISHED_ABORTED"

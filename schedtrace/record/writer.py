@@ -22,13 +22,11 @@ from schedtrace.model.trace_facts import Control
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.assemble import Assembler
 from schedtrace.record.capture import NOBODY, Came, Capture, Dropped, DummyPass, Synced
-from schedtrace.record.cpu_times import CpuTimes
-from schedtrace.record.flight_recorder import FlightRecorder
-from schedtrace.record.parts import Parts
-from schedtrace.record.present_requests import WerePresent
-from schedtrace.record.ring import Ring
+from schedtrace.record.flight_recorder import FlightRecorder, Ring
+from schedtrace.record.processes import CpuTimes
+from schedtrace.record.queue_copy import PresentRequests
 from schedtrace.record.settings import Settings, write_manifest_if_missing
-from schedtrace.record.trace_files import Begins, Output, PartFiles, PlainFile
+from schedtrace.record.trace_files import Begins, Output, PartFiles, Parts, PlainFile
 
 _T = TypeVar("_T")
 
@@ -42,7 +40,7 @@ WRITE_AFTER_ROWS = 1000
 SHARE_AFTER = 16
 """Deltas put together in one go, some 15 us each: handing the interpreter over costs the engine more."""
 
-MOST_SAID = 20
+MOST_REPEATED = 20
 """Notices that are repeated where another file begins."""
 
 MAX_PENDING = 50_000
@@ -87,7 +85,7 @@ class Writer:
             prefixes=self.prefixes,
             drafts=bool(header.settings.get("scheduler.num_spec_tokens")),
         )
-        self._pending: deque[Capture | Dropped | WerePresent] = deque()
+        self._pending: deque[Capture | Dropped | PresentRequests] = deque()
         self._dropping: deque[Dropped] = deque(maxlen=1)
         """The steps that are being dropped, until one is not; whoever needs them takes them out."""
         self._early: list[Capture] = []
@@ -101,7 +99,7 @@ class Writer:
         self.path = self._output.path
         self._header = header
         self._begun_anew = False
-        self._said: list[str] = []
+        self._notices_so_far: list[str] = []
         """Notices so far, for a file that begins while this one is recorded."""
         if self.flight is None:
             write_manifest_if_missing(self.path.parent, header)
@@ -120,7 +118,7 @@ class Writer:
         """Of the latest step that was put together, some 0.2 s ago."""
         return self._assembler.latest_exits
 
-    def were_present(self, were: WerePresent) -> None:
+    def note_present(self, were: PresentRequests) -> None:
         """Hand over who was there, before the first step (engine's thread)."""
         self._pending.append(were)
 
@@ -226,7 +224,7 @@ class Writer:
         lines: list[AnyLine | dict[str, Any]] = []
         for message in _drain(self._notices):
             lines.append(Notice(at_us=self._now_us(), message=message))
-            self._said = [*self._said[1 - MOST_SAID :], message]
+            self._notices_so_far = [*self._notices_so_far[1 - MOST_REPEATED :], message]
         lines += self._late_outputs()
         if self._cpu_times is not None:
             lines += self._cpu_times.line(self._now_us(), self._steps)
@@ -237,9 +235,9 @@ class Writer:
                 self._pending.popleft()
                 lines.append(self._assembler.dropped(capture))
                 continue
-            if isinstance(capture, WerePresent):
+            if isinstance(capture, PresentRequests):
                 self._pending.popleft()
-                lines.append(self._assembler.were_present(capture, self._wall_anchor_us))
+                lines.append(self._assembler.present_line(capture, self._wall_anchor_us))
                 continue
             result = capture.result  # the engine's thread may set it any time: look once
             waited_ns = time.monotonic_ns() - capture.end_ns
@@ -305,9 +303,9 @@ class Writer:
             if not self._begun_anew:
                 logger.warning("schedtrace: {}: {}", self.path, message)
             self._begun_anew = True
-            self._said = [*self._said[1 - MOST_SAID :], message]
+            self._notices_so_far = [*self._notices_so_far[1 - MOST_REPEATED :], message]
         self._header = msgspec.structs.replace(self._header, first_step=first)
-        header = msgspec.structs.replace(self._header, notices=[*self._header.notices, *self._said])
+        header = msgspec.structs.replace(self._header, notices=[*self._header.notices, *self._notices_so_far])
         self._write([header, Events(at_us=at_us, trial=self._assembler.trial, present=present)])
 
     def _end(self) -> End:

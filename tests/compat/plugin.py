@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from schedtrace.record import header
+from schedtrace.record import vllms_own
 from schedtrace.record.exit_lines import places, unknown_guards
-from schedtrace.record.header import vllm_version
 from schedtrace.record.instrument import instrument
 from tests.compat.lacks import CONTRADICTED, STUCK, fit, unseen
 from tests.contract.families import FAMILIES
 
-RELEASE = vllm_version().partition("+")[0]
-header.TESTED_RELEASES = (RELEASE,)
+RELEASE = vllms_own.vllm_version().partition("+")[0]
+vllms_own.TESTED_RELEASES = (RELEASE,)
 REFUSED = fit()
 """Families of loads that this vLLM cannot be put under, and why."""
 SHOWS = "test_the_load_shows_what_it_is_named_after"

@@ -2,7 +2,8 @@
 
 import tomllib
 
-from schedtrace.record.header import TESTED_RELEASES, notices_about
+from schedtrace.record.header import notices_about
+from schedtrace.record.vllms_own import TESTED_RELEASES
 from tests.compat.environment import ROOT
 from tests.compat.page import PAGE, page, read_results
 

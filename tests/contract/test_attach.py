@@ -95,7 +95,7 @@ def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_left_alone(idle,
 
 def test_a_recording_that_gave_up_makes_way_for_another(idle, tmp_path):
     idle.attachment.attach(tmp_path / "full", None, hash_ids=False)
-    idle.scheduler._schedtrace_recorder._writer._give_up(OSError(28, "No space left on device"))
+    idle.scheduler._schedtrace_recorder.writer._give_up(OSError(28, "No space left on device"))
     idle.step()
     assert idle.attachment.trace is None
     path, present, _ = idle.attachment.attach(tmp_path / "again", None, hash_ids=False)

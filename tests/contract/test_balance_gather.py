@@ -13,7 +13,7 @@ from vllm.v1.engine.core import DPEngineCoreProc
 
 from schedtrace.balance.engine import gather_in_every_loop
 from schedtrace.record.engine_hooks import wrap_engine
-from schedtrace.record.header import vllm_version
+from schedtrace.record.vllms_own import vllm_version
 
 pytestmark = [
     pytest.mark.vllm,

@@ -30,7 +30,7 @@ class Watching(Deciding):
         self.first_tokens, self.last_tokens, self.ends, self.number = {}, {}, Counter(), 0
 
     def _writer(self):
-        return self.scheduler._schedtrace_recorder._writer
+        return self.scheduler._schedtrace_recorder.writer
 
     def schedule(self, *args):
         self.number += 1
@@ -99,9 +99,9 @@ def test_a_truncated_trace_goes_on_as_a_whole_one(recording, monkeypatch, warnin
         def schedule(self, *args):
             self.number += 1
             if self.number in {50, 120}:
-                self.scheduler._schedtrace_recorder._writer._work(last=False)
+                self.scheduler._schedtrace_recorder.writer._work(last=False)
                 os.truncate(recording / "engine-0.jsonl", 0)
-                self.scheduler._schedtrace_recorder._writer._work(last=False)
+                self.scheduler._schedtrace_recorder.writer._work(last=False)
             return super().schedule(*args)
 
     family = FAMILIES[LOAD[0]]

@@ -42,7 +42,7 @@ def decisions_with(accident):
     class Unlucky(Deciding):
         def schedule(self, *args):
             if self.scheduler.current_step == STEP:
-                of_engine = self.scheduler._schedtrace_recorder._writer
+                of_engine = self.scheduler._schedtrace_recorder.writer
                 while len(STEP_LINE.findall(of_engine.path.read_bytes())) < STEP:
                     time.sleep(0.01)
                 accident(of_engine)

@@ -13,8 +13,8 @@ from schedtrace.explain.step import StepStories
 from schedtrace.model.causes import Cause
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
-from schedtrace.record.header import vllm_version
 from schedtrace.record.traced import traced_class
+from schedtrace.record.vllms_own import vllm_version
 from schedtrace.simulate import Driver
 from schedtrace.timeline.queue_waits import mismatches, overtakings
 from schedtrace.timeline.timeline import make_timeline

@@ -12,8 +12,8 @@ pytest.importorskip("vllm")
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.read.run import read_run
 from schedtrace.record.guards import Guard, registered_guards
-from schedtrace.record.header import vllm_version
 from schedtrace.record.traced import traced_class
+from schedtrace.record.vllms_own import vllm_version
 from schedtrace.simulate import Driver as Engine
 from tests.contract.deciding import Deciding, decisions, first_difference
 from tests.contract.loads import FAMILIES, make_script, play

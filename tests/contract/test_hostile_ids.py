@@ -168,7 +168,7 @@ def test_ids_of_those_who_left_are_forgotten():
     for n in range(5):
         engine.add(HUGE + str(n), max_tokens=2)
     engine.finish()
-    assert engine.scheduler._schedtrace_recorder._writer._assembler._ids == {}
+    assert engine.scheduler._schedtrace_recorder.writer._assembler._ids == {}
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])

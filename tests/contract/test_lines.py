@@ -41,10 +41,10 @@ def recorded(
         patch.setenv("SCHEDTRACE_LINES", lines)
         engine = engine_class(traced_class, **FAMILIES[name].engine, **options)
         recorder = engine.scheduler._schedtrace_recorder
-        ticks = count(recorder._writer._anchor_ns, TICK_NS)
+        ticks = count(recorder.writer._anchor_ns, TICK_NS)
         recorder.clock = lambda: next(ticks)
         play(engine, make_script(FAMILIES[name], seed))
-        assert recorder._writer._steps > BUSY_STEPS
+        assert recorder.writer._steps > BUSY_STEPS
     return folder / "engine-0.jsonl"
 
 

@@ -34,7 +34,7 @@ ON_THE_ENGINES_THREAD = {
     "Queues.num_waiting": "before schedule()",
     "Writer.take_events": "before schedule()",
     "Capture": "after schedule()",
-    "loops_told": "after schedule()",
+    "ended_loops": "after schedule()",
     "Queues.num_not_ready": "after schedule()",
     "SteadySteps.rows": "after schedule()",
     "Writer.put": "after schedule()",

@@ -1,7 +1,6 @@
 """A trace in parts, on vLLM's real scheduler: joined it is the plain trace, and every part stands alone."""
 
 import copy
-import os
 from types import SimpleNamespace
 
 import polars as pl
@@ -13,9 +12,9 @@ from schedtrace.model import trace_bounds
 from schedtrace.model.printable import json_of
 from schedtrace.model.trace_names import files_of, trace_of
 from schedtrace.read.run import read_run
-from schedtrace.record import parts, trace_files, writer
+from schedtrace.record import trace_files, writer
 from schedtrace.record.assemble import Assembler
-from schedtrace.record.present_requests import present, snapshot
+from schedtrace.record.queue_copy import copy_queues, present
 from schedtrace.record.traced import traced_class
 from tests.contract.deciding import Deciding, decisions, first_difference
 from tests.contract.loads import FAMILIES, make_script, play
@@ -87,7 +86,7 @@ class InParts(Deciding):
 
     def __init__(self, *args, plain, **options):
         super().__init__(*args, **options)
-        self.made = self.scheduler._schedtrace_recorder._writer
+        self.made = self.scheduler._schedtrace_recorder.writer
         self.both = Twice(self.made, plain)
         self.differences = []
         self.async_scheduling = self.made._header.async_scheduling
@@ -98,7 +97,7 @@ class InParts(Deciding):
             salt = self.scheduler._schedtrace_recorder.facts.salt
             known = {
                 one.request.request_id: present(one, salt, self.made._anchor_ns, self.made._wall_anchor_us)
-                for one in snapshot(self.scheduler, in_flight=bool(self.in_flight)).seen()
+                for one in copy_queues(self.scheduler, in_flight=bool(self.in_flight)).in_order()
             }
             self.differences += [
                 (first, one.request_id, name, getattr(one, name), getattr(known[one.request_id], name))
@@ -144,7 +143,7 @@ def played(request, tmp_path_factory):
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder / "parts"))
         patch.setenv("SCHEDTRACE_TRACE", "maxsize=1T")
         patch.setattr(trace_bounds, "PART_BYTES", 12_000)
-        patch.setattr(parts, "FRAME_S", 0)
+        patch.setattr(trace_files, "FRAME_S", 0)
         patch.setattr(writer, "DRAIN_EVERY_S", 1e6)
         patch.setattr(writer, "WRITE_LATEST_NS", 0)
         patch.setattr(writer.CpuTimes, "line", lambda *_: [])
@@ -208,7 +207,7 @@ def test_a_disk_that_fills_up_ends_the_parts_with_a_whole_frame(tmp_path, warnin
     monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("SCHEDTRACE_TRACE", "maxsize=1G")
     monkeypatch.setattr(trace_bounds, "PART_BYTES", 5000)
-    monkeypatch.setattr(parts, "FRAME_S", 0)
+    monkeypatch.setattr(trace_files, "FRAME_S", 0)
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     monkeypatch.setattr(trace_files, "os", FullDisk(room=15_000))
     assert first_difference(decisions("aborts", 1), decisions("aborts", 1, traced_class)) is None
@@ -224,22 +223,3 @@ def test_a_disk_that_fills_up_ends_the_parts_with_a_whole_frame(tmp_path, warnin
         True,
         [],
     )
-
-
-def test_a_forked_child_leaves_the_parts_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("SCHEDTRACE_TRACE", "maxsize=1G")
-    engine = Deciding(traced_class)
-    engine.add("a", 40)
-    engine.step()
-    child = os.fork()
-    if not child:
-        engine.step()
-        engine.scheduler._schedtrace_recorder.close()
-        os._exit(0)
-    os.waitpid(child, 0)
-    engine.step()
-    engine.scheduler._schedtrace_recorder.close()
-    [trace] = read_run(tmp_path / "run").traces
-    assert trace.steps["step"].to_list() == [0, 1]
-    assert not trace.problems.unclosed

@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 
 from schedtrace.model.trace import Exit
 from schedtrace.record.between_steps import NotReachedError
-from schedtrace.record.queue_now import queue_now
+from schedtrace.record.queue_copy import queue_now
 from schedtrace.record.step_lines import WrittenIds
 from schedtrace.simulate import Driver
 from tests.contract.loads import FAMILIES, make_script, play

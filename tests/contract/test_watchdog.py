@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 from schedtrace.record import watchdog
 from schedtrace.record.attachment import Attachment
 from schedtrace.record.between_steps import BetweenSteps
-from schedtrace.record.engine_thread import Place, place
+from schedtrace.record.stall_causes import Place, place_of_thread
 from schedtrace.record.traced import traced_class
 from schedtrace.record.watchdog import Watchdog
 from schedtrace.simulate import Driver, Simulation, VirtualClock
@@ -47,7 +47,7 @@ def played(name, folder, monkeypatch, *, after_s=10.0, every_us=1_000_000, then=
 
         def causes():
             threading.Event().wait(WRITTEN_S)
-            return recorder.latest_exits
+            return recorder.writer.latest_exits
 
         watched = Watchdog(engine.core, lambda: ELSEWHERE, causes, after_s, stacks=list)
         for number in range(1, int(LONG_S * 1e6 / every_us)):
@@ -61,50 +61,36 @@ def played(name, folder, monkeypatch, *, after_s=10.0, every_us=1_000_000, then=
         engine.close()
 
 
+NEVER_RUNS = "it needs {0} KV blocks, {1} are free and the cache has {1}: it can never run"
 STALLS = {
-    "03-never-fits": (
-        "scheduler",
-        "(request too-long); it needs 13 KV blocks, 12 are free and the cache has 12: it can never run",
-    ),
-    "03b-outgrows-the-cache": (
-        "scheduler",
-        "(request grows); it needs 13 KV blocks, 12 are free and the cache has 12: it can never run",
-    ),
-    "03e-group-never-fits": (
-        "scheduler",
-        "it needs 40 KV blocks, 30 are free and the cache has 30: it can never run",
-    ),
+    "03-never-fits": ("scheduler", "(request too-long); " + NEVER_RUNS.format(13, 12)),
+    "03b-outgrows-the-cache": ("scheduler", "(request grows); " + NEVER_RUNS.format(13, 12)),
+    "03e-group-never-fits": ("scheduler", NEVER_RUNS.format(40, 30)),
     "11b-image-too-large": (
         "scheduler",
         "the encoder budget or the encoder cache was spent (request poster)",
     ),
 }
-
-
-@pytest.mark.parametrize("name", STALLS)
-def test_stalls_of_the_exam(name, tmp_path, monkeypatch, said):
-    played(name, tmp_path / "run", monkeypatch)
-    kind, says = STALLS[name]
-    (level, text), *ended = said()
-    assert (level, f"[{kind}]" in text, says in text) == ("WARNING", True, True), text
-    assert ended == []
-
-
 SOON = {
     "15c-loads-that-never-come": ("connector", "not arrived from elsewhere yet: lost-0, lost-1, lost-2 ["),
     "113-sessions-wait-for-each-other": ("scheduler", "nobody runs who would free any"),
     "113b-sessions-and-chats": ("scheduler", "nobody runs who would free any"),
     "03d-prefilled-again-and-again": ("livelock", "request again was preempted"),
 }
+"""Those that end."""
 
 
-@pytest.mark.parametrize("name", SOON)
-def test_stalls_that_end(name, tmp_path, monkeypatch, said):
-    played(name, tmp_path / "run", monkeypatch, after_s=0.3, every_us=50_000)
-    kind, says = SOON[name]
-    (level, text), (_, end) = said()[:2]
+@pytest.mark.parametrize(("name", "expected"), (STALLS | SOON).items())
+def test_stalls_of_the_exam(name, expected, tmp_path, monkeypatch, said):
+    often = {"after_s": 0.3, "every_us": 50_000} if name in SOON else {}
+    played(name, tmp_path / "run", monkeypatch, **often)
+    kind, says = expected
+    (level, text), *ended = said()
     assert (level, f"[{kind}]" in text, says in text) == ("WARNING", True, True), text
-    assert (f"[{kind}]" in end, " after " in end) == (True, True)
+    if name in STALLS:
+        assert ended == []
+    else:
+        assert (f"[{kind}]" in ended[0][1], " after " in ended[0][1]) == (True, True)
 
 
 HEALTHY = [name for name in CASES if name.startswith("healthy-")]
@@ -151,7 +137,7 @@ class Looping:
         """A watchdog's looks, ten times as often and as soon as usual."""
         self.thread.start()
         watched = Watchdog(
-            self.core, lambda: place(self.thread.ident),
+            self.core, lambda: place_of_thread(self.thread.ident),
             lambda: self.attachment.latest_exits(hash_ids=False), 1.0, stacks=list, **options,
         )  # fmt: skip
         until = time.monotonic() + seconds

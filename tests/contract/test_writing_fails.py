@@ -79,8 +79,8 @@ def test_nothing_piles_up_once_the_disk_is_full(monkeypatch):
     monkeypatch.setattr(trace_files, "os", FullDisk(room=50_000))
     engine = play(Engine(traced_class, num_blocks=40), make_script(FAMILIES["tight_kv"], 1))
     recorder = engine.scheduler._schedtrace_recorder
-    held = [recorder._preempted, recorder._in_flight, recorder._writer._pending]
-    held += [recorder._writer.arrived, recorder._writer.finished]
+    held = [recorder._preempted, recorder._in_flight, recorder.writer._pending]
+    held += [recorder.writer.arrived, recorder.writer.finished]
     assert not recorder.active
     assert sum(map(len, held)) < 10 < len(engine.requests)
 

@@ -81,7 +81,7 @@ def cycle(engine, attachment, folder):
 
 def held_by_queue(engine):
     """For how long a look at the queues holds the engine up, in microseconds."""
-    from schedtrace.record.queue_now import queue_now
+    from schedtrace.record.queue_copy import queue_now
     from schedtrace.record.step_lines import WrittenIds
 
     config = SimpleNamespace(parallel_config=None, model_config=SimpleNamespace(model="tiny"))

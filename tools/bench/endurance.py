@@ -47,8 +47,8 @@ def play(steps, running):
     chance, added = random.Random(0), 0  # noqa: S311  # a load
     engine = Driver(traced_class, num_blocks=40 * running, max_num_seqs=running, max_model_len=4096)
     recorder = engine.scheduler._schedtrace_recorder
-    writer = recorder._writer
-    folder, began = recorder.path.parent, time.monotonic()
+    writer = recorder.writer
+    folder, began = recorder.writer.path.parent, time.monotonic()
     for done in range(1, steps + 1):
         while len(engine.scheduler.requests) < running + 8:
             added += 1

@@ -67,7 +67,7 @@ def engine_of(running, step_ms, *, overlapped):
 def turn(core, scheduler_class, steps):
     """Milliseconds a step: of all, of the fastest, and this thread's work; then the writer finishes."""
     core.scheduler.use = scheduler_class
-    writer = core.scheduler._schedtrace_recorder._writer
+    writer = core.scheduler._schedtrace_recorder.writer
     for _ in range(3):  # the first steps of a turn see the change
         core.step_fn()
     ends, worked = [time.perf_counter()], time.thread_time()

@@ -12,11 +12,11 @@ from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 
-from schedtrace.record import allocation, block_holders
+from schedtrace.record import allocation
 from schedtrace.record.arrival_facts import Prefixes
 from schedtrace.record.capture import Happened
-from schedtrace.record.cpu_times import CpuTimes
 from schedtrace.record.header import engine_facts
+from schedtrace.record.processes import CpuTimes
 from schedtrace.record.verdict_facts import Facts, admissions
 from schedtrace.simulate import Driver
 
@@ -54,7 +54,7 @@ def costs(running: int) -> dict[str, float]:
     head = engine.make_request("head", prompt=4000, max_tokens=4)
     arguments = ((head, 4000), {"num_new_computed_tokens": 0, "num_lookahead_tokens": 0})
     new = [SimpleNamespace(req_id="r3", num_computed_tokens=0)]
-    taken = block_holders.snapshot(scheduler, "head", arguments)
+    taken = allocation.refused_head(scheduler, "head", arguments)
     assert taken is not None  # dense models have their managers
     happened = Happened(refusals=[taken])
     cpu = CpuTimes()
@@ -82,13 +82,10 @@ def costs(running: int) -> dict[str, float]:
         "arrival: keep the first 256 block hashes": best_us(lambda: prefixes.note(head)),
         "first scheduling: hits, and why there were none": best_us(lambda: admissions(scheduler, new)),
         "another head refused: holders and need by group": best_us(
-            lambda: block_holders.snapshot(scheduler, "head", arguments), 100
+            lambda: allocation.refused_head(scheduler, "head", arguments), 100
         ),
         "every refusal, Mamba groups or an unknown manager: copied to be asked": best_us(
             lambda: allocation.apart(manager)
-        ),
-        "every refusal, else: known to compute only": best_us(
-            lambda: allocation.only_computes(manager.coordinator.single_type_managers[0])
         ),
         "once: cache groups and settings": best_us(lambda: engine_facts(scheduler), 100),
         "writer, an arrival: 250 block hashes salted": best_us(hashed, 50),

@@ -20,7 +20,7 @@ from pathlib import Path
 from schedtrace.errors import SchedtraceError
 from schedtrace.model.manifest import read_manifest
 from schedtrace.read.run import read_run
-from schedtrace.record.cpu_times import children
+from schedtrace.record.processes import children
 from tests.e2e.conftest import environment, run_options
 
 KINDS = ("command", "outer guard", "inner guard", "engine process", "engine core", "worker")

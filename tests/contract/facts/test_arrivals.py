@@ -122,7 +122,7 @@ def test_the_same_prompt_has_other_hashes_in_another_trace(tmp_path, monkeypatch
 def test_no_hash_of_vllm_and_no_salt_is_written(recording):
     engine = Traced(enable_prefix_caching=True)
     request = engine.add("0_secret", prompt=64, max_tokens=1)
-    prefixes = engine.scheduler._schedtrace_recorder._writer.prefixes
+    prefixes = engine.scheduler._schedtrace_recorder.writer.prefixes
     keys = [prefixes._salt._key, engine.scheduler._schedtrace_recorder.facts.salt._key]
     hashes = list(request.block_hashes)
     engine.finish()

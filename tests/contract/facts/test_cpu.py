@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from schedtrace.record.cpu_times import EVERY_US, CpuTimes
+from schedtrace.record.processes import EVERY_US, CpuTimes
 
 pytest.importorskip("vllm")
 
@@ -82,7 +82,7 @@ def test_an_idle_engine_has_one_in_five_seconds_after_the_one_that_ends_its_work
 
 
 def test_where_the_system_does_not_tell_nothing_is_written(monkeypatch):
-    monkeypatch.setattr("schedtrace.record.cpu_times._read", lambda *_: None)
+    monkeypatch.setattr("schedtrace.record.processes._read", lambda *_: None)
     assert CpuTimes().line(0, 0) == []
 
 

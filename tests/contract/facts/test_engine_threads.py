@@ -31,7 +31,7 @@ def engine(recording):  # noqa: ARG001  # recording must be on before vLLM is ho
 
 
 def now_us(engine):
-    return engine.scheduler._schedtrace_recorder._writer.since_anchor(time.monotonic_ns())
+    return engine.scheduler._schedtrace_recorder.writer.since_anchor(time.monotonic_ns())
 
 
 def core_of(engine, **more):

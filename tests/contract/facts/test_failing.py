@@ -40,7 +40,7 @@ def test_recording_goes_on(place, recording, monkeypatch, warnings):
 
 
 def test_holders_that_cannot_be_looked_at(recording, monkeypatch, warnings):
-    monkeypatch.setattr("schedtrace.record.block_holders.snapshot", broken)
+    monkeypatch.setattr("schedtrace.record.allocation.refused_head", broken)
     play(Traced(**FAMILIES["tight_kv"].engine), make_script(FAMILIES["tight_kv"], 1))
     said = "exits may lack details: a mark in schedule() failed: ZeroDivisionError()"
     assert [line["message"] for line in lines(recording) if line["type"] == "notice"] == [said]

@@ -58,7 +58,7 @@ def test_the_configuration_is_the_one_that_vllm_makes_without_it(recording, monk
     hooked = EngineArgs(model=tiny_model(), **GIVEN).create_engine_config(UsageContext.LLM_CLASS)
     assert hooked.scheduler_config == plain.scheduler_config
     assert len(told(recording)) == 1
-    monkeypatch.setattr("schedtrace.record.front_end._write", lambda _: 1 / 0)
+    monkeypatch.setattr("schedtrace.record.front_end_hooks._write", lambda _: 1 / 0)
     EngineArgs(model=tiny_model(), **GIVEN).create_engine_config(UsageContext.LLM_CLASS)
 
 

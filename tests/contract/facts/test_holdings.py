@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.record import block_holders
+from schedtrace.record import allocation
 from schedtrace.record.traced import traced_class
 from tests.contract.facts.told import Traced, events, steps
 from tests.contract.families import FAMILIES
@@ -138,7 +138,7 @@ def test_of_many_holders_the_largest_are_named(recording):
 
 
 def test_a_group_with_too_many_blocks_to_look_at_is_left_out(recording, monkeypatch):
-    monkeypatch.setattr(block_holders, "MOST_BLOCKS_LOOKED_AT", 5)
+    monkeypatch.setattr(allocation, "MOST_BLOCKS_LOOKED_AT", 5)
     refused = engine("sliding_window", traced_class, Traced, max_num_batched_tokens=64)
     refused.add("holder", prompt=250, max_tokens=3)
     for _ in range(4):

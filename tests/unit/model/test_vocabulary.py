@@ -29,7 +29,6 @@ ENTRIES = [
     *((f"{cause}/{name}", entry) for cause in Cause for name, entry in cause.entry.details.items()),
     *((f"cap {cap}", cap.entry) for cap in Cap),
 ]
-each_entry = pytest.mark.parametrize("entry", dict(ENTRIES).values(), ids=dict(ENTRIES))
 RULES = [rule for rule in (*guards._EXITS, *guards._ENDS) if rule.cause in CAUSES]
 
 
@@ -42,15 +41,9 @@ def named(enum):
     }
 
 
-def test_the_recorder_names_every_cause_and_no_other():
+def test_the_recorder_names_every_cause_cap_and_detail_and_no_other():
     assert named("Cause") | {cause.name for cause in WAITING_STATUS_CAUSES.values()} == set(Cause.__members__)
-
-
-def test_the_recorder_names_every_cap_and_no_other():
     assert named("Cap") == set(Cap.__members__)
-
-
-def test_the_recorder_writes_every_detail():
     constants = {node.value for node in NODES if isinstance(node, ast.Constant)}
     details = {detail for cause in Cause for detail in cause.entry.details}
     assert details <= constants
@@ -74,31 +67,19 @@ def test_a_cap_has_advice(cap):
     assert cap.entry.advice
 
 
-@each_entry
-def test_a_meaning_is_one_line_that_begins_a_sentence(entry):
+@pytest.mark.parametrize("entry", dict(ENTRIES).values(), ids=dict(ENTRIES))
+def test_the_texts_of_a_row(entry):
     assert entry.meaning
     assert entry.meaning.lstrip("`")[0].isupper() or entry.meaning.startswith("`")
     assert not re.search(r"[\n|]|\.$", entry.meaning)
-
-
-@each_entry
-def test_a_text_names_only_known_figures_and_closes_its_backticks(entry):
     for text in (entry.waiting, entry.running, entry.advice):
         assert {field for _, field, _, _ in Formatter().parse(text) if field is not None} <= FIGURES
         assert text.count("`") % 2 == 0
         assert "\n" not in text
-
-
-@each_entry
-def test_reasons_stand_within_a_sentence_and_advice_is_one(entry):
-    for text in (entry.waiting, entry.running):
+    for text in (entry.waiting, entry.running):  # they stand within a sentence
         assert not text.endswith(".")
         assert not text[:1].isupper() or text.startswith(("KV", "LoRA"))
     assert not entry.advice or entry.advice.endswith(".")
-
-
-@each_entry
-def test_a_setting_is_a_name_of_vllms_configuration(entry):
     assert re.fullmatch(r"[a-z_]*", entry.setting)
 
 
@@ -137,13 +118,8 @@ def test_a_reason_has_the_engines_figures_as_typed_arguments():
         "as many requests ran as max_num_active_seqs 3 allows"
     )
     assert plain(advice(active, cause="max_num_seqs")).startswith("Raise --max-num-active-seqs;")
-
-
-def test_a_limit_of_0_active_requests_is_none():
-    found = reason(
-        header(scheduler_config={"max_num_active_seqs": 0}), loop="waiting", cause="max_num_seqs", detail=None
-    )
-    assert plain(found) == "as many requests ran as max_num_seqs 8 allows"
+    unlimited = header(scheduler_config={"max_num_active_seqs": 0})
+    assert reason(unlimited, loop="waiting", cause="max_num_seqs", detail=None) == found
 
 
 def test_an_unknown_figure_is_shown_as_unknown():

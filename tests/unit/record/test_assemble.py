@@ -16,11 +16,10 @@ from schedtrace.model.trace import (
 )
 from schedtrace.model.trace_facts import Admission, DummyBatch, HeadRefusal, RankSync
 from schedtrace.record import assemble
+from schedtrace.record.allocation import RefusedHead
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.block_holders import Snapshot
 from schedtrace.record.capture import (
     ALL,
-    FIELDS,
     NOBODY,
     Came,
     Capture,
@@ -30,6 +29,7 @@ from schedtrace.record.capture import (
     Rows,
     Synced,
 )
+from schedtrace.record.verdict_facts import FIELDS
 
 ANCHOR_NS = 7_000_000
 
@@ -37,7 +37,7 @@ ANCHOR_NS = 7_000_000
 @pytest.fixture
 def assembler(monkeypatch):
     """``assembler()``: of an engine; without vLLM, so no draft is known to be invalid."""
-    monkeypatch.setattr(assemble, "tells_invalid_drafts", lambda: False)
+    monkeypatch.setattr(assemble, "reports_invalid_drafts", lambda: False)
 
     def made(**options):
         given = {"trial_ids": False, "hash_ids": False, "prefixes": Prefixes(), "drafts": False}
@@ -324,7 +324,7 @@ def test_ids_are_hashed_wherever_they_stand(assembler):
     engine = assembler(hash_ids=True)
     engine.step(capture(0, rows(new={"v": 9}), came=came(*map(arrival, "avf")), events=[]), None)
     inferred = [Exit("waiting", "break", "kv_blocks", "a", 5), Exit("waiting", "break", "kv_blocks", None)]
-    happened = Happened([Admission("a")], [Snapshot("a", [2], 1, [(["v", "f"], [3, 2])], ["f"])])
+    happened = Happened([Admission("a")], [RefusedHead("a", [2], 1, [(["v", "f"], [3, 2])], ["f"])])
     taken = capture(1, rows(new={"a": 5}), full=True, events=[], inferred=inferred, happened=happened)
     taken.preempted = [(Preemption("v", 9, "a"), 9)]
     taken.came = came(finished=[Finish("f", "ABORTED", 1, 1, 1)])

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedtrace.record import block_holders
+from schedtrace.record import allocation
 from schedtrace.record.allocation import Refusal, stand_in, why_refused
 from schedtrace.record.header import cache_groups
 from tests.toys import module_of
@@ -67,16 +67,14 @@ def test_why_refused(manager, each, refusal):
 
 @pytest.mark.parametrize(("each", "needed"), [(3, [3, 3]), (4, [4, 4]), (5, [])])
 def test_blocks_needed_by_group(manager, each, needed):
-    assert block_holders.needed_by_group(manager, ((wants(each),), {})) == needed
+    assert allocation.needed_by_group(manager, ((wants(each),), {})) == needed
     assert [group.asked for group in manager.coordinator.single_type_managers] == [[], []]
 
 
-@pytest.mark.parametrize(("most", "held"), [(3, (["a", "b"], [1, 1])), (2, ([], []))])
-def test_null_blocks_are_not_held_and_not_counted_where_there_are_too_many(monkeypatch, most, held):
-    monkeypatch.setattr(block_holders, "MOST_BLOCKS_LOOKED_AT", most)
+def test_null_blocks_are_not_held():
     block, null = SimpleNamespace(is_null=False), SimpleNamespace(is_null=True)
     sliding = SimpleNamespace(req_to_blocks={"a": [null, block], "b": [block]})
-    assert block_holders._held(sliding) == held
+    assert allocation._held(sliding) == (["a", "b"], [1, 1])
 
 
 def test_groups_without_a_manager_are_told_by_their_spec():

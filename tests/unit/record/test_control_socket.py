@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from schedtrace.model import sockets
+from schedtrace.model import live
 from schedtrace.model.live import AskStatus, AskTimes, Done, Refused
 from schedtrace.record import control_socket
 from schedtrace.record.control_socket import ControlSocket, ask
@@ -21,7 +21,7 @@ from schedtrace.record.control_socket import ControlSocket, ask
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(sockets, "FOLDER", tmp_path)
+    monkeypatch.setattr(live, "FOLDER", tmp_path)
     return tmp_path / f"schedtrace-{os.geteuid()}"
 
 
@@ -134,7 +134,7 @@ sys.stdin.read()
 
 
 def test_workers_say_where_their_threads_are_and_of_a_stopped_one_its_state(monkeypatch):
-    monkeypatch.setattr(sockets, "FOLDER", Path("/tmp"))  # noqa: S108  # where a child makes its socket
+    monkeypatch.setattr(live, "FOLDER", Path("/tmp"))  # noqa: S108  # where a child makes its socket
     monkeypatch.setattr(control_socket, "STACKS_S", 0.2)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", CHILD], **pipes) as worker:

@@ -7,7 +7,7 @@ import pytest
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.trace import ChunkCap, Exit
 from schedtrace.record import exit_lines, guards
-from schedtrace.record.exit_lines import is_preemption, loops_told, to_lines
+from schedtrace.record.exit_lines import ended_loops, is_preemption, to_lines
 from schedtrace.record.exits import Site
 
 
@@ -151,7 +151,7 @@ def test_what_ends_a_loop(sites):
         site("break", Cause.KV_BLOCKS),
         site(None),
     )
-    assert loops_told([(0, 3), (1, 3), (4, None)]) == set()
-    assert loops_told([(2, 3)]) == {"running"}
-    assert loops_told([(2, 3), (3, 3)]) == {"running", "waiting"}
+    assert ended_loops([(0, 3), (1, 3), (4, None)]) == set()
+    assert ended_loops([(2, 3)]) == {"running"}
+    assert ended_loops([(2, 3), (3, 3)]) == {"running", "waiting"}
     assert [is_preemption((number, 3)) for number in range(5)] == [False, False, False, False, True]

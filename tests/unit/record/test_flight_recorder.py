@@ -7,12 +7,12 @@ import time
 import pytest
 
 from schedtrace.model import safe_files
-from schedtrace.model.snapshot_rules import Rules
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.model.trace_bounds import Bounds
 from schedtrace.read.run import read_run
 from schedtrace.record import flight_recorder, writer
 from schedtrace.record.capture import Came
+from schedtrace.record.settings import Rules
 from tests.unit.record.test_writer import capture, done, work, writer_of  # noqa: F401  # a fixture
 
 KEPT = {"bounds": Bounds(2**26, 120, 8), "in_memory": True}
@@ -55,10 +55,6 @@ def test_only_the_last_parts_are_kept(writer_of, tmp_path, monkeypatch):  # noqa
     asked(made, tmp_path / "here").result()
     kept = steps(tmp_path / "here")
     assert (kept[-1], 8 <= len(kept) <= 10) == (19, True)
-
-
-def ended(name, **times):
-    return Came([], [Finish(name, "STOPPED", times.pop("finished_us", 0), 5, 1, **times)])
 
 
 @pytest.mark.parametrize(

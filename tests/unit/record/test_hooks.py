@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from schedtrace.model.trace_facts import Grammar
-from schedtrace.record import engine_hooks, worker_hooks
+from schedtrace.record import engine_hooks
 from schedtrace.record.engine_hooks import Inputs
 from schedtrace.record.hooks import wrap
-from schedtrace.record.worker_hooks import EXECUTION, execution_of
 
 
 def outer(original, self, *args):
@@ -35,23 +34,6 @@ def test_a_method_that_is_not_there_stays_away():
 
     wrap(Engine, "step", inner)
     assert not hasattr(Engine, "step")
-
-
-def test_an_output_that_is_ready_later_is_timed_when_it_is():
-    resolved = SimpleNamespace(req_ids=["a"])
-    pending = SimpleNamespace(get_output=lambda: resolved)
-    worker_hooks._note(pending, began_ns=5)
-    assert not hasattr(resolved, EXECUTION)
-    assert pending.get_output() is resolved
-    _, began_ns, ended_ns = execution_of(resolved)
-    assert (began_ns, ended_ns > 5) == (5, True)
-
-
-@pytest.mark.parametrize(("req_ids", "noted"), [(["a"], True), ([], False)])
-def test_an_output_of_nobody_is_shared_and_stays_as_it_is(req_ids, noted):
-    output = SimpleNamespace(req_ids=req_ids)
-    worker_hooks._note(output, began_ns=5)
-    assert (execution_of(output) is not None) is noted
 
 
 @pytest.mark.parametrize("recorder", [None, SimpleNamespace(active=False)])
@@ -112,10 +94,3 @@ def test_a_received_request(clock, noted):
     noted.prepared(SimpleNamespace(request_id="a", data_parallel_rank=1), 2_000)
     assert noted.arrival("a") == {"received_us": 2, "input_queue_us": 5, "pinned_rank": 1}
     assert noted.arrival("a") == {}
-
-
-def test_times_of_requests_never_seen_do_not_fill_the_memory(clock, noted, monkeypatch):
-    monkeypatch.setattr(engine_hooks, "MOST_KEPT", 2)
-    clock(1_000)
-    noted.abort_received(["a", "b", "c"])
-    assert [noted.abort_us(name) for name in "abc"] == [None, None, 1]

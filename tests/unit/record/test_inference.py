@@ -42,69 +42,39 @@ def waiting_exit(toy, budget=5, preempted=0, allocates=None):
     return inferred
 
 
+A = request("a")
+REFUSED, RUNS = request("refused"), request("refused", status="RUNNING")
+THREE = [request("r"), request("s"), request("t")]
+UNPAUSED = SimpleNamespace(name="UNPAUSED")
 BLOCKED = {
-    "nobody waits": (scheduler(), Exit("waiting", "condition", Cause.QUEUE_EMPTY, budget_left=5)),
-    "paused": (
-        scheduler(request("a"), _pause_state=SimpleNamespace(name="PAUSED_NEW")),
-        Exit("waiting", "gate", Cause.PAUSED, budget_left=5, detail="PAUSED_NEW"),
-    ),
-    "not paused, a seat is free": (
-        scheduler(request("a"), running=[request("r"), request("s"), request("t")],
-                  _pause_state=SimpleNamespace(name="UNPAUSED")),
-        Exit("waiting", "break", Cause.OTHER, "a", 5,
-             guard="the state after schedule() does not tell which exit was taken"),
-    ),
-    "all seats taken": (
-        scheduler(request("a"), running=[request("r"), request("s"), request("t"), request("u")]),
-        Exit("waiting", "break", Cause.MAX_NUM_SEQS, "a", 5),
-    ),
+    "a seat is free": (scheduler(A, running=THREE, _pause_state=UNPAUSED), {}, (Cause.OTHER, "a", None)),
     "a paused session has a seat": (
-        scheduler(request("a"), running=[request("r"), request("s"), request("t")],
-                  num_waiting_for_streaming_input=1),
-        Exit("waiting", "break", Cause.MAX_NUM_SEQS, "a", 5),
+        scheduler(A, running=THREE, num_waiting_for_streaming_input=1), {}, (Cause.MAX_NUM_SEQS, "a", None),
     ),
-    "the head waits for a grammar": (
-        scheduler(request("a", "WAITING_FOR_FSM")),
-        Exit("waiting", "continue", Cause.GRAMMAR_PENDING, "a", 5, detail="WAITING_FOR_FSM"),
+    "a prompt that fits": (scheduler(A, chunked=False), {"budget": 9}, (Cause.OTHER, "a", None)),
+    "one larger than the rest of the budget": (
+        scheduler(A, chunked=False), {"budget": 8}, (Cause.CHUNKED_PREFILL_OFF, "a", "prompt of 9 tokens"),
     ),
-    "a prompt larger than the rest of the budget": (
-        scheduler(request("a"), chunked=False),
-        Exit("waiting", "break", Cause.CHUNKED_PREFILL_OFF, "a", 5, detail="prompt of 9 tokens"),
+    "a preemption": (scheduler(A), {"preempted": 1}, (Cause.PREEMPTED_THIS_STEP, None, None)),
+    "a preemption, and nobody waits": (scheduler(), {"preempted": 1}, (Cause.QUEUE_EMPTY, None, None)),
+    "no budget, before all that the loop would have found": (
+        scheduler(REFUSED, seats=0), {"budget": 0, "allocates": REFUSED},
+        (Cause.TOKEN_BUDGET, "refused", None),
+    ),
+    "no blocks": (scheduler(A, REFUSED), {"allocates": REFUSED}, (Cause.KV_BLOCKS, "refused", None)),
+    "no blocks for one that runs, which was a preemption": (
+        scheduler(A), {"allocates": RUNS}, (Cause.OTHER, "a", None),
     ),
 }  # fmt: skip
+"""Where vLLM's own scheduler comes to in ``tests/contract/test_inferred_exits.py``: not here."""
 
 
-@pytest.mark.parametrize(("toy", "expected"), BLOCKED.values(), ids=BLOCKED)
-def test_the_waiting_loop(toy, expected):
-    assert waiting_exit(toy) == expected
-
-
-def test_a_prompt_that_fits_is_not_refused_for_its_length():
-    assert waiting_exit(scheduler(request("a"), chunked=False), budget=9).cause == Cause.OTHER
-
-
-def test_a_preemption_closes_the_gate_before_all_but_an_empty_queue():
-    assert waiting_exit(scheduler(request("a")), preempted=1) == Exit(
-        "waiting", "gate", Cause.PREEMPTED_THIS_STEP, budget_left=5
-    )
-    assert waiting_exit(scheduler(), preempted=1).cause == Cause.QUEUE_EMPTY
-
-
-def test_no_budget_is_the_reason_before_any_that_the_loop_would_have_found():
-    refused = request("refused")
-    inferred = waiting_exit(scheduler(refused, seats=0), budget=0, allocates=refused)
-    assert inferred == Exit("waiting", "condition", Cause.TOKEN_BUDGET, "refused", 0)
-
-
-def test_a_failed_allocation_of_one_that_waits():
-    refused = request("refused")
-    inferred = waiting_exit(scheduler(request("a"), refused), allocates=refused)
-    assert inferred == Exit("waiting", "break", Cause.KV_BLOCKS, "refused", 5)
-
-
-def test_a_failed_allocation_of_one_that_runs_was_a_preemption():
-    refused = request("refused", status="RUNNING")
-    assert waiting_exit(scheduler(request("a")), allocates=refused).cause == Cause.OTHER
+@pytest.mark.parametrize(("toy", "call", "expected"), BLOCKED.values(), ids=BLOCKED)
+def test_the_waiting_loop(toy, call, expected):
+    found = waiting_exit(toy, **call)
+    assert (found.cause, found.request_id, found.detail) == expected
+    assert found.budget_left == call.get("budget", 5)
+    assert bool(found.guard) == (found.cause == Cause.OTHER)
 
 
 def test_a_failed_allocation_of_the_call_before_does_not_count():

@@ -1,6 +1,5 @@
 """Frames, parts and their bounds."""
 
-import errno
 import os
 import subprocess
 import sys
@@ -10,10 +9,8 @@ import pytest
 from zstandard import ZstdDecompressor
 
 from schedtrace.model.trace_bounds import Bounds
-from schedtrace.record import parts as parts_module
 from schedtrace.record import trace_files
-from schedtrace.record.parts import Parts
-from schedtrace.record.trace_files import PartFiles
+from schedtrace.record.trace_files import PartFiles, Parts
 
 
 class Clock:
@@ -26,8 +23,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(parts_module, "time", made)
-    monkeypatch.setattr(parts_module, "SMALL", 0)
+    monkeypatch.setattr(trace_files, "time", made)
+    monkeypatch.setattr(trace_files, "SMALL", 0)
     return made
 
 
@@ -82,7 +79,7 @@ def test_the_oldest_parts_go(bounds, kept, clock, made_of, tmp_path):
 
 
 def test_a_small_part_goes_on_where_no_age_is_asked_for(clock, made_of, monkeypatch):
-    monkeypatch.setattr(parts_module, "SMALL", 2**18)
+    monkeypatch.setattr(trace_files, "SMALL", 2**18)
     made = made_of(max_bytes=2**30)
     made.write(b"head\n")
     made.write(b"work\n")
@@ -147,32 +144,13 @@ def test_a_folder_that_is_gone_is_an_error(made_of, tmp_path):
         made.begins()
 
 
-class FullDisk:
-    def __getattr__(self, name):
-        return getattr(os, name)
-
-    def write(self, file, data):
-        os.write(file, data[:3])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_leaves_whole_frames(made_of, tmp_path, monkeypatch):
-    made = made_of()
-    made.write(b"head\n")
-    made.write(b"too much\n")
-    monkeypatch.setattr(trace_files, "os", FullDisk())
-    with pytest.raises(OSError, match="No space"):
-        made.flush()
-    assert content(tmp_path) == {0: [b"head\n"]}
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from schedtrace.model.trace_bounds import Bounds
-from schedtrace.record import parts, trace_files
-parts.FRAME_S = 0
-made = parts.Parts(trace_files.PartFiles(Path(sys.argv[1]), 0), Bounds())
+from schedtrace.record import trace_files
+trace_files.FRAME_S = 0
+made = trace_files.Parts(trace_files.PartFiles(Path(sys.argv[1]), 0), Bounds())
 made.write(b"head\\n")
 made.write(b"one\\n")
 Bounds.part_bytes = 1

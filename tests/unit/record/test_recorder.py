@@ -10,8 +10,9 @@ import pytest
 from schedtrace.model.trace import Arrival, Finish, Preemption
 from schedtrace.record import recorder as module
 from schedtrace.record.arrival_facts import Prefixes
-from schedtrace.record.capture import ALL, FIELDS, NOBODY, Came, DummyPass, Synced
+from schedtrace.record.capture import ALL, NOBODY, Came, DummyPass, Synced
 from schedtrace.record.recorder import Recorder
+from schedtrace.record.verdict_facts import FIELDS
 from tests.toys import Queue
 
 

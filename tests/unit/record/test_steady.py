@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedtrace.record.steady_steps import FULL_EVERY_NS, SteadySteps
+from schedtrace.record.capture import FULL_EVERY_NS, SteadySteps
 
 
 def output(ids="ab", computed=(10, 20), tokens=(1, 1), new=(), drafts=None, resumed=()):

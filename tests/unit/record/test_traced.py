@@ -4,7 +4,7 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from schedtrace.record import scheduler_hooks, traced
+from schedtrace.record import traced
 
 KEYWORDS = {"delay": True}
 HOOKS = {
@@ -25,7 +25,7 @@ Scheduler = type("Scheduler", (), {name: answers(name) for name in HOOKS})
 
 
 def made(monkeypatch, recorder):
-    monkeypatch.setattr(scheduler_hooks, "open_recorder", lambda _: recorder)
+    monkeypatch.setattr(traced, "open_recorder", lambda _: recorder)
     return traced.traced_class(Scheduler)()
 
 

@@ -12,7 +12,7 @@ import pytest
 from schedtrace.model.causes import Cause
 from schedtrace.model.trace import Exit
 from schedtrace.record import watchdog as module
-from schedtrace.record.engine_thread import Place, place, place_of, stacks_here
+from schedtrace.record.stall_causes import Place, place_of, place_of_thread, stacks_here
 from schedtrace.record.watchdog import AFTER_S, Watchdog, after_s, watch
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -274,7 +274,14 @@ def test_the_variable(monkeypatch, text, seconds):
 @pytest.mark.parametrize("text", ["soon", "0.5s", "nan", "-3"])
 def test_a_variable_that_says_nothing(monkeypatch, text):
     monkeypatch.setenv("SCHEDTRACE_WATCHDOG", text)
-    assert watch(Engine(), 1, list) == (None, None)
+    assert watch(Engine(), 1, list) is None
+
+
+def looking(look):
+    watchdog = Watchdog(Engine(), None, list)
+    watchdog.look = look
+    watchdog.start()
+    return watchdog
 
 
 def test_the_thread_looks_until_it_is_closed_and_survives_what_it_meets(monkeypatch):
@@ -289,16 +296,16 @@ def test_the_thread_looks_until_it_is_closed_and_survives_what_it_meets(monkeypa
         if len(looks) > 4:
             over.set()
 
-    thread = module.WatchdogThread(Some(look=look))
+    watchdog = looking(look)
     assert over.wait(5)
-    thread.close()
-    thread._thread.join(5)
-    assert not thread._thread.is_alive()
+    watchdog.close()
+    watchdog._thread.join(5)
+    assert not watchdog._thread.is_alive()
 
     def fails(_now_s):
         raise RuntimeError
 
-    given_up = module.WatchdogThread(Some(look=fails))
+    given_up = looking(fails)
     given_up._thread.join(5)
     assert not given_up._thread.is_alive()
 
@@ -349,4 +356,4 @@ def test_stacks_have_the_names_of_threads():
     over.set()
     thread.join()
     assert f"{thread.ident:016x} some-thread (most recent call first)" in text
-    assert place(thread.ident) is None
+    assert place_of_thread(thread.ident) is None

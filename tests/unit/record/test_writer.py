@@ -33,7 +33,7 @@ def writer_of(monkeypatch, tmp_path):
     """Writers whose thread sleeps, so that only the test writes; without lines of CPU times."""
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 1e6)
     monkeypatch.setattr(writer.CpuTimes, "line", lambda *_: [])
-    monkeypatch.setattr(assemble, "tells_invalid_drafts", lambda: False)
+    monkeypatch.setattr(assemble, "reports_invalid_drafts", lambda: False)
     made = []
 
     def make(anchor_ns=None, **settings):
@@ -533,7 +533,7 @@ def test_giving_up_is_told_in_the_trace_and_nothing_is_held_any_more(writer_of):
 
 def test_the_thread_writes_without_being_asked(monkeypatch, tmp_path):
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
-    monkeypatch.setattr(assemble, "tells_invalid_drafts", lambda: False)
+    monkeypatch.setattr(assemble, "reports_invalid_drafts", lambda: False)
     made = Writer(Settings(tmp_path / "run", trial_ids=False, hash_ids=False), HEADER, time.monotonic_ns())
     made.put(done(capture(0)))
     until = time.monotonic() + 20

@@ -34,15 +34,16 @@ from schedtrace.model.trace import Exit
 from schedtrace.record.attachment import Attachment
 from schedtrace.record.between_steps import BetweenSteps
 from schedtrace.record.control_socket import ControlSocket
-from schedtrace.record.engine_thread import stacks_here
-from schedtrace.record.flight_recorder import WAIT_S
-from schedtrace.record.header import engine_rank, vllm_version
+from schedtrace.record.flight_recorder import WAIT_S, FlightRecorder
+from schedtrace.record.header import engine_rank
 from schedtrace.record.hooks import Method, wrap
-from schedtrace.record.queue_now import queue_now
+from schedtrace.record.queue_copy import queue_now
 from schedtrace.record.queues import Queues
 from schedtrace.record.settings import KEEP, hashes_ids
+from schedtrace.record.stall_causes import stacks_here
 from schedtrace.record.step_lines import WrittenIds
-from schedtrace.record.watchdog import Watchdog, WatchdogThread, watch
+from schedtrace.record.vllms_own import vllm_version
+from schedtrace.record.watchdog import watch
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 
 LOOPS = ENGINE_LOOP, WORKER_LOOP = "run_busy_loop", "worker_busy_loop"
@@ -120,9 +121,7 @@ class _Engine:
         self._core = core
         self._between_steps = BetweenSteps(core)
         self._attachment = Attachment(core, self._between_steps)
-        self._watchdog: Watchdog | None
-        self._watching: WatchdogThread | None
-        self._watchdog, self._watching = watch(core, thread, self._exits, self._snapshot_at)
+        self._watchdog = watch(core, thread, self._exits, self._snapshot_at)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -131,13 +130,14 @@ class _Engine:
             with _listening(self.answer):
                 yield
         finally:
-            if self._watching is not None:
-                self._watching.close()
+            if self._watchdog is not None:
+                self._watchdog.close()
 
     def ends(self, why: str) -> None:
         """Its loop does, with an exception; ``SystemExit`` is how vLLM shuts it down."""
         with suppress(Exception):
-            self._recorder.snapshot(f"engine ended {why}", always=True)
+            if self._flight is not None:
+                self._flight.snapshot(f"engine ended {why}", always=True)
 
     def answer(self, ask: AnyAsk) -> AnyAnswer:
         """What it says.
@@ -166,12 +166,15 @@ class _Engine:
     def _recorder(self) -> Any:
         return getattr(self._core.scheduler, "_schedtrace_recorder", None)
 
+    @property
+    def _flight(self) -> FlightRecorder | None:
+        return None if self._recorder is None else self._recorder.writer.flight
+
     def _exits(self) -> list[Exit]:
         return self._attachment.latest_exits(hash_ids=hashes_ids())
 
     def _snapshot_at(self, reason: str) -> Path | None:
-        recorder = self._recorder
-        return None if recorder is None else recorder.snapshot(reason)
+        return None if self._flight is None else self._flight.snapshot(reason)
 
     def _queue(self) -> QueueNow:
         exits: list[Exit] = []
@@ -182,18 +185,17 @@ class _Engine:
         return QueueNow(queue=queue_now(self._core, self._between_steps, exits, ids))
 
     def _snapshot(self, folder: Path) -> AnyAnswer:
-        recorder = self._recorder
-        if recorder is None or not recorder.active or recorder.flight is None:
+        flight = self._flight
+        if flight is None or not self._recorder.active:
             return Refused(why=f"it keeps nothing in memory: start the server with {KEEP}=120s")
         try:
-            return Snapshot(path=str(recorder.flight.ask(folder).result(WAIT_S)))
+            return Snapshot(path=str(flight.ask(folder).result(WAIT_S)))
         except OSError as error:
             why = f"{folder}: cannot be written ({error.strerror}); what is in memory stays there"
             return Refused(why=why)
 
     def _status(self) -> Status:
         core, attachment, watchdog = self._core, self._attachment, self._watchdog
-        flight = getattr(self._recorder, "flight", None)
         return Status(
             role="engine",
             pid=os.getpid(),
@@ -205,7 +207,7 @@ class _Engine:
             running=len(core.scheduler.running),
             waiting=Queues(core.scheduler).num_waiting(core.scheduler),
             recording=None if attachment.trace is None else str(attachment.trace),
-            keeps=None if flight is None else flight.keeps,
+            keeps=None if self._flight is None else self._flight.keeps,
             attached=attachment.attached,
             left_s=attachment.left_s,
             stalled_s=None if watchdog is None else watchdog.stalled_s,

@@ -1,20 +1,143 @@
-"""What the assignments of ``schedule()`` tell of its conditions.
+"""Has a condition tell which part of it decided, what was compared there, and where its flags came from.
+
+Nothing is evaluated a second time, since a queue may change by being asked. The condition itself is
+rewritten: each part is evaluated where and when it always was, and its truth kept in a local variable.
+
+    while (self.waiting or self.skipped) and token_budget > 0:
+    while not (part_0 := not (self.waiting or self.skipped)) and token_budget > 0:
 
 ``if balance_flag: break`` says nothing by itself; ``balance_flag = max(...) == limit`` above it does: the
-flow through the function tells which assignments can have given a flag the value that a guard sees. Others
-tell how an allocation ends: what says that it succeeded, and who is preempted where it did not.
+flow through the function tells which assignments can have given a flag the value that a guard sees.
 """
 
 import ast
-from collections.abc import Iterable, Iterator
-from itertools import zip_longest
+import copy
+from collections.abc import Iterable, Sequence
 
 from schedtrace.record import syntax
 
+PREFIX = "_schedtrace_"
+
+
+class Decided:
+    """A condition, and the parts of it of which one decides.
+
+    Args:
+        condition: Stays as it is; ``test`` is the one to put in its place.
+        number: Of this condition among those of its function.
+        holds: Whether it was true: then one part of an ``or`` decided, else one of an ``and``.
+    """
+
+    def __init__(self, condition: ast.expr, number: int, *, holds: bool) -> None:
+        self._name = f"{PREFIX}{number}"
+        self.holds = holds
+        self.parts = _parts(condition, holds=holds)
+        """As the source has them."""
+        self._flagged = [copy.deepcopy(part) for part in self.parts]
+        self._operands: list[list[tuple[str, str]]] = [[] for _ in self.parts]
+        """Of each part: the text of what it compares, and the variable that keeps it."""
+
+    def keep_values(self, place: int) -> None:
+        """Have a part keep what it compares, where no part of it may be left out."""
+        part, negated = _without_not(self._flagged[place])
+        kept: ast.expr
+        match part:
+            case ast.Compare(left, [operator], [right]):
+                operands = [self._kept(place, left), self._kept(place, right)]
+                kept = ast.Compare(operands[0], [operator], [operands[1]])
+            case ast.BoolOp() | ast.IfExp() | ast.Compare() | ast.NamedExpr():
+                return
+            case _:
+                kept = self._kept(place, part)
+        self._flagged[place] = ast.UnaryOp(ast.Not(), kept) if negated else kept
+
+    def _kept(self, place: int, operand: ast.expr) -> ast.expr:
+        if isinstance(operand, ast.Constant | ast.NamedExpr):
+            return operand
+        name = f"{self._name}_{place}_{len(self._operands[place])}"
+        self._operands[place].append((ast.unparse(operand), name))
+        return ast.NamedExpr(ast.Name(name, ast.Store()), operand)
+
+    @property
+    def test(self) -> ast.expr:
+        """The condition that keeps what is to be told; its truth and its effects are the same."""
+        *before, last = self._flagged
+        kept = [self._with_flag(place, part) for place, part in enumerate(before)]
+        if not kept:
+            return last
+        return ast.BoolOp(ast.Or() if self.holds else ast.And(), [*kept, last])
+
+    def _with_flag(self, place: int, part: ast.expr) -> ast.expr:
+        false = ast.UnaryOp(ast.Not(), part)
+        return ast.UnaryOp(ast.Not(), ast.NamedExpr(ast.Name(self._flag(place), ast.Store()), false))
+
+    def _flag(self, place: int) -> str:
+        """The variable that is true where this part was false."""
+        return f"{self._name}_{place}"
+
+    @property
+    def tests(self) -> list[ast.expr]:
+        """The parts one by one, for who evaluates each by itself."""
+        return self._flagged
+
+    @property
+    def kept(self) -> list[ast.Tuple]:
+        """What each part compared: the values of ``operands``."""
+        return [
+            ast.Tuple([ast.Name(name, ast.Load()) for _, name in operands], ast.Load())
+            for operands in self._operands
+        ]
+
+    @property
+    def which(self) -> ast.expr:
+        """The number of the part that decided."""
+        return self._of_part([ast.Constant(place) for place in range(len(self.parts))])
+
+    @property
+    def values(self) -> ast.expr:
+        """What the part that decided compared."""
+        return self._of_part(self.kept)
+
+    @property
+    def operands(self) -> tuple[tuple[str, ...], ...]:
+        """Of each part, the texts of what it compares."""
+        return tuple(tuple(text for text, _ in operands) for operands in self._operands)
+
+    def _of_part(self, choices: Sequence[ast.expr]) -> ast.expr:
+        chosen = choices[-1]
+        for place in reversed(range(len(choices) - 1)):
+            flag = ast.Name(self._flag(place), ast.Load())
+            this, others = choices[place], chosen
+            chosen = ast.IfExp(flag, others, this) if self.holds else ast.IfExp(flag, this, others)
+        return chosen
+
+
+def held(part: ast.expr, *, holds: bool) -> ast.expr:
+    """What was true of a part that was true, or false: without a ``not`` too many."""
+    inner, negated = _without_not(part)
+    return ast.UnaryOp(ast.Not(), inner) if negated is holds else inner
+
+
+def _parts(condition: ast.expr, *, holds: bool) -> list[ast.expr]:
+    match condition:
+        case ast.BoolOp(ast.Or(), parts) if holds:
+            return parts
+        case ast.BoolOp(ast.And(), parts) if not holds:
+            return parts
+        case _:
+            return [condition]
+
+
+def _without_not(part: ast.expr) -> tuple[ast.expr, bool]:
+    """A part without its leading ``not``, and whether there was one (of two, none)."""
+    negated = False
+    while isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not):
+        part, negated = part.operand, not negated
+    return part, negated
+
+
 _State = frozenset[ast.AST] | None
 """The assignments whose value may be the current one; None: this point is not reached."""
-
-
 _CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _MAKE_CONTAINERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"})
 
@@ -25,13 +148,13 @@ def explained(function: ast.FunctionDef, test: ast.expr, part: ast.expr | None =
     Args:
         function: Where it stands.
         test: The condition of an ``if`` or ``while`` of the function.
-        part: What to tell of it; the whole if not given.
+        part: What to describe of it; the whole if not given.
     """
-    told = test if part is None else part
+    described = test if part is None else part
     assigned = [
-        ", or ".join(texts) for flag in syntax.flags(told) if (texts := _assigned(function, test, flag))
+        ", or ".join(texts) for flag in syntax.flags(described) if (texts := _assigned(function, test, flag))
     ]
-    return ", where ".join(filter(None, (ast.unparse(told), "; ".join(assigned))))
+    return ", where ".join(filter(None, (ast.unparse(described), "; ".join(assigned))))
 
 
 def _assigned(function: ast.FunctionDef, test: ast.expr, flag: str) -> list[str]:
@@ -172,78 +295,3 @@ def _either(*states: _State) -> _State:
     """The assignments that any of these branches can bring."""
     taken = [state for state in states if state is not None]
     return frozenset[ast.AST]().union(*taken) if taken else None
-
-
-def allocated_blocks(function: ast.FunctionDef) -> str:
-    """The variable that holds what ``allocate_slots`` returned."""
-    for node in syntax.own_nodes(function):
-        match node:
-            case ast.Assign([ast.Name(name)], ast.Call(ast.Attribute(attr="allocate_slots"))):
-                return name
-            case _:
-                pass
-    return "new_blocks"
-
-
-def is_there(test: ast.expr, name: str, *, negated: bool = False) -> bool:
-    """Whether it says that ``name`` is there: ``name is not None``, ``name``, the opposite if ``negated``."""
-    match test:
-        case ast.UnaryOp(ast.Not(), operand):
-            return is_there(operand, name, negated=not negated)
-        case ast.Compare(ast.Name(given), [operator], [ast.Constant(None)]):
-            return given == name and isinstance(operator, ast.Is if negated else ast.IsNot)
-        case ast.Name(given):
-            return given == name and not negated
-        case _:
-            return False
-
-
-def outcomes(function: ast.FunctionDef, loop: ast.stmt, blocks: str) -> frozenset[str]:
-    """Flags that tell how a loop of allocations ended: true behind a success, false behind a failure.
-
-    Args:
-        function: Where the loop stands.
-        loop: All values of such a flag are set in it, each right before a ``break``.
-        blocks: The variable that holds what ``allocate_slots`` returned.
-    """
-    told = list(_told_before_breaks([loop], blocks, succeeded=None))
-    stored = syntax.stored_names(function)
-    names_told = [name for name, _ in told]
-    liars = {name for name, true in told if not true}
-    return frozenset(name for name in names_told if stored.count(name) == names_told.count(name)) - liars
-
-
-def _told_before_breaks(
-    statements: list[ast.stmt], blocks: str, *, succeeded: bool | None
-) -> Iterator[tuple[str, bool]]:
-    """The flags that are set to a constant right before a ``break``, and whether they tell what happened.
-
-    Where nobody has looked whether there are blocks (``succeeded`` is None) no flag can tell.
-    """
-    for node, following in zip_longest(statements, statements[1:]):
-        match node:
-            case ast.Assign([ast.Name(name)], ast.Constant(bool() as value)) if isinstance(
-                following, ast.Break
-            ):
-                yield name, value is succeeded
-            case ast.If(test, body, orelse):
-                there, gone = is_there(test, blocks), is_there(test, blocks, negated=True)
-                inside, otherwise = (there, gone) if there or gone else (succeeded, succeeded)
-                yield from _told_before_breaks(body, blocks, succeeded=inside)
-                yield from _told_before_breaks(orelse, blocks, succeeded=otherwise)
-            case ast.While(body=body) | ast.With(body=body):
-                yield from _told_before_breaks(body, blocks, succeeded=succeeded)
-            case _:
-                pass
-
-
-def preempted(function: ast.FunctionDef) -> frozenset[str]:
-    """The variables that hold a victim: their status becomes ``PREEMPTED`` here, not in a method."""
-    victims = set()
-    for node in syntax.own_nodes(function):
-        match node:
-            case ast.Assign([ast.Attribute(ast.Name(name), "status")], ast.Attribute(attr="PREEMPTED")):
-                victims.add(name)
-            case _:
-                pass
-    return frozenset(victims)

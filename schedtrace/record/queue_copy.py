@@ -1,19 +1,27 @@
-"""Who is in a scheduler when its recording begins: looked at once between two steps, written by the writer.
+"""Who is in a scheduler, copied between two steps: for a recording that begins, and for ``schedtrace queue``.
 
 What changes with every step is copied on the engine's thread; what a request keeps for its life is read when
-the line is made.
+the line or the answer is made.
 """
 
+import os
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from schedtrace.model.trace import Present, PresentState
+from schedtrace.model.causes import Cause
+from schedtrace.model.queue import EngineQueue, QueueEntry
+from schedtrace.model.trace import Exit, Present, PresentState
 from schedtrace.record import arrival_facts, queues
+from schedtrace.record.allocation import free_blocks, held_blocks, usable_blocks
+from schedtrace.record.between_steps import BetweenSteps, NotReachedError
+from schedtrace.record.header import engine_rank
+from schedtrace.record.step_lines import WrittenIds
 
 
-class Seen(NamedTuple):
+class CopiedRequest(NamedTuple):
     """A request between two steps."""
 
     request: Any
@@ -30,7 +38,7 @@ class Seen(NamedTuple):
     """A step that has it may be in flight."""
 
 
-class Snapshot(NamedTuple):
+class QueueCopy(NamedTuple):
     """What was copied of a scheduler between two steps, as it was found."""
 
     at_ns: int
@@ -47,7 +55,7 @@ class Snapshot(NamedTuple):
     waiting: queues.Waiting
     in_flight: bool
 
-    def seen(self) -> list[Seen]:
+    def in_order(self) -> list[CopiedRequest]:
         """Everybody who runs or waits, the running ones first, in the scheduler's order where it is known."""
         place = {id(request): number for number, request in enumerate(self.requests)}
         order = (*self.running, *queues.in_order(self.waiting), *self.requests)
@@ -55,14 +63,14 @@ class Snapshot(NamedTuple):
         found = (self._one(number) for number in numbers)
         return [one for one in found if one is not None]
 
-    def _one(self, number: int) -> Seen | None:
+    def _one(self, number: int) -> CopiedRequest | None:
         status, events = self.statuses[number], self.events[number]
         if status.name.startswith("FINISHED"):
             return None
         outputs, preemptions = self.output_tokens[number], self.num_preemptions[number]
         runs = status.name == "RUNNING"
         before = status.name == "PREEMPTED" or bool(preemptions) or outputs > 0
-        return Seen(
+        return CopiedRequest(
             self.requests[number],
             status.name,
             "running" if runs else "preempted" if before else "waiting",
@@ -74,10 +82,10 @@ class Snapshot(NamedTuple):
         )
 
 
-class WerePresent(NamedTuple):
+class PresentRequests(NamedTuple):
     """Who was there when recording began."""
 
-    snapshot: Snapshot
+    queues: QueueCopy
     salt: arrival_facts.Salt
     """Of the trace's hashes."""
 
@@ -87,7 +95,7 @@ _computed, _outputs = attrgetter("num_computed_tokens"), attrgetter("_output_tok
 _preemptions = attrgetter("num_preemptions")
 
 
-def snapshot(scheduler: Any, *, in_flight: bool) -> Snapshot:
+def copy_queues(scheduler: Any, *, in_flight: bool) -> QueueCopy:
     """A copy of what the next step may change, as quick as can be.
 
     A list for each attribute: a tuple for each request would set off the garbage collector.
@@ -101,7 +109,7 @@ def snapshot(scheduler: Any, *, in_flight: bool) -> Snapshot:
         preemptions: list[int | None] = list(map(_preemptions, requests))
     except AttributeError:  # before vLLM 0.11.2 they were not counted
         preemptions = [None] * len(requests)
-    return Snapshot(
+    return QueueCopy(
         time.monotonic_ns(),
         requests,
         list(map(_status, requests)),
@@ -115,7 +123,7 @@ def snapshot(scheduler: Any, *, in_flight: bool) -> Snapshot:
     )
 
 
-def present(seen: Seen, salt: arrival_facts.Salt, anchor_ns: int, wall_anchor_us: int) -> Present:
+def present(seen: CopiedRequest, salt: arrival_facts.Salt, anchor_ns: int, wall_anchor_us: int) -> Present:
     """The entry of a request, without its prefix.
 
     Args:
@@ -127,7 +135,7 @@ def present(seen: Seen, salt: arrival_facts.Salt, anchor_ns: int, wall_anchor_us
     request = seen.request
     lora = getattr(request, "lora_request", None)
     times = dict(_times(seen.events, anchor_ns))
-    fields = arrival_facts.asked_for(request)
+    fields = arrival_facts.requested(request)
     if (found := arrival_facts.sibling(request.request_id, salt)) is not None:
         fields["sibling_index"], fields["parent"] = found
     return Present(
@@ -151,3 +159,88 @@ def _times(events: Iterable[Any], anchor_ns: int) -> Iterable[tuple[str, int]]:
     """Name of an event to its time in the trace, the first of each kind; vLLM's are monotonic seconds."""
     for event in reversed(tuple(events)):
         yield event.type.name, int(event.timestamp * 1e6) - anchor_ns // 1000
+
+
+MOST_WAITED_S = 5.0
+"""For the end of the step that runs; then it is read meanwhile."""
+
+
+def queue_now(
+    engine: Any, between_steps: BetweenSteps, exits: Sequence[Exit], ids: WrittenIds
+) -> EngineQueue:
+    """The queues of an engine.
+
+    Args:
+        engine: vLLM's ``EngineCore``.
+        between_steps: The way to its thread.
+        exits: Of its latest call of ``schedule()``; empty: not known.
+        ids: Request ids as they are to be written.
+    """
+    scheduler, manager = engine.scheduler, engine.scheduler.kv_cache_manager
+    queues.know_queues()
+    copied: list[tuple[QueueCopy, Counter[str], int | None]] = []
+    held_us = 0.0
+
+    def copy() -> None:
+        nonlocal held_us
+        began_ns = time.perf_counter_ns()
+        in_flight = bool(getattr(engine, "batch_queue", None))
+        found = copy_queues(scheduler, in_flight=in_flight)
+        copied.append((found, held_blocks(manager), free_blocks(manager)))
+        held_us = (time.perf_counter_ns() - began_ns) / 1000
+
+    reached = True
+    try:
+        between_steps.do(copy, MOST_WAITED_S)
+    except NotReachedError:
+        reached = False
+        copy()  # on this thread: each list is copied in one go
+    [(found, held, free)] = copied
+    now = time.time()
+    entries = [(one, _entry(one, now, held, ids)) for one in found.in_order()]
+    _refusals(entries, exits)
+    pause = queues.pause_name(scheduler)
+    return EngineQueue(
+        rank=engine_rank(engine.vllm_config.parallel_config),
+        pid=os.getpid(),
+        model=str(engine.vllm_config.model_config.model),
+        unix_s=now,
+        held_us=held_us,
+        between_steps=reached,
+        policy=queues.policy(scheduler),
+        seats=queues.seats(scheduler),
+        token_budget=int(scheduler.max_num_scheduled_tokens),
+        blocks_usable=usable_blocks(manager),
+        blocks_free=free,
+        pause=None if pause == "UNPAUSED" else pause,  # type: ignore[arg-type]  # one of vLLM's three words
+        running=[entry for one, entry in entries if one.state == "running"],
+        waiting=[entry for one, entry in entries if one.state != "running"],
+        exits=list(exits),
+    )
+
+
+def _entry(seen: CopiedRequest, now: float, held: Counter[str], ids: WrittenIds) -> QueueEntry:
+    request = seen.request
+    lora = getattr(request, "lora_request", None)
+    return QueueEntry(
+        request_id=ids[request.request_id],
+        state=seen.status.lower(),
+        age_s=max(0.0, now - request.arrival_time),
+        prompt_tokens=request.num_prompt_tokens,
+        computed_tokens=seen.computed_tokens,
+        output_tokens=seen.output_tokens,
+        blocks=held[request.request_id],
+        num_preemptions=seen.num_preemptions,
+        priority=request.priority,
+        lora=None if lora is None else lora.lora_name,
+    )
+
+
+def _refusals(entries: Iterable[tuple[CopiedRequest, QueueEntry]], exits: Sequence[Exit]) -> None:
+    """Why each got nothing (as in ``timeline/waiting.py``): the exit that names it, else the loop's end."""
+    named: dict[tuple[str, str | None], str] = {(one.loop, one.request_id): one.cause for one in exits}
+    ends = [one.cause for one in exits if one.loop == "waiting" and one.kind != "continue"]
+    end = next((cause for cause in ends if cause != Cause.QUEUE_EMPTY), None)  # which explains no wait
+    for seen, entry in entries:
+        loop = "running" if seen.state == "running" else "waiting"
+        entry.refused_for = named.get((loop, entry.request_id), end if loop == "waiting" else None)

@@ -1,0 +1,63 @@
+"""The texts that say what is kept of a trace: ``maxsize=1G,maxage=12h``, ``120s,64M``, ``ttft>5s``."""
+
+import pytest
+
+from schedtrace.model.trace_bounds import Bounds, bounds, kept
+from schedtrace.record.settings import DEFAULT_RULES, Rules, rules
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "found"),
+    [
+        (bounds, "plain", None),
+        (bounds, "maxsize=1G", Bounds(2**30)),
+        (bounds, "maxsize=1.5M", Bounds(3 * 2**19)),
+        (bounds, "maxage=1m", Bounds(max_s=60)),
+        (bounds, "maxage=7d,maxsize=2T", Bounds(2**41, 7 * 86400)),
+        (kept, "120s", Bounds(2**26, 120, 8)),
+        (kept, "2m,32M", Bounds(2**25, 120, 8)),
+        (rules, "off", Rules()),
+        (rules, DEFAULT_RULES, Rules(preemptions=(100, 10))),
+        (rules, "ttft>500ms,e2e>1m", Rules(ttft_s=0.5, e2e_s=60)),
+    ],
+)
+def test_what_is_understood(parse, text, found):
+    assert parse(text) == found
+    assert bool(found) == (text not in {"plain", "off"})
+
+
+@pytest.mark.parametrize(
+    ("bounds", "part"),
+    [
+        (Bounds(2**30), (2**26, 600)),
+        (Bounds(3 * 2**19), (3 * 2**15, 600)),
+        (Bounds(max_s=60), (2**26, 3.75)),
+        (Bounds(2**41, 7 * 86400), (2**26, 600)),
+        (Bounds(2**26, 120, 8), (2**23, 15)),
+    ],
+)
+def test_parts_of_bounds(bounds, part):
+    assert (bounds.part_bytes, bounds.part_s) == part
+
+
+NOT_UNDERSTOOD = {
+    bounds: (
+        "expected 'plain', or 'maxsize=SIZE' of at least 1M, 'maxage=TIME' of at least 1m, or both with a",
+        *("", "zstd", "maxsize", "maxsize=", "maxsize=1", "maxsize=1023K", "maxsize=-1G", "maxage=59s"),
+        *("maxage=1y", "maxsize=1G,", "maxsize=1G,maxsize=2G", "maxsize=1G maxage=1h", "plain,maxsize=1G"),
+    ),
+    kept: ("expected a time of at least 8s", "120", "7s", "120s,", "120s,1K", "120s,64M,1", "64M"),
+    rules: (
+        "expected 'off' or some of",
+        *("", "ttft>5", "ttft>5s;e2e>1s", "preemptions>5", "preemptions>5/s", "itl>1s"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "expected"),
+    [(parse, text, expected) for parse, (expected, *texts) in NOT_UNDERSTOOD.items() for text in texts],
+)
+def test_what_is_not_understood(parse, text, expected):
+    with pytest.raises(ValueError, match=expected):
+        parse(text)
