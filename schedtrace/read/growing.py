@@ -13,7 +13,7 @@ from schedtrace.model.safe_files import descriptor
 from schedtrace.model.trace_names import files_of, is_in_parts, part_number
 from schedtrace.read.lines import HEAD_LINES, LONGEST_LINE, reading
 from schedtrace.read.living import Lives, skim
-from schedtrace.read.zstd_frames import Frames
+from schedtrace.read.part_files import Frames
 
 BLOCK = 2**20
 GAP = b'{"type":"gap"}'
