@@ -10,6 +10,7 @@ import polars as pl
 
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, ScheduledRequest, Step
+from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.chain import Chain
 from schedtrace.read.columns import (
     FIELDS,
@@ -24,7 +25,7 @@ from schedtrace.read.columns import (
     present_in,
     value,
 )
-from schedtrace.read.growing import GAP, first_line, growing
+from schedtrace.read.growing import GAP, Growing, GrowingFile, GrowingParts, first_line
 from schedtrace.read.lines import AS_READ, decode_line, read_header, reading
 from schedtrace.read.living import (
     Live,
@@ -117,7 +118,7 @@ class Following:
         self._chain = Chain(self._put.append)
         self._lives = Lives()
         self._outputs: deque[Any] = deque(maxlen=4096)
-        self._growing = growing(path, keep_us)
+        self._growing: Growing = (GrowingParts if is_in_parts(path) else GrowingFile)(path, keep_us)
 
     def close(self) -> None:
         """Let the file go."""
