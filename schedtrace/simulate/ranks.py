@@ -150,11 +150,6 @@ class Rank(TimedEngine):
         """The time of the rank that runs."""
         return self.clock.now_us
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it waits for a message."""
-        return self.inputs.is_blocking
-
     def resume(self) -> None:
         """Run until it waits for something, from ``wake_us`` on."""
         self.clock.now_us = self.reached_us = self.wake_us
@@ -209,6 +204,7 @@ class _Inputs(deque[Any]):
         super().__init__()
         self._rank = rank
         self.is_blocking = False
+        """The rank is idle: it waits for a message."""
 
     get_nowait = deque.popleft
     put_nowait = deque.append
@@ -319,7 +315,7 @@ class Ranks(VirtualEngines):
                 rank.resume()
                 if not self._expected(until_us):
                     self._require_progress(rank)
-        stuck = [rank.number for rank in self.ranks if rank.wake_us == NEVER and not rank.is_idle]
+        stuck = [rank.number for rank in self.ranks if rank.wake_us == NEVER and not rank.inputs.is_blocking]
         if until_us == NEVER and stuck:
             msg = f"ranks {stuck} wait for others, which are idle"
             raise RuntimeError(msg)

@@ -137,8 +137,10 @@ def sweep_rows(
         recorded: Key of the configuration that was recorded; None: there is none.
     """
     rows = [_row(outcome, base, slo, recorded) for outcome in outcomes]
-    costs = [[_negative(row.output_tokens_per_s), *measured(outcome, compared(slo))]
-             for row, outcome in zip(rows, outcomes, strict=True)]  # fmt: skip
+    costs = [
+        [None if (rate := row.output_tokens_per_s) is None else -rate, *measured(outcome, compared(slo))]
+        for row, outcome in zip(rows, outcomes, strict=True)
+    ]
     for row, on_front in zip(rows, pareto_front(costs), strict=True):
         row.pareto = on_front
     return sorted(rows, key=lambda row: (row.refused is not None, -(row.output_tokens_per_s or 0.0)))
@@ -170,10 +172,6 @@ def _row(outcome: Outcome, base: Mapping[str, Any], slo: Sequence[Bound], record
         goodput_requests_per_s=good_requests(outcome, slo) / lasted if judged and lasted else None,
         pareto=False,
     )
-
-
-def _negative(value: float | None) -> float | None:
-    return None if value is None else -value
 
 
 def _percentiles(values: Sequence[float | None]) -> Percentiles | None:

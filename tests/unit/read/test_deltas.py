@@ -249,14 +249,12 @@ def schedules(draw):
                     computed[name] = draw(counts)
         if kind == "order":
             requests = draw(st.permutations(requests))
-        here, rest = ([], requests) if kind == "empty" else (requests, [])
         told = []
-        for name in here:
+        for name in [] if kind == "empty" else requests:
             odd = kind == "change" and draw(st.booleans())
             tokens, drafts = (draw(counts), draw(st.integers(0, 1))) if odd else (1, 0)
             told.append((name, computed[name], tokens, phases.get(name, "running"), drafts))
             computed[name] += tokens + (draw(st.sampled_from([0, 0, 1])) if odd else 0)
-        del rest
         number += draw(st.sampled_from([1] * 8 + [2]))
         back = draw(st.booleans())
         steps.append(
