@@ -138,7 +138,7 @@ class Session:
         gc.disable()  # nothing of an import is garbage, and looking for some takes over a second
         on_cpu = vllm_config.is_cpu_build()
         if on_cpu or run.executor is not None:
-            vllm_config.prepare_environment()
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the front end, so that it can be forked
         if run.executor is not None:
             from schedtrace.simulate.no_gpu import CPU_CACHE_SPACE, is_cpu
             from schedtrace.simulate.releases import by_name_or_class

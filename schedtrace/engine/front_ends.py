@@ -2,9 +2,10 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from schedtrace.engine.prompts import Request
 from schedtrace.model.manifest import TrialResult
@@ -16,21 +17,30 @@ Progress = Callable[[int], None]
 SHUTDOWN_S = 10.0
 
 
-class FrontEnd(Protocol):
+class FrontEnd(ABC):
     """Runs trials on one engine."""
+
+    _engine: Any
+    """vLLM's front end."""
 
     def client(self) -> Any:
         """vLLM's client of the engine core."""
+        return self._engine.engine_core
 
     def tokenizer(self) -> Any:
         """vLLM's tokenizer; None if it runs without one."""
+        to_0_11 = not hasattr(self._engine, "input_processor")
+        return (self._engine.processor if to_0_11 else self._engine.input_processor).tokenizer
 
+    @abstractmethod
     def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
         """Hand all requests over and wait until they are finished."""
 
+    @abstractmethod
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; False if blocks are still in use."""
 
+    @abstractmethod
     def shutdown(self) -> None:
         """Stop the engine and its processes."""
 
@@ -57,12 +67,6 @@ def _shut_down(engine: Any) -> None:
         engine.shutdown(timeout=SHUTDOWN_S)
     except TypeError:
         engine.shutdown()
-
-
-def _tokenizer(engine: Any) -> Any:
-    """The engine's; None if it has none."""
-    processor = engine.input_processor if hasattr(engine, "input_processor") else engine.processor  # to 0.11
-    return processor.tokenizer
 
 
 class _Tally:
@@ -107,12 +111,6 @@ class OfflineFrontEnd(FrontEnd):
         self._engine = LLMEngine.from_vllm_config(
             config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True
         )
-
-    def client(self) -> Any:
-        return self._engine.engine_core
-
-    def tokenizer(self) -> Any:
-        return _tokenizer(self._engine)
 
     def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
         engine, tally = self._engine, _Tally(progress)
@@ -164,12 +162,6 @@ class OnlineFrontEnd(FrontEnd):
         return AsyncLLM.from_vllm_config(
             config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=True
         )
-
-    def client(self) -> Any:
-        return self._engine.engine_core
-
-    def tokenizer(self) -> Any:
-        return _tokenizer(self._engine)
 
     def run_trial(self, trial: int, requests: list[Request], progress: Progress) -> TrialResult:
         return self._loop.run_until_complete(self._run(trial, requests, progress))

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from schedtrace import __version__
@@ -158,24 +159,17 @@ def make_folders(folders: list[Path], *, force: bool) -> None:
     Raises:
         UsageError: one holds something already and ``force`` is not given, or it cannot be made.
     """
-    for folder in folders:
-        try:
-            _check(folder, force=force)
-        except OSError as error:
-            raise _cannot_be_made(folder, error) from error
-    for folder in folders:
-        try:
-            _make(folder)
-        except OSError as error:
-            raise _cannot_be_made(folder, error) from error
+    for prepare in (partial(_require_empty, force=force), _make):
+        for folder in folders:
+            try:
+                prepare(folder)
+            except OSError as error:
+                where = "" if error.filename in {None, str(folder)} else f": {error.filename}"
+                msg = f"{folder}: cannot be made ({error.strerror}{where}); give another --output"
+                raise UsageError(msg) from error
 
 
-def _cannot_be_made(folder: Path, error: OSError) -> UsageError:
-    where = "" if error.filename in {None, str(folder)} else f": {error.filename}"
-    return UsageError(f"{folder}: cannot be made ({error.strerror}{where}); give another --output")
-
-
-def _check(folder: Path, *, force: bool) -> None:
+def _require_empty(folder: Path, *, force: bool) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         msg = f"{folder} is no folder: give another --label or --output"
         raise UsageError(msg)

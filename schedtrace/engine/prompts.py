@@ -18,17 +18,11 @@ DEFAULT_RANDOM_PROMPTS = random_load.DEFAULT_PROMPTS
 DEFAULT_RANDOM_OUTPUT_LEN = random_load.DEFAULT_OUTPUT_LEN
 
 
-class Prompt(msgspec.Struct, kw_only=True):
+class Prompt(OwnRow, kw_only=True):
     """One request before it is tokenized: a text, or a number of random tokens."""
 
-    text: str | None = None
-    input_len: int | None = None
-    output_len: int | None = None
-    """None: as many tokens as ``completion`` has."""
     completion: str | None = None
-    priority: int = 0
-    data_parallel_rank: int | None = None
-    """None: vLLM's front end chooses the engine."""
+    """Without ``output_len`` as many tokens are generated as it has."""
 
 
 def load_prompts(spec: RunSpec) -> list[Prompt]:
@@ -53,7 +47,9 @@ def load_prompts(spec: RunSpec) -> list[Prompt]:
                 for _, question, answer in islice(exchanges(path), spec.num_prompts)
             ]
         case "jsonl":
-            prompts = [_own(row) for _, row in islice(own_rows(path), spec.num_prompts)]
+            prompts = [
+                Prompt(**msgspec.structs.asdict(row)) for _, row in islice(own_rows(path), spec.num_prompts)
+            ]
         case _:
             prompts = [
                 Prompt(input_len=request.prompt_tokens, output_len=request.output_tokens)
@@ -93,16 +89,6 @@ def _random(spec: RunSpec) -> list[Prompt]:
     lengths = random_lengths(spec.input_len, output_len, range_ratio=spec.range_ratio, seed=spec.seed)
     count = spec.num_prompts or DEFAULT_RANDOM_PROMPTS
     return [Prompt(input_len=prompt, output_len=output) for prompt, output in islice(lengths, count)]
-
-
-def _own(row: OwnRow) -> Prompt:
-    return Prompt(
-        text=row.prompt,
-        input_len=row.input_len,
-        output_len=row.output_len,
-        priority=row.priority,
-        data_parallel_rank=row.data_parallel_rank,
-    )
 
 
 class Request(msgspec.Struct):

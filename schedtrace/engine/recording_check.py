@@ -168,7 +168,7 @@ def _why(path: Path, log: Path) -> str | None:
 
 def _last_line(path: Path) -> dict[str, object]:
     """The last line, if it is whole."""
-    from schedtrace.read.zstd_frames import Frames  # as _trace: not before it is needed
+    from schedtrace.read.part_files import Frames  # as _trace: not before it is needed
 
     try:
         latest = files_of(path)[-1]

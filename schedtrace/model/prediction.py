@@ -20,6 +20,13 @@ class Objective(StrEnum):
     """Output tokens a second."""
 
 
+OF_RANKS: dict[str, tuple[Any, ...]] = {
+    "router": ("vllm", "round-robin", "least-running", "least-tokens"),
+    "balance_ranks": (True, False),
+}
+"""Settings that a replay takes beside vLLM's, and their values."""
+
+
 class SettingChange(msgspec.Struct, kw_only=True):
     """One setting that is changed."""
 

@@ -24,7 +24,7 @@ from schedtrace.model import safe_files
 from schedtrace.model.trace import SCHEMA_VERSION, End, Header, Step
 from schedtrace.read.lines import Content, ReadOptions, WholeLines
 from schedtrace.read.parse import Parsed, parse
-from schedtrace.read.part_times import files_for
+from schedtrace.read.part_files import files_for
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import schema_of
 from schedtrace.read.tables import CannotWriteError, Tables, scan, write

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import polars as pl
 
 from schedtrace.model.trace import Delta, Output, RowChanges, ScheduledRequest, Step
 from schedtrace.read.columns import FIELDS, Values, rebuilt, value, values_of
-from schedtrace.read.lines import AS_READ, READ, ReadOptions, WholeLines, decode_line
+from schedtrace.read.lines import AS_READ, WholeLines, decode_line
 from schedtrace.read.running import Running
 from schedtrace.read.schema import LARGEST
 
@@ -120,24 +119,23 @@ _OUTPUT: Any = AS_READ[Output]
 _LATE = tuple(name for name in Output.__struct_fields__ if name != "step")
 
 
-def expanded(path: Path, options: ReadOptions = READ) -> Iterator[bytes]:
+def expanded(path: Path) -> Iterator[bytes]:
     """The lines of a trace, without newlines: each step in full and with its output, all others as they are.
 
     Steps that cannot be rebuilt, broken lines and ``output`` lines are left out.
 
     Args:
         path: A trace that ``read_trace`` accepts.
-        options: Its chunks and progress are used.
 
     Raises:
         InputError: it cannot be read.
     """
     outputs: dict[int, Any] = {}
-    for _, read in _lines(WholeLines(path, replace(options, progress=None))):
+    for _, read in _lines(path):
         if isinstance(read, _OUTPUT):
             outputs.setdefault(read.step, read)
     chain = Chain(lambda _: None)
-    for raw, read in _lines(WholeLines(path, options)):
+    for raw, read in _lines(path):
         if read is None or isinstance(read, (_STEP, _DELTA)):
             values = chain.take(read)
             if values is not None:
@@ -146,9 +144,9 @@ def expanded(path: Path, options: ReadOptions = READ) -> Iterator[bytes]:
             yield raw
 
 
-def _lines(lines: WholeLines) -> Iterator[tuple[bytes, Any]]:
+def _lines(path: Path) -> Iterator[tuple[bytes, Any]]:
     """Each line as it is and as read; None: it is broken."""
-    for _, chunk in lines:
+    for _, chunk in WholeLines(path):
         yield from ((line, decode_line(line)) for line in chunk if line.strip())
 
 

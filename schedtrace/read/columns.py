@@ -12,7 +12,7 @@ from msgspec import UNSET
 from schedtrace.model.trace import BEFORE_FIELDS, CARRIED_FIELDS, Delta, Present, Step
 from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.read.schema import schema_of
-from schedtrace.read.tables import NESTED, OF_STEP
+from schedtrace.read.tables import NESTED, OF_STEP, empty
 
 FIELDS = tuple(
     name for name in Step.__struct_fields__ if name in Delta.__struct_fields__ and name != "changes"
@@ -77,6 +77,8 @@ def structs_of(rows: Sequence[Any], struct: type[msgspec.Struct]) -> pl.DataFram
 def entries_of(steps: Columns, column: str) -> pl.DataFrame:
     """One row per entry of a list, with the step it belongs to."""
     lists = steps[column]
+    if not any(lists):  # most lists of most chunks of a growing trace
+        return empty(column)
     lengths = pl.Series(map(len, lists), dtype=pl.Int64)
     of_step = frame_of(steps, dict.fromkeys(OF_STEP, pl.Int64)).select(pl.all().repeat_by(lengths).explode())
     rows = structs_of(list(chain.from_iterable(lists)), NESTED[column])

@@ -10,11 +10,11 @@ import polars as pl
 
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Cpu, Delta, End, Events, Header, Notice, Output, ScheduledRequest, Step
+from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.chain import Chain
 from schedtrace.read.columns import (
     FIELDS,
     FLAT,
-    Columns,
     Values,
     between_steps,
     columns_of,
@@ -24,7 +24,7 @@ from schedtrace.read.columns import (
     present_in,
     value,
 )
-from schedtrace.read.growing import GAP, first_line, growing
+from schedtrace.read.growing import GAP, Growing, GrowingFile, GrowingParts, first_line
 from schedtrace.read.lines import AS_READ, decode_line, read_header, reading
 from schedtrace.read.living import (
     Live,
@@ -40,7 +40,6 @@ from schedtrace.read.problems import Problems
 from schedtrace.read.tables import EVENTS, LISTS, STRETCHES
 from schedtrace.read.trace import Trace
 
-_EMPTY = {name: entries_of(columns_of([]), name) for name in (*LISTS, *EVENTS)}
 _KINDS = {as_read: line for line, as_read in AS_READ.items()}
 
 
@@ -117,7 +116,7 @@ class Following:
         self._chain = Chain(self._put.append)
         self._lives = Lives()
         self._outputs: deque[Any] = deque(maxlen=4096)
-        self._growing = growing(path, keep_us)
+        self._growing: Growing = (GrowingParts if is_in_parts(path) else GrowingFile)(path, keep_us)
 
     def close(self) -> None:
         """Let the file go."""
@@ -228,13 +227,13 @@ class Following:
                 self._take(line, place, taken)
         self._chain.running.cut()
         columns = columns_of(sorted(taken.steps, key=lambda values: value(values, "step")))
-        tables = {name: _entries(columns, name) for name in LISTS}
+        tables = {name: entries_of(columns, name) for name in LISTS}
         stretches = pl.concat(self._put)
         tables[STRETCHES] = stretches if self._chain.in_order else stretches.sort("step", "order")
         self._put.clear()
         events, idle = {}, taken.others[Events]
         for name in EVENTS:
-            events[name] = _entries(columns, name).drop("start_us")
+            events[name] = entries_of(columns, name).drop("start_us")
             if any(getattr(line, name) for line in idle):
                 events[name] = pl.concat([events[name], between_steps(name, idle)], how="diagonal")
         self.notices += [line.message for line in taken.others[Notice]]
@@ -292,8 +291,3 @@ class Following:
             rows = [ScheduledRequest(*row) for row in self._chain.running.rows()]
             taken.first = Step(**dict(zip(FIELDS, values, strict=True)), requests=rows)
             taken.first_line = place
-
-
-def _entries(columns: Columns, name: str) -> pl.DataFrame:
-    """``entries_of``; most lists of most chunks are empty, and making a frame of nothing takes as long."""
-    return entries_of(columns, name) if any(columns[name]) else _EMPTY[name]

@@ -2,18 +2,18 @@
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import descriptor
 from schedtrace.model.trace_names import files_of, is_in_parts, part_number
 from schedtrace.read.lines import HEAD_LINES, LONGEST_LINE, reading
 from schedtrace.read.living import Lives, skim
-from schedtrace.read.zstd_frames import Frames
+from schedtrace.read.part_files import Frames
 
 BLOCK = 2**20
 GAP = b'{"type":"gap"}'
@@ -24,9 +24,21 @@ class LostError(InputError):
     """The file was removed, replaced or cut: nothing can be read on."""
 
 
-class Growing(Protocol):
-    """What is new in a trace."""
+class Growing(ABC):
+    """What is new in a trace.
 
+    Args:
+        path: The file, or all parts.
+        keep_us: What is older than so many microseconds before the last step may be left out.
+
+    Raises:
+        InputError: it cannot be opened.
+    """
+
+    _file: int
+    """Descriptor of what is read."""
+
+    @abstractmethod
     def begin(self, lives: Lives) -> tuple[bytes, list[str]] | None:
         """The header's line, and notices of what is too old to be read; None: it is not whole yet.
 
@@ -34,6 +46,7 @@ class Growing(Protocol):
             lives: Gets who came and went in what is too old.
         """
 
+    @abstractmethod
     def lines(self) -> Iterator[list[bytes]]:
         """Lines that were not given yet, up to the last newline.
 
@@ -42,23 +55,17 @@ class Growing(Protocol):
             OSError: it cannot be read.
         """
 
+    @abstractmethod
     def modified_s(self) -> float:
         """When something was written last, Unix time."""
 
     def close(self) -> None:
         """Let the file go."""
+        os.close(self._file)
 
 
-class GrowingFile:
-    """One file.
-
-    Args:
-        path: The file.
-        keep_us: What is older than so many microseconds before its last step is not given.
-
-    Raises:
-        InputError: it cannot be opened.
-    """
+class GrowingFile(Growing):
+    """One file."""
 
     def __init__(self, path: Path, keep_us: int) -> None:
         self._path, self._keep_us, self._at = path, keep_us, 0
@@ -108,21 +115,9 @@ class GrowingFile:
         """Of the file that has the name now."""
         return self._path.stat().st_mtime
 
-    def close(self) -> None:
-        """Let the file go."""
-        os.close(self._file)
 
-
-class GrowingParts:
-    """Parts, read from the one in which ``keep_us`` before now stands.
-
-    Args:
-        path: All parts of a trace.
-        keep_us: Microseconds.
-
-    Raises:
-        InputError: there is none, or it cannot be opened.
-    """
+class GrowingParts(Growing):
+    """Parts, read from the one in which ``keep_us`` before now stands."""
 
     def __init__(self, path: Path, keep_us: int) -> None:
         self._path = path
@@ -182,23 +177,6 @@ class GrowingParts:
     def modified_s(self) -> float:
         """Of the part that is read."""
         return os.fstat(self._file).st_mtime
-
-    def close(self) -> None:
-        """Let the file go."""
-        os.close(self._file)
-
-
-def growing(path: Path, keep_us: int) -> Growing:
-    """What is new in a trace.
-
-    Args:
-        path: The file, or all parts.
-        keep_us: What is older than so many microseconds before the last step may be left out.
-
-    Raises:
-        InputError: it cannot be opened.
-    """
-    return (GrowingParts if is_in_parts(path) else GrowingFile)(path, keep_us)
 
 
 def _age_s(part: Path) -> float:

@@ -150,7 +150,6 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
     all_steps = merge_outputs(steps.frame(), others[Output])
     present = _unseen(present_in(others[Events]), arrivals, all_steps)
     known = pl.concat([present["request_id"], arrivals["request_id"]])
-    problems.garbled_lines.sort()
     problems.truncated, problems.broken_frames = lines.cut_off, lines.broken_frames
     problems.unclosed = end is None
     in_vain = sorted(set(steps.chain.not_rebuilt).difference(all_steps["step"]))

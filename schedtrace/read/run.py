@@ -135,7 +135,7 @@ def find_runs(paths: list[Path]) -> list[Path]:
         if not path.is_dir():
             msg = f"{path}: neither a regular file nor a folder"
             raise InputError(msg)
-        runs = sorted(child for child in path.iterdir() if _has_trace(child) or _is_log(child))
+        runs = sorted(child for child in path.iterdir() if traces_in(child) or _is_log(child))
         if not runs:
             msg = f"{path}: no traces in it; expected {PLAIN}, folders that have them, or logs"
             raise InputError(msg)
@@ -147,7 +147,7 @@ def find_runs(paths: list[Path]) -> list[Path]:
 def runs_without_trace(paths: list[Path]) -> list[Path]:
     """Run folders within the folders of ``paths`` that have a manifest and recorded nothing."""
     children = [child for path in paths if path.is_dir() for child in path.iterdir() if child.is_dir()]
-    return sorted(child for child in children if _is_run(child) and not _has_trace(child))
+    return sorted(child for child in children if _is_run(child) and not traces_in(child))
 
 
 def read_run(path: Path, options: ReadOptions = READ) -> Run:
@@ -185,11 +185,7 @@ def _exists(path: Path) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / FILE_NAME).exists() or _has_trace(folder)
-
-
-def _has_trace(folder: Path) -> bool:
-    return bool(traces_in(folder))
+    return (folder / FILE_NAME).exists() or bool(traces_in(folder))
 
 
 def _is_log(path: Path) -> bool:

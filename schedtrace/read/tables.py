@@ -1,6 +1,7 @@
 """What is nested in the steps, as flat tables of their own; on disk where they do not fit memory."""
 
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -77,7 +78,7 @@ class Tables:
         """
         if self._folder is None:
             return {
-                name: _sorted(pl.concat(self._frames[name] or [_empty(name)]).lazy(), name, in_order=in_order)
+                name: _sorted(pl.concat(self._frames[name] or [empty(name)]).lazy(), name, in_order=in_order)
                 for name in LARGE
             }
         return scan(self._folder, in_order=in_order)
@@ -118,10 +119,12 @@ def write(table: pl.DataFrame, file: Path) -> None:
 
 def _scan_one(folder: Path, name: str) -> pl.LazyFrame:
     files = sorted(folder.glob(f"{name}-*.parquet"))
-    return pl.scan_parquet(files) if files else _empty(name).lazy()
+    return pl.scan_parquet(files) if files else empty(name).lazy()
 
 
-def _empty(name: str) -> pl.DataFrame:
+@cache
+def empty(name: str) -> pl.DataFrame:
+    """A table without rows, ``STRETCHES`` or that of a list."""
     return pl.DataFrame(
         schema=SCHEMA if name == STRETCHES else dict.fromkeys(OF_STEP, pl.Int64) | schema_of(NESTED[name])
     )

@@ -13,7 +13,7 @@ from schedtrace.model.trace_names import is_in_parts
 from schedtrace.read.cache import read_by_files
 from schedtrace.read.lines import READ, ReadOptions, WholeLines, reading
 from schedtrace.read.parse import Parsed, parse
-from schedtrace.read.part_times import files_for
+from schedtrace.read.part_files import files_for
 from schedtrace.read.stretches import ROWS_AT_ONCE, SCHEMA
 from schedtrace.read.tables import OF_STEP, STRETCHES, Tables
 

@@ -13,10 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 
 from schedtrace.errors import UsageError
-from schedtrace.simulate.routing import ROUTERS
-
-OF_RANKS: dict[str, tuple[Any, ...]] = {"router": tuple(ROUTERS), "balance_ranks": (True, False)}
-"""No arguments of vLLM, and their values."""
+from schedtrace.model.prediction import OF_RANKS
 
 
 def require_values(changes: Mapping[str, Any], *, ranks: int, lockstep: bool) -> None:

@@ -16,7 +16,6 @@ from vllm.v1.engine import core
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from schedtrace.record.engine_hooks import record_passes
-from schedtrace.simulate.lockstep import Member
 
 
 def make_core(
@@ -76,7 +75,7 @@ def built_here(scheduler_class: type) -> Iterator[None]:
 
 
 def make_rank_core(
-    config: Any, executor: Any, scheduler_class: type, groups: list[Any], around: Any, group: Member | None
+    config: Any, executor: Any, scheduler_class: type, groups: list[Any], around: Any, *, lockstep: bool
 ) -> Any:
     """The core of a rank.
 
@@ -86,10 +85,10 @@ def make_rank_core(
         scheduler_class: What ``get_scheduler_cls`` would return.
         groups: vLLM's ``KVCacheGroupSpec`` objects.
         around: The ``ranks.Rank``.
-        group: Its place among ranks in lock-step; None: it is on its own.
+        lockstep: Whether it steps together with others, of which ``around`` is vLLM's process group.
     """
     with built_here(scheduler_class):
-        made = (_Independent if group is None else _Lockstep)(config, executor, groups, around, group)
+        made = (_Lockstep if lockstep else _Independent)(config, executor, groups, around)
     record_passes(_Recorded)  # now plugins are loaded, which may have done so for all
     if (recorder := getattr(made.scheduler, "_schedtrace_recorder", None)) is not None:
         recorder.facts.engine_is(made)
@@ -99,9 +98,7 @@ def make_rank_core(
 class _Rank:
     """What both kinds replace: how the core is made, and the moments at which time passes."""
 
-    def __init__(
-        self, config: Any, executor: Any, groups: list[Any], around: Any, group: Member | None
-    ) -> None:
+    def __init__(self, config: Any, executor: Any, groups: list[Any], around: Any) -> None:
         self._around, self._groups = around, groups
         self.engine_index = around.number
         self.input_queue, self.output_queue = around.inputs, around.outputs
@@ -111,14 +108,6 @@ class _Rank:
         self.last_counts = (0, 0)
         self.process_input_queue_block = True
         self.enable_fault_tolerance = self.reject_new_requests = False
-        if group is not None:
-            parallel = config.parallel_config
-            self.dp_rank, self.dp_size, self.dp_group = around.number, parallel.data_parallel_size, group
-            self.prefill_schedule_interval = config.scheduler_config.prefill_schedule_interval
-            self.dp_sync_interval = parallel.dp_sync_interval
-            self.step_counter = self.current_wave = 0
-            self.pending_pause = self.ignore_start_dp_wave = False
-            self.eep_scaling_state = None
         core.EngineCore.__init__(self, config, executor, log_stats=True, include_finished_set=True)
 
     def _initialize_kv_caches(self, vllm_config: Any) -> Any:
@@ -139,7 +128,15 @@ class _Independent(_Rank, core.EngineCoreProc):  # type: ignore[misc]  # vLLM is
 
 
 class _Recorded(_Rank, core.DPEngineCoreProc):  # type: ignore[misc]  # vLLM is untyped here
-    pass
+    def __init__(self, config: Any, executor: Any, groups: list[Any], around: Any) -> None:
+        parallel = config.parallel_config
+        self.dp_rank, self.dp_size, self.dp_group = around.number, parallel.data_parallel_size, around
+        self.prefill_schedule_interval = config.scheduler_config.prefill_schedule_interval
+        self.dp_sync_interval = parallel.dp_sync_interval
+        self.step_counter = self.current_wave = 0
+        self.pending_pause = self.ignore_start_dp_wave = False
+        self.eep_scaling_state = None
+        super().__init__(config, executor, groups, around)
 
 
 class _Lockstep(_Recorded):
@@ -153,14 +150,14 @@ class _Lockstep(_Recorded):
 
 @contextmanager
 def reduced_here() -> Iterator[None]:
-    """vLLM's all-reduces of the ranks' states go by way of ``Member`` while it is entered."""
+    """vLLM's all-reduces of the ranks' states go by way of ``Rank.gather`` while it is entered."""
 
-    def sync(dp_group: Member, has_unfinished: bool, pending_pause: bool) -> tuple[bool, bool]:
+    def sync(dp_group: Any, has_unfinished: bool, pending_pause: bool) -> tuple[bool, bool]:
         states = dp_group.gather((has_unfinished, pending_pause))
         unfinished, pending = (set(one) for one in zip(*states, strict=True))
         return True in unfinished or len(pending) > 1, pending == {True}
 
-    def has_unfinished_dp(dp_group: Member, has_unfinished: bool) -> bool:
+    def has_unfinished_dp(dp_group: Any, has_unfinished: bool) -> bool:
         return any(dp_group.gather(has_unfinished))
 
     with (

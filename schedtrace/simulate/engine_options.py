@@ -12,9 +12,10 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 
 from schedtrace.errors import UsageError
+from schedtrace.model.prediction import OF_RANKS
 from schedtrace.model.trace import Header
 from schedtrace.simulate import releases
-from schedtrace.simulate.config import OF_RANKS, require_values
+from schedtrace.simulate.config import require_values
 from schedtrace.simulate.driver import recorded_groups
 from schedtrace.step_times.gpus import Gpu, GpuPlatform
 from schedtrace.step_times.memory import FIT_TO_MEMORY, kv_cache_blocks, refuse_of_memory

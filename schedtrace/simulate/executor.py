@@ -51,10 +51,6 @@ class ModelRunner:
             self._executed = (output, self._execute(output))
         return self._executed[1]
 
-    def batch_of(self, output: Any) -> Batch:
-        """What a ``SchedulerOutput`` computes."""
-        return self.execute(output)[0]
-
     def _execute(self, output: Any) -> tuple[Batch, dict[str, list[int]]]:
         sampled: dict[str, list[int]] = {}
         tokens, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens

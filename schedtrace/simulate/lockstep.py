@@ -94,17 +94,6 @@ class Group:
         return [meeting.values[number] for number in range(self._ranks)]
 
 
-class Member:
-    """A rank's handle of the group: vLLM's process group."""
-
-    def __init__(self, group: Group, rank: Rank) -> None:
-        self._group, self._rank = group, rank
-
-    def gather(self, value: Any, us: float = 0.0) -> list[Any]:
-        """As ``Group.gather``."""
-        return self._group.gather(self._rank, value, us)
-
-
 class Forward(Meeting):
     """One pass through the model on all ranks: experts are shared, so none is done before the slowest."""
 

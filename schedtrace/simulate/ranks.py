@@ -17,7 +17,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from schedtrace.simulate.clock import NEVER, VirtualClock
 from schedtrace.simulate.core import make_rank_core, reduced_here
 from schedtrace.simulate.executor import SimulatedExecutor
-from schedtrace.simulate.lockstep import Device, Group, LockstepExecutor, Member
+from schedtrace.simulate.lockstep import Device, Group, LockstepExecutor
 from schedtrace.simulate.routing import ROUTERS, FrontEnd
 from schedtrace.simulate.simulation import MOST_IDLE_STEPS, NoProgressError, TimedEngine, VirtualEngines
 from schedtrace.step_times.batch import StepTimes
@@ -133,24 +133,22 @@ class Rank(TimedEngine):
 
     def _build(self, scheduler_class: type, groups: list[Any]) -> Any:
         made: dict[str, Any] = {"clock": self, "times": self._times, "model_runner": self.model_runner}
-        group = None
         executor: Callable[[Any], Any] = partial(SimulatedExecutor, **made)
         if self._together is not None:
-            device, everybody = self._together
-            group = Member(everybody, self)
-            executor = partial(LockstepExecutor, rank=self, device=device, **made)
-        self.core = make_rank_core(self.config, executor, scheduler_class, groups, self, group)
+            executor = partial(LockstepExecutor, rank=self, device=self._together[0], **made)
+        lockstep = self._together is not None
+        self.core = make_rank_core(self.config, executor, scheduler_class, groups, self, lockstep=lockstep)
         return self.core.scheduler
+
+    def gather(self, value: Any, us: float = 0.0) -> list[Any]:
+        """Every rank's value (``Group.gather``): to vLLM a rank in lock-step is its process group."""
+        assert self._together is not None  # noqa: S101  # nobody else asks
+        return self._together[1].gather(self, value, us)
 
     @property
     def now_us(self) -> float:
         """The time of the rank that runs."""
         return self.clock.now_us
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it waits for a message."""
-        return self.inputs.is_blocking
 
     def resume(self) -> None:
         """Run until it waits for something, from ``wake_us`` on."""
@@ -206,6 +204,7 @@ class _Inputs(deque[Any]):
         super().__init__()
         self._rank = rank
         self.is_blocking = False
+        """The rank is idle: it waits for a message."""
 
     get_nowait = deque.popleft
     put_nowait = deque.append
@@ -316,7 +315,7 @@ class Ranks(VirtualEngines):
                 rank.resume()
                 if not self._expected(until_us):
                     self._require_progress(rank)
-        stuck = [rank.number for rank in self.ranks if rank.wake_us == NEVER and not rank.is_idle]
+        stuck = [rank.number for rank in self.ranks if rank.wake_us == NEVER and not rank.inputs.is_blocking]
         if until_us == NEVER and stuck:
             msg = f"ranks {stuck} wait for others, which are idle"
             raise RuntimeError(msg)

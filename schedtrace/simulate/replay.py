@@ -13,11 +13,11 @@ import msgspec
 from schedtrace.errors import NeverEndsError, UsageError, reason_of
 from schedtrace.model import safe_files
 from schedtrace.model.manifest import Manifest, write_manifest
+from schedtrace.model.prediction import OF_RANKS
 from schedtrace.model.trace_bounds import PLAIN
 from schedtrace.record.settings import HASH_IDS, LINES, RUN_DIR, TRACE, TRIAL_IDS
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate.clock import VirtualClock
-from schedtrace.simulate.config import OF_RANKS
 from schedtrace.simulate.player import FeedByStep, Played, Player
 from schedtrace.simulate.ranks import Ranks
 from schedtrace.simulate.simulation import NoProgressError, Simulation, VirtualEngines

@@ -22,7 +22,7 @@ Counts = tuple[int, int, float]
 
 
 class Router:
-    """Chooses a rank for each request that names none; adds up what each has that is not done.
+    """Chooses the rank with the fewest requests that are not done; of equal ones the first.
 
     Args:
         ranks: How many.
@@ -58,10 +58,6 @@ class Router:
 
     def _weight(self, tokens: int) -> int:  # noqa: ARG002  # of a request of so many tokens
         return 1
-
-
-class LeastRunning(Router):
-    """The rank with the fewest requests that are not done; of equal ones the first."""
 
 
 class LeastTokens(Router):
@@ -119,7 +115,7 @@ class Vllm(Router):
 ROUTERS: dict[str, Callable[[int], Router]] = {
     "vllm": Vllm,
     "round-robin": RoundRobin,
-    "least-running": LeastRunning,
+    "least-running": Router,
     "least-tokens": LeastTokens,
 }
 """By the name that an option gives it; each is made for a number of ranks."""

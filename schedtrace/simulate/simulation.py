@@ -57,7 +57,7 @@ class TimedEngine(Engine):
 
         def wrapped(plain: type) -> type:
             chosen = balanced(plain) if balance_ranks else plain
-            of_time = timed(chosen, clock, times, lambda output: self.model_runner.batch_of(output))  # noqa: PLW0108  # made later
+            of_time = timed(chosen, clock, times, lambda output: self.model_runner.execute(output)[0])
             return wrap(of_time) if wrap else of_time
 
         super().__init__(wrapped, **options)

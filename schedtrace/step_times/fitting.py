@@ -25,6 +25,8 @@ UPDATE = ("requests",)
 GAP = ("arrivals",)
 ROUNDS = 4
 """Of choosing the slowest rank by a fit, and fitting to those chosen."""
+PASS = ("trial", "wave", "step_counter")
+"""What names a forward pass of ranks in lock-step."""
 NO_TIME = Linear(0.0, {}, [], {}, 0)
 
 
@@ -156,8 +158,7 @@ def of_slowest(rows: pl.DataFrame, source: Source) -> pl.DataFrame:
     Raises:
         InputError: too few steps have an output and requests that are known.
     """
-    passes = ("trial", "wave", "step_counter")
-    rows = rows.sort(passes, maintain_order=True).with_columns(
+    rows = rows.sort(PASS, maintain_order=True).with_columns(
         part=pl.col("trial").rank("dense").fill_null(1) - 1
     )
     took = pl.col("device_us")
@@ -196,12 +197,11 @@ def gathering_us(traces: Sequence[Trace]) -> float | None:
 
 def _slowest(rows: pl.DataFrame, cost: pl.Expr) -> pl.Series:
     """Whether a row's cost is the largest of its pass; of equal ones the first."""
-    named = ("trial", "wave", "step_counter")
     costs = rows.with_columns(cost=cost.fill_null(-1.0)).with_row_index("row")
     best = (
         costs.filter(pl.col("total_requests") > 0)
         .sort("cost", descending=True, maintain_order=True)
-        .group_by(named, maintain_order=True)
+        .group_by(PASS, maintain_order=True)
         .first()
     )
     return costs["row"].is_in(best["row"].implode())

@@ -19,48 +19,16 @@ class Gpu:
     """What the driver reports as total: vLLM takes its share of that."""
     link_bytes_per_s: float
     """NVLink, in one direction: half of what a data sheet states for both."""
-    source: str
 
 
 MIB = 2**20
 GPUS = {
-    "a100": Gpu(
-        "A100 SXM 80GB",
-        bf16_flops=312e12,
-        fp8_flops=312e12,
-        memory_bytes_per_s=2.039e12,
-        memory_bytes=81_920 * MIB,
-        link_bytes_per_s=300e9,
-        source="NVIDIA A100 Tensor Core GPU data sheet",
-    ),
-    "h100": Gpu(
-        "H100 SXM",
-        bf16_flops=989e12,
-        fp8_flops=1979e12,
-        memory_bytes_per_s=3.35e12,
-        memory_bytes=81_559 * MIB,
-        link_bytes_per_s=450e9,
-        source="NVIDIA H100 Tensor Core GPU data sheet",
-    ),
-    "h200": Gpu(
-        "H200 SXM",
-        bf16_flops=989e12,
-        fp8_flops=1979e12,
-        memory_bytes_per_s=4.8e12,
-        memory_bytes=143_771 * MIB,
-        link_bytes_per_s=450e9,
-        source="NVIDIA H200 Tensor Core GPU data sheet",
-    ),
-    "b200": Gpu(
-        "B200 SXM",
-        bf16_flops=2250e12,
-        fp8_flops=4500e12,
-        memory_bytes_per_s=8e12,
-        memory_bytes=183_359 * MIB,
-        link_bytes_per_s=900e9,
-        source="NVIDIA DGX B200 data sheet, an eighth of it",
-    ),
+    "a100": Gpu("A100 SXM 80GB", 312e12, 312e12, 2.039e12, 81_920 * MIB, 300e9),
+    "h100": Gpu("H100 SXM", 989e12, 1979e12, 3.35e12, 81_559 * MIB, 450e9),
+    "h200": Gpu("H200 SXM", 989e12, 1979e12, 4.8e12, 143_771 * MIB, 450e9),
+    "b200": Gpu("B200 SXM", 2250e12, 4500e12, 8e12, 183_359 * MIB, 900e9),
 }
+"""By NVIDIA's data sheets of the Tensor Core GPUs A100, H100 and H200; an eighth of that of the DGX B200."""
 
 
 SAID_BESIDE = frozenset({"", "nvidia", "sxm", "sxm4", "sxm5", "sxm6", "80gb", "hbm2e", "hbm3", "hbm3e"})

@@ -1,5 +1,7 @@
-"""Shapes of public models, and those that a Hugging Face ``config.json`` tells."""
+"""Shapes of models: of public ones, from a Hugging Face ``config.json``, and written as one."""
 
+import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import msgspec
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.model import safe_files
 
 DTYPE_BYTES = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 
@@ -95,6 +98,24 @@ class Shape:
         return self.shared_parameters + self.expert_layers * self.experts_per_token * self.expert_parameters
 
 
+REQUIRED = {
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "vocab": "vocab_size",
+}
+"""Fields of ``Shape`` to keys of a ``config.json``, which are those of ``transformers``."""
+LATENT = {
+    "kv_rank": "kv_lora_rank",
+    "query_rank": "q_lora_rank",
+    "nope_dim": "qk_nope_head_dim",
+    "rope_dim": "qk_rope_head_dim",
+    "value_dim": "v_head_dim",
+}
+"""Likewise of latent attention."""
+OURS = "schedtrace_shape"
+"""Key of a ``config.json`` written here: the name of the shape in full, of which vLLM is told less."""
 QUANTIZED_AS = {"fp8": "fp8", "awq": "int4", "gptq": "int4"}
 """``quant_method`` of a ``config.json`` to what a weight is stored as; scales are left out."""
 EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
@@ -176,12 +197,14 @@ def _read(path: Path) -> Shape:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         msg = f"{path}: not a model's config.json ({error})"
         raise InputError(msg) from error
+    if (known := SHAPES.get(str(config.get(OURS)))) is not None:
+        return known
     name = path.parent.name if path.name == "config.json" else path.stem
     return _shape_of(name or str(path), config.get("text_config") or config, path)
 
 
 def _shape_of(name: str, config: dict[str, Any], path: Path) -> Shape:
-    """The keys are those of ``transformers``; several families use one of two names."""
+    """Several families use one of two names for a figure."""
     others = set(config.get("layer_types") or config.get("layers_block_type") or ()) - FULL_ATTENTION
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         others.add("sliding_attention")
@@ -189,19 +212,15 @@ def _shape_of(name: str, config: dict[str, Any], path: Path) -> Shape:
         msg = f"{path}: layers of {', '.join(sorted(others))} are not modelled; fit a recorded trace instead"
         raise UsageError(msg)
     try:
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        known: dict[str, Any] = {field: config[key] for field, key in REQUIRED.items()}
         experts = next((config[key] for key in EXPERTS if config.get(key)), 0)
-        expert = config.get("moe_intermediate_size") or config["intermediate_size"]
+        expert = config.get("moe_intermediate_size") or known["intermediate"]
         shared = config.get("n_shared_experts") or 0
         return Shape(
             name=name,
-            layers=config["num_hidden_layers"],
-            hidden=hidden,
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            intermediate=config["intermediate_size"],
-            vocab=config["vocab_size"],
+            **known,
+            kv_heads=config.get("num_key_value_heads") or known["heads"],
+            head_dim=config.get("head_dim") or known["hidden"] // known["heads"],
             positions=config.get("max_position_embeddings"),
             tied=bool(config.get("tie_word_embeddings", False)),
             dtype=config.get("dtype") or config.get("torch_dtype") or "bfloat16",
@@ -211,11 +230,7 @@ def _shape_of(name: str, config: dict[str, Any], path: Path) -> Shape:
             shared_experts=shared if experts else 0,
             expert_intermediate=expert if experts else 0,
             dense_layers=config.get("first_k_dense_replace") or 0 if experts else 0,
-            kv_rank=config.get("kv_lora_rank") or 0,
-            query_rank=config.get("q_lora_rank") or 0,
-            nope_dim=config.get("qk_nope_head_dim") or 0,
-            rope_dim=config.get("qk_rope_head_dim") or 0,
-            value_dim=config.get("v_head_dim") or 0,
+            **{field: config.get(key) or 0 for field, key in LATENT.items()},
         )
     except KeyError as error:
         msg = f"{path}: lacks {error}, which the model's shape needs"
@@ -231,3 +246,65 @@ def _quantization(config: dict[str, Any], path: Path) -> str | None:
         msg = f"{path}: quantization '{method}' is not modelled: known are {', '.join(QUANTIZED_AS)}"
         raise UsageError(msg)
     return "int8" if method == "gptq" and quantization.get("bits") == 8 else QUANTIZED_AS[method]  # noqa: PLR2004  # bits
+
+
+_FAMILIES = {
+    "Qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+    "Llama-3.1": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "DeepSeek-V3": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},
+}
+
+
+def shape_folder(known: Shape) -> Path:
+    """A folder in the user's cache that holds ``config_of`` it; a temporary one if that cannot be written.
+
+    That is enough for a simulated engine.
+
+    Args:
+        known: One of ``SHAPES``.
+    """
+    content = (json.dumps(config_of(known), indent=2) + "\n").encode()
+    try:
+        folder = safe_files.user_cache() / "models" / known.name
+        file = folder / "config.json"
+        if not (file.is_file() and file.read_bytes() == content):
+            safe_files.make_folder(folder)
+            safe_files.replace(file, content)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="schedtrace-")) / known.name
+        folder.mkdir()
+        safe_files.replace(folder / "config.json", content)
+    return folder
+
+
+def config_of(known: Shape) -> dict[str, Any]:
+    """What ``transformers`` and vLLM must know of a shape of the table.
+
+    The weights' quantization is left out: no weight is loaded, and vLLM's CPU build refuses FP8.
+    """
+    family = next(name for name in _FAMILIES if known.name.startswith(name))
+    config: dict[str, Any] = {
+        OURS: known.name,
+        **_FAMILIES[family],
+        **{key: getattr(known, field) for field, key in REQUIRED.items()},
+        "max_position_embeddings": known.positions,
+        "num_key_value_heads": known.kv_heads,
+        "tie_word_embeddings": known.tied,
+        "torch_dtype": known.dtype,
+    }
+    if known.kv_rank:
+        config |= {key: getattr(known, field) for field, key in LATENT.items()}
+    else:
+        config["head_dim"] = known.head_dim
+    if known.experts:
+        config |= {
+            "n_routed_experts": known.experts,
+            "num_experts_per_tok": known.experts_per_token,
+            "n_shared_experts": known.shared_experts,
+            "moe_intermediate_size": known.expert_intermediate,
+            "first_k_dense_replace": known.dense_layers,
+            # Of DeepSeek-V3; which experts a token goes to is not simulated.
+            "n_group": 8,
+            "topk_group": 4,
+        }
+    return config

@@ -17,8 +17,7 @@ from schedtrace.step_times.batch import Batch, StepTimes
 from schedtrace.step_times.gpus import GPUS, Gpu, gpu
 from schedtrace.step_times.memory import kv_cache_blocks
 from schedtrace.step_times.roofline import Roofline
-from schedtrace.step_times.shape_folder import shape_of
-from schedtrace.step_times.shapes import Shape
+from schedtrace.step_times.shapes import Shape, shape
 
 if TYPE_CHECKING:
     from schedtrace.step_times.fitted import Fitted
@@ -124,7 +123,7 @@ class SimulatedDevice(
         """How long steps take: as saved, else a roofline; with the noise.
 
         Args:
-            model: As for ``shape_folder.shape_of``.
+            model: As for ``shapes.shape``.
             tensor_parallel_size: GPUs that share a step.
             kv_dtype: Of the KV cache; None: as the model's.
 
@@ -134,7 +133,7 @@ class SimulatedDevice(
         """
         times: StepTimes | None = self.fit()
         if times is None:
-            times = Roofline(shape_of(model), self._given_gpu(), tensor_parallel_size, kv_dtype)
+            times = Roofline(shape(model), self._given_gpu(), tensor_parallel_size, kv_dtype)
         return Noisy(times, self.noise, self.seed) if self.noise else times
 
     def blocks(self, model: str, *, pipeline_parallel_size: int = 1, **options: Any) -> int:
@@ -153,7 +152,7 @@ class SimulatedDevice(
         if device is None:
             msg = "without a GPU the KV cache's size is unknown: give --gpu or --num-gpu-blocks-override"
             raise UsageError(msg)
-        part = _part(shape_of(model), pipeline_parallel_size)
+        part = _part(shape(model), pipeline_parallel_size)
         return kv_cache_blocks(part, device, **options)
 
     def _given_gpu(self) -> Gpu:

@@ -17,8 +17,9 @@ from schedtrace.model.prediction import Figure, Objective, Prediction
 from schedtrace.model.report import Advice, Finding, Gain
 from schedtrace.model.say import say
 from schedtrace.whatif.baseline import first_part, usual_figure
-from schedtrace.whatif.menu import KV_BLOCKS, family, menu
+from schedtrace.whatif.menu import family, menu
 from schedtrace.whatif.prediction import Predictor, Recorded
+from schedtrace.whatif.replays import BLOCKS
 from schedtrace.whatif.search import LEAST_FRAC, Progress, Search, Trial, saved_frac
 
 RESAMPLES = 4
@@ -146,7 +147,7 @@ def _unsure(figure: Figure, base: Recorded) -> Message:
 
 def _change(name: str, value: Any, predictor: Predictor, base: Recorded) -> Message:
     """As it is typed, with the present value; ``kv_space`` knows the units of the KV cache."""
-    if name == KV_BLOCKS:
+    if name == BLOCKS:
         return kv_space(base.timelines[0], value)
     if isinstance(value, bool):
         return say("{option:setting}", option=_option(name, value))

@@ -6,13 +6,8 @@ from typing import Any
 
 from schedtrace.engine.vllm_options import read_options, refuse_setting
 from schedtrace.errors import UsageError
+from schedtrace.model.prediction import OF_RANKS
 from schedtrace.step_times.memory import refuse_of_memory
-
-OURS: dict[str, tuple[Any, ...]] = {
-    "router": ("vllm", "round-robin", "least-running", "least-tokens"),
-    "balance_ranks": (True, False),
-}
-"""Settings that a replay takes beside vLLM's, and their values."""
 
 
 def vllm_version() -> str:
@@ -45,14 +40,13 @@ def require_settings(option: str, settings: Mapping[str, Sequence[Any]], *, reco
     for name, values in settings.items():
         if recorded:
             refuse_of_memory(name, option)
-        if name in OURS:
-            if wrong := [value for value in values if value not in OURS[name]]:
-                msg = (
-                    f"{option} {name}={wrong[0]}: one of {', '.join(str(one).lower() for one in OURS[name])}"
-                )
+        if name in OF_RANKS:
+            if wrong := [value for value in values if value not in OF_RANKS[name]]:
+                allowed = ", ".join(str(one).lower() for one in OF_RANKS[name])
+                msg = f"{option} {name}={wrong[0]}: one of {allowed}"
                 raise UsageError(msg)
         elif options is not None:
-            refuse_setting(name, values, options, own=OURS, where=f"{option} ")
+            refuse_setting(name, values, options, own=OF_RANKS, where=f"{option} ")
 
 
 def import_vllm() -> None:

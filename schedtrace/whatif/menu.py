@@ -13,15 +13,15 @@ from schedtrace.diagnose.uneven_ranks import prefill_interval
 from schedtrace.model.causes import Cause
 from schedtrace.timeline.timeline import Timeline
 from schedtrace.whatif.prediction import Recorded
+from schedtrace.whatif.replays import BLOCKS
 
 Change = tuple[str, Any]
 """An argument of vLLM and its value."""
-KV_BLOCKS = "num_gpu_blocks_override"
 FAMILIES = {
     "max_num_active_seqs": "max_num_seqs",
-    "kv_cache_memory_bytes": KV_BLOCKS,
-    "gpu_memory_utilization": KV_BLOCKS,
-    "kv_cache_dtype": KV_BLOCKS,
+    "kv_cache_memory_bytes": BLOCKS,
+    "gpu_memory_utilization": BLOCKS,
+    "kv_cache_dtype": BLOCKS,
 }
 """Settings by the one that acts on the same resource."""
 FEWEST_TOKENS = 16
@@ -45,7 +45,7 @@ def menu(base: Recorded, now: Mapping[str, Any]) -> list[Change]:
         found["enable_prefix_caching", True] = None
     for part in (_seats, _budget, _blocks, _thresholds, _switches, _cadence):
         for name, value in part(base.timelines, now):
-            if now.get("num_blocks" if name == KV_BLOCKS else name) != value:
+            if now.get("num_blocks" if name == BLOCKS else name) != value:
                 found[name, value] = None
     return list(found)
 
@@ -90,7 +90,7 @@ def _blocks(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Chang
     )
     refused = any((timeline.exits["cause"] == Cause.KV_BLOCKS).any() for timeline in timelines)
     if blocks and (refused or free <= 0.1):  # noqa: PLR2004  # see above
-        yield from ((KV_BLOCKS, int(blocks * times)) for times in (1.5, 2, 3))
+        yield from ((BLOCKS, int(blocks * times)) for times in (1.5, 2, 3))
 
 
 def _thresholds(timelines: list[Timeline], now: Mapping[str, Any]) -> Iterator[Change]:

@@ -43,26 +43,12 @@ AUTO = ("kv_cache_dtype", "auto")
 """As if it was not given."""
 
 
-class _Engine:
+@dataclass(frozen=True)
+class RecordedEngine:
+    """The engine of a trace, or several."""
+
     OWN: ClassVar[frozenset[str]] = frozenset()
     """Settings that act by way of memory and step times only: vLLM's scheduler does not see them."""
-
-    def require_known(self, names: Iterable[str]) -> None:
-        """Check names of settings.
-
-        Raises:
-            UsageError: not an argument of vLLM, or one that a replay cannot change.
-        """
-        from schedtrace.simulate.engine_options import require_known  # noqa: PLC0415  # imports vLLM
-
-        for name in names:
-            if name not in self.OWN:
-                require_known(name)
-
-
-@dataclass(frozen=True)
-class RecordedEngine(_Engine):
-    """The engine of a trace, or several."""
 
     header: Header
     times: StepTimes
@@ -92,7 +78,7 @@ class RecordedEngine(_Engine):
 
 
 @dataclass(frozen=True)
-class ModelledEngine(_Engine):
+class ModelledEngine:
     """A model's shape on GPUs, with vLLM's defaults for an API server on such a GPU.
 
     Args:
@@ -105,7 +91,9 @@ class ModelledEngine(_Engine):
     gpu: Gpu
     times: StepTimes | None = None
 
-    OWN = frozenset({"tensor_parallel_size", "gpu_memory_utilization", "kv_cache_dtype"})
+    OWN: ClassVar[frozenset[str]] = frozenset(
+        {"tensor_parallel_size", "gpu_memory_utilization", "kv_cache_dtype"}
+    )
 
     @property
     def step_times(self) -> str:

@@ -34,7 +34,11 @@ def base_settings(work: Work, names: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: a name that is no argument of vLLM, or that a replay cannot change.
     """
-    work.engine.require_known(names)
+    from schedtrace.simulate.engine_options import require_known  # noqa: PLC0415  # imports vLLM
+
+    for name in names:
+        if name not in work.engine.OWN:
+            require_known(name)
     return work.engine.base(names)
 
 

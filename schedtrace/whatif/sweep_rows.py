@@ -70,9 +70,10 @@ def measured(outcome: Outcome, bounds: Sequence[Bound]) -> list[float | None]:
 
 def meets(outcome: Outcome, bounds: Sequence[Bound]) -> bool:
     """Whether every bound holds, which takes that every request finished."""
-    unknown = (value is None and bound.latency != "tpot" for value, bound in _with(outcome, bounds))
-    broken = (value is not None and value > bound.limit_ms for value, bound in _with(outcome, bounds))
-    return len(outcome.ttft_ms) == outcome.requests and not any(unknown) and not any(broken)
+    return len(outcome.ttft_ms) == outcome.requests and all(
+        bound.latency == "tpot" if value is None else value <= bound.limit_ms
+        for value, bound in zip(measured(outcome, bounds), bounds, strict=True)
+    )
 
 
 def good_requests(outcome: Outcome, bounds: Sequence[Bound]) -> int:
@@ -87,10 +88,6 @@ def good_requests(outcome: Outcome, bounds: Sequence[Bound]) -> int:
         all(value is None or value <= limit for value, (_, limit) in zip(row, columns, strict=True))
         for row in zip(*(values for values, _ in columns), strict=True)
     )
-
-
-def _with(outcome: Outcome, bounds: Sequence[Bound]) -> list[tuple[float | None, Bound]]:
-    return list(zip(measured(outcome, bounds), bounds, strict=True))
 
 
 def pareto_front(costs: Sequence[Sequence[float | None]]) -> list[bool]:
@@ -140,8 +137,10 @@ def sweep_rows(
         recorded: Key of the configuration that was recorded; None: there is none.
     """
     rows = [_row(outcome, base, slo, recorded) for outcome in outcomes]
-    costs = [[_negative(row.output_tokens_per_s), *measured(outcome, compared(slo))]
-             for row, outcome in zip(rows, outcomes, strict=True)]  # fmt: skip
+    costs = [
+        [None if (rate := row.output_tokens_per_s) is None else -rate, *measured(outcome, compared(slo))]
+        for row, outcome in zip(rows, outcomes, strict=True)
+    ]
     for row, on_front in zip(rows, pareto_front(costs), strict=True):
         row.pareto = on_front
     return sorted(rows, key=lambda row: (row.refused is not None, -(row.output_tokens_per_s or 0.0)))
@@ -165,18 +164,14 @@ def _row(outcome: Outcome, base: Mapping[str, Any], slo: Sequence[Bound], record
         extrapolated_frac=None if outside is None or not steps else outside / steps,
         output_tokens_per_s=rates.output_tokens_per_s if rates else None,
         requests_per_s=rates.requests_per_s if rates else None,
-        ttft_ms=_percentiles(latencies(outcome, "ttft")),
-        tpot_ms=_percentiles(latencies(outcome, "tpot")),
-        e2e_ms=_percentiles(latencies(outcome, "e2e")),
+        ttft_ms=_percentiles(outcome.ttft_ms),
+        tpot_ms=_percentiles(outcome.tpot_ms),
+        e2e_ms=_percentiles(outcome.e2e_ms),
         bounds_ms=measured(outcome, slo),
         meets_slo=meets(outcome, slo) if judged else None,
         goodput_requests_per_s=good_requests(outcome, slo) / lasted if judged and lasted else None,
         pareto=False,
     )
-
-
-def _negative(value: float | None) -> float | None:
-    return None if value is None else -value
 
 
 def _percentiles(values: Sequence[float | None]) -> Percentiles | None:

@@ -67,7 +67,8 @@ def closed_loop(
     if len(lags) < FEWEST:
         return None
     took = median(b - a for a, b in zip(arrived_us, answered_us, strict=True) if b is not None)
-    at_once = median(lags) <= AT_ONCE_FRAC * took and _nine_tenths(lags) <= MOSTLY_AT_ONCE_FRAC * took
+    nine_tenths = quantiles(lags, n=10, method="inclusive")[-1]
+    at_once = median(lags) <= AT_ONCE_FRAC * took and nine_tenths <= MOSTLY_AT_ONCE_FRAC * took
     periods = [later - earlier for later, earlier in zip(came[most:], came, strict=False)][: len(lags)]
     steady = _spread(lags) <= STEADY_FRAC * median(lags) and _spread(lags) < TIGHTER * _spread(periods)
     return loop if at_once or steady else None
@@ -76,10 +77,6 @@ def closed_loop(
 def _most_open(came: Sequence[float], gone: Sequence[float]) -> int:
     """Requests that were open at once, at most; an answer and the request that follows it do not overlap."""
     return max((number - bisect.bisect_right(gone, us) for number, us in enumerate(came, 1)), default=0)
-
-
-def _nine_tenths(values: Sequence[float]) -> float:
-    return quantiles(values, n=10, method="inclusive")[-1]
 
 
 def _spread(values: Sequence[float]) -> float:

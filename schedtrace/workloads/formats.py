@@ -99,7 +99,7 @@ def format_of(path: Path, count_tokens: CountTokens | None = None, output_len: i
         return Format("mooncake", reader, MOONCAKE_BLOCK)
     if "conversations" in keys:  # no list around it: the reader says so
         return Format("sharegpt", read_sharegpt, timed=False)
-    if not keys.keys().isdisjoint(OwnRow.__struct_fields__):
+    if not keys.keys().isdisjoint(OwnRow.__struct_encode_fields__):
         reader = partial(_read_own, count_tokens=count_tokens, output_len=output_len)
         return Format("jsonl", reader, timed=False)
     if keys.get("type") == msgspec.Raw(b'"header"'):
@@ -210,10 +210,10 @@ def _read_blocks(path: Path, counts: Counter[str], *, unit_us: float, block: int
         )
 
 
-class OwnRow(msgspec.Struct):
+class OwnRow(msgspec.Struct, kw_only=True):
     """One line of one's own: ``prompt`` or ``input_len``, and how much to generate."""
 
-    prompt: str | None = None
+    text: str | None = msgspec.field(default=None, name="prompt")
     input_len: _Positive | None = None
     output_len: _Positive | None = None
     priority: int = 0
@@ -228,7 +228,7 @@ def own_rows(path: Path) -> Iterator[tuple[int, OwnRow]]:
         InputError: ``path:line: what``.
     """
     for number, row in json_lines(path, OwnRow):
-        if (row.prompt is None) == (row.input_len is None):
+        if (row.text is None) == (row.input_len is None):
             what = "give either prompt (a text) or input_len (a number of random tokens)"
             raise refused(path, number, what)
         yield number, row
@@ -247,6 +247,6 @@ def _read_own(
         output = output_len or row.output_len
         if output is None:
             raise refused(path, number, "no output_len: add it, or give --output-len")
-        counts[ESTIMATED] += row.prompt is not None and count_tokens is None
-        prompt = row.input_len or measure(row.prompt or "")
+        counts[ESTIMATED] += row.text is not None and count_tokens is None
+        prompt = row.input_len or measure(row.text or "")
         yield Row(number, prompt, output, priority=row.priority, data_parallel_rank=row.data_parallel_rank)

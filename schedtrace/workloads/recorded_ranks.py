@@ -15,8 +15,7 @@ from schedtrace.read.trace import Trace
 from schedtrace.timeline.engine_ranks import offset
 from schedtrace.timeline.timeline import WARMUP_TRIAL
 from schedtrace.workloads.closed_loop import closed_loop
-from schedtrace.workloads.recorded_load import from_trace, loads_of, trials_of
-from schedtrace.workloads.recorded_notes import ONE_OF_SEVERAL
+from schedtrace.workloads.recorded_load import ONE_OF_SEVERAL, from_trace, loads_of, trials_of
 from schedtrace.workloads.workload import LoadRequest, Pass, Workload, make_workload
 
 

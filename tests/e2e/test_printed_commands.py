@@ -12,8 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from schedtrace.cli.main import main
-from schedtrace.step_times.shape_folder import config_of
-from schedtrace.step_times.shapes import SHAPES
+from schedtrace.step_times.shapes import SHAPES, config_of
 from tests.e2e.conftest import MODEL, REPO, schedtrace
 
 BALANCED = "--data-parallel-size 4 --scheduler-cls schedtrace.balance.BalanceScheduler"

@@ -5,14 +5,14 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.errors import UsageError
+from schedtrace.model.prediction import OF_RANKS
 from schedtrace.read.run import read_run
-from schedtrace.simulate.config import OF_RANKS
 from schedtrace.simulate.engine_options import engine_options, require_known
 from schedtrace.simulate.replay import play
+from schedtrace.simulate.routing import ROUTERS
 from schedtrace.step_times.recorded_times import Recorded as RecordedTimes
 from schedtrace.timeline.timeline import make_timeline
 from schedtrace.whatif.figures import compositions
-from schedtrace.whatif.installed import OURS
 from schedtrace.whatif.prediction import recorded
 from schedtrace.whatif.sweep import parse_changes
 from tests.contract.whatif.conftest import LOADS, TIMES, drive
@@ -100,9 +100,7 @@ def test_what_vllm_refuses_has_its_whole_reason(changes, why, tmp_path):
 
 
 def test_settings_that_are_not_vllms_have_the_same_values_before_it_is_imported():
-    assert {name: set(values) for name, values in OURS.items()} == {
-        name: set(values) for name, values in OF_RANKS.items()
-    }
+    assert OF_RANKS["router"] == tuple(ROUTERS)
 
 
 def test_a_pool_that_vllm_would_not_start_with_is_refused(load):

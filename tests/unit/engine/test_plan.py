@@ -9,7 +9,7 @@ from schedtrace.engine.plan import Plan, both_fit, check, folder_of, make_folder
 from schedtrace.engine.run_spec import RunSpec
 from schedtrace.errors import RecordingError, SchedtraceError, UsageError
 from schedtrace.model.manifest import read_manifest
-from tests.makers import manifest, run_folder, step
+from tests.makers import run_folder, step
 
 
 def spec(*engine_args, **fields):
@@ -97,21 +97,14 @@ def make_folder(output, name, *, force):
     return folder
 
 
-def test_a_new_folder_is_made_with_its_parents(tmp_path):
-    folder = make_folder(tmp_path / "a" / "b", "run", force=False)
-    assert (folder, folder.is_dir()) == (tmp_path / "a" / "b" / "run", True)
-
-
-def test_an_empty_folder_is_taken_as_it_is(tmp_path):
-    (tmp_path / "run").mkdir()
-    assert make_folder(tmp_path, "run", force=False) == tmp_path / "run"
-
-
 @pytest.mark.parametrize(
-    ("label", "name"), [("a b/c", "a_b_c"), ("x=1,y=2", "x=1_y=2"), ("v1.2+k-_", "v1.2+k-_"), ("ü", "ü")]
+    ("label", "name"),
+    [("a b/c", "a_b_c"), ("x=1,y=2", "x=1_y=2"), ("v1.2+k-_", "v1.2+k-_"), ("ü", "ü"), ("a\0b", "a_b")],
 )
-def test_a_label_becomes_one_folder_name(tmp_path, label, name):
-    assert make_folder(tmp_path, label, force=False) == tmp_path / name
+def test_a_label_becomes_one_new_folder_or_one_that_is_empty(tmp_path, label, name):
+    for _ in range(2):
+        folder = make_folder(tmp_path / "a" / "b", label, force=False)
+        assert (folder, folder.is_dir()) == (tmp_path / "a" / "b" / name, True)
 
 
 def test_a_folder_with_something_in_it_is_refused_without_force(tmp_path):
@@ -121,21 +114,17 @@ def test_a_folder_with_something_in_it_is_refused_without_force(tmp_path):
     assert (tmp_path / "run" / "engine-0.jsonl").exists()
 
 
-def test_force_empties_a_run_folder(tmp_path):
-    run_folder(tmp_path / "run", step(0), about=manifest())
-    (tmp_path / "run" / "vllm.log").touch()
-    assert list(make_folder(tmp_path, "run", force=True).iterdir()) == []
-
-
-def test_force_takes_a_run_that_recorded_nothing_for_a_run(tmp_path):
+@pytest.mark.parametrize("name", ["engine-0.jsonl", "run.json"])
+def test_force_empties_a_run_folder_whether_or_not_it_recorded(tmp_path, name):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").touch()
+    for file in (name, "vllm.log"):
+        (tmp_path / "run" / file).touch()
     assert list(make_folder(tmp_path, "run", force=True).iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "engine.jsonl", "run.json.bak"])
+@pytest.mark.parametrize("name", ["thesis.tex", "engine.jsonl", "run.json.bak", "one/engine-0.jsonl"])
 def test_force_never_empties_a_folder_that_is_no_run(tmp_path, name):
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).parent.mkdir(parents=True)
     (tmp_path / "run" / name).write_text("precious")
     with pytest.raises(UsageError, match="run is no run folder"):
         make_folder(tmp_path, "run", force=True)
@@ -152,19 +141,6 @@ def test_a_file_or_a_link_of_that_name_is_no_folder(tmp_path, force):
     assert (tmp_path / "real" / "engine-0.jsonl").exists()
 
 
-def test_force_never_empties_a_folder_of_runs(tmp_path):
-    run_folder(tmp_path / "logs" / "one", step(0))
-    with pytest.raises(UsageError, match="logs is no run folder"):
-        make_folder(tmp_path, "logs", force=True)
-    assert (tmp_path / "logs" / "one" / "engine-0.jsonl").exists()
-
-
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot be made"):
-        make_folder(tmp_path / "file", "run", force=False)
-
-
 def test_no_folder_is_touched_if_one_of_them_cannot_be_made(tmp_path):
     run_folder(tmp_path / "old", step(0))
     (tmp_path / "file").touch()
@@ -174,25 +150,22 @@ def test_no_folder_is_touched_if_one_of_them_cannot_be_made(tmp_path):
     assert (tmp_path / "old" / "engine-0.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
-def test_an_impossible_name_is_told(tmp_path, name):
-    if "\0" in name:
-        assert folder_of(tmp_path, name).name == "a_b"
-        return
-    with pytest.raises(UsageError, match=r"cannot be made \(File name too long\)"):
-        make_folder(tmp_path, name, force=False)
+def denied(*_):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def test_a_folder_that_may_not_be_written_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan.os, "access", lambda *_: False)
-    with pytest.raises(UsageError, match="run: cannot be written to; give another --output"):
-        make_folder(tmp_path, "run", force=False)
-
-
-def test_a_folder_that_may_not_be_looked_into_is_told(tmp_path, monkeypatch):
-    def denied(*_):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(plan.Path, "exists", denied)
-    with pytest.raises(UsageError, match=r"run: cannot be made \(Permission denied\)"):
-        make_folder(tmp_path, "run", force=False)
+@pytest.mark.parametrize(
+    ("name", "patched", "says"),
+    [
+        ("file/run", {}, "cannot be made"),
+        ("a" * 300, {}, r"cannot be made \(File name too long\)"),
+        ("run", {"os.access": lambda *_: False}, "run: cannot be written to; give another --output"),
+        ("run", {"Path.exists": denied}, r"run: cannot be made \(Permission denied\)"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_or_used_is_told(tmp_path, monkeypatch, name, patched, says):
+    (tmp_path / "file").touch()
+    for function, replaced in patched.items():
+        monkeypatch.setattr(f"schedtrace.engine.plan.{function}", replaced)
+    with pytest.raises(UsageError, match=says):
+        make_folders([tmp_path / name], force=False)

@@ -43,10 +43,14 @@ TOLD = "(EngineCore_DP0 pid=7) ERROR core.py: ValueError: too few blocks"
 AFTER = "RuntimeError: Engine core initialization failed. See root cause above."
 
 
-def test_the_tail_of_a_log_is_its_last_telling_lines_indented():
+def test_the_tail_of_a_log_is_its_last_telling_lines_up_to_the_root_cause_indented():
     log = ["one", "", "two", "[shutdown] bye", "x" * 300]
     assert log_tail(log, 2) == ["  | two", f"  | {'x' * 200}"]
     assert log_tail([]) == []
+    assert log_tail(["start", TOLD, "Traceback", AFTER], 2) == [
+        "  | start",
+        f"  | {TOLD}",
+    ]
 
 
 def test_the_root_cause_is_what_the_engine_core_said_not_the_front_end():
@@ -55,10 +59,6 @@ def test_the_root_cause_is_what_the_engine_core_said_not_the_front_end():
         1,
     )
     assert root_cause(["start", AFTER]) is None
-
-
-def test_the_tail_of_a_log_ends_with_the_root_cause():
-    assert log_tail(["start", TOLD, "Traceback", AFTER], 2) == ["  | start", f"  | {TOLD}"]
 
 
 def test_only_the_owner_may_read_vllms_log(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 import pytest
 
 from schedtrace.errors import ExitCode, InputError
-from schedtrace.model.trace import End, Events, Exit, Output
+from schedtrace.model.trace import End, Events, Exit
 from schedtrace.read.problems import Problems
 from schedtrace.read.trace import read_trace
 from tests.makers import arrival, encoded, finish, header, step, write_trace
@@ -45,20 +45,32 @@ def test_a_garbled_line_is_dropped_and_named_and_the_others_stay(trace_of, garba
     assert trace.steps["step"].to_list() == [0, 2]
 
 
-def test_several_garbled_lines_are_counted_with_their_numbers_in_order(trace_of):
-    half = STEP[:40]
-    trace = trace_of(half, step(0), b"x", b"y", step(1), half, b"z", b"")
-    assert trace.problems.garbled_lines == [2, 4, 5, 7, 8]
-    [said] = trace.problems.sentences(trace.path)
-    assert said == f"{trace.path}: 5 lines were not understood and dropped (line 2, 4, 5, 7, 8)"
+NOT_UNDERSTOOD = "{} not understood and dropped (line {})"
 
 
-def test_one_garbled_line_and_one_missing_step_are_told_as_one(trace_of):
-    trace = trace_of(step(0), b"x", step(2))
-    assert trace.problems.sentences(trace.path) == [
-        f"{trace.path}: 1 line was not understood and dropped (line 3)",
-        f"{trace.path}: 1 step is missing, and so is any request that arrived or ended in it",
-    ]
+@pytest.mark.parametrize(
+    ("lines", "numbers", "sentences"),
+    [
+        (
+            [STEP[:40], step(0), b"x", b"y", step(1), STEP[:40], b"z", b""],
+            [2, 4, 5, 7, 8],
+            [NOT_UNDERSTOOD.format("5 lines were", "2, 4, 5, 7, 8")],
+        ),
+        ([b"x"] * 6, [2, 3, 4, 5, 6, 7], [NOT_UNDERSTOOD.format("6 lines were", "2, 3, 4, 5, 6, ...")]),
+        (
+            [step(0), b"x", step(2)],
+            [3],
+            [
+                NOT_UNDERSTOOD.format("1 line was", "3"),
+                "1 step is missing, and so is any request that arrived or ended in it",
+            ],
+        ),
+    ],
+)
+def test_garbled_lines_are_counted_with_their_first_numbers_in_order(trace_of, lines, numbers, sentences):
+    trace = trace_of(*lines)
+    assert trace.problems.garbled_lines == numbers
+    assert trace.problems.sentences(trace.path) == [f"{trace.path}: {said}" for said in sentences]
 
 
 def test_a_line_has_the_same_fate_whatever_else_is_in_the_trace(trace_of):
@@ -76,36 +88,20 @@ def test_lines_that_only_polars_refuses_are_found_among_many(trace_of):
     trace = trace_of(*lines)
     assert trace.problems.garbled_lines == [2, 19, 20, 41]
     assert trace.steps["step"].to_list() == [at for at in range(40) if at not in {0, 17, 18, 39}]
+    nothing_else = trace_of(lines[0], lines[17])
+    assert (nothing_else.steps.height, nothing_else.problems.garbled_lines) == (0, [2, 3])
 
 
-def test_a_trace_of_nothing_but_lines_that_polars_refuses_has_no_steps(trace_of):
-    big = STEP.replace(b'"start_us":10000', b'"start_us":99999999999999999999')
-    trace = trace_of(big, big)
-    assert (trace.steps.height, trace.problems.garbled_lines) == (0, [2, 3])
+UNCLOSED = "not closed, the engine was killed or still runs; up to one second before the end may be missing"
 
 
-def test_no_more_than_five_line_numbers_are_said(trace_of):
-    [said] = (trace := trace_of(*[b"x"] * 6)).problems.sentences(trace.path)
-    assert "6 lines" in said
-    assert "2, 3, 4, 5, 6, ...)" in said
-
-
-def test_the_last_line_cut_off_is_dropped_and_told(trace_of):
-    trace = trace_of(step(0), closed=False, tail=STEP[:60])
+@pytest.mark.parametrize("tail", [b"", STEP[:60], STEP])
+def test_what_stands_behind_the_last_newline_is_dropped_and_a_trace_without_an_end_unclosed(trace_of, tail):
+    trace = trace_of(step(0), closed=False, tail=tail)
     assert trace.steps["step"].to_list() == [0]
-    assert (trace.problems.truncated, trace.problems.garbled_lines) == (True, [])
-    assert "cut off" in trace.problems.sentences(trace.path)[0]
-
-
-def test_even_a_whole_line_without_its_newline_counts_as_cut_off(trace_of):
-    trace = trace_of(step(0), closed=False, tail=STEP)
-    assert (trace.problems.truncated, trace.steps.height) == (True, 1)
-
-
-def test_a_trace_without_an_end_line_is_unclosed(trace_of):
-    trace = trace_of(step(0), closed=False)
-    assert trace.problems == Problems(unclosed=True)
-    assert "not closed" in trace.problems.sentences(trace.path)[0]
+    assert trace.problems == Problems(unclosed=True, truncated=bool(tail))
+    said = ["the last line is cut off and was dropped"] if tail else []
+    assert trace.problems.sentences(trace.path) == [f"{trace.path}: {one}" for one in (*said, UNCLOSED)]
 
 
 def test_an_unclosed_trace_counts_the_requests_whose_end_is_missing(trace_of):
@@ -129,23 +125,6 @@ def test_an_unclosed_trace_counts_the_requests_whose_end_is_missing(trace_of):
 def test_steps_that_the_numbering_or_the_end_line_tells_of_are_counted_as_missing(trace_of, lines, missing):
     trace = trace_of(*lines, closed=False)
     assert trace.problems.missing_steps == missing
-
-
-def test_an_output_told_twice_counts_once(trace_of):
-    first, again = (Output(step=0, output_us=at, update_us=1, output_tokens=1) for at in (5, 6))
-    steps = trace_of(step(0), step(1), first, again).steps
-    assert steps.select("step", "output_us").rows() == [(0, 5), (1, 11_000)]
-
-
-def test_an_unclosed_trace_in_which_all_requests_ended_says_nothing_about_requests(trace_of):
-    trace = trace_of(step(0), closed=False)
-    [said] = trace.problems.sentences(trace.path)
-    assert said.endswith("up to one second before the end may be missing")
-
-
-def test_an_output_line_of_a_step_that_was_lost_changes_nothing(trace_of):
-    steps = trace_of(step(0), Output(step=9, output_us=5, update_us=1, output_tokens=1)).steps
-    assert steps.select("step", "output_us").rows() == [(0, 1000)]
 
 
 @pytest.mark.parametrize(

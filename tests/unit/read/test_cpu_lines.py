@@ -1,9 +1,7 @@
 from schedtrace.diagnose.threads import ThreadShare, thread_shares
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
-from schedtrace.read.lines import ReadOptions
 from schedtrace.read.problems import Problems
-from schedtrace.read.trace import read_trace
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import step
 
@@ -14,12 +12,6 @@ def test_lines_of_processor_times_are_one_row_a_thread(trace_of):
     assert trace.steps["step"].to_list() == [0, 1]
     assert trace.problems == Problems()
     assert trace.cpu.rows() == [(5, "engine", 1, 1, 10, 2), (5, "worker", 3, 4, 50, 6)]
-
-
-def test_a_large_trace_has_them_too(trace_of):
-    small = trace_of(step(0), Cpu(at_us=5, threads=[ThreadTime("engine", 1, 1, 10, 2)]))
-    for _ in range(2):  # built, then read from the cache
-        assert read_trace(small.path, ReadOptions(memory_bytes=0)).cpu.equals(small.cpu)
 
 
 def test_a_threads_times_grow_from_the_first_to_the_last_time_it_was_seen_in_the_run(trace_of):

@@ -54,7 +54,7 @@ TWO = full(0, ("a", 0, 7, "new"), ("b", 20, 1))
 ONES = {"remaining_budget": 998}
 
 
-def test_a_delta_that_tells_nothing_is_a_steady_step(trace_of):
+def test_a_delta_that_tells_nothing_is_a_steady_step_and_a_steady_request_one_stretch(trace_of):
     trace = trace_of(TWO, delta(1, **ONES), delta(2))
     assert got(trace) == [
         (0, "a", 0, 7, "new", 0),
@@ -65,10 +65,6 @@ def test_a_delta_that_tells_nothing_is_a_steady_step(trace_of):
         (2, "b", 22, 1, "running", 0),
     ]
     assert trace.problems.sentences(trace.path) == []
-
-
-def test_a_steady_request_is_one_stretch_and_every_other_row_one_of_its_own(trace_of):
-    trace = trace_of(TWO, delta(1, **ONES), delta(2))
     columns = ("step", "last_step", "request_id", "computed_tokens", "scheduled_tokens", "phase")
     assert trace.stretches().select(columns).collect().rows() == [
         (0, 0, "a", 0, 7, "new"),
@@ -253,14 +249,12 @@ def schedules(draw):
                     computed[name] = draw(counts)
         if kind == "order":
             requests = draw(st.permutations(requests))
-        here, rest = ([], requests) if kind == "empty" else (requests, [])
         told = []
-        for name in here:
+        for name in [] if kind == "empty" else requests:
             odd = kind == "change" and draw(st.booleans())
             tokens, drafts = (draw(counts), draw(st.integers(0, 1))) if odd else (1, 0)
             told.append((name, computed[name], tokens, phases.get(name, "running"), drafts))
             computed[name] += tokens + (draw(st.sampled_from([0, 0, 1])) if odd else 0)
-        del rest
         number += draw(st.sampled_from([1] * 8 + [2]))
         back = draw(st.booleans())
         steps.append(

@@ -42,16 +42,11 @@ def test_a_trace_file_is_a_run_of_its_own_with_the_manifest_beside_it(tmp_path):
     assert (run.label, [trace.header.engine_rank for trace in run.traces]) == ("named", [1])
 
 
-def test_an_engine_read_alone_knows_how_many_the_run_had(tmp_path):
+@pytest.mark.parametrize(("about", "alone"), [(manifest(), 2), (None, 1)])
+def test_an_engine_read_alone_knows_how_many_the_run_had_if_a_manifest_says_it_is_one(tmp_path, about, alone):
     for rank in (0, 1):
-        run_folder(tmp_path, step(0), about=manifest(), engine_rank=rank)
-    assert [read_run(path).engines for path in (tmp_path, tmp_path / "engine-1.jsonl")] == [2, 2]
-
-
-def test_traces_beside_each_other_are_one_run_only_if_a_manifest_says_so(tmp_path):
-    for rank in (0, 1):
-        run_folder(tmp_path, step(0), engine_rank=rank)
-    assert [read_run(path).engines for path in (tmp_path, tmp_path / "engine-1.jsonl")] == [2, 1]
+        run_folder(tmp_path, step(0), about=about, engine_rank=rank)
+    assert [read_run(path).engines for path in (tmp_path, tmp_path / "engine-1.jsonl")] == [2, alone]
 
 
 def test_engines_come_in_the_order_of_their_ranks_not_of_their_names(tmp_path):
@@ -60,14 +55,10 @@ def test_engines_come_in_the_order_of_their_ranks_not_of_their_names(tmp_path):
     assert [trace.header.engine_rank for trace in read_run(tmp_path).traces] == [0, 2, 10]
 
 
-def test_a_missing_path_is_refused(tmp_path):
-    with pytest.raises(InputError, match="gone: no such file or folder"):
-        find_runs([tmp_path / "gone"])
-
-
-def test_a_path_that_can_be_no_name_is_missing(tmp_path):
-    with pytest.raises(InputError, match="aaa: no such file or folder"):
-        find_runs([tmp_path / ("a" * 300)])
+@pytest.mark.parametrize("name", ["gone", "a" * 300])  # the latter can be no name
+def test_a_missing_path_is_refused(tmp_path, name):
+    with pytest.raises(InputError, match=f"{name}: no such file or folder"):
+        find_runs([tmp_path / name])
 
 
 def test_a_folder_without_traces_is_refused(tmp_path):

@@ -18,12 +18,8 @@ STRUCTS = [
 
 
 @pytest.mark.parametrize("struct", STRUCTS)
-def test_a_schema_has_every_field_of_its_struct_in_their_order(struct):
+def test_a_schema_has_every_field_of_its_struct_in_their_order_and_polars_takes_it(struct):
     assert list(schema_of(struct)) == list(struct.__struct_fields__)
-
-
-@pytest.mark.parametrize("struct", STRUCTS)
-def test_polars_takes_the_schema_as_it_is(struct):
     assert pl.DataFrame(schema=schema_of(struct)).columns == list(struct.__struct_fields__)
 
 

@@ -39,9 +39,10 @@ def test_what_is_not_known_stays_null(trace_of):
     assert (row["output_us"], row["output_tokens"], row["waiting_tokens_after"]) == (None, None, None)
 
 
-def test_an_output_line_completes_its_step(trace_of):
+def test_the_first_output_line_of_a_step_completes_it(trace_of):
     late = Output(step=1, output_us=77, update_us=7, output_tokens=3)
-    steps = trace_of(step(0), step(1, back=None), step(2), late).steps
+    again, lost = (Output(step=number, output_us=5, update_us=1, output_tokens=1) for number in (1, 9))
+    steps = trace_of(step(0), step(1, back=None), step(2), late, again, lost).steps
     assert steps["output_us"].to_list() == [1000, 77, 21_000]
     assert steps["update_us"].to_list() == [None, 7, None]
     assert steps["output_tokens"].to_list() == [None, 3, None]
@@ -85,11 +86,6 @@ def test_exits_and_preemptions_are_one_row_each_with_their_step(trace_of):
 def test_notices_of_the_header_come_first(trace_of):
     trace = trace_of(Notice(at_us=1, message="second"), notices=["first"])
     assert trace.notices == ["first", "second"]
-
-
-def test_steps_are_sorted_and_a_step_told_twice_counts_once(trace_of):
-    trace = trace_of(step(2), step(0), step(1), step(1))
-    assert trace.steps["step"].to_list() == [0, 1, 2]
 
 
 def test_step_lines_written_again_with_spaces_and_in_another_order_read_the_same(trace_of):

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from schedtrace.step_times.batch import Batch
 from schedtrace.step_times.fitted import Counted
 
@@ -26,22 +28,19 @@ def test_steps_outside_are_counted():
     assert counted.outside_frac == 0.0
     assert [counted.device_us(batch(tokens)) for tokens in (1, 2, 3, 3)] == [100.0, 200.0, 300.0, 300.0]
     assert (counted.steps, counted.outside, counted.outside_frac, counted.larger) == (4, 2, 0.5, 2)
+    assert counted.gap_us(2) == 14.0  # all else is the fit's
 
 
-def test_without_economies_of_scale():
-    assert Counted(fitted(()), economies=False).device_us(batch(2)) == 2000.0
-
-
-def test_noise_multiplies_one_step_after_the_other_and_begins_anew():
-    counted = Counted(fitted(()), noise=[2.0, 0.5])
-    assert [counted.device_us(batch(1)) for _ in range(3)] == [200.0, 50.0, 200.0]
-
-
-def test_outliers_are_part_of_the_devices_time():
-    """All recorded steps took a quarter longer together than their fit, which outliers do not rule."""
-    assert Counted(fitted((), total_frac=0.25)).device_us(batch(1)) == 125.0
-    assert Counted(fitted((), total_frac=0.25), noise=[2.0]).device_us(batch(1)) == 200.0
-
-
-def test_all_else_is_the_fits():
-    assert Counted(fitted(())).gap_us(2) == 14.0
+@pytest.mark.parametrize(
+    ("total_frac", "options", "times"),
+    [
+        (0.0, {}, [100.0, 100.0, 100.0]),
+        (0.0, {"economies": False}, [1000.0, 1000.0, 1000.0]),
+        (0.0, {"noise": [2.0, 0.5]}, [200.0, 50.0, 200.0]),
+        (0.25, {}, [125.0, 125.0, 125.0]),  # what outliers add to all steps together
+        (0.25, {"noise": [2.0]}, [200.0, 200.0, 200.0]),
+    ],
+)
+def test_noise_multiplies_one_step_after_the_other_and_begins_anew(total_frac, options, times):
+    counted = Counted(fitted((), total_frac), **options)
+    assert [counted.device_us(batch(1)) for _ in times] == times

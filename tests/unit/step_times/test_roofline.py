@@ -15,8 +15,8 @@ SHAPE = Shape(
 )  # fmt: skip
 LAYERS, EMBEDDING = 2 * (288 + 384), 800  # parameters
 LATENT = shape("DeepSeek-V3")
-GPU = Gpu("toy", 1e12, 2e12, 1e9, 10**6, 1e9, "made up")
-FAST_MEMORY = Gpu("toy", 1e9, 2e9, 1e18, 10**6, 1e9, "made up")
+GPU = Gpu("toy", 1e12, 2e12, 1e9, 10**6, 1e9)
+FAST_MEMORY = Gpu("toy", 1e9, 2e9, 1e18, 10**6, 1e9)
 FREE = Efficiency(compute=1, memory=1, step_us=0, layer_us=0, all_reduce_us=0)
 DECODE = Batch({"a": 1, "b": 1}, 0, 2, 40, decode_requests=2, decode_context_tokens=40)
 PREFILL = Batch({"a": 10}, 10, 0, 5, prefill_requests=1, prefill_attention=10 * (5 + 5))
@@ -90,7 +90,7 @@ def test_experts_that_no_token_goes_to_are_not_read():
 
 
 def test_latent_attention_decodes_on_the_compressed_cache():
-    flops_only = Gpu("toy", 1e15, 1e15, 1e30, 10**6, 1e9, "made up")
+    flops_only = Gpu("toy", 1e15, 1e15, 1e30, 10**6, 1e9)
     decodes = [Batch({"a": 1}, 0, 1, n, decode_requests=1, decode_context_tokens=n) for n in (0, 1000)]
     prefills = [Batch({"a": 1}, 1, 0, 0, prefill_requests=1, prefill_attention=n) for n in (0, 1000)]
     for batches, width in ((decodes, 512 + 64 + 512), (prefills, 128 + 64 + 128)):

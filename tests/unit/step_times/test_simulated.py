@@ -1,5 +1,6 @@
 """A simulated device: its name, its step times with noise, its KV cache blocks; folders for known shapes."""
 
+import json
 import math
 import statistics
 
@@ -11,8 +12,7 @@ from schedtrace.step_times.constants import Constants, HostTimes
 from schedtrace.step_times.gpus import gpu
 from schedtrace.step_times.memory import MOST_BLOCKS, kv_cache_blocks
 from schedtrace.step_times.roofline import Roofline
-from schedtrace.step_times.shape_folder import shape_folder, shape_of
-from schedtrace.step_times.shapes import SHAPES, shape
+from schedtrace.step_times.shapes import OURS, SHAPES, config_of, shape, shape_folder
 from schedtrace.step_times.simulated_device import Noisy, SimulatedDevice, simulated_device
 
 DECODE = Batch({"a": 1}, 0, 1, 100, decode_requests=1, decode_context_tokens=100)
@@ -98,16 +98,20 @@ def test_blocks_are_those_of_the_memory_and_not_too_many():
 def test_a_shapes_folder_is_read_as_that_shape(cache, name):
     folder = shape_folder(SHAPES[name])
     assert folder == cache / "schedtrace" / "models" / name
-    assert shape_of(str(folder)) is SHAPES[name]
+    assert shape(str(folder)) is SHAPES[name]
     before = (folder / "config.json").stat().st_mtime_ns
     assert shape_folder(SHAPES[name]) == folder
     assert (folder / "config.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - {"DeepSeek-V3"}))
-def test_its_config_alone_says_the_same(name):
+def test_its_config_alone_says_the_same(name, tmp_path):
     """vLLM sees the ``config.json`` only; of DeepSeek-V3 it is not told the FP8 weights."""
-    assert shape(str(shape_folder(SHAPES[name]))) == SHAPES[name]
+    config = config_of(SHAPES[name])
+    del config[OURS]
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text(json.dumps(config))
+    assert shape(str(tmp_path / name)) == SHAPES[name]
 
 
 def test_without_a_cache_the_folder_is_a_temporary_one(tmp_path, monkeypatch):
@@ -116,4 +120,4 @@ def test_without_a_cache_the_folder_is_a_temporary_one(tmp_path, monkeypatch):
     folder = shape_folder(SHAPES["Qwen3-8B"])
     assert folder.name == "Qwen3-8B"
     assert tmp_path not in folder.parents
-    assert shape_of(str(folder)) is SHAPES["Qwen3-8B"]
+    assert shape(str(folder)) is SHAPES["Qwen3-8B"]

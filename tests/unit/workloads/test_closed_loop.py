@@ -21,12 +21,9 @@ def served(clients, think_us, requests, *, seed=1, took=(800, 1200)):
     return arrived, answered
 
 
-def test_each_client_sends_its_next_request_at_once():
-    assert closed_loop(*served(4, 5, 40)) == ClosedLoop(4, pytest.approx((5.0,) * 36))
-
-
-def test_clients_that_think_are_a_closed_loop_too():
-    assert closed_loop(*served(4, 700, 40)) == ClosedLoop(4, pytest.approx((700.0,) * 36))
+@pytest.mark.parametrize("think_us", [5.0, 700.0])
+def test_each_client_sends_its_next_request_at_once_or_after_a_while(think_us):
+    assert closed_loop(*served(4, think_us, 40)) == ClosedLoop(4, pytest.approx((think_us,) * 36))
 
 
 def test_a_pause_of_a_benchmark_between_its_first_request_and_the_others_does_not_hide_it():

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 
 from schedtrace.errors import InputError, UsageError
+from schedtrace.present.phrases import plain
 from schedtrace.workloads import open_workload, workload_files
-from tests.unit.workloads.notes import said
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "workloads"
+
+
+def said(load):
+    return [plain(note) for note in load.notes]
 
 
 def rows(workload):
@@ -111,7 +115,7 @@ AT_ONCE = (
     "All requests arrive at once. A front end hands them over one by one, so an engine's first steps may see "
     "fewer."
 )
-ESTIMATED = "Lengths of texts are estimates: 4 character a token."
+ESTIMATED = "Lengths of texts are estimates: 4 characters a token."
 
 
 def test_sharegpt_is_measured_by_a_tokenizer_or_estimated():
@@ -162,7 +166,8 @@ def test_the_first_prompts_are_taken_and_the_rest_not_even_read(file):
 
 def test_only_a_file_without_times_is_repeated():
     timed = open_workload(EXAMPLES / "azure-2023.csv", num_prompts=7)
-    assert (len(timed), said(timed)[0]) == (5, "The file has 5 usable request, not the 7 request asked for.")
+    assert len(timed) == 5
+    assert said(timed)[0] == "The file has 5 usable requests, not the 7 requests asked for."
     untimed = open_workload(EXAMPLES / "own.jsonl", num_prompts=7)
     assert [one.prompt_tokens for one in untimed] == [5, 400, 20, 5, 64, 5, 400]
     assert [one.request_id for one in untimed] == [f"r{number}" for number in range(7)]
@@ -220,7 +225,7 @@ def test_odd_block_ids_are_said(file):
     assert [one.prefix for one in load] == [(0, 1), ()]
     assert said(load) == [
         "1 row without prompt tokens left out.",
-        "2 row without block ids: they share no prefix.",
+        "2 rows without block ids: they share no prefix.",
         "1 row with more block ids than the prompt has blocks: the last ids were ignored.",
     ]
 

@@ -9,12 +9,16 @@ import pytest
 from schedtrace.errors import InputError, UsageError
 from schedtrace.model.trace import Events
 from schedtrace.model.trace_facts import Admission, CacheGroup
+from schedtrace.present.phrases import plain
 from schedtrace.read.trace import read_trace
 from schedtrace.workloads import LoadRequest, from_trace, loads_of, token_ids
 from tests.makers import arrival, finish, manifest, step, workload
-from tests.unit.workloads.notes import said
 
 SAMPLES = Path(__file__).parents[2]
+
+
+def said(load):
+    return [plain(note) for note in load.notes]
 
 
 def hashes(*blocks):
@@ -131,7 +135,7 @@ def test_a_request_that_was_aborted_runs_until_then(trace_of):
         (10, 1400, 1),
     ]
     [note] = said(load)
-    assert note.startswith("2 request aborted or failed: what more they would have generated is not known.")
+    assert note.startswith("2 requests aborted or failed: what more they would have generated is not known.")
 
 
 @pytest.mark.parametrize(
@@ -309,7 +313,7 @@ def test_prefixes_longer_than_recorded_are_said(trace_of):
     load = prefixed(trace_of, (2569, blocks, 0), (2570, blocks, 0))
     assert load.prefix_block == 10
     assert said(load) == [
-        "1 request with prompts of more than 256 block: what they share beyond is not recorded."
+        "1 request with prompts of more than 256 blocks: what they share beyond is not recorded."
     ]
 
 
@@ -323,7 +327,7 @@ def test_cache_hits_on_what_no_prompt_begins_with_are_said(trace_of):
         (30, hashes(1, 5, 6), 20),
     )
     [note] = said(load)
-    assert note.startswith("2 request found more of their prompt in the cache than other prompts begin with")
+    assert note.startswith("2 requests found more of their prompt in the cache than other prompts begin with")
 
 
 @pytest.mark.parametrize(
@@ -352,7 +356,7 @@ def test_what_the_load_cannot_have_is_said(trace_of):
         "1 request asked for prompt log-probabilities and did not read the prefix cache; here they do.",
         "The model has an encoder: images and audio of the prompts are not recorded.",
         "1 request got tokens from a KV connector, which the load does not have.",
-        "One engine of 2 data-parallel rank: the load is what reached this one.",
+        "One engine of 2 data-parallel ranks: the load is what reached this one.",
     ]
 
 
