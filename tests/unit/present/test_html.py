@@ -36,7 +36,7 @@ VOID = {"meta"}
 
 
 def html_of(*shown, **options):
-    return fragment(Page(None, lambda _: shown), **options)
+    return str(fragment(shown, **options))
 
 
 class Elements(HTMLParser):
