@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from schedtrace.model.comparison import Comparison, Decisions, FindingChange
 from schedtrace.model.prediction import Figure, Prediction, Proposal, Proposals, SettingChange
 from schedtrace.model.say import say
 from schedtrace.model.statistics import (
@@ -16,6 +17,7 @@ from schedtrace.model.statistics import (
     Statistics,
 )
 from schedtrace.model.sweep_result import Bound, Sweep
+from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.prediction import prediction_page, proposals_page
 from schedtrace.present.pages.report_tables import statistics_sections
 from schedtrace.present.pages.sweep import sweep_page
@@ -217,3 +219,46 @@ def test_statistics():
         outcomes=Outcomes(arrived=9, finished=5, aborted=2, errored=1, unfinished=1),
     )
     check("statistics", text_of(known))
+
+
+def change(state, counts, fracs, threshold=0.5, message="They waited."):
+    """A finding, found so often for these shares on both sides."""
+    return FindingChange(
+        code="kv-bound",
+        cause="kv_blocks",
+        state=state,
+        base_count=counts[0],
+        new_count=counts[1],
+        base_trials=[],
+        new_trials=[],
+        base_frac=fracs[0],
+        new_frac=fracs[1],
+        threshold_frac=threshold,
+        message=message,
+    )
+
+
+def test_findings_of_two_runs():
+    """Shares of both sides where one crossed its threshold; words of the base are marked as such."""
+    comparison = Comparison(
+        verdict=say("no difference found"),
+        base_path="base",
+        new_path="new",
+        base_label="base",
+        new_label="new",
+        notes=[],
+        config=[],
+        metrics=[],
+        causes=[],
+        findings=[
+            change("stayed", (3, 0), (0.52, 0.48)),
+            change("stayed", (0, 3), (None, 0.06), 0.05),
+            change("stayed", (3, 4), (0.6, 0.7)),
+            change("went", (3, 0), (0.9, 0.1), message=say("They {deed}.", deed="waited")),
+        ],
+        compared_by="trials",
+        tests=0,
+        trials_least=4,
+        decisions=Decisions(trials_compared=1, trials_alike=1, common_steps=[3], first=None),
+    )
+    check("diff-findings", text_of(comparison_page(comparison)))

@@ -26,7 +26,7 @@ from schedtrace.model.say import say
 from schedtrace.present import phrases
 from schedtrace.present.pages.step import crowd, used
 from schedtrace.present.phrases import duration, pieces, plain
-from schedtrace.present.report.step_sentences import StepWords, Words, parts, step_templates
+from schedtrace.present.report.step_sentences import Words, parts, step_templates
 
 SCRIPT = Path(schedtrace.present.__file__).parent / "sentence.js"
 WRITE = """
@@ -149,10 +149,8 @@ def test_a_template_is_printable_words_and_slots():
 
 
 def test_what_is_known_of_every_step_has_its_templates():
-    words = Words([Message("a")], None)
-    templates = step_templates(StepWords(words, Words([], None)))
+    templates = step_templates({"stops": Words([Message("a")], None)})
     assert templates["stops"] == [["a"]]
-    assert templates["preempted"] == []
     written = [
         "".join(part if isinstance(part, str) else f"<{part['name']}>" for part in parts_)
         for parts_ in templates["used"] + templates["crowd"]
