@@ -159,21 +159,6 @@ def test_pictures_are_drawn_by_attributes_and_have_words():
     assert Elements(shares).words.split() == ["time", "decode", "44", "%"]
 
 
-def test_figures_are_to_the_right_and_the_first_cell_names_its_row():
-    table = Table([Column("a\nb", numeric=True), Column("c")], [["1", Styled("x", Style.BAD)]], "3 more")
-    assert "\n".join(line for line in html_of(table).splitlines() if "t" in line[:3]) == (
-        '<table>\n<thead><tr><th scope="col" class="numeric">a b</th><th scope="col">c</th></tr></thead>\n'
-        "<tbody>\n"
-        '<tr><th scope="row" class="numeric">1</th><td><span class="bad">x</span></td></tr>\n'
-        "</tbody>\n</table>"
-    )
-
-
-def test_headings_begin_at_the_level_that_is_asked_for():
-    shown = html_of(Headline("A"), sections.Cause(1, "B", "", [], []), level=3)
-    assert re.findall(r"<h(\d)>", shown) == ["3", "4"]
-
-
 def _palettes():
     both = re.findall(r"(--[\w-]+): light-dark\((#\w{6}), (#\w{6})\);", style_sheet())
     return [{name: pair[at] for name, *pair in both} for at in (0, 1)]
