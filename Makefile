@@ -85,7 +85,7 @@ $(COMPAT)/.ready: requirements/lock.txt tests/compat/requirements.txt pyproject.
 
 docs: setup ## Write again all that says what the code says: samples, goldens, the exam's page, docs/ (four minutes)
 	@$(BIN)/python tests/data/findings/make.py --sentences
-	@UPDATE_GOLDENS=1 $(BIN)/python -m pytest -q tests/unit/present/test_goldens.py tests/unit/present/test_story_goldens.py
+	@UPDATE_GOLDENS=1 $(BIN)/python -m pytest -q $$(grep -rl UPDATE_GOLDENS --include='test_*.py' tests/unit)
 	@runs=$$(mktemp -d) && $(BIN)/python -m tests.exam.build $$runs >/dev/null && $(BIN)/python -m tests.exam.page $$runs && rm -r $$runs
 	@$(BIN)/python docs/generate.py
 	@git status --short

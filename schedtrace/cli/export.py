@@ -51,12 +51,7 @@ def export(
     with CountBar(stderr_console(), "exporting", counted=False):
         written = write_files(found, folder, kind=to, force=force)
     width = max(len(str(file)) for file in written)
-    what = {
-        Kind.JSONL: "lines",
-        Kind.PERFETTO: "events",
-        Kind.CHROME: "events",
-        Kind.MOONCAKE: "requests",
-    }.get(to, "rows")
+    what = WRITTEN.get(to, "rows")
     for file, count in written.items():
         print_line(f"{file!s:<{width}}  {count:>9,} {what}")
     if to is Kind.MOONCAKE:

@@ -19,8 +19,6 @@ from schedtrace.model.say import say
 from schedtrace.present.numbers import counted, integer, number, percent, settled
 from schedtrace.present.pages.names import in_brackets
 from schedtrace.present.sections import (
-    Cell,
-    Column,
     Field,
     Finding,
     Headline,
@@ -132,8 +130,7 @@ def decisions_sections(decisions: Decisions) -> Iterator[Section]:
     yield Note(_alike(decisions), "Decisions of the scheduler:")
     if decisions.first is None:
         return
-    columns = [Column(_where(decisions.first)), Column("base"), Column("new")]
-    yield Table(columns, list(_rows(decisions.first)))
+    yield table(list(ROWS), _decided(decisions.first))
     yield Note(Styled(_why(decisions.first), Style.DIM))
 
 
@@ -157,11 +154,18 @@ def _where(divergence: Divergence) -> str:
     return f"{trial}step {divergence.at + 1}"
 
 
-def _rows(divergence: Divergence) -> Iterator[list[Cell]]:
-    for key, name in ROWS.items():
-        base, new = (_cell(side, key) for side in (divergence.base, divergence.new))
-        style = None if base != new and key != "step" else Style.DIM
-        yield [Styled(name, style), Styled(base, style), Styled(new, style)]
+def _decided(divergence: Divergence) -> list[Field[str]]:
+    """What differs stands out; the numbers of the two steps always may."""
+    base, new = divergence.base, divergence.new
+
+    def style(key: str) -> Style | None:
+        return None if _cell(base, key) != _cell(new, key) and key != "step" else Style.DIM
+
+    return [
+        Field(_where(divergence), lambda key: Styled(ROWS[key], style(key))),
+        Field("base", lambda key: Styled(_cell(base, key), style(key))),
+        Field("new", lambda key: Styled(_cell(new, key), style(key))),
+    ]
 
 
 def _why(divergence: Divergence) -> str:

@@ -1,7 +1,8 @@
 """Who waits in engines now, for what, and who holds it."""
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from schedtrace.model.message import Message
 from schedtrace.model.queue import EngineQueue, EngineQueues, QueueEntry
@@ -38,11 +39,11 @@ def _engine(queue: EngineQueue, most: int) -> Iterator[Section]:
     how = "--limit shows more"
     if queue.waiting:
         yield Note("", "Waiting, next first")
-        yield table(list(enumerate(queue.waiting, 1)), _waiting(queue.waiting), most=most, how=how)
+        yield table(queue.waiting, _fields(queue.waiting, queued=True), most=most, how=how)
     if queue.running:
         yield Note("", "Running, most KV blocks first")
         holders = sorted(queue.running, key=lambda one: -one.blocks)
-        yield table(holders, _running(queue.running), most=most, how=how)
+        yield table(holders, _fields(holders, queued=False), most=most, how=how)
 
 
 def _load(queue: EngineQueue) -> Message:
@@ -76,48 +77,31 @@ def _warnings(queue: EngineQueue) -> Iterator[str]:
         yield "The engine has been within one step for 5 s and was read meanwhile."
 
 
-Numbered = tuple[int, QueueEntry]
+def _fields(entries: Sequence[QueueEntry], *, queued: bool) -> list[Field[QueueEntry]]:
+    """Columns of either table; one that is empty in every row is left out.
 
+    Args:
+        entries: The rows, in their order.
+        queued: Of those who wait, who have a place in the queue.
+    """
 
-def _waiting(entries: Sequence[QueueEntry]) -> list[Field[Numbered]]:
-    fields: list[Field[Numbered]] = [figure("#", lambda row: integer(row[0])), *_of_entries(entries)]
-    states = {one.state for one in entries}
-    if states != {"waiting"}:
-        fields.insert(2, Field("state", lambda row: row[1].state))
-    return [*fields, Field("for", lambda row: row[1].refused_for or "")]
+    def counts(heading: str, count: Callable[[QueueEntry], int | None]) -> list[Field[QueueEntry]]:
+        return [figure(heading, lambda one: integer(count(one)))] if any(map(count, entries)) else []
 
-
-def _of_entries(entries: Sequence[QueueEntry]) -> list[Field[Numbered]]:
+    places = itertools.count(1)
+    several_states = queued and {one.state for one in entries} != {"waiting"}
+    shows_cause = queued or any(one.refused_for for one in entries)
     return [
-        Field(one.heading, lambda row, one=one: one.cell(row[1]), one.numeric)  # type: ignore[misc]  # its default binds it
-        for one in _common(entries)
-    ]
-
-
-def _common(entries: Sequence[QueueEntry]) -> list[Field[QueueEntry]]:
-    """Columns of both tables; one that is empty in every row is left out."""
-    fields: list[Field[QueueEntry]] = [
+        *([figure("#", lambda _: integer(next(places)))] if queued else []),
         Field("request", lambda one: one.request_id),
+        *([Field("state", lambda one: one.state)] if several_states else []),
         figure("age", lambda one: f"{one.age_s:,.1f} s"),
         figure("prompt", lambda one: integer(one.prompt_tokens)),
+        *counts("computed", lambda one: one.computed_tokens),
+        *counts("output", lambda one: one.output_tokens),
+        *counts("blocks", lambda one: one.blocks),
+        *counts("preempted", lambda one: one.num_preemptions),
+        *counts("priority", lambda one: one.priority),
+        *([Field("adapter", lambda one: one.lora or "")] if any(one.lora for one in entries) else []),
+        *([Field("for", lambda one: one.refused_for or "")] if shows_cause else []),
     ]
-    if any(one.computed_tokens for one in entries):
-        fields.append(figure("computed", lambda one: integer(one.computed_tokens)))
-    if any(one.output_tokens for one in entries):
-        fields.append(figure("output", lambda one: integer(one.output_tokens)))
-    if any(one.blocks for one in entries):
-        fields.append(figure("blocks", lambda one: integer(one.blocks)))
-    if any(one.num_preemptions for one in entries):
-        fields.append(figure("preempted", lambda one: integer(one.num_preemptions)))
-    if any(one.priority for one in entries):
-        fields.append(figure("priority", lambda one: integer(one.priority)))
-    if any(one.lora for one in entries):
-        fields.append(Field("adapter", lambda one: one.lora or ""))
-    return fields
-
-
-def _running(entries: Sequence[QueueEntry]) -> list[Field[QueueEntry]]:
-    fields = _common(entries)
-    if any(one.refused_for for one in entries):
-        fields.append(Field("for", lambda one: one.refused_for or ""))
-    return fields

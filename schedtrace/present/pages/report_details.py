@@ -13,10 +13,10 @@ from schedtrace.present.pages.report_tables import (
     MOST_ROWS,
     engine_time,
     request_time_table,
+    statistics_sections,
     trials_table,
 )
 from schedtrace.present.pages.run_header import SETTINGS, log_figures, not_judged
-from schedtrace.present.pages.statistics import statistics_sections
 from schedtrace.present.phrases import plain
 from schedtrace.present.sections import (
     Band,

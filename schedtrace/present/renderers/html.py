@@ -6,6 +6,7 @@ allows its one style sheet, by its hash, and nothing else.
 
 from base64 import b64encode
 from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from itertools import groupby
@@ -13,13 +14,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from schedtrace.model.message import CauseWord, Code, Duration, Request, Setting, Share, Steps, Value
 from schedtrace.present.numbers import counted, percent, settled
 from schedtrace.present.phrases import pieces, plain
-from schedtrace.present.sections import Bars, Headline, Page, States, Style, Styled, Text
+from schedtrace.present.sections import Bars, Headline, Page, Section, States, Style, Styled, Text
 from schedtrace.present.strips import highest, state_characters, states_of
 from schedtrace.present.words import COLOURS
 
@@ -34,30 +35,25 @@ LEAST_BAR = 3
 def render(page: Page[Any], *, width: int | None = None) -> str:  # noqa: ARG001  # a browser breaks the lines
     """A document that loads nothing: its policy forbids it."""
     head = next((section for section in page.sections if isinstance(section, Headline)), None)
-    document = _environment().get_template("html.jinja")
-    return document.render(
+    return template("html.jinja").render(
         title=f"{plain(head.title)} - schedtrace" if head else "schedtrace",
         css=Markup(style_sheet()),  # noqa: S704  # ours; the template reader would take "{#" for a comment
         style_source=source_of(style_sheet()),
-        body=Markup(fragment(page)),  # noqa: S704  # escaped by the same templates
+        body=fragment(page.sections),
     )
 
 
-def fragment(page: Page[Any], *, rank: int | None = None, level: int = 1) -> str:
-    """A page's sections; ``html.css`` draws them.
+def fragment(sections: Iterable[Section], *, rank: int | None = None, level: int = 1) -> Markup:
+    """Sections; ``html.css`` draws them.
 
     Args:
-        page: What is shown.
+        sections: Of a page, and so printable.
         rank: Steps and requests become links such as ``#step=264&rank=0`` and ``#request=t1-3``. Steps
             without an engine of their own are those of this one. None: no links.
         level: Of the headline; headings below it are one level lower.
     """
-    module = (
-        _environment()
-        .get_template("sections.jinja")
-        .make_module({"level": level, "linked": rank is not None})
-    )
-    return "".join(str(module.section(section, rank)) for section in page.sections)  # type: ignore[attr-defined]  # a macro of the template
+    module = template("sections.jinja").make_module({"level": level, "linked": rank is not None})
+    return Markup().join(module.section(section, rank) for section in sections)  # type: ignore[attr-defined]  # a macro of the template
 
 
 def style_sheet() -> str:
@@ -83,10 +79,15 @@ def request_link(request_id: str) -> str:
     return f"request={quote(request_id, safe='')}"
 
 
+def template(name: str) -> Template:
+    """A template of this folder, or of the page with a timeline."""
+    return _environment().get_template(name)
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(HERE),
+        loader=FileSystemLoader([HERE, HERE.parent / "report"]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -10,7 +10,6 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from schedtrace.diagnose.analyze import Timelines
@@ -79,10 +78,10 @@ def run_html(report: RunReport, run: Run, timelines: Timelines) -> str:
     return _document(
         chart,
         title=shown.label,
-        verdict=_fragment(shown, [Note(verdict)], rank),
+        verdict=html.fragment([Note(verdict)], rank=rank, level=2),
         level=lead[0].severity if (lead := leading(shown.findings)) else "",
-        report=_fragment(shown, [section for section in short if section != said], rank),
-        details=_fragment(shown, [section for section in full if section not in short], rank),
+        report=html.fragment([section for section in short if section != said], rank=rank, level=2),
+        details=html.fragment([section for section in full if section not in short], rank=rank, level=2),
         zero="the trace's clock",
         from_first=False,
         runs=[{"label": shown.label, "path": shown.path}],
@@ -112,9 +111,9 @@ def comparison_html(comparison: Comparison, runs: list[Run]) -> str:
     return _document(
         chart,
         title=f"{shown.base_label} and {shown.new_label}",
-        verdict=_fragment(shown, [Note(say("Verdict: {verdict}", verdict=shown.verdict))]),
+        verdict=html.fragment([Note(say("Verdict: {verdict}", verdict=shown.verdict))], level=2),
         level="",
-        report=_fragment(shown, list(_unrepeated(comparison_page(comparison).sections))),
+        report=html.fragment(_unrepeated(comparison_page(comparison).sections), level=2),
         details="",
         zero="each run's first request",
         from_first=True,
@@ -172,28 +171,21 @@ def stories(
     for name in request_ids:
         if name in known:
             pages[html.request_link(visible(name))] = request_page(request_life(run, timeline, name))
-    return {at: html.fragment(page, rank=timeline.rank, level=2) for at, page in pages.items()}
-
-
-def _fragment(document: Any, sections: list[Section], rank: int | None = None) -> Markup:
-    """Sections as HTML, which the renderer has escaped."""
-    return Markup(html.fragment(Page(document, lambda _: sections), rank=rank, level=2))  # noqa: S704  # made by our template, which escapes
+    return {at: html.fragment(page.sections, rank=timeline.rank, level=2) for at, page in pages.items()}
 
 
 def _document(
     chart: Chart,
     *,
     title: str,
-    verdict: Markup,
+    verdict: str,
     level: str,
-    report: Markup,
-    details: Markup | str,
+    report: str,
+    details: str,
     **told: Any,
 ) -> str:
     here = files("schedtrace.present.report")
-    own, template, *scripts = (
-        here.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "template.html", *SCRIPTS)
-    )
+    own, *scripts = (here.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", *SCRIPTS))
     style = html.style_sheet() + own
     script = '"use strict";\n(() => {\n' + "\n".join(scripts) + "})();\n"
     data = {
@@ -205,10 +197,7 @@ def _document(
         "first_cause": FIRST_CAUSE,
         **told,
     }
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(template).render(
+    return html.template("template.html").render(
         title=title,
         verdict=verdict,
         level=level,

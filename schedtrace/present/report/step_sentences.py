@@ -39,26 +39,18 @@ class Words:
     """In their order; ``template``: the index of its own."""
 
 
-@dataclass(frozen=True)
-class StepWords:
-    """Every sentence of ``stops`` and ``victims``, for all steps of one engine."""
-
-    stops: Words
-    """Columns ``step``, ``template``, ``request_ids``, ``count``, ``blocks_needed``, ``blocks_free`` and
-    ``budget_left``; slots ``requests`` (``request_ids``, of ``count``), ``needed``, ``free`` and ``left``."""
-    preempted: Words
-    """Columns ``step``, ``template``, ``request_id``, ``for_request_id``, ``lost_tokens``, ``blocks_needed``,
-    ``blocks_freed`` and ``num_preemptions``; slots ``victim``, ``for``, ``lost``, ``needed``, ``freed`` and
-    ``times``."""
-
-
 STOP = ("request_ids", "count", "blocks_needed", "blocks_free", "budget_left")
 VICTIM = ("request_id", "for_request_id", "lost_tokens", "blocks_needed", "blocks_freed", "num_preemptions")
 """Columns that fill the sentences."""
 
 
-def step_words(timeline: Timeline) -> StepWords:
-    """The sentences of every step of a timeline; work of the number of exits, not of templates."""
+def step_words(timeline: Timeline) -> dict[str, Words]:
+    """Every sentence of ``stops`` and ``victims``, for all steps; work of the number of exits.
+
+    ``stops`` with the columns ``STOP`` and slots ``requests`` (``request_ids``, of ``count``), ``needed``,
+    ``free`` and ``left``; ``preempted`` with ``VICTIM`` and slots ``victim``, ``for``, ``lost``, ``needed``,
+    ``freed`` and ``times``.
+    """
     header = timeline.header
     stops = stop_rows(timeline.exits.sort("step", maintain_order=True)).with_columns(
         values=pl.lit(None, pl.String),  # they differ from exit to exit of one kind
@@ -73,20 +65,20 @@ def step_words(timeline: Timeline) -> StepWords:
         gave=pl.col("blocks_freed").is_not_null(),
         again=pl.col("num_preemptions").fill_null(0) > 1,
     )
-    return StepWords(
-        _words(
+    return {
+        "stops": _words(
             stops,
             [*SAME_STOP, "named", "several", "lacked"],
             STOP,
             lambda row: stopped(header, row, with_slots(stop_values(row))),
         ),
-        _words(
+        "preempted": _words(
             lost,
             ["in_schedule", "by_itself", "known", "asked", "gave", "again"],
             VICTIM,
             lambda row: preempted(row, with_slots(victim_values(row))),
         ),
-    )
+    }
 
 
 def _words(
@@ -103,7 +95,7 @@ Parts = list[str | dict[str, Any]]
 """A sentence: plain words, ``{"is": "code", "text": "a.py:1"}``, and slots (``model.message.Slot``)."""
 
 
-def step_templates(words: StepWords) -> dict[str, list[Parts]]:
+def step_templates(words: dict[str, Words]) -> dict[str, list[Parts]]:
     """The lines of ``schedtrace step`` that are known of every step.
 
     ``used``: with ``tokens``, ``budget``, ``left`` and ``requests``; the second where nobody was scheduled.
@@ -120,8 +112,7 @@ def step_templates(words: StepWords) -> dict[str, list[Parts]]:
         "crowd": [
             parts(crowd(running, waiting, *blocks)) for blocks in ((free, total), (free, None), (None, None))
         ],
-        "stops": [parts(template) for template in words.stops.templates],
-        "preempted": [parts(template) for template in words.preempted.templates],
+        **{name: [parts(template) for template in found.templates] for name, found in words.items()},
     }
 
 
@@ -174,31 +165,28 @@ def add_words(
         for frame in (timeline.exits, timeline.preemptions)
     )
     words = step_words(replace(timeline, exits=exits, preemptions=preemptions))
-    stops = words.stops.rows.join(single, on="step", how="inner", maintain_order="left")
+    stops = words["stops"].rows.join(single, on="step", how="inner", maintain_order="left")
     named = stops["request_ids"].list.head(MOST_NAMED)
+    lost = words["preempted"].rows
     for column, values in {
-        "step": stops["step"],
-        "template": stops["template"],
-        "count": stops["count"],
-        "needed": stops["blocks_needed"],
-        "free": stops["of_free"] - stops["blocks_free"],
-        "left": stops["of_left"] - stops["budget_left"],
-        "named": named.list.len(),
-        "request": _places(named.explode(empty_as_null=False), ids),
+        "stops.step": stops["step"],
+        "stops.template": stops["template"],
+        "stops.count": stops["count"],
+        "stops.needed": stops["blocks_needed"],
+        "stops.free": stops["of_free"] - stops["blocks_free"],
+        "stops.left": stops["of_left"] - stops["budget_left"],
+        "stops.named": named.list.len(),
+        "stops.request": _places(named.explode(empty_as_null=False), ids),
+        "preempted.step": lost["step"],
+        "preempted.template": lost["template"],
+        "preempted.victim": _places(lost["request_id"], ids),
+        "preempted.for": _places(lost["for_request_id"], ids),
+        "preempted.lost": lost["lost_tokens"],
+        "preempted.needed": lost["blocks_needed"],
+        "preempted.freed": lost["blocks_freed"],
+        "preempted.times": lost["num_preemptions"],
     }.items():
-        packed.add(f"{name}stops.{column}", values, differences=column in {"step", "request"})
-    lost = words.preempted.rows
-    for column, values in {
-        "step": lost["step"],
-        "template": lost["template"],
-        "victim": _places(lost["request_id"], ids),
-        "for": _places(lost["for_request_id"], ids),
-        "lost": lost["lost_tokens"],
-        "needed": lost["blocks_needed"],
-        "freed": lost["blocks_freed"],
-        "times": lost["num_preemptions"],
-    }.items():
-        packed.add(f"{name}preempted.{column}", values, differences=column == "step")
+        packed.add(f"{name}{column}", values, differences=column.endswith((".step", ".request")))
     return step_templates(words)
 
 

@@ -145,7 +145,6 @@ RUNNING = [
     ("run --model tiny --output . --label list.yaml", USAGE, "list.yaml is no folder"),
     ("diff --run gone.yaml empty.yaml", INPUT, "--config gone.yaml: No such file"),
     ("diff --run typed.yaml typed.yaml", USAGE, "trials"),
-    ("diff --run tiny.yaml tiny.yaml", USAGE, "both runs would be called tiny"),
     ("diff --run tiny.yaml tiny.yaml --fail-on regression:speed", USAGE, "no metric speed that can be worse"),
 ]
 TYPED = [
@@ -155,6 +154,7 @@ TYPED = [
     ("analyze --bogus good", "--bogus"),
     ("diff good", "'new'"),
     ("run --trials 0", "'--trials'"),
+    ("run --lines short", "'--lines'"),
     ("run --seed -1", "'--seed'"),
     ("run --seed 4294967296", "'--seed'"),
     ("run --trails 3 --input-len 0", "'--input-len'"),

@@ -121,15 +121,6 @@ def test_lines_may_be_asked_for_in_full(cli, plans, tmp_path, monkeypatch, text,
     assert _environment(RunSpec(engine_args=[]), tmp_path)["SCHEDTRACE_LINES"] == "full"
 
 
-@pytest.mark.parametrize("text", ["", "model: tiny\nlines: short\n"])
-def test_lines_are_full_or_delta(cli, plans, tmp_path, text):
-    (tmp_path / "run.yaml").write_text(text)
-    given = ["--config", tmp_path / "run.yaml"] if text else ["--model", "tiny", "--lines", "short"]
-    code, _, err = cli("run", *given, "--output", tmp_path / "logs")
-    assert (code, plans) == (2, [])
-    assert "lines" in err.lower() or "short" in err
-
-
 def test_the_outcome_names_what_is_wrong_with_the_recording(cli, tmp_path, monkeypatch):
     def run_plans(made):
         run_folder(made[0].folder, step(0, trial=1), step(4, trial=1), about=made[0].manifest)

@@ -12,21 +12,8 @@ from schedtrace.model.report import Report
 from schedtrace.model.story import StepStory
 
 
-def test_a_step_is_told(cli, warned):
-    code, out, err = cli("step", warned, 0)
-    assert (code, err) == (0, "")
-    assert out.startswith("Step 0 of warned\n")
-    assert "The waiting loop ended (inferred): the KV cache had no room" in " ".join(out.split())
-
-
 def test_a_trace_file_is_a_run(cli, warned):
     assert cli("step", warned / "engine-0.jsonl", 0)[0] == 0
-
-
-def test_a_request_is_told(cli, quiet):
-    code, out, err = cli("request", quiet, "a")
-    assert (code, err) == (0, "")
-    assert out.startswith("Request a of quiet\n")
 
 
 @pytest.mark.parametrize(
@@ -75,15 +62,6 @@ def test_export_says_what_it_wrote(cli, quiet, kind, line, file, what):
     assert (named, unit, int(count) > 0) == (str(quiet / "export" / file), what, True)
     assert (quiet / "export" / file).exists()
     assert ("next: open it in Perfetto UI" in out) is (what == "events")
-
-
-def test_export_replaces_only_when_forced(cli, quiet, tmp_path):
-    again = ["export", quiet, "--output", tmp_path / "out"]
-    assert cli(*again)[0] == 0
-    code, out, err = cli(*again)
-    assert (code, out) == (2, "")
-    assert "--force replaces it" in err
-    assert cli(*again, "--force")[0] == 0
 
 
 def codes(out):

@@ -1,5 +1,3 @@
-import inspect
-
 import pytest
 
 from schedtrace.compare.comparability import fairness_notes, taken_in_turn
@@ -7,7 +5,6 @@ from schedtrace.compare.compare import compare
 from schedtrace.errors import InputError
 from schedtrace.model.causes import Cause
 from schedtrace.model.comparison import Sample
-from schedtrace.model.trace import Preemption
 from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
@@ -42,14 +39,6 @@ def metrics_of(comparison):
     return {metric.name: metric for metric in comparison.metrics}
 
 
-def test_base_and_new_cannot_be_swapped_by_their_place(run_of):
-    run = run_of("a", step(0))
-    kinds = {parameter.kind for parameter in inspect.signature(compare).parameters.values()}
-    assert kinds == {inspect.Parameter.KEYWORD_ONLY}
-    with pytest.raises(TypeError):
-        compare(run, run)
-
-
 def test_a_comparison_names_both_runs_and_has_their_settings_metrics_and_findings(run_of):
     base = run_of("a", *trials(1, 1), about=results(2.0, 4.0))
     new = run_of("b", *trials(1, 1, waiting=1, ended=Cause.KV_BLOCKS), about=results(1.0, 1.5), model="new")
@@ -79,13 +68,6 @@ def test_one_trial_on_a_side_is_noted_and_so_are_different_numbers_of_them(run_o
     assert notes_of(base=two, new=two) == []
 
 
-def test_engines_are_no_trials(tmp_path, run_of):
-    for rank in (0, 1):
-        run_folder(tmp_path / "a", step(0, got={"a": 1}, new="a"), engine_rank=rank)
-    [note] = notes_of(base=read_run(tmp_path / "a"), new=run_of("b", step(0, got={"a": 1})))
-    assert note.startswith("one trial on a side")
-
-
 def test_problems_are_noted_with_the_side_that_has_them(run_of):
     base, new = run_of("a", step(0), step(2)), run_of("b", step(0), about=manifest(status="interrupted"))
     lacks = "1 step is missing, and so is any request that arrived or ended in it"
@@ -93,16 +75,6 @@ def test_problems_are_noted_with_the_side_that_has_them(run_of):
         f"base: {base.path}/engine-0.jsonl: {lacks}",
         "new: The run was interrupted. This report covers what was recorded before.",
     ]
-
-
-def test_a_trial_cut_short_is_in_no_metric(run_of):
-    whole = run_of("a", *trials(1, 1), about=results(1.0, 1.0))
-    told = results(1.0, 1.0)
-    told.status = "interrupted"
-    for trial in told.trials:
-        trial.num_requests = 0  # these traces have no request that ends
-    cut = run_of("b", *trials(1, 1, 7), about=told)
-    assert metrics_of(compare(base=whole, new=cut))["first-step requests"].new.max == 1
 
 
 def test_throughput_of_different_sources_is_noted(run_of):
@@ -114,12 +86,6 @@ def test_throughput_of_different_sources_is_noted(run_of):
     for other, noted in ((trace, True), (front_end, False), (unknown, False)):
         assert (note in notes_of(base=front_end, new=other)) is noted
         assert (note in notes_of(base=other, new=front_end)) is noted
-
-
-def test_preemptions_that_one_side_could_not_record_are_not_compared(run_of):
-    seen = run_of("a", step(0, got={"a": 1}, preempted=[Preemption("a", 1)]))
-    unseen = run_of("b", step(0, got={"a": 1}), preemptions_recorded=False)
-    assert "preemptions" not in metrics_of(compare(base=seen, new=unseen))
 
 
 @pytest.mark.parametrize(

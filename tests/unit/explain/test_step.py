@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 
 from schedtrace.errors import UsageError
@@ -11,7 +13,7 @@ from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from tests.makers import arrival, finish, manifest, run_folder, step
 from tests.rank_traces import prefills, write_ranks
-from tests.unit.present.test_goldens import text_of
+from tests.unit.present.test_goldens import check, text_of
 
 
 @pytest.fixture
@@ -87,108 +89,46 @@ def test_exits_alike_that_follow_each_other_are_one_with_typed_arguments(story_o
     ]
 
 
-IN_FLIGHT = (
-    "its last step's output was in flight: with pipeline parallelism it has one step in flight at most"
-)
-CLOSED = "the step had preempted a request, which closes admission for that step"
-PADDED = "the next request's decode, padded for drafts, would have gone beyond max_model_len"
-ALONE = "needed blocks itself and no other request was left to preempt"
 KNOWN = {"via": "source"}
+SKIP, LOST = partial(Exit, "waiting", "continue", Cause.LORA_CAP), partial(Preemption, "v")
+EXITS = [
+    [Exit("waiting", "gate", Cause.PREEMPTED_THIS_STEP, None, 5)],
+    [Exit("waiting", "condition", Cause.TOKEN_BUDGET, None, **KNOWN)],
+    [Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", **KNOWN)],
+    [Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 9, "pipeline_parallel", **KNOWN)],
+    [Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 9, "diffusion_read_only", **KNOWN)],
+    [Exit("waiting", "break", Cause.SPEC_DECODE_PADDING, "a", 9, "max_model_len", **KNOWN)],
+    [Exit("running", "break", Cause.KV_BLOCKS, "a", 9, blocks_needed=1, blocks_free=0, **KNOWN)],
+    [Exit("waiting", "break", "moon_phase", "a", **KNOWN)],
+    [Exit("running", "break", Cause.OTHER, None, guard="x", **KNOWN)],
+    [Exit("running", "break", Cause.OTHER, None, guard="x", values="x=1", **KNOWN)],
+    [SKIP("a", 9)],
+    [SKIP(None, 9)],
+    [SKIP(None, 9, count=2)],
+    [SKIP("a", 9), SKIP(None, 9, count=5)],
+]
+PREEMPTIONS = [
+    LOST(50, "a", 1, blocks_needed=2, blocks_freed=5),
+    LOST(1, "v", 3, blocks_needed=2),
+    LOST(50),
+    LOST(50, in_schedule=False),
+]
 
 
-@pytest.mark.parametrize(
-    ("exit_", "says"),
-    [
-        (
-            Exit("waiting", "gate", Cause.PREEMPTED_THIS_STEP, None, 5),
-            f"was not entered (inferred): {CLOSED}; ",
-        ),
-        (
-            Exit("waiting", "condition", Cause.TOKEN_BUDGET, None, **KNOWN),
-            "ended: the token budget was spent; ",
-        ),
-        (
-            Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", **KNOWN),
-            "skipped a: its last token was in flight already (asynchronous scheduling); ",
-        ),
-        (
-            Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 9, "pipeline_parallel", **KNOWN),
-            f"skipped a: {IN_FLIGHT}; ",
-        ),
-        (
-            Exit("running", "continue", Cause.OUTPUT_IN_FLIGHT, "a", 9, "diffusion_read_only", **KNOWN),
-            "skipped a: all its denoising steps were in flight (diffusion model); ",
-        ),
-        (
-            Exit("waiting", "break", Cause.SPEC_DECODE_PADDING, "a", 9, "max_model_len", **KNOWN),
-            f"ended: {PADDED}; a next in line, ",
-        ),
-        (
-            Exit("running", "break", Cause.KV_BLOCKS, "a", 9, blocks_needed=1, blocks_free=0, **KNOWN),
-            "ended: the KV cache had no room for its next token (1 block needed, 0 free); at a, ",
-        ),
-        (Exit("waiting", "break", "moon_phase", "a", **KNOWN), "ended: cause moon_phase; a next in line, "),
-        (
-            Exit("running", "break", Cause.OTHER, None, guard="x", **KNOWN),
-            "ended: this version does not know the reason (x); ",
-        ),
-        (
-            Exit("running", "break", Cause.OTHER, None, guard="x", values="x=1", **KNOWN),
-            "ended: this version does not know the reason (x, where x=1); ",
-        ),
-    ],
-)
-def test_an_exit_is_a_sentence(story_of, exit_, says):
-    [stop] = story_of(step(0, waiting=1, exits=[exit_])).stops
-    tokens = plain(stop.message).removeprefix(f"The {exit_.loop} loop {says}")
-    assert tokens == f"{exit_.budget_left} tokens of budget left."
-
-
-@pytest.mark.parametrize(
-    ("names", "counts", "says"),
-    [
-        (["a"], [1], "a"),
-        ([None], [1], "a request"),
-        ([None], [2], "2 requests"),
-        (["a", None], [1, 5], "a and 5 others"),
-    ],
-)
-def test_skipped_requests_are_named_as_far_as_they_are_known(story_of, names, counts, says):
-    skips = [
-        Exit("waiting", "continue", Cause.LORA_CAP, name, 9, count=count)
-        for name, count in zip(names, counts, strict=True)
-    ]
-    [stop] = story_of(step(0, waiting=9, exits=skips)).stops
-    assert plain(stop.message).startswith(f"The waiting loop skipped {says} (inferred): ")
+def test_every_exit_and_preemption_is_a_sentence(run_of):
+    """UPDATE_GOLDENS=1 writes them again (then read them)."""
+    lines = [{"waiting": 9, "exits": exits} for exits in EXITS]
+    lines += [{"preempted": [lost], "ended": None} for lost in PREEMPTIONS]
+    run = run_of("r", *(step(number, **line) for number, line in enumerate(lines)))
+    stories = [explain_step(run, number) for number in range(len(lines))]
+    told = [plain(one.message) for story in stories for one in (*story.stops, *story.preempted)]
+    check("step-sentences", "".join(f"{sentence}\n" for sentence in told))
 
 
 def test_the_limit_of_active_requests_has_its_own_name(story_of):
     ended = Exit("waiting", "break", Cause.MAX_NUM_SEQS, None, 0)
     story = story_of(step(0, waiting=1, ended=ended), scheduler_config={"max_num_active_seqs": 3})
     assert (story.seats, "as max_num_active_seqs 3 allows" in plain(story.stops[0].message)) == (3, True)
-
-
-@pytest.mark.parametrize(
-    ("lost", "says"),
-    [
-        (
-            Preemption("v", 50, "a", 1, blocks_needed=2, blocks_freed=5),
-            "for a, which needed 2 more KV blocks: v lost 50 computed tokens and freed 5 blocks at once",
-        ),
-        (
-            Preemption("v", 1, "v", 3, blocks_needed=2),
-            f"because it {ALONE}: v lost 1 computed token (preempted 3 times so far)",
-        ),
-        (Preemption("v", 50), "for a request that is not recorded: v lost 50 computed tokens"),
-        (
-            Preemption("v", 50, in_schedule=False),
-            "outside schedule(), in a reset of the prefix cache: v lost 50 computed tokens",
-        ),
-    ],
-)
-def test_a_preemption_is_a_sentence(story_of, lost, says):
-    [victim] = story_of(step(0, preempted=[lost])).preempted
-    assert plain(victim.message) == f"vLLM preempted v {says}."
 
 
 def test_who_waits_stands_in_order_with_its_time(run_of):

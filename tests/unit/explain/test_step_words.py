@@ -29,8 +29,8 @@ def by_step(words, values):
 
 def check_all(timeline):
     words = step_words(timeline)
-    stopped = by_step(words.stops, stop_values)
-    lost = by_step(words.preempted, victim_values)
+    stopped = by_step(words["stops"], stop_values)
+    lost = by_step(words["preempted"], victim_values)
     for number in timeline.steps["step"]:
         assert stopped.get(number, []) == [stop.message for stop in stops(timeline, number)]
         assert lost.get(number, []) == [victim.message for victim in victims(timeline, number)]
@@ -73,15 +73,15 @@ def test_every_form_of_a_sentence_has_a_template_of_its_own(run_of):
         )
     )
     words = check_all(timeline)
-    rows = words.stops.rows.filter(words.stops.rows["step"] < 4)
+    rows = words["stops"].rows.filter(words["stops"].rows["step"] < 4)
     assert rows["template"].to_list() == [0, 1, 2, 1, 3, 4, 5, 6]
     assert rows["request_ids"].to_list() == [["a", "b"], ["c"], [], ["c"], [], [], [], []]
-    assert words.preempted.rows["template"].to_list() == [0, 1, 2, 1]
-    assert plain(words.stops.templates[1]) == (
+    assert words["preempted"].rows["template"].to_list() == [0, 1, 2, 1]
+    assert plain(words["stops"].templates[1]) == (
         "The waiting loop ended (inferred): the KV cache had no room for the next request "
         "({needed} needed, {free} free); {requests} next in line, {left} of budget left."
     )
-    assert plain(words.preempted.templates[1]) == (
+    assert plain(words["preempted"].templates[1]) == (
         "vLLM preempted {victim} for {for}, which needed {needed}: {victim} lost {lost} and freed {freed} "
         "at once (preempted {times} times so far)."
     )

@@ -17,6 +17,7 @@ from schedtrace.read.run import read_run
 from schedtrace.timeline.timeline import make_timeline
 from tests import makers
 from tests.makers import arrival, finish, step
+from tests.unit.present.test_goldens import check
 
 WALL_US = 1_795_357_068_232_773
 MONOTONIC_US = 23_630_827_665
@@ -158,101 +159,28 @@ class Read:
         }
 
 
-def test_every_slice_of_a_run_by_hand(folder, tmp_path):
+def described(read, process):
+    """A line for all that one process has, below the name of its track."""
+    for kind in (read.slices, read.values, read.marks):
+        for name, told in kind.items():
+            if name[0] == process:
+                yield "/".join(name)
+                yield from (
+                    "  " + " ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in one)
+                    for one in told
+                )
+    for arrow in read.flows.values():
+        if arrow[0][1][0] == process:
+            yield "arrow " + " -> ".join(f"{us:g} {'/'.join(name)}" for us, name in arrow)
+
+
+def test_all_of_a_run_by_hand(folder, tmp_path):
+    """UPDATE_GOLDENS=1 writes it again (then read it)."""
     read, count = perfetto(folder, tmp_path / "out")
-    slices = {
-        name: [(begin, end, what) for begin, end, what, _ in told]
-        for name, told in read.slices.items()
-        if name[0] == "run, rank 0"
-    }
-    of = ("run, rank 0", "scheduler")
-    assert slices == {
-        (*of, "steps"): [
-            (1000, 4000, "step 0"),
-            (7000, 8000, "step 2: kv_blocks"),
-            (20_000, 20_100, "step 3"),
-        ],
-        (*of, "steps 2"): [(2000, 6000, "step 1")],
-        (*of, "engine"): [
-            (1000, 1100, "schedule()"),
-            (2000, 2100, "schedule()"),
-            (4000, 4200, "update_from_output()"),
-            (6000, 6200, "update_from_output()"),
-            (7000, 7100, "schedule()"),
-            (15_000, 15_401, "dummy batch"),
-            (15_401, 15_451, "ranks agree"),
-            (20_000, 20_100, "schedule()"),
-        ],
-        (*of, "execution"): [(1300, 3300, "execute")],
-        (*of, "execution 2"): [(2300, 4300, "execute")],
-        (*of, "requests", "v"): [
-            (300, 700, "front end"),
-            (700, 1000, "waiting: next_step"),
-            (1000, 4000, "prefill"),
-            (4000, 7000, "decode"),
-            (7000, 9000, "preempted: kv_blocks"),
-        ],
-        (*of, "requests", "a"): [
-            (400, 600, "front end"),
-            (600, 1000, "waiting: next_step"),
-            (1000, 4000, "prefill"),
-            (4000, 8100, "decode"),
-        ],
-    }
+    check("perfetto", "".join(f"{line}\n" for line in described(read, "run, rank 0")))
     assert len([name for name in read.slices if name[0] == "run, rank 1"]) == 7
     events = (read.slices, read.marks, read.values)
     assert count == sum(len(told) for kind in events for told in kind.values())
-
-
-def test_what_is_written_on_slices(folder, tmp_path):
-    read, _ = perfetto(folder, tmp_path / "out")
-    steps = read.slices["run, rank 0", "scheduler", "steps"]
-    assert steps[1][3] == {
-        "step": 2,
-        "decode_tokens": 1,
-        "prefill_tokens": 0,
-        "recompute_tokens": 0,
-        "unused_tokens": 999,
-        "token_budget": 1000,
-        "cause": "kv_blocks",
-        "requests": 1,
-        "running": 1,
-        "waiting": 1,
-        "kv_used": 92,
-        "kv_total": 100,
-        "preempted": 1,
-    }
-    prefill = read.slices["run, rank 0", "scheduler", "requests", "a"][2]
-    assert prefill[3] == {"begin_step": 0, "end_step": 0, "tokens": 600}
-    engine = read.slices["run, rank 0", "scheduler", "engine"]
-    assert engine[5][3] == {"wave": 0, "step_counter": 7}
-
-
-def test_counters_have_every_step_and_fall_to_zero_when_the_engine_is_idle(folder, tmp_path):
-    read, _ = perfetto(folder, tmp_path / "out")
-    values = {name[2:]: told for name, told in read.values.items() if name[0] == "run, rank 0"}
-    at = [1000, 2000, 7000, 9000, 15_400, 20_000]
-    told = {
-        ("token budget", "decode"): [0, 2, 1],
-        ("token budget", "prefill"): [900, 0, 0],
-        ("token budget", "recompute"): [0, 0, 0],
-        ("token budget", "unused"): [100, 998, 999],
-        ("queue", "running"): [2, 2, 1],
-        ("queue", "waiting"): [0, 0, 1],
-    }
-    for name, expected in told.items():
-        assert values.pop(name)[:4] == list(zip(at, [*expected, 0], strict=False)), name
-    assert values == {("KV cache", "blocks used"): [(1000, 90), (2000, 95), (7000, 92), (20_000, 0)]}
-
-
-def test_an_arrow_leads_from_a_preempter_to_its_victim_and_every_preemption_is_marked(folder, tmp_path):
-    read, _ = perfetto(folder, tmp_path / "out")
-    of = ("run, rank 0", "scheduler", "requests")
-    assert next(iter(read.flows.values())) == [(7000, (*of, "a")), (7000, (*of, "v"))]
-    assert len(read.flows) == 2  # one a rank
-    marks = {name[3]: [what for _, what, _ in told] for name, told in read.marks.items() if name[:3] == of}
-    assert marks == {"a": ["preempts"], "v": ["preempted"]}
-    assert read.marks[*of, "v"][0][2] == {"step": 2, "lost_tokens": 301, "for_request_id": "a"}
 
 
 def test_ranks_are_on_one_clock_which_is_a_torch_profiles(folder, tmp_path):

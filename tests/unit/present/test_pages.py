@@ -6,12 +6,10 @@ import pytest
 
 from schedtrace.diagnose.analyze import analyze
 from schedtrace.explain.request import explain_request
-from schedtrace.model.comparison import Comparison, Decisions, FindingChange
 from schedtrace.model.report import EffectiveSetting, Evidence, Finding
 from schedtrace.model.say import say
 from schedtrace.model.story import Newcomer
 from schedtrace.model.trace import Preemption
-from schedtrace.present.pages.comparison import comparison_page
 from schedtrace.present.pages.report import report_page
 from schedtrace.present.pages.report_details import _cost, _where
 from schedtrace.present.pages.request import request_page
@@ -40,74 +38,6 @@ def test_a_reset_of_the_prefix_cache_is_counted_apart_from_preemptions(tmp_path)
     assert (life.num_preemptions, life.num_cache_resets) == (2, 1)
     head = " ".join(text_of(request_page(life), 160).splitlines()[:2])
     assert head.endswith("; 2 preemptions, 1 time preempted by a reset of the prefix cache")
-
-
-def comparison(*findings):
-    decisions = Decisions(trials_compared=1, trials_alike=1, common_steps=[3], first=None)
-    paths = {"base_path": "base", "new_path": "new", "base_label": "base", "new_label": "new"}
-    lists = {"notes": [], "config": [], "metrics": [], "causes": []}
-    return Comparison(
-        verdict=say("no difference found"),
-        findings=list(findings),
-        compared_by="trials",
-        tests=0,
-        trials_least=4,
-        decisions=decisions,
-        **paths,
-        **lists,
-    )
-
-
-def change(state, counts, fracs, threshold=0.5):
-    trials = {"base_trials": [], "new_trials": []}
-    return FindingChange(
-        code="kv-bound",
-        cause="kv_blocks",
-        state=state,
-        base_count=counts[0],
-        new_count=counts[1],
-        base_frac=fracs[0],
-        new_frac=fracs[1],
-        threshold_frac=threshold,
-        message="They waited.",
-        **trials,
-    )
-
-
-def first_finding(*arguments):
-    lines = text_of(comparison_page(comparison(change(*arguments))), 120).splitlines()
-    return next(line for line in lines if "kv-bound" in line)
-
-
-def test_a_share_that_crossed_its_threshold_is_shown_for_both_sides():
-    cause = "kv-bound  cause kv_blocks  "
-    assert first_finding("stayed", (3, 0), (0.52, 0.48)).endswith(f"{cause}52 % -> 48 % (found from 50 % on)")
-    assert first_finding("stayed", (0, 3), (None, 0.06), 0.05).endswith(
-        f"{cause}below 5 % -> 6 % (found from 5 % on)"
-    )
-    assert first_finding("stayed", (3, 4), (0.6, 0.7)).endswith(f"{cause}3 -> 4")
-    assert first_finding("went", (3, 0), (0.9, 0.1)).endswith(f"went     {cause}3 -> 0")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("stayed", (3, 0), (0.52, 0.48)), "base: They waited."),
-        (("stayed", (0, 3), (None, 0.06), 0.05), "They waited."),
-        (("went", (3, 0), (0.9, 0.1)), "They waited."),
-    ],
-)
-def test_words_of_the_base_for_a_finding_that_stayed_are_marked(arguments, words):
-    lines = text_of(comparison_page(comparison(change(*arguments))), 120).splitlines()
-    assert next(line.strip() for line in lines if "They waited." in line) == words
-
-
-def test_documents_texts_may_be_words_or_messages():
-    words = change("went", (3, 0), (0.9, 0.1))
-    as_message = change("went", (3, 0), (0.9, 0.1))
-    as_message.message = say("They {deed}.", deed="waited")
-    pages = [comparison_page(comparison(one)) for one in (words, as_message)]
-    assert text_of(pages[0]) == text_of(pages[1])
 
 
 def found(**fields):

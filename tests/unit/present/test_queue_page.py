@@ -79,6 +79,7 @@ Engine 0 (pid 12345): tiny
 
 def test_what_is_not_known_and_what_holds_all_up():
     shown = text(queue(waiting=[entry("r1")], pause="PAUSED_ALL", between_steps=False))
+    assert "#  request    age  prompt  for\n1  r1       1.5 s     100\n" in shown
     assert "what they wait for is not known: the latest step refused nobody, or was not" in shown
     assert "The scheduler is paused (PAUSED_ALL)." in shown
     assert "The engine has been within one step for 5 s and was read meanwhile." in shown

@@ -10,11 +10,12 @@ from schedtrace.model.causes import Cause
 from schedtrace.model.message import Message, Requests
 from schedtrace.model.say import say
 from schedtrace.present import renderers
-from schedtrace.present.renderers import Format, renderer
+from schedtrace.present.renderers import Format, html, renderer
 from schedtrace.present.sections import (
     Band,
     Bars,
     Column,
+    Commands,
     Fact,
     Facts,
     Field,
@@ -22,6 +23,8 @@ from schedtrace.present.sections import (
     Headline,
     Note,
     Page,
+    Part,
+    Shares,
     State,
     States,
     Strip,
@@ -31,8 +34,10 @@ from schedtrace.present.sections import (
     figure,
     table,
 )
+from schedtrace.present.sections import Cause as RootCause
 from schedtrace.present.strips import state_characters
 from schedtrace.present.words import CHANGES, SEVERITIES, STATES, state
+from tests.unit.present.test_goldens import check
 
 WAITED = say(
     "{request:id} waited {time:us} for {cause:cause}",
@@ -93,30 +98,6 @@ TABLE = Table(
 )
 
 
-def test_a_table_has_its_figures_to_the_right():
-    assert drawn(Format.TEXT, TABLE).splitlines() == [
-        "         tokens",
-        "request     now  why",
-        "a|b       1,234  cut   █",
-        "c             5       █▄",
-        "3 more",
-    ]
-
-
-def test_a_table_that_does_not_fit_is_a_block_for_each_row():
-    assert drawn(Format.TEXT, TABLE, width=20).splitlines() == [
-        "request",
-        "a|b",
-        "  tokens now 1,234;",
-        "  why cut",
-        "   █",
-        "c",
-        "  tokens now 5",
-        "  █▄",
-        "3 more",
-    ]
-
-
 TRIALS = Table([Column("trial", numeric=True), Column("steps", numeric=True)], [["1", "12"]])
 WORDS = Table([Column("ab"), Column("long words")], [["c", "de"]])
 MEANING = "some words that go on and on"
@@ -153,72 +134,40 @@ def test_a_table_is_made_of_things_and_says_how_many_are_left_out():
     assert table([1, 2], fields, "and so on", most=2) == Table(columns, rows, "and so on")
 
 
-def test_a_table_in_markdown_cannot_be_left_by_what_is_in_it():
-    assert drawn(Format.MARKDOWN, TABLE).splitlines() == [
-        "| request | tokens now | why |  |",
-        "| --- | ---: | --- | --- |",
-        "| `a\\|b` | 1,234 | **cut** | `·█` |",
-        "| c | 5 |  | `█▄` |",
-        "",
-        "3 more",
-    ]
-
-
-def test_a_headline_has_its_lines_and_warnings_below():
-    head = Headline(say("Request {id:id}", id="a_"), " of r", ["8 tokens"], ["2 steps are missing"])
-    assert drawn(Format.TEXT, head) == "Request a_ of r\n  8 tokens\n! 2 steps are missing\n"
-    assert drawn(Format.MARKDOWN, head) == "**Request `a_`** of r\n\n* 8 tokens\n* 2 steps are missing\n"
-
-
-def test_facts_stand_beside_their_labels_and_below_where_a_word_is_too_long():
-    facts = Facts([Fact("used", ["8 of 9 tokens", "by 2"]), Fact("where", ["x" * 50])])
-    assert drawn(Format.TEXT, facts).splitlines() == [
-        "used       8 of 9 tokens",
-        "           by 2",
-        "where",
-        "  " + "x" * 50,
-    ]
-    assert drawn(Format.MARKDOWN, facts) == f"**used**: 8 of 9 tokens\n\nby 2\n\n**where**: {'x' * 50}\n"
-
-
-def test_a_finding_has_its_level_its_paragraphs_and_what_to_try():
-    found = Finding(Styled("warning", Style.WARNING), "kv-bound", "cause x", ["They waited."], "More room.")
-    assert drawn(Format.TEXT, found) == (
-        "warning  kv-bound  cause x\n         They waited.\n         try: More room.\n"
-    )
-    assert drawn(Format.MARKDOWN, found) == (
-        "**warning: kv-bound** cause x\n\nThey waited.\n\nTry: More room.\n"
-    )
-
-
-def test_a_long_word_moves_a_findings_text_to_the_left():
-    found = Finding(Styled("info", Style.INFO), "stall", "", ["x" * 55])
-    assert drawn(Format.TEXT, found) == f"info     stall\n  {'x' * 55}\n"
-
-
 RARE = State("rare", "R", Style.PREFILL, prominent=True)
 USUAL = State("usual", "=", Style.DECODE)
-
-
-def test_a_strip_is_as_wide_as_there_is_room_and_keeps_what_is_rare_or_high():
-    strip = Strip(
+SECTIONS = [
+    Headline(say("Request {id:id}", id="a_"), " of r", ["8 tokens"], ["2 steps are missing"]),
+    TABLE,
+    Facts([Fact("used", ["8 of 9 tokens", "by 2"]), Fact("", [TABLE]), Fact("where", ["x" * 50])]),
+    Finding(Styled("warning", Style.WARNING), "kv-bound", "cause x", ["They waited."], "More room."),
+    Finding(Styled("info", Style.INFO), "stall", "", ["x" * 55]),
+    Strip(
         [
             Band("use", Bars([0, 0.5, 1, 0, 0, 0, 0, 0.1], Style.GOOD)),
             Band("states", States([(USUAL, 5), (RARE, 1), (USUAL, 2)])),
             Band("waiting", "no request"),
         ],
         "time",
-    )
-    assert drawn(Format.TEXT, strip, width=22).splitlines() == [
-        "use          ▄█    ▁",
-        "states      =====R==",
-        "waiting     no request",
-        "            time: =",
-        "            usual, R",
-        "            rare",
-    ]
-    assert drawn(Format.TEXT, strip, width=16).splitlines()[:2] == ["use         ▄█ ▁", "states      ==R="]
-    assert drawn(Format.MARKDOWN, strip).splitlines()[:2] == ["* use `·▄█····▁`", "* states `=====R==`"]
+    ),
+    Shares("time", [Part("decode", 0.4412, Style.DECODE), Part("waiting", 0.005, Style.DIM, "kv_blocks")]),
+    RootCause(1, Styled("Few seats", Style.WARNING), "+9 %", ["They waited."], ["More.", "Fewer."]),
+    Note("Nothing.", "Check:"),
+    Commands("More:", ["schedtrace analyze a run"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("output_format", "width"),
+    [(Format.TEXT, 60), (Format.TEXT, 22), (Format.TEXT, 16), (Format.MARKDOWN, 60)],
+)
+def test_every_kind_of_section(output_format, width):
+    """UPDATE_GOLDENS=1 writes them again (then read them)."""
+    check(f"sections-{output_format}-{width}", drawn(output_format, *SECTIONS, width=width))
+
+
+def test_every_kind_of_section_in_html():
+    check("sections-html", html.fragment(SECTIONS, rank=0, level=2))
 
 
 @pytest.mark.parametrize("text", ["- x", "1. x", "> x", "=== x", "+ x", "--- x", "| x"])

@@ -6,12 +6,9 @@ import subprocess
 from pathlib import Path
 from random import Random
 
-import polars as pl
 import pytest
 
 import schedtrace.present
-from schedtrace.explain.exit_sentences import stop_values, victim_values
-from schedtrace.explain.step import StepStories
 from schedtrace.model.message import (
     CauseWord,
     Code,
@@ -29,9 +26,7 @@ from schedtrace.model.say import say
 from schedtrace.present import phrases
 from schedtrace.present.pages.step import crowd, used
 from schedtrace.present.phrases import duration, pieces, plain
-from schedtrace.present.report.step_sentences import StepWords, Words, parts, step_templates, step_words
-from schedtrace.read.run import read_run
-from schedtrace.timeline.timeline import make_timeline
+from schedtrace.present.report.step_sentences import Words, parts, step_templates
 
 SCRIPT = Path(schedtrace.present.__file__).parent / "sentence.js"
 WRITE = """
@@ -109,22 +104,6 @@ def test_javascript_writes_every_argument_as_python_does():
     assert [merged(sentence) for sentence in filled_in_javascript(cases)] == written
 
 
-@pytest.mark.parametrize("name", ["preemption-storm", "kv-bound"])
-def test_the_words_of_recorded_steps_are_those_of_the_page(name):
-    run = read_run(Path("tests/data/findings") / name / "shows")
-    timeline = make_timeline(run.traces[0], run.manifest, whole=True)
-    words, stories = step_words(timeline), StepStories(run, timeline)
-    steps = [*words.preempted.rows["step"].unique(maintain_order=True)[:3], *timeline.steps["step"][-2:]]
-    cases, expected = [], []
-    for number in steps:
-        for some, values in ((words.stops, stop_values), (words.preempted, victim_values)):
-            rows = some.rows.filter(pl.col("step") == number).to_dicts()
-            cases += [(some.templates[row["template"]], values(row)) for row in rows]
-        story = stories.story(number)
-        expected += [plain(one.message) for one in [*story.stops, *story.preempted]]
-    assert ["".join(text for text, _ in sentence) for sentence in filled_in_javascript(cases)] == expected
-
-
 def test_javascript_rounds_as_python_does():
     chance = Random(1)  # noqa: S311  # no secret
     figures = [
@@ -170,10 +149,8 @@ def test_a_template_is_printable_words_and_slots():
 
 
 def test_what_is_known_of_every_step_has_its_templates():
-    words = Words([Message("a")], None)
-    templates = step_templates(StepWords(words, Words([], None)))
+    templates = step_templates({"stops": Words([Message("a")], None)})
     assert templates["stops"] == [["a"]]
-    assert templates["preempted"] == []
     written = [
         "".join(part if isinstance(part, str) else f"<{part['name']}>" for part in parts_)
         for parts_ in templates["used"] + templates["crowd"]

@@ -35,9 +35,9 @@ def second(run):
 def test_stories_are_the_pages_of_step_and_request_by_their_links(run, second):
     found = stories(run, second, [(1, 0)], [HOSTILE, "t1", "gone"])
     assert found == {
-        "step=0&rank=1": fragment(step_page(explain_step(run, 0, engine=1)), rank=1, level=2),
+        "step=0&rank=1": fragment(step_page(explain_step(run, 0, engine=1)).sections, rank=1, level=2),
         "request=a%2F%3Cb%3E%5Cu202e%26": fragment(
-            request_page(explain_request(run, HOSTILE)), rank=1, level=2
+            request_page(explain_request(run, HOSTILE)).sections, rank=1, level=2
         ),
     }
     assert 'href="#request=a%2F%3Cb%3E%5Cu202e%26"' in found["step=0&rank=1"]

@@ -4,11 +4,14 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
+import pytest
+
 from schedtrace.model.trace import End
 from schedtrace.read.run import read_run
 from schedtrace.watch import view
 from schedtrace.watch.app import WatchApp
 from schedtrace.watch.plain_lines import page
+from tests.unit.present.test_goldens import check
 from tests.unit.watch.growing import Growing, session_of
 
 
@@ -41,32 +44,15 @@ def shown(session, *actions, size=(80, 24)):
     return asyncio.run(show())
 
 
-def test_a_small_screen_has_everything(growing, session):
+@pytest.mark.usefixtures("utc")
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)], ids=str)
+def test_the_whole_screen(growing, session, size):
+    """UPDATE_GOLDENS=1 writes it again (then read it)."""
     growing.grow(100)
-    (screen,) = shown(session)
-    assert len(screen) == 24
-    assert screen[0].startswith("run  ")
-    assert "  live  " in screen[0]
-    text = "\n".join(screen)
-    assert "last 10 s (now)  2 seats (--max-num-seqs) limit this run" in text
-    assert "last 1 min (now)  2 seats (--max-num-seqs) limit this run" in text
-    at = screen.index("          running waiting    KV budget out tok/s preempt/s steps/s")
-    assert screen[at + 1] == "rank 0        2/2       1  40 %   <1 %      20.0         0    10.0"
-    assert screen[at + 2] == "Waiting requests, last 146 s: █ max_num_seqs"
-    assert [line[:7] for line in screen[at + 3 : at + 9]] == ["     1│", *["      │"] * 4, "     0│"]
-    assert all(line.endswith("█████") and len(line) == 80 for line in screen[at + 3 : at + 9])
-    assert screen[at + 9] == "     age  requests: the longest waits, then the oldest"
-    assert screen[at + 10] == "    10 s  c  waiting 10 s, now for max_num_seqs"
-    assert screen[at + 11 : at + 13] == ["    10 s  a  running", "    10 s  b  running"]
-    assert screen[-1].startswith(" q Quit  space Pause")
-
-
-def test_a_large_screen_has_the_verdicts_in_full(growing, session):
-    growing.grow(100)
-    (screen,) = shown(session, size=(200, 50))
-    assert len(screen) == 50
-    assert any("Of the 2 seats" in line for line in screen)
-    assert sum("│" in line for line in screen) == 13
+    ((*lines, keys),) = shown(session, size=size)
+    check(f"watch-{size[0]}x{size[1]}", "".join(f"{line}\n" for line in lines))
+    assert len(lines) == size[1] - 1
+    assert keys.startswith(" q Quit  space Pause")
 
 
 def test_advice_is_cut_only_where_there_is_no_room_for_it(growing, session):
