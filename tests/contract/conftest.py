@@ -65,6 +65,14 @@ def recording(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return tmp_path / "run"
 
 
+@pytest.fixture(scope="session")
+def plain() -> Any:
+    """What vLLM's own scheduler decides for ``LOAD``."""
+    from tests.contract.deciding import LOAD, decisions
+
+    return decisions(*LOAD)
+
+
 def _switch_off() -> None:
     for name in [name for name in os.environ if name.startswith("SCHEDTRACE_")]:
         del os.environ[name]

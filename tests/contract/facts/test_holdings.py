@@ -9,8 +9,7 @@ pytest.importorskip("vllm")
 from schedtrace.record import block_holders
 from schedtrace.record.traced import traced_class
 from tests.contract.facts.told import Traced, events, steps
-from tests.contract.families import FAMILIES
-from tests.contract.loads import make_script, play
+from tests.contract.loads import make_script, play, under_load
 from tests.contract.test_hybrid_models import FAMILY, MODELS, engine
 
 pytestmark = pytest.mark.vllm
@@ -71,7 +70,7 @@ def test_holders(model, recording):
 
 
 def test_a_head_is_told_once_until_another_one_is_refused(recording):
-    engine = play(Traced(**FAMILIES["tight_kv"].engine), make_script(FAMILIES["tight_kv"], 1))
+    engine = under_load(Traced, "tight_kv")
     heads = [
         exits[-1]["request_id"]
         for step in steps(recording)
