@@ -3,6 +3,7 @@
 ``CASE`` is a name, or ``FOLDER=NAME:JSON``: the case with other options of its engine, into another folder.
 """
 
+import gc
 import json
 import os
 import re
@@ -23,6 +24,7 @@ CHANGED = re.compile(r"(?P<folder>[^=]+)=(?P<name>[^:]+):(?P<changes>.+)")
 def main(directory: Path, wanted: list[str]) -> None:
     """Record the wanted cases, or all; where vLLM refuses changed options, a file ``refused`` says so."""
     logger.disable("schedtrace")
+    gc.freeze()  # or every full collection goes through all of vLLM
     for one in wanted or CASES:
         began = time.perf_counter()
         changed = CHANGED.fullmatch(one)
