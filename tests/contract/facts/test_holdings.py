@@ -84,7 +84,7 @@ def test_a_head_is_told_once_until_another_one_is_refused(recording):
 
 
 def refused_head(recording):
-    """An engine with full attention and a window, whose third request was refused blocks, and that refusal."""
+    """An engine with full attention and a window that refused its third request, and that refusal."""
     refused = engine("sliding_window", traced_class, Traced, max_num_batched_tokens=64)
     refused.add("holder", prompt=250, max_tokens=3)
     for _ in range(4):
