@@ -17,10 +17,12 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVE
 def _plugins_are_loaded() -> None:
     """VLLM loads plugins once a process, with the first configuration: here while recording is off."""
     if find_spec("vllm") is not None:
+        from vllm.model_executor.models import registry
         from vllm.plugins import load_general_plugins
 
         _switch_off()
         load_general_plugins()
+        registry._run_in_subprocess = lambda look: look()  # at a model's class: that would import vLLM again
 
 
 @pytest.fixture(autouse=True, scope="module")
