@@ -1,5 +1,6 @@
 """What holds for every test: the same width and no colour, whatever terminal the tests are run in."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,12 @@ LONGEST = ("tests/exam/test_advice.py", "tests/contract/test_oracle.py", "tests/
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: or every full collection goes through all of vLLM again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,12 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVE
 def _plugins_are_loaded() -> None:
     """VLLM loads plugins once a process, with the first configuration: here while recording is off."""
     if find_spec("vllm") is not None:
+        from vllm.model_executor.models import registry
         from vllm.plugins import load_general_plugins
 
         _switch_off()
         load_general_plugins()
+        registry._run_in_subprocess = lambda look: look()  # at a model's class: that would import vLLM again
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -63,6 +65,14 @@ def recording(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Recording is on; the run folder."""
     monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(tmp_path / "run"))
     return tmp_path / "run"
+
+
+@pytest.fixture(scope="session")
+def plain() -> Any:
+    """What vLLM's own scheduler decides for ``LOAD``."""
+    from tests.contract.deciding import LOAD, decisions
+
+    return decisions(*LOAD)
 
 
 def _switch_off() -> None:

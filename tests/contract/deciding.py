@@ -1,12 +1,15 @@
 """An engine that keeps every decision its scheduler takes, to compare two of them step by step."""
 
+from functools import partial
 from itertools import compress, zip_longest
 from typing import Any
 
 from schedtrace.simulate import Driver as Engine
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.loads import under_load
 
 Decision = dict[str, Any]
+LOAD = ("aborts", 1)
+"""For ``decisions``: with all that most tests of the recorder need, preemptions among it."""
 
 
 class Deciding(Engine):
@@ -83,8 +86,7 @@ def _resumed(cached: Any) -> set[str]:
 
 def decisions(name: str, seed: int, wrap: Any = None) -> list[Decision]:
     """All decisions taken for one load."""
-    family = FAMILIES[name]
-    return play(Deciding(wrap, **family.engine), make_script(family, seed)).decisions
+    return list(under_load(partial(Deciding, wrap), name, seed).decisions)
 
 
 def first_difference(one: list[Decision], other: list[Decision]) -> int | None:

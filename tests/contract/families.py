@@ -94,7 +94,7 @@ FAMILIES = {
     ),
     "async_spec_decode": Family(ASYNC | TIGHT | DRAFTED),
     "grammar_pending": Family(grammars=0.3),
-    "streaming_input": Family(sessions=0.1, aborts=0.1),
+    "streaming_input": Family(sessions=0.2, aborts=0.1),
     "mixed": Family(MIXED | DRAFTS | {"scheduling_policy": "priority"}, **EVERYTHING),
     "async_mixed": Family(MIXED | ASYNC | DRAFTED, **EVERYTHING),
 }

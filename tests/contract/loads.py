@@ -13,13 +13,12 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from schedtrace.simulate import Driver as Engine
 from tests.contract.families import FAMILIES, Family
 
-__all__ = ["FAMILIES", "FEWER_STEPS", "SEEDS", "make_script", "play"]
+__all__ = ["BUSY_STEPS", "FAMILIES", "SEEDS", "STEPS", "make_script", "play", "under_load"]
 
 SEEDS = [1, 2, 3][: int(os.environ.get("LOAD_SEEDS", "1"))]
-"""One keeps ``make test`` within CI's time; ``make compat`` plays three on every release."""
 BUSY_STEPS = 300
-FEWER_STEPS = 120
-"""Where a test compares whatever happens, and needs nothing rare to happen."""
+STEPS = 150 if len(SEEDS) == 1 else BUSY_STEPS
+"""Short loads of one seed keep ``make test`` within CI's time; ``make compat`` plays three long ones each."""
 structured_outputs = getattr(
     vllm.sampling_params,
     "StructuredOutputsParams",
@@ -40,7 +39,7 @@ class Turn:
     throttled: bool = False
 
 
-def make_script(family: Family, seed: int, steps: int = BUSY_STEPS) -> list[Turn]:
+def make_script(family: Family, seed: int, steps: int = STEPS) -> list[Turn]:
     """All steps while requests arrive, and one more that ends whatever could wait for ever."""
     chance = random.Random(seed)  # noqa: S311  # a load, no secret
     script = [Turn() for _ in range(steps + 1)]
@@ -69,6 +68,12 @@ def play(engine: Engine, script: list[Turn]) -> Engine:
         engine.step(*[True] * turn.throttled)
     engine.finish()
     return engine
+
+
+def under_load(make: Callable[..., Engine], name: str, seed: int = 1, **options: Any) -> Any:
+    """An engine of ``make`` with a family's options, and more, after that family's load."""
+    family = FAMILIES[name]
+    return play(make(**family.engine | options), make_script(family, seed))
 
 
 def _arrive(family: Family, chance: random.Random, request_id: str, script: list[Turn]) -> None:

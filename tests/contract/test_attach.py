@@ -22,7 +22,7 @@ from schedtrace.record.traced import traced_class
 from schedtrace.timeline.queue_waits import mismatches, waiting_after, waits
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import Deciding, first_difference
-from tests.contract.loads import FAMILIES, SEEDS, make_script, play
+from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS, make_script, play
 
 pytestmark = pytest.mark.vllm
 
@@ -119,7 +119,7 @@ def test_it_ends_by_itself_and_says_so_to_who_asks_then(idle, tmp_path):
 @pytest.fixture(params=LOADS, scope="module")
 def played(request, tmp_path_factory):
     name, seed = request.param.rsplit("-", 1)
-    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed))
+    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed), BUSY_STEPS)
     folder = tmp_path_factory.mktemp("runs")
     plain = play(Deciding(**engine), script)
     with pytest.MonkeyPatch.context() as patch:

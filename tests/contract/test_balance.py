@@ -1,6 +1,7 @@
 """Balance scheduling on vLLM's real scheduler: only admissions change, and every request ends."""
 
 import random
+from functools import partial
 from itertools import cycle
 
 import pytest
@@ -21,7 +22,7 @@ from schedtrace.simulate import Driver
 from schedtrace.simulate.config import engine_config
 from schedtrace.simulate.driver import kv_cache_groups, scheduler_arguments
 from tests.contract.deciding import Deciding, decisions, first_difference
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.loads import FAMILIES, under_load
 
 pytestmark = pytest.mark.vllm
 
@@ -50,12 +51,15 @@ def test_without_counts_of_other_ranks_it_decides_as_vllm(name):
 
 def test_with_the_gate_open_it_decides_as_vllm():
     """Twice the seats, so that no rank comes near them."""
-    family = FAMILIES["async_tight"]
-    options = family.engine | {"max_num_seqs": 200}
-    script = make_script(family, 1)
-    plain = play(Deciding(**options), script).decisions
-    with_gate = play(Deciding(with_counts(cycle([0, 50, 190])), **options), script).decisions
-    assert first_difference(plain, with_gate) is None
+    plain = under_load(Deciding, "async_tight", max_num_seqs=200)
+    with_gate = partial(Deciding, with_counts(cycle([0, 50, 190])))
+    gated = under_load(with_gate, "async_tight", max_num_seqs=200)
+    assert first_difference(plain.decisions, gated.decisions) is None
+
+
+def seats_of(name):
+    """``SEATS`` where the family does not say how many."""
+    return {"max_num_seqs": SEATS} | FAMILIES[name].engine
 
 
 class Gated(Deciding):
@@ -92,9 +96,7 @@ def queues(scheduler):
 
 @pytest.mark.parametrize("name", ["few_seqs", "priority_tight", "aborts", "async_aborts"])
 def test_while_it_is_closed_nobody_is_admitted_and_at_the_end_nobody_is_missing(name):
-    family = FAMILIES[name]
-    options = {"max_num_seqs": SEATS} | family.engine
-    engine = play(Gated(1, **options), make_script(family, 1))  # ends only when every request has ended
+    engine = under_load(partial(Gated, 1), name, **seats_of(name))  # ends only when every request has ended
     assert engine.refusals > 50
     statuses = {request.status.name for request in engine.requests.values()}
     assert statuses <= {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED"}
@@ -250,13 +252,10 @@ def test_it_is_inferred_where_the_exits_cannot_be_recorded(recording, monkeypatc
 
 @pytest.mark.parametrize("name", ["few_seqs", "async_aborts"])
 def test_recording_changes_none_of_its_decisions(name, recording):
-    family = FAMILIES[name]
-    options = {"max_num_seqs": SEATS} | family.engine
-    script = make_script(family, 1)
-    counts = [cycle([0, 3, 4, 1, 2]) for _ in range(2)]
-    plain = play(Deciding(with_counts(counts[0]), **options), script)
-    traced_too = play(Deciding(lambda base: traced_class(with_counts(counts[1])(base)), **options), script)
-    assert first_difference(plain.decisions, traced_too.decisions) is None
+    balance, traced_too = (with_counts(cycle([0, 3, 4, 1, 2])) for _ in range(2))
+    wraps = balance, lambda base: traced_class(traced_too(base))
+    plain, recorded = (under_load(partial(Deciding, wrap), name, **seats_of(name)) for wrap in wraps)
+    assert first_difference(plain.decisions, recorded.decisions) is None
     [trace] = read_run(recording).traces
     assert {"rank_balance", "queue_empty"} <= set(trace.exits().collect()["cause"])
     assert set(trace.exits().collect()["via"]) == {"source"}

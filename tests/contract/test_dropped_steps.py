@@ -3,6 +3,7 @@
 import os
 import time
 from collections import Counter
+from functools import partial
 
 import msgspec
 import pytest
@@ -12,12 +13,11 @@ pytest.importorskip("vllm")
 from schedtrace.read.run import read_run
 from schedtrace.record import writer
 from schedtrace.record.traced import traced_class
-from tests.contract.deciding import Deciding, decisions, first_difference
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.deciding import LOAD, Deciding, first_difference
+from tests.contract.loads import under_load
 
 pytestmark = pytest.mark.vllm
 
-LOAD = ("aborts", 1)
 STILL, GOES_ON = 40, 140
 """Steps at which the disk stops and works again."""
 
@@ -54,13 +54,12 @@ def played(recording, monkeypatch):
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 1e6)
     monkeypatch.setattr(writer, "WRITE_LATEST_NS", 0)
     monkeypatch.setattr(writer, "MAX_PENDING", 30)
-    family = FAMILIES[LOAD[0]]
-    engine = play(Watching(traced_class, **family.engine), make_script(family, LOAD[1]))
+    engine = under_load(partial(Watching, traced_class), *LOAD)
     [trace] = read_run(recording).traces
     return engine, trace
 
 
-def test_no_request_is_lost_with_the_steps_that_are_dropped(played):
+def test_no_request_is_lost_with_the_steps_that_are_dropped(played, plain):
     engine, trace = played
     dropped = GOES_ON - STILL - writer.MAX_PENDING
     assert (trace.problems.missing_steps, trace.problems.dropped_steps) == (trace.end.dropped_steps,) * 2
@@ -72,7 +71,7 @@ def test_no_request_is_lost_with_the_steps_that_are_dropped(played):
         [],
         [],
     )
-    assert first_difference(decisions(*LOAD), engine.decisions) is None
+    assert first_difference(plain, engine.decisions) is None
 
 
 def test_no_time_of_a_token_is_guessed(played):
@@ -90,7 +89,7 @@ def test_no_time_of_a_token_is_guessed(played):
     assert known["last_token_us", "known"] > known["last_token_us", "null", True] > 0
 
 
-def test_a_truncated_trace_goes_on_as_a_whole_one(recording, monkeypatch, warnings):
+def test_a_truncated_trace_goes_on_as_a_whole_one(plain, recording, monkeypatch, warnings):
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 1e6)
 
     class Rotating(Deciding):
@@ -104,9 +103,8 @@ def test_a_truncated_trace_goes_on_as_a_whole_one(recording, monkeypatch, warnin
                 self.scheduler._schedtrace_recorder.writer._work(last=False)
             return super().schedule(*args)
 
-    family = FAMILIES[LOAD[0]]
-    engine = play(Rotating(traced_class, **family.engine), make_script(family, LOAD[1]))
-    assert first_difference(decisions(*LOAD), engine.decisions) is None
+    engine = under_load(partial(Rotating, traced_class), *LOAD)
+    assert first_difference(plain, engine.decisions) is None
     [trace] = read_run(recording).traces
     numbers = trace.steps["step"].to_list()
     assert numbers == list(range(trace.header.first_step, trace.end.steps))

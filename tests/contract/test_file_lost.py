@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import time
+from functools import partial
 
 import pytest
 
@@ -14,19 +15,13 @@ pytest.importorskip("vllm")
 from schedtrace.read.run import read_run
 from schedtrace.record import writer
 from schedtrace.record.traced import traced_class
-from tests.contract.deciding import Deciding, decisions, first_difference
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.deciding import LOAD, Deciding, decisions, first_difference
+from tests.contract.loads import under_load
 
 pytestmark = pytest.mark.vllm
 
-LOAD = ("aborts", 1)
 STEP = 30
 STEP_LINE = re.compile(rb'"type":"(?:step|delta)"')
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return decisions(*LOAD)
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +43,7 @@ def decisions_with(accident):
                 accident(of_engine)
             return super().schedule(*args)
 
-    family = FAMILIES[LOAD[0]]
-    return play(Unlucky(traced_class, **family.engine), make_script(family, LOAD[1])).decisions
+    return under_load(partial(Unlucky, traced_class), *LOAD).decisions
 
 
 def put_in_its_place(path, flags):

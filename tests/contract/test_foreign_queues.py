@@ -1,6 +1,7 @@
 """Traced against plain where the queue, or what a scheduler does with those that run, is not vLLM's."""
 
 from collections import defaultdict
+from functools import partial
 
 import polars as pl
 import pytest
@@ -19,7 +20,7 @@ from schedtrace.simulate import Driver
 from schedtrace.timeline.queue_waits import mismatches, overtakings
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.deciding import first_difference
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.loads import under_load
 from tests.contract.toy_queues import QUEUES, gives_back, sets_aside, with_queue
 
 OURS = vllm_version().startswith("0.32.")
@@ -56,12 +57,10 @@ class Untouched(Driver):
         return told
 
 
-def both(make, load, seed=1):
+def both(make, load):
     """The engine of a load, plain and traced."""
-    script = make_script(FAMILIES[load], seed)
-    plain = play(Untouched(make, **FAMILIES[load].engine), script)
-    traced = play(Untouched(lambda base: traced_class(make(base)), **FAMILIES[load].engine), script)
-    return plain, traced
+    wraps = make, lambda base: traced_class(make(base))
+    return [under_load(partial(Untouched, wrap), load) for wrap in wraps]
 
 
 @pytest.mark.parametrize("load", LOADS)

@@ -2,6 +2,7 @@
 
 import sys
 import tomllib
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from schedtrace.record.traced import traced_class
 from schedtrace.record.vllms_own import vllm_version
 from schedtrace.simulate import Driver as Engine
 from tests.contract.deciding import Deciding, decisions, first_difference
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.loads import under_load
 from tests.contract.oracle import Oracle
 from tests.contract.watched import Watched, exits_told
 
@@ -120,9 +121,8 @@ def limited(base):
 @pytest.mark.parametrize("name", WATCHED_LOADS)
 def test_its_exits_are_told_as_they_are_taken_and_none_is_inferred(name, foreign, recording, monkeypatch):
     monkeypatch.setattr("tests.contract.watched.FILE", "rank_balance/scheduler.py")
-    family, script = FAMILIES[name], make_script(FAMILIES[name], 1)
-    seen = play(Watched(wrap=lambda _: limited(foreign), **family.engine), script)
-    traced = play(Deciding(lambda _: traced_class(limited(foreign)), **family.engine), script)
+    seen = under_load(partial(Watched, wrap=lambda _: limited(foreign)), name)
+    traced = under_load(partial(Deciding, lambda _: traced_class(limited(foreign))), name)
     assert first_difference(seen.decisions, traced.decisions) is None
     [trace] = read_run(recording).traces
     assert (trace.header.exits_via, trace.notices) == ("source", [])

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import cache, partial
 from itertools import zip_longest
 from stat import S_IMODE
 
@@ -17,7 +18,7 @@ from schedtrace.model.printable import capped, hashed
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.loads import under_load
 from tests.fuzz.hostile import unsafe
 
 pytestmark = pytest.mark.vllm
@@ -36,6 +37,8 @@ TIMES = {
 }
 TIMES |= {"scheduled_us", "first_token_us", "last_token_us", "output_tokens"}
 """And what is in a line only if the output was back when it was written."""
+SALT = "schedtrace.record.arrival_facts.os.urandom"
+"""Else each trace has its own."""
 SHAPES = {
     "huge": lambda name: HUGE + name,
     "controls": lambda name: f"\r\x1b[2J\x9b[red]{name}\u202e\u2028",
@@ -63,8 +66,7 @@ def recorded(load, rename, monkeypatch, folder):
     """The lines of a load without times, in which every id is replaced by the one that the load says."""
     monkeypatch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
     monkeypatch.setenv("SCHEDTRACE_LINES", "full")
-    family = FAMILIES[load]
-    engine = play(Renamed(rename, **family.engine), make_script(family, 1))
+    engine = under_load(partial(Renamed, rename), load)
     assert engine.requests
     content = (folder / "engine-0.jsonl").read_bytes()
     lines = [json.loads(line) for line in content.splitlines()]
@@ -109,6 +111,19 @@ def renamed_field(key, value, names):
     return renamed(value, names)
 
 
+@pytest.fixture(scope="module")
+def harmless(tmp_path_factory):
+    """What is recorded of a load with its own ids."""
+
+    @cache
+    def of(load):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SALT, bytes)
+            return recorded(load, str, patch, tmp_path_factory.mktemp(load) / "run")[1]
+
+    return of
+
+
 @pytest.mark.parametrize(
     ("load", "shape", "hash_ids"),
     [
@@ -118,17 +133,19 @@ def renamed_field(key, value, names):
         ("lora_cap", "controls", False),
     ],
 )
-def test_the_trace_is_that_of_harmless_ids_but_for_the_ids(load, shape, hash_ids, monkeypatch, tmp_path):
+def test_the_trace_is_that_of_harmless_ids_but_for_the_ids(
+    load, shape, hash_ids, harmless, monkeypatch, tmp_path
+):  # fmt: skip
     rename, write = SHAPES[shape], hashed if hash_ids else capped
-    monkeypatch.setattr("schedtrace.record.arrival_facts.os.urandom", bytes)  # else each trace has its salt
-    _, harmless = recorded(load, str, monkeypatch, tmp_path / "harmless")
+    expected = harmless(load)
+    monkeypatch.setattr(SALT, bytes)
     if hash_ids:
         monkeypatch.setenv("SCHEDTRACE_HASH_IDS", "1")
     content, lines = recorded(load, rename, monkeypatch, tmp_path / "hostile")
-    ids = {event["request_id"] for line in harmless for event in line.get("arrived", [])}
+    ids = {event["request_id"] for line in expected for event in line.get("arrived", [])}
     names = {write(rename(name)): name for name in ids}
     assert len(names) == len(ids) > 20
-    assert first_difference(merged(renamed(lines, names)), merged(harmless)) == ""
+    assert first_difference(merged(renamed(lines, names)), merged(expected)) == ""
     assert unsafe(content.decode()) == set()
     assert (content.count(b"for_request_id") > 3) == (load != "lora_cap")
 

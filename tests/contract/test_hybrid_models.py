@@ -13,25 +13,20 @@ pytest.importorskip("vllm")
 
 import torch
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec, SlidingWindowSpec
 
 from schedtrace.record import exits
 from schedtrace.record.traced import traced_class
+from tests.contract.causes.models import attention_spec, mamba_spec
 from tests.contract.deciding import Deciding, first_difference
 from tests.contract.families import FAMILIES
 from tests.contract.loads import SEEDS, make_script, play
 
 pytestmark = pytest.mark.vllm
 
-ATTENTION = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
+ATTENTION, MAMBA = attention_spec(), mamba_spec(attention_spec())
 WINDOW = SlidingWindowSpec(
     block_size=16, num_kv_heads=2, head_size=32, dtype=torch.bfloat16, sliding_window=32
-)
-MAMBA = MambaSpec(
-    block_size=16,
-    shapes=((ATTENTION.page_size_bytes // 4,),),
-    dtypes=(torch.float32,),
-    mamba_cache_mode="align",
 )
 CHECKPOINTS = replace(MAMBA, num_prefill_checkpoint_blocks=1, prefill_checkpoint_alignment=1)
 MAMBA_WITH_CACHE = {"mamba_cache_mode": "align", "enable_prefix_caching": True}

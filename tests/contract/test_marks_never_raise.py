@@ -13,17 +13,11 @@ from schedtrace.record import exits
 from schedtrace.record.allocation import stand_in
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
-from tests.contract.deciding import decisions, failing_from, first_difference
+from tests.contract.deciding import LOAD, decisions, failing_from, first_difference
 
 pytestmark = pytest.mark.vllm
 
-LOAD = ("aborts", 1)
 SAID = "exits may lack details: a mark in schedule() failed: RuntimeError('broken')"
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return decisions(*LOAD)
 
 
 def kinds_of(trace):

@@ -13,7 +13,6 @@ from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
 from schedtrace.timeline.timeline import make_timeline
 from tests.contract.causes.models import with_mamba
-from tests.contract.loads import FAMILIES, make_script, play
 from tests.contract.test_hybrid_models import MODELS
 
 pytestmark = pytest.mark.vllm
@@ -130,13 +129,6 @@ def test_the_longest_prompt_of_hybrid_models(recording, model, num_blocks):
             assert list(stepped(again, 20).scheduler.requests) == left
     else:
         assert findings == []
-
-
-@pytest.mark.parametrize("name", ["tight_kv", "aborts", "paused", "async_mixed", "first_chunk_reserved"])
-def test_where_everything_fits_nothing_is_found(recording, name):
-    """Some requests are aborted while they wait, some of them at the head of the queue."""
-    play(Driver(traced_class, **FAMILIES[name].engine), make_script(FAMILIES[name], 1))
-    assert found(recording) == []
 
 
 def test_a_mamba_block_above_the_budget_is_computed_in_parts(recording):

@@ -1,6 +1,7 @@
 """Whatever breaks in the recorder: the scheduler decides as the plain one, and one warning says so."""
 
 import sys
+from functools import partial
 from pkgutil import resolve_name
 
 import pytest
@@ -13,17 +14,10 @@ from schedtrace.record.instrument import Instrumented
 from schedtrace.record.recorder import Recorder
 from schedtrace.record.traced import traced_class, traced_scheduler
 from schedtrace.simulate import Driver as Engine
-from tests.contract.deciding import Deciding, decisions, failing_from, first_difference
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.deciding import LOAD, Deciding, decisions, failing_from, first_difference
+from tests.contract.loads import under_load
 
 pytestmark = pytest.mark.vllm
-
-LOAD = ("aborts", 1)
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return decisions(*LOAD)
 
 
 def num_steps(taken):
@@ -124,8 +118,7 @@ def test_a_request_without_an_attribute_stops_the_recording_only(plain, recordin
             del request.arrival_time
             return request
 
-    family = FAMILIES[LOAD[0]]
-    engine = play(WithoutArrivalTime(traced_class, **family.engine), make_script(family, LOAD[1]))
+    engine = under_load(partial(WithoutArrivalTime, traced_class), *LOAD)
     assert first_difference(plain, engine.decisions) is None
     [warning] = warnings
     assert warning.startswith("schedtrace: recording stopped in add_request(): AttributeError(")

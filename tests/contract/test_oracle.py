@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from schedtrace.read.run import read_run
 from schedtrace.record import exits
 from schedtrace.record.traced import traced_class
 from tests.contract.deciding import Deciding, first_difference
-from tests.contract.loads import BUSY_STEPS, FAMILIES, SEEDS, make_script, play
+from tests.contract.loads import FAMILIES, SEEDS, STEPS, under_load
 from tests.contract.oracle import Oracle
 from tests.contract.shows import SHOWS
 from tests.contract.watched import FILE, LOOPS, Watched, exits_told, note_of_exit
@@ -40,12 +41,11 @@ class Played:
 
 def play_twice(load, folder) -> Played:
     name, seed = load.rsplit("-", 1)
-    engine, script = FAMILIES[name].engine, make_script(FAMILIES[name], int(seed))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
-        traced = play(Deciding(traced_class, **engine), script)
+        traced = under_load(partial(Deciding, traced_class), name, int(seed))
     [trace] = read_run(folder).traces
-    return Played(name, play(Watched(**engine), script), traced, trace)
+    return Played(name, under_load(Watched, name, int(seed)), traced, trace)
 
 
 @pytest.fixture(params=LOADS, scope="module")
@@ -60,8 +60,9 @@ def test_watched_is_the_untouched_scheduler_and_it_decides_the_same(played):
 
 def test_every_step_is_written_and_nothing_went_wrong(played):
     steps = sum("tokens" in decision for decision in played.traced.decisions)
-    assert played.trace.steps.height == played.trace.end.steps == steps > BUSY_STEPS
-    assert (played.trace.notices, played.trace.header.notices) == ([], [])
+    assert played.trace.steps.height == played.trace.end.steps == steps > STEPS
+    header = played.trace.header
+    assert (played.trace.notices, header.notices, header.exits_via) == ([], [], "source")
 
 
 def test_the_load_shows_what_it_is_named_after(played):
@@ -71,15 +72,18 @@ def test_the_load_shows_what_it_is_named_after(played):
 def test_the_exits_told_are_those_taken(played, request):
     seen, told = played.seen.exits, exits_told(played.trace)
     compared[request.node.callspec.id] = Counter()
-    assert len(told) == len(seen) > BUSY_STEPS
+    assert len(told) == len(seen) > STEPS
     for call, taken in enumerate(seen):
         assert (call, told[call]) == (call, taken)
         for exit_line in taken:
             compared[request.node.callspec.id][exit_line[:3]] += exit_line[-1]
 
 
-def test_all_of_them_were_seen_in_the_source(played):
-    assert set(played.trace.exits().collect()["via"]) == {"source"}
+def test_every_exit_and_every_cap_was_seen_in_the_source_and_has_a_cause(played):
+    exits = played.trace.exits().collect()
+    assert set(exits["via"]) == {"source"}
+    assert exits.filter(cause="other").rows() == []
+    assert played.trace.caps().collect().filter(cap="other").rows() == []
 
 
 def test_every_step_says_how_admission_ended(played):
@@ -97,7 +101,7 @@ def test_how_much_was_compared():
         print(f"\n{count:>8} {loop} {kind}, line {line}", end="")
     print(f"\n{total.total():>8} in all")
     assert total.total() > 33_000 * len(SEEDS)
-    assert min(counts.total() for counts in compared.values()) > BUSY_STEPS
+    assert min(counts.total() for counts in compared.values()) > STEPS
     assert len(total) >= (17 if len(SEEDS) > 2 else 16)  # one is rare
 
 

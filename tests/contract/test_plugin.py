@@ -19,7 +19,7 @@ from schedtrace.simulate import Driver as Engine
 from schedtrace.simulate.config import engine_config
 from schedtrace.simulate.driver import kv_cache_groups, make_request, scheduler_arguments
 from schedtrace.simulate.releases import model_output
-from tests.contract.deciding import decisions, first_difference
+from tests.contract.deciding import LOAD, decisions, first_difference
 
 pytestmark = pytest.mark.vllm
 
@@ -31,7 +31,6 @@ HOOKED = [
     (EngineCore, "shutdown"),
 ]
 INITIALIZE = getattr(EngineCore, "_initialize_kv_caches", None)
-LOAD = ("tight_kv", 1)
 
 
 class UserScheduler(Scheduler):
@@ -172,9 +171,9 @@ def test_traced_scheduler_beside_the_plugin_records_once_and_without_a_warning(r
     assert warnings == []
 
 
-def test_traced_scheduler_decides_as_the_plain_one(recording):
+def test_traced_scheduler_decides_as_the_plain_one(plain, recording):
     traced = decisions(*LOAD, lambda _: traced_scheduler)
-    assert first_difference(decisions(*LOAD), traced) is None
+    assert first_difference(plain, traced) is None
     assert read_run(recording).traces[0].steps.height == sum("tokens" in taken for taken in traced)
 
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from schedtrace.read.run import read_run
-from tests.contract.loads import FAMILIES, SEEDS, make_script, play
+from tests.contract.loads import FAMILIES, SEEDS, under_load
 from tests.contract.observer import Observer
 
 pytestmark = pytest.mark.vllm
@@ -26,7 +26,7 @@ def seen_and_told(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
-        seen = play(Observer(**FAMILIES[name].engine), make_script(FAMILIES[name], int(seed)))
+        seen = under_load(Observer, name, int(seed))
     [trace] = read_run(folder).traces
     return seen, trace
 

@@ -14,8 +14,6 @@ from schedtrace.record.exits import SITES
 from schedtrace.record.instrument import instrument
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
-from tests.contract.families import FAMILIES
-from tests.contract.loads import make_script, play
 
 pytestmark = pytest.mark.vllm
 
@@ -26,17 +24,6 @@ def test_every_guard_is_known(scheduler):
     assert (marked.refused, unknown_guards(marked.sites)) == ((), [])
     files = {SITES[site].location.rsplit(":", 1)[0] for site in marked.sites}
     assert files == {"vllm/v1/core/sched/scheduler.py"}
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_no_exit_and_no_cap_is_without_a_cause(name, recording):
-    play(Driver(traced_class, **FAMILIES[name].engine), make_script(FAMILIES[name], 1))
-    [trace] = read_run(recording).traces
-    assert trace.header.exits_via == "source"
-    assert trace.notices == []
-    exits = trace.exits().collect()
-    assert exits.filter(via="inferred").rows() == exits.filter(cause="other").rows() == []
-    assert trace.caps().collect().filter(cap="other").rows() == []
 
 
 def test_a_release_that_was_not_tried_is_recorded_and_says_so(recording, warnings, monkeypatch):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from functools import partial
 from pkgutil import resolve_name
 
 import pytest
@@ -12,17 +13,10 @@ from schedtrace.read.run import read_run
 from schedtrace.record import settings, trace_files, writer
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver as Engine
-from tests.contract.deciding import decisions, failing_from, first_difference
-from tests.contract.loads import FAMILIES, make_script, play
+from tests.contract.deciding import LOAD, decisions, failing_from, first_difference
+from tests.contract.loads import under_load
 
 pytestmark = pytest.mark.vllm
-
-LOAD = ("aborts", 1)
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return decisions(*LOAD)
 
 
 @pytest.mark.parametrize("broken", ["writer.Assembler.step", "writer.Assembler.events", "assemble.to_lines"])
@@ -77,7 +71,7 @@ def test_a_disk_that_fills_up_ends_the_trace_with_a_whole_line(plain, recording,
 def test_nothing_piles_up_once_the_disk_is_full(monkeypatch):
     monkeypatch.setattr(writer, "DRAIN_EVERY_S", 0.01)
     monkeypatch.setattr(trace_files, "os", FullDisk(room=50_000))
-    engine = play(Engine(traced_class, num_blocks=40), make_script(FAMILIES["tight_kv"], 1))
+    engine = under_load(partial(Engine, traced_class), "tight_kv")
     recorder = engine.scheduler._schedtrace_recorder
     held = [recorder._preempted, recorder._in_flight, recorder.writer._pending]
     held += [recorder.writer.arrived, recorder.writer.finished]

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import polars as pl
 import pytest
@@ -103,29 +104,22 @@ def _answers(url):
         return False
 
 
-def test_a_served_model_is_recorded_with_finished_and_aborted_requests(server, workplace, analyzed):
-    process, url = server
-    port = url.rpartition(":")[2]
-    bench = [sys.executable, REPO / "examples" / "vllm_cpu.py", "bench", "serve", "--model", "model"]
-    bench += ["--port", port, "--dataset-name", "random", "--random-input-len", "100"]
-    bench += ["--random-output-len", "8", "--num-prompts", "20"]
-    ended = subprocess.run(
-        list(map(str, bench)),
-        cwd=workplace,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "Successful requests:                     20" in ended.stdout, ended.stderr[-2000:]
-    metrics = urllib.request.urlopen(f"{url}/metrics", timeout=5).read().decode()
-    body = {"model": "model", "prompt": "abc", "max_tokens": 3900, "ignore_eos": True}
+def complete(url, prompt, max_tokens, timeout):
+    body = {"model": "model", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
+    return urllib.request.urlopen(request, timeout=timeout)
+
+
+def test_a_served_model_is_recorded_with_finished_and_aborted_requests(server, workplace, analyzed):
+    process, url = server
+    with ThreadPoolExecutor(20) as clients:
+        answers = clients.map(lambda number: complete(url, f"{number} " * 50, 8, timeout=120), range(20))
+        assert [answer.status for answer in answers] == [200] * 20
+    metrics = urllib.request.urlopen(f"{url}/metrics", timeout=5).read().decode()
     with pytest.raises((TimeoutError, urllib.error.URLError)):
-        urllib.request.urlopen(request, timeout=1)
+        complete(url, "abc", 3900, timeout=1)
     time.sleep(1)
     os.kill(process.pid, signal.SIGTERM)
     process.wait(60)

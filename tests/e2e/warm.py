@@ -54,6 +54,8 @@ def serve(address):
     """Fork a process for each command, until standard input ends."""
     for module in IMPORTED:
         importlib.import_module(module)
+    registry = importlib.import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda look: look()  # at a model's class: that would import vLLM again
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{address}.made")
     listener.listen()

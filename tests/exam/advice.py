@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import polars as pl
 
 from schedtrace.model.report import Finding
 from schedtrace.read.run import read_run
-from schedtrace.timeline.timeline import make_timeline
+from schedtrace.timeline.timeline import Timeline, make_timeline
 from tests.exam.answers import report_of
 
 LEAST_CUT = 0.25
@@ -89,9 +90,15 @@ def promised(finding: Finding, setting: str) -> str:
     return UNITS.get(finding.code, "ms in all" if finding.cause is None else "ms waited")
 
 
+@lru_cache(2)  # the case, which may have several advices, and the run with one of them
+def timelines_of(run: Path) -> list[Timeline]:
+    """One of each rank."""
+    return [make_timeline(trace) for trace in read_run(run).traces]
+
+
 def amount(run: Path, finding: Finding, unit: str) -> tuple[float, float]:
     """How much of that a run has, and all requests' time in microseconds."""
-    timelines = [make_timeline(trace) for trace in read_run(run).traces]
+    timelines = timelines_of(run)
     states = pl.concat([timeline.request_states for timeline in timelines])
     engine = pl.concat([timeline.engine_states for timeline in timelines])
     waits = WAITS_OF.get(finding.code, (finding.cause,))

@@ -1,11 +1,8 @@
 """Cases 1, 9 and 11: what one step may compute."""
 
-from dataclasses import replace
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
-import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, MambaSpec
-
-from tests.contract.causes.models import image, sees_images
+from tests.contract.causes.models import attention_spec, image, mamba_spec, sees_images, with_mamba
 from tests.exam.case import case
 
 SMALL_BUDGET = {"max_num_batched_tokens": 256, "max_model_len": 8192, "num_blocks": 1001}
@@ -69,36 +66,10 @@ def long_prompt_first_in_priority(engine):
     engine.run()
 
 
-def aligned(block, groups=1):
-    """Options for attention and Mamba layers whose state is kept at block boundaries."""
-    attention = FullAttentionSpec(block_size=block, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
-    mamba = MambaSpec(
-        block_size=block,
-        shapes=((attention.page_size_bytes // 4,),),
-        dtypes=(torch.float32,),
-        mamba_cache_mode="align",
-    )
-    return {
-        "kv_groups": [
-            KVCacheGroupSpec(["attention"], attention),
-            *(KVCacheGroupSpec([f"mamba{number}"], mamba) for number in range(groups)),
-        ],
-        "block_size": block,
-        "mamba_cache_mode": "align",
-        "enable_prefix_caching": True,
-    }
-
-
 def state_groups(groups, length):
     """Options for attention and Mamba layers, each of whose groups takes one whole block per request."""
-    attention = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
-    mamba = MambaSpec(
-        block_size=length,
-        shapes=((attention.page_size_bytes // 4,),),
-        dtypes=(torch.float32,),
-        mamba_cache_mode="none",
-    )
-    specs = [attention, *(replace(mamba) for _ in range(groups))]
+    attention = attention_spec()
+    specs = [attention, *(mamba_spec(attention, "none", length) for _ in range(groups))]
     return {"kv_groups": [KVCacheGroupSpec([f"layer{number}"], spec) for number, spec in enumerate(specs)]}
 
 
@@ -108,7 +79,7 @@ ALIGNED = (r"max-num-batched-tokens|block.size",)
 @case(
     "09-mamba-alignment",
     "waiting-mamba-alignment",
-    engine={**aligned(64), "max_num_batched_tokens": 64, "max_num_seqs": 16, "max_model_len": 1024},
+    engine={**with_mamba(64), "max_num_batched_tokens": 64, "max_num_seqs": 16, "max_model_len": 1024},
     says=ALIGNED,
     silent=(r"would have fitted",),
     exits={"mamba_alignment": 20},
@@ -124,7 +95,7 @@ def one_decode_beside_prompts(engine):
 case(
     "09b-mamba-alignment-large",
     "waiting-mamba-alignment",
-    engine={**aligned(528), "max_num_batched_tokens": 528, "max_num_seqs": 16, "num_blocks": 201},
+    engine={**with_mamba(528), "max_num_batched_tokens": 528, "max_num_seqs": 16, "num_blocks": 201},
     says=ALIGNED,
     silent=(r"would have fitted",),
     exits={"mamba_alignment": 20},

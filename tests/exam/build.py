@@ -3,6 +3,7 @@
 ``CASE`` is a name, or ``FOLDER=NAME:JSON``: the case with other options of its engine, into another folder.
 """
 
+import gc
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 
 from loguru import logger
+from vllm.model_executor.models import registry
 
 from tests.exam.cases import CASES, record
 
@@ -23,6 +25,8 @@ CHANGED = re.compile(r"(?P<folder>[^=]+)=(?P<name>[^:]+):(?P<changes>.+)")
 def main(directory: Path, wanted: list[str]) -> None:
     """Record the wanted cases, or all; where vLLM refuses changed options, a file ``refused`` says so."""
     logger.disable("schedtrace")
+    gc.freeze()  # or every full collection goes through all of vLLM
+    registry._run_in_subprocess = lambda look: look()  # at a model's class: that would import vLLM again
     for one in wanted or CASES:
         began = time.perf_counter()
         changed = CHANGED.fullmatch(one)

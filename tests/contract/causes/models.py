@@ -54,17 +54,28 @@ def image(name: str, at: int) -> Any:
     )
 
 
-def with_mamba() -> dict[str, Any]:
-    """Options for cache groups of a hybrid model, whose chunks must end at block boundaries."""
-    attention = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
-    mamba = MambaSpec(
-        block_size=16,
+def attention_spec(block: int = 16) -> Any:
+    """Full attention layers."""
+    return FullAttentionSpec(block_size=block, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
+
+
+def mamba_spec(attention: Any, mode: str = "align", block: int | None = None) -> Any:
+    """Mamba layers beside attention layers, in blocks of as many bytes and, if not given, as many tokens."""
+    return MambaSpec(
+        block_size=block or attention.block_size,
         shapes=((attention.page_size_bytes // 4,),),
         dtypes=(torch.float32,),
-        mamba_cache_mode="align",
+        mamba_cache_mode=mode,
     )
+
+
+def with_mamba(block: int = 16) -> dict[str, Any]:
+    """Options for cache groups of a hybrid model, whose chunks must end at block boundaries."""
+    attention = attention_spec(block)
+    mamba = mamba_spec(attention)
     return {
         "kv_groups": [KVCacheGroupSpec(["attention"], attention), KVCacheGroupSpec(["mamba"], mamba)],
+        "block_size": block,
         "mamba_cache_mode": "align",
         "enable_prefix_caching": True,
     }

@@ -9,8 +9,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from tests.contract.causes.toy_connectors import KV
 from tests.contract.facts.told import Traced, events
-from tests.contract.families import FAMILIES
-from tests.contract.loads import make_script, play
+from tests.contract.loads import under_load
 
 pytestmark = pytest.mark.vllm
 
@@ -91,7 +90,7 @@ def test_each_is_told_once_with_the_tokens_of_its_first_step(name, recording):
                 firsts.setdefault(new.req_id, new.num_computed_tokens)
             return output
 
-    play(Watched(**FAMILIES[name].engine), make_script(FAMILIES[name], 2))
+    under_load(Watched, name, 2)
     entries = events(recording, "admitted")
     assert [entry["request_id"] for entry in entries] == list(firsts)
     assert {entry["request_id"]: entry["local_tokens"] for entry in entries} == firsts

@@ -11,7 +11,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from schedtrace.record.traced import traced_class
 from tests.contract.facts.told import Traced, events
 from tests.contract.families import ASYNC, DRAFTED, DRAFTS, FAMILIES
-from tests.contract.loads import compiled, make_script, play
+from tests.contract.loads import compiled, under_load
 
 pytestmark = pytest.mark.vllm
 
@@ -44,7 +44,7 @@ def told(recording):
 
 @pytest.mark.parametrize("name", ["spec_decode", "async_spec_decode", "spec_decode_draft_model"])
 def test_drafts_scheduled_and_accepted(name, recording):
-    engine = play(Watched(**FAMILIES[name].engine), make_script(FAMILIES[name], 1))
+    engine = under_load(Watched, name)
     assert told(recording) == {one: (engine.drafted[one], engine.right[one], 0) for one in engine.requests}
     assert sum(engine.drafted.values()) > sum(engine.right.values()) > 0
 

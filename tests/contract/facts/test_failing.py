@@ -5,8 +5,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from tests.contract.facts.told import Traced, lines, steps
-from tests.contract.families import FAMILIES
-from tests.contract.loads import make_script, play
+from tests.contract.loads import under_load
 
 pytestmark = pytest.mark.vllm
 
@@ -29,7 +28,7 @@ def broken(*_args, **_options):
 )
 def test_recording_goes_on(place, recording, monkeypatch, warnings):
     monkeypatch.setattr(place, broken)
-    engine = play(Traced(**FAMILIES["aborts"].engine), make_script(FAMILIES["aborts"], 1))
+    engine = under_load(Traced, "aborts")
     told = steps(recording)
     notices = [line["message"] for line in lines(recording) if line["type"] == "notice"]
     assert notices == ["facts beside the decisions may be missing: ZeroDivisionError()"]
@@ -41,7 +40,7 @@ def test_recording_goes_on(place, recording, monkeypatch, warnings):
 
 def test_holders_that_cannot_be_looked_at(recording, monkeypatch, warnings):
     monkeypatch.setattr("schedtrace.record.allocation.refused_head", broken)
-    play(Traced(**FAMILIES["tight_kv"].engine), make_script(FAMILIES["tight_kv"], 1))
+    under_load(Traced, "tight_kv")
     said = "exits may lack details: a mark in schedule() failed: ZeroDivisionError()"
     assert [line["message"] for line in lines(recording) if line["type"] == "notice"] == [said]
     assert warnings == [f"schedtrace: {said}"]

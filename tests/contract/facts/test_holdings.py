@@ -9,8 +9,7 @@ pytest.importorskip("vllm")
 from schedtrace.record import allocation
 from schedtrace.record.traced import traced_class
 from tests.contract.facts.told import Traced, events, steps
-from tests.contract.families import FAMILIES
-from tests.contract.loads import make_script, play
+from tests.contract.loads import make_script, play, under_load
 from tests.contract.test_hybrid_models import FAMILY, MODELS, engine
 
 pytestmark = pytest.mark.vllm
@@ -71,7 +70,7 @@ def test_holders(model, recording):
 
 
 def test_a_head_is_told_once_until_another_one_is_refused(recording):
-    engine = play(Traced(**FAMILIES["tight_kv"].engine), make_script(FAMILIES["tight_kv"], 1))
+    engine = under_load(Traced, "tight_kv")
     heads = [
         exits[-1]["request_id"]
         for step in steps(recording)
@@ -84,10 +83,9 @@ def test_a_head_is_told_once_until_another_one_is_refused(recording):
     assert engine.scheduler.requests == {}
 
 
-def test_need_by_group(recording):
-    """Full attention wants the whole prompt, the window its cap, counted by hand."""
+def refused_head(recording):
+    """An engine with full attention and a window that refused its third request, and that refusal."""
     refused = engine("sliding_window", traced_class, Traced, max_num_batched_tokens=64)
-    _, window = refused.scheduler.kv_cache_manager.coordinator.single_type_managers
     refused.add("holder", prompt=250, max_tokens=3)
     for _ in range(4):
         refused.step()
@@ -97,6 +95,13 @@ def test_need_by_group(recording):
     refused.step()
     refused.finish()
     [told] = events(recording, "refusals")
+    return refused, told
+
+
+def test_need_by_group(recording):
+    """Full attention wants the whole prompt, the window its cap, counted by hand."""
+    refused, told = refused_head(recording)
+    _, window = refused.scheduler.kv_cache_manager.coordinator.single_type_managers
     assert told["blocks_needed"] == [16, min(16, window.max_admission_blocks_per_request)]
     assert told["holders"] == ["holder", "other"]
 
@@ -139,16 +144,7 @@ def test_of_many_holders_the_largest_are_named(recording):
 
 def test_a_group_with_too_many_blocks_to_look_at_is_left_out(recording, monkeypatch):
     monkeypatch.setattr(allocation, "MOST_BLOCKS_LOOKED_AT", 5)
-    refused = engine("sliding_window", traced_class, Traced, max_num_batched_tokens=64)
-    refused.add("holder", prompt=250, max_tokens=3)
-    for _ in range(4):
-        refused.step()
-    refused.add("other", prompt=40, max_tokens=30)
-    refused.step()
-    refused.add("head", prompt=250, max_tokens=2)
-    refused.step()
-    refused.finish()
-    [told] = events(recording, "refusals")
+    _, told = refused_head(recording)
     assert [told["held"][0] != [], told["held"][1]] == [True, []]
 
 

@@ -11,8 +11,7 @@ from schedtrace.record.traced import traced_class
 from tests.contract.causes.models import image, sees_images
 from tests.contract.causes.toy_connectors import KV, ToyKV
 from tests.contract.facts.told import Traced, steps
-from tests.contract.families import FAMILIES
-from tests.contract.loads import make_script, play
+from tests.contract.loads import under_load
 
 pytestmark = pytest.mark.vllm
 
@@ -61,7 +60,7 @@ def told(run):
 
 @pytest.mark.parametrize("name", ["fcfs", "prefix_caching_tight", "streaming_input", "async_resets", "mixed"])
 def test_counts(name, recording):
-    engine = play(Counting(**FAMILIES[name].engine), make_script(FAMILIES[name], 1))
+    engine = under_load(Counting, name)
     assert told(recording) == engine.seen
     shown = {name for name in NAMES if len({row[name] for row in engine.seen}) > 1}
     assert (

@@ -1,23 +1,36 @@
-"""The states of requests partition their lives, and are those that vLLM's own queues show step by step."""
+"""A timeline has the queue, the states and the counts that vLLM's own objects show, step by step."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import polars as pl
 import pytest
 
 pytest.importorskip("vllm")
 
+from schedtrace.diagnose.analyze import analyze_run
+from schedtrace.diagnose.rules import never_fits
+from schedtrace.diagnose.run_statistics import engine_sums, statistics
+from schedtrace.diagnose.time_split import request_time
+from schedtrace.present.phrases import plain
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.simulate import Driver
+from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.engine_states import with_engine_time
+from schedtrace.timeline.queue_waits import mismatches, waiting_after
+from schedtrace.timeline.request_states import refused
+from schedtrace.timeline.spans import steps_of
 from schedtrace.timeline.timeline import make_timeline
-from tests.contract.loads import FAMILIES, FEWER_STEPS, make_script, play
+from tests.contract.loads import FAMILIES, under_load
 
 pytestmark = pytest.mark.vllm
 
 SESSIONS = {"streaming_input"}
 """A session that waits for its next part is in the queue, and no event says when it went back there."""
+IN_ORDER = ("fcfs", "tight_kv", "few_seqs", "async_tight", "watermark", "priority")
+"""Loads in which nobody is skipped or put back from outside: the order is vLLM's, too."""
+ONE_BY_ONE = (*IN_ORDER, "aborts", "async")
+"""Loads in which every token counts as an output of its own."""
 
 
 class Witness(Driver):
@@ -27,6 +40,10 @@ class Witness(Driver):
         super().__init__(traced_class, **options)
         self.seen = []
         """Of each step: request to what it is in."""
+        self.queues = []
+        """Of each step: who waits after it, in order."""
+        self.outputs = Counter()
+        """Of each request: how often tokens of it came back."""
         self.fresh = set()
         """Admitted to compute more than its next token, and no token has come back since."""
         self.had = {}
@@ -50,25 +67,35 @@ class Witness(Driver):
             busy = "computing" if name in self.fresh else "decode"
             now[name] = busy if name in got else "nothing"
         self.seen.append(now)
+        self.queues.append(list(queued))
         return output
 
     def update(self):
         told = super().update()
         self.had |= {request.request_id: request.num_computed_tokens for request in self.scheduler.running}
         for outputs in told.values():
-            self.fresh -= {one.request_id for one in outputs.outputs if one.new_token_ids}
+            returned = [one.request_id for one in outputs.outputs if one.new_token_ids]
+            self.fresh.difference_update(returned)
+            self.outputs.update(returned)
         return told
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
 def case(request, tmp_path_factory):
     """A family's name, its witness and the timeline of its trace."""
-    folder, family = tmp_path_factory.mktemp("states") / "run", FAMILIES[request.param]
+    folder = tmp_path_factory.mktemp("timeline") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCHEDTRACE_RUN_DIR", str(folder))
-        engine = play(Witness(**family.engine), make_script(family, 1, FEWER_STEPS))
+        engine = under_load(Witness, request.param)
     [trace] = read_run(folder).traces
     return request.param, engine, make_timeline(trace)
+
+
+@pytest.fixture
+def without_sessions(case):
+    if case[0] in SESSIONS:
+        pytest.skip("the queue of sessions cannot be told from a trace")
+    return case
 
 
 def by_step(states):
@@ -104,10 +131,8 @@ def test_every_scheduled_token_is_in_one_state(case):
     assert sorted(told.filter(pl.col("tokens") > 0).rows()) == sorted(got.rows())
 
 
-def test_the_states_are_those_that_the_queues_show(case):
-    name, engine, timeline = case
-    if name in SESSIONS:
-        pytest.skip("the queue of sessions cannot be told from a trace")
+def test_the_states_are_those_that_the_queues_show(without_sessions):
+    _, engine, timeline = without_sessions
     told = by_step(timeline.request_states)
     in_turn = engine.depth == 1
     wrong = []
@@ -127,10 +152,8 @@ def test_the_states_are_those_that_the_queues_show(case):
     assert wrong == []
 
 
-def test_waiting_by_cause_is_what_sampling_the_queues_finds(case):
-    name, engine, timeline = case
-    if name in SESSIONS:
-        pytest.skip("the queue of sessions cannot be told from a trace")
+def test_waiting_by_cause_is_what_sampling_the_queues_finds(without_sessions):
+    _, engine, timeline = without_sessions
     ends = dict(timeline.finishes.select("request_id", "finished_us").rows())
     starts = timeline.steps["start_us"].to_list()
     skipped, ended = {}, {}
@@ -173,3 +196,80 @@ def test_the_engines_time_is_divided_without_gap_or_overlap(case):
     )
     parts = meet.select(pl.sum_horizontal("device_us", "host_us", "idle_us")).to_series()
     assert parts.to_list() == (meet["end_us"] - meet["begin_us"]).to_list()
+
+
+def test_as_many_wait_as_vllm_says_after_every_step(without_sessions):
+    _, _, timeline = without_sessions
+    assert mismatches(timeline).rows() == []
+
+
+def test_who_waits_is_who_waited_and_in_vllms_order(without_sessions):
+    name, engine, timeline = without_sessions
+    order = list if name in IN_ORDER else sorted
+    for number, queue in enumerate(engine.queues):
+        assert (number, order(waiting_after(timeline.waits, number)["request_id"])) == (number, order(queue))
+
+
+def test_as_many_wait_for_a_cause_as_wait(without_sessions):
+    _, _, timeline = without_sessions
+    explained = steps_of(timeline.steps.select("step"), refused(timeline))
+    waiting = timeline.steps.filter(pl.col("num_waiting_after") > 0).select("step", "num_waiting_after")
+    assert explained.rows() == waiting.rows()
+    assert sum(share.share_frac for share in request_time(timeline)) == pytest.approx(1)
+
+
+def test_where_the_queue_cannot_be_rebuilt_it_is_said(recording):
+    [name] = SESSIONS
+    under_load(Witness, name)
+    [problem] = analyze_run(read_run(recording)).problems
+    assert plain(problem).startswith(
+        "The waiting queue rebuilt from the trace disagrees with the recorded count after"
+    )
+
+
+def test_where_everything_fits_nothing_is_found_that_never_fits(case):
+    """Some requests are aborted while they wait, some of them at the head of the queue."""
+    _, _, timeline = case
+    assert never_fits.find(timeline) == []
+
+
+def counted(*timelines):
+    return statistics([engine_sums(one) for one in timelines], Ranks.of(timelines))
+
+
+def test_times_between_outputs(case):
+    """As many as vLLM had outputs after each request's first."""
+    name, engine, timeline = case
+    found = counted(timeline)
+    if name in ONE_BY_ONE:
+        outputs = sum(engine.outputs.values()) - len(engine.outputs)
+        assert found.durations.inter_token_ms.count == outputs
+    assert found.outcomes.arrived == len(engine.requests)
+    assert found.outcomes.unfinished == 0
+
+
+def test_hits_of_the_prefix_cache(recording):
+    """96 shared tokens are six blocks; the first request finds none, the second one all."""
+    engine = Witness(enable_prefix_caching=True)
+    for name in ("first", "second"):
+        engine.add(name, 120, 2, shared=96)
+        for _ in range(4):
+            engine.step()
+    engine.finish()
+    use = counted(make_timeline(read_run(recording).traces[0])).prefix_cache
+    assert (use.requests, use.requests_with_hit, use.prompt_tokens, use.hit_tokens) == (2, 1, 240, 96)
+    assert (use.local_tokens, use.external_tokens) == (96, 0)
+
+
+def test_drafts(recording):
+    """3 drafts a step, of which one is right: two tokens a step."""
+    engine = Witness(
+        drafts=3,
+        accepted=lambda _, drafts: min(1, drafts),
+        speculative_config={"method": "ngram", "num_speculative_tokens": 3},
+    )
+    engine.add("a", 20, 40)
+    engine.finish()
+    found = counted(make_timeline(read_run(recording).traces[0]))
+    assert found.drafts.accepted_frac == pytest.approx(1 / 3, abs=0.02)
+    assert found.durations.inter_token_ms.count == engine.outputs["a"] - 1
