@@ -3,10 +3,10 @@
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, finding_of, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.engine_ranks import Ranks
 
 FOUND_FROM_FRAC = 0.01
@@ -47,10 +47,10 @@ class DummyBatches(Evidence, kw_only=True):
     examples: list[DummyExample]
 
 
-def find(ranks: Ranks) -> list[Finding]:
+def find(ranks: Ranks) -> Findings:
     """See ``docs/findings/dummy-batches.md``."""
     if not ranks.lockstep or ranks.passes.is_empty():
-        return []
+        return
     turns = dict(ranks.turns.group_by("rank").len().iter_rows())
     whole_us = ranks.lockstep_us
     each = [
@@ -66,7 +66,7 @@ def find(ranks: Ranks) -> list[Finding]:
     batches, time_ms = sum(one.batches for one in each), sum(one.time_ms for one in each)
     frac = 1e3 * time_ms / (whole_us * len(each))
     if not batches or frac < FOUND_FROM_FRAC:
-        return []
+        return
     gaps = _gaps(ranks)
     most = max(each, key=lambda one: one.time_ms)
     evidence = DummyBatches(
@@ -77,22 +77,20 @@ def find(ranks: Ranks) -> list[Finding]:
         ranks=each,
         examples=DummyExample.first(gaps.sort("batches", "step", descending=[True, False])),
     )
-    return [
-        finding_of(
-            evidence,
-            engine_rank=most.rank,
-            steps=step_numbers(gaps.filter(pl.col("rank") == most.rank)),
-            severity="warning" if frac >= WARNING_FRAC else "info",
-            engine_ranks=[one.rank for one in each if one.batches],
-            count=batches,
-            trials=trial_numbers(ranks.turns),
-            message="{steps_frac:%} of the ranks' batches held no request and ran only because other ranks "
-            "had some: {batches:n dummy batch/dummy batches}, {time_frac:%} of the ranks' time. Rank "
-            "{rank:n} ran most of them: {own:n}, {own_frac:%} of its time.",
-            values={"rank": most.rank, "own": most.batches, "own_frac": most.time_frac},
-            example="Before {at} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
-        )
-    ]
+    yield finding_of(
+        evidence,
+        engine_rank=most.rank,
+        steps=step_numbers(gaps.filter(pl.col("rank") == most.rank)),
+        severity="warning" if frac >= WARNING_FRAC else "info",
+        engine_ranks=[one.rank for one in each if one.batches],
+        count=batches,
+        trials=trial_numbers(ranks.turns),
+        message="{steps_frac:%} of the ranks' batches held no request and ran only because other ranks "
+        "had some: {batches:n dummy batch/dummy batches}, {time_frac:%} of the ranks' time. Rank "
+        "{rank:n} ran most of them: {own:n}, {own_frac:%} of its time.",
+        values={"rank": most.rank, "own": most.batches, "own_frac": most.time_frac},
+        example="Before {at} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
+    )
 
 
 def _gaps(ranks: Ranks) -> pl.DataFrame:

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.kv_blocks import kv_need
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import StepExample, advise, only, wait_finding
 from schedtrace.diagnose.rules.kv_bound import largest_holder
@@ -53,11 +53,11 @@ class HeadOfLine(Evidence, kw_only=True):
         return self.heads - 1
 
 
-def find(timeline: Timeline) -> list[Finding]:
+def find(timeline: Timeline) -> Findings:
     """See ``docs/findings/head-of-line.md``."""
     waits = charged(timeline, *RULE.charges)
     if waits is None:
-        return []
+        return
     heads = refused_heads(timeline).filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
     passed = behind_head(timeline, heads)
     starts = timeline.steps.select("step", "start_us")
@@ -66,7 +66,7 @@ def find(timeline: Timeline) -> list[Finding]:
     )
     waited = pl.col("left_us").fill_null(timeline.end_us) - pl.col("start_us")
     passed = passed.with_columns(waited_us=waited).sort("waited_us", "step", descending=[True, False])
-    return [_finding(timeline, waits, heads, passed)]
+    yield _finding(timeline, waits, heads, passed)
 
 
 def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl.DataFrame) -> Finding:

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import peak_requests, with_more_running
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
     batched_tokens,
@@ -17,7 +17,7 @@ from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Setting
-from schedtrace.model.report import Advice, Finding
+from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -42,32 +42,30 @@ class Seats(LongestWaited, kw_only=True):
     classes: list[ClassTime]
 
 
-def find(timeline: Timeline) -> list[Finding]:
+def find(timeline: Timeline) -> Findings:
     """See ``docs/findings/max-num-seqs-bound.md``."""
     waits = charged(timeline, *RULE.charges)
     if waits is None:
-        return []
+        return
     evidence = _evidence(timeline, waits)
     advice = _advice(timeline, evidence)
     gain = None
     if advice and advice[0].value is not None:  # else more seats alone gain nothing
         gain = with_more_running(timeline, waits, pl.lit(advice[0].value))
-    return [
-        limit_finding(
-            timeline,
-            waits,
-            title="Too few seats",
-            verdict="{seats:n seat} ({option}) limit this run: requests spent {share:%} of their time "
-            "waiting for one{free}.",
-            values={"option": seats_setting(timeline), "free": _free(evidence)},
-            holder=_holder(evidence),
-            gain=gain,
-            cause=Cause.MAX_NUM_SEQS,
-            message="All seats were taken in {refused_steps:n} of {steps:n step}; " + WAITED,
-            advice=advice,
-            evidence=evidence,
-        )
-    ]
+    yield limit_finding(
+        timeline,
+        waits,
+        title="Too few seats",
+        verdict="{seats:n seat} ({option}) limit this run: requests spent {share:%} of their time "
+        "waiting for one{free}.",
+        values={"option": seats_setting(timeline), "free": _free(evidence)},
+        holder=_holder(evidence),
+        gain=gain,
+        cause=Cause.MAX_NUM_SEQS,
+        message="All seats were taken in {refused_steps:n} of {steps:n step}; " + WAITED,
+        advice=advice,
+        evidence=evidence,
+    )
 
 
 def _evidence(timeline: Timeline, waits: Charged) -> Seats:

@@ -4,13 +4,13 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule, Threshold
+from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed
 from schedtrace.diagnose.rules.arrival_limited import late_requests
 from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
@@ -44,17 +44,17 @@ class Stretch(Evidence, kw_only=True):
     examples: list[StretchedStep]
 
 
-def find(timeline: Timeline) -> list[Finding]:
+def find(timeline: Timeline) -> Findings:
     """See ``docs/findings/prefill-starves-decode.md``."""
     decoding = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("busy_us") > 0))
     all_us = _waited_us(decoding)
     # No step is stretched by more than its time: below the threshold, the slow model need not be asked.
     if not all_us or _waited_us(decoding.filter(pl.col("prefill_tokens") > 0)) / all_us < FOUND_FROM_FRAC:
-        return []
+        return
     mixed = stretched_steps(timeline)
     stretch_us = float((mixed["stretch_us"] * mixed["decode_tokens"]).sum() or 0)
     if stretch_us / all_us < FOUND_FROM_FRAC:
-        return []
+        return
     evidence = Stretch(
         stretch_frac=stretch_us / all_us,
         mean_stretch_us=float(mixed["stretch_us"].sum()) / mixed.height,
@@ -76,23 +76,21 @@ def find(timeline: Timeline) -> list[Finding]:
             "share_frac": share,
             "advice": [replayed(LONG_PREFILL)],
         }
-    return [
-        step_finding(
-            timeline,
-            mixed,
-            evidence,
-            tokens=int(mixed["prefill_tokens"].sum()),
-            message="{steps:n step}{trials} computed prefill chunks beside decodes, which delayed the "
-            "decoding requests by {mean_stretch_us:us} a step on average: {stretch_frac:%} of all time "
-            "between their tokens, by the step-time model.[ A step with decodes only took "
-            "{median_decode_step_us:us} at the median.]",
-            values={"most": max(evidence.examples, key=lambda step: step.busy_us).prefill_tokens},
-            example="{at} took {busy_us:us} for {prefill_tokens:n prefill token} and "
-            "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
-            cost_error_frac=None if model is None else model.error_frac,
-            **root,
-        )
-    ]
+    yield step_finding(
+        timeline,
+        mixed,
+        evidence,
+        tokens=int(mixed["prefill_tokens"].sum()),
+        message="{steps:n step}{trials} computed prefill chunks beside decodes, which delayed the "
+        "decoding requests by {mean_stretch_us:us} a step on average: {stretch_frac:%} of all time "
+        "between their tokens, by the step-time model.[ A step with decodes only took "
+        "{median_decode_step_us:us} at the median.]",
+        values={"most": max(evidence.examples, key=lambda step: step.busy_us).prefill_tokens},
+        example="{at} took {busy_us:us} for {prefill_tokens:n prefill token} and "
+        "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
+        cost_error_frac=None if model is None else model.error_frac,
+        **root,
+    )
 
 
 def _interrupts(evidence: Stretch) -> bool:

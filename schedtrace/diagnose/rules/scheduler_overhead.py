@@ -3,11 +3,11 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import host_gain
-from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
+from schedtrace.diagnose.rule import Findings, Rule, Threshold, cost_frac
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, severity, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.events import host_spans, interrupted_us
@@ -44,49 +44,47 @@ class HostGaps(Evidence, kw_only=True):
     examples: list[Gap]
 
 
-def find(timeline: Timeline) -> list[Finding]:
+def find(timeline: Timeline) -> Findings:
     """See ``docs/findings/scheduler-overhead.md``."""
     gaps = host_gaps(timeline)
     gap_us, duration_us = int(gaps["gap_us"].sum() or 0), timeline.busy_us
     if not duration_us or gap_us / duration_us < FOUND_FROM_FRAC:
-        return []
+        return
     frac = gap_us / duration_us
     scheduling, updating = int(gaps["in_schedule_us"].sum()), int(gaps["in_update_us"].sum())
     gain = None
     if timeline.header.async_scheduling is False:
         gain = host_gain(timeline, *hidden_us(gaps))
     updated = not gaps["before_update_us"].is_null().all()
-    return [
-        step_finding(
-            timeline,
-            gaps,
-            HostGaps(
-                gap_ms=gap_us / 1e3,
-                schedule_ms=scheduling / 1e3,
-                update_ms=updating / 1e3,
-                median_gap_us=float(gaps["gap_us"].median() or 0),  # type: ignore[arg-type]  # of integers
-                examples=Gap.largest(gaps, "gap_us"),
-            ),
-            title="Host work between steps",
-            verdict="The device waits for the host: {share:%} of the busy time ({gap_ms:ms}) passed between "
-            "steps while requests were running.",
-            share_frac=_share_of_requests(timeline),
-            gain=gain,
-            severity=severity(frac, WARNING_FRAC, CRITICAL_FRAC),
-            message="The device waited {gap_ms:ms} for the host before {steps:n step}: schedule() took "
-            "{scheduling:%} of that{updating}; the rest is other work of the engine process.",
-            values={
-                "share": frac,
-                "scheduling": scheduling / gap_us,
-                "updating": say(", update_from_output() {share:%}", share=updating / gap_us)
-                if updated
-                else NOTHING,
-            },
-            advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
-            example="before {at} the device waited {gap_us:us} with {num_running_before:n request} running.",
-            cost=Cost(gap_us / 1e3, frac),
-        )
-    ]
+    yield step_finding(
+        timeline,
+        gaps,
+        HostGaps(
+            gap_ms=gap_us / 1e3,
+            schedule_ms=scheduling / 1e3,
+            update_ms=updating / 1e3,
+            median_gap_us=float(gaps["gap_us"].median() or 0),  # type: ignore[arg-type]  # of integers
+            examples=Gap.largest(gaps, "gap_us"),
+        ),
+        title="Host work between steps",
+        verdict="The device waits for the host: {share:%} of the busy time ({gap_ms:ms}) passed between "
+        "steps while requests were running.",
+        share_frac=_share_of_requests(timeline),
+        gain=gain,
+        severity=severity(frac, WARNING_FRAC, CRITICAL_FRAC),
+        message="The device waited {gap_ms:ms} for the host before {steps:n step}: schedule() took "
+        "{scheduling:%} of that{updating}; the rest is other work of the engine process.",
+        values={
+            "share": frac,
+            "scheduling": scheduling / gap_us,
+            "updating": say(", update_from_output() {share:%}", share=updating / gap_us)
+            if updated
+            else NOTHING,
+        },
+        advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
+        example="before {at} the device waited {gap_us:us} with {num_running_before:n request} running.",
+        cost=Cost(gap_us / 1e3, frac),
+    )
 
 
 def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
