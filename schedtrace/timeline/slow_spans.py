@@ -13,7 +13,7 @@ import polars as pl
 from schedtrace.timeline.engine_states import engine_states
 from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.pieces import LENGTH_US
-from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, nearly_predicted
+from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 
 FAR = 2.0
 """Twice as long as the same work takes elsewhere: models of step times are off by less."""
@@ -62,7 +62,7 @@ def slow_spans(frames: Frames) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 def _usual_us(frames: Frames) -> float:
     """How long a usual step takes."""
-    return _median(frames.steps.filter(pl.col("total_requests") > 0)["busy_us"])
+    return median(frames.steps.filter(pl.col("total_requests") > 0)["busy_us"])
 
 
 def _of_host(frames: Frames) -> pl.DataFrame:
@@ -98,11 +98,11 @@ def _of_host(frames: Frames) -> pl.DataFrame:
     rows = []
     for one in spans.to_dicts():
         state = one["state"]
-        usual, like = _median(gaps), gaps
+        usual, like = median(gaps), gaps
         if state != "host_gap":
-            usual = _median(steps[state])
+            usual = median(steps[state])
             like = steps.filter(pl.col("there") >= one["there"])[state]
-        expected = max(usual, _median(like) if like.len() > FEWEST_LIKE else 0.0)
+        expected = max(usual, median(like) if like.len() > FEWEST_LIKE else 0.0)
         if one["us"] >= FAR_HOST * expected and one["us"] - expected >= least:
             begin = one["begin_us"] + int(expected)
             factor = one["us"] / max(expected, 1.0)
@@ -193,10 +193,6 @@ def _expected(known: pl.DataFrame) -> pl.DataFrame | None:
     rough = nearly_predicted(timed, timed)
     model = None if rough is None else fit_step_time(timed.filter(pl.col("device_us") < FAR * rough))
     return None if model is None else known.with_columns(expected_us=model.predicted())
-
-
-def _median(values: pl.Series) -> float:
-    return float(values.median() or 0)  # type: ignore[arg-type]  # of numbers
 
 
 def _slow(rows: Sequence[tuple[object, ...]]) -> pl.DataFrame:

@@ -13,6 +13,7 @@ from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import Evidence
 from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST = 3
@@ -76,7 +77,7 @@ def find(timeline: Timeline) -> Findings:
         return
     retries, by_content = _retries(aborted, timeline.first_arrivals)
     ages = aborted["age"]
-    middle = float(ages.median() or 0)  # type: ignore[arg-type]  # of integers
+    middle = median(ages)
     spread = float((ages.quantile(0.9) or 0) - (ages.quantile(0.1) or 0))
     evidence = Aborts(
         aborted=aborted.height,

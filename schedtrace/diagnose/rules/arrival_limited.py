@@ -208,19 +208,15 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
 
 def _examples(late: pl.DataFrame) -> list[LateExample]:
     """The three steps that missed most."""
-    rows = (
-        late.group_by("step", "trial", maintain_order=True)
-        .agg(
-            pl.col("total_requests").first().alias("scheduled_requests"),
-            pl.col("used_tokens").first().alias("scheduled_tokens"),
-            pl.col("remaining_budget").first(),
-            pl.len().alias("late_requests"),
-            pl.col("prompt_tokens").sum().alias("late_tokens"),
-            pl.col("late_us").max().alias("late_us_max"),
-        )
-        .sort("late_requests", "step", descending=[True, False])
+    rows = late.group_by("step", "trial", maintain_order=True).agg(
+        pl.col("total_requests").first().alias("scheduled_requests"),
+        pl.col("used_tokens").first().alias("scheduled_tokens"),
+        pl.col("remaining_budget").first(),
+        pl.len().alias("late_requests"),
+        pl.col("prompt_tokens").sum().alias("late_tokens"),
+        pl.col("late_us").max().alias("late_us_max"),
     )
-    return LateExample.first(rows)
+    return LateExample.largest(rows, "late_requests")
 
 
 RULE = Rule(

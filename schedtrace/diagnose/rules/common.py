@@ -316,5 +316,5 @@ def first_examples(kind: type[Example], rows: pl.DataFrame, most: int = 3) -> li
 
 
 def share_of_requests(timeline: Timeline, time_us: float) -> float | None:
-    """This as a share of all requests' time; None where that is not known."""
-    return time_us / timeline.requests_us if timeline.requests_us else None
+    """This as a share of all requests' time, at most 1; None where that is not known."""
+    return min(1.0, time_us / timeline.requests_us) if timeline.requests_us else None

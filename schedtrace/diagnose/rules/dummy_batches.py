@@ -75,7 +75,7 @@ def find(ranks: Ranks) -> Findings:
         time_ms=time_ms,
         time_frac=frac,
         ranks=each,
-        examples=DummyExample.first(gaps.sort("batches", "step", descending=[True, False])),
+        examples=DummyExample.largest(gaps, "batches"),
     )
     yield finding_of(
         evidence,

@@ -91,7 +91,7 @@ def find(timeline: Timeline) -> Findings:
         title="A long tail: few requests run alone at the end",
         verdict="{who} ran alone in the last {share:%} of the run ({tail_ms:ms}): "
         "{output_tokens:n output token}, where nine tenths of the requests have at most {usual:n}.",
-        share_frac=None if spent is None else min(1.0, spent),
+        share_frac=spent,
         tokens=evidence.output_tokens,
         message="{steps:n step} computed one token for each of {alone:n request} while all other seats "
         "were free. This is the length of an output, not a limit of the engine.",

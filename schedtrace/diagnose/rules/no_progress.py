@@ -60,9 +60,9 @@ class NoProgress(Evidence, kw_only=True):
 
     requests: int
     unfinished: int
-    recomputed_tokens: int
-    recomputed_frac: float | None
-    holders: list[str]
+    recomputed_tokens: int = 0
+    recomputed_frac: float | None = None
+    holders: list[str] = msgspec.field(default_factory=list)
     examples: list[NoProgressExample]
 
 
@@ -234,14 +234,7 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     examples = first_examples(NoProgressExample, known.with_columns(parked_ms=pl.col("parked_us") / 1e3))
     worst: NoProgressExample = examples[0]
     return finding_of(
-        NoProgress(
-            requests=rows.height,
-            unfinished=unended,
-            recomputed_tokens=0,
-            recomputed_frac=None,
-            holders=[],
-            examples=examples,
-        ),
+        NoProgress(requests=rows.height, unfinished=unended, examples=examples),
         engine_rank=timeline.rank,
         trials=trial_numbers(rows),
         severity="critical" if unended else "warning",

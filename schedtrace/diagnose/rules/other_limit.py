@@ -14,6 +14,7 @@ from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.model.vocabulary import advice, reason
 from schedtrace.timeline.charges import CHARGES as NAMED
+from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -124,7 +125,7 @@ def _loads(timeline: Timeline) -> Message:
     return say(
         "{loads:n KV load} began and took {median:us} (median)[; {pending:n} never arrived].",
         loads=took.height,
-        median=float(took["us"].median() or 0),  # type: ignore[arg-type]  # integers
+        median=median(took["us"]),
         pending=took["over_us"].null_count(),
     )
 

@@ -5,7 +5,7 @@ import polars as pl
 from schedtrace.diagnose.batches_in_flight import Cohort, cohorts, cycles, even_cycle_frac
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens, smallest_batched_tokens
-from schedtrace.diagnose.rules.common import StepExample, advise, listed, step_finding
+from schedtrace.diagnose.rules.common import StepExample, advise, listed, share_of_requests, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Requests, Steps
 from schedtrace.model.report import Advice, Evidence
@@ -90,11 +90,10 @@ def find(timeline: Timeline) -> Findings:
 
 def _share(timeline: Timeline, uneven: pl.DataFrame, left: float | None) -> float | None:
     """Share of the requests' time that even batches would save; each request waits for whole cycles."""
-    total_us = timeline.requests_us
-    if left is None or not total_us:
+    if left is None:
         return None
     felt_us = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
-    return float(min(1.0, felt_us * (1 - left) / total_us))
+    return share_of_requests(timeline, felt_us * (1 - left))
 
 
 def _holder(found: list[Cohort]) -> Message:

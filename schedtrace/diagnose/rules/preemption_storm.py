@@ -117,8 +117,7 @@ def _examples(lost: pl.DataFrame, repeated: list[RepeatVictim]) -> list[StormExa
     """The longest absences, of those hit most often if any was hit again."""
     most = [victim.request_id for victim in repeated if victim.times == repeated[0].times]
     shown = lost.filter(pl.col("request_id").is_in(most)) if most else lost
-    rows = shown.sort("away_us", "step", descending=[True, False])
-    return StormExample.first(rows)
+    return StormExample.largest(shown, "away_us")
 
 
 RULE = Rule(

@@ -7,7 +7,7 @@ import polars as pl
 from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed
 from schedtrace.diagnose.rules.arrival_limited import late_requests
-from schedtrace.diagnose.rules.common import StepExample, step_finding
+from schedtrace.diagnose.rules.common import StepExample, share_of_requests, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
 from schedtrace.model.report import Evidence
@@ -66,14 +66,13 @@ def find(timeline: Timeline) -> Findings:
     severity = "critical" if evidence.stretch_frac >= CRITICAL_FROM_FRAC else "warning"
     root: dict[str, Any] = {"severity": severity}
     if _interrupts(evidence) and not _of_late(timeline, mixed):
-        share = stretch_us / timeline.requests_us if timeline.requests_us else None
         root = {
             "title": "Large prefill chunks interrupt the decodes",
             "verdict": "Prefill chunks interrupt the decodes: {steps:n step} with up to "
             "{most:n prefill token} took up to {max_busy_us:us}, where a step with decodes only takes "
             "{median_decode_step_us:us}; that is {stretch_frac:%} of the time between tokens.",
             "holder": _holder(timeline, mixed),
-            "share_frac": share,
+            "share_frac": share_of_requests(timeline, stretch_us),
             "advice": [replayed(LONG_PREFILL)],
         }
     yield step_finding(

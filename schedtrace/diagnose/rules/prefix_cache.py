@@ -5,7 +5,15 @@ import polars as pl
 from schedtrace.diagnose.cache_use import cache_use, resumptions
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
-from schedtrace.diagnose.rules.common import StepExample, advise, listed, prefill_cost, said, step_finding
+from schedtrace.diagnose.rules.common import (
+    StepExample,
+    advise,
+    listed,
+    prefill_cost,
+    said,
+    share_of_requests,
+    step_finding,
+)
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, joined
 from schedtrace.model.report import Advice, Evidence
@@ -228,12 +236,12 @@ def _examples(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
 
 def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None:
     """Share of the requests' time: every request of a step that computes tokens again spends that time."""
-    model, total_us = timeline.step_time, timeline.requests_us
-    if model is None or not model.per_prefill_token_us or not total_us:
+    model = timeline.step_time
+    if model is None or not model.per_prefill_token_us:
         return None
     sizes = shown.join(timeline.steps.select("step", "total_requests"), on="step")["total_requests"]
     together = int(sizes.sum()) / max(1, sizes.len())
-    return float(min(1.0, tokens * model.per_prefill_token_us * together / total_us))
+    return share_of_requests(timeline, tokens * model.per_prefill_token_us * together)
 
 
 def _holder(evidence: PrefixCache) -> Message:

@@ -4,7 +4,14 @@ import polars as pl
 
 from schedtrace.diagnose.gains import host_gain
 from schedtrace.diagnose.rule import Findings, Rule, Threshold, cost_frac
-from schedtrace.diagnose.rules.common import Cost, StepExample, advise, severity, step_finding
+from schedtrace.diagnose.rules.common import (
+    Cost,
+    StepExample,
+    advise,
+    severity,
+    share_of_requests,
+    step_finding,
+)
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING
 from schedtrace.model.report import Advice, Evidence
@@ -12,6 +19,7 @@ from schedtrace.model.say import say
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.events import host_spans, interrupted_us
 from schedtrace.timeline.spans import overlap_us
+from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
@@ -63,7 +71,7 @@ def find(timeline: Timeline) -> Findings:
             gap_ms=gap_us / 1e3,
             schedule_ms=scheduling / 1e3,
             update_ms=updating / 1e3,
-            median_gap_us=float(gaps["gap_us"].median() or 0),  # type: ignore[arg-type]  # of integers
+            median_gap_us=median(gaps["gap_us"]),
             examples=Gap.largest(gaps, "gap_us"),
         ),
         title="Host work between steps",
@@ -107,7 +115,7 @@ def _share_of_requests(timeline: Timeline) -> float | None:
     host_us = int(with_engine_time(running, timeline.engine_states)["host_us"].sum()) - int(
         interrupted_us(timeline, running).sum()
     )
-    return host_us / timeline.requests_us if timeline.requests_us else None
+    return share_of_requests(timeline, host_us)
 
 
 def _advice(timeline: Timeline) -> list[Advice]:

@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.common import Cost, StepExample, advise, step_finding
+from schedtrace.diagnose.rules.common import Cost, StepExample, advise, share_of_requests, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, joined
@@ -129,8 +129,7 @@ def _draft_slots(timeline: Timeline) -> tuple[int, int]:
 def _share(timeline: Timeline, steps: pl.DataFrame, slower: float) -> float:
     """Share of the requests' time that these steps would save if they finished the same tokens undrafted."""
     felt_us = int(steps.select((pl.col("busy_us") * pl.col("total_requests")).sum()).item())
-    total_us = timeline.requests_us
-    return min(1.0, felt_us * (1 - slower) / total_us) if total_us else 0.0
+    return share_of_requests(timeline, felt_us * (1 - slower)) or 0.0
 
 
 def _holder(evidence: SpecDecode) -> Message:
