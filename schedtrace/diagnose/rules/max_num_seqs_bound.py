@@ -6,8 +6,8 @@ from schedtrace.diagnose.gains import peak_requests, with_more_running
 from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
-    batched_tokens,
     kv_space,
+    most_seats,
     seats_cost,
     seats_setting,
 )
@@ -132,14 +132,11 @@ def _holder(evidence: Seats) -> Message:
 
 
 def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
-    setting = seats_setting(timeline)
-    wanted, most = peak_requests(timeline), batched_tokens(timeline)
-    if timeline.active_limit:
-        most = timeline.header.max_num_running_reqs or most
+    wanted, most = peak_requests(timeline), most_seats(timeline)
     fit = evidence.seats_that_fit or wanted
     value = min(wanted, most, fit)
     if value < LEAST_TIMES * timeline.seats:
-        return _other_limit_first(timeline, setting, fit=fit, most=most, wanted=wanted)
+        return _other_limit_first(timeline, fit=fit, most=most, wanted=wanted)
     return [
         advise(
             "{option} {value:n} (now {seats:n}): {wanted:n request} were there at once, the KV cache has "
@@ -147,18 +144,16 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
             seats=timeline.seats,
             wanted=wanted,
             fit=fit,
-            setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
+            setting=timeline.seats_name,
             value=value,
             costs=seats_cost(timeline),
         )
     ]
 
 
-def _other_limit_first(
-    timeline: Timeline, setting: Setting, *, fit: int, most: int, wanted: int
-) -> list[Advice]:
+def _other_limit_first(timeline: Timeline, *, fit: int, most: int, wanted: int) -> list[Advice]:
     """What to widen with the seats where more of them alone do nothing; nothing if no limit is known."""
-    costs = seats_cost(timeline)
+    option, costs = seats_setting(timeline), seats_cost(timeline)
     if fit < LEAST_TIMES * timeline.seats:
         total, value = timeline.header.kv_blocks_total, min(wanted, most)
         blocks = -(-total * value // fit) if total and fit and value > timeline.seats else None
@@ -166,7 +161,7 @@ def _other_limit_first(
             "{space} together with {option}[ {seats_then:n}] (now {seats:n}): at its fullest the KV cache "
             "has room for about {fit:n request}",
             space=kv_space(timeline, blocks),
-            option=setting,
+            option=option,
             seats_then=None if blocks is None else value,
             seats=timeline.seats,
             fit=fit,
@@ -176,7 +171,7 @@ def _other_limit_first(
         advice = advise(
             "a larger {limit} together with {option} (both {seats:n} now): vLLM accepts no more seats",
             limit=Setting("--max-num-seqs") if timeline.active_limit else BATCHED_TOKENS,
-            option=setting,
+            option=option,
             seats=timeline.seats,
             costs=costs,
         )

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 
 from schedtrace.diagnose.rule import Findings, Rule
-from schedtrace.diagnose.rules.allowed_settings import batched_tokens, seats_cost
+from schedtrace.diagnose.rules.allowed_settings import most_seats, seats_cost
 from schedtrace.diagnose.rules.common import Waited, advise, by_class, listed, wait_finding
 from schedtrace.diagnose.waits import ClassTime, charged, running_classes
 from schedtrace.model.causes import Cause
@@ -108,16 +108,13 @@ def _advice(timeline: Timeline) -> list[Advice]:
             costs="Idle capacity while there are few urgent requests.",
         )
     ]
-    most = batched_tokens(timeline)
-    if timeline.active_limit:
-        most = timeline.header.max_num_running_reqs or most
-    value = min(2 * timeline.seats, most)
+    value = min(2 * timeline.seats, most_seats(timeline))
     if value > timeline.seats:
         found.append(
             advise(
                 "{option} {value:n} (now {seats:n}), where the KV cache has room",
                 timeline,
-                setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
+                setting=timeline.seats_name,
                 value=value,
                 costs=seats_cost(timeline),
             )

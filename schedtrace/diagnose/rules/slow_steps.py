@@ -226,7 +226,7 @@ def _of_batches(timeline: Timeline, slow: SlowGroup, captured: int | None) -> li
             )
         )
     if _loses_throughput(timeline, slow):
-        name = "max_num_active_seqs" if timeline.active_limit else "max_num_seqs"
+        name = timeline.seats_name
         advice.append(
             advise(
                 "Compare with a run with {option} {value:n}{now}: below that size the steps finish more "
