@@ -9,8 +9,7 @@ from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, balanced, prefill_
 from schedtrace.model.facts import Fact
 from schedtrace.model.report import MAX_STEPS, Advice, Evidence
 from schedtrace.model.say import say
-from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.prefill_stalls import PrefillStalls
+from schedtrace.timeline.engine_ranks import PrefillStalls, Ranks
 from schedtrace.timeline.rank import PASS
 
 FOUND_FROM_FRAC = 0.01
