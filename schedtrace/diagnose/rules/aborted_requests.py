@@ -55,8 +55,7 @@ class Aborts(Evidence, kw_only=True):
         return self.retries >= MOST_FRAC * self.aborted
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/aborted-requests.md``."""
+def _find(timeline: Timeline) -> Findings:
     known = timeline.known_requests.filter(~pl.col("streaming_update"))
     aborted = (
         timeline.finishes.filter((pl.col("status") == "ABORTED") & ~pl.col("in_schedule"))
@@ -152,6 +151,6 @@ RULE = Rule(
     code="aborted-requests",
     summary="requests were aborted before their end; some clients sent the same prompt again",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     threshold=Threshold(FOUND_FROM_FRAC, share_frac),
 )

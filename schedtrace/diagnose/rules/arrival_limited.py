@@ -46,8 +46,7 @@ class LateRequests(Evidence, kw_only=True):
     examples: list[LateExample]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/arrival-limited.md``."""
+def _find(timeline: Timeline) -> Findings:
     late = late_requests(timeline)
     if late.is_empty():
         return
@@ -223,6 +222,6 @@ RULE = Rule(
     code="arrival-limited",
     summary="steps were small because requests had not reached the scheduler yet; no request was refused",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     quiet=4,
 )

@@ -45,8 +45,7 @@ class BalanceCandidate(Evidence, kw_only=True):
     examples: list[AlonePrefill]
 
 
-def find(ranks: Ranks) -> Findings:
-    """See ``docs/findings/balance-candidate.md``."""
+def _find(ranks: Ranks) -> Findings:
     stalls, header = ranks.prefill_stalls, ranks.header
     if stalls is None or balanced(header) or (prefill_interval(header) or 1) > 1:
         return
@@ -93,6 +92,6 @@ RULE = Rule(
     code="balance-candidate",
     summary="ranks in lock-step prefill in different steps; what it could save at most to align them",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
-    find=find,
+    find=_find,
     symptom_of=("prefill-stall",),
 )

@@ -50,8 +50,7 @@ class BalanceWithoutEffect(Evidence, kw_only=True):
         return self.ranks > 1
 
 
-def find(ranks: Ranks) -> Findings:
-    """See ``docs/findings/balance-without-effect.md``."""
+def _find(ranks: Ranks) -> Findings:
     header = ranks.header
     if not balanced(header) or ranks.lockstep or header.data_parallel_size != 1:
         return
@@ -119,5 +118,5 @@ RULE = Rule(
     summary="balance scheduling is on where there are no ranks in lock-step to balance: it can only cost a "
     "seat",
     needs=frozenset({Fact.CONFIG, Fact.EXITS}),
-    find=find,
+    find=_find,
 )

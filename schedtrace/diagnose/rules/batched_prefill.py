@@ -33,8 +33,7 @@ class BatchedPrefill(Evidence, kw_only=True):
     busy_ms: float
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/batched-prefill.md``."""
+def _find(timeline: Timeline) -> Findings:
     steps = together(timeline)
     # Whose first token comes first is nothing to a batch that is judged by its end.
     if timeline.closed_workload or not timeline.requests_us or not can_lower_batched_tokens(timeline):
@@ -115,6 +114,6 @@ RULE = Rule(
     code="batched-prefill",
     summary="prompts were prefilled in one long step: each had its first token only when all were done",
     needs=frozenset({Fact.TIMES, Fact.LIVES, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     threshold=Threshold(MOST_FRAC, share_frac),
 )

@@ -44,8 +44,7 @@ class BlockedBudget(Evidence, kw_only=True):
     examples: list[BlockedStep]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/blocked-budget.md``."""
+def _find(timeline: Timeline) -> list[Finding]:
     blocked = timeline.steps.filter(
         (pl.col("remaining_budget") > 0)
         & (pl.col("num_waiting_after") > 0)
@@ -119,7 +118,7 @@ RULE = Rule(
     code="blocked-budget",
     summary="token budget was left although requests waited; one finding per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS}),
-    find=find,
+    find=_find,
     symptom_of=(
         "kv-bound",
         "max-num-seqs-bound",

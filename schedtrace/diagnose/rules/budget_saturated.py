@@ -29,8 +29,7 @@ class Saturation(Evidence, kw_only=True):
     examples: list[FullStep]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/budget-saturated.md``."""
+def _find(timeline: Timeline) -> Findings:
     full = timeline.steps.filter((pl.col("remaining_budget") == 0) & (pl.col("eligible_after") > 0))
     if full.is_empty():
         return
@@ -61,6 +60,6 @@ RULE = Rule(
     code="budget-saturated",
     summary="steps spent the whole token budget while requests waited",
     needs=frozenset({Fact.QUEUE}),
-    find=find,
+    find=_find,
     symptom_of=("token-budget-bound", "long-prompt"),
 )

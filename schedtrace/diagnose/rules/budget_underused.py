@@ -32,8 +32,7 @@ class MissedRequests(Evidence, kw_only=True):
     examples: list[MissedExample]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/budget-underused.md``."""
+def _find(timeline: Timeline) -> Findings:
     if Fact.QUEUE in timeline.facts:
         return
     missed = _missed(timeline)
@@ -98,6 +97,6 @@ RULE = Rule(
     summary="steps left budget that the next step's new requests would have fitted into "
     "(this log does not record why)",
     needs=frozenset({Fact.REQUESTS}),
-    find=find,
+    find=_find,
     symptom_of=("arrival-limited",),
 )

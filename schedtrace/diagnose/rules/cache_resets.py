@@ -38,8 +38,7 @@ class Resets(Evidence, kw_only=True):
         return self.most_times > 1
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/cache-resets.md``."""
+def _find(timeline: Timeline) -> Findings:
     taken = timeline.preemptions.filter(~pl.col("in_schedule"))
     if taken.is_empty() or not timeline.requests_us:
         return
@@ -92,6 +91,6 @@ RULE = Rule(
     summary="resets of the prefix cache preempted running requests, which computed again what they had "
     "computed",
     needs=frozenset({Fact.TIMES, Fact.LIVES, Fact.PREEMPTIONS}),
-    find=find,
+    find=_find,
     charges=(CACHE_RESET,),
 )

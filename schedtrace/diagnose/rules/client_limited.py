@@ -23,8 +23,7 @@ class ClientPace(Evidence, kw_only=True):
     working_frac: float
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/client-limited.md``."""
+def _find(timeline: Timeline) -> Findings:
     load = offered_load(timeline)
     if not _waits_for_clients(timeline, load):
         return
@@ -64,6 +63,6 @@ RULE = Rule(
     code="client-limited",
     summary="the engine waits for its clients, which keep few requests open or send few",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     quiet=3,
 )

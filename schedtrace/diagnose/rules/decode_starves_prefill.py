@@ -36,8 +36,7 @@ class StarvedPrefills(Evidence, kw_only=True):
     examples: list[StarvedStep]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/decode-starves-prefill.md``."""
+def _find(timeline: Timeline) -> Findings:
     starved = starved_steps(timeline)
     if starved.is_empty():
         return
@@ -90,6 +89,6 @@ RULE = Rule(
     code="decode-starves-prefill",
     summary="decodes took most of the token budget, so prefills were cut or had to wait",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     symptom_of=("token-budget-bound", "long-prompt", "max-num-seqs-bound"),
 )

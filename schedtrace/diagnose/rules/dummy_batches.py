@@ -47,8 +47,7 @@ class DummyBatches(Evidence, kw_only=True):
     examples: list[DummyExample]
 
 
-def find(ranks: Ranks) -> Findings:
-    """See ``docs/findings/dummy-batches.md``."""
+def _find(ranks: Ranks) -> Findings:
     if not ranks.lockstep or ranks.passes.is_empty():
         return
     turns = dict(ranks.turns.group_by("rank").len().iter_rows())
@@ -108,6 +107,6 @@ RULE = Rule(
     code="dummy-batches",
     summary="ranks in lock-step ran batches without a request, only to keep others company",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
-    find=find,
+    find=_find,
     symptom_of=("rank-imbalance",),
 )

@@ -92,8 +92,7 @@ class FrontEndTime(Evidence, kw_only=True):
     """Those with the longest way."""
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/front-end.md``."""
+def _find(timeline: Timeline) -> Findings:
     ways = ways_to_engine(timeline)
     found_frac, share_frac = _shares(timeline, ways)
     if found_frac < FOUND_FROM_FRAC:
@@ -271,5 +270,5 @@ RULE = Rule(
     code="front-end",
     summary="requests spent much of their time to first token on their way to the engine",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.LIVES}),
-    find=find,
+    find=_find,
 )

@@ -53,8 +53,7 @@ class HeadOfLine(Evidence, kw_only=True):
         return self.heads - 1
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/head-of-line.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
         return
@@ -178,7 +177,7 @@ RULE = Rule(
     needs=frozenset(
         {Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.BLOCKS, Fact.REQUESTS, Fact.TIMES, Fact.CONFIG}
     ),
-    find=find,
+    find=_find,
     charges=(HEAD_OF_LINE,),
     specific=True,
     proven=(("kv_blocks", "num_gpu_blocks_override"),),

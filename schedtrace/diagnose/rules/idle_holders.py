@@ -40,8 +40,7 @@ class IdleHolders(Waited, kw_only=True):
     """Nobody ran, and each of the holders waited for blocks itself."""
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/idle-holders.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
         return
@@ -110,7 +109,7 @@ RULE = Rule(
     code="idle-holders",
     summary="requests that got nothing kept the KV blocks that others waited for, or waited for each other",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS}),
-    find=find,
+    find=_find,
     charges=(IDLE_HOLDERS,),
     specific=True,
 )

@@ -62,8 +62,7 @@ class KvSpace(LongestWaited, kw_only=True):
         return (self.blocks_needed or 0) > (self.blocks_free or 0)
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/kv-bound.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
         return
@@ -228,7 +227,7 @@ RULE = Rule(
     code="kv-bound",
     summary="requests waited for KV cache space, or were preempted for want of it",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     charges=(str(Cause.KV_BLOCKS), RECOMPUTE),
     proven=(
         ("kv_blocks", "num_gpu_blocks_override"),

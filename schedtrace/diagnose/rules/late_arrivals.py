@@ -31,8 +31,7 @@ class LateArrivals(Evidence, kw_only=True):
     examples: list[ShortStep]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/late-arrivals.md``."""
+def _find(timeline: Timeline) -> Findings:
     if not timeline.closed_workload:
         return
     short = short_steps(timeline)
@@ -116,7 +115,7 @@ RULE = Rule(
     code="late-arrivals",
     summary="steps were small because the front end was slow to hand requests over",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES}),
-    find=find,
+    find=_find,
     symptom_of=("arrival-limited",),
     threshold=Threshold(FOUND_FROM_FRAC, lambda finding: getattr(finding.evidence, "spent_frac", None)),
 )

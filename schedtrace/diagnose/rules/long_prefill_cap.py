@@ -30,8 +30,7 @@ class CappedChunks(Evidence, kw_only=True):
     examples: list[CappedStep]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/long-prefill-cap.md``."""
+def _find(timeline: Timeline) -> Findings:
     capped = _capped_steps(timeline)
     if capped.is_empty():
         return
@@ -93,6 +92,6 @@ RULE = Rule(
     code="long-prefill-cap",
     summary="long_prefill_token_threshold cut prompts into small chunks while token budget was left",
     needs=frozenset({Fact.EXITS, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     symptom_of=("long-prompt",),
 )

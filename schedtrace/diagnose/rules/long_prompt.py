@@ -33,8 +33,7 @@ class LongPrompt(Evidence, kw_only=True):
         return self.prompts if self.prompts > 1 else 0
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/long-prompt.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
         return
@@ -77,7 +76,7 @@ RULE = Rule(
     code="long-prompt",
     summary="one long prompt took the token budget while far shorter requests waited",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     charges=(LONG_PROMPT,),
     specific=True,
 )

@@ -49,8 +49,7 @@ class _OneTail:
         return self.end_us - self.begin_us
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/long-tail.md``."""
+def _find(timeline: Timeline) -> Findings:
     tails, total_us = [], 0
     for trial in timeline.trials():
         tail, run_us = _tail(timeline, trial)
@@ -157,6 +156,6 @@ RULE = Rule(
     code="long-tail",
     summary="at the end of a run a few requests with far longer outputs ran alone",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     threshold=Threshold(FOUND_FROM_FRAC, cost_frac),
 )

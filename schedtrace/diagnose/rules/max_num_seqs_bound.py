@@ -42,8 +42,7 @@ class Seats(LongestWaited, kw_only=True):
     classes: list[ClassTime]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/max-num-seqs-bound.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
         return
@@ -184,7 +183,7 @@ RULE = Rule(
     code="max-num-seqs-bound",
     summary="requests waited for a seat (max_num_seqs)",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     charges=(str(Cause.MAX_NUM_SEQS),),
     proven=(
         ("max_num_seqs", "max_num_active_seqs"),

@@ -66,8 +66,7 @@ class NoProgress(Evidence, kw_only=True):
     examples: list[NoProgressExample]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/no-progress.md``."""
+def _find(timeline: Timeline) -> list[Finding]:
     never = never_fitting(timeline)["request_id"].implode()
     restarted = _not_by_resets(timeline, no_progress(timeline).filter(~pl.col("request_id").is_in(never)))
     parked = ready_but_parked(timeline)
@@ -267,7 +266,7 @@ RULE = Rule(
     code="no-progress",
     summary="requests computed the same tokens again and again, or were ready and stayed parked",
     needs=frozenset({Fact.REQUESTS, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.PREEMPTIONS}),
-    find=find,
+    find=_find,
     proven=(
         ("kv_blocks", "max_num_seqs"),
         ("kv_blocks", "scheduler_reserve_full_isl"),

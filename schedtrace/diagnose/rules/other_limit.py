@@ -138,15 +138,14 @@ class LimitWait(LongestWaited, kw_only=True):
     mean_budget_left_frac: float | None
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/other-limit.md``."""
+def _find(timeline: Timeline) -> Findings:
     known = {*NAMED, *CHARGED}
     causes = [cause for cause in timeline.charges["charge"].unique().sort().to_list() if cause not in known]
     for cause in causes:
-        yield from _find(timeline, cause)
+        yield from _of_cause(timeline, cause)
 
 
-def _find(timeline: Timeline, cause: str) -> Findings:
+def _of_cause(timeline: Timeline, cause: str) -> Findings:
     waits = charged(timeline, cause)
     if waits is None:
         return
@@ -235,7 +234,7 @@ RULE = Rule(
     summary="requests waited for another limit: LoRA slots, a grammar, a KV transfer, the encoder, ...; one "
     "per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     proven=(
         ("chunked_prefill_off", "enable_chunked_prefill"),
         ("encoder_budget", "max_num_batched_tokens"),

@@ -25,8 +25,7 @@ class ParkedLoads(Waited, kw_only=True):
     oldest_ms: float | None
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/parked-loads.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, PARKED_LOADS)
     if waits is None:
         return
@@ -97,7 +96,7 @@ RULE = Rule(
     code="parked-loads",
     summary="requests that wait for KV blocks from elsewhere held the KV cache",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS}),
-    find=find,
+    find=_find,
     charges=(PARKED_LOADS,),
     specific=True,
     proven=(("remote_kv_pending", "num_gpu_blocks_override"),),

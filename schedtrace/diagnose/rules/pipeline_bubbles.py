@@ -41,8 +41,7 @@ class PipelineBubbles(Evidence, kw_only=True):
     examples: list[Cycle]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/pipeline-bubbles.md``."""
+def _find(timeline: Timeline) -> Findings:
     stages, depth = timeline.header.pipeline_parallel_size, timeline.header.batches_in_flight
     if not stages or not depth or min(stages, depth) < 2:  # noqa: PLR2004  # no pipeline
         return
@@ -134,7 +133,7 @@ RULE = Rule(
     code="pipeline-bubbles",
     summary="the batches in flight of a pipeline differ in size, so its stages wait for the largest",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
-    find=find,
+    find=_find,
     quiet=1,
     proven=((None, "max_num_batched_tokens"),),
 )

@@ -54,8 +54,7 @@ class Preemptions(Evidence, kw_only=True):
     examples: list[PreemptionExample]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/preemption.md``."""
+def _find(timeline: Timeline) -> Findings:
     lost = timeline.preemptions.filter(pl.col("in_schedule"))
     if lost.is_empty():
         return
@@ -105,6 +104,6 @@ RULE = Rule(
     code="preemption",
     summary="running requests lost their KV blocks and had to compute again",
     needs=frozenset({Fact.PREEMPTIONS}),
-    find=find,
+    find=_find,
     symptom_of=("kv-bound", "no-progress"),
 )

@@ -50,8 +50,7 @@ class Storm(Evidence, kw_only=True):
     examples: list[StormExample]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/preemption-storm.md``."""
+def _find(timeline: Timeline) -> Findings:
     lost = resumptions(timeline)
     if lost.is_empty():
         return
@@ -124,6 +123,6 @@ RULE = Rule(
     code="preemption-storm",
     summary="the same requests were preempted again and again, or much of the prefill was done twice",
     needs=frozenset({Fact.PREEMPTIONS, Fact.REQUESTS, Fact.BLOCKS, Fact.TIMES}),
-    find=find,
+    find=_find,
     symptom_of=("kv-bound", "no-progress"),
 )

@@ -65,8 +65,7 @@ class PrefillStall(Evidence, kw_only=True):
     examples: list[StallExample]
 
 
-def find(ranks: Ranks) -> Findings:
-    """See ``docs/findings/prefill-stall.md``."""
+def _find(ranks: Ranks) -> Findings:
     stalls = ranks.prefill_stalls
     if stalls is None or stalls.stalled.is_empty():
         return
@@ -209,5 +208,5 @@ RULE = Rule(
     code="prefill-stall",
     summary="ranks in lock-step that only decoded waited for another rank's prefill",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
-    find=find,
+    find=_find,
 )

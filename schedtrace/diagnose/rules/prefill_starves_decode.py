@@ -44,8 +44,7 @@ class Stretch(Evidence, kw_only=True):
     examples: list[StretchedStep]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/prefill-starves-decode.md``."""
+def _find(timeline: Timeline) -> Findings:
     decoding = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("busy_us") > 0))
     all_us = _waited_us(decoding)
     # No step is stretched by more than its time: below the threshold, the slow model need not be asked.
@@ -142,7 +141,7 @@ RULE = Rule(
     code="prefill-starves-decode",
     summary="steps with prefill chunks stretched the time between the tokens of running requests",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     symptom_of=("token-budget-bound", "long-prompt", "arrival-limited"),
     threshold=Threshold(FOUND_FROM_FRAC, lambda finding: getattr(finding.evidence, "stretch_frac", None)),
 )

@@ -70,8 +70,7 @@ class PrefixCache(Evidence, kw_only=True):
     examples: list[Found]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/prefix-cache.md``."""
+def _find(timeline: Timeline) -> Findings:
     block_size = timeline.header.block_size
     if timeline.header.enable_prefix_caching is None or not block_size:
         return
@@ -336,6 +335,6 @@ RULE = Rule(
     code="prefix-cache",
     summary="prompts or preempted requests found less in the prefix cache than had been computed before",
     needs=frozenset({Fact.CACHE, Fact.REQUESTS, Fact.LIVES, Fact.PREEMPTIONS, Fact.BLOCKS, Fact.CONFIG}),
-    find=find,
+    find=_find,
     quiet=5,
 )

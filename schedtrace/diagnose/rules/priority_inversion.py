@@ -65,8 +65,7 @@ class Inversion(Waited, kw_only=True):
     admitted_before: int
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/priority-inversion.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, PRIORITY_INVERSION)
     if waits is None:
         return
@@ -126,7 +125,7 @@ RULE = Rule(
     code="priority-inversion",
     summary="more urgent requests waited while less urgent ones ran",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     specific=True,
     proven=(("max_num_seqs", "max_num_seqs"),),
 )

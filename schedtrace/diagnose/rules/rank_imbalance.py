@@ -12,8 +12,7 @@ from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import Ranks
 
 
-def find(ranks: Ranks) -> Findings:
-    """See ``docs/findings/rank-imbalance.md``."""
+def _find(ranks: Ranks) -> Findings:
     evidence = rank_imbalance(ranks)
     if evidence is None:
         return
@@ -175,6 +174,6 @@ RULE = Rule(
     summary="one data-parallel rank had far more requests than the others, or refused some while another "
     "had room",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.QUEUE}),
-    find=find,
+    find=_find,
     quiet=2,
 )

@@ -47,8 +47,8 @@ class AtDoor(Evidence, kw_only=True):
     examples: list[RefusedRequest]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/refused-at-door.md``. The front end refuses for all ranks: rank 0 reports it."""
+def _find(timeline: Timeline) -> Findings:
+    """The front end refuses for all ranks: rank 0 reports it."""
     refused = _refused(timeline)
     if not refused or timeline.front_end is None:
         return
@@ -181,5 +181,5 @@ RULE = Rule(
     code="refused-at-door",
     summary="the front end turned requests away: max_num_queued_reqs or max_num_queued_tokens was reached",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.LIVES, Fact.CONFIG}),
-    find=find,
+    find=_find,
 )

@@ -52,8 +52,7 @@ class HostGaps(Evidence, kw_only=True):
     examples: list[Gap]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/scheduler-overhead.md``."""
+def _find(timeline: Timeline) -> Findings:
     gaps = host_gaps(timeline)
     gap_us, duration_us = int(gaps["gap_us"].sum() or 0), timeline.busy_us
     if not duration_us or gap_us / duration_us < FOUND_FROM_FRAC:
@@ -189,7 +188,7 @@ RULE = Rule(
     code="scheduler-overhead",
     summary="the device waited between steps while the host scheduled, processed outputs or did other work",
     needs=frozenset({Fact.TIMES, Fact.QUEUE}),
-    find=find,
+    find=_find,
     leads_from_frac=LEADS_FROM_FRAC,
     only_if_avoidable=True,
     threshold=Threshold(FOUND_FROM_FRAC, cost_frac),

@@ -61,8 +61,7 @@ class SlowRank(Evidence, kw_only=True):
     ranks: list[RankPace]
 
 
-def find(ranks: Ranks) -> Findings:
-    """See ``docs/findings/slow-rank.md``."""
+def _find(ranks: Ranks) -> Findings:
     if len(ranks.each) < 2 or not ranks.requests_us:  # noqa: PLR2004  # one has none to compare with
         return
     found = _in_lockstep(ranks) if ranks.lockstep else _independent(ranks)
@@ -229,5 +228,5 @@ RULE = Rule(
     code="slow-rank",
     summary="the steps of one data-parallel rank take longer than those of the others for the same work",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
-    find=find,
+    find=_find,
 )

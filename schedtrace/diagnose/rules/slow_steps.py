@@ -54,8 +54,7 @@ class SlowSteps(Evidence, kw_only=True):
     examples: list[SlowStep]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/slow-steps.md``."""
+def _find(timeline: Timeline) -> Findings:
     if (timeline.header.pipeline_parallel_size or 1) > 1:
         return  # batches in flight share the stages, so a step's time is not its own
     slow = slow_groups(timeline)
@@ -254,6 +253,6 @@ RULE = Rule(
     code="slow-steps",
     summary="steps that share a batch size, a request or another trait took longer than their tokens explain",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
-    find=find,
+    find=_find,
     proven=((None, "max_num_seqs"),),
 )

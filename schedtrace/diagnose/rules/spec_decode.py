@@ -43,8 +43,7 @@ class SpecDecode(Evidence, kw_only=True):
     examples: list[DraftStep]
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/spec-decode.md``."""
+def _find(timeline: Timeline) -> Findings:
     model, steps = timeline.step_time, _draft_steps(timeline)
     if model is None or steps.height < FEWEST_STEPS or not model.per_decode_token_us:
         return
@@ -148,5 +147,5 @@ RULE = Rule(
     code="spec-decode",
     summary="so few draft tokens are accepted that verifying them costs more than they give",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
-    find=find,
+    find=_find,
 )

@@ -33,8 +33,7 @@ class TokenBudget(LongestWaited, kw_only=True):
     proposed: int
 
 
-def find(timeline: Timeline) -> Findings:
-    """See ``docs/findings/token-budget-bound.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *CHARGES)
     if waits is None or not timeline.token_budget:
         return
@@ -145,7 +144,7 @@ RULE = Rule(
     code="token-budget-bound",
     summary="requests waited for tokens of the steps' budget (max_num_batched_tokens)",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     charges=tuple(map(str, CHARGES)),
     proven=(("token_budget", "max_num_batched_tokens"),),
 )
