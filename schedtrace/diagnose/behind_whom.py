@@ -18,6 +18,7 @@ from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import SHORT_FRAC
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.spans import level
+from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_AT_ONCE = 8
@@ -91,8 +92,8 @@ def behind_whom(timeline: Timeline, waits: Charged) -> Behind | None:
                 of_wait_frac=wait_us / waits.time_us,
                 share_frac=wait_us / timeline.requests_us,
                 holders=int(holds.sum()),
-                waiter_tokens=_median(waiters["prompt_tokens"]),
-                holder_tokens=_median(requests.filter(holds)["prompt_tokens"]),
+                waiter_tokens=median(waiters["prompt_tokens"]),
+                holder_tokens=median(requests.filter(holds)["prompt_tokens"]),
             )
     return best
 
@@ -177,7 +178,7 @@ def _long_from(tokens: pl.Series) -> int | None:
     # Where the means of both sides are furthest apart, weighted by their sizes (Otsu's method).
     apart = below**2 / cuts["at"] + above**2 / (values.len() - cuts["at"])
     at = int(cuts["at"][apart.arg_max() or 0])
-    if SHORT_FRAC * _median(values[at:]) < _median(values[:at]):
+    if SHORT_FRAC * median(values[at:]) < median(values[:at]):
         return None
     return int(values[at])
 
@@ -199,10 +200,6 @@ def _behind(requests: pl.DataFrame, trait: str, room: int) -> tuple[pl.DataFrame
     if wait_us < MOST_FRAC * waited_us or wait_us < HALF * int(waiters["life_us"].sum()):
         return None
     return waiters, wait_us
-
-
-def _median(values: pl.Series) -> float:
-    return float(values.median() or 0)  # type: ignore[arg-type]  # integers
 
 
 def with_holders(timeline: Timeline, finding: Finding, behind: Behind) -> Finding:

@@ -124,10 +124,13 @@ def _least_step_us(model: StepTime) -> pl.Expr:
 def most_step_us(timeline: Timeline) -> float | None:
     """What a step costs at most, whatever it computes: the largest base, and all of the host's time."""
     model, steps = timeline.step_time, timeline.steps.filter(RAN > 0).height
-    if model is None or not steps:
-        return None
+    return model.most_base_us + host_us(timeline) / steps if model is not None and steps else None
+
+
+def host_us(timeline: Timeline) -> int:
+    """The engine's time in which its device did not work although somebody was there."""
     host = timeline.engine_states.filter(~pl.col("state").is_in(["device", "idle"]))
-    return model.most_base_us + float(host.select(LENGTH_US.sum()).item()) / steps
+    return int(host.select(LENGTH_US.sum()).item())
 
 
 def sets_pace(timeline: Timeline) -> bool:

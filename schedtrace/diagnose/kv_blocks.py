@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from schedtrace.model.causes import Cause
+from schedtrace.model.report import Evidence
 from schedtrace.model.trace import Header
 from schedtrace.model.trace_facts import CacheGroup
 from schedtrace.timeline.spans import at_steps, level
@@ -161,8 +162,7 @@ def _longest_refusal(timeline: Timeline, steps: pl.Series) -> tuple[int | None, 
     return longest["step"], longest["holders"][0], sum(group[0] for group in longest["held"] if group)
 
 
-@dataclass(frozen=True)
-class GroupHolding:
+class GroupUse(Evidence, kw_only=True):
     """One KV cache group. Means over the refusals for KV blocks that tell who holds how much."""
 
     kind: str
@@ -173,14 +173,12 @@ class GroupHolding:
     """Blocks that one of the named holders has in this group, null blocks aside."""
     tokens_need_blocks: float
     """Blocks that the tokens of such a request fill: ``ceil(tokens / block_size)``."""
-    refused_needs_blocks: float | None
-    """New blocks that a refused request asked for; None: vLLM's managers could not be asked."""
     share_of_pool: float | None
     """Blocks of all holders in this group as a share of all KV blocks; shared blocks count for each holder.
     None: the pool's size is not recorded."""
 
 
-def group_holdings(timeline: Timeline) -> list[GroupHolding]:
+def group_use(timeline: Timeline) -> list[GroupUse]:
     """One entry per KV cache group, in vLLM's order; none where no refusal tells who holds what.
 
     A group of which vLLM had too many blocks to look at is left out.
@@ -203,17 +201,14 @@ def group_holdings(timeline: Timeline) -> list[GroupHolding]:
         all_held = refusals.select(
             blocks=_number(pl.col("held"), number).list.sum() + others,
             known=_number(pl.col("held"), number).list.len() > 0,
-            needed=_number(pl.col("blocks_needed"), number),
         )
         taken = all_held.filter("known")["blocks"].mean()
-        needed = all_held["needed"].mean()
         found.append(
-            GroupHolding(
+            GroupUse(
                 kind=group.kind,
                 block_size=group.block_size,
                 blocks_per_request=_mean(of_group["blocks"]),
                 tokens_need_blocks=_mean(of_group["need"]),
-                refused_needs_blocks=None if needed is None else float(needed),  # type: ignore[arg-type]  # integers
                 share_of_pool=float(taken) / total if taken is not None and total else None,  # type: ignore[arg-type]  # integers
             )
         )

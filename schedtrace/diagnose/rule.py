@@ -1,6 +1,6 @@
 """A rule: one kind of finding, and all that is true of this kind alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -9,6 +9,10 @@ from schedtrace.model.report import Finding
 
 Seen = TypeVar("Seen")
 """What a rule looks at: one engine's ``Timeline``, or the ``Ranks`` of a run."""
+
+
+Findings = Iterator[Finding]
+"""What a rule yields."""
 
 
 class Threshold(NamedTuple):
@@ -42,7 +46,7 @@ class Rule(Generic[Seen]):
     """One line: what it means when this is found."""
     needs: frozenset[Fact]
     """What a record must hold for this rule to judge it."""
-    find: Callable[[Seen], list[Finding]]
+    find: Callable[[Seen], Iterable[Finding]]
     symptom_of: tuple[str, ...] = ()
     """Codes of the root causes whose effect it may be; empty: it is a root cause."""
     charges: tuple[str, ...] = ()
@@ -68,7 +72,7 @@ class Rule(Generic[Seen]):
 
     def __call__(self, seen: Seen) -> list[Finding]:
         """Its findings in one engine's timeline, or in all ranks of a run."""
-        found = self.find(seen)
+        found = [*self.find(seen)]
         for finding in found:
             finding.code = self.code
             for advice in finding.advice:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import polars as pl
 
 from schedtrace.timeline.events import SLOWER
-from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, nearly_predicted
+from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST_OF_GROUP = 5
@@ -141,7 +141,7 @@ def _judged(group: Group, steps: pl.DataFrame, spread: float) -> SlowGroup | Non
     if members.height < FEWEST_OF_GROUP or others.height < FEWEST_STEPS:
         return None
     rough = nearly_predicted(others, members)
-    if rough is not None and _median(members["busy_us"] / rough) < ROUGHLY_SLOW_FACTOR:
+    if rough is not None and median(members["busy_us"] / rough) < ROUGHLY_SLOW_FACTOR:
         return None  # nine tenths of the groups need no fit that outliers do not rule
     model = fit_step_time(others)
     if model is None:
@@ -150,7 +150,7 @@ def _judged(group: Group, steps: pl.DataFrame, spread: float) -> SlowGroup | Non
     members = members.with_columns(expected).with_columns(factor=pl.col("busy_us") / pl.col("expected_us"))
     others = others.with_columns(factor=pl.col("busy_us") / expected)
     of_others = others["factor"]
-    factor, high = _median(members["factor"]), of_others.quantile(QUANTILE)
+    factor, high = median(members["factor"]), of_others.quantile(QUANTILE)
     low = members["factor"].quantile(1 - QUANTILE)
     if factor < SLOW_FACTOR or low is None or high is None or low <= high:
         return None
@@ -170,13 +170,9 @@ def _begins_and_ends_with(members: pl.DataFrame, others: pl.DataFrame) -> bool:
     after = trial.filter(pl.col("step") > members["step"].max()).head(WINDOW)["factor"]
     sides = ((before, members["factor"].head(WINDOW)), (after, members["factor"].tail(WINDOW)))
     return all(
-        outside.len() >= FEWEST_OF_GROUP and _median(inside) >= SLOW_FACTOR * _median(outside)
+        outside.len() >= FEWEST_OF_GROUP and median(inside) >= SLOW_FACTOR * median(outside)
         for outside, inside in sides
     )
-
-
-def _median(values: pl.Series) -> float:
-    return float(values.median() or 0)  # type: ignore[arg-type]  # of numbers
 
 
 def _spread(log_factors: pl.Series) -> float:
@@ -205,7 +201,7 @@ def _batch_sizes(steps: pl.DataFrame) -> list[Group]:
         if min(at, decodes.height - at) < FEWEST_OF_GROUP:
             continue
         sides = (busy[first:at], busy[at : at + WINDOW])
-        medians = [_median(part) for part in sides]
+        medians = [median(part) for part in sides]
         means = [float(part.mean()) for part in (sizes[first:at], sizes[at : at + WINDOW])]  # type: ignore[arg-type]  # integers
         # Sizes beside a cliff have nearly its medians: at the cliff itself no step is on the wrong side.
         middle = (medians[0] * medians[1]) ** 0.5

@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from schedtrace.diagnose.cache_use import steps_of_a_block
 from schedtrace.diagnose.kv_blocks import blocks_needed, usable_blocks
 from schedtrace.model.causes import OF_ITS_OWN_SIZE, Cause
 from schedtrace.timeline.request_states import NEXT_STEP, QUEUED
@@ -211,8 +212,6 @@ TIMES_OVER = 2
 FEWEST_FRUITLESS = 2
 GAIN_FRAC = 0.1
 """A restart is fruitless if it gained less than this share of what it computed again."""
-USUAL_BLOCK = 16
-"""Tokens, where the trace does not tell vLLM's block size."""
 
 
 def no_progress(timeline: Timeline) -> pl.DataFrame:
@@ -226,7 +225,7 @@ def no_progress(timeline: Timeline) -> pl.DataFrame:
     A restart is an admission, or a fall of its computed tokens by more than a block, after its first tokens.
     Rejected drafts are taken back too, but never so many. Tokens found in a cache are not recomputed.
     """
-    block = timeline.header.block_size or USUAL_BLOCK
+    block = steps_of_a_block(timeline)
     steps = pl.col("last_step") - pl.col("step") + 1
     end = pl.col("computed_tokens") + steps * pl.col("scheduled_tokens").fill_null(0) - pl.col("draft_tokens")
     falls = pl.col("computed_tokens") + block < pl.col("end").shift(1).over("request_id")

@@ -16,6 +16,7 @@ from schedtrace.model.report import Finding, TimePart
 from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import QUEUED
+from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 SAID_FROM_FRAC = 0.05
@@ -192,7 +193,7 @@ def _capped(timeline: Timeline) -> Message:
         "(p50). {setting:setting} held {request:id} to {chunk:n token} in {steps:n step}; "
         "its first token came after {own:us}.",
         others=others.height,
-        p50=float(others["ttft"].median() or 0),  # type: ignore[arg-type]  # integers
+        p50=median(others["ttft"]),
         setting="--long-prefill-token-threshold",
         request=str(held["request_id"][0]),
         chunk=threshold(timeline),

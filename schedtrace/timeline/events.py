@@ -15,6 +15,7 @@ from schedtrace.timeline.frames import Frames, computed_once
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import QUEUED, request_states
 from schedtrace.timeline.slow_spans import MOST_FRAC, slow_spans
+from schedtrace.timeline.slow_spans import SCHEMA as OF_SPANS
 from schedtrace.timeline.spans import merged, overlap_us, until
 
 LEAST_FRAC = 0.002
@@ -37,12 +38,7 @@ SLOWER = "slower"
 KINDS = (PAUSED, ASLEEP, CALLED, NO_CALL, FIRST, PERIODIC, EPISODE, SCATTERED, SLOWER)
 SCHEMA = {
     "kind": pl.String,
-    "trial": pl.Int64,
-    "begin_us": pl.Int64,
-    "end_us": pl.Int64,
-    "step": pl.Int64,
-    "part": pl.String,
-    "factor": pl.Float64,
+    **OF_SPANS,
     "detail": pl.String,
     "period_steps": pl.Float64,
     "period_us": pl.Float64,

@@ -197,6 +197,11 @@ class Frames:
         return limit if isinstance(limit, int) else None
 
     @property
+    def seats_name(self) -> str:
+        """The setting that limits how many requests run at once."""
+        return "max_num_active_seqs" if self.active_limit else "max_num_seqs"
+
+    @property
     def by_priority(self) -> bool:
         """Whether the scheduler's policy is priority, not first come, first served."""
         return self.header.scheduler_config.get("policy") == "priority"

@@ -14,7 +14,7 @@ import polars as pl
 from schedtrace.timeline.engine_states import engine_states
 from schedtrace.timeline.frames import Frames
 from schedtrace.timeline.pieces import LENGTH_US
-from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, nearly_predicted
+from schedtrace.timeline.step_time import FEATURES, FEWEST_STEPS, fit_step_time, median, nearly_predicted
 
 FAR = 2.0
 """Twice as long as the same work takes elsewhere: models of step times are off by less."""
@@ -63,7 +63,7 @@ def slow_spans(frames: Frames) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 def _usual_us(frames: Frames) -> float:
     """How long a usual step takes."""
-    return _median(frames.steps.filter(pl.col("total_requests") > 0)["busy_us"])
+    return median(frames.steps.filter(pl.col("total_requests") > 0)["busy_us"])
 
 
 def _of_host(frames: Frames) -> pl.DataFrame:
@@ -96,7 +96,7 @@ def _of_host(frames: Frames) -> pl.DataFrame:
         for states, strategy in kinds
     )
     gaps = engine_states(frames).filter(pl.col("state") == "host_gap").select(LENGTH_US.alias("us"))["us"]
-    usual = {"host_gap": _median(gaps), **{state: _median(steps[state]) for state in ("schedule", "update")}}
+    usual = {"host_gap": median(gaps), **{state: median(steps[state]) for state in ("schedule", "update")}}
     by_crowd = steps.drop_nulls("there").sort("there")
 
     @cache
@@ -104,7 +104,7 @@ def _of_host(frames: Frames) -> pl.DataFrame:
         """The median of the steps with at least so many requests; 0 if there are few."""
         first = by_crowd["there"].search_sorted(there)
         like = by_crowd[state][first:]
-        return _median(like) if like.len() > FEWEST_LIKE else 0.0
+        return median(like) if like.len() > FEWEST_LIKE else 0.0
 
     rows = []
     above_usual = pl.col("us") >= FAR_HOST * pl.col("state").replace_strict(usual, return_dtype=pl.Float64)
@@ -203,10 +203,6 @@ def _expected(known: pl.DataFrame) -> pl.DataFrame | None:
     rough = nearly_predicted(timed, timed)
     model = None if rough is None else fit_step_time(timed.filter(pl.col("device_us") < FAR * rough))
     return None if model is None else known.with_columns(expected_us=model.predicted())
-
-
-def _median(values: pl.Series) -> float:
-    return float(values.median() or 0)  # type: ignore[arg-type]  # of numbers
 
 
 def _slow(rows: Sequence[tuple[object, ...]]) -> pl.DataFrame:

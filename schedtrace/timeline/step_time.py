@@ -157,6 +157,11 @@ def nearly_predicted(steps: pl.DataFrame, wanted: pl.DataFrame) -> pl.Series | N
     return pl.Series(np.maximum(_work(wanted) @ (resolved(costs) / scale), 1.0))
 
 
+def median(values: pl.Series) -> float:
+    """0 where there are none."""
+    return float(values.median() or 0)  # type: ignore[arg-type]  # of numbers
+
+
 def _timed(steps: pl.DataFrame) -> pl.DataFrame | None:
     """The steps that a model is fitted to, of many evenly chosen ones; None: too few have an output."""
     used = steps.select("busy_us", *FEATURES).drop_nulls().filter(pl.col("busy_us") > 0)

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule, Threshold, share_frac
+from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.pieces import LENGTH_US
+from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 FEWEST = 3
@@ -54,8 +55,7 @@ class Aborts(Evidence, kw_only=True):
         return self.retries >= MOST_FRAC * self.aborted
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/aborted-requests.md``."""
+def _find(timeline: Timeline) -> Findings:
     known = timeline.known_requests.filter(~pl.col("streaming_update"))
     aborted = (
         timeline.finishes.filter((pl.col("status") == "ABORTED") & ~pl.col("in_schedule"))
@@ -68,15 +68,15 @@ def find(timeline: Timeline) -> list[Finding]:
         .sort("us", "request_id")
     )
     if aborted.height < FEWEST or not timeline.requests_us:
-        return []
+        return
     states = timeline.request_states.filter(pl.col("request_id").is_in(aborted["request_id"].implode()))
     time_us = int(states.select(LENGTH_US.sum()).item())
     share = time_us / timeline.requests_us
     if share < FOUND_FROM_FRAC:
-        return []
+        return
     retries, by_content = _retries(aborted, timeline.first_arrivals)
     ages = aborted["age"]
-    middle = float(ages.median() or 0)  # type: ignore[arg-type]  # of integers
+    middle = median(ages)
     spread = float((ages.quantile(0.9) or 0) - (ages.quantile(0.1) or 0))
     evidence = Aborts(
         aborted=aborted.height,
@@ -105,29 +105,27 @@ def find(timeline: Timeline) -> list[Finding]:
         "to the load that made it late.",
         evidence,
     )
-    return [
-        step_finding(
-            timeline,
-            aborted,
-            evidence,
-            title="Clients give up and try again" if evidence.again else "Aborted requests",
-            verdict="{aborted:n} of {requests:n request} were aborted[{same_age:?} after {median_age_ms:ms} "
-            "each][{again:?}; {retries:n} of them came again at once]: {share:%} of the requests' time was "
-            "spent on them.",
-            share_frac=share,
-            tokens=evidence.computed_tokens,
-            message="The engine had computed {computed_tokens:n token} for them, {output_tokens:n} of these "
-            "output; the median age was {median_age_ms:ms}."
-            "[ {retries:n} were followed at once by a request with [{by_content:?}the same prompt]"
-            "[{by_content:!}a prompt of the same length].]"
-            "[{retries:!}{same_age:?} They were of one age, as with a client's timeout.]"
-            "[{retries:!}{same_age:!} The trace does not show whether the client left or the front end had "
-            "found a stop string.]",
-            advice=[advice] if evidence.again or evidence.same_age else [],
-            example="{request_id:id} was aborted after {age_ms:ms} with {output_tokens:n output token}"
-            "[ and came again as {retried_as:id}].",
-        )
-    ]
+    yield step_finding(
+        timeline,
+        aborted,
+        evidence,
+        title="Clients give up and try again" if evidence.again else "Aborted requests",
+        verdict="{aborted:n} of {requests:n request} were aborted[{same_age:?} after {median_age_ms:ms} "
+        "each][{again:?}; {retries:n} of them came again at once]: {share:%} of the requests' time was "
+        "spent on them.",
+        share_frac=share,
+        tokens=evidence.computed_tokens,
+        message="The engine had computed {computed_tokens:n token} for them, {output_tokens:n} of these "
+        "output; the median age was {median_age_ms:ms}."
+        "[ {retries:n} were followed at once by a request with [{by_content:?}the same prompt]"
+        "[{by_content:!}a prompt of the same length].]"
+        "[{retries:!}{same_age:?} They were of one age, as with a client's timeout.]"
+        "[{retries:!}{same_age:!} The trace does not show whether the client left or the front end had "
+        "found a stop string.]",
+        advice=[advice] if evidence.again or evidence.same_age else [],
+        example="{request_id:id} was aborted after {age_ms:ms} with {output_tokens:n output token}"
+        "[ and came again as {retried_as:id}].",
+    )
 
 
 def _retries(aborted: pl.DataFrame, came: pl.DataFrame) -> tuple[dict[str, str], bool]:
@@ -153,6 +151,6 @@ RULE = Rule(
     code="aborted-requests",
     summary="requests were aborted before their end; some clients sent the same prompt again",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     threshold=Threshold(FOUND_FROM_FRAC, share_frac),
 )

@@ -245,7 +245,13 @@ def can_lower_batched_tokens(timeline: Timeline) -> bool:
 
 def seats_setting(timeline: Timeline) -> Setting:
     """The setting that limits how many requests run at once."""
-    return Setting("--max-num-active-seqs" if timeline.active_limit else "--max-num-seqs")
+    return Setting(f"--{timeline.seats_name.replace('_', '-')}")
+
+
+def most_seats(timeline: Timeline) -> int:
+    """The most that vLLM accepts for it."""
+    most = batched_tokens(timeline)
+    return timeline.header.max_num_running_reqs or most if timeline.active_limit else most
 
 
 def threshold(timeline: Timeline) -> int:

@@ -2,13 +2,13 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, StepExample, advise, only, step_finding
 from schedtrace.diagnose.waits import FOUND_FROM_FRAC
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -46,40 +46,37 @@ class LateRequests(Evidence, kw_only=True):
     examples: list[LateExample]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/arrival-limited.md``."""
+def _find(timeline: Timeline) -> Findings:
     late = late_requests(timeline)
     if late.is_empty():
-        return []
+        return
     share = _share(timeline, late)
     evidence = _evidence(timeline, late)
-    return [
-        step_finding(
-            timeline,
-            late.select("step", "trial").unique(),
-            evidence,
-            title="Requests arrive while the engine already steps" if share is not None else "",
-            verdict=NOTHING if share is None else _verdict(timeline, late, share),
-            share_frac=share,
-            severity="info",
-            cause=Cause.QUEUE_EMPTY,
-            via=str(late["waiting_via"].unique().sort()[0]),
-            location=only(late["waiting_location"]),
-            tokens=int(late["prompt_tokens"].sum()),
-            message="{steps:n step} left token budget unused because {late_requests:n request} "
-            "({tokens:n token}) that would have fitted reached the scheduler after schedule() had ended. "
-            "[{late:!}The front end already had all of them when schedule() ended.]"
-            "[{late:?}The last one reached the front end {late_us_max:us} after schedule()"
-            "[; {on_their_way:n} of them had reached it when schedule() ended].] "
-            "[vLLM first scheduled them in {extra_steps:n later step}"
-            "[ that took {extra_steps_us:us} in total].]"
-            "[{extra_steps:!}None of them was scheduled before the trace ended.]",
-            values={"late": evidence.on_their_way < evidence.late_requests},
-            advice=[] if share is None else [_advice(timeline)],
-            example="{at} scheduled {scheduled_requests:n} of {requests:n request} "
-            "({scheduled_tokens:n token}) and left {remaining_budget:n token} of budget.",
-        )
-    ]
+    yield step_finding(
+        timeline,
+        late.select("step", "trial").unique(),
+        evidence,
+        title="Requests arrive while the engine already steps" if share is not None else "",
+        verdict=NOTHING if share is None else _verdict(timeline, late, share),
+        share_frac=share,
+        severity="info",
+        cause=Cause.QUEUE_EMPTY,
+        via=str(late["waiting_via"].unique().sort()[0]),
+        location=only(late["waiting_location"]),
+        tokens=int(late["prompt_tokens"].sum()),
+        message="{steps:n step} left token budget unused because {late_requests:n request} "
+        "({tokens:n token}) that would have fitted reached the scheduler after schedule() had ended. "
+        "[{late:!}The front end already had all of them when schedule() ended.]"
+        "[{late:?}The last one reached the front end {late_us_max:us} after schedule()"
+        "[; {on_their_way:n} of them had reached it when schedule() ended].] "
+        "[vLLM first scheduled them in {extra_steps:n later step}"
+        "[ that took {extra_steps_us:us} in total].]"
+        "[{extra_steps:!}None of them was scheduled before the trace ended.]",
+        values={"late": evidence.on_their_way < evidence.late_requests},
+        advice=[] if share is None else [_advice(timeline)],
+        example="{at} scheduled {scheduled_requests:n} of {requests:n request} "
+        "({scheduled_tokens:n token}) and left {remaining_budget:n token} of budget.",
+    )
 
 
 def _share(timeline: Timeline, late: pl.DataFrame) -> float | None:
@@ -210,25 +207,21 @@ def late_requests(timeline: Timeline) -> pl.DataFrame:
 
 def _examples(late: pl.DataFrame) -> list[LateExample]:
     """The three steps that missed most."""
-    rows = (
-        late.group_by("step", "trial", maintain_order=True)
-        .agg(
-            pl.col("total_requests").first().alias("scheduled_requests"),
-            pl.col("used_tokens").first().alias("scheduled_tokens"),
-            pl.col("remaining_budget").first(),
-            pl.len().alias("late_requests"),
-            pl.col("prompt_tokens").sum().alias("late_tokens"),
-            pl.col("late_us").max().alias("late_us_max"),
-        )
-        .sort("late_requests", "step", descending=[True, False])
+    rows = late.group_by("step", "trial", maintain_order=True).agg(
+        pl.col("total_requests").first().alias("scheduled_requests"),
+        pl.col("used_tokens").first().alias("scheduled_tokens"),
+        pl.col("remaining_budget").first(),
+        pl.len().alias("late_requests"),
+        pl.col("prompt_tokens").sum().alias("late_tokens"),
+        pl.col("late_us").max().alias("late_us_max"),
     )
-    return LateExample.first(rows)
+    return LateExample.largest(rows, "late_requests")
 
 
 RULE = Rule(
     code="arrival-limited",
     summary="steps were small because requests had not reached the scheduler yet; no request was refused",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     quiet=4,
 )

@@ -2,12 +2,12 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, finding_of, step_numbers, trial_numbers
 from schedtrace.diagnose.rules.prefill_stall import FOUND_FROM_FRAC, RESOLVED
 from schedtrace.diagnose.uneven_ranks import balanced, prefill_interval
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.rank import PASS
 
@@ -45,17 +45,16 @@ class BalanceCandidate(Evidence, kw_only=True):
     examples: list[AlonePrefill]
 
 
-def find(ranks: Ranks) -> list[Finding]:
-    """See ``docs/findings/balance-candidate.md``."""
+def _find(ranks: Ranks) -> Findings:
     stalls, header = ranks.prefill_stalls, ranks.header
     if stalls is None or balanced(header) or (prefill_interval(header) or 1) > 1:
-        return []
+        return
     saved_us, prefill_us = stalls.saved_us(), float(stalls.passes["excess_us"].sum())
     frac = saved_us / ranks.passes_us
     noise_us = stalls.noise_us * stalls.passes.height**0.5
     alone = stalls.passes.filter(pl.col("prefilling") == 1)
     if frac < FOUND_FROM_FRAC or saved_us < RESOLVED * noise_us or alone.is_empty():
-        return []
+        return
     turns = stalls.own.join(alone.select(PASS), on=PASS, how="semi", maintain_order="left")
     longest = turns.sort("excess_us", "step", descending=[True, False])
     evidence = BalanceCandidate(
@@ -70,31 +69,29 @@ def find(ranks: Ranks) -> list[Finding]:
         examples=AlonePrefill.first(longest.with_columns(pl.col("excess_us").round().cast(pl.Int64))),
     )
     first = evidence.examples[0]
-    return [
-        finding_of(
-            evidence,
-            engine_rank=first.rank,
-            count=alone.height,
-            trials=trial_numbers(alone),
-            severity="warning" if frac >= WARNING_FRAC else "info",
-            engine_ranks=sorted(turns["rank"].unique().to_list()),
-            steps=step_numbers(turns.filter(pl.col("rank") == first.rank)),
-            tokens=int(turns["prefill_tokens"].sum()),
-            message="In {alone_passes:n} of {prefill_passes:n common step} with a prefill one rank alone "
-            "prefilled. If all ranks prefilled at the same time, the same chunks would take at most "
-            "{saved_ms:ms} ({frac:%} of the busy time) less: at most {most_gain_frac:%} more throughput. "
-            "Requests would wait longer for their first token.",
-            values={"frac": frac},
-            example="{at} of rank {rank:n} prefilled {prefill_tokens:n token} alone, for which the common "
-            "step took {excess_us:us} longer.",
-        )
-    ]
+    yield finding_of(
+        evidence,
+        engine_rank=first.rank,
+        count=alone.height,
+        trials=trial_numbers(alone),
+        severity="warning" if frac >= WARNING_FRAC else "info",
+        engine_ranks=sorted(turns["rank"].unique().to_list()),
+        steps=step_numbers(turns.filter(pl.col("rank") == first.rank)),
+        tokens=int(turns["prefill_tokens"].sum()),
+        message="In {alone_passes:n} of {prefill_passes:n common step} with a prefill one rank alone "
+        "prefilled. If all ranks prefilled at the same time, the same chunks would take at most "
+        "{saved_ms:ms} ({frac:%} of the busy time) less: at most {most_gain_frac:%} more throughput. "
+        "Requests would wait longer for their first token.",
+        values={"frac": frac},
+        example="{at} of rank {rank:n} prefilled {prefill_tokens:n token} alone, for which the common "
+        "step took {excess_us:us} longer.",
+    )
 
 
 RULE = Rule(
     code="balance-candidate",
     summary="ranks in lock-step prefill in different steps; what it could save at most to align them",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
-    find=find,
+    find=_find,
     symptom_of=("prefill-stall",),
 )

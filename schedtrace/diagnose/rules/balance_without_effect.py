@@ -4,11 +4,11 @@ from typing import ClassVar
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, trial_numbers
+from schedtrace.diagnose.rule import Findings, Rule
+from schedtrace.diagnose.rules.common import StepExample, advise, finding_of
 from schedtrace.diagnose.uneven_ranks import CAUSE, balanced
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import MAX_STEPS, Evidence, Finding
+from schedtrace.model.report import MAX_STEPS, Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.pieces import LENGTH_US
@@ -50,11 +50,10 @@ class BalanceWithoutEffect(Evidence, kw_only=True):
         return self.ranks > 1
 
 
-def find(ranks: Ranks) -> list[Finding]:
-    """See ``docs/findings/balance-without-effect.md``."""
+def _find(ranks: Ranks) -> Findings:
     header = ranks.header
     if not balanced(header) or ranks.lockstep or header.data_parallel_size != 1:
-        return []
+        return
     closed = [_closed(ranks.timeline(rank.number)) for rank in ranks.each]
     steps, waited_us = pl.concat([rows for rows, _ in closed]), sum(us for _, us in closed)
     share = waited_us / ranks.requests_us if ranks.requests_us else None
@@ -67,35 +66,32 @@ def find(ranks: Ranks) -> list[Finding]:
         waited_ms=waited_us / 1e3,
         examples=GateExample.first(steps),
     )
-    return [
-        finding_of(
-            evidence,
-            engine_rank=steps["rank"][0] if steps.height else ranks.each[0].number,
-            count=steps.height,
-            trials=trial_numbers(steps),
-            title="Balance scheduling without ranks to balance",
-            verdict=say(
-                "Balance scheduling kept requests waiting for {share:%} of their time, although no rank "
-                "waits for another one here.",
-                share=share or 0.0,
-            ),
-            share_frac=share,
-            cause=CAUSE if steps.height else None,
-            via="source",
-            engine_ranks=sorted(steps["rank"].unique().to_list()),
-            steps=steps["step"].sort().head(MAX_STEPS).to_list(),
-            message="{scheduler_class:code} balances ranks in lock-step, but this run has "
-            "[{several:!}one engine][{several:?}{ranks:n} engines that step independently]. "
-            + (SHUT if evidence.closed_steps else "The gate never closed: it had no effect."),
-            advice=[
-                advise(
-                    "Leave out {scheduler_class:code}: vLLM's own scheduler uses all {seats:n} seats.",
-                    evidence,
-                )
-            ],
-            example="In {at} {running:n} ran and {waiting:n request} waited for {cause:cause}.",
-        )
-    ]
+    yield finding_of(
+        evidence,
+        steps,
+        engine_rank=steps["rank"][0] if steps.height else ranks.each[0].number,
+        title="Balance scheduling without ranks to balance",
+        verdict=say(
+            "Balance scheduling kept requests waiting for {share:%} of their time, although no rank "
+            "waits for another one here.",
+            share=share or 0.0,
+        ),
+        share_frac=share,
+        cause=CAUSE if steps.height else None,
+        via="source",
+        engine_ranks=sorted(steps["rank"].unique().to_list()),
+        steps=steps["step"].sort().head(MAX_STEPS).to_list(),
+        message="{scheduler_class:code} balances ranks in lock-step, but this run has "
+        "[{several:!}one engine][{several:?}{ranks:n} engines that step independently]. "
+        + (SHUT if evidence.closed_steps else "The gate never closed: it had no effect."),
+        advice=[
+            advise(
+                "Leave out {scheduler_class:code}: vLLM's own scheduler uses all {seats:n} seats.",
+                evidence,
+            )
+        ],
+        example="In {at} {running:n} ran and {waiting:n request} waited for {cause:cause}.",
+    )
 
 
 def _closed(timeline: Timeline) -> tuple[pl.DataFrame, int]:
@@ -122,5 +118,5 @@ RULE = Rule(
     summary="balance scheduling is on where there are no ranks in lock-step to balance: it can only cost a "
     "seat",
     needs=frozenset({Fact.CONFIG, Fact.EXITS}),
-    find=find,
+    find=_find,
 )

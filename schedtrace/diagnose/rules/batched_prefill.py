@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule, Threshold, share_frac
+from schedtrace.diagnose.rule import Findings, Rule, Threshold, share_frac
 from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
     batched_tokens,
@@ -11,7 +11,7 @@ from schedtrace.diagnose.rules.allowed_settings import (
 from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Steps
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
@@ -33,15 +33,14 @@ class BatchedPrefill(Evidence, kw_only=True):
     busy_ms: float
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/batched-prefill.md``."""
+def _find(timeline: Timeline) -> Findings:
     steps = together(timeline)
     # Whose first token comes first is nothing to a batch that is judged by its end.
     if timeline.closed_workload or not timeline.requests_us or not can_lower_batched_tokens(timeline):
-        return []
+        return
     others_frac = float(steps["others_us"].sum()) / timeline.requests_us
     if others_frac <= MOST_FRAC:
-        return []
+        return
     prefill = timeline.request_states.filter(pl.col("state") == "prefill")
     worst = steps.sort("others_us", "step", descending=[True, False]).row(0, named=True)
     evidence = BatchedPrefill(
@@ -53,32 +52,30 @@ def find(timeline: Timeline) -> list[Finding]:
         prompts=worst["prompts"],
         busy_ms=worst["busy_us"] / 1e3,
     )
-    return [
-        step_finding(
-            timeline,
-            steps,
-            evidence,
-            title="Prompts are prefilled together",
-            verdict="{prompts:n prompt} were prefilled in one step of {busy_ms:ms}; each had its first token "
-            "only when all were done: {prefill_frac:%} of the requests' time is prefill.",
-            share_frac=others_frac,
-            tokens=int(steps["prefill_tokens"].sum()),
-            message="{steps:n step} completed {mean_prompts:n1} prompts each on average; waiting for the "
-            "others' tokens in the same step took {others_frac:%} of the requests' time ({longest} is "
-            "the longest).",
-            values={"longest": Steps(evidence.step, evidence.step, worst["trial"])},
-            advice=[
-                advise(
-                    "a smaller {option} (now {now:n}) gives the first prompts their token earlier, if a "
-                    "replay of this load shows a value that helps: {command:code}",
-                    option=BATCHED_TOKENS,
-                    now=batched_tokens(timeline),
-                    command="schedtrace analyze --predict",
-                    costs="More steps for the same tokens.",
-                )
-            ],
-        )
-    ]
+    yield step_finding(
+        timeline,
+        steps,
+        evidence,
+        title="Prompts are prefilled together",
+        verdict="{prompts:n prompt} were prefilled in one step of {busy_ms:ms}; each had its first token "
+        "only when all were done: {prefill_frac:%} of the requests' time is prefill.",
+        share_frac=others_frac,
+        tokens=int(steps["prefill_tokens"].sum()),
+        message="{steps:n step} completed {mean_prompts:n1} prompts each on average; waiting for the "
+        "others' tokens in the same step took {others_frac:%} of the requests' time ({longest} is "
+        "the longest).",
+        values={"longest": Steps(evidence.step, evidence.step, worst["trial"])},
+        advice=[
+            advise(
+                "a smaller {option} (now {now:n}) gives the first prompts their token earlier, if a "
+                "replay of this load shows a value that helps: {command:code}",
+                option=BATCHED_TOKENS,
+                now=batched_tokens(timeline),
+                command="schedtrace analyze --predict",
+                costs="More steps for the same tokens.",
+            )
+        ],
+    )
 
 
 def together(timeline: Timeline) -> pl.DataFrame:
@@ -117,6 +114,6 @@ RULE = Rule(
     code="batched-prefill",
     summary="prompts were prefilled in one long step: each had its first token only when all were done",
     needs=frozenset({Fact.TIMES, Fact.LIVES, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     threshold=Threshold(MOST_FRAC, share_frac),
 )

@@ -20,11 +20,6 @@ class BetterSetting(Evidence, kw_only=True):
     """Of the requests' time, or of the run's; None: not known."""
 
 
-def find(_: object) -> list[Finding]:
-    """Nothing: a trace does not tell what another setting would do; ``whatif.advice`` replays that."""
-    return []
-
-
 def finding(
     advice: Advice, gain: Gain | None, settings: dict[str, Any], metric: str, most_frac: float
 ) -> Finding:
@@ -63,10 +58,10 @@ def finding(
     )
 
 
-RULE = Rule(
+RULE: Rule[object] = Rule(
     code="better-setting",
     summary="no other finding proposes it, but a replay of the load with another setting is better "
     "(--predict)",
     needs=frozenset({Fact.TIMES, Fact.LIVES, Fact.REQUESTS}),
-    find=find,
+    find=lambda _: (),  # no trace tells what another setting does: ``whatif.advice`` replays it
 )

@@ -44,8 +44,7 @@ class BlockedBudget(Evidence, kw_only=True):
     examples: list[BlockedStep]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/blocked-budget.md``."""
+def _find(timeline: Timeline) -> list[Finding]:
     blocked = timeline.steps.filter(
         (pl.col("remaining_budget") > 0)
         & (pl.col("num_waiting_after") > 0)
@@ -97,17 +96,10 @@ def _finding(timeline: Timeline, cause: str, limit: str | None, steps: pl.DataFr
 
 def _examples(steps: pl.DataFrame) -> list[BlockedStep]:
     """The three steps in which most waiting work would have fitted."""
-    rows = steps.sort("unused", "step", descending=[True, False]).select(
-        "step",
-        "trial",
-        pl.col("waiting_request").alias("request_id"),
-        pl.col("remaining_budget").alias("budget_left"),
-        "num_waiting_after",
-        "num_running_after",
-        "kv_blocks_free_after",
-        pl.col("waiting_location").alias("location"),
+    rows = steps.with_columns(
+        request_id="waiting_request", budget_left="remaining_budget", location="waiting_location"
     )
-    return BlockedStep.first(rows)
+    return BlockedStep.largest(rows, "unused")
 
 
 def _could_have_used(steps: pl.DataFrame) -> Message:
@@ -126,7 +118,7 @@ RULE = Rule(
     code="blocked-budget",
     summary="token budget was left although requests waited; one finding per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS}),
-    find=find,
+    find=_find,
     symptom_of=(
         "kv-bound",
         "max-num-seqs-bound",

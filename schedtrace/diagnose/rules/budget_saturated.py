@@ -2,11 +2,11 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -29,11 +29,10 @@ class Saturation(Evidence, kw_only=True):
     examples: list[FullStep]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/budget-saturated.md``."""
+def _find(timeline: Timeline) -> Findings:
     full = timeline.steps.filter((pl.col("remaining_budget") == 0) & (pl.col("eligible_after") > 0))
     if full.is_empty():
-        return []
+        return
     known = full["waiting_tokens_after"].drop_nulls().to_list()
     evidence = Saturation(
         mean_waiting=int(full["eligible_after"].sum()) / full.height,
@@ -42,27 +41,25 @@ def find(timeline: Timeline) -> list[Finding]:
         steps_without_block=full.filter(pl.col("kv_blocks_free_after") == 0).height,
         examples=FullStep.largest(full, "num_waiting_after"),
     )
-    return [
-        step_finding(
-            timeline,
-            full,
-            evidence,
-            cause=Cause.TOKEN_BUDGET,
-            tokens=evidence.max_waiting_tokens or 0,
-            message="{steps:n step} of {working:n}{trials} spent the whole token budget while "
-            "{mean_waiting:n1} requests on average waited for tokens[, {max_waiting_tokens:n token} at "
-            "most].",
-            values={"working": timeline.steps.filter(pl.col("total_requests") > 0).height},
-            example="{at} spent {used_tokens:n token} on {total_requests:n request} while "
-            "{num_waiting_after:n request} waited.",
-        )
-    ]
+    yield step_finding(
+        timeline,
+        full,
+        evidence,
+        cause=Cause.TOKEN_BUDGET,
+        tokens=evidence.max_waiting_tokens or 0,
+        message="{steps:n step} of {working:n}{trials} spent the whole token budget while "
+        "{mean_waiting:n1} requests on average waited for tokens[, {max_waiting_tokens:n token} at "
+        "most].",
+        values={"working": timeline.steps.filter(pl.col("total_requests") > 0).height},
+        example="{at} spent {used_tokens:n token} on {total_requests:n request} while "
+        "{num_waiting_after:n request} waited.",
+    )
 
 
 RULE = Rule(
     code="budget-saturated",
     summary="steps spent the whole token budget while requests waited",
     needs=frozenset({Fact.QUEUE}),
-    find=find,
+    find=_find,
     symptom_of=("token-budget-bound", "long-prompt"),
 )

@@ -5,10 +5,10 @@ Only for records without queue lengths: with them, ``arrival-limited`` and ``blo
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -32,31 +32,28 @@ class MissedRequests(Evidence, kw_only=True):
     examples: list[MissedExample]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/budget-underused.md``."""
+def _find(timeline: Timeline) -> Findings:
     if Fact.QUEUE in timeline.facts:
-        return []
+        return
     missed = _missed(timeline)
     if missed.is_empty():
-        return []
-    return [
-        step_finding(
-            timeline,
-            missed,
-            MissedRequests(
-                missed_requests=int(missed["missed_requests"].sum()),
-                examples=MissedExample.largest(missed, "missed_tokens"),
-            ),
-            tokens=int(missed["missed_tokens"].sum()),
-            message="{steps:n step} of {working:n}{trials} left token budget that "
-            "{missed_requests:n request} ({tokens:n token}), new in the next step, would have fitted into. "
-            "This log has no queue lengths: it does not show whether they had not arrived or were refused.",
-            values={"working": timeline.steps.filter(pl.col("total_requests") > 0).height},
-            example="{at} scheduled {total_requests:n} of the {next_total:n request} of {next_step:step} "
-            "({used_tokens:n token}) and left {remaining_budget:n token} of budget"
-            "[; the next step began {gap_ms:ms} later].",
-        )
-    ]
+        return
+    yield step_finding(
+        timeline,
+        missed,
+        MissedRequests(
+            missed_requests=int(missed["missed_requests"].sum()),
+            examples=MissedExample.largest(missed, "missed_tokens"),
+        ),
+        tokens=int(missed["missed_tokens"].sum()),
+        message="{steps:n step} of {working:n}{trials} left token budget that "
+        "{missed_requests:n request} ({tokens:n token}), new in the next step, would have fitted into. "
+        "This log has no queue lengths: it does not show whether they had not arrived or were refused.",
+        values={"working": timeline.steps.filter(pl.col("total_requests") > 0).height},
+        example="{at} scheduled {total_requests:n} of the {next_total:n request} of {next_step:step} "
+        "({used_tokens:n token}) and left {remaining_budget:n token} of budget"
+        "[; the next step began {gap_ms:ms} later].",
+    )
 
 
 def _missed(timeline: Timeline) -> pl.DataFrame:
@@ -100,6 +97,6 @@ RULE = Rule(
     summary="steps left budget that the next step's new requests would have fitted into "
     "(this log does not record why)",
     needs=frozenset({Fact.REQUESTS}),
-    find=find,
+    find=_find,
     symptom_of=("arrival-limited",),
 )

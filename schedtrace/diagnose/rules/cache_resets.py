@@ -2,10 +2,10 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, advise, step_finding
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.charges import CACHE_RESET
 from schedtrace.timeline.timeline import Timeline
 
@@ -38,11 +38,10 @@ class Resets(Evidence, kw_only=True):
         return self.most_times > 1
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/cache-resets.md``."""
+def _find(timeline: Timeline) -> Findings:
     taken = timeline.preemptions.filter(~pl.col("in_schedule"))
     if taken.is_empty() or not timeline.requests_us:
-        return []
+        return
     time_us = int(timeline.charges.filter(pl.col("charge") == CACHE_RESET)["time_us"].sum())
     share = time_us / timeline.requests_us
     each = (
@@ -64,29 +63,27 @@ def find(timeline: Timeline) -> list[Finding]:
         wait_ms=time_us / 1e3,
         examples=Reset.first(each),
     )
-    return [
-        step_finding(
-            timeline,
-            each,
-            evidence,
-            title="Resets of the prefix cache",
-            verdict="{resets:n reset} of the prefix cache took the KV blocks of running requests, which then "
-            "spent {share:%} of the requests' time on computing {lost_tokens:n token} again.",
-            share_frac=share,
-            tokens=evidence.lost_tokens,
-            message="{resets:n reset} preempted {requests:n request}"
-            "[{repeated:?}, {most_request:id} most often ({most_times:n time})]; waiting for the blocks and "
-            "computing again took them {wait_ms:ms}." + ("" if evidence.prefix_keys is None else KEYS),
-            advice=[
-                advise(
-                    "Reset the cache while nothing runs, or without reset_running_requests: it then refuses "
-                    "as long as requests hold blocks."
-                )
-            ],
-            example="before {at} a reset preempted {preempted:n request}.",
-            cost_ms=evidence.wait_ms,
-        )
-    ]
+    yield step_finding(
+        timeline,
+        each,
+        evidence,
+        title="Resets of the prefix cache",
+        verdict="{resets:n reset} of the prefix cache took the KV blocks of running requests, which then "
+        "spent {share:%} of the requests' time on computing {lost_tokens:n token} again.",
+        share_frac=share,
+        tokens=evidence.lost_tokens,
+        message="{resets:n reset} preempted {requests:n request}"
+        "[{repeated:?}, {most_request:id} most often ({most_times:n time})]; waiting for the blocks and "
+        "computing again took them {wait_ms:ms}." + ("" if evidence.prefix_keys is None else KEYS),
+        advice=[
+            advise(
+                "Reset the cache while nothing runs, or without reset_running_requests: it then refuses "
+                "as long as requests hold blocks."
+            )
+        ],
+        example="before {at} a reset preempted {preempted:n request}.",
+        cost_ms=evidence.wait_ms,
+    )
 
 
 RULE = Rule(
@@ -94,6 +91,6 @@ RULE = Rule(
     summary="resets of the prefix cache preempted running requests, which computed again what they had "
     "computed",
     needs=frozenset({Fact.TIMES, Fact.LIVES, Fact.PREEMPTIONS}),
-    find=find,
+    find=_find,
     charges=(CACHE_RESET,),
 )

@@ -1,10 +1,10 @@
 """``client-limited``: the engine waits for its clients, which keep few requests open or send few."""
 
 from schedtrace.diagnose.offered_load import IDLE_FRAC, OfferedLoad, offered_load
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import advise, step_finding
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -23,37 +23,34 @@ class ClientPace(Evidence, kw_only=True):
     working_frac: float
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/client-limited.md``."""
+def _find(timeline: Timeline) -> Findings:
     load = offered_load(timeline)
     if not _waits_for_clients(timeline, load):
-        return []
+        return
     more = "more connections, or a higher concurrency," if load.loop else "a higher request rate,"
     seats = {"seats": timeline.seats} if load.loop else {}
-    return [
-        step_finding(
-            timeline,
-            timeline.steps,
-            ClientPace(
-                clients=None if load.loop is None else load.loop.clients,
-                think_ms=load.think_ms,
-                requests_per_s=load.requests_per_s,
-                tokens_per_s=load.tokens_per_s,
-                working_frac=load.working_frac,
-            ),
-            title="The client sends too little",
-            verdict=say("The client is the limit: " + (ANSWERS if load.loop else TIMES), load, **seats),
-            severity="info",
-            trials=[],
-            steps=[],
-            message=say(
-                "[{loop:?}Each further request followed an answer. ]The pattern is a hint: the trace does "
-                "not see the client.",
-                load,
-            ),
-            advice=[advise(f"{more} to load this engine")],
-        )
-    ]
+    yield step_finding(
+        timeline,
+        timeline.steps,
+        ClientPace(
+            clients=None if load.loop is None else load.loop.clients,
+            think_ms=load.think_ms,
+            requests_per_s=load.requests_per_s,
+            tokens_per_s=load.tokens_per_s,
+            working_frac=load.working_frac,
+        ),
+        title="The client sends too little",
+        verdict=say("The client is the limit: " + (ANSWERS if load.loop else TIMES), load, **seats),
+        severity="info",
+        trials=[],
+        steps=[],
+        message=say(
+            "[{loop:?}Each further request followed an answer. ]The pattern is a hint: the trace does "
+            "not see the client.",
+            load,
+        ),
+        advice=[advise(f"{more} to load this engine")],
+    )
 
 
 def _waits_for_clients(timeline: Timeline, load: OfferedLoad) -> bool:
@@ -66,6 +63,6 @@ RULE = Rule(
     code="client-limited",
     summary="the engine waits for its clients, which keep few requests open or send few",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     quiet=3,
 )

@@ -139,17 +139,29 @@ WORDS = ("title", "verdict", "holder", "message")
 """Fields of ``Finding`` that a template may be given for; for ``example``, too."""
 
 
-def finding_of(evidence: Evidence, *, values: Mapping[str, Any] | None = None, **fields: Any) -> Finding:
+def finding_of(
+    evidence: Evidence,
+    shown: pl.DataFrame | None = None,
+    *,
+    values: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Finding:
     """A recorded fact without a cause, unless ``fields`` say otherwise.
 
     Args:
         evidence: Its figures.
+        shown: A row for each step that shows it, with ``step`` and ``trial``: what ``count``, ``trials`` and
+            ``steps`` are, unless ``fields`` have them.
         values: What templates name beside the fields of the evidence, ``steps`` (``count``), ``tokens`` and
             ``share`` (``share_frac``).
         fields: Of ``Finding``. ``WORDS`` may be templates, and ``example``: of the evidence's first.
             The default of ``severity`` is that of a root cause with this gain and share.
     """
     examples = getattr(evidence, "examples", [])
+    if shown is not None:
+        fields = {"count": shown.height, "trials": trial_numbers(shown), **fields}
+        if "steps" not in fields:
+            fields["steps"] = step_numbers(shown)
     given = {
         "code": "",  # its rule's, which sets it
         "severity": severity_by_weight(fields.get("gain"), fields.get("share_frac")),
@@ -215,7 +227,7 @@ def step_finding(
 
     Args:
         timeline: The engine's trace.
-        shown: A row for each step that shows it, with ``step`` and ``trial``.
+        shown: As for ``finding_of``.
         evidence: Its figures.
         values: As for ``finding_of``; templates may also name ``trials``: in how many it shows, if there are
             several.
@@ -225,17 +237,14 @@ def step_finding(
     cost = cost or Cost()
     given = {
         "engine_rank": timeline.rank,
-        "count": shown.height,
         "trials": trial_numbers(shown),
-        "steps": step_numbers(shown),
         "cost_ms": cost.ms,
         "cost_frac": cost.frac,
         "cost_error_frac": cost.error_frac,
         **fields,
     }
-    return finding_of(
-        evidence, values={"trials": in_trials(timeline, given["trials"]), **(values or {})}, **given
-    )
+    values = {"trials": in_trials(timeline, given["trials"]), **(values or {})}
+    return finding_of(evidence, shown, values=values, **given)
 
 
 def wait_finding(
@@ -307,5 +316,5 @@ def first_examples(kind: type[Example], rows: pl.DataFrame, most: int = 3) -> li
 
 
 def share_of_requests(timeline: Timeline, time_us: float) -> float | None:
-    """This as a share of all requests' time; None where that is not known."""
-    return time_us / timeline.requests_us if timeline.requests_us else None
+    """This as a share of all requests' time, at most 1; None where that is not known."""
+    return min(1.0, time_us / timeline.requests_us) if timeline.requests_us else None

@@ -2,11 +2,11 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.causes import Cap, Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.request_states import refused
 from schedtrace.timeline.spans import until
 from schedtrace.timeline.timeline import Timeline
@@ -36,34 +36,31 @@ class StarvedPrefills(Evidence, kw_only=True):
     examples: list[StarvedStep]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/decode-starves-prefill.md``."""
+def _find(timeline: Timeline) -> Findings:
     starved = starved_steps(timeline)
     if starved.is_empty():
-        return []
+        return
     spent_us = int(starved.select((pl.col("output_us") - pl.col("start_us")).sum()).item() or 0)
     part = spent_us / timeline.busy_us if timeline.busy_us else 0.0
-    return [
-        step_finding(
-            timeline,
-            starved,
-            StarvedPrefills(
-                decode_share_frac=float((starved["decode_tokens"] / starved["token_budget"]).mean() or 0),  # type: ignore[arg-type]  # a column of floats
-                spent_ms=spent_us / 1e3,
-                wait_ms=_waited_us(timeline, starved) / 1e3,
-                examples=StarvedStep.largest(starved, "num_waiting_after"),
-            ),
-            severity="warning" if part >= FELT else "info",
-            cause=Cause.TOKEN_BUDGET,
-            tokens=int(starved["decode_tokens"].sum()),
-            message="{steps:n step}{trials} spent {decode_share_frac:%} of the token budget on decodes on "
-            "average and had too little left for prefills. These steps took {spent_ms:ms}, {part:%} of the "
-            "busy time; requests waited {wait_ms:ms} in total.",
-            values={"part": part},
-            example="{at} gave {decode_tokens:n} of {token_budget:n token} to decodes and {prefill_tokens:n} "
-            "to prefills; {num_waiting_after:n request} waited.",
-        )
-    ]
+    yield step_finding(
+        timeline,
+        starved,
+        StarvedPrefills(
+            decode_share_frac=float((starved["decode_tokens"] / starved["token_budget"]).mean() or 0),  # type: ignore[arg-type]  # a column of floats
+            spent_ms=spent_us / 1e3,
+            wait_ms=_waited_us(timeline, starved) / 1e3,
+            examples=StarvedStep.largest(starved, "num_waiting_after"),
+        ),
+        severity="warning" if part >= FELT else "info",
+        cause=Cause.TOKEN_BUDGET,
+        tokens=int(starved["decode_tokens"].sum()),
+        message="{steps:n step}{trials} spent {decode_share_frac:%} of the token budget on decodes on "
+        "average and had too little left for prefills. These steps took {spent_ms:ms}, {part:%} of the "
+        "busy time; requests waited {wait_ms:ms} in total.",
+        values={"part": part},
+        example="{at} gave {decode_tokens:n} of {token_budget:n token} to decodes and {prefill_tokens:n} "
+        "to prefills; {num_waiting_after:n request} waited.",
+    )
 
 
 def _waited_us(timeline: Timeline, starved: pl.DataFrame) -> int:
@@ -92,6 +89,6 @@ RULE = Rule(
     code="decode-starves-prefill",
     summary="decodes took most of the token budget, so prefills were cut or had to wait",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     symptom_of=("token-budget-bound", "long-prompt", "max-num-seqs-bound"),
 )

@@ -3,10 +3,10 @@
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, finding_of, step_numbers, trial_numbers
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.engine_ranks import Ranks
 
 FOUND_FROM_FRAC = 0.01
@@ -47,10 +47,9 @@ class DummyBatches(Evidence, kw_only=True):
     examples: list[DummyExample]
 
 
-def find(ranks: Ranks) -> list[Finding]:
-    """See ``docs/findings/dummy-batches.md``."""
+def _find(ranks: Ranks) -> Findings:
     if not ranks.lockstep or ranks.passes.is_empty():
-        return []
+        return
     turns = dict(ranks.turns.group_by("rank").len().iter_rows())
     whole_us = ranks.lockstep_us
     each = [
@@ -66,7 +65,7 @@ def find(ranks: Ranks) -> list[Finding]:
     batches, time_ms = sum(one.batches for one in each), sum(one.time_ms for one in each)
     frac = 1e3 * time_ms / (whole_us * len(each))
     if not batches or frac < FOUND_FROM_FRAC:
-        return []
+        return
     gaps = _gaps(ranks)
     most = max(each, key=lambda one: one.time_ms)
     evidence = DummyBatches(
@@ -75,24 +74,22 @@ def find(ranks: Ranks) -> list[Finding]:
         time_ms=time_ms,
         time_frac=frac,
         ranks=each,
-        examples=DummyExample.first(gaps.sort("batches", "step", descending=[True, False])),
+        examples=DummyExample.largest(gaps, "batches"),
     )
-    return [
-        finding_of(
-            evidence,
-            engine_rank=most.rank,
-            steps=step_numbers(gaps.filter(pl.col("rank") == most.rank)),
-            severity="warning" if frac >= WARNING_FRAC else "info",
-            engine_ranks=[one.rank for one in each if one.batches],
-            count=batches,
-            trials=trial_numbers(ranks.turns),
-            message="{steps_frac:%} of the ranks' batches held no request and ran only because other ranks "
-            "had some: {batches:n dummy batch/dummy batches}, {time_frac:%} of the ranks' time. Rank "
-            "{rank:n} ran most of them: {own:n}, {own_frac:%} of its time.",
-            values={"rank": most.rank, "own": most.batches, "own_frac": most.time_frac},
-            example="Before {at} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
-        )
-    ]
+    yield finding_of(
+        evidence,
+        engine_rank=most.rank,
+        steps=step_numbers(gaps.filter(pl.col("rank") == most.rank)),
+        severity="warning" if frac >= WARNING_FRAC else "info",
+        engine_ranks=[one.rank for one in each if one.batches],
+        count=batches,
+        trials=trial_numbers(ranks.turns),
+        message="{steps_frac:%} of the ranks' batches held no request and ran only because other ranks "
+        "had some: {batches:n dummy batch/dummy batches}, {time_frac:%} of the ranks' time. Rank "
+        "{rank:n} ran most of them: {own:n}, {own_frac:%} of its time.",
+        values={"rank": most.rank, "own": most.batches, "own_frac": most.time_frac},
+        example="Before {at} rank {rank:n} ran {batches:n dummy batch/dummy batches} in a row.",
+    )
 
 
 def _gaps(ranks: Ranks) -> pl.DataFrame:
@@ -110,6 +107,6 @@ RULE = Rule(
     code="dummy-batches",
     summary="ranks in lock-step ran batches without a request, only to keep others company",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
-    find=find,
+    find=_find,
     symptom_of=("rank-imbalance",),
 )

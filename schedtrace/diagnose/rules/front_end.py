@@ -3,19 +3,17 @@
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import (
     advise,
     finding_of,
     first_examples,
     severity_by_weight,
     share_of_requests,
-    trial_numbers,
 )
-from schedtrace.diagnose.threads import ThreadShare, saturated, starved, thread_shares
 from schedtrace.model.facts import Fact
-from schedtrace.model.message import Message, joined
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.message import NOTHING, Message, joined
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.ingress import idle_meanwhile_us, is_offline, ways_to_engine
 from schedtrace.timeline.pieces import LENGTH_US
@@ -25,6 +23,17 @@ FOUND_FROM_FRAC = 0.15
 """Of the time to first token, offline of the run: below that it is what every request pays."""
 NOTICED_MS = 50
 """A server's median way: below that, its users notice nothing, however short the rest is."""
+STARVED_FRAC = 0.10
+"""Of the time that a thread was ready: below that, waiting for a processor explains nothing."""
+SATURATED_FRAC = 0.90
+"""Of the time: a thread that runs this much does nothing else."""
+MOST_THREADS = 3
+"""Named in a sentence."""
+NAMES = {
+    "engine": "the engine's thread",
+    "worker": "the worker's main thread",
+    "front_end": "the front end's main thread",
+}
 SERVER_CONTEXT = "OPENAI_API_SERVER"
 
 OFFLINE = (
@@ -35,6 +44,18 @@ SERVED = (
     "Not the scheduler: {share:%} of the time to first token is over before a request is ready for the "
     "engine (front end: tokenizing and sending, p50 {way_ms_p50:ms})."
 )
+
+
+class ThreadShare(msgspec.Struct, kw_only=True):
+    """One thread, from the first to the last time that the trace saw it."""
+
+    role: str
+    """``engine``, ``worker`` or ``front_end``."""
+    pid: int
+    ran_frac: float
+    """Share of the time that it was on a processor."""
+    waited_frac: float
+    """Share of the time that it was ready and had none, of all that it was ready."""
 
 
 class SlowWay(msgspec.Struct, kw_only=True):
@@ -71,33 +92,29 @@ class FrontEndTime(Evidence, kw_only=True):
     """Those with the longest way."""
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/front-end.md``."""
+def _find(timeline: Timeline) -> Findings:
     ways = ways_to_engine(timeline)
     found_frac, share_frac = _shares(timeline, ways)
     if found_frac < FOUND_FROM_FRAC:
-        return []
+        return
     evidence = _evidence(timeline, ways, found_frac)
     unnoticed = not evidence.offline and evidence.way_ms_p50 < NOTICED_MS
-    return [
-        finding_of(
-            evidence,
-            engine_rank=timeline.rank,
-            count=ways.height,
-            trials=trial_numbers(ways),
-            severity="info" if unnoticed else severity_by_weight(None, share_frac),
-            title="Requests are slow to reach the engine",
-            verdict=OFFLINE if evidence.offline else SERVED,
-            values={"share": found_frac},
-            share_frac=share_frac,
-            holder=_holder(evidence),
-            steps=[],
-            message=_parts(evidence),
-            advice=_advice(timeline, evidence),
-            example="{request_id:id} was prepared for the engine {way_us:us} after its arrival, and had its "
-            "first token after {ttft_us:us}.",
-        )
-    ]
+    yield finding_of(
+        evidence,
+        ways,
+        engine_rank=timeline.rank,
+        severity="info" if unnoticed else severity_by_weight(None, share_frac),
+        title="Requests are slow to reach the engine",
+        verdict=OFFLINE if evidence.offline else SERVED,
+        values={"share": found_frac},
+        share_frac=share_frac,
+        holder=_holder(evidence),
+        steps=[],
+        message=_parts(evidence),
+        advice=_advice(timeline, evidence),
+        example="{request_id:id} was prepared for the engine {way_us:us} after its arrival, and had its "
+        "first token after {ttft_us:us}.",
+    )
 
 
 def _shares(timeline: Timeline, ways: pl.DataFrame) -> tuple[float, float]:
@@ -199,9 +216,59 @@ def _more_threads(timeline: Timeline) -> list[Advice]:
     ]
 
 
+def thread_shares(timeline: Timeline) -> list[ThreadShare]:
+    """The threads that ran at all between the first step and the end, that which waited most first.
+
+    One that the trace saw only once in that time is left out.
+    """
+    began = timeline.steps.select(pl.col("start_us").min()).item()
+    seen = timeline.cpu.filter(pl.col("at_us").is_between(began, timeline.end_us)).sort("at_us")
+    span, ran, waited = (
+        pl.col(name).last() - pl.col(name).first() for name in ("at_us", "ran_us", "waited_us")
+    )
+    shares = (
+        seen.group_by("role", "pid", "tid", maintain_order=True)
+        .agg(span=span, ran=ran, waited=waited)
+        .filter((pl.col("span") > 0) & (pl.col("ran") > 0))
+        .select(
+            "role",
+            "pid",
+            ran_frac=pl.col("ran") / pl.col("span"),
+            waited_frac=pl.col("waited") / (pl.col("ran") + pl.col("waited")),
+        )
+        .sort("waited_frac", descending=True, maintain_order=True)
+    )
+    return [ThreadShare(**share) for share in shares.to_dicts()]
+
+
+def starved(shares: list[ThreadShare]) -> Message:
+    """Which threads waited for a processor, the one that waited most first; nothing if none waited long."""
+    short = [share for share in shares if share.waited_frac >= STARVED_FRAC]
+    if not short:
+        return NOTHING
+    others = [
+        say("{thread} {waited_frac:%}", share, thread=NAMES[share.role]) for share in short[1:MOST_THREADS]
+    ]
+    return say(
+        "Processors were short: {thread} waited for one {waited_frac:%} of the time that it was "
+        "ready to run[, {others}].",
+        short[0],
+        thread=NAMES[short[0].role],
+        others=joined(others, ", "),
+    )
+
+
+def saturated(shares: list[ThreadShare]) -> Message:
+    """Whether the front end's main thread ran all the time; nothing if not, or not known."""
+    ran = max((share.ran_frac for share in shares if share.role == "front_end"), default=0.0)
+    if ran < SATURATED_FRAC:
+        return NOTHING
+    return say("The front end's main thread ran {share:%} of the time.", share=min(1.0, ran))
+
+
 RULE = Rule(
     code="front-end",
     summary="requests spent much of their time to first token on their way to the engine",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.LIVES}),
-    find=find,
+    find=_find,
 )

@@ -8,13 +8,13 @@ from typing import Any
 
 import polars as pl
 
+from schedtrace.diagnose.gains import host_us
 from schedtrace.diagnose.offered_load import OfferedLoad, offered_load
 from schedtrace.diagnose.rules.common import RESOLVED_FRAC, advise, wait_finding
 from schedtrace.diagnose.waits import Charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.report import Finding
 from schedtrace.model.say import say
-from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.timeline import Timeline
 
 WORTH_FRAC = 0.05
@@ -81,11 +81,9 @@ def gain_without(timeline: Timeline, waits: Charged, cause: Cause) -> float | No
     model, working = timeline.step_time, timeline.steps.filter(pl.col("total_requests") > 0)
     if model is None or working.is_empty() or not timeline.busy_us:
         return None
-    host = timeline.engine_states.filter(~pl.col("state").is_in(["device", "idle"]))
-    host_us = int(host.select(LENGTH_US.sum()).item() or 0) / working.height
     of_decodes_us = max(model.most_base_us, model.most_decode_base_us)
     base_us = pl.when(pl.col("prefill_tokens") == 0).then(of_decodes_us).otherwise(model.most_base_us)
-    each_us = _saved(timeline, cause) * (base_us + host_us)
+    each_us = _saved(timeline, cause) * (base_us + host_us(timeline) / working.height)
     again_us = int(working["recomputed_tokens"].sum() or 0) * model.per_prefill_token_us
     saved_us = waits.steps.filter(pl.col("total_requests") > 0).select(each_us.sum()).item() + again_us
     return saved_us / (timeline.busy_us - saved_us) if saved_us < timeline.busy_us else None

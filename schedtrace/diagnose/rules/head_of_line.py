@@ -3,7 +3,7 @@
 import polars as pl
 
 from schedtrace.diagnose.kv_blocks import kv_need
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import StepExample, advise, only, wait_finding
 from schedtrace.diagnose.rules.kv_bound import largest_holder
@@ -53,11 +53,10 @@ class HeadOfLine(Evidence, kw_only=True):
         return self.heads - 1
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/head-of-line.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
-        return []
+        return
     heads = refused_heads(timeline).filter(pl.col("cause").is_in([str(cause) for cause in BY_SIZE]))
     passed = behind_head(timeline, heads)
     starts = timeline.steps.select("step", "start_us")
@@ -66,7 +65,7 @@ def find(timeline: Timeline) -> list[Finding]:
     )
     waited = pl.col("left_us").fill_null(timeline.end_us) - pl.col("start_us")
     passed = passed.with_columns(waited_us=waited).sort("waited_us", "step", descending=[True, False])
-    return [_finding(timeline, waits, heads, passed)]
+    yield _finding(timeline, waits, heads, passed)
 
 
 def _finding(timeline: Timeline, waits: Charged, heads: pl.DataFrame, passed: pl.DataFrame) -> Finding:
@@ -178,7 +177,7 @@ RULE = Rule(
     needs=frozenset(
         {Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.BLOCKS, Fact.REQUESTS, Fact.TIMES, Fact.CONFIG}
     ),
-    find=find,
+    find=_find,
     charges=(HEAD_OF_LINE,),
     specific=True,
     proven=(("kv_blocks", "num_gpu_blocks_override"),),

@@ -5,14 +5,13 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.kv_blocks import usable_blocks
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import WAITED, Waited, advise, wait_finding
 from schedtrace.diagnose.waits import charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Count, Steps
-from schedtrace.model.report import Finding
 from schedtrace.timeline.charges import IDLE_HOLDERS
 from schedtrace.timeline.holders import idle_holders
 from schedtrace.timeline.timeline import Timeline
@@ -41,11 +40,10 @@ class IdleHolders(Waited, kw_only=True):
     """Nobody ran, and each of the holders waited for blocks itself."""
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/idle-holders.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
-        return []
+        return
     evidence = IdleHolders.of(waits, blocks_total=timeline.header.kv_blocks_total, **_longest(timeline))
     verdict = (
         "KV blocks of requests that do not run limit this run: {who} kept theirs while requests spent "
@@ -57,25 +55,23 @@ def find(timeline: Timeline) -> list[Finding]:
             "request runs. Requests spent {share:%} of their time waiting for KV blocks."
         )
     room = advise("{space}, as room for all of them", space=kv_space(timeline))
-    return [
-        wait_finding(
-            timeline,
-            waits,
-            title="Requests that do not run keep the KV blocks",
-            verdict=verdict,
-            holder="They kept {idle_blocks:n}[ of {usable:n} usable] blocks for {time_ms:ms} ({stretch}), "
-            "{largest:id} the most ({largest_blocks:n}).",
-            values={
-                "who": Count(evidence.holders, NOUNS[evidence.kind]),
-                "usable": usable_blocks(timeline.header),
-                "stretch": Steps(evidence.first_step, evidence.last_step),
-            },
-            cause=Cause.KV_BLOCKS,
-            message=WAITED,
-            advice=[*([advise(ADVICE[evidence.kind])] if evidence.kind in ADVICE else []), room],
-            evidence=evidence,
-        )
-    ]
+    yield wait_finding(
+        timeline,
+        waits,
+        title="Requests that do not run keep the KV blocks",
+        verdict=verdict,
+        holder="They kept {idle_blocks:n}[ of {usable:n} usable] blocks for {time_ms:ms} ({stretch}), "
+        "{largest:id} the most ({largest_blocks:n}).",
+        values={
+            "who": Count(evidence.holders, NOUNS[evidence.kind]),
+            "usable": usable_blocks(timeline.header),
+            "stretch": Steps(evidence.first_step, evidence.last_step),
+        },
+        cause=Cause.KV_BLOCKS,
+        message=WAITED,
+        advice=[*([advise(ADVICE[evidence.kind])] if evidence.kind in ADVICE else []), room],
+        evidence=evidence,
+    )
 
 
 def _longest(timeline: Timeline) -> dict[str, Any]:
@@ -113,7 +109,7 @@ RULE = Rule(
     code="idle-holders",
     summary="requests that got nothing kept the KV blocks that others waited for, or waited for each other",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS}),
-    find=find,
+    find=_find,
     charges=(IDLE_HOLDERS,),
     specific=True,
 )

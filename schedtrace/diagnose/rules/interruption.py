@@ -157,8 +157,7 @@ class Interruptions(Evidence, kw_only=True):
         return say("{time:ms}", time=self.period_ms or 0)
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/interruption.md``."""
+def _find(timeline: Timeline) -> list[Finding]:
     found = timeline.events
     if found.is_empty() or not timeline.requests_us:
         return []
@@ -254,7 +253,7 @@ RULE = Rule(
     summary="the scheduler was paused, the engine did something else, or some steps took far too long; one "
     "per kind",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.QUEUE}),
-    find=find,
+    find=_find,
     specific=True,
     threshold=Threshold(LEAST_FRAC, share_frac),
 )

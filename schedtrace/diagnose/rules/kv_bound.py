@@ -1,11 +1,10 @@
 """``kv-bound``: requests waited for KV cache space, or computed again what a preemption had thrown away."""
 
-import msgspec
 import polars as pl
 
 from schedtrace.diagnose.gains import RAN, with_more_running
-from schedtrace.diagnose.kv_blocks import Need, group_holdings, kv_need
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.kv_blocks import GroupUse, Need, group_use, kv_need
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import WAITED, LongestWaited, advise
 from schedtrace.diagnose.rules.full_device import limit_finding
@@ -13,7 +12,7 @@ from schedtrace.diagnose.waits import Charged, charged, mean
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Steps
-from schedtrace.model.report import Advice, Evidence, Finding, Gain
+from schedtrace.model.report import Advice, Gain
 from schedtrace.model.say import say
 from schedtrace.timeline.charges import RECOMPUTE
 from schedtrace.timeline.timeline import Timeline
@@ -26,16 +25,6 @@ PREEMPTIONS = (
 WATERMARKS = (0.05, 0.1, 0.2)
 STATE = "Mamba"
 """Groups whose blocks hold a state of fixed size instead of tokens."""
-
-
-class GroupUse(Evidence, kw_only=True):
-    """One KV cache group: what a running request holds of it, and what its tokens would fill."""
-
-    kind: str
-    block_size: int
-    blocks_per_request: float
-    tokens_need_blocks: float
-    share_of_pool: float | None
 
 
 class KvSpace(LongestWaited, kw_only=True):
@@ -73,31 +62,28 @@ class KvSpace(LongestWaited, kw_only=True):
         return (self.blocks_needed or 0) > (self.blocks_free or 0)
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/kv-bound.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
-        return []
+        return
     evidence = _evidence(timeline, waits)
     lost = waits.rows.filter(pl.col("state").is_in(["preempted", "recompute"]))
     again = int(lost["time_us"].sum()) / timeline.requests_us
     thrashing = again > waits.share_frac / 2
-    return [
-        limit_finding(
-            timeline,
-            waits,
-            title="Preemptions: the KV cache is too small for the running requests"
-            if thrashing
-            else "KV cache too small",
-            verdict=_verdict(evidence, again),
-            holder=_holder(evidence),
-            gain=_gain(timeline, waits, evidence),
-            cause=Cause.KV_BLOCKS,
-            message=REFUSALS + (PREEMPTIONS if evidence.preemptions else ""),
-            advice=_advice(timeline, evidence, thrashing=thrashing),
-            evidence=evidence,
-        )
-    ]
+    yield limit_finding(
+        timeline,
+        waits,
+        title="Preemptions: the KV cache is too small for the running requests"
+        if thrashing
+        else "KV cache too small",
+        verdict=_verdict(evidence, again),
+        holder=_holder(evidence),
+        gain=_gain(timeline, waits, evidence),
+        cause=Cause.KV_BLOCKS,
+        message=REFUSALS + (PREEMPTIONS if evidence.preemptions else ""),
+        advice=_advice(timeline, evidence, thrashing=thrashing),
+        evidence=evidence,
+    )
 
 
 def _gain(timeline: Timeline, waits: Charged, evidence: KvSpace) -> Gain | None:
@@ -125,15 +111,9 @@ def _evidence(timeline: Timeline, waits: Charged) -> KvSpace:
         recomputed_frac=recomputed / computed if computed else 0.0,
         mean_budget_left_frac=mean(waits.steps, pl.col("remaining_budget") / pl.col("token_budget")),
         mean_seats_free_frac=mean(waits.steps, seats),
-        groups=_groups(timeline),
+        groups=group_use(timeline) if len(timeline.header.cache_groups) > 1 else [],
         **need.holdings(),
     )
-
-
-def _groups(timeline: Timeline) -> list[GroupUse]:
-    if len(timeline.header.cache_groups) <= 1:
-        return []
-    return msgspec.convert(group_holdings(timeline), list[GroupUse], from_attributes=True)
 
 
 def _of_groups(evidence: KvSpace) -> Message:
@@ -247,7 +227,7 @@ RULE = Rule(
     code="kv-bound",
     summary="requests waited for KV cache space, or were preempted for want of it",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     charges=(str(Cause.KV_BLOCKS), RECOMPUTE),
     proven=(
         ("kv_blocks", "num_gpu_blocks_override"),

@@ -2,11 +2,11 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule, Threshold
+from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
@@ -31,36 +31,33 @@ class LateArrivals(Evidence, kw_only=True):
     examples: list[ShortStep]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/late-arrivals.md``."""
+def _find(timeline: Timeline) -> Findings:
     if not timeline.closed_workload:
-        return []
+        return
     short = short_steps(timeline)
     spent_us = int(short["spent_us"].sum() or 0)
     if not timeline.busy_us or spent_us / timeline.busy_us < FOUND_FROM_FRAC:
-        return []
-    return [
-        step_finding(
-            timeline,
-            short,
-            LateArrivals(
-                spent_ms=spent_us / 1e3,
-                spent_frac=spent_us / timeline.busy_us,
-                handed_over_ms=_handed_over_us(timeline) / 1e3,
-                examples=ShortStep.largest(short, "to_come"),
-            ),
-            cause=Cause.QUEUE_EMPTY,
-            via=str(short["waiting_via"].unique().sort()[0]),
-            tokens=int(short["remaining_budget"].sum()),
-            message="{steps:n step}{trials} ran with tokens and seats to spare and no request waiting, while "
-            "requests of the same trial had not arrived: {spent_ms:ms}, {spent_frac:%} of the busy time. "
-            "They used {used:%} of the budget on average. The front end took {handed_over_ms:ms} to hand "
-            "over the requests of a trial.",
-            values={"used": float(short["use_frac"].sum()) / short.height},
-            example="{at} scheduled {total_requests:n request} with no request waiting and "
-            "{to_come:n request} still to come.",
-        )
-    ]
+        return
+    yield step_finding(
+        timeline,
+        short,
+        LateArrivals(
+            spent_ms=spent_us / 1e3,
+            spent_frac=spent_us / timeline.busy_us,
+            handed_over_ms=_handed_over_us(timeline) / 1e3,
+            examples=ShortStep.largest(short, "to_come"),
+        ),
+        cause=Cause.QUEUE_EMPTY,
+        via=str(short["waiting_via"].unique().sort()[0]),
+        tokens=int(short["remaining_budget"].sum()),
+        message="{steps:n step}{trials} ran with tokens and seats to spare and no request waiting, while "
+        "requests of the same trial had not arrived: {spent_ms:ms}, {spent_frac:%} of the busy time. "
+        "They used {used:%} of the budget on average. The front end took {handed_over_ms:ms} to hand "
+        "over the requests of a trial.",
+        values={"used": float(short["use_frac"].sum()) / short.height},
+        example="{at} scheduled {total_requests:n request} with no request waiting and "
+        "{to_come:n request} still to come.",
+    )
 
 
 def short_steps(timeline: Timeline) -> pl.DataFrame:
@@ -118,7 +115,7 @@ RULE = Rule(
     code="late-arrivals",
     summary="steps were small because the front end was slow to hand requests over",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.EXITS, Fact.LIVES}),
-    find=find,
+    find=_find,
     symptom_of=("arrival-limited",),
     threshold=Threshold(FOUND_FROM_FRAC, lambda finding: getattr(finding.evidence, "spent_frac", None)),
 )

@@ -2,11 +2,11 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, model_cost, step_finding
 from schedtrace.model.causes import Cap
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.timeline import Timeline
 
 THRESHOLD = "long_prefill_token_threshold"
@@ -30,11 +30,10 @@ class CappedChunks(Evidence, kw_only=True):
     examples: list[CappedStep]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/long-prefill-cap.md``."""
+def _find(timeline: Timeline) -> Findings:
     capped = _capped_steps(timeline)
     if capped.is_empty():
-        return []
+        return
     budget, model = timeline.token_budget, timeline.step_time
     of_trials = capped.group_by("trial").agg(pl.col("used_tokens").sum())["used_tokens"]
     fewest = sum(-(-used // budget) for used in of_trials)
@@ -47,29 +46,27 @@ def find(timeline: Timeline) -> list[Finding]:
         examples=CappedStep.first(worst, 1),
     )
     protects = 2 * evidence.shared_steps >= capped.height
-    return [
-        step_finding(
-            timeline,
-            capped,
-            evidence,
-            severity="info" if protects else cost.severity(unknown="warning"),
-            via="source",
-            tokens=int(capped["usable"].sum()),
-            message="{steps:n step}{trials} left {mean_empty_tokens:n} of {budget:n token} unused on average "
-            "({share:%}) because {setting:setting} capped the chunks of prompts that wanted them. Full steps "
-            "would have needed {steps_if_full:n step} for the same work.",
-            example="{at} gave {used_tokens:n token} to {total_requests:n request} and left "
-            "{remaining_budget:n} unused; {requests:n capped request} wanted {withheld:n} more.",
-            values={
-                "budget": budget,
-                "share": evidence.mean_empty_tokens / budget,
-                "setting": THRESHOLD,
-                "total_requests": worst["total_requests"][0],
-                "requests": worst["requests"][0],
-            },
-            cost=cost,
-        )
-    ]
+    yield step_finding(
+        timeline,
+        capped,
+        evidence,
+        severity="info" if protects else cost.severity(unknown="warning"),
+        via="source",
+        tokens=int(capped["usable"].sum()),
+        message="{steps:n step}{trials} left {mean_empty_tokens:n} of {budget:n token} unused on average "
+        "({share:%}) because {setting:setting} capped the chunks of prompts that wanted them. Full steps "
+        "would have needed {steps_if_full:n step} for the same work.",
+        example="{at} gave {used_tokens:n token} to {total_requests:n request} and left "
+        "{remaining_budget:n} unused; {requests:n capped request} wanted {withheld:n} more.",
+        values={
+            "budget": budget,
+            "share": evidence.mean_empty_tokens / budget,
+            "setting": THRESHOLD,
+            "total_requests": worst["total_requests"][0],
+            "requests": worst["requests"][0],
+        },
+        cost=cost,
+    )
 
 
 def _capped_steps(timeline: Timeline) -> pl.DataFrame:
@@ -95,6 +92,6 @@ RULE = Rule(
     code="long-prefill-cap",
     summary="long_prefill_token_threshold cut prompts into small chunks while token budget was left",
     needs=frozenset({Fact.EXITS, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     symptom_of=("long-prompt",),
 )

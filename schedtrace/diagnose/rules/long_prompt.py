@@ -2,13 +2,13 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed, threshold
 from schedtrace.diagnose.rules.common import wait_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.charges import LONG_PROMPT
 from schedtrace.timeline.long_prompts import long_prefills
 from schedtrace.timeline.timeline import Timeline
@@ -33,26 +33,23 @@ class LongPrompt(Evidence, kw_only=True):
         return self.prompts if self.prompts > 1 else 0
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/long-prompt.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
-        return []
-    return [
-        wait_finding(
-            timeline,
-            waits,
-            title="A long prompt monopolizes the token budget",
-            verdict="One prompt took the steps: {request_id:id} ({prompt_tokens:n token}) used "
-            "{prefill_frac:%} of the prefill tokens of {steps:n step} ({time_ms:ms}); "
-            "{requests:n shorter request} waited {mean_wait_ms:ms} on average for it.",
-            cause=Cause.TOKEN_BUDGET,
-            message="{prefill_frac:%} of the prefill tokens of these steps were for it."
-            "[ {like_it:n prompt} of this size did so.]",
-            advice=[replayed(LONG_PREFILL)],
-            evidence=_evidence(timeline, waits),
-        )
-    ]
+        return
+    yield wait_finding(
+        timeline,
+        waits,
+        title="A long prompt monopolizes the token budget",
+        verdict="One prompt took the steps: {request_id:id} ({prompt_tokens:n token}) used "
+        "{prefill_frac:%} of the prefill tokens of {steps:n step} ({time_ms:ms}); "
+        "{requests:n shorter request} waited {mean_wait_ms:ms} on average for it.",
+        cause=Cause.TOKEN_BUDGET,
+        message="{prefill_frac:%} of the prefill tokens of these steps were for it."
+        "[ {like_it:n prompt} of this size did so.]",
+        advice=[replayed(LONG_PREFILL)],
+        evidence=_evidence(timeline, waits),
+    )
 
 
 def _evidence(timeline: Timeline, waits: Charged) -> LongPrompt:
@@ -79,7 +76,7 @@ RULE = Rule(
     code="long-prompt",
     summary="one long prompt took the token budget while far shorter requests waited",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     charges=(LONG_PROMPT,),
     specific=True,
 )

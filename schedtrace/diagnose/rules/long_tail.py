@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
+from schedtrace.diagnose.rule import Findings, Rule, Threshold, cost_frac
 from schedtrace.diagnose.rules.common import advise, severity_by_weight, share_of_requests, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Requests
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -49,19 +49,18 @@ class _OneTail:
         return self.end_us - self.begin_us
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/long-tail.md``."""
+def _find(timeline: Timeline) -> Findings:
     tails, total_us = [], 0
     for trial in timeline.trials():
         tail, run_us = _tail(timeline, trial)
         tails += [tail] if tail is not None else []
         total_us += run_us
     if not tails:
-        return []
+        return
     tail_us = sum(tail.length_us for tail in tails)
     share = tail_us / total_us
     if share < FOUND_FROM_FRAC:
-        return []
+        return
     spent = share_of_requests(timeline, sum(tail.length_us * len(tail.requests) for tail in tails))
     worst = max(tails, key=lambda tail: tail.length_us)
     inside = pl.any_horizontal(pl.col("start_us").is_between(tail.begin_us, tail.end_us) for tail in tails)
@@ -83,34 +82,32 @@ def find(timeline: Timeline) -> list[Finding]:
             "Bound the longest outputs (max_tokens), or have other requests to run meanwhile: the longest "
             "began with the first ones, and no setting of the engine makes its tokens come in parallel."
         )
-    return [
-        step_finding(
-            timeline,
-            steps,
-            evidence,
-            severity=severity_by_weight(None, share),
-            title="A long tail: few requests run alone at the end",
-            verdict="{who} ran alone in the last {share:%} of the run ({tail_ms:ms}): "
-            "{output_tokens:n output token}, where nine tenths of the requests have at most {usual:n}.",
-            share_frac=None if spent is None else min(1.0, spent),
-            tokens=evidence.output_tokens,
-            message="{steps:n step} computed one token for each of {alone:n request} while all other seats "
-            "were free. This is the length of an output, not a limit of the engine.",
-            values={
-                "who": Requests(worst.requests, len(worst.requests)),
-                "share": share,
-                "usual": round(worst.usual_tokens),
-                "alone": len(worst.requests),
-            },
-            advice=[advise(advice)],
-            example=say(
-                "{request:id} wrote {output_tokens:n output token}.", evidence, request=worst.requests[0]
-            ),
-            cost_ms=evidence.tail_ms,
-            cost_frac=share,
-            cost_of="run",
-        )
-    ]
+    yield step_finding(
+        timeline,
+        steps,
+        evidence,
+        severity=severity_by_weight(None, share),
+        title="A long tail: few requests run alone at the end",
+        verdict="{who} ran alone in the last {share:%} of the run ({tail_ms:ms}): "
+        "{output_tokens:n output token}, where nine tenths of the requests have at most {usual:n}.",
+        share_frac=spent,
+        tokens=evidence.output_tokens,
+        message="{steps:n step} computed one token for each of {alone:n request} while all other seats "
+        "were free. This is the length of an output, not a limit of the engine.",
+        values={
+            "who": Requests(worst.requests, len(worst.requests)),
+            "share": share,
+            "usual": round(worst.usual_tokens),
+            "alone": len(worst.requests),
+        },
+        advice=[advise(advice)],
+        example=say(
+            "{request:id} wrote {output_tokens:n output token}.", evidence, request=worst.requests[0]
+        ),
+        cost_ms=evidence.tail_ms,
+        cost_frac=share,
+        cost_of="run",
+    )
 
 
 def _tail(timeline: Timeline, trial: int | None) -> tuple[_OneTail | None, int]:
@@ -159,6 +156,6 @@ RULE = Rule(
     code="long-tail",
     summary="at the end of a run a few requests with far longer outputs ran alone",
     needs=frozenset({Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     threshold=Threshold(FOUND_FROM_FRAC, cost_frac),
 )

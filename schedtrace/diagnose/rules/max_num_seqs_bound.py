@@ -3,11 +3,11 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import peak_requests, with_more_running
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import (
     BATCHED_TOKENS,
-    batched_tokens,
     kv_space,
+    most_seats,
     seats_cost,
     seats_setting,
 )
@@ -17,7 +17,7 @@ from schedtrace.diagnose.waits import Charged, ClassTime, charged, mean, running
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Setting
-from schedtrace.model.report import Advice, Finding
+from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -42,32 +42,29 @@ class Seats(LongestWaited, kw_only=True):
     classes: list[ClassTime]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/max-num-seqs-bound.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *RULE.charges)
     if waits is None:
-        return []
+        return
     evidence = _evidence(timeline, waits)
     advice = _advice(timeline, evidence)
     gain = None
     if advice and advice[0].value is not None:  # else more seats alone gain nothing
         gain = with_more_running(timeline, waits, pl.lit(advice[0].value))
-    return [
-        limit_finding(
-            timeline,
-            waits,
-            title="Too few seats",
-            verdict="{seats:n seat} ({option}) limit this run: requests spent {share:%} of their time "
-            "waiting for one{free}.",
-            values={"option": seats_setting(timeline), "free": _free(evidence)},
-            holder=_holder(evidence),
-            gain=gain,
-            cause=Cause.MAX_NUM_SEQS,
-            message="All seats were taken in {refused_steps:n} of {steps:n step}; " + WAITED,
-            advice=advice,
-            evidence=evidence,
-        )
-    ]
+    yield limit_finding(
+        timeline,
+        waits,
+        title="Too few seats",
+        verdict="{seats:n seat} ({option}) limit this run: requests spent {share:%} of their time "
+        "waiting for one{free}.",
+        values={"option": seats_setting(timeline), "free": _free(evidence)},
+        holder=_holder(evidence),
+        gain=gain,
+        cause=Cause.MAX_NUM_SEQS,
+        message="All seats were taken in {refused_steps:n} of {steps:n step}; " + WAITED,
+        advice=advice,
+        evidence=evidence,
+    )
 
 
 def _evidence(timeline: Timeline, waits: Charged) -> Seats:
@@ -134,14 +131,11 @@ def _holder(evidence: Seats) -> Message:
 
 
 def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
-    setting = seats_setting(timeline)
-    wanted, most = peak_requests(timeline), batched_tokens(timeline)
-    if timeline.active_limit:
-        most = timeline.header.max_num_running_reqs or most
+    wanted, most = peak_requests(timeline), most_seats(timeline)
     fit = evidence.seats_that_fit or wanted
     value = min(wanted, most, fit)
     if value < LEAST_TIMES * timeline.seats:
-        return _other_limit_first(timeline, setting, fit=fit, most=most, wanted=wanted)
+        return _other_limit_first(timeline, fit=fit, most=most, wanted=wanted)
     return [
         advise(
             "{option} {value:n} (now {seats:n}): {wanted:n request} were there at once, the KV cache has "
@@ -149,18 +143,16 @@ def _advice(timeline: Timeline, evidence: Seats) -> list[Advice]:
             seats=timeline.seats,
             wanted=wanted,
             fit=fit,
-            setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
+            setting=timeline.seats_name,
             value=value,
             costs=seats_cost(timeline),
         )
     ]
 
 
-def _other_limit_first(
-    timeline: Timeline, setting: Setting, *, fit: int, most: int, wanted: int
-) -> list[Advice]:
+def _other_limit_first(timeline: Timeline, *, fit: int, most: int, wanted: int) -> list[Advice]:
     """What to widen with the seats where more of them alone do nothing; nothing if no limit is known."""
-    costs = seats_cost(timeline)
+    option, costs = seats_setting(timeline), seats_cost(timeline)
     if fit < LEAST_TIMES * timeline.seats:
         total, value = timeline.header.kv_blocks_total, min(wanted, most)
         blocks = -(-total * value // fit) if total and fit and value > timeline.seats else None
@@ -168,7 +160,7 @@ def _other_limit_first(
             "{space} together with {option}[ {seats_then:n}] (now {seats:n}): at its fullest the KV cache "
             "has room for about {fit:n request}",
             space=kv_space(timeline, blocks),
-            option=setting,
+            option=option,
             seats_then=None if blocks is None else value,
             seats=timeline.seats,
             fit=fit,
@@ -178,7 +170,7 @@ def _other_limit_first(
         advice = advise(
             "a larger {limit} together with {option} (both {seats:n} now): vLLM accepts no more seats",
             limit=Setting("--max-num-seqs") if timeline.active_limit else BATCHED_TOKENS,
-            option=setting,
+            option=option,
             seats=timeline.seats,
             costs=costs,
         )
@@ -191,7 +183,7 @@ RULE = Rule(
     code="max-num-seqs-bound",
     summary="requests waited for a seat (max_num_seqs)",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     charges=(str(Cause.MAX_NUM_SEQS),),
     proven=(
         ("max_num_seqs", "max_num_active_seqs"),

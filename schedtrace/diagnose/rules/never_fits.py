@@ -65,8 +65,7 @@ class NeverFitting(Evidence, kw_only=True):
     examples: list[NeverFits]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/never-fits.md``."""
+def _find(timeline: Timeline) -> list[Finding]:
     never = never_fitting(timeline)
     found = [
         _finding(timeline, str(cause), rows)
@@ -253,7 +252,7 @@ RULE = Rule(
     code="never-fits",
     summary="a request needs more than the engine has in total, so it can never run; one finding per cause",
     needs=frozenset({Fact.REQUESTS, Fact.QUEUE, Fact.EXITS, Fact.LIVES}),
-    find=find,
+    find=_find,
     proven=(
         ("kv_blocks", "max_model_len"),
         ("kv_blocks", "num_gpu_blocks_override"),

@@ -60,14 +60,13 @@ class NoProgress(Evidence, kw_only=True):
 
     requests: int
     unfinished: int
-    recomputed_tokens: int
-    recomputed_frac: float | None
-    holders: list[str]
+    recomputed_tokens: int = 0
+    recomputed_frac: float | None = None
+    holders: list[str] = msgspec.field(default_factory=list)
     examples: list[NoProgressExample]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/no-progress.md``."""
+def _find(timeline: Timeline) -> list[Finding]:
     never = never_fitting(timeline)["request_id"].implode()
     restarted = _not_by_resets(timeline, no_progress(timeline).filter(~pl.col("request_id").is_in(never)))
     parked = ready_but_parked(timeline)
@@ -234,14 +233,7 @@ def _parked(timeline: Timeline, cause: str, rows: pl.DataFrame) -> Finding:
     examples = first_examples(NoProgressExample, known.with_columns(parked_ms=pl.col("parked_us") / 1e3))
     worst: NoProgressExample = examples[0]
     return finding_of(
-        NoProgress(
-            requests=rows.height,
-            unfinished=unended,
-            recomputed_tokens=0,
-            recomputed_frac=None,
-            holders=[],
-            examples=examples,
-        ),
+        NoProgress(requests=rows.height, unfinished=unended, examples=examples),
         engine_rank=timeline.rank,
         trials=trial_numbers(rows),
         severity="critical" if unended else "warning",
@@ -274,7 +266,7 @@ RULE = Rule(
     code="no-progress",
     summary="requests computed the same tokens again and again, or were ready and stayed parked",
     needs=frozenset({Fact.REQUESTS, Fact.QUEUE, Fact.EXITS, Fact.LIVES, Fact.PREEMPTIONS}),
-    find=find,
+    find=_find,
     proven=(
         ("kv_blocks", "max_num_seqs"),
         ("kv_blocks", "scheduler_reserve_full_isl"),

@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import CHARGED, Rule
+from schedtrace.diagnose.rule import CHARGED, Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens
 from schedtrace.diagnose.rules.common import LongestWaited, advise, wait_finding
 from schedtrace.diagnose.rules.token_budget_bound import more_batched_tokens
@@ -10,10 +10,11 @@ from schedtrace.diagnose.waits import Charged, charged, mean, steps_inside
 from schedtrace.model.causes import ASKED_FOR, CAUSES, Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Advice, Finding
+from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.model.vocabulary import advice, reason
 from schedtrace.timeline.charges import CHARGES as NAMED
+from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 
@@ -124,7 +125,7 @@ def _loads(timeline: Timeline) -> Message:
     return say(
         "{loads:n KV load} began and took {median:us} (median)[; {pending:n} never arrived].",
         loads=took.height,
-        median=float(took["us"].median() or 0),  # type: ignore[arg-type]  # integers
+        median=median(took["us"]),
         pending=took["over_us"].null_count(),
     )
 
@@ -137,45 +138,42 @@ class LimitWait(LongestWaited, kw_only=True):
     mean_budget_left_frac: float | None
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/other-limit.md``."""
+def _find(timeline: Timeline) -> Findings:
     known = {*NAMED, *CHARGED}
     causes = [cause for cause in timeline.charges["charge"].unique().sort().to_list() if cause not in known]
-    return [finding for cause in causes for finding in _find(timeline, cause)]
+    for cause in causes:
+        yield from _of_cause(timeline, cause)
 
 
-def _find(timeline: Timeline, cause: str) -> list[Finding]:
+def _of_cause(timeline: Timeline, cause: str) -> Findings:
     waits = charged(timeline, cause)
     if waits is None:
-        return []
+        return
     title = CAUSES[cause].entry.title if cause in CAUSES else ""
     known = timeline.exits.filter((pl.col("cause") == cause) & pl.col("refusal"))
     detail = known["detail"].drop_nulls().mode().sort().to_list()[:1] or [None]
     stalls = (waits.rows["state"] == "stalled").all()
     why = reason(timeline.header, loop="running" if stalls else "waiting", cause=cause, detail=detail[0])
-    return [
-        wait_finding(
-            timeline,
+    yield wait_finding(
+        timeline,
+        waits,
+        title=title or "Waiting for {cause:cause}",
+        verdict="Requests spent {share:%} of their time waiting because {why} ({cause:cause})."
+        if known.height
+        else "Requests spent {share:%} of their time waiting for something that the trace does not record.",
+        holder=_guard(known) if cause == Cause.OTHER else holder_of(timeline, cause, waits),
+        cause=cause,
+        message="{refused_steps:n} of {steps:n step} refused or passed over a request for it; "
+        "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
+        values={"cause": cause, "why": why},
+        advice=_advice(timeline, cause, detail[0]) if known.height else [],
+        evidence=LimitWait.of(
             waits,
-            title=title or "Waiting for {cause:cause}",
-            verdict="Requests spent {share:%} of their time waiting because {why} ({cause:cause})."
-            if known.height
-            else "Requests spent {share:%} of their time waiting for something that the trace does not "
-            "record.",
-            holder=_guard(known) if cause == Cause.OTHER else holder_of(timeline, cause, waits),
-            cause=cause,
-            message="{refused_steps:n} of {steps:n step} refused or passed over a request for it; "
-            "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
-            values={"cause": cause, "why": why},
-            advice=_advice(timeline, cause, detail[0]) if known.height else [],
-            evidence=LimitWait.of(
-                waits,
-                refused_steps=known["step"].n_unique(),
-                steps=timeline.steps.height,
-                mean_budget_left_frac=mean(waits.steps, pl.col("remaining_budget") / pl.col("token_budget")),
-            ),
-        )
-    ]
+            refused_steps=known["step"].n_unique(),
+            steps=timeline.steps.height,
+            mean_budget_left_frac=mean(waits.steps, pl.col("remaining_budget") / pl.col("token_budget")),
+        ),
+    )
 
 
 def _guard(known: pl.DataFrame) -> Message:
@@ -236,7 +234,7 @@ RULE = Rule(
     summary="requests waited for another limit: LoRA slots, a grammar, a KV transfer, the encoder, ...; one "
     "per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     proven=(
         ("chunked_prefill_off", "enable_chunked_prefill"),
         ("encoder_budget", "max_num_batched_tokens"),

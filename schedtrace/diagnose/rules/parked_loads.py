@@ -2,14 +2,13 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
 from schedtrace.diagnose.rules.common import Waited, advise, wait_finding
 from schedtrace.diagnose.waits import charged, mean
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING
-from schedtrace.model.report import Finding
 from schedtrace.timeline.charges import PARKED_LOADS
 from schedtrace.timeline.spans import level
 from schedtrace.timeline.timeline import Timeline
@@ -26,11 +25,10 @@ class ParkedLoads(Waited, kw_only=True):
     oldest_ms: float | None
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/parked-loads.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, PARKED_LOADS)
     if waits is None:
-        return []
+        return
     evidence = ParkedLoads.of(
         waits,
         parked=mean(waits.steps, pl.col("kv_loads_parked")),
@@ -43,38 +41,36 @@ def find(timeline: Timeline) -> list[Finding]:
         "Parked requests held {parked_blocks:n} of {usable:n} usable blocks at most"
         "[; the longest load took {oldest_ms:ms}]."
     )
-    return [
-        wait_finding(
-            timeline,
-            waits,
-            evidence=evidence,
-            title="KV transfers hold the cache",
-            verdict="KV blocks held for transfers limit this run: requests spent {share:%} of their time "
-            "waiting for KV blocks while {mean_parked:n request} waited for KV from elsewhere and "
-            "{mean_running:n} ran.",
-            holder=NOTHING if evidence.parked_blocks is None else held,
-            cause=Cause.REMOTE_KV_PENDING,
-            message="{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}). Why "
-            "the other side is not ready is not known in this process: its own trace, matched by the "
-            "transfer, would show it.",
-            values={
-                "mean_parked": round(evidence.parked or 0),
-                "mean_running": round(evidence.running or 0),
-                "usable": total - 1 if total else None,
-            },
-            advice=[
-                advise("look at the KV connector's other side: its transfers take too long"),
-                advise(
-                    "{space}: {blocks:n block} instead of {total:n}, as room for parked requests",
-                    setting="num_gpu_blocks_override",
-                    value=2 * total or None,
-                    space=kv_space(timeline, 2 * total or None),
-                    blocks=2 * total,
-                    total=total,
-                ),
-            ],
-        )
-    ]
+    yield wait_finding(
+        timeline,
+        waits,
+        evidence=evidence,
+        title="KV transfers hold the cache",
+        verdict="KV blocks held for transfers limit this run: requests spent {share:%} of their time "
+        "waiting for KV blocks while {mean_parked:n request} waited for KV from elsewhere and "
+        "{mean_running:n} ran.",
+        holder=NOTHING if evidence.parked_blocks is None else held,
+        cause=Cause.REMOTE_KV_PENDING,
+        message="{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}). Why "
+        "the other side is not ready is not known in this process: its own trace, matched by the "
+        "transfer, would show it.",
+        values={
+            "mean_parked": round(evidence.parked or 0),
+            "mean_running": round(evidence.running or 0),
+            "usable": total - 1 if total else None,
+        },
+        advice=[
+            advise("look at the KV connector's other side: its transfers take too long"),
+            advise(
+                "{space}: {blocks:n block} instead of {total:n}, as room for parked requests",
+                setting="num_gpu_blocks_override",
+                value=2 * total or None,
+                space=kv_space(timeline, 2 * total or None),
+                blocks=2 * total,
+                total=total,
+            ),
+        ],
+    )
 
 
 def _parked(timeline: Timeline) -> dict[str, float | None]:
@@ -100,7 +96,7 @@ RULE = Rule(
     code="parked-loads",
     summary="requests that wait for KV blocks from elsewhere held the KV cache",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES, Fact.BLOCKS}),
-    find=find,
+    find=_find,
     charges=(PARKED_LOADS,),
     specific=True,
     proven=(("remote_kv_pending", "num_gpu_blocks_override"),),

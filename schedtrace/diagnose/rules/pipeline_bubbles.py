@@ -3,12 +3,12 @@
 import polars as pl
 
 from schedtrace.diagnose.batches_in_flight import Cohort, cohorts, cycles, even_cycle_frac
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import batched_tokens, smallest_batched_tokens
-from schedtrace.diagnose.rules.common import StepExample, advise, listed, step_finding
+from schedtrace.diagnose.rules.common import StepExample, advise, listed, share_of_requests, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Requests, Steps
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -41,62 +41,58 @@ class PipelineBubbles(Evidence, kw_only=True):
     examples: list[Cycle]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/pipeline-bubbles.md``."""
+def _find(timeline: Timeline) -> Findings:
     stages, depth = timeline.header.pipeline_parallel_size, timeline.header.batches_in_flight
     if not stages or not depth or min(stages, depth) < 2:  # noqa: PLR2004  # no pipeline
-        return []
+        return
     every = cycles(timeline, depth)
     uneven = every.filter(pl.col("largest") > pl.col("best"))
     requests, largest = int(uneven["requests"].sum()), int(uneven["largest"].sum())
     frac = 1 - requests / depth / largest if largest else 0.0
     if frac < UNEVEN_FRAC or 2 * uneven.height < every.height:
-        return []
+        return
     left = even_cycle_frac(every, uneven)
     found = cohorts(timeline, uneven, depth)
     examples = Cycle.largest(uneven, "largest")
-    return [
-        step_finding(
-            timeline,
-            uneven,
-            PipelineBubbles(
-                stages=stages,
-                depth=depth,
-                cycles=every.height,
-                uneven_cycles=uneven.height,
-                unevenness_frac=frac,
-                cohorts=found,
-                most_gain_frac=largest / int(uneven["best"].sum()) - 1,
-                examples=examples,
-            ),
-            title="Uneven batches in the pipeline",
-            verdict="The {depth:n} batches in flight hold {means} requests on average; the pipeline runs at "
-            "the pace of the largest[: even batches would take {saved:%} less time].",
-            share_frac=_share(timeline, uneven, left),
-            holder=_holder(found),
-            message="In {uneven_cycles:n} of {cycles:n cycle} without prefill a batch was larger than an "
-            "even share; on average the batches lack {unevenness_frac:%} of the largest one. Even batches "
-            "would finish at most {most_gain_frac:%} more tokens a second[, by the lengths of cycles with "
-            "smaller largest batches about {gain:%}]. Times of single stages are not in the trace.",
-            values={
-                "means": listed([say("{mean_requests:n1}", cohort) for cohort in found]),
-                "saved": None if left is None else 1 - left,
-                "gain": 1 / left - 1 if left else None,
-                "counts": listed([say("{size:n}", size=size) for size in examples[0].sizes]),
-            },
-            advice=_advice(timeline, depth),
-            example="{span} held {counts} requests and took {cycle_us:us}.",
-        )
-    ]
+    yield step_finding(
+        timeline,
+        uneven,
+        PipelineBubbles(
+            stages=stages,
+            depth=depth,
+            cycles=every.height,
+            uneven_cycles=uneven.height,
+            unevenness_frac=frac,
+            cohorts=found,
+            most_gain_frac=largest / int(uneven["best"].sum()) - 1,
+            examples=examples,
+        ),
+        title="Uneven batches in the pipeline",
+        verdict="The {depth:n} batches in flight hold {means} requests on average; the pipeline runs at "
+        "the pace of the largest[: even batches would take {saved:%} less time].",
+        share_frac=_share(timeline, uneven, left),
+        holder=_holder(found),
+        message="In {uneven_cycles:n} of {cycles:n cycle} without prefill a batch was larger than an "
+        "even share; on average the batches lack {unevenness_frac:%} of the largest one. Even batches "
+        "would finish at most {most_gain_frac:%} more tokens a second[, by the lengths of cycles with "
+        "smaller largest batches about {gain:%}]. Times of single stages are not in the trace.",
+        values={
+            "means": listed([say("{mean_requests:n1}", cohort) for cohort in found]),
+            "saved": None if left is None else 1 - left,
+            "gain": 1 / left - 1 if left else None,
+            "counts": listed([say("{size:n}", size=size) for size in examples[0].sizes]),
+        },
+        advice=_advice(timeline, depth),
+        example="{span} held {counts} requests and took {cycle_us:us}.",
+    )
 
 
 def _share(timeline: Timeline, uneven: pl.DataFrame, left: float | None) -> float | None:
     """Share of the requests' time that even batches would save; each request waits for whole cycles."""
-    total_us = timeline.requests_us
-    if left is None or not total_us:
+    if left is None:
         return None
     felt_us = int(uneven.select((pl.col("cycle_us") * pl.col("requests")).sum()).item())
-    return float(min(1.0, felt_us * (1 - left) / total_us))
+    return share_of_requests(timeline, felt_us * (1 - left))
 
 
 def _holder(found: list[Cohort]) -> Message:
@@ -137,7 +133,7 @@ RULE = Rule(
     code="pipeline-bubbles",
     summary="the batches in flight of a pipeline differ in size, so its stages wait for the largest",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
-    find=find,
+    find=_find,
     quiet=1,
     proven=((None, "max_num_batched_tokens"),),
 )

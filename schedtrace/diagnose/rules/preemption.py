@@ -3,12 +3,12 @@
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -54,11 +54,10 @@ class Preemptions(Evidence, kw_only=True):
     examples: list[PreemptionExample]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/preemption.md``."""
+def _find(timeline: Timeline) -> Findings:
     lost = timeline.preemptions.filter(pl.col("in_schedule"))
     if lost.is_empty():
-        return []
+        return
     repeated = repeat_victims(lost)
     recomputed = int(timeline.steps["recomputed_tokens"].sum())
     computed = int(timeline.steps["used_tokens"].sum())
@@ -73,21 +72,19 @@ def find(timeline: Timeline) -> list[Finding]:
         computed_tokens=computed,
         examples=PreemptionExample.largest(lost, "lost_tokens"),
     )
-    return [
-        step_finding(
-            timeline,
-            lost,
-            evidence,
-            severity="critical" if part >= CRITICAL_RECOMPUTE_FRAC else "warning",
-            cause=Cause.KV_BLOCKS,
-            tokens=evidence.lost_tokens,
-            message="{steps:n preemption}{trials} discarded {lost_tokens:n computed token} of "
-            "{victims:n request}{repeated}. vLLM computed {recomputed_tokens:n token} again, {part:%} of all "
-            "tokens computed.",
-            values={"repeated": repeatedly(repeated), "part": part},
-            example="{at} preempted {request_id:id} {whom}, which discarded {lost_tokens:n computed token}.",
-        )
-    ]
+    yield step_finding(
+        timeline,
+        lost,
+        evidence,
+        severity="critical" if part >= CRITICAL_RECOMPUTE_FRAC else "warning",
+        cause=Cause.KV_BLOCKS,
+        tokens=evidence.lost_tokens,
+        message="{steps:n preemption}{trials} discarded {lost_tokens:n computed token} of "
+        "{victims:n request}{repeated}. vLLM computed {recomputed_tokens:n token} again, {part:%} of all "
+        "tokens computed.",
+        values={"repeated": repeatedly(repeated), "part": part},
+        example="{at} preempted {request_id:id} {whom}, which discarded {lost_tokens:n computed token}.",
+    )
 
 
 def repeat_victims(lost: pl.DataFrame) -> list[RepeatVictim]:
@@ -107,6 +104,6 @@ RULE = Rule(
     code="preemption",
     summary="running requests lost their KV blocks and had to compute again",
     needs=frozenset({Fact.PREEMPTIONS}),
-    find=find,
+    find=_find,
     symptom_of=("kv-bound", "no-progress"),
 )

@@ -5,12 +5,12 @@ from typing import Any
 import polars as pl
 
 from schedtrace.diagnose.cache_use import resumptions, steps_of_a_block
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, prefill_cost, step_finding
 from schedtrace.diagnose.rules.preemption import MOST_VICTIMS, RepeatVictim, repeat_victims, repeatedly
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.timeline.timeline import Timeline
 
 OFTEN = 3
@@ -50,39 +50,36 @@ class Storm(Evidence, kw_only=True):
     examples: list[StormExample]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/preemption-storm.md``."""
+def _find(timeline: Timeline) -> Findings:
     lost = resumptions(timeline)
     if lost.is_empty():
-        return []
+        return
     repeated = repeat_victims(lost)
     recomputed = int(timeline.steps["recomputed_tokens"].sum())
     prefill = int((timeline.steps["used_tokens"] - timeline.steps["decode_tokens"]).sum())
     part = recomputed / max(1, prefill, recomputed)
     often = bool(repeated) and repeated[0].times >= OFTEN
     if not often and (lost.height < FEWEST_PREEMPTIONS or part < MUCH_FRAC):
-        return []
+        return
     cost = prefill_cost(timeline, recomputed)
     severity = cost.severity(unknown="warning")
-    return [
-        step_finding(
-            timeline,
-            lost,
-            _evidence(timeline, lost, repeated, recomputed=recomputed, part=part),
-            severity="warning" if severity == "info" else severity,
-            cause=Cause.KV_BLOCKS,
-            tokens=recomputed,
-            message="{steps:n preemption}{trials} hit {victims:n request}{repeated}. {cycles:n} came within "
-            "{cycle_steps:n step} of admission. vLLM computed {recomputed_tokens:n token} again, "
-            "{recomputed_frac:%} of all prefill. The first was in {first_step:step} with "
-            "{first_running:n request} running[ and {first_used_frac:%} of the KV cache in use].",
-            values={"repeated": repeatedly(repeated)},
-            example="{at} preempted {request_id:id}[ (its preemption number {num_preemptions:n})][ "
-            "{lasted_steps:n step} after its admission]: it lost {lost_tokens:n computed token} and was away "
-            "for {away_us:us}.",
-            cost=cost,
-        )
-    ]
+    yield step_finding(
+        timeline,
+        lost,
+        _evidence(timeline, lost, repeated, recomputed=recomputed, part=part),
+        severity="warning" if severity == "info" else severity,
+        cause=Cause.KV_BLOCKS,
+        tokens=recomputed,
+        message="{steps:n preemption}{trials} hit {victims:n request}{repeated}. {cycles:n} came within "
+        "{cycle_steps:n step} of admission. vLLM computed {recomputed_tokens:n token} again, "
+        "{recomputed_frac:%} of all prefill. The first was in {first_step:step} with "
+        "{first_running:n request} running[ and {first_used_frac:%} of the KV cache in use].",
+        values={"repeated": repeatedly(repeated)},
+        example="{at} preempted {request_id:id}[ (its preemption number {num_preemptions:n})][ "
+        "{lasted_steps:n step} after its admission]: it lost {lost_tokens:n computed token} and was away "
+        "for {away_us:us}.",
+        cost=cost,
+    )
 
 
 def _evidence(
@@ -119,14 +116,13 @@ def _examples(lost: pl.DataFrame, repeated: list[RepeatVictim]) -> list[StormExa
     """The longest absences, of those hit most often if any was hit again."""
     most = [victim.request_id for victim in repeated if victim.times == repeated[0].times]
     shown = lost.filter(pl.col("request_id").is_in(most)) if most else lost
-    rows = shown.sort("away_us", "step", descending=[True, False])
-    return StormExample.first(rows)
+    return StormExample.largest(shown, "away_us")
 
 
 RULE = Rule(
     code="preemption-storm",
     summary="the same requests were preempted again and again, or much of the prefill was done twice",
     needs=frozenset({Fact.PREEMPTIONS, Fact.REQUESTS, Fact.BLOCKS, Fact.TIMES}),
-    find=find,
+    find=_find,
     symptom_of=("kv-bound", "no-progress"),
 )

@@ -3,14 +3,13 @@
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import StepExample, advise, finding_of, trial_numbers
 from schedtrace.diagnose.uneven_ranks import SCHEDULER_CLASS, balanced, prefill_interval
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import MAX_STEPS, Advice, Evidence, Finding
+from schedtrace.model.report import MAX_STEPS, Advice, Evidence
 from schedtrace.model.say import say
-from schedtrace.timeline.engine_ranks import Ranks
-from schedtrace.timeline.prefill_stalls import PrefillStalls
+from schedtrace.timeline.engine_ranks import PrefillStalls, Ranks
 from schedtrace.timeline.rank import PASS
 
 FOUND_FROM_FRAC = 0.01
@@ -66,17 +65,16 @@ class PrefillStall(Evidence, kw_only=True):
     examples: list[StallExample]
 
 
-def find(ranks: Ranks) -> list[Finding]:
-    """See ``docs/findings/prefill-stall.md``."""
+def _find(ranks: Ranks) -> Findings:
     stalls = ranks.prefill_stalls
     if stalls is None or stalls.stalled.is_empty():
-        return []
+        return
     stalling = stalls.stalling
     stalled_us = float(stalling["excess_us"].sum())
     noise_us = stalls.noise_us * stalling.height**0.5
     frac = stalled_us / ranks.passes_us
     if frac < FOUND_FROM_FRAC or stalled_us < RESOLVED * noise_us:
-        return []
+        return
     blamed = _blamed(stalls, stalling)
     evidence = PrefillStall(
         passes=ranks.passes.height,
@@ -92,40 +90,38 @@ def find(ranks: Ranks) -> list[Finding]:
     worst = max(evidence.ranks, key=lambda one: one.stalled_others_ms)
     others = [one for one in evidence.ranks if one.rank != worst.rank]
     held = max(others, key=lambda one: one.stalled_ms)
-    return [
-        finding_of(
-            evidence,
-            title="Ranks wait for each other's prefills",
-            verdict="Ranks in lock-step wait for each other's prefills: in {stalled_passes:n} of "
-            "{passes:n common step} a rank only decoded while another one prefilled, which cost "
-            "{stalled_ms:ms}, {stalled_frac:%} of the busy time.",
-            share_frac=_share(ranks, stalls),
-            holder=say(
-                "Prefills of rank {worst:n} held the others up for {held_up:ms}; rank {rank:n} waited "
-                "longest, {stalled_ms:ms} in {stalled_passes:n step}.",
-                held,
-                worst=worst.rank,
-                held_up=worst.stalled_others_ms,
-            ),
-            engine_rank=worst.rank,
-            engine_ranks=[one.rank for one in evidence.ranks if one.stalled_passes],
-            count=stalling.height,
-            trials=trial_numbers(stalling),
-            steps=blamed.filter(pl.col("rank") == worst.rank)["step"].sort().head(MAX_STEPS).to_list(),
-            tokens=int(stalls.own["prefill_tokens"].sum()),
-            message="In {prefill_passes:n} of {passes:n common step} a rank prefilled, on average "
-            "{mean_prefilling:n1} of {all:n rank} at the same time. In {stalled_passes:n} of these another "
-            "rank only decoded; such a step took {mean_ms:ms} longer than one without prefill.",
-            values={"all": len(ranks.each), "mean_ms": evidence.stalled_ms / evidence.stalled_passes},
-            advice=_advice(ranks),
-            example="{at} of rank {rank:n} prefilled {prefill_tokens:n token} and held "
-            "{stalled_ranks:n other rank} up: the common step took {pass_us:us}, {excess_us:us} of that for "
-            "the prefill.",
-            cost_ms=evidence.stalled_ms,
-            cost_frac=frac,
-            cost_error_frac=noise_us / stalled_us,
-        )
-    ]
+    yield finding_of(
+        evidence,
+        title="Ranks wait for each other's prefills",
+        verdict="Ranks in lock-step wait for each other's prefills: in {stalled_passes:n} of "
+        "{passes:n common step} a rank only decoded while another one prefilled, which cost "
+        "{stalled_ms:ms}, {stalled_frac:%} of the busy time.",
+        share_frac=_share(ranks, stalls),
+        holder=say(
+            "Prefills of rank {worst:n} held the others up for {held_up:ms}; rank {rank:n} waited "
+            "longest, {stalled_ms:ms} in {stalled_passes:n step}.",
+            held,
+            worst=worst.rank,
+            held_up=worst.stalled_others_ms,
+        ),
+        engine_rank=worst.rank,
+        engine_ranks=[one.rank for one in evidence.ranks if one.stalled_passes],
+        count=stalling.height,
+        trials=trial_numbers(stalling),
+        steps=blamed.filter(pl.col("rank") == worst.rank)["step"].sort().head(MAX_STEPS).to_list(),
+        tokens=int(stalls.own["prefill_tokens"].sum()),
+        message="In {prefill_passes:n} of {passes:n common step} a rank prefilled, on average "
+        "{mean_prefilling:n1} of {all:n rank} at the same time. In {stalled_passes:n} of these another "
+        "rank only decoded; such a step took {mean_ms:ms} longer than one without prefill.",
+        values={"all": len(ranks.each), "mean_ms": evidence.stalled_ms / evidence.stalled_passes},
+        advice=_advice(ranks),
+        example="{at} of rank {rank:n} prefilled {prefill_tokens:n token} and held "
+        "{stalled_ranks:n other rank} up: the common step took {pass_us:us}, {excess_us:us} of that for "
+        "the prefill.",
+        cost_ms=evidence.stalled_ms,
+        cost_frac=frac,
+        cost_error_frac=noise_us / stalled_us,
+    )
 
 
 def _blamed(stalls: PrefillStalls, stalling: pl.DataFrame) -> pl.DataFrame:
@@ -212,5 +208,5 @@ RULE = Rule(
     code="prefill-stall",
     summary="ranks in lock-step that only decoded waited for another rank's prefill",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
-    find=find,
+    find=_find,
 )

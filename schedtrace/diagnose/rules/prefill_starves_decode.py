@@ -4,13 +4,13 @@ from typing import Any
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule, Threshold
+from schedtrace.diagnose.rule import Findings, Rule, Threshold
 from schedtrace.diagnose.rules.allowed_settings import LONG_PREFILL, replayed
 from schedtrace.diagnose.rules.arrival_limited import late_requests
-from schedtrace.diagnose.rules.common import StepExample, step_finding
+from schedtrace.diagnose.rules.common import StepExample, share_of_requests, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
@@ -44,17 +44,16 @@ class Stretch(Evidence, kw_only=True):
     examples: list[StretchedStep]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/prefill-starves-decode.md``."""
+def _find(timeline: Timeline) -> Findings:
     decoding = timeline.steps.filter((pl.col("decode_tokens") > 0) & (pl.col("busy_us") > 0))
     all_us = _waited_us(decoding)
     # No step is stretched by more than its time: below the threshold, the slow model need not be asked.
     if not all_us or _waited_us(decoding.filter(pl.col("prefill_tokens") > 0)) / all_us < FOUND_FROM_FRAC:
-        return []
+        return
     mixed = stretched_steps(timeline)
     stretch_us = float((mixed["stretch_us"] * mixed["decode_tokens"]).sum() or 0)
     if stretch_us / all_us < FOUND_FROM_FRAC:
-        return []
+        return
     evidence = Stretch(
         stretch_frac=stretch_us / all_us,
         mean_stretch_us=float(mixed["stretch_us"].sum()) / mixed.height,
@@ -66,33 +65,30 @@ def find(timeline: Timeline) -> list[Finding]:
     severity = "critical" if evidence.stretch_frac >= CRITICAL_FROM_FRAC else "warning"
     root: dict[str, Any] = {"severity": severity}
     if _interrupts(evidence) and not _of_late(timeline, mixed):
-        share = stretch_us / timeline.requests_us if timeline.requests_us else None
         root = {
             "title": "Large prefill chunks interrupt the decodes",
             "verdict": "Prefill chunks interrupt the decodes: {steps:n step} with up to "
             "{most:n prefill token} took up to {max_busy_us:us}, where a step with decodes only takes "
             "{median_decode_step_us:us}; that is {stretch_frac:%} of the time between tokens.",
             "holder": _holder(timeline, mixed),
-            "share_frac": share,
+            "share_frac": share_of_requests(timeline, stretch_us),
             "advice": [replayed(LONG_PREFILL)],
         }
-    return [
-        step_finding(
-            timeline,
-            mixed,
-            evidence,
-            tokens=int(mixed["prefill_tokens"].sum()),
-            message="{steps:n step}{trials} computed prefill chunks beside decodes, which delayed the "
-            "decoding requests by {mean_stretch_us:us} a step on average: {stretch_frac:%} of all time "
-            "between their tokens, by the step-time model.[ A step with decodes only took "
-            "{median_decode_step_us:us} at the median.]",
-            values={"most": max(evidence.examples, key=lambda step: step.busy_us).prefill_tokens},
-            example="{at} took {busy_us:us} for {prefill_tokens:n prefill token} and "
-            "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
-            cost_error_frac=None if model is None else model.error_frac,
-            **root,
-        )
-    ]
+    yield step_finding(
+        timeline,
+        mixed,
+        evidence,
+        tokens=int(mixed["prefill_tokens"].sum()),
+        message="{steps:n step}{trials} computed prefill chunks beside decodes, which delayed the "
+        "decoding requests by {mean_stretch_us:us} a step on average: {stretch_frac:%} of all time "
+        "between their tokens, by the step-time model.[ A step with decodes only took "
+        "{median_decode_step_us:us} at the median.]",
+        values={"most": max(evidence.examples, key=lambda step: step.busy_us).prefill_tokens},
+        example="{at} took {busy_us:us} for {prefill_tokens:n prefill token} and "
+        "{decode_tokens:n decode token}, about {stretch_us:us} of it for the prefill.",
+        cost_error_frac=None if model is None else model.error_frac,
+        **root,
+    )
 
 
 def _interrupts(evidence: Stretch) -> bool:
@@ -145,7 +141,7 @@ RULE = Rule(
     code="prefill-starves-decode",
     summary="steps with prefill chunks stretched the time between the tokens of running requests",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS}),
-    find=find,
+    find=_find,
     symptom_of=("token-budget-bound", "long-prompt", "arrival-limited"),
     threshold=Threshold(FOUND_FROM_FRAC, lambda finding: getattr(finding.evidence, "stretch_frac", None)),
 )

@@ -3,12 +3,20 @@
 import polars as pl
 
 from schedtrace.diagnose.cache_use import cache_use, resumptions
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import kv_space
-from schedtrace.diagnose.rules.common import StepExample, advise, listed, prefill_cost, said, step_finding
+from schedtrace.diagnose.rules.common import (
+    StepExample,
+    advise,
+    listed,
+    prefill_cost,
+    said,
+    share_of_requests,
+    step_finding,
+)
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, joined
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -62,83 +70,78 @@ class PrefixCache(Evidence, kw_only=True):
     examples: list[Found]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/prefix-cache.md``."""
+def _find(timeline: Timeline) -> Findings:
     block_size = timeline.header.block_size
     if timeline.header.enable_prefix_caching is None or not block_size:
-        return []
+        return
     use = cache_use(timeline)
     if not timeline.header.enable_prefix_caching:
-        return _off(timeline, use)
+        yield from _off(timeline, use)
+        return
     back = _returned(timeline, block_size)
     evidence = _evidence(timeline, use, back)
     missed = (evidence.missed_tokens or 0) >= MISSED_FRAC * max(1, evidence.prompt_tokens)
     nothing = not missed and _could_share(evidence, block_size)
     if not missed and not nothing and not evidence.evicted_tokens:
-        return []
+        return
     shown = _shown(use, back, nothing=nothing)
     again = evidence.evicted_tokens + (evidence.missed_tokens or 0 if missed else 0)
     share = _share(timeline, shown, evidence.missed_tokens or 0) if missed else None
-    return [
-        step_finding(
-            timeline,
-            shown,
-            evidence,
-            title="Prefix cache misses" if again else "No prefix cache hits",
-            verdict="{tokens:n token} that had been computed before were not in the prefix cache and were "
-            "computed again[, which took {felt:%} of the requests' time]."
-            if again
-            else "The prefix cache gave nothing: none of the prompts found a block in it.",
-            share_frac=share,
-            holder=_holder(evidence),
-            count=shown["step"].n_unique(),
-            tokens=again,
-            message=joined(_sentences(evidence, block_size, missed=missed, nothing=nothing)),
-            values={"felt": _felt(share)},
-            advice=_advice(timeline, evidence, block_size, missed=missed, nothing=nothing),
-            example="{request_id:id} found {found_tokens:n} of "
-            "{computed_before_tokens:n token/tokens that had been computed before} in {at}.",
-            cost=prefill_cost(timeline, again),
-        )
-    ]
+    yield step_finding(
+        timeline,
+        shown,
+        evidence,
+        title="Prefix cache misses" if again else "No prefix cache hits",
+        verdict="{tokens:n token} that had been computed before were not in the prefix cache and were "
+        "computed again[, which took {felt:%} of the requests' time]."
+        if again
+        else "The prefix cache gave nothing: none of the prompts found a block in it.",
+        share_frac=share,
+        holder=_holder(evidence),
+        count=shown["step"].n_unique(),
+        tokens=again,
+        message=joined(_sentences(evidence, block_size, missed=missed, nothing=nothing)),
+        values={"felt": _felt(share)},
+        advice=_advice(timeline, evidence, block_size, missed=missed, nothing=nothing),
+        example="{request_id:id} found {found_tokens:n} of "
+        "{computed_before_tokens:n token/tokens that had been computed before} in {at}.",
+        cost=prefill_cost(timeline, again),
+    )
 
 
-def _off(timeline: Timeline, use: pl.DataFrame) -> list[Finding]:
+def _off(timeline: Timeline, use: pl.DataFrame) -> Findings:
     """Prompts begin alike, and nothing is kept of them."""
     shared = use.filter(pl.col("shareable_tokens") > 0)
     evidence = _evidence(timeline, use, _returned(timeline, timeline.header.block_size or 1).clear())
     again = evidence.missed_tokens or 0
     if again < MISSED_FRAC * max(1, evidence.prompt_tokens):
-        return []
+        return
     share = _share(timeline, shared, again)
-    return [
-        step_finding(
-            timeline,
-            shared,
-            evidence,
-            title="Prefix caching is off",
-            verdict="Prefix caching is off, and {tokens:n} of {prompt_tokens:n prompt token} are the "
-            "beginning of an earlier one[, which took {felt:%} of the requests' time].",
-            share_frac=share,
-            count=shared["step"].n_unique(),
-            tokens=again,
-            message="{alike:n prompt} begin as an earlier one does, by at least a full block of "
-            "{size:n token}.",
-            values={
-                "felt": _felt(share),
-                "alike": shared["request_id"].n_unique(),
-                "size": timeline.header.block_size or 0,
-            },
-            advice=[
-                advise(
-                    "{option}: blocks that are still there are not computed again.",
-                    setting="enable_prefix_caching",
-                    value=True,
-                )
-            ],
-            cost=prefill_cost(timeline, again),
-        )
-    ]
+    yield step_finding(
+        timeline,
+        shared,
+        evidence,
+        title="Prefix caching is off",
+        verdict="Prefix caching is off, and {tokens:n} of {prompt_tokens:n prompt token} are the "
+        "beginning of an earlier one[, which took {felt:%} of the requests' time].",
+        share_frac=share,
+        count=shared["step"].n_unique(),
+        tokens=again,
+        message="{alike:n prompt} begin as an earlier one does, by at least a full block of {size:n token}.",
+        values={
+            "felt": _felt(share),
+            "alike": shared["request_id"].n_unique(),
+            "size": timeline.header.block_size or 0,
+        },
+        advice=[
+            advise(
+                "{option}: blocks that are still there are not computed again.",
+                setting="enable_prefix_caching",
+                value=True,
+            )
+        ],
+        cost=prefill_cost(timeline, again),
+    )
 
 
 def _felt(share: float | None) -> float | None:
@@ -232,12 +235,12 @@ def _examples(use: pl.DataFrame, back: pl.DataFrame) -> pl.DataFrame:
 
 def _share(timeline: Timeline, shown: pl.DataFrame, tokens: int) -> float | None:
     """Share of the requests' time: every request of a step that computes tokens again spends that time."""
-    model, total_us = timeline.step_time, timeline.requests_us
-    if model is None or not model.per_prefill_token_us or not total_us:
+    model = timeline.step_time
+    if model is None or not model.per_prefill_token_us:
         return None
     sizes = shown.join(timeline.steps.select("step", "total_requests"), on="step")["total_requests"]
     together = int(sizes.sum()) / max(1, sizes.len())
-    return float(min(1.0, tokens * model.per_prefill_token_us * together / total_us))
+    return share_of_requests(timeline, tokens * model.per_prefill_token_us * together)
 
 
 def _holder(evidence: PrefixCache) -> Message:
@@ -332,6 +335,6 @@ RULE = Rule(
     code="prefix-cache",
     summary="prompts or preempted requests found less in the prefix cache than had been computed before",
     needs=frozenset({Fact.CACHE, Fact.REQUESTS, Fact.LIVES, Fact.PREEMPTIONS, Fact.BLOCKS, Fact.CONFIG}),
-    find=find,
+    find=_find,
     quiet=5,
 )

@@ -3,14 +3,14 @@
 import numpy as np
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.allowed_settings import batched_tokens, seats_cost
+from schedtrace.diagnose.rule import Findings, Rule
+from schedtrace.diagnose.rules.allowed_settings import most_seats, seats_cost
 from schedtrace.diagnose.rules.common import Waited, advise, by_class, listed, wait_finding
 from schedtrace.diagnose.waits import ClassTime, charged, running_classes
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message
-from schedtrace.model.report import Advice, Finding
+from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.timeline.charges import PRIORITY_INVERSION
 from schedtrace.timeline.timeline import Timeline
@@ -65,36 +65,33 @@ class Inversion(Waited, kw_only=True):
     admitted_before: int
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/priority-inversion.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, PRIORITY_INVERSION)
     if waits is None:
-        return []
+        return
     causes = waits.rows.group_by("cause").agg(pl.col("time_us").sum()).sort("time_us", descending=True)
     waited_for = causes["cause"].to_list()
     classes = running_classes(timeline, waits.steps)
-    return [
-        wait_finding(
-            timeline,
+    yield wait_finding(
+        timeline,
+        waits,
+        evidence=Inversion.of(
             waits,
-            evidence=Inversion.of(
-                waits,
-                waited_for=waited_for,
-                classes=classes,
-                admitted_before=priority_inversions(timeline).height,
-            ),
-            title="Urgent requests wait for less urgent ones",
-            verdict="Priority does not hold: more urgent requests spent {share:%} of all requests' time "
-            "waiting for {resource} that less urgent ones held.",
-            holder="Meanwhile {ran} ran on average (lower is more urgent).",
-            cause=waited_for[0],
-            message="{requests:n request} waited {wait_ms:ms} in total, {longest_request:id} the longest "
-            "({longest_ms:ms}). vLLM preempts nobody for a waiting request, however urgent."
-            "[ {admitted_before:n step} even admitted a less urgent request before a more urgent one.]",
-            values={"resource": listed([_resource(cause) for cause in waited_for]), "ran": by_class(classes)},
-            advice=_advice(timeline),
-        )
-    ]
+            waited_for=waited_for,
+            classes=classes,
+            admitted_before=priority_inversions(timeline).height,
+        ),
+        title="Urgent requests wait for less urgent ones",
+        verdict="Priority does not hold: more urgent requests spent {share:%} of all requests' time "
+        "waiting for {resource} that less urgent ones held.",
+        holder="Meanwhile {ran} ran on average (lower is more urgent).",
+        cause=waited_for[0],
+        message="{requests:n request} waited {wait_ms:ms} in total, {longest_request:id} the longest "
+        "({longest_ms:ms}). vLLM preempts nobody for a waiting request, however urgent."
+        "[ {admitted_before:n step} even admitted a less urgent request before a more urgent one.]",
+        values={"resource": listed([_resource(cause) for cause in waited_for]), "ran": by_class(classes)},
+        advice=_advice(timeline),
+    )
 
 
 def _resource(cause: str) -> Message:
@@ -110,16 +107,13 @@ def _advice(timeline: Timeline) -> list[Advice]:
             costs="Idle capacity while there are few urgent requests.",
         )
     ]
-    most = batched_tokens(timeline)
-    if timeline.active_limit:
-        most = timeline.header.max_num_running_reqs or most
-    value = min(2 * timeline.seats, most)
+    value = min(2 * timeline.seats, most_seats(timeline))
     if value > timeline.seats:
         found.append(
             advise(
                 "{option} {value:n} (now {seats:n}), where the KV cache has room",
                 timeline,
-                setting="max_num_active_seqs" if timeline.active_limit else "max_num_seqs",
+                setting=timeline.seats_name,
                 value=value,
                 costs=seats_cost(timeline),
             )
@@ -131,7 +125,7 @@ RULE = Rule(
     code="priority-inversion",
     summary="more urgent requests waited while less urgent ones ran",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     specific=True,
     proven=(("max_num_seqs", "max_num_seqs"),),
 )

@@ -2,42 +2,37 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import advise, finding_of, trial_numbers
+from schedtrace.diagnose.rule import Findings, Rule
+from schedtrace.diagnose.rules.common import advise, finding_of
 from schedtrace.diagnose.uneven_ranks import AVOIDABLE_FROM_FRAC, RankFigures, RankImbalance, rank_imbalance
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, joined
-from schedtrace.model.report import MAX_STEPS, Advice, Finding
+from schedtrace.model.report import Advice
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import Ranks
 
 
-def find(ranks: Ranks) -> list[Finding]:
-    """See ``docs/findings/rank-imbalance.md``."""
+def _find(ranks: Ranks) -> Findings:
     evidence = rank_imbalance(ranks)
     if evidence is None:
-        return []
+        return
     share = evidence.avoidable_frac + (evidence.lockstep_frac or 0.0)
     steps = ranks.timeline(evidence.largest).steps
     if evidence.avoidable_ms:
         steps = steps.filter(pl.col("num_waiting_after") > 0)
-    return [
-        finding_of(
-            evidence,
-            title="Ranks are loaded unevenly",
-            verdict=_verdict(evidence),
-            share_frac=share or None,
-            holder=_holder(evidence),
-            engine_rank=evidence.largest,
-            engine_ranks=[evidence.largest],
-            count=steps.height,
-            trials=trial_numbers(steps),
-            steps=steps["step"].sort().head(MAX_STEPS).to_list(),
-            message=_message(evidence),
-            advice=[_advice(evidence)] if evidence.why != "unknown" else [],
-            example="{request_id:id} was refused from step {step:n} on and waited {waited_us:us}.",
-        )
-    ]
+    yield finding_of(
+        evidence,
+        steps,
+        title="Ranks are loaded unevenly",
+        verdict=_verdict(evidence),
+        share_frac=share or None,
+        holder=_holder(evidence),
+        engine_rank=evidence.largest,
+        engine_ranks=[evidence.largest],
+        message=_message(evidence),
+        advice=[_advice(evidence)] if evidence.why != "unknown" else [],
+        example="{request_id:id} was refused from step {step:n} on and waited {waited_us:us}.",
+    )
 
 
 def _verdict(evidence: RankImbalance) -> Message:
@@ -179,6 +174,6 @@ RULE = Rule(
     summary="one data-parallel rank had far more requests than the others, or refused some while another "
     "had room",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.QUEUE}),
-    find=find,
+    find=_find,
     quiet=2,
 )

@@ -5,12 +5,12 @@ from collections import Counter
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import seats_cost
 from schedtrace.diagnose.rules.common import advise, listed, severity, step_finding
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING, Message, Steps
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.pieces import LENGTH_US
 from schedtrace.timeline.request_states import refused as waits_for_a_cause
@@ -47,11 +47,11 @@ class AtDoor(Evidence, kw_only=True):
     examples: list[RefusedRequest]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/refused-at-door.md``. The front end refuses for all ranks: rank 0 reports it."""
+def _find(timeline: Timeline) -> Findings:
+    """The front end refuses for all ranks: rank 0 reports it."""
     refused = _refused(timeline)
     if not refused or timeline.front_end is None:
-        return []
+        return
     first_us, last_us = refused[0].at_us, refused[-1].at_us
     evidence = AtDoor(
         refused=len(refused),
@@ -68,27 +68,25 @@ def find(timeline: Timeline) -> list[Finding]:
         say("{requests:n request} by {limit}", requests=count, limit=limits[reason])
         for reason, count in evidence.by_reason.items()
     ]
-    return [
-        step_finding(
-            timeline,
-            steps,
-            evidence,
-            severity=severity(evidence.refused_frac, LEADS_FROM_FRAC, CRITICAL_FRAC),
-            title="Requests turned away at the door",
-            verdict="The front end turned {refused_frac:%} of the requests away ({refused:n}): {limits}.",
-            holder=_holder(evidence),
-            leads=evidence.refused_frac >= LEADS_FROM_FRAC,
-            count=evidence.refused,
-            message="Turned away within {span:us}, before an engine saw them: {reasons}.",
-            values={
-                "limits": listed([*limits.values()]),
-                "reasons": listed(reasons),
-                "span": last_us - first_us,
-            },
-            advice=[_advice(timeline, reason) for reason in evidence.by_reason],
-            example=_example(steps),
-        )
-    ]
+    yield step_finding(
+        timeline,
+        steps,
+        evidence,
+        severity=severity(evidence.refused_frac, LEADS_FROM_FRAC, CRITICAL_FRAC),
+        title="Requests turned away at the door",
+        verdict="The front end turned {refused_frac:%} of the requests away ({refused:n}): {limits}.",
+        holder=_holder(evidence),
+        leads=evidence.refused_frac >= LEADS_FROM_FRAC,
+        count=evidence.refused,
+        message="Turned away within {span:us}, before an engine saw them: {reasons}.",
+        values={
+            "limits": listed([*limits.values()]),
+            "reasons": listed(reasons),
+            "span": last_us - first_us,
+        },
+        advice=[_advice(timeline, reason) for reason in evidence.by_reason],
+        example=_example(steps),
+    )
 
 
 def _refused(timeline: Timeline) -> list[RefusedRequest]:
@@ -183,5 +181,5 @@ RULE = Rule(
     code="refused-at-door",
     summary="the front end turned requests away: max_num_queued_reqs or max_num_queued_tokens was reached",
     needs=frozenset({Fact.TIMES, Fact.QUEUE, Fact.LIVES, Fact.CONFIG}),
-    find=find,
+    find=_find,
 )

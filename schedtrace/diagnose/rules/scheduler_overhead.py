@@ -3,15 +3,23 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import host_gain
-from schedtrace.diagnose.rule import Rule, Threshold, cost_frac
-from schedtrace.diagnose.rules.common import Cost, StepExample, advise, severity, step_finding
+from schedtrace.diagnose.rule import Findings, Rule, Threshold, cost_frac
+from schedtrace.diagnose.rules.common import (
+    Cost,
+    StepExample,
+    advise,
+    severity,
+    share_of_requests,
+    step_finding,
+)
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import NOTHING
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_states import with_engine_time
 from schedtrace.timeline.events import host_spans, interrupted_us
 from schedtrace.timeline.spans import overlap_us
+from schedtrace.timeline.step_time import median
 from schedtrace.timeline.timeline import Timeline
 
 FOUND_FROM_FRAC = 0.01
@@ -44,49 +52,46 @@ class HostGaps(Evidence, kw_only=True):
     examples: list[Gap]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/scheduler-overhead.md``."""
+def _find(timeline: Timeline) -> Findings:
     gaps = host_gaps(timeline)
     gap_us, duration_us = int(gaps["gap_us"].sum() or 0), timeline.busy_us
     if not duration_us or gap_us / duration_us < FOUND_FROM_FRAC:
-        return []
+        return
     frac = gap_us / duration_us
     scheduling, updating = int(gaps["in_schedule_us"].sum()), int(gaps["in_update_us"].sum())
     gain = None
     if timeline.header.async_scheduling is False:
         gain = host_gain(timeline, *hidden_us(gaps))
     updated = not gaps["before_update_us"].is_null().all()
-    return [
-        step_finding(
-            timeline,
-            gaps,
-            HostGaps(
-                gap_ms=gap_us / 1e3,
-                schedule_ms=scheduling / 1e3,
-                update_ms=updating / 1e3,
-                median_gap_us=float(gaps["gap_us"].median() or 0),  # type: ignore[arg-type]  # of integers
-                examples=Gap.largest(gaps, "gap_us"),
-            ),
-            title="Host work between steps",
-            verdict="The device waits for the host: {share:%} of the busy time ({gap_ms:ms}) passed between "
-            "steps while requests were running.",
-            share_frac=_share_of_requests(timeline),
-            gain=gain,
-            severity=severity(frac, WARNING_FRAC, CRITICAL_FRAC),
-            message="The device waited {gap_ms:ms} for the host before {steps:n step}: schedule() took "
-            "{scheduling:%} of that{updating}; the rest is other work of the engine process.",
-            values={
-                "share": frac,
-                "scheduling": scheduling / gap_us,
-                "updating": say(", update_from_output() {share:%}", share=updating / gap_us)
-                if updated
-                else NOTHING,
-            },
-            advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
-            example="before {at} the device waited {gap_us:us} with {num_running_before:n request} running.",
-            cost=Cost(gap_us / 1e3, frac),
-        )
-    ]
+    yield step_finding(
+        timeline,
+        gaps,
+        HostGaps(
+            gap_ms=gap_us / 1e3,
+            schedule_ms=scheduling / 1e3,
+            update_ms=updating / 1e3,
+            median_gap_us=median(gaps["gap_us"]),
+            examples=Gap.largest(gaps, "gap_us"),
+        ),
+        title="Host work between steps",
+        verdict="The device waits for the host: {share:%} of the busy time ({gap_ms:ms}) passed between "
+        "steps while requests were running.",
+        share_frac=_share_of_requests(timeline),
+        gain=gain,
+        severity=severity(frac, WARNING_FRAC, CRITICAL_FRAC),
+        message="The device waited {gap_ms:ms} for the host before {steps:n step}: schedule() took "
+        "{scheduling:%} of that{updating}; the rest is other work of the engine process.",
+        values={
+            "share": frac,
+            "scheduling": scheduling / gap_us,
+            "updating": say(", update_from_output() {share:%}", share=updating / gap_us)
+            if updated
+            else NOTHING,
+        },
+        advice=_advice(timeline) if frac >= ADVISED_FROM_FRAC else [],
+        example="before {at} the device waited {gap_us:us} with {num_running_before:n request} running.",
+        cost=Cost(gap_us / 1e3, frac),
+    )
 
 
 def hidden_us(gaps: pl.DataFrame) -> tuple[int, int]:
@@ -109,7 +114,7 @@ def _share_of_requests(timeline: Timeline) -> float | None:
     host_us = int(with_engine_time(running, timeline.engine_states)["host_us"].sum()) - int(
         interrupted_us(timeline, running).sum()
     )
-    return host_us / timeline.requests_us if timeline.requests_us else None
+    return share_of_requests(timeline, host_us)
 
 
 def _advice(timeline: Timeline) -> list[Advice]:
@@ -183,7 +188,7 @@ RULE = Rule(
     code="scheduler-overhead",
     summary="the device waited between steps while the host scheduled, processed outputs or did other work",
     needs=frozenset({Fact.TIMES, Fact.QUEUE}),
-    find=find,
+    find=_find,
     leads_from_frac=LEADS_FROM_FRAC,
     only_if_avoidable=True,
     threshold=Threshold(FOUND_FROM_FRAC, cost_frac),

@@ -5,10 +5,10 @@ from statistics import median
 import msgspec
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.common import advise, finding_of
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import MAX_STEPS, Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.engine_ranks import Ranks
 from schedtrace.timeline.rank import BEYOND, PASS
@@ -61,48 +61,44 @@ class SlowRank(Evidence, kw_only=True):
     ranks: list[RankPace]
 
 
-def find(ranks: Ranks) -> list[Finding]:
-    """See ``docs/findings/slow-rank.md``."""
+def _find(ranks: Ranks) -> Findings:
     if len(ranks.each) < 2 or not ranks.requests_us:  # noqa: PLR2004  # one has none to compare with
-        return []
+        return
     found = _in_lockstep(ranks) if ranks.lockstep else _independent(ranks)
     if found is None:
-        return []
+        return
     evidence, share = found
-    steps = ranks.timeline(evidence.rank).steps["step"]
+    steps = ranks.timeline(evidence.rank).steps
     lockstep = evidence.lockstep
-    return [
-        finding_of(
-            evidence,
-            title="Rank {rank:n} is slower than the others",
-            verdict=IN_LOCKSTEP if lockstep else INDEPENDENT,
-            share_frac=share,
-            engine_rank=evidence.rank,
-            engine_ranks=[evidence.rank],
-            count=steps.len(),
-            trials=[],
-            steps=steps.sort().head(MAX_STEPS).to_list(),
-            message="By a fit to all common steps, a thousand prefill tokens of rank {rank:n} add "
-            "{own_us:us} to one, and those of other ranks {others_us:us}."
-            if lockstep
-            else "An average step of rank {work_of:n} takes {own_us:us} {there}; by the other ranks' step "
-            "times it takes {others_us:us}. Compared are {compared:n rank}.",
-            values={
-                "times": evidence.factor if evidence.factor and evidence.factor < HIDDEN else None,
-                "there": "there"
-                if evidence.work_of == evidence.rank
-                else say("on rank {rank:n}", rank=evidence.rank),
-                "compared": len(evidence.ranks),
-            },
-            advice=[
-                advise(
-                    "Look at the device and host of rank {rank:n}: clocks, temperature, who else uses them. "
-                    "Until then send it fewer requests.",
-                    evidence,
-                )
-            ],
-        )
-    ]
+    yield finding_of(
+        evidence,
+        steps,
+        title="Rank {rank:n} is slower than the others",
+        verdict=IN_LOCKSTEP if lockstep else INDEPENDENT,
+        share_frac=share,
+        engine_rank=evidence.rank,
+        engine_ranks=[evidence.rank],
+        trials=[],
+        message="By a fit to all common steps, a thousand prefill tokens of rank {rank:n} add "
+        "{own_us:us} to one, and those of other ranks {others_us:us}."
+        if lockstep
+        else "An average step of rank {work_of:n} takes {own_us:us} {there}; by the other ranks' step "
+        "times it takes {others_us:us}. Compared are {compared:n rank}.",
+        values={
+            "times": evidence.factor if evidence.factor and evidence.factor < HIDDEN else None,
+            "there": "there"
+            if evidence.work_of == evidence.rank
+            else say("on rank {rank:n}", rank=evidence.rank),
+            "compared": len(evidence.ranks),
+        },
+        advice=[
+            advise(
+                "Look at the device and host of rank {rank:n}: clocks, temperature, who else uses them. "
+                "Until then send it fewer requests.",
+                evidence,
+            )
+        ],
+    )
 
 
 def _independent(ranks: Ranks) -> tuple[SlowRank, float] | None:
@@ -232,5 +228,5 @@ RULE = Rule(
     code="slow-rank",
     summary="the steps of one data-parallel rank take longer than those of the others for the same work",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
-    find=find,
+    find=_find,
 )

@@ -2,13 +2,13 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import now
 from schedtrace.diagnose.rules.common import Cost, StepExample, advise, listed, said, step_finding
 from schedtrace.diagnose.step_groups import TRAITS, Group, SlowGroup, judged_steps, slow_groups
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, Requests, joined
-from schedtrace.model.report import Advice, Evidence, Finding
+from schedtrace.model.report import Advice, Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.events import FIRST
 from schedtrace.timeline.timeline import Timeline
@@ -54,14 +54,13 @@ class SlowSteps(Evidence, kw_only=True):
     examples: list[SlowStep]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/slow-steps.md``."""
+def _find(timeline: Timeline) -> Findings:
     if (timeline.header.pipeline_parallel_size or 1) > 1:
-        return []  # batches in flight share the stages, so a step's time is not its own
+        return  # batches in flight share the stages, so a step's time is not its own
     slow = slow_groups(timeline)
     total_us = timeline.requests_us if slow else 0
     if not slow or not total_us:
-        return []
+        return
     best, requests = slow[0], _requests(slow)
     # By the group's factor, not step by step: one step that waited for something else is not what they share.
     excess = best.steps.with_columns(excess_us=pl.col("expected_us") * (best.factor - 1))
@@ -69,47 +68,45 @@ def find(timeline: Timeline) -> list[Finding]:
     excess_us = float(excess["excess_us"].sum())
     share = min(1.0, felt_us / total_us)
     if _interruptions(timeline, best):
-        return []
+        return
     if share < LEAST_FRAC or (best.group.kind == "request" and len(requests) > MOST_REQUESTS):
-        return []
+        return
     captured = captured_tokens(timeline, best)
     others = _other_explanations(slow, requests)
     title, _ = KINDS[best.group.kind]
-    return [
-        step_finding(
-            timeline,
-            best.steps,
-            SlowSteps(
-                kind=best.group.kind,
-                batch_size=best.group.size if best.group.kind == "batch_size" else None,
-                trait=best.group.trait,
-                request_ids=list(requests),
-                also=[group.kind for group in others],
-                factor=best.factor,
-                busy_ms=int(best.steps["busy_us"].sum()) / 1e3,
-                expected_ms=int(best.steps["expected_us"].sum()) / 1e3,
-                model_error_frac=best.error_frac,
-                captured_tokens=captured,
-                examples=SlowStep.first(
-                    best.steps.sort(
-                        pl.col("busy_us") - pl.col("expected_us"), descending=True, maintain_order=True
-                    )
-                ),
+    yield step_finding(
+        timeline,
+        best.steps,
+        SlowSteps(
+            kind=best.group.kind,
+            batch_size=best.group.size if best.group.kind == "batch_size" else None,
+            trait=best.group.trait,
+            request_ids=list(requests),
+            also=[group.kind for group in others],
+            factor=best.factor,
+            busy_ms=int(best.steps["busy_us"].sum()) / 1e3,
+            expected_ms=int(best.steps["expected_us"].sum()) / 1e3,
+            model_error_frac=best.error_frac,
+            captured_tokens=captured,
+            examples=SlowStep.first(
+                best.steps.sort(
+                    pl.col("busy_us") - pl.col("expected_us"), descending=True, maintain_order=True
+                )
             ),
-            title=_said(title, best.group, requests),
-            verdict="{subject} take {factor:n1} times as long as their tokens explain; the excess is "
-            "{share:%} of the requests' time.",
-            share_frac=share,
-            holder=_holder(best.group, requests, others, captured),
-            message="{steps:n such step} took {busy_ms:ms} on the device; a model of all other steps expects "
-            "{expected_ms:ms} (typical error {model_error_frac:%}). This is a correlation; an A/B run proves "
-            "it.",
-            values={"subject": _subject(best.group, requests)},
-            advice=_advice(timeline, best, requests, captured),
-            example="{at} with {total_requests:n request} took {busy_us:us} instead of {expected_us:us}.",
-            cost=Cost(excess_us / 1e3, excess_us / timeline.busy_us, best.error_frac),
-        )
-    ]
+        ),
+        title=_said(title, best.group, requests),
+        verdict="{subject} take {factor:n1} times as long as their tokens explain; the excess is "
+        "{share:%} of the requests' time.",
+        share_frac=share,
+        holder=_holder(best.group, requests, others, captured),
+        message="{steps:n such step} took {busy_ms:ms} on the device; a model of all other steps expects "
+        "{expected_ms:ms} (typical error {model_error_frac:%}). This is a correlation; an A/B run proves "
+        "it.",
+        values={"subject": _subject(best.group, requests)},
+        advice=_advice(timeline, best, requests, captured),
+        example="{at} with {total_requests:n request} took {busy_us:us} instead of {expected_us:us}.",
+        cost=Cost(excess_us / 1e3, excess_us / timeline.busy_us, best.error_frac),
+    )
 
 
 def captured_tokens(timeline: Timeline, slow: SlowGroup) -> int | None:
@@ -228,7 +225,7 @@ def _of_batches(timeline: Timeline, slow: SlowGroup, captured: int | None) -> li
             )
         )
     if _loses_throughput(timeline, slow):
-        name = "max_num_active_seqs" if timeline.active_limit else "max_num_seqs"
+        name = timeline.seats_name
         advice.append(
             advise(
                 "Compare with a run with {option} {value:n}{now}: below that size the steps finish more "
@@ -256,6 +253,6 @@ RULE = Rule(
     code="slow-steps",
     summary="steps that share a batch size, a request or another trait took longer than their tokens explain",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES}),
-    find=find,
+    find=_find,
     proven=((None, "max_num_seqs"),),
 )

@@ -2,12 +2,12 @@
 
 import polars as pl
 
-from schedtrace.diagnose.rule import Rule
-from schedtrace.diagnose.rules.common import Cost, StepExample, advise, step_finding
+from schedtrace.diagnose.rule import Findings, Rule
+from schedtrace.diagnose.rules.common import Cost, StepExample, advise, share_of_requests, step_finding
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
 from schedtrace.model.message import Message, joined
-from schedtrace.model.report import Evidence, Finding
+from schedtrace.model.report import Evidence
 from schedtrace.model.say import say
 from schedtrace.timeline.timeline import Timeline
 
@@ -43,21 +43,20 @@ class SpecDecode(Evidence, kw_only=True):
     examples: list[DraftStep]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/spec-decode.md``."""
+def _find(timeline: Timeline) -> Findings:
     model, steps = timeline.step_time, _draft_steps(timeline)
     if model is None or steps.height < FEWEST_STEPS or not model.per_decode_token_us:
-        return []
+        return
     requests, drafts, output, busy_us = (
         int(steps[name].sum()) for name in ("total_requests", "draft_tokens", "output_tokens", "busy_us")
     )
     plain_us = busy_us - model.per_decode_token_us * drafts
     if plain_us <= 0:
-        return []
+        return
     rate, plain_rate = output / busy_us * 1e6, requests / plain_us * 1e6
     change = plain_rate / rate - 1 if rate else 0.0
     if change <= max(LEAST_CHANGE, model.error_frac):
-        return []
+        return
     accepted = max(0, output - requests)
     slot_steps, slot_tokens = _draft_slots(timeline)
     settings = timeline.header.settings
@@ -77,38 +76,36 @@ def find(timeline: Timeline) -> list[Finding]:
         examples=DraftStep.largest(steps, "busy_us"),
     )
     lost_us = busy_us * (1 - rate / plain_rate)
-    return [
-        step_finding(
-            timeline,
-            steps,
-            evidence,
-            title="Drafts cost more than they give",
-            verdict="Speculative decoding slows this run: {acceptance_frac:%} of its draft tokens are "
-            "accepted, and decode steps would finish {change:%} more tokens a second without them.",
-            share_frac=_share(timeline, steps, rate / plain_rate),
-            holder=_holder(evidence),
-            tokens=drafts - accepted,
-            message="{steps:n step} without prefill verified {draft_tokens:n draft token} and accepted "
-            "{accepted_tokens:n}. By the model of step times, a draft token takes {verify_us_per_token:us}; "
-            "the drafter's own time is not in the trace, so the loss is at least this.",
-            values={"change": change},
-            advice=[
-                advise(
-                    "Run without {option}[ (now {method} with {num_speculative_tokens:n token})].",
-                    evidence,
-                    setting="speculative_config",
-                    costs="Requests whose drafts are accepted often get slower.",
-                ),
-                advise(
-                    "Or draft fewer tokens with {tokens:setting}: later drafts are accepted less often.",
-                    tokens="num_speculative_tokens",
-                ),
-            ],
-            example="{at} verified {draft_tokens:n draft token} for {total_requests:n request} in "
-            "{busy_us:us} and finished {output_tokens:n token}.",
-            cost=Cost(lost_us / 1e3, lost_us / timeline.busy_us, model.error_frac),
-        )
-    ]
+    yield step_finding(
+        timeline,
+        steps,
+        evidence,
+        title="Drafts cost more than they give",
+        verdict="Speculative decoding slows this run: {acceptance_frac:%} of its draft tokens are "
+        "accepted, and decode steps would finish {change:%} more tokens a second without them.",
+        share_frac=_share(timeline, steps, rate / plain_rate),
+        holder=_holder(evidence),
+        tokens=drafts - accepted,
+        message="{steps:n step} without prefill verified {draft_tokens:n draft token} and accepted "
+        "{accepted_tokens:n}. By the model of step times, a draft token takes {verify_us_per_token:us}; "
+        "the drafter's own time is not in the trace, so the loss is at least this.",
+        values={"change": change},
+        advice=[
+            advise(
+                "Run without {option}[ (now {method} with {num_speculative_tokens:n token})].",
+                evidence,
+                setting="speculative_config",
+                costs="Requests whose drafts are accepted often get slower.",
+            ),
+            advise(
+                "Or draft fewer tokens with {tokens:setting}: later drafts are accepted less often.",
+                tokens="num_speculative_tokens",
+            ),
+        ],
+        example="{at} verified {draft_tokens:n draft token} for {total_requests:n request} in "
+        "{busy_us:us} and finished {output_tokens:n token}.",
+        cost=Cost(lost_us / 1e3, lost_us / timeline.busy_us, model.error_frac),
+    )
 
 
 def _draft_steps(timeline: Timeline) -> pl.DataFrame:
@@ -131,8 +128,7 @@ def _draft_slots(timeline: Timeline) -> tuple[int, int]:
 def _share(timeline: Timeline, steps: pl.DataFrame, slower: float) -> float:
     """Share of the requests' time that these steps would save if they finished the same tokens undrafted."""
     felt_us = int(steps.select((pl.col("busy_us") * pl.col("total_requests")).sum()).item())
-    total_us = timeline.requests_us
-    return min(1.0, felt_us * (1 - slower) / total_us) if total_us else 0.0
+    return share_of_requests(timeline, felt_us * (1 - slower)) or 0.0
 
 
 def _holder(evidence: SpecDecode) -> Message:
@@ -151,5 +147,5 @@ RULE = Rule(
     code="spec-decode",
     summary="so few draft tokens are accepted that verifying them costs more than they give",
     needs=frozenset({Fact.TIMES, Fact.REQUESTS, Fact.LIVES, Fact.CONFIG}),
-    find=find,
+    find=_find,
 )

@@ -125,8 +125,7 @@ class Stalls(Evidence, kw_only=True):
     examples: list[Stall]
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/stall.md``."""
+def _find(timeline: Timeline) -> list[Finding]:
     long = (pl.col("steps") >= FEWEST_STEPS) | (pl.col("stalled_us") >= LONG_US)
     stalls = empty_steps(timeline).filter(long)
     found = [
@@ -188,6 +187,6 @@ RULE = Rule(
     code="stall",
     summary="the engine stepped without scheduling anything although it had requests; one finding per cause",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES}),
-    find=find,
+    find=_find,
     symptom_of=("never-fits", "no-progress", "kv-bound", "other-limit", "parked-loads", "idle-holders"),
 )

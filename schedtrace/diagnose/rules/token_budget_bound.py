@@ -3,14 +3,14 @@
 import polars as pl
 
 from schedtrace.diagnose.gains import most_step_us, sets_pace, throughput_gain
-from schedtrace.diagnose.rule import Rule
+from schedtrace.diagnose.rule import Findings, Rule
 from schedtrace.diagnose.rules.allowed_settings import BATCHED_TOKENS, batched_tokens, replayed
 from schedtrace.diagnose.rules.common import LongestWaited, advise
 from schedtrace.diagnose.rules.full_device import limit_finding
 from schedtrace.diagnose.waits import Charged, charged
 from schedtrace.model.causes import Cause
 from schedtrace.model.facts import Fact
-from schedtrace.model.report import Advice, Finding
+from schedtrace.model.report import Advice
 from schedtrace.timeline.long_prompts import prefills
 from schedtrace.timeline.timeline import Timeline
 
@@ -33,11 +33,10 @@ class TokenBudget(LongestWaited, kw_only=True):
     proposed: int
 
 
-def find(timeline: Timeline) -> list[Finding]:
-    """See ``docs/findings/token-budget-bound.md``."""
+def _find(timeline: Timeline) -> Findings:
     waits = charged(timeline, *CHARGES)
     if waits is None or not timeline.token_budget:
-        return []
+        return
     evidence = _evidence(timeline, waits)
     most_us = _most_saved_us(timeline, evidence, waits)
     paced = sets_pace(timeline)
@@ -46,25 +45,23 @@ def find(timeline: Timeline) -> list[Finding]:
         int(waits.rows.filter(pl.col("charge") == Cause.INPUT_BUDGET)["time_us"].sum()) > waits.time_us / 2
     )
     largest = evidence.largest_prefill if (evidence.largest_prefill_frac or 0) >= NAMED_FROM_FRAC else None
-    return [
-        limit_finding(
-            timeline,
-            waits,
-            evidence=evidence,
-            title="Token budget too small",
-            verdict="The token budget limits this run: requests spent {share:%} of their time waiting for it "
-            "({token_budget:n token} per step).",
-            holder="Decodes took {decode_frac:%} of the tokens of these steps, prefills {prefill_frac:%}"
-            "[, {largest:id} {largest_prefill_frac:%} of these]"
-            "[; {draft_slots:n token} of the budget are kept for drafts].",
-            gain=gain,
-            cause=Cause.INPUT_BUDGET if drafts else Cause.TOKEN_BUDGET,
-            message="The budget was spent in {full_steps:n} of {steps:n step} while requests waited; "
-            "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
-            values={"largest": largest},
-            advice=_advice(timeline, evidence, drafts=drafts, paced=paced),
-        )
-    ]
+    yield limit_finding(
+        timeline,
+        waits,
+        evidence=evidence,
+        title="Token budget too small",
+        verdict="The token budget limits this run: requests spent {share:%} of their time waiting for it "
+        "({token_budget:n token} per step).",
+        holder="Decodes took {decode_frac:%} of the tokens of these steps, prefills {prefill_frac:%}"
+        "[, {largest:id} {largest_prefill_frac:%} of these]"
+        "[; {draft_slots:n token} of the budget are kept for drafts].",
+        gain=gain,
+        cause=Cause.INPUT_BUDGET if drafts else Cause.TOKEN_BUDGET,
+        message="The budget was spent in {full_steps:n} of {steps:n step} while requests waited; "
+        "{requests:n request} waited, {longest_request:id} the longest ({longest_ms:ms}).",
+        values={"largest": largest},
+        advice=_advice(timeline, evidence, drafts=drafts, paced=paced),
+    )
 
 
 def _evidence(timeline: Timeline, waits: Charged) -> TokenBudget:
@@ -147,7 +144,7 @@ RULE = Rule(
     code="token-budget-bound",
     summary="requests waited for tokens of the steps' budget (max_num_batched_tokens)",
     needs=frozenset({Fact.QUEUE, Fact.EXITS, Fact.TIMES, Fact.LIVES}),
-    find=find,
+    find=_find,
     charges=tuple(map(str, CHARGES)),
     proven=(("token_budget", "max_num_batched_tokens"),),
 )

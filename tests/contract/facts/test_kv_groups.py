@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from schedtrace.diagnose.kv_blocks import group_holdings
+from schedtrace.diagnose.kv_blocks import group_use
 from schedtrace.read.run import read_run
 from schedtrace.record.traced import traced_class
 from schedtrace.timeline.timeline import make_timeline
@@ -29,8 +29,11 @@ def test_a_state_is_as_large_for_a_short_request(model, kind, per_request, recor
     refused.add("head", prompt=250, max_tokens=2)
     refused.finish()
     [trace] = read_run(recording).traces
-    full, other = group_holdings(make_timeline(trace))
-    assert (full.kind, full.block_size, full.refused_needs_blocks) == ("FullAttention", 16, 16)
+    timeline = make_timeline(trace)
+    needed = timeline.lists["refusals"].collect()["blocks_needed"]
+    assert {*needed.list.first().drop_nulls()} == {16}
+    full, other = group_use(timeline)
+    assert (full.kind, full.block_size) == ("FullAttention", 16)
     assert (full.blocks_per_request, full.tokens_need_blocks) == (4.75, 4.75)
     assert (other.kind, other.blocks_per_request) == (kind, per_request)
     assert other.tokens_need_blocks == full.tokens_need_blocks

@@ -5,8 +5,8 @@
 
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[2]))
@@ -43,45 +43,35 @@ def served(ranks: int, *, more: int = 0) -> list[list[Turn]]:
     return [[turn(rank, counter) for rank in range(ranks)] for counter in range(40)]
 
 
-FOLDERS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
+RUNS: dict[str, tuple[tuple[list[list[Turn]], dict[str, Any]], ...]] = {
     "prefill-stall": (
-        lambda path: write_ranks(path, prefills(60, {0: 10}, {0: 5}), scheduler_config=CONFIG),
-        lambda path: write_ranks(path, prefills(60, {0: 10, 1: 10}, {0: 5, 1: 5}), scheduler_config=CONFIG),
+        (prefills(60, {0: 10}, {0: 5}), {}),
+        (prefills(60, {0: 10, 1: 10}, {0: 5, 1: 5}), {}),
     ),
     "balance-candidate": (
-        lambda path: write_ranks(path, prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}), scheduler_config=CONFIG),
-        lambda path: write_ranks(path, prefills(60, {0: 10}, {0: 5}), scheduler_config=CONFIG),
+        (prefills(60, {0: 10, 1: 10}, {0: 5, 1: 9}), {}),
+        (prefills(60, {0: 10}, {0: 5}), {}),
     ),
-    "dummy-batches": (
-        lambda path: write_ranks(path, emptied(60, 40), scheduler_config=CONFIG),
-        lambda path: write_ranks(path, emptied(60, 60), scheduler_config=CONFIG),
-    ),
+    "dummy-batches": ((emptied(60, 40), {}), (emptied(60, 60), {})),
     "rank-imbalance": (
-        lambda path: write_ranks(
-            path, [[(16, 0), (2, 0)]] * 40, lockstep=False, refused="max_num_seqs", scheduler_config=CONFIG
-        ),
-        lambda path: write_ranks(path, [[(16, 0), (13, 0)]] * 40, lockstep=False, scheduler_config=CONFIG),
+        ([[(16, 0), (2, 0)]] * 40, {"lockstep": False, "refused": "max_num_seqs"}),
+        ([[(16, 0), (13, 0)]] * 40, {"lockstep": False}),
     ),
     "slow-rank": (
-        lambda path: write_ranks(
-            path, served(2), lockstep=False, factors=[1.0, 1.5], scheduler_config=CONFIG
-        ),
-        lambda path: write_ranks(
-            path, served(2, more=4), lockstep=False, factors=[1.0, 1.0], scheduler_config=CONFIG
-        ),
+        (served(2), {"lockstep": False, "factors": [1.0, 1.5]}),
+        (served(2, more=4), {"lockstep": False, "factors": [1.0, 1.0]}),
     ),
     "balance-without-effect": (
-        lambda path: write_ranks(
-            path, even(1, 30, 15), lockstep=False, refused="rank_balance", scheduler_config=CONFIG, **BALANCE
-        ),
-        lambda path: write_ranks(path, even(2, 30), scheduler_config=CONFIG, **BALANCE),
+        (even(1, 30, 15), {"lockstep": False, "refused": "rank_balance", **BALANCE}),
+        (even(2, 30), BALANCE),
     ),
 }
+"""Passes and fields of ``write_ranks``: of a run that shows it, and of one that nearly does."""
 
 if __name__ == "__main__":
-    for code in sys.argv[1:] or FOLDERS:
-        for name, write in zip(("shows", "near-miss"), FOLDERS[code], strict=True):
+    for code in sys.argv[1:] or RUNS:
+        for name, (passes, fields) in zip(("shows", "near-miss"), RUNS[code], strict=True):
             shutil.rmtree(HERE / code / name, ignore_errors=True)
-            write(HERE / code / name)
+            write_ranks(HERE / code / name, passes, scheduler_config=CONFIG, **fields)
         write_sentences(HERE / code)
         print(code)

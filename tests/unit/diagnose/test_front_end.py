@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.rules.front_end import find
+from schedtrace.diagnose.rules.front_end import RULE
 from schedtrace.model.manifest import Configured
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
@@ -18,7 +18,7 @@ def served(view_of):
     def found(*lines, context="OPENAI_API_SERVER", **header):
         view = view_of(*lines, **header)
         view.front_end = FrontEnd(Configured(at_unix_us=0, usage_context=context))
-        return find(view)
+        return RULE(view)
 
     return found
 

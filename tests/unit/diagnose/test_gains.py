@@ -96,8 +96,9 @@ def eight_at_a_time(waiting_steps=90, largest=20, waiting=2, longest=5, **model)
     return timeline, SimpleNamespace(steps=steps.head(waiting_steps))
 
 
-def bounds(most, *, recomputed_tokens=0, **known):
+def bounds(most, *, recomputed_tokens=0, step_time=..., **known):
     timeline, waits = eight_at_a_time(**known)
+    timeline.step_time = timeline.step_time if step_time is ... else step_time
     gain = with_more_running(timeline, waits, pl.lit(most), recomputed_tokens=recomputed_tokens)
     return gain and (gain.low_frac, gain.high_frac)
 
@@ -106,49 +107,35 @@ def saved(least_us, most_us):
     return pytest.approx([100_000 / (100_000 - us) - 1 for us in (least_us, most_us)])
 
 
-@pytest.fixture
-def _engine_sets_pace(monkeypatch):
+NINE = saved((100 - 800 / 9 - 5) * 300, (100 - 800 / 9) * 350)
+MORE_RUNNING = {
+    # 90 steps hold two more each: 18 fewer. 80 to 85 are left; a step costs 300 to 350 us.
+    "between the bounds of list scheduling": (10, {}, saved(15 * 300, 20 * 350)),
+    "only steps with waiters count at least": (10, {"waiting_steps": 20}, saved(4 * 300, 20 * 350)),
+    # 80 steps hold all turns at 10 a step; behind those of the longest one at most as many are left.
+    "the longest request takes its steps": (10, {"longest": 15}, saved(5 * 300, 20 * 350)),
+    "so many of them that it may be nothing": (10, {"longest": 90}, None),
+    # 9 at once: 89 steps at least, 94 at most.
+    "no more run than the limit allows": (9, {}, NINE),
+    "no more run than were there": (10, {"waiting": 1}, NINE),
+    "nobody waited": (10, {"waiting": 0}, None),
+    "steps larger than any recorded one may save nothing": (10, {"largest": 9}, None),
+    # A device that hides 8 decodes may not hide 10: of 1,000 us, 8 * 100 may be theirs.
+    "a decode costs up to as much as a prefill token": (
+        10,
+        {"per_prefill_token_us": 100.0},
+        saved(15 * 200, 20 * 350),
+    ),
+    "less is computed again at most": (10, {"recomputed_tokens": 20}, saved(15 * 300, 20 * 350 + 20 * 50)),
+    "without a model": (10, {"step_time": None}, None),
+}
+"""800 turns of requests, at most 10 a step."""
+
+
+@pytest.mark.parametrize(("most", "known", "expected"), MORE_RUNNING.values(), ids=MORE_RUNNING)
+def test_more_running_save_between(monkeypatch, most, known, expected):
     monkeypatch.setattr(gains, "sets_pace", lambda _: True)
-
-
-@pytest.mark.usefixtures("_engine_sets_pace")
-class TestMoreRunning:
-    """800 turns of requests, at most 10 a step."""
-
-    def test_between_the_bounds_of_list_scheduling(self):
-        """90 steps hold two more each: 18 fewer. 80 to 85 are left; a step costs 300 to 350 us."""
-        assert bounds(10) == saved(15 * 300, 20 * 350)
-
-    def test_only_steps_with_waiters_count_at_least(self):
-        assert bounds(10, waiting_steps=20) == saved(4 * 300, 20 * 350)
-
-    def test_the_longest_request_takes_its_steps(self):
-        """80 steps hold all turns at 10 a step; behind those of the longest one at most as many are left."""
-        assert bounds(10, longest=15) == saved(5 * 300, 20 * 350)
-        assert bounds(10, longest=90) is None  # it may be nothing
-
-    def test_no_more_run_than_the_limit_allows_or_were_there(self):
-        """9 at once: 89 steps at least, 94 at most."""
-        nine = saved((100 - 800 / 9 - 5) * 300, (100 - 800 / 9) * 350)
-        assert bounds(9) == bounds(10, waiting=1) == nine
-
-    def test_nobody_who_waited_is_no_gain(self):
-        assert bounds(10, waiting=0) is None
-
-    def test_steps_larger_than_any_recorded_one_may_save_nothing(self):
-        assert bounds(10, largest=9) is None
-
-    def test_a_decode_costs_up_to_as_much_as_a_prefill_token(self):
-        """A device that hides 8 decodes may not hide 10: of 1,000 us, 8 * 100 may be theirs."""
-        assert bounds(10, per_prefill_token_us=100.0) == saved(15 * 200, 20 * 350)
-
-    def test_less_is_computed_again_at_most(self):
-        assert bounds(10, recomputed_tokens=20) == saved(15 * 300, 20 * 350 + 20 * 50)
-
-    def test_without_a_model_there_is_none(self):
-        timeline, waits = eight_at_a_time()
-        timeline.step_time = None
-        assert with_more_running(timeline, waits, pl.lit(10)) is None
+    assert bounds(most, **known) == expected
 
 
 def test_where_clients_set_the_pace_more_running_gain_no_throughput(monkeypatch):

@@ -1,6 +1,6 @@
 import pytest
 
-from schedtrace.diagnose.kv_blocks import GroupHolding, group_holdings
+from schedtrace.diagnose.kv_blocks import GroupUse, group_use
 from schedtrace.model.trace import ScheduledRequest
 from schedtrace.model.trace_facts import CacheGroup, HeadRefusal
 from tests.makers import step
@@ -10,6 +10,10 @@ GROUPS = [CacheGroup("FullAttention", 10, 4), CacheGroup("Mamba", 100, 2)]
 
 def got(name, computed, scheduled, phase="running"):
     return ScheduledRequest(name, computed, scheduled, phase)
+
+
+def use(*values):
+    return GroupUse(**dict(zip(GroupUse.__struct_fields__, values, strict=True)))
 
 
 def lines(*refusals):
@@ -24,31 +28,31 @@ def lines(*refusals):
 
 def test_what_they_hold_and_what_their_tokens_fill(view_of):
     refusal = HeadRefusal("c", [5, 9], 3, ["a", "b"], [[4, 2], [30, 32]])
-    assert group_holdings(view_of(*lines(refusal), cache_groups=GROUPS)) == [
-        GroupHolding("FullAttention", 10, 3.0, 3.0, 5.0, 0.06),
-        GroupHolding("Mamba", 100, 31.0, 1.0, 9.0, 0.62),
+    assert group_use(view_of(*lines(refusal), cache_groups=GROUPS)) == [
+        use("FullAttention", 10, 3.0, 3.0, 0.06),
+        use("Mamba", 100, 31.0, 1.0, 0.62),
     ]
 
 
 def test_those_that_are_not_named_hold_a_share_of_the_pool_too(view_of):
     refusal = HeadRefusal("c", [], 3, ["a"], [[4], [30]], other_holders=2, other_held=[6, 20])
-    assert group_holdings(view_of(*lines(refusal), cache_groups=GROUPS)) == [
-        GroupHolding("FullAttention", 10, 4.0, 4.0, None, 0.1),
-        GroupHolding("Mamba", 100, 30.0, 1.0, None, 0.5),
+    assert group_use(view_of(*lines(refusal), cache_groups=GROUPS)) == [
+        use("FullAttention", 10, 4.0, 4.0, 0.1),
+        use("Mamba", 100, 30.0, 1.0, 0.5),
     ]
 
 
 def test_means_over_refusals(view_of):
     first = HeadRefusal("c", [5, 9], 3, ["a"], [[4], [30]])
     second = HeadRefusal("d", [7, 1], 3, ["b"], [[2], []])
-    [full, mamba] = group_holdings(view_of(*lines(first, second), cache_groups=GROUPS))
+    [full, mamba] = group_use(view_of(*lines(first, second), cache_groups=GROUPS))
     assert (full.blocks_per_request, full.tokens_need_blocks) == (3, 3)
-    assert (full.refused_needs_blocks, full.share_of_pool) == (6, pytest.approx(0.03))
-    assert (mamba.blocks_per_request, mamba.refused_needs_blocks, mamba.share_of_pool) == (30, 5, 0.3)
+    assert full.share_of_pool == pytest.approx(0.03)
+    assert (mamba.blocks_per_request, mamba.share_of_pool) == (30, 0.3)
 
 
 def test_nothing_is_known_without_refusals_or_groups(view_of):
-    assert group_holdings(view_of(*lines(), cache_groups=GROUPS)) == []
+    assert group_use(view_of(*lines(), cache_groups=GROUPS)) == []
     refusal = HeadRefusal("c", [5], 3, ["a"], [[4]])
-    assert group_holdings(view_of(*lines(refusal))) == []
-    assert group_holdings(view_of(*lines(HeadRefusal("c", [5])), cache_groups=GROUPS)) == []
+    assert group_use(view_of(*lines(refusal))) == []
+    assert group_use(view_of(*lines(HeadRefusal("c", [5])), cache_groups=GROUPS)) == []

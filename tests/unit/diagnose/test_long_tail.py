@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.rules.long_tail import find
+from schedtrace.diagnose.rules.long_tail import RULE
 from schedtrace.present.phrases import plain
 from schedtrace.timeline.timeline import make_timeline
 from tests.makers import arrival, finish, step
@@ -23,6 +23,6 @@ def test_the_longest_first_is_no_advice_where_it_was_the_first(trace_of, began_u
         step(2, got={"x": 1}),
         step(3, finished=[finish("x", output_tokens=100, finished_us=29_000, scheduled_us=began_us)]),
     )
-    [found] = find(make_timeline(trace))
+    [found] = RULE(make_timeline(trace))
     assert (found.evidence.requests, found.evidence.tail_ms) == (["x"], 20)
     assert plain(found.advice[0].message).startswith(advice)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedtrace.diagnose.rules.refused_at_door import find
+from schedtrace.diagnose.rules.refused_at_door import RULE
 from schedtrace.model.causes import Cause
 from schedtrace.model.manifest import Refused
 from schedtrace.present.phrases import plain
@@ -20,7 +20,7 @@ def refusing(view_of):
         view = view_of(*lines, scheduler_config=config, engine_rank=rank)
         lines = [Refused(at_unix_us=ANCHOR + us, reason=reason) for us, reason in refused]
         view.front_end = FrontEnd(refused=lines, arrived=arrived)
-        return find(view)
+        return RULE(view)
 
     return found
 

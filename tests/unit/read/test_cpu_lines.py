@@ -1,4 +1,4 @@
-from schedtrace.diagnose.threads import ThreadShare, thread_shares
+from schedtrace.diagnose.rules.front_end import ThreadShare, thread_shares
 from schedtrace.model.trace import Cpu
 from schedtrace.model.trace_facts import ThreadTime
 from schedtrace.read.problems import Problems
