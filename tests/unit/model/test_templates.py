@@ -28,8 +28,10 @@ MODULES = [
 OPEN = types.SimpleNamespace
 """Its fields are known at run time only: the columns of a table's row. Parameters of a lambda, which have no
 annotation, are taken for open, too: whoever shows the table that it stands in runs it."""
-NOT_RESOLVED: dict[str, str] = {}
-"""Template to the reason why nothing but a run can tell where its values come from."""
+NOT_RESOLVED = {
+    "finding_of(evidence, shown, values=values, **given)": "``step_finding`` hands on what it is given",
+}
+"""Template, or call, to the reason why nothing but a run can tell where its values come from."""
 
 OF_A_FINDING = {"steps", "tokens", "share"}
 OF_STEPS = OF_A_FINDING | {"trials"}
