@@ -17,7 +17,7 @@ from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
 from schedtrace.model.trace_names import files_of, is_in_parts, part_number
-from schedtrace.read.part_times import files_for
+from schedtrace.read.part_times import HEAD_LINES, files_for
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import readable
 from schedtrace.read.zstd_frames import Frames
@@ -74,8 +74,6 @@ LONGEST_LINE = 2**27
 
 
 HEADER = b'{"type":"header"'
-HEAD_LINES = 2
-"""With which every part but the first begins: its header, and who was there."""
 
 
 class Content(NamedTuple):

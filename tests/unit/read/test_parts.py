@@ -8,9 +8,11 @@ from zstandard import ZstdCompressor
 
 from schedtrace.errors import InputError
 from schedtrace.model.trace import Arrival, End, Events, Present
+from schedtrace.model.trace_names import part_number
 from schedtrace.read import lines as lines_module
 from schedtrace.read.follow import Following
 from schedtrace.read.lines import ReadOptions, WholeLines
+from schedtrace.read.part_times import files_for
 from schedtrace.read.run import find_runs, read_run
 from tests.makers import encoded, header, step
 from tests.unit.read.same import assert_same
@@ -111,6 +113,22 @@ def test_names_that_stand_for_all_parts(folder):
 def test_for_its_end_only_the_last_parts_are_read(last_us, first, folder):
     [trace] = read_run(folder, ReadOptions(last_us=last_us)).traces
     assert (numbers(trace), said(trace)) == (list(range(first, 16)), [])
+
+
+def test_a_part_says_when_it_begins_behind_any_number_of_requests(folder):
+    there = [Present(f"chatcmpl-{at:032x}", "waiting", 0, 5, 0) for at in range(3000)]
+    for number in range(1, 4):
+        lines = text([header(first_step=4 * number), Events(at_us=4000 * number, present=there)])
+        assert len(lines) > 2**17  # a block of the decompressor
+        (folder / f"engine-0.{number:06}.jsonl.zst").write_bytes(compressed(lines))
+    assert [part_number(path) for path in files_for(folder / "engine-0.*.jsonl.zst", 1)] == [2, 3]
+
+
+@pytest.mark.parametrize(("unknown", "needed"), [([3], [1, 2, 3]), ([2], [1, 2, 3]), ([1, 2, 3], [0, 1, 2, 3])])
+def test_a_part_without_a_head_does_not_make_all_needed(unknown, needed, folder):
+    for number in unknown:
+        (folder / f"engine-0.{number:06}.jsonl.zst").write_bytes(b"")  # it is being begun
+    assert [part_number(path) for path in files_for(folder / "engine-0.*.jsonl.zst", 1000)] == needed
 
 
 BEGINS = "begins at step {} (2023-11-14 22:13:20 UTC); requests that ended before are not in it"
