@@ -13,10 +13,10 @@ def engines(
     ] = "all",
 ) -> None:
     """List vLLM's engines on this machine and what records them."""
-    from schedtrace.engine.running_engines import chosen, running_engines
+    from schedtrace.engine.running_engines import listening, meant, no_answer
     from schedtrace.engine.unprepared import unprepared_engines
 
-    found = running_engines() if server == "all" else chosen(server)
+    found, silent = listening() if server == "all" else meant(server)
     others = unprepared_engines(None) if server == "all" else []
     for one in found:
         status = one.status
@@ -33,7 +33,9 @@ def engines(
             print_line(f"  {stopped if status.attached else 'not recorded'}")
         if status.stalled_s is not None:
             print_line(f"  no step has made progress for {status.stalled_s:,.0f} s: {status.stall}")
+    for pid in silent:
+        print_line(no_answer(pid))
     for pid in others:
         print_line(f"pid {pid}: an engine of vLLM that does not listen")
-    if not found and not others:
+    if not found and not silent and not others:
         print_line("no engine of vLLM runs here")

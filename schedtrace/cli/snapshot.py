@@ -19,6 +19,7 @@ def snapshot(
     """
     from schedtrace.engine.running_recordings import snapshot_of
 
-    folder = snapshot_of(engine, output)
-    print_line(f"written to {folder}")
-    print_line(f"next: schedtrace analyze {folder}")
+    folders = snapshot_of(engine, output)
+    for folder in folders:
+        print_line(f"written to {folder}")
+    print_line(f"next: schedtrace analyze {' '.join(map(str, folders))}")

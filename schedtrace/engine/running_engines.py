@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,12 +15,16 @@ from schedtrace.model import live
 from schedtrace.model.live import AnyAnswer, AnyAsk, AskQueue, AskStatus, QueueNow, Refused, Status
 from schedtrace.model.queue import EngineQueues
 from schedtrace.record.control_socket import ask
-from schedtrace.record.processes import above
+from schedtrace.record.processes import above, process
 
 STATUS_S = 2.0
 """For an answer that needs nothing of the engine's own thread."""
 ACT_S = 60.0
 """For one that waits for the end of a step."""
+
+
+class NoAnswerError(EngineError):
+    """An engine may do what it was asked, or not."""
 
 
 @dataclass(frozen=True)
@@ -38,35 +43,63 @@ class RunningEngine:
         """Its answer.
 
         Raises:
-            EngineError: it refuses, or does not answer.
+            EngineError: it refuses.
+            NoAnswerError: it does not answer.
         """
         try:
             answer = ask(self.socket, question, timeout_s)
         except TimeoutError as error:
             msg = f"{self.name} has not answered for {timeout_s:g} s"
-            raise EngineError(msg) from error
+            raise NoAnswerError(msg) from error
         except (OSError, msgspec.MsgspecError) as error:
             msg = f"{self.name} does not answer: {error}"
-            raise EngineError(msg) from error
+            raise NoAnswerError(msg) from error
         if isinstance(answer, Refused):
             msg = f"{self.name}: {answer.why}"
             raise EngineError(msg)
         return answer
 
 
-def running_engines() -> list[RunningEngine]:
-    """All of this user, and for root of all users, by process id; sockets of dead processes are removed."""
-    found = []
+class Listening(NamedTuple):
+    """Engines that listen, by process id."""
+
+    engines: list[RunningEngine]
+    silent: list[int]
+    """Process ids of those that do not answer."""
+
+    def require_answers(self) -> None:
+        """Raises EngineError where one does not answer."""
+        if self.silent:
+            raise EngineError("; ".join(map(no_answer, self.silent)))
+
+
+def no_answer(pid: int) -> str:
+    """What a person should know about an engine that does not answer."""
+    return f"engine process {pid} has not answered for {STATUS_S:g} s"
+
+
+def listening() -> Listening:
+    """All of this user, and for root of all users; sockets of dead processes are removed."""
+    found, silent = [], []
     for path in _sockets():
         with suppress(OSError, msgspec.MsgspecError):
             try:
                 status = ask(path, AskStatus(), STATUS_S)
-            except ConnectionRefusedError:  # its process was killed
-                path.unlink()
+            except (ConnectionRefusedError, TimeoutError, BlockingIOError) as error:
+                pid = int(path.stem)
+                if not _is_alive(pid):  # a child that it forked may hold the socket
+                    path.unlink()
+                elif not isinstance(error, ConnectionRefusedError) and not _is_worker(path):
+                    silent.append(pid)
                 continue
             if isinstance(status, Status) and status.role == "engine":
                 found.append(RunningEngine(path, status))
-    return sorted(found, key=lambda one: one.status.pid)
+    return Listening(sorted(found, key=lambda one: one.status.pid), sorted(silent))
+
+
+def running_engines() -> list[RunningEngine]:
+    """Those that answer."""
+    return listening().engines
 
 
 def reached(target: str | None) -> list[RunningEngine]:
@@ -76,13 +109,26 @@ def reached(target: str | None) -> list[RunningEngine]:
         UsageError: as ``chosen``.
         InputError: as ``chosen``, or one could not be reached into.
     """
-    if target is not None or not running_engines():
+    if target is not None or not any(listening()):
         make_listen(target)
     return chosen(target)
 
 
 def chosen(target: str | None) -> list[RunningEngine]:
     """The engines that a person means.
+
+    Raises:
+        EngineError: one of them does not answer.
+        UsageError: as ``meant``.
+        InputError: as ``meant``.
+    """
+    found = meant(target)
+    found.require_answers()
+    return found.engines
+
+
+def meant(target: str | None) -> Listening:
+    """The engines that a person means, and those of them that do not answer.
 
     Args:
         target: ``all``, the process id of an engine or of a process above it, such as ``vllm serve``; None:
@@ -92,22 +138,24 @@ def chosen(target: str | None) -> list[RunningEngine]:
         UsageError: it is no process id, or nothing was said and there are several servers.
         InputError: there is no such engine.
     """
-    engines = running_engines()
+    engines, silent = listening()
+    pids = sorted([*(one.status.pid for one in engines), *silent])
     if target == "all" or target is None:
-        if not engines:
+        if not pids:
             raise InputError(nobody_listens(unprepared_engines(None)))
-        if target is None and len({_server(one.status.pid) for one in engines}) > 1:
-            pids = ", ".join(str(one.status.pid) for one in engines)
-            msg = f"several engines run here (pids {pids}): name one, or all"
+        if target is None and len(set(map(server_of, pids))) > 1:
+            msg = f"several engines run here (pids {', '.join(map(str, pids))}): name one, or all"
             raise UsageError(msg)
-        return engines
+        return Listening(engines, silent)
     if not target.isdecimal():
         msg = f"{target}: expected a process id, or all"
         raise UsageError(msg)
     pid = int(target)
-    found = [one for one in engines if pid == one.status.pid or pid in above(one.status.pid)]
-    if found:
-        return found
+    below = {one for one in pids if pid == one or pid in above(one)}
+    if below:
+        return Listening(
+            [one for one in engines if one.status.pid in below], [one for one in silent if one in below]
+        )
     if not Path(f"/proc/{pid}").exists():
         msg = f"{pid}: no such process"
         raise InputError(msg)
@@ -142,9 +190,20 @@ def queues_of(engines: Iterable[RunningEngine]) -> EngineQueues:
     return EngineQueues(engines=sorted(found, key=lambda one: one.rank))
 
 
-def _server(pid: int) -> int:
+def server_of(pid: int) -> int:
     """The process that started an engine, and with it the other ranks of one server."""
     return next(iter(above(pid)), pid)
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(OSError):
+        return process(pid).state not in {"Z", "X"}
+    return False
+
+
+def _is_worker(path: Path) -> bool:
+    """By the engine that started it, which listens as well."""
+    return path.with_name(f"{server_of(int(path.stem))}.sock").exists()
 
 
 def _sockets() -> Iterator[Path]:
@@ -153,4 +212,4 @@ def _sockets() -> Iterator[Path]:
     for folder in folders:
         with suppress(OSError, ValueError):
             if live.is_private(folder, int(folder.name.rpartition("-")[2])):
-                yield from sorted(folder.glob("*.sock"))
+                yield from sorted(path for path in folder.glob("*.sock") if path.stem.isdecimal())

@@ -1,52 +1,66 @@
-"""Attaches to engines that run, and lets them go; the run folder is named here, the engines write it."""
+"""Attaches to engines that run, and lets them go; run folders are named here, the engines write them."""
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from schedtrace.engine.running_engines import RunningEngine, chosen, reached
+from schedtrace.engine.running_engines import (
+    ACT_S,
+    STATUS_S,
+    NoAnswerError,
+    RunningEngine,
+    chosen,
+    meant,
+    no_answer,
+    reached,
+    server_of,
+)
 from schedtrace.errors import EngineError
 from schedtrace.model.live import AskAttach, AskDetach, AskSnapshot, Attached, Detached
 from schedtrace.model.trace_bounds import DEFAULT
 
-LOOK_EVERY_S = 0.2
 MILLISECOND_US = 1000
 
 
 @dataclass(frozen=True)
-class AttachedRun:
-    """Engines that record into one folder."""
+class AttachedEngines:
+    """Engines that record, those of each server into one folder."""
 
-    folder: Path
-    engines: dict[int, tuple[RunningEngine, Attached]]
-    """By rank."""
+    answers: list[tuple[RunningEngine, Attached]]
+
+    @property
+    def folders(self) -> list[Path]:
+        """Their run folders."""
+        return list(dict.fromkeys(Path(attached.path).parent for _, attached in self.answers))
 
     def lines(self) -> Iterator[str]:
         """What happened, for a person."""
-        for engine, attached in self.engines.values():
+        for engine, attached in self.answers:
             there = "1 request was" if attached.present == 1 else f"{attached.present:,} requests were"
             held = f"{attached.held_us / MILLISECOND_US:.1f} ms"
             yield f"attached to {engine.name}, {engine.status.model}: {there} there, held up for {held}"
-        yield f"recording to {self.folder}"
+        for folder in self.folders:
+            yield f"recording to {folder}"
 
     def next_command(self, *, ended: bool) -> str:
         """What to do now."""
-        pids = {engine.status.pid for engine, _ in self.engines.values()}
-        target = "all" if len(pids) > 1 else str(next(iter(pids)))
-        return f"schedtrace analyze {self.folder}" if ended else f"schedtrace detach {target}"
+        if ended:
+            return f"schedtrace analyze {' '.join(map(str, self.folders))}"
+        pids = [engine.status.pid for engine, _ in self.answers]
+        return f"schedtrace detach {'all' if len(pids) > 1 else pids[0]}"
 
 
 def attach_to(
     target: str | None, parent: Path, for_s: float | None, *, hash_ids: bool, trace: str | None = None
-) -> AttachedRun:
+) -> AttachedEngines:
     """Attach to the engines that a person means; to all of them or, where one refuses, to none.
 
     Args:
-        target: As ``running_engines.chosen`` takes it.
-        parent: Of the run folder.
+        target: As ``running_engines.meant`` takes it.
+        parent: Of the run folders.
         for_s: They detach by themselves after so many seconds.
         hash_ids: Write request ids as hashes.
         trace: How much is kept, as ``model.trace_bounds`` understands it.
@@ -56,20 +70,60 @@ def attach_to(
         InputError: there is none.
         UsageError: it is not clear which.
     """
-    engines = reached(target)
-    folder = _folder(parent, engines[0])
-    attached: dict[int, tuple[RunningEngine, Attached]] = {}
-    question = AskAttach(run_dir=str(folder), for_s=for_s, hash_ids=hash_ids, trace=trace or DEFAULT)
+    answers: list[tuple[RunningEngine, Attached]] = []
+    pending: RunningEngine | None = None
     try:
-        for engine in engines:
-            answer = engine.ask(question)
+        for pending, folder in _with_folders(reached(target), parent):
+            question = AskAttach(run_dir=str(folder), for_s=for_s, hash_ids=hash_ids, trace=trace or DEFAULT)
+            answer = pending.ask(question)
             assert isinstance(answer, Attached)  # noqa: S101  # the answer to this question
-            attached[engine.status.rank] = (engine, answer)
-    except EngineError:
-        for engine, _ in attached.values():
-            engine.ask(AskDetach())
+            answers.append((pending, answer))
+    except BaseException as error:  # a person's Ctrl-C as well
+        refuses = isinstance(error, EngineError) and not isinstance(error, NoAnswerError)
+        recorded = _undone(answers, None if refuses else pending)
+        if recorded and isinstance(error, EngineError):
+            msg = "; ".join([str(error), *(f"{engine.name} may still be recorded" for engine in recorded)])
+            raise EngineError(msg) from error
         raise
-    return AttachedRun(Path(next(iter(attached.values()))[1].path).parent, attached)
+    return AttachedEngines(answers)
+
+
+def _undone(
+    answers: list[tuple[RunningEngine, Attached]], pending: RunningEngine | None
+) -> list[RunningEngine]:
+    """Detach from all of these; returns those that may not have detached.
+
+    Args:
+        answers: Of engines that record.
+        pending: One whose answer is not known. It reads the question once it listens again, so nobody waits
+            for its answer; an earlier recording of it is not ended.
+    """
+    engines = [(engine, ACT_S) for engine, _ in answers]
+    if (
+        pending is not None
+        and pending not in [engine for engine, _ in answers]
+        and not pending.status.attached
+    ):
+        engines.append((pending, STATUS_S))
+    recorded = []
+    for engine, timeout_s in engines:
+        try:
+            engine.ask(AskDetach(), timeout_s)
+        except EngineError as error:
+            if engine is not pending or isinstance(error, NoAnswerError):
+                recorded.append(engine)
+    return recorded
+
+
+def _with_folders(engines: Iterable[RunningEngine], parent: Path) -> Iterator[tuple[RunningEngine, Path]]:
+    """Each engine with its run folder: one for the ranks of a server, each of which writes its own files."""
+    folders: dict[tuple[int, int], Path] = {}
+    seen: dict[tuple[int, int], int] = {}
+    """How many engines of this rank the server has so far: a process may have several ``LLM`` objects."""
+    for engine in engines:
+        server = server_of(engine.status.pid)
+        nth = seen[server, engine.status.rank] = seen.get((server, engine.status.rank), 0) + 1
+        yield engine, folders.setdefault((server, nth), _folder(parent, engine))
 
 
 def _folder(parent: Path, engine: RunningEngine) -> Path:
@@ -77,49 +131,52 @@ def _folder(parent: Path, engine: RunningEngine) -> Path:
     return parent.expanduser().absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{model}-{engine.status.pid}"
 
 
-def snapshot_of(target: str | None, parent: Path) -> Path:
-    """Have the engines that a person means write what they keep in memory; returns the run folder.
+def snapshot_of(target: str | None, parent: Path) -> list[Path]:
+    """Have the engines that a person means write what they keep in memory; returns the run folders.
 
     Args:
-        target: As ``running_engines.chosen`` takes it.
-        parent: Of the run folder.
+        target: As ``running_engines.meant`` takes it.
+        parent: Of the run folders.
 
     Raises:
         EngineError: one keeps nothing, cannot write it, or does not answer.
         InputError: there is none.
         UsageError: it is not clear which.
     """
-    engines = chosen(target)
-    folder = _folder(parent, engines[0])
-    for engine in engines:
+    folders: dict[Path, None] = {}
+    for engine, folder in _with_folders(chosen(target), parent):
         engine.ask(AskSnapshot(run_dir=str(folder)))
-    return folder
+        folders[folder] = None
+    return list(folders)
 
 
 def detach_from(target: str | None) -> Iterator[str]:
     """Detach from the engines that a person means; a line for each that was recorded by an attachment.
 
     Raises:
-        EngineError: one refuses, or does not answer.
+        EngineError: one refuses, or does not answer; the others were asked nevertheless.
         InputError: there is none.
         UsageError: it is not clear which.
     """
-    engines = chosen(target)
-    attached = [one for one in engines if one.status.attached]
-    for engine in attached or engines:
-        yield _detached(engine)
+    engines, silent = meant(target)
+    attached = [engine for engine in engines if engine.status.attached]
+    errors = list(map(no_answer, silent))
+    for engine in attached or ([] if silent else engines):
+        try:
+            line = _detached(engine)
+        except EngineError as error:
+            errors.append(str(error))
+        else:
+            yield line
+    if errors:
+        raise EngineError("; ".join(errors))
 
 
-def detached_after(run: AttachedRun, for_s: float) -> Iterator[str]:
-    """Wait until the engines have detached by themselves; a person's Ctrl-C has them do so at once.
-
-    Raises:
-        EngineError: one has ended, or does not answer.
-    """
-    engines = [engine for engine, _ in run.engines.values()]
+def detached_after(attached: AttachedEngines, for_s: float) -> Iterator[str]:
+    """Wait until the engines have detached by themselves; a person's Ctrl-C has them do so at once."""
     with suppress(KeyboardInterrupt):
         time.sleep(for_s)
-    for engine in engines:
+    for engine, _ in attached.answers:
         try:
             yield _detached(engine)
         except EngineError as error:

@@ -5,6 +5,7 @@ That script starts a thread, in which all else happens.
 """
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -17,10 +18,12 @@ from schedtrace.errors import InputError
 from schedtrace.model import live
 from schedtrace.record.processes import above
 
-ENGINE, WORKER = "EngineCore", "VLLM::Worker"
-"""In the names that vLLM gives the processes of its engines and workers."""
+ENGINE, WORKER = re.compile(r"::\w*EngineCore"), re.compile(r"::Worker")
+"""In the titles of vLLM's engines and workers: ``VLLM::EngineCore_DP0``, with another prefix where
+``VLLM_PROCESS_NAME_PREFIX`` is set, and ``ray::DPMoEEngineCoreActor``."""
 LISTENS_S = 10.0
-"""An idle engine runs the script when its next request comes."""
+"""An idle engine runs the script when its next request comes, unless nobody waits for that any more."""
+NOTHING = Path(__file__).with_name("nothing.py")
 LOOK_EVERY_S = 0.1
 SCRIPT = """\
 def _schedtrace_listen():
@@ -64,11 +67,14 @@ def make_listen(target: str | None) -> None:
             script.write_text(SCRIPT.format(place=str(Path(schedtrace.__file__).parents[1])))
             script.chmod(0o444)
             Path(folder).chmod(0o755)  # the engine may be another user's, where root asks
-            for worker in workers:
-                with suppress(Exception):  # then its steps lack execute_us
-                    sys.remote_exec(worker, str(script))
-            _make_listen(engine, script)
-            _wait(workers, LOOK_EVERY_S * 10)
+            try:
+                for worker in workers:
+                    with suppress(Exception):  # then its steps lack execute_us
+                        sys.remote_exec(worker, str(script))
+                _make_listen(engine, script)
+                _wait(workers, LOOK_EVERY_S * 10)
+            finally:
+                _withdraw([*workers, engine])
 
 
 def _make_listen(engine: int, script: Path) -> None:
@@ -87,6 +93,17 @@ def _make_listen(engine: int, script: Path) -> None:
             "is held up in a step; ask again once it works"
         )
         raise InputError(msg)
+
+
+def _withdraw(pids: list[int]) -> None:
+    """Put a file that stays in the place of the script, for those that may still have to run it.
+
+    Once the script's folder is gone, anybody can make a file of its name in ``/tmp``.
+    """
+    for pid in pids:
+        if not _socket(pid).exists():
+            with suppress(Exception):  # it cannot be reached into, or is gone
+                sys.remote_exec(pid, str(NOTHING))  # type: ignore[attr-defined,unused-ignore]
 
 
 def _wait(pids: list[int], most_s: float) -> bool:
@@ -115,8 +132,9 @@ def _socket(pid: int) -> Path:
     return live.socket_of(pid, user)
 
 
-def _processes(title: str) -> Iterator[int]:
+def _processes(title: re.Pattern[str]) -> Iterator[int]:
+    """Those with such a title, which vLLM puts in the place of the command line."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if title in (process / "cmdline").read_bytes().decode(errors="replace"):
+            if title.search((process / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")):
                 yield int(process.name)

@@ -11,9 +11,9 @@ from pathlib import Path
 from schedtrace.errors import InputError
 from schedtrace.model.safe_files import descriptor
 from schedtrace.model.trace_names import files_of, is_in_parts, part_number
-from schedtrace.read.lines import HEAD_LINES, LONGEST_LINE, reading
+from schedtrace.read.lines import LONGEST_LINE, reading
 from schedtrace.read.living import Lives, skim
-from schedtrace.read.part_files import Frames
+from schedtrace.read.part_files import HEAD_LINES, Frames
 
 BLOCK = 2**20
 GAP = b'{"type":"gap"}'
@@ -149,7 +149,7 @@ class GrowingParts(Growing):
             yield from self._of_part()  # after the look: a part with a later one is complete
             if not later:
                 break
-            follows = part_number(later[0]) == part_number(self._part) + 1 and self._at > 0
+            follows = part_number(later[0]) == part_number(self._part) + 1 and self._is_whole()
             os.close(self._file)
             try:
                 self._open(later[0])
@@ -162,6 +162,10 @@ class GrowingParts(Growing):
         if not os.fstat(self._file).st_nlink and not files_of(self._path):
             msg = f"{self._path}: removed while it was followed"
             raise LostError(msg)
+
+    def _is_whole(self) -> bool:
+        """Whether all of the part was read, as far as can be seen."""
+        return 0 < self._at <= os.fstat(self._file).st_size and not self._frames.broken
 
     def _of_part(self) -> Iterator[list[bytes]]:
         while block := os.pread(self._file, BLOCK, self._at):

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from errno import ENOENT
 from pathlib import Path
@@ -17,7 +17,7 @@ from schedtrace.errors import InputError
 from schedtrace.model.safe_files import opened
 from schedtrace.model.trace import SCHEMA_VERSION, Cpu, Delta, End, Events, Header, Notice, Output, Step
 from schedtrace.model.trace_names import files_of, is_in_parts, part_number
-from schedtrace.read.part_files import Frames, files_for
+from schedtrace.read.part_files import HEAD_LINES, Frames, files_for
 from schedtrace.read.problems import Problems
 from schedtrace.read.schema import readable
 
@@ -73,8 +73,7 @@ LONGEST_LINE = 2**27
 
 
 HEADER = b'{"type":"header"'
-HEAD_LINES = 2
-"""With which every part but the first begins: its header, and who was there."""
+NOTICE = b'{"type":"notice"'
 
 
 class Content(NamedTuple):
@@ -90,7 +89,8 @@ class WholeLines:
     """The whole lines of a trace in chunks: the number (from 1) of a chunk's first line, and its lines.
 
     What is longer than ``LONGEST_LINE`` is cut, and so is no line of a trace. Lines are numbered through all
-    parts; the head of a part that continues the one before it is given as empty lines.
+    parts; the head of a part that continues the one before it is given as empty lines. Behind lost lines it
+    is given as it is: who is there is known from nowhere else.
 
     Args:
         path: The file, or all parts.
@@ -117,18 +117,20 @@ class WholeLines:
         Raises:
             InputError: it cannot be read.
         """
-        number, whole = 1, None
-        """Of the next line, and of the last part that was read to its end."""
+        number, whole, noted = 1, None, set[str]()
+        """Of the next line, and of the last part of which nothing is missing; all notices so far."""
         files = files_for(self.path, self.options.last_us)
         self._total = sum(map(size_of, files))
         self.left_out = len(files) < len(files_of(self.path))
         in_parts = is_in_parts(self.path)
         for path in files:
             first, head = number, 0 if whole is None or part_number(path) != whole + 1 else HEAD_LINES
+            broken = self.broken_frames
             try:
                 for lines in self._of(path, in_parts=in_parts):
-                    if number == first and not lines[0].startswith(HEADER):
-                        head = 0
+                    if number == first and not (lines[0].startswith(HEADER) and _notices(lines[:1]) <= noted):
+                        head = 0  # it says itself that something was lost before
+                    noted |= _notices(lines) if in_parts else set()
                     lines[:head] = [b""] * len(lines[:head])
                     yield number, lines
                     number += len(lines)
@@ -137,7 +139,8 @@ class WholeLines:
                 if not in_parts or path == files[-1]:
                     raise InputError(_unreadable(path, error)) from error
                 continue  # the oldest parts go while they are read
-            whole = None if number == first or self.cut_off else part_number(path)
+            lacks = number == first or self.cut_off or self.broken_frames > broken
+            whole = None if lacks else part_number(path)
         if not files:
             raise InputError(_unreadable(self.path, FileNotFoundError(ENOENT, os.strerror(ENOENT))))
 
@@ -178,6 +181,22 @@ class WholeLines:
                 if self.options.progress is not None:
                     self.options.progress(self._read, max(self._read, self._total))
         self.contents[path.name] = Content(size, hashed.hexdigest())
+
+
+class _Notices(msgspec.Struct):
+    notices: list[str] = []
+    message: str = ""
+
+
+def _notices(lines: list[bytes]) -> set[str]:
+    """What is in headers and lines of notices among these; nothing of broken ones."""
+    found: set[str] = set()
+    for line in lines:
+        if line.startswith((HEADER, NOTICE)):
+            with suppress(*UNREADABLE):
+                read = msgspec.json.decode(line, type=_Notices)
+                found.update(read.notices, [read.message])
+    return found - {""}
 
 
 def size_of(path: Path) -> int:

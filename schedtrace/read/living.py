@@ -11,7 +11,7 @@ import polars as pl
 
 from schedtrace.model.trace import Arrival, Finish, Preemption, Present
 from schedtrace.read.columns import structs_of
-from schedtrace.read.lines import LONGEST_LINE, UNREADABLE, decode_line
+from schedtrace.read.lines import LONGEST_LINE, NOTICE, UNREADABLE, decode_line
 from schedtrace.read.schema import readable
 from schedtrace.read.stretches import SCHEMA
 
@@ -157,7 +157,6 @@ def _now(live: Live) -> Present:
 
 BLOCK = 2**23
 FULL = b'{"type":"step"'
-NOTICE = b'{"type":"notice"'
 TELLING = (b'"present":[', b'"arrived":[', b'"finished":[', b'"preempted":[', b'"added":[')
 """In lines of any kind; inside an id the quotes would be escaped."""
 

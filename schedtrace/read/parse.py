@@ -184,11 +184,18 @@ def _parse(lines: WholeLines, tables: Tables) -> Parsed:
         present=present,
         **beside(events),
         cpu=cpu_times(others[Cpu]),
-        notices=[*header.notices, *(line.message for line in others[Notice])],
+        notices=_notices(header, others),
         end=end,
         problems=problems,
         in_order=steps.chain.in_order,
     )
+
+
+def _notices(header: Header, others: dict[type[msgspec.Struct], list[Any]]) -> list[str]:
+    """Those of a later header, which a file has behind lost lines, stand in no line of their own."""
+    notices = [*header.notices, *(line.message for line in others[Notice])]
+    later = dict.fromkeys(notice for one in others[Header] for notice in one.notices)
+    return [*notices, *(notice for notice in later if notice not in notices)]
 
 
 def _unseen(present: pl.DataFrame, arrivals: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:

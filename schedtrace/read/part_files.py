@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,12 @@ MAGIC = b"\x28\xb5\x2f\xfd"
 """A frame begins with it (RFC 8878)."""
 PIECE = 2**12
 """Given to the decompressor at once: what comes of it fits memory, whatever the file says (128 MiB)."""
-HEAD = 2**22
-"""Bytes in which the head of a part stands: 20,000 requests that are there take 1 MB."""
+HEAD_LINES = 2
+"""With which every part but the first begins: its header, and who was there."""
+LONGEST_HEAD = 2**25
+"""Bytes, decompressed: 100,000 requests that are there take 24 MB."""
+BLOCK = 2**16
+"""Compressed bytes that are read at once."""
 
 
 @dataclass
@@ -75,28 +80,47 @@ class Frames:
                 yield content
 
 
-class _Told(msgspec.Struct):
+class _Begin(msgspec.Struct):
     at_us: int
 
 
 def files_for(path: Path, last_us: int | None) -> list[Path]:
     """The files of a trace that hold what happened so many microseconds before its end; None: all.
 
-    The last part ends after it begins, so what is that long before its begin is enough.
+    The trace ends after its last part begins, so what is that long before this begin is enough. A part whose
+    begin is unknown, such as one that is being begun, is read with those beside it.
     """
     files = files_of(path)
     if last_us is None or len(files) == 1:
         return files
-    last_us = _began_us(files[-1]) - last_us
-    first = next((at for at in reversed(range(len(files))) if _began_us(files[at]) <= last_us), 0)
-    return files[first:]
+    latest = None
+    for at in reversed(range(len(files))):
+        began = _began_us(files[at])
+        if began is None:
+            continue
+        latest = began if latest is None else latest
+        if began <= latest - last_us:
+            return files[at:]
+    return files
 
 
-def _began_us(part: Path) -> int:
-    """By the second line of its head; 0 of the first part, which has none, and of what cannot be read."""
+def _began_us(part: Path) -> int | None:
+    """By the second line of its head; None of the first part, which has none, and of what cannot be read."""
     try:
-        with opened(part) as file:
-            head = next(Frames().blocks([file.read(HEAD)], 1), b"")
-        return msgspec.json.decode(head.split(b"\n")[1], type=_Told).at_us
-    except (OSError, IndexError, msgspec.MsgspecError):
-        return 0
+        _, line = _head(part)
+        return msgspec.json.decode(line, type=_Begin).at_us
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _head(part: Path) -> list[bytes]:
+    """The first two lines of a part, as far as they are whole."""
+    blocks, size, newlines = [], 0, 0
+    with opened(part) as file:
+        for block in Frames().blocks(iter(partial(file.read, BLOCK), b""), 1):
+            blocks.append(block)
+            size += len(block)
+            newlines += block.count(b"\n")
+            if newlines >= HEAD_LINES or size >= LONGEST_HEAD:
+                break
+    return b"".join(blocks).split(b"\n")[:-1][:HEAD_LINES]

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from schedtrace.engine.running_engines import queues_of, running_engines
+from schedtrace.engine.running_engines import Listening, listening, queues_of
 from schedtrace.errors import InputError
 from schedtrace.explain.request import explain_request
 from schedtrace.model import safe_files
@@ -124,11 +124,13 @@ class Session:
             InputError: none of them listens on this machine.
         """
         pids = {engine.header.pid for engine in self.engines.values() if engine.header is not None}
-        listening = [one for one in running_engines() if one.status.pid in pids]
-        if not listening:
+        found = listening()
+        engines = [engine for engine in found.engines if engine.status.pid in pids]
+        Listening(engines, [pid for pid in found.silent if pid in pids]).require_answers()
+        if not engines:
             msg = "no engine of this run listens on this machine"
             raise InputError(msg)
-        return renderer(Format.TEXT)(queue_page(queues_of(listening)), width=width)
+        return renderer(Format.TEXT)(queue_page(queues_of(engines)), width=width)
 
     def close(self) -> None:
         """Let all files go."""

@@ -41,7 +41,7 @@ def hybrid(model, wrap=traced_class, **options):
 
 def found(recording):
     [trace] = read_run(recording).traces
-    return never_fits.find(make_timeline(trace))
+    return never_fits.RULE(make_timeline(trace))
 
 
 def test_a_prompt_above_the_pool(recording):

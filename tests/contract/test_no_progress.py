@@ -20,8 +20,8 @@ SMALL = {"num_blocks": 13, "max_model_len": 256, "max_num_batched_tokens": 64}
 def found(recording):
     [trace] = read_run(recording).traces
     timeline = make_timeline(trace)
-    assert never_fits.find(timeline) == []
-    return no_progress.find(timeline)
+    assert never_fits.RULE(timeline) == []
+    return no_progress.RULE(timeline)
 
 
 def starts_again(steps, **options):
@@ -82,5 +82,5 @@ def test_one_that_preempts_itself_alone_is_left_to_never_fits(recording):
     stepped(driver, 60)
     [trace] = read_run(recording).traces
     timeline = make_timeline(trace)
-    assert len(never_fits.find(timeline)) == 1
-    assert no_progress.find(timeline) == []
+    assert len(never_fits.RULE(timeline)) == 1
+    assert no_progress.RULE(timeline) == []

@@ -230,7 +230,7 @@ def test_where_the_queue_cannot_be_rebuilt_it_is_said(recording):
 def test_where_everything_fits_nothing_is_found_that_never_fits(case):
     """Some requests are aborted while they wait, some of them at the head of the queue."""
     _, _, timeline = case
-    assert never_fits.find(timeline) == []
+    assert never_fits.RULE(timeline) == []
 
 
 def counted(*timelines):

@@ -1,5 +1,6 @@
 """Engines that began without schedtrace: found by their names, and made to listen where Python can."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -14,23 +15,26 @@ from schedtrace.errors import InputError
 from schedtrace.model.live import AskDetach, Refused
 from schedtrace.record.control_socket import ask
 
-ENGINE = f"""
+TITLE = "VLLM::EngineCore_DP0"
+HERE = {"PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+"""For a Python that does not find itself by its name."""
+ENGINE = """
 import sys, time
 from types import SimpleNamespace
 class Engine:
-    scheduler = SimpleNamespace(running=[], requests={{}})
+    scheduler = SimpleNamespace(running=[], requests={})
     def run_busy_loop(self):
         exec(open(sys.argv[1]).read()) if len(sys.argv) > 1 else None
         while True:
             time.sleep(0.01)
 Engine().run_busy_loop()
-# {unprepared.ENGINE} stands in this command line
 """
 
 
 @contextmanager
-def engine(*arguments):
-    process = subprocess.Popen([sys.executable, "-c", ENGINE, *map(str, arguments)])
+def engine(*arguments, title=TITLE):
+    command = [title, "-c", ENGINE, *map(str, arguments)]
+    process = subprocess.Popen(command, executable=sys.executable, env={**os.environ, **HERE})
     try:
         while ENGINE.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes():  # within execve(2)
             time.sleep(0.001)
@@ -47,6 +51,21 @@ def test_engines_by_name_whose_process_or_one_above_is_meant():
         assert unprepared.unprepared_engines(str(pid)) == [pid]
         assert pid in unprepared.unprepared_engines(str(os.getpid()))
         assert unprepared.unprepared_engines("1234567890") == []
+
+
+@pytest.mark.parametrize(
+    ("title", "found"),
+    [
+        ("VLLM::EngineCore", True),
+        ("mine::EngineCore_0", True),
+        ("ray::DPEngineCoreActor.run", True),
+        ("VLLM::Worker_TP0", False),
+        (sys.executable, False),
+    ],
+)
+def test_only_the_title_counts(title, found):
+    with engine(os.devnull, "VLLM::EngineCore.txt", title=title) as pid:
+        assert (unprepared.unprepared_engines(str(pid)) == [pid]) is found
 
 
 def test_the_script_has_an_engine_listen_that_is_in_its_loop(tmp_path):
@@ -74,9 +93,11 @@ def test_the_script_has_an_engine_listen_that_is_in_its_loop(tmp_path):
     ],
 )
 def test_an_engine_that_cannot_be_reached_into(monkeypatch, raised, said):
+    scripts = []
+
     def remote_exec(reached, script):
         assert reached == pid
-        assert "schedtrace" in Path(script).read_text()
+        scripts.append((Path(script), Path(script).read_text()))
         if raised is not None:
             raise raised
 
@@ -85,6 +106,10 @@ def test_an_engine_that_cannot_be_reached_into(monkeypatch, raised, said):
     with engine() as pid, pytest.raises(InputError, match="it") as error:
         unprepared.make_listen(str(pid))
     assert said in str(error.value)
+    (script, text), (later, nothing) = scripts  # whoever could make the first anew would have it run
+    assert (script.exists(), "listen_from_now_on()" in text) == (False, True)
+    assert later.parent == Path(unprepared.__file__).parent
+    assert [type(line) for line in ast.parse(nothing).body] == [ast.Expr]  # its docstring
 
 
 def test_older_pythons_cannot_and_it_is_said_what_can_be_done(monkeypatch):

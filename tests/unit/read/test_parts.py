@@ -2,15 +2,18 @@
 
 import shutil
 from pathlib import Path
+from random import Random
 
 import pytest
 from zstandard import ZstdCompressor
 
 from schedtrace.errors import InputError
-from schedtrace.model.trace import Arrival, End, Events, Present
+from schedtrace.model.trace import Arrival, End, Events, Notice, Present
+from schedtrace.model.trace_names import part_number
 from schedtrace.read import lines as lines_module
 from schedtrace.read.follow import Following
 from schedtrace.read.lines import ReadOptions, WholeLines
+from schedtrace.read.part_files import files_for
 from schedtrace.read.run import find_runs, read_run
 from tests.makers import encoded, header, step
 from tests.unit.read.same import assert_same
@@ -28,11 +31,11 @@ def one(number):
     return step(number, got={"a": 1}, arrived=[Arrival("a", 0, 0, 5)] if number == 0 else [])
 
 
-def head(number):
+def head(number, *notices):
     first = number * STEPS
     there = [Present("a", "running", 0, 5, 0), *([Present("b", "waiting", 0, 5, 0)] if number == 3 else [])]
     return (
-        text([header(first_step=first), Events(at_us=1000 * first, present=there)])
+        text([header(first_step=first, notices=list(notices)), Events(at_us=1000 * first, present=there)])
         if number
         else text([header()])
     )
@@ -113,6 +116,24 @@ def test_for_its_end_only_the_last_parts_are_read(last_us, first, folder):
     assert (numbers(trace), said(trace)) == (list(range(first, 16)), [])
 
 
+def test_a_part_says_when_it_begins_behind_any_number_of_requests(folder):
+    drawn = Random(0)  # noqa: S311  # ids of vLLM's front end, which cannot be compressed
+    there = [Present(f"chatcmpl-{drawn.randbytes(16).hex()}", "waiting", 0, 5, 0) for _ in range(1500)]
+    for number in range(1, 4):
+        lines = text([header(first_step=4 * number), Events(at_us=4000 * number, present=there)])
+        (folder / f"engine-0.{number:06}.jsonl.zst").write_bytes(compressed(lines))
+    assert [part_number(path) for path in files_for(folder / "engine-0.*.jsonl.zst", 1)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("unknown", "needed"), [([3], [1, 2, 3]), ([2], [1, 2, 3]), ([1, 2, 3], [0, 1, 2, 3])]
+)
+def test_a_part_without_a_head_does_not_make_all_needed(unknown, needed, folder):
+    for number in unknown:
+        (folder / f"engine-0.{number:06}.jsonl.zst").write_bytes(b"")  # it is being begun
+    assert [part_number(path) for path in files_for(folder / "engine-0.*.jsonl.zst", 1000)] == needed
+
+
 BEGINS = "begins at step {} (2023-11-14 22:13:20 UTC); requests that ended before are not in it"
 
 
@@ -168,6 +189,24 @@ def test_a_broken_frame_costs_what_stands_in_it(folder):
     trace = trace_of(folder)
     assert trace.problems.broken_frames == 1
     assert set(range(16)) - set(numbers(trace)) == {11}
+    assert trace.present["request_id"].to_list() == ["b"]  # who may have come in it
+
+
+def test_a_part_that_was_cut_behind_a_frame_is_noted_in_the_next(folder):
+    noted = [Notice(at_us=1, message="it is slow")]
+    (folder / "engine-0.000001.jsonl.zst").write_bytes(
+        b"".join(
+            compressed(lines) for lines in (head(1), *(text([one(4 + at)]) for at in range(4)), text(noted))
+        )
+    )
+    frames = [head(2, "it is slow"), *(text([one(8 + at)]) for at in range(STEPS - 1))]
+    (folder / "engine-0.000002.jsonl.zst").write_bytes(b"".join(map(compressed, frames)))
+    frames = [head(3, "it is slow", "the file was truncated"), text([one(12)])]
+    (folder / "engine-0.000003.jsonl.zst").write_bytes(b"".join(map(compressed, frames)))
+    trace = trace_of(folder)
+    assert trace.notices == ["it is slow", "the file was truncated"]
+    assert trace.problems.gaps == [(11, 11, 100_000, 120_000)]  # and none where the first notice is repeated
+    assert trace.present["request_id"].to_list() == ["b"]
 
 
 def test_parts_that_go_while_they_are_read(folder, monkeypatch):
@@ -194,4 +233,20 @@ def test_parts_are_followed_one_after_the_other(tmp_path):
     found = [number for chunk in follower.read() for number in chunk.steps["step"]]
     assert (found, follower.gaps, follower.garbled_us) == (list(range(16, 20)), True, None)
     assert [live.came.request_id for live in follower.lives] == ["a"]
+    follower.close()
+
+
+@pytest.mark.parametrize("accident", [flip, cut])
+def test_behind_lost_lines_it_is_read_anew_who_is_there(accident, tmp_path):
+    for number in range(3):
+        part(tmp_path, number)
+    last = tmp_path / "engine-0.000002.jsonl.zst"
+    hidden = last.rename(tmp_path / "hidden") if accident is flip else last
+    follower = Following(tmp_path / "engine-0.*.jsonl.zst", 10**12)
+    list(follower.read())
+    accident(hidden)
+    hidden.rename(last)
+    part(tmp_path, 3)
+    list(follower.read())
+    assert (follower.gaps, [live.came.request_id for live in follower.lives]) == (True, ["a", "b"])
     follower.close()

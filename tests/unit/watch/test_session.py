@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from zstandard import ZstdCompressor
 
-from schedtrace.errors import InputError
+from schedtrace.engine.running_engines import Listening
+from schedtrace.errors import EngineError, InputError
 from schedtrace.model.live import QueueNow
 from schedtrace.model.message import NOTHING
 from schedtrace.model.trace import End, Events
@@ -389,19 +390,27 @@ def test_the_queue_is_that_of_the_runs_engines_that_listen_here(growing, session
     session.look()
     (engine,) = session.engines.values()
 
-    class Listening:
+    class Engine:
         def __init__(self, pid):
             self.status = SimpleNamespace(pid=pid)
 
         def ask(self, _):
             return QueueNow(queue=queue(pid=self.status.pid, waiting=[entry("w1", refused_for="kv_blocks")]))
 
-    monkeypatch.setattr("schedtrace.watch.session.running_engines", lambda: [Listening(2), Listening(1)])
+    def found(*engines, silent=()):
+        monkeypatch.setattr(
+            "schedtrace.watch.session.listening", lambda: Listening(list(engines), list(silent))
+        )
+
+    found(Engine(2), Engine(1), silent=[3])
     assert engine.header.pid == 1
     shown = session.queue(80)
     assert "Engine 0 (pid 1): tiny" in shown
     assert "waiting for kv_blocks (1)" in shown
     assert "pid 2" not in shown
-    monkeypatch.setattr("schedtrace.watch.session.running_engines", list)
+    found(silent=[1])
+    with pytest.raises(EngineError, match="engine process 1 has not answered for 2 s"):
+        session.queue(80)
+    found()
     with pytest.raises(InputError, match="no engine of this run listens on this machine"):
         session.queue(80)

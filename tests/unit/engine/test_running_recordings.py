@@ -1,0 +1,129 @@
+"""Attaching to several engines: a folder for each server, and all of them or none."""
+
+from pathlib import Path
+
+import pytest
+
+from schedtrace.engine import running_engines, running_recordings
+from schedtrace.engine.running_engines import Listening, NoAnswerError
+from schedtrace.engine.running_recordings import attach_to, detach_from, snapshot_of
+from schedtrace.errors import EngineError
+from schedtrace.model.live import AskAttach, AskDetach, AskSnapshot, Attached, Detached, Snapshot, Status
+
+SERVERS = {100: 10, 101: 10, 200: 20}
+"""Process of an engine to its server's."""
+
+
+class Engine:
+    def __init__(self, pid, rank, asked, *, attached=False, **raises):
+        self.status = Status(
+            role="engine",
+            pid=pid,
+            engine_pid=pid,
+            rank=rank,
+            schedtrace_version="",
+            vllm_version="",
+            model="tiny",
+            attached=attached,
+        )
+        self.name = f"engine {rank} (pid {pid})"
+        self.asked, self.raises = asked, raises
+
+    def ask(self, question, timeout_s=60.0):
+        kind = type(question).__name__
+        self.asked.append((kind, self.status.pid, timeout_s))
+        if kind in self.raises:
+            raise self.raises[kind]
+        match question:
+            case AskAttach():
+                return Attached(
+                    path=f"{question.run_dir}/engine-{self.status.rank}.jsonl", present=2, held_us=300
+                )
+            case AskDetach():
+                return Detached(path="trace", held_us=10)
+            case AskSnapshot():
+                return Snapshot(path=question.run_dir)
+
+
+@pytest.fixture
+def asked():
+    return []
+
+
+@pytest.fixture
+def run_here(monkeypatch):
+    """``run_here(engine, ..., silent=[pid])``."""
+
+    def run(*engines, silent=()):
+        monkeypatch.setattr(running_recordings, "server_of", SERVERS.get)
+        for module in (running_recordings, running_engines):
+            monkeypatch.setattr(module, "meant", lambda _: Listening(list(engines), list(silent)))
+        for name in ("reached", "chosen"):
+            monkeypatch.setattr(running_recordings, name, lambda _: list(engines))
+
+    return run
+
+
+def attach():
+    return attach_to("all", Path("/logs"), None, hash_ids=False)
+
+
+def test_the_ranks_of_each_server_record_into_a_folder(run_here, asked):
+    run_here(Engine(100, 0, asked), Engine(101, 1, asked), Engine(200, 0, asked))
+    attached = attach()
+    assert [folder.name.rpartition("-")[2] for folder in attached.folders] == ["100", "200"]
+    *first, last, one, other = attached.lines()
+    assert len(first) == 2
+    assert last.startswith("attached to engine 0 (pid 200), tiny: 2 requests were there")
+    assert [one, other] == [f"recording to {folder}" for folder in attached.folders]
+    assert attached.next_command(ended=False) == "schedtrace detach all"
+    assert attached.next_command(ended=True) == "schedtrace analyze {} {}".format(*attached.folders)
+    assert [folder.name[-3:] for folder in snapshot_of("all", Path("/logs"))] == ["100", "200"]
+
+
+def test_engines_of_one_rank_and_process_do_not_share_a_folder(run_here, asked):
+    run_here(Engine(100, 0, asked), Engine(101, 0, asked))
+    assert len(attach().folders) == 2
+
+
+REFUSES, SILENT = EngineError("engine 0 (pid 200): no"), NoAnswerError("engine 0 (pid 200) has not answered")
+
+
+@pytest.mark.parametrize(
+    ("raised", "attached", "more"),
+    [
+        (REFUSES, False, []),
+        (SILENT, False, [("AskDetach", 200, 2.0)]),
+        (SILENT, True, []),  # by somebody else: it can only have refused
+        (KeyboardInterrupt(), False, [("AskDetach", 200, 2.0)]),
+    ],
+)
+def test_where_it_fails_at_all_are_detached_from(raised, attached, more, run_here, asked):
+    last = Engine(200, 0, asked, attached=attached, AskAttach=raised)
+    run_here(Engine(100, 0, asked), Engine(101, 1, asked), last)
+    with pytest.raises(type(raised)) as error:
+        attach()
+    assert str(error.value) == str(raised)
+    assert asked[3:] == [("AskDetach", 100, 60.0), ("AskDetach", 101, 60.0), *more]
+
+
+def test_one_that_is_not_detached_is_named_and_keeps_no_other_from_it(run_here, asked):
+    run_here(
+        Engine(100, 0, asked, AskDetach=EngineError("engine 0 (pid 100): it was not detached")),
+        Engine(101, 1, asked),
+        Engine(200, 0, asked, AskAttach=REFUSES),
+    )
+    with pytest.raises(EngineError, match=r"^engine 0 \(pid 200\): no; engine 0 \(pid 100\) may still be "):
+        attach()
+    assert asked[-1] == ("AskDetach", 101, 60.0)
+
+
+def test_all_are_detached_from_but_those_that_do_not_answer(run_here, asked):
+    fails = Engine(100, 0, asked, attached=True, AskDetach=EngineError("engine 0 (pid 100): no"))
+    run_here(fails, Engine(101, 1, asked, attached=True), silent=[200])
+    lines = detach_from("all")
+    assert next(lines).startswith("detached from engine 1 (pid 101)")
+    with pytest.raises(
+        EngineError, match=r"^engine process 200 has not answered for 2 s; engine 0 \(pid 100\): no$"
+    ):
+        next(lines)
