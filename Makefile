@@ -22,7 +22,7 @@ $(VENV)/.ready: requirements/lock.txt pyproject.toml scripts/setup.sh
 demo: setup ## Record the forum thread's case on vLLM's real CPU engine, analyze it, show the answer
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo.sh
 
-UNDER_LOAD := $(patsubst %,tests/e2e/test_%.py,attach snapshot watchdog)
+UNDER_LOAD := $(patsubst %,tests/e2e/test_%.py,attach snapshot)
 
 # These run on all cores in processes of their own.
 test unit coverage: export POLARS_MAX_THREADS ?= 1

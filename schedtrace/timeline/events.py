@@ -99,13 +99,18 @@ def cost_us(frames: Frames, found: pl.DataFrame) -> int:
 def standstills(frames: Frames, found: pl.DataFrame) -> pl.DataFrame:
     """``begin_us`` and ``end_us`` of the parts of interruptions in which the engine did not step at all."""
     still = engine_states(frames).filter(pl.col("state").is_in(["host_gap", "schedule", "update"]))
-    cut = [
-        still.filter((pl.col("begin_us") < end) & (pl.col("end_us") > begin)).select(
-            pl.col("begin_us", "end_us").clip(begin, end)
-        )
-        for begin, end in found.select("begin_us", "end_us").iter_rows()
-    ]
-    return pl.concat(cut) if cut else still.select("begin_us", "end_us").clear()
+    first = still["end_us"].search_sorted(found["begin_us"], side="right")
+    after = still["begin_us"].search_sorted(found["end_us"], side="left")
+    within = (
+        found.select("begin_us", "end_us", row=pl.int_ranges(first, after, dtype=pl.Int64))
+        .explode("row")
+        .drop_nulls("row")
+    )
+    states = still[within["row"]]
+    return within.select(
+        begin_us=pl.max_horizontal("begin_us", states["begin_us"]),
+        end_us=pl.min_horizontal("end_us", states["end_us"]),
+    )
 
 
 def kept(frames: Frames, spans: pl.DataFrame) -> list[str]:

@@ -6,6 +6,7 @@ steps are longer by one factor, from the steps outside of it.
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Literal
 
 import polars as pl
@@ -95,14 +96,23 @@ def _of_host(frames: Frames) -> pl.DataFrame:
         for states, strategy in kinds
     )
     gaps = engine_states(frames).filter(pl.col("state") == "host_gap").select(LENGTH_US.alias("us"))["us"]
+    usual = {"host_gap": _median(gaps), **{state: _median(steps[state]) for state in ("schedule", "update")}}
+    by_crowd = steps.drop_nulls("there").sort("there")
+
+    @cache
+    def with_as_many(state: str, there: int) -> float:
+        """The median of the steps with at least so many requests; 0 if there are few."""
+        first = by_crowd["there"].search_sorted(there)
+        like = by_crowd[state][first:]
+        return _median(like) if like.len() > FEWEST_LIKE else 0.0
+
     rows = []
-    for one in spans.to_dicts():
+    above_usual = pl.col("us") >= FAR_HOST * pl.col("state").replace_strict(usual, return_dtype=pl.Float64)
+    for one in spans.filter(above_usual).to_dicts():
         state = one["state"]
-        usual, like = _median(gaps), gaps
+        expected = usual[state]
         if state != "host_gap":
-            usual = _median(steps[state])
-            like = steps.filter(pl.col("there") >= one["there"])[state]
-        expected = max(usual, _median(like) if like.len() > FEWEST_LIKE else 0.0)
+            expected = max(expected, with_as_many(state, one["there"]))
         if one["us"] >= FAR_HOST * expected and one["us"] - expected >= least:
             begin = one["begin_us"] + int(expected)
             factor = one["us"] / max(expected, 1.0)

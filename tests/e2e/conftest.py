@@ -37,8 +37,9 @@ WARM = "TESTS_WARM_VLLM"
 
 
 def pytest_configure(config):
-    """Start ``warm`` once, where these tests are all that is run."""
-    if hasattr(config, "workerinput") or find_spec("vllm") is None:
+    """Start ``warm`` once, where several workers run these tests: few tests would not make up for it."""
+    parallel = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not parallel or find_spec("vllm") is None:
         return
     home = TemporaryDirectory(prefix="warm-")
     os.environ[WARM] = f"{home.name}/socket"

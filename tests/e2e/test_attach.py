@@ -1,4 +1,8 @@
-"""An engine that nobody records is attached to while it works, and let go again."""
+"""An engine that nobody records is attached to while it works, let go again, and stopped.
+
+Commands run in the engine's session: Linux shares processors among sessions first ("autogroup"), and where
+an engine is busy another session may wait for minutes.
+"""
 
 import json
 import os
@@ -7,17 +11,25 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from schedtrace.engine.running_engines import running_engines
 from schedtrace.read.lines import WholeLines
-from schedtrace.record.processes import above
+from schedtrace.record.processes import above, children
 from tests.e2e.conftest import REPO, environment, schedtrace
+from tests.e2e.vllm_by_fork import VLLM_CPU
 
 START_S = 300
+STALL_S = 3
+SAID_S = 60
+"""Within this the watchdog says what it has to say, on a machine that is busy with other things, too."""
+STALLED = (
+    rf"schedtrace: no step has made progress for {STALL_S} s: the worker does not answer: a batch is out "
+    r"\(8 requests running\), and the engine waits in vllm/\S+ \S+ \[worker\]"
+)
 ATTACHED = re.compile(
     r"attached to engine 0 \(pid (\d+)\), .*: ([\d,]+) requests? (?:was|were) there, held up for "
 )
@@ -31,16 +43,16 @@ def works(pid):
 @pytest.fixture(scope="module")
 def working(workplace):
     """An engine with more to do than the tests take; its process."""
-    with benchmark(workplace) as process:
+    with benchmark(workplace, SCHEDTRACE_WATCHDOG=f"{STALL_S}s") as process:
         yield process
 
 
 @contextmanager
-def benchmark(workplace, **variables):
+def benchmark(workplace, vllm=VLLM_CPU, **variables):
     """vLLM's own throughput benchmark, once requests run."""
     made = [sys.executable, REPO / "examples" / "tiny_model.py", workplace / "model"]
     subprocess.run(made, check=True, capture_output=True)
-    command = [sys.executable, REPO / "examples" / "vllm_cpu.py", "bench", "throughput", "--model", "model"]
+    command = [sys.executable, vllm, "bench", "throughput", "--model", "model"]
     command += ["--load-format", "dummy", "--enforce-eager", "--kv-cache-memory-bytes", "64M"]
     command += ["--max-model-len", "2048", "--max-num-seqs", "8", "--dataset-name", "random"]
     command += ["--random-input-len", "200", "--random-output-len", "800", "--num-prompts", "2000"]
@@ -48,9 +60,10 @@ def benchmark(workplace, **variables):
     process = subprocess.Popen(
         list(map(str, command)),
         cwd=workplace,
-        env=environment() | variables,
+        env=environment(**variables),
         stdout=log,
         stderr=subprocess.STDOUT,
+        process_group=0,
     )
     try:
         until = time.monotonic() + START_S
@@ -60,24 +73,30 @@ def benchmark(workplace, **variables):
             time.sleep(0.5)
         yield process
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         log.close()
 
 
 def asked(workplace, *arguments):
-    return schedtrace(*arguments, cwd=workplace)
+    return schedtrace(*arguments, cwd=workplace, cold=True)
 
 
-def test_a_window_of_a_working_engine_is_recorded(working, workplace, analyzed):
+def report(workplace, folder):
+    """Of the one run, by ``schedtrace analyze``."""
+    (run,) = asked(workplace, "analyze", folder, "--format", "json").json()["runs"]
+    return run
+
+
+def test_a_window_of_a_working_engine_is_recorded(working, workplace):
     ended = asked(workplace, "attach", working.pid, "--for", "2s", "-o", "window")
     assert ended.code == 0, ended.err
     pid, present = (int(number.replace(",", "")) for number in ATTACHED.search(ended.out).groups())
     assert present > 8  # who waits is there as well
     (folder,) = (workplace / "window").iterdir()
     assert f"next: schedtrace analyze {folder}" in ended.out
-    report = analyzed(folder)
-    (there,) = report["problems"]
+    (there,) = report(workplace, folder)["problems"]
     assert there["text"].startswith(f"{present:,} requests were there when the recording began")
     read = WholeLines(folder / "engine-0.*.jsonl.zst")
     lines = [line for _, chunk in read for line in chunk]
@@ -110,7 +129,37 @@ def test_one_recording_at_a_time_and_none_to_end_twice(working, workplace):
     assert (again.code, "nothing is attached to it" in again.err) == (4, True)
 
 
-def test_an_engine_that_is_killed_is_not_listed_and_its_trace_can_be_read(working, workplace, analyzed):
+def test_a_worker_that_is_stopped_and_goes_on_is_said(working, workplace):
+    log = workplace / "bench.log"
+    before = len(stalls(log))
+    pid = next(one.status.pid for one in running_engines() if working.pid in above(one.status.pid))
+    worker = next(one for one in children(pid) if b"Worker" in Path(f"/proc/{one}/cmdline").read_bytes())
+    os.kill(worker, signal.SIGSTOP)
+    wait_for_line(log, before, "does not answer: timed out")
+    listed = asked(workplace, "engines", working.pid).out
+    os.kill(worker, signal.SIGCONT)
+    wait_for_line(log, before, "the engine goes on after")
+    first, *more = stalls(log)[before:]
+    assert re.fullmatch(STALLED, first)
+    assert any(re.fullmatch(r"  running: 8 of 8 seats: .*", line) for line in more)
+    assert any("in run_busy_loop" in line for line in more)
+    assert f"  worker with pid {worker} (stopped by a signal) does not answer: timed out" in more
+    assert re.search(r"no step has made progress for \d+ s: the worker does not answer", listed)
+
+
+def stalls(log):
+    """The watchdog's lines."""
+    return [line.partition("] ")[2] for line in log.read_text().splitlines() if "[watchdog.py:" in line]
+
+
+def wait_for_line(log, before, text):
+    until = time.monotonic() + SAID_S
+    while not any(text in line for line in stalls(log)[before:]):
+        assert time.monotonic() < until, log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+def test_an_engine_that_is_killed_is_not_listed_and_its_trace_can_be_read(working, workplace):
     ended = asked(workplace, "attach", working.pid, "-o", "killed")
     pid = int(ATTACHED.search(ended.out)[1])
     time.sleep(2)
@@ -118,7 +167,7 @@ def test_an_engine_that_is_killed_is_not_listed_and_its_trace_can_be_read(workin
     working.kill()  # vLLM's front end may take its time to notice
     working.wait(60)
     (folder,) = (workplace / "killed").iterdir()
-    assert any("killed" in problem["text"] for problem in analyzed(folder)["problems"])
+    assert any("killed" in problem["text"] for problem in report(workplace, folder)["problems"])
     assert f"pid {pid})" not in asked(workplace, "engines").out
     gone = asked(workplace, "attach", pid)
     assert (gone.code, gone.err.startswith(f"schedtrace: {pid}: ")) == (3, True)  # a zombie, or no process

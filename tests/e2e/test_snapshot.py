@@ -7,18 +7,19 @@ import time
 
 import pytest
 
-from tests.e2e.test_attach import asked, benchmark
+from tests.e2e import vllm_by_fork
+from tests.e2e.test_attach import asked, benchmark, report
 
 
 @pytest.fixture(scope="module")
 def keeping(workplace):
     """A working engine that was started with SCHEDTRACE_KEEP."""
     variables = {"SCHEDTRACE_KEEP": "8s", "SCHEDTRACE_DIR": str(workplace / "kept")}
-    with benchmark(workplace, **variables) as process:
+    with benchmark(workplace, vllm_by_fork.__file__, **variables) as process:
         yield process
 
 
-def test_a_snapshot_is_a_run_and_the_recording_goes_on(keeping, workplace, analyzed):
+def test_a_snapshot_is_a_run_and_the_recording_goes_on(keeping, workplace):
     listed = asked(workplace, "engines", keeping.pid).out
     assert re.search(
         r"in memory: the last 8 s, \d\.\d of at most 64 MiB \(schedtrace snapshot \d+ writes it\)", listed
@@ -29,7 +30,7 @@ def test_a_snapshot_is_a_run_and_the_recording_goes_on(keeping, workplace, analy
         assert written.code == 0, written.err
         (folder,) = (workplace / f"asked-{number}").iterdir()
         assert f"next: schedtrace analyze {folder}" in written.out
-        said = [one["text"] for one in analyzed(folder)["problems"]]
+        said = [one["text"] for one in report(workplace, folder)["problems"]]
         assert all("begins at step " in text or "requests were there when" in text for text in said), said
         time.sleep(3)
     refused = asked(workplace, "attach", keeping.pid, "-o", "unwanted")
@@ -37,10 +38,10 @@ def test_a_snapshot_is_a_run_and_the_recording_goes_on(keeping, workplace, analy
     assert "it keeps its last seconds in memory: schedtrace snapshot writes them" in refused.err
 
 
-def test_it_leaves_a_snapshot_when_it_is_stopped(keeping, workplace, analyzed):
+def test_it_leaves_a_snapshot_when_it_is_stopped(keeping, workplace):
     listed = asked(workplace, "engines", keeping.pid).out
     os.kill(int(re.search(r"pid (\d+)", listed)[1]), signal.SIGTERM)
     keeping.wait(60)
     (folder,) = (workplace / "kept").iterdir()
     assert re.search(r"-engine-ended-\w+$", folder.name)
-    assert analyzed(folder)["statistics"]
+    assert report(workplace, folder)["statistics"]

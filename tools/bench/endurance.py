@@ -55,6 +55,7 @@ def play(steps, running):
             engine.add(
                 f"cmpl-{added:024x}-0", prompt=chance.randint(10, 400), max_tokens=chance.randint(20, 400)
             )
+        engine.requests.clear()  # a driver keeps those that have ended, too
         engine.step()
         if done % 200 == 0:  # a driver does not wait for a device, and the writer has a disk
             while len(writer._pending) > 1000:

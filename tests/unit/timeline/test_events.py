@@ -4,7 +4,8 @@ import polars as pl
 import pytest
 
 from schedtrace.model.trace_facts import Control
-from schedtrace.timeline.events import cost_us
+from schedtrace.timeline.engine_states import engine_states
+from schedtrace.timeline.events import cost_us, standstills
 from tests.makers import arrival, finish, step
 
 
@@ -156,3 +157,19 @@ def test_a_wait_during_an_interruption_is_charged_to_that(view_of):
     sums = {charge: rows["time_us"].sum() for (charge,), rows in charges.group_by("charge")}
     assert sums["interrupted"] == 9_700
     assert sums["max_num_seqs"] > 0
+
+
+def test_parts_of_spans_in_which_the_engine_did_not_step(view_of):
+    view = view_of(*steady(4))
+    still = engine_states(view).filter(pl.col("state").is_in(["host_gap", "schedule", "update"]))
+    (first, *_, last), spans = still.rows(named=True), [(0, 0)]
+    spans += [(first["begin_us"] + 1, last["end_us"] - 1), (last["end_us"] - 2, last["end_us"] + 9)]
+    found = standstills(view, pl.DataFrame(spans, schema=["begin_us", "end_us"], orient="row")).rows()
+    states = still.select("begin_us", "end_us").rows()
+    each = [
+        (max(begin, since), min(end, until))
+        for begin, end in spans
+        for since, until in states
+        if since < end and until > begin
+    ]
+    assert (found, len(found) > still.height) == (each, True)
