@@ -137,11 +137,15 @@ class Attachment:
             began_ns = time.perf_counter_ns()
             in_flight = bool(getattr(self._engine, "batch_queue", None))
             found = copy_queues(scheduler, in_flight=in_flight)
-            scheduler.__class__ = traced
-            scheduler._schedtrace_recorder = recorder
-            recorder.note_present(found)
             present = len(found.running) + recorder.num_waiting(scheduler)
-            held_us = (time.perf_counter_ns() - began_ns) / 1000
+            recorder.note_present(found)
+            try:
+                scheduler._schedtrace_recorder = recorder
+                scheduler.__class__ = traced  # the last that can fail
+                held_us = (time.perf_counter_ns() - began_ns) / 1000
+            except BaseException:
+                scheduler.__class__ = plain
+                raise
 
         self._recorder, self._plain = recorder, plain
         try:

@@ -1,5 +1,6 @@
 """A recording that begins while vLLM's scheduler works, and ends again: it changes and leaves nothing."""
 
+from collections import UserDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,13 @@ pytest.importorskip("vllm")
 from typer.testing import CliRunner
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
 
 from schedtrace.cli.main import app
 from schedtrace.diagnose.offered_load import came_at_once
 from schedtrace.diagnose.run_statistics import engine_sums
 from schedtrace.read.run import read_run
+from schedtrace.record import attachment
 from schedtrace.record.attachment import Attachment, RefusedError
 from schedtrace.record.between_steps import NotReachedError
 from schedtrace.record.traced import traced_class
@@ -89,6 +92,27 @@ def test_an_engine_that_does_not_come_to_the_end_of_its_step_is_left_alone(idle,
 
     monkeypatch.setattr(idle.attachment._between_steps, "do", never, raising=False)
     with pytest.raises(RefusedError, match="was not attached to: within one step"):
+        idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    assert is_plain(idle)
+
+
+def test_an_engine_whose_requests_cannot_be_counted_is_left_alone(idle, tmp_path):
+    class Mine(type(idle.scheduler)):  # whose waiting requests are counted by all there are
+        pass
+
+    idle.scheduler.__class__, idle.scheduler.requests = Mine, UserDict(idle.scheduler.requests)
+    with pytest.raises(RefusedError, match="was not attached to: descriptor '__len__' requires a 'dict'"):
+        idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
+    assert type(idle.scheduler) is Mine
+    assert [name for name in vars(idle.scheduler) if name.startswith("_schedtrace")] == []
+    assert not idle.attachment.attached
+    assert getattr(EngineCore.shutdown, "_schedtrace_wrapped", ()) == ()
+
+
+def test_a_signal_while_the_class_changes_undoes_it(idle, tmp_path, monkeypatch):
+    counter = iter([0])
+    monkeypatch.setattr(attachment.time, "perf_counter_ns", lambda: next(counter))  # the second call raises
+    with pytest.raises(RefusedError, match="was not attached to"):
         idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
     assert is_plain(idle)
 
