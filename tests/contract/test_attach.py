@@ -1,5 +1,6 @@
 """A recording that begins while vLLM's scheduler works, and ends again: it changes and leaves nothing."""
 
+import threading
 from collections import UserDict
 from types import SimpleNamespace
 from typing import Any
@@ -115,6 +116,71 @@ def test_a_signal_while_the_class_changes_undoes_it(idle, tmp_path, monkeypatch)
     with pytest.raises(RefusedError, match="was not attached to"):
         idle.attachment.attach(tmp_path / "run", None, hash_ids=False)
     assert is_plain(idle)
+
+
+class Stuck(Now):
+    """Reached at some visits, within one step at the others."""
+
+    def __init__(self, *reached: bool) -> None:
+        self.reached = list(reached)
+        self.over = threading.Event()
+
+    def do(self, what: Any, _timeout_s: float) -> None:
+        if not self.reached.pop(0):
+            raise NotReachedError("within one step")  # noqa: EM101, TRY003  # stands for another text
+        what()
+        if not self.reached:
+            self.over.set()
+
+
+@pytest.fixture
+def stuck(idle, monkeypatch):
+    """``stuck(*reached)``: whether the engine comes to the end of its step at each visit."""
+    monkeypatch.setattr(attachment, "AGAIN_S", 0.01)
+    monkeypatch.setattr(attachment, "GLANCE_S", 0)
+
+    def make(*reached):
+        idle.attachment._between_steps = Stuck(*reached)
+        return idle.attachment
+
+    return make
+
+
+def test_a_recording_whose_time_is_over_is_ended_as_soon_as_the_engine_allows(idle, stuck, tmp_path):
+    attached = stuck(True, False, False, True)
+    path, _, _ = attached.attach(tmp_path / "run", 0.01, hash_ids=False)
+    assert attached._between_steps.over.wait(10)
+    assert attached.detach()[0] == path
+    assert is_plain(idle)
+
+
+def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_later(
+    idle, stuck, monkeypatch
+):
+    attached = stuck(True, False, False, True)
+    monkeypatch.setattr(attachment, "AGAIN_S", 60)
+    attached.latest_exits(hash_ids=False)
+    assert not is_plain(idle)
+    assert (attached.attached, attached.trace, attached.recorder) == (False, None, None)
+    with pytest.raises(RefusedError, match="nothing is attached to it"):
+        attached.detach()
+    monkeypatch.setattr(attachment, "AGAIN_S", 0.01)
+    attached._timer.cancel()
+    attached._end_after(0)
+    assert attached._between_steps.over.wait(10)
+    with attached._lock:
+        assert is_plain(idle)
+        assert attached._ended is None
+
+
+def test_a_timer_that_comes_too_late_ends_no_later_recording(idle, tmp_path):
+    idle.attachment.attach(tmp_path / "run", 60, hash_ids=False)
+    late = idle.attachment._timer
+    idle.attachment.detach()
+    idle.attachment.attach(tmp_path / "again", None, hash_ids=False)
+    late.function()
+    assert idle.attachment.attached
+    idle.attachment.detach()
 
 
 def test_a_recording_that_gave_up_makes_way_for_another(idle, tmp_path):
