@@ -20,7 +20,8 @@ from schedtrace.record.control_socket import time_in_workers
 from schedtrace.record.engine_hooks import unwrap_engine, wrap_engine
 from schedtrace.record.queue_copy import copy_queues
 from schedtrace.record.recorder import Recorder
-from schedtrace.record.settings import LINES, Settings
+from schedtrace.record.settings import LINES, Settings, hashes_ids
+from schedtrace.record.step_lines import WrittenIds
 from schedtrace.record.traced import prepared_recorder, records, traced_class
 from schedtrace.record.worker_hooks import unwrap_worker, wrap_worker
 
@@ -68,7 +69,7 @@ class Attachment:
 
     @property
     def recorder(self) -> Recorder | None:
-        """The scheduler's, active or not, this attachment's or not; None while nobody but a glance records."""
+        """The scheduler's, active or not, whoever began it; None while only a glance records."""
         return None if self._glances else getattr(self._engine.scheduler, "_schedtrace_recorder", None)
 
     @property
@@ -96,7 +97,7 @@ class Attachment:
         Args:
             run_dir: The run folder.
             for_s: Detach after so many seconds.
-            hash_ids: Write request ids as hashes.
+            hash_ids: Write request ids as hashes, which the server may ask for as well.
             trace: How much is kept.
 
         Returns:
@@ -115,7 +116,13 @@ class Attachment:
             if self._recorder is not None:  # it has given up, or a glance has not ended yet
                 self._end(MOST_WAITED_S)
             lines = "full" if os.environ.get(LINES) == "full" else "delta"
-            chosen = Settings(run_dir, trial_ids=False, hash_ids=hash_ids, lines=lines, bounds=bounds(trace))
+            chosen = Settings(
+                run_dir,
+                trial_ids=False,
+                hash_ids=hash_ids or hashes_ids(),
+                lines=lines,
+                bounds=bounds(trace),
+            )
             held, recorder, present = self._begin(chosen, MOST_WAITED_S)
             self._ended = None
             if for_s is not None:
@@ -189,14 +196,20 @@ class Attachment:
         logger.info("schedtrace: detached from engine {}: {}", recorder.writer.engine_rank, path)
         return path, held_us
 
-    def latest_exits(self, *, hash_ids: bool) -> list[Exit]:
+    @property
+    def ids(self) -> WrittenIds:
+        """Request ids as the recorder writes them; where there is none, as the server asks for."""
+        recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
+        return WrittenIds(hash_ids=hashes_ids() if recorder is None else recorder.writer.hash_ids)
+
+    def latest_exits(self, *, glance: bool = True) -> list[Exit]:
         """Why the latest call of ``schedule()`` scheduled no more; empty: it cannot be known.
 
         An engine that nobody records is attached to for a moment, with a trace that stays in memory: so the
         causes come from vLLM's own conditions, and need no second opinion about the scheduler's state.
 
         Args:
-            hash_ids: Write request ids as hashes, where nobody records it yet.
+            glance: Attach for a moment where nobody records, which waits for the end of a step.
 
         Raises:
             RefusedError: it cannot be recorded, or is within one step.
@@ -204,10 +217,12 @@ class Attachment:
         recorder = getattr(self._engine.scheduler, "_schedtrace_recorder", None)
         if recorder is not None and recorder.active:
             return list(recorder.writer.latest_exits)
+        if not glance:
+            return []
         with self._lock:
             if self._recorder is not None:  # it has given up, and is not detached yet
                 return []
-            chosen = Settings(Path(), trial_ids=False, hash_ids=hash_ids, bounds=GLANCE, in_memory=True)
+            chosen = Settings(Path(), trial_ids=False, hash_ids=hashes_ids(), bounds=GLANCE, in_memory=True)
             _, recorder, _ = self._begin(chosen, GLANCE_WAITED_S)
             time.sleep(GLANCE_S)
             try:

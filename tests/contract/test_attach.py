@@ -159,7 +159,7 @@ def test_a_glance_that_the_engine_does_not_let_go_is_nobodys_recording_and_ends_
 ):
     attached = stuck(True, False, False, True)
     monkeypatch.setattr(attachment, "AGAIN_S", 60)
-    attached.latest_exits(hash_ids=False)
+    attached.latest_exits()
     assert not is_plain(idle)
     assert (attached.attached, attached.trace, attached.recorder) == (False, None, None)
     with pytest.raises(RefusedError, match="nothing is attached to it"):
